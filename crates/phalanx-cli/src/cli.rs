@@ -1,0 +1,43 @@
+//! The command line as clap sees it: the subcommands, and what a newcomer reads first.
+//!
+//! The options of each subcommand are in its own folder.
+
+use clap::{Parser, Subcommand};
+
+/// Benchmark, launch and diagnose ranks that communicate with each other.
+#[derive(Debug, Parser)]
+#[command(name = "phalanx", version, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure how fast an operation is, and check that its results are right.
+    Perf(Box<crate::perf::options::PerfArgs>),
+    /// Start a program several times on this machine, as ranks that find each other.
+    Launch(crate::launch::options::LaunchArgs),
+    /// Show what this machine offers, and try a real communication on it.
+    Doctor(crate::doctor::options::DoctorArgs),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  phalanx perf all_reduce              thread ranks, one per core, 4 B to 64 MiB
+  phalanx perf all_gather -p 4 -d f16  four process ranks, half precision
+  phalanx launch -n 4 -- ./train       four ranks of your own program
+  phalanx doctor                       what works here, and what does not
+
+A rank is one participant of a communication, a thread or a process; ranks are numbered from 0.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

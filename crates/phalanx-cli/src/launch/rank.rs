@@ -1,0 +1,130 @@
+//! One rank: a child process with the launcher's variables, in a process group of its own.
+//!
+//! It dies with the launcher, and is reaped only by the thread that may also signal it: a signal
+//! can never reach a stranger that got the same process id.
+
+use super::job::Job;
+use super::output::{self, Tail};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long to wait for the last output of a rank that has ended. Its own descendants may hold the
+/// stream open for ever.
+const LAST_OUTPUT: Duration = Duration::from_millis(500);
+
+/// A started rank.
+pub struct Rank {
+    child: Child,
+    pid: Pid,
+    readers: Vec<JoinHandle<()>>,
+    tail: Tail,
+    /// Set once the rank has ended and was reaped.
+    pub status: Option<ExitStatus>,
+}
+
+impl Rank {
+    /// Starts rank number `rank` of a job.
+    pub fn start(job: &Job, id: &str, rank: usize) -> io::Result<Rank> {
+        let mut command = Command::new(&job.program);
+        command
+            .args(&job.arguments)
+            .env("PHALANX_RANK", rank.to_string())
+            .env("PHALANX_WORLD_SIZE", job.ranks.to_string())
+            .env("PHALANX_LOCAL_RANK", rank.to_string())
+            .env("PHALANX_LOCAL_WORLD_SIZE", job.ranks.to_string())
+            .env("PHALANX_JOB", id)
+            .stdin(standard_input(rank))
+            .stdout(job.output.stdio())
+            .stderr(job.output.stdio())
+            // A group of its own: signals reach a rank's descendants too, and a key press in the
+            // terminal reaches the launcher alone, which forwards it once.
+            .process_group(0);
+        die_with_parent(&mut command);
+
+        let mut child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id is above 0");
+        let tail = Tail::default();
+        let mut readers = Vec::new();
+        if let Some(stream) = child.stdout.take() {
+            readers.push(output::pass_stdout(job.output, rank, stream));
+        }
+        if let Some(stream) = child.stderr.take() {
+            readers.push(output::pass_stderr(job.output, rank, stream, tail.clone()));
+        }
+        Ok(Rank { child, pid, readers, tail, status: None })
+    }
+
+    /// Calls `ended` from a thread once the rank has ended, with whether it succeeded. It stays unreaped.
+    pub fn watch(&self, ended: impl FnOnce(bool) + Send + 'static) {
+        let pid = self.pid;
+        std::thread::spawn(move || {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            loop {
+                match rustix::process::waitid(WaitId::Pid(pid), options) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    Ok(Some(status)) => return ended(status.exit_status() == Some(0)),
+                    Ok(None) | Err(_) => return ended(false),
+                }
+            }
+        });
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.status.is_none()
+    }
+
+    /// Sends a signal to the rank and its descendants.
+    pub fn signal(&self, signal: Signal) {
+        if self.is_running() {
+            // The only possible failure is that none of them exists any more.
+            let _ = rustix::process::kill_process_group(self.pid, signal);
+        }
+    }
+
+    /// Takes the exit status of a rank that has ended; its last output has been passed on.
+    pub fn reap(&mut self) -> io::Result<ExitStatus> {
+        let deadline = Instant::now() + LAST_OUTPUT;
+        while Instant::now() < deadline && self.readers.iter().any(|reader| !reader.is_finished()) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let status = self.child.wait()?;
+        self.status = Some(status);
+        Ok(status)
+    }
+
+    /// The last lines of its standard error.
+    pub fn last_words(&self) -> Vec<String> {
+        self.tail.lines()
+    }
+}
+
+/// Rank 0 may read what is piped into the launcher. Never a terminal: a process that reads one
+/// from another process group is stopped.
+fn standard_input(rank: usize) -> Stdio {
+    use std::io::IsTerminal;
+    if rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }
+}
+
+/// Has the kernel kill the child when the launcher ends, however it ends.
+#[cfg(target_os = "linux")]
+fn die_with_parent(command: &mut Command) {
+    let launcher = rustix::process::getpid();
+    let in_child = move || {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The launcher may have ended before that call: then nobody would send the signal.
+        if rustix::process::getppid() != Some(launcher) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only async-signal-safe calls are allowed. The closure makes two
+    // system calls, without allocating or taking a lock.
+    unsafe { command.pre_exec(in_child) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn die_with_parent(_command: &mut Command) {}

@@ -1,0 +1,111 @@
+//! What the launcher says about its ranks, on standard error.
+//!
+//! The rank that failed first comes first: what the others say after that is mostly its echo.
+
+use super::job::{Failure, Outcome};
+use super::signals;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+/// Says which rank failed first, how, and what it said last.
+pub fn print_failure(failure: &Failure) {
+    eprint!("{}", describe_failure(failure));
+}
+
+/// Says how the job ended, where that has not been said.
+pub fn print_end(outcome: &Outcome) {
+    match outcome {
+        Outcome::Success | Outcome::Failed(_) => {}
+        Outcome::TimedOut { after, running } => {
+            let ranks: Vec<String> = running.iter().map(usize::to_string).collect();
+            let noun = if running.len() == 1 { "rank" } else { "ranks" };
+            eprintln!(
+                "phalanx launch: timeout: {noun} {} still ran after {:.1} s and had to be ended",
+                ranks.join(", "),
+                after.as_secs_f64()
+            );
+        }
+        Outcome::Interrupted { signal } => {
+            eprintln!("phalanx launch: {} was forwarded and the ranks have ended", signals::name(*signal));
+        }
+    }
+}
+
+fn describe_failure(failure: &Failure) -> String {
+    let mut text = format!(
+        "phalanx launch: rank {} failed first: {}, after {:.1} s",
+        failure.rank,
+        describe_status(failure.status),
+        failure.after.as_secs_f64()
+    );
+    match failure.others {
+        0 => {}
+        1 => text += "; ending the other rank",
+        others => text += &format!("; ending the {others} others"),
+    }
+    text.push('\n');
+    if !failure.last_words.is_empty() {
+        text += "phalanx launch: the last lines of its standard error:\n";
+        for line in &failure.last_words {
+            text += &format!("    {line}\n");
+        }
+    }
+    text
+}
+
+/// `exit status 3`, `killed by SIGKILL`.
+pub fn describe_status(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("killed by {}", signals::name(signal)),
+        (None, None) => status.to_string(),
+    }
+}
+
+/// Why a program could not be started, and what to do.
+pub fn describe_start_error(program: &OsStr, error: &io::Error) -> String {
+    let program = program.to_string_lossy();
+    match error.kind() {
+        io::ErrorKind::NotFound if program.contains('/') => {
+            format!("cannot start {program}: there is no such file, or its interpreter is missing")
+        }
+        io::ErrorKind::NotFound => format!(
+            "cannot start {program}: it is in no directory of PATH; for one in this directory write ./{program}"
+        ),
+        io::ErrorKind::PermissionDenied => {
+            format!("cannot start {program}: it is not executable (chmod +x?)")
+        }
+        _ => format!("cannot start {program}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_failure_is_described_with_its_last_words() {
+        let failure = Failure {
+            rank: 2,
+            status: ExitStatus::from_raw(11),
+            after: Duration::from_millis(1250),
+            others: 3,
+            last_words: vec!["oh no".to_owned()],
+        };
+        assert_eq!(
+            describe_failure(&failure),
+            "phalanx launch: rank 2 failed first: killed by SIGSEGV, after 1.2 s; ending the 3 others\n\
+             phalanx launch: the last lines of its standard error:\n    oh no\n"
+        );
+    }
+
+    #[test]
+    fn a_missing_program_is_explained() {
+        let missing = io::Error::from(io::ErrorKind::NotFound);
+        assert!(describe_start_error(OsStr::new("tool"), &missing).contains("./tool"));
+        assert!(describe_start_error(OsStr::new("./tool"), &missing).contains("no such file"));
+    }
+}

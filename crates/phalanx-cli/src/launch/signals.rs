@@ -1,0 +1,43 @@
+//! The signals that the launcher forwards to its ranks.
+//!
+//! A thread turns them into events; nothing happens inside a signal handler.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+use std::io;
+
+/// Catches SIGINT, SIGTERM and SIGHUP while it lives.
+pub struct Forwarder(Handle);
+
+impl Forwarder {
+    /// Calls `caught` with the number of every such signal from now on.
+    pub fn start(mut caught: impl FnMut(i32) + Send + 'static) -> io::Result<Forwarder> {
+        let ignored = ignored_signals();
+        let wanted = [SIGINT, SIGTERM, SIGHUP];
+        let mut signals = Signals::new(wanted.iter().filter(|&&signal| !ignored(signal)))?;
+        let handle = signals.handle();
+        std::thread::spawn(move || signals.forever().for_each(&mut caught));
+        Ok(Forwarder(handle))
+    }
+}
+
+/// Which signals this process was told to ignore (by nohup, or by a shell for a background job):
+/// catching them would undo that.
+fn ignored_signals() -> impl Fn(i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
+    let mask = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
+    move |signal| mask >> (signal - 1) & 1 == 1
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// The name of a signal, or its number.
+pub fn name(signal: i32) -> String {
+    signal_hook::low_level::signal_name(signal)
+        .map_or_else(|| format!("signal {signal}"), str::to_owned)
+}

@@ -1,0 +1,55 @@
+//! Which cores this process may use, and tying a rank's thread to one of them.
+//!
+//! Linux only: elsewhere the program says that it cannot.
+
+use anyhow::Result;
+
+/// Ties the calling thread to one of the usable cores: rank r to core r modulo their number.
+#[cfg(target_os = "linux")]
+pub fn to_core_of(rank: usize) -> Result<()> {
+    use anyhow::Context;
+    use rustix::thread::{CpuSet, sched_setaffinity};
+
+    let cores = usable_cores();
+    let core = *cores.get(rank % cores.len().max(1)).context("no usable core was found")?;
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot pin rank {rank} to core {core}"))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn to_core_of(_rank: usize) -> Result<()> {
+    anyhow::bail!("--pin works on Linux only")
+}
+
+/// The numbers of the cores that the calling thread may run on; empty where that is unknown.
+#[cfg(target_os = "linux")]
+pub fn usable_cores() -> Vec<usize> {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    match sched_getaffinity(None) {
+        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
+        Err(_) => Vec::new(),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn usable_cores() -> Vec<usize> {
+    Vec::new()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_has_one_core() {
+        let cores = usable_cores();
+        assert!(!cores.is_empty());
+        // In a thread of its own: the test harness's threads stay as they are.
+        let pinned = std::thread::spawn(|| {
+            to_core_of(1).unwrap();
+            usable_cores()
+        });
+        assert_eq!(pinned.join().unwrap(), [cores[1 % cores.len()]]);
+    }
+}

@@ -1,0 +1,25 @@
+//! Test tools of phalanx; never published.
+//!
+//! - [`reference`], [`number`], [`minifloat`]: what every collective must deliver, computed without
+//!   looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed.
+//! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
+//! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
+//! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
+//!
+//! Not here: the tests themselves (`tests/`).
+
+pub mod fault;
+pub mod fields;
+pub mod minifloat;
+pub mod number;
+pub mod processes;
+pub mod random;
+pub mod reference;
+pub mod ring;
+pub mod scenario;
+pub mod threads;
+pub mod verdict;
+
+pub use fields::Fields;
+pub use number::Number;
+pub use scenario::{Body, Outcome, Scenario};

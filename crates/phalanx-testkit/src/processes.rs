@@ -1,0 +1,396 @@
+//! Ranks as processes of this host: the test binary starts itself again, once for each rank.
+//!
+//! A test's `main` first calls [`serve`]: in a rank process that runs the scenario and ends the process.
+//! Otherwise `main` goes on as the test, which starts ranks with [`Launch`]. A rank reports over its
+//! standard output: the phases it reaches ([`phase`]) and, as its last line, its outcome.
+//!
+//! [`World`] ends what is left of its ranks, by process id, when it is dropped.
+
+use crate::fault::{self, Fault};
+use crate::fields::{escape, unescape};
+use crate::scenario::{Body, Outcome, Scenario};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+const SCENARIO: &str = "PHALANX_TESTKIT_SCENARIO";
+const ARGS: &str = "PHALANX_TESTKIT_ARGS";
+const PHASE: &str = "@phase ";
+const OUTCOME_OK: &str = "@ok ";
+const OUTCOME_ERROR: &str = "@error ";
+
+/// In a process that [`Launch`] started: runs its scenario and says how the process ends.
+pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
+    let name = std::env::var(SCENARIO).ok()?;
+    let args = std::env::var(ARGS).unwrap_or_default();
+    let args: Vec<String> = args.split_terminator('\t').map(unescape).collect();
+    let outcome = perform(scenarios, &name, &args);
+    let (line, code) = match &outcome {
+        Ok(text) => (format!("{OUTCOME_OK}{}", escape(text)), ExitCode::SUCCESS),
+        Err(text) => (format!("{OUTCOME_ERROR}{}", escape(text)), ExitCode::FAILURE),
+    };
+    say(&line);
+    Some(code)
+}
+
+fn perform(scenarios: &[Scenario], name: &str, args: &[String]) -> Outcome {
+    fault::end_with_parent().map_err(|error| format!("cannot follow the parent: {error}"))?;
+    let scenario = scenarios.iter().find(|scenario| scenario.name == name);
+    match scenario.ok_or_else(|| format!("there is no scenario {name}"))?.body {
+        Body::Rank(body) => body(phalanx::init().map_err(|error| format!("init: {error}"))?, args),
+        Body::Process(body) => body(args),
+    }
+}
+
+/// In a rank: says that it has reached a phase. Without an effect in a thread rank.
+pub fn phase(name: &str) {
+    if std::env::var_os(SCENARIO).is_some() {
+        say(&format!("{PHASE}{name}"));
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // If the parent is gone there is nobody left to tell.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// Rank processes to be started.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    scenario: String,
+    args: Vec<String>,
+    ranks: usize,
+    skipped: Vec<usize>,
+    plain: bool,
+    env: Vec<(Option<usize>, String, Option<String>)>,
+    deadline: Duration,
+}
+
+impl Launch {
+    /// `ranks` processes of a scenario, in one job.
+    pub fn new(scenario: &str, ranks: usize) -> Launch {
+        Launch {
+            scenario: scenario.into(),
+            args: Vec::new(),
+            ranks,
+            skipped: Vec::new(),
+            plain: false,
+            env: Vec::new(),
+            deadline: Duration::from_secs(60),
+        }
+    }
+
+    /// One process that belongs to no job.
+    pub fn alone(scenario: &str) -> Launch {
+        Launch { plain: true, ..Launch::new(scenario, 1) }
+    }
+
+    /// An argument of the scenario.
+    pub fn arg(mut self, arg: impl ToString) -> Launch {
+        self.args.push(arg.to_string());
+        self
+    }
+
+    /// An environment variable of every rank.
+    pub fn env(mut self, name: &str, value: &str) -> Launch {
+        self.env.push((None, name.into(), Some(value.into())));
+        self
+    }
+
+    /// An environment variable of one rank; `None` takes it away.
+    pub fn env_of(mut self, rank: usize, name: &str, value: Option<&str>) -> Launch {
+        self.env.push((Some(rank), name.into(), value.map(Into::into)));
+        self
+    }
+
+    /// A rank that is never started.
+    pub fn without_rank(mut self, rank: usize) -> Launch {
+        self.skipped.push(rank);
+        self
+    }
+
+    /// When ranks that are still running are ended; 60 seconds unless told otherwise.
+    pub fn deadline(mut self, deadline: Duration) -> Launch {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Starts the processes.
+    pub fn start(&self) -> Result<World, String> {
+        let job = job_id();
+        let (sender, events) = mpsc::channel();
+        let mut world = World { ranks: Vec::new(), events, deadline: Instant::now() + self.deadline };
+        for rank in (0..self.ranks).filter(|rank| !self.skipped.contains(rank)) {
+            let child = self.command(rank, &job)?.spawn();
+            let mut child = child.map_err(|error| format!("rank {rank} does not start: {error}"))?;
+            let stdout = child.stdout.take().ok_or("no standard output")?;
+            let stderr = child.stderr.take().ok_or("no standard error")?;
+            let index = world.ranks.len();
+            world.ranks.push(Rank::new(rank, child));
+            let lines = sender.clone();
+            std::thread::spawn(move || read_lines(index, stdout, &lines));
+            let lines = sender.clone();
+            std::thread::spawn(move || read_all(index, stderr, &lines));
+        }
+        Ok(world)
+    }
+
+    /// Starts the processes and waits until all have ended.
+    pub fn run(&self) -> Result<Vec<Ended>, String> {
+        Ok(self.start()?.finish())
+    }
+
+    /// As [`run`](Self::run), with every rank's report; any other end of any rank is an error.
+    pub fn reports(&self) -> Result<Vec<String>, String> {
+        let ended = self.run()?;
+        if ended.iter().all(|rank| rank.outcome.is_ok()) {
+            return Ok(ended.into_iter().filter_map(|rank| rank.outcome.ok()).collect());
+        }
+        Err(describe(&ended))
+    }
+
+    fn command(&self, rank: usize, job: &str) -> Result<Command, String> {
+        let program = std::env::current_exe().map_err(|error| format!("no own path: {error}"))?;
+        let mut command = Command::new(program);
+        // Variables of the test's own environment, which may itself be a launcher's, do not count.
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if is_launcher_variable(&name) {
+                command.env_remove(name);
+            }
+        }
+        let args: String = self.args.iter().map(|arg| escape(arg) + "\t").collect();
+        command.env(SCENARIO, &self.scenario).env(ARGS, args);
+        if !self.plain {
+            let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
+            command.env("PHALANX_RANK", &rank).env("PHALANX_LOCAL_RANK", rank);
+            command.env("PHALANX_WORLD_SIZE", &ranks).env("PHALANX_LOCAL_WORLD_SIZE", ranks);
+            command.env("PHALANX_JOB", job);
+        }
+        for (only, name, value) in &self.env {
+            if only.is_none_or(|only| only == rank) {
+                match value {
+                    Some(value) => command.env(name, value),
+                    None => command.env_remove(name),
+                };
+            }
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command)
+    }
+}
+
+fn is_launcher_variable(name: &str) -> bool {
+    const PREFIXES: [&str; 6] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_"];
+    const NAMES: [&str; 6] =
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name)
+}
+
+/// A name that no other job on this host has.
+fn job_id() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let time = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    format!("testkit-{}-{}-{count}", std::process::id(), time.as_nanos())
+}
+
+enum Event {
+    Line(String),
+    Stderr(String),
+    Closed,
+}
+
+fn read_lines(index: usize, stdout: impl Read, events: &Sender<(usize, Event)>) {
+    // A line that is not text, or a receiver that is gone, ends the reading; nothing else is lost.
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        if events.send((index, Event::Line(line))).is_err() {
+            return;
+        }
+    }
+    let _ = events.send((index, Event::Closed));
+}
+
+fn read_all(index: usize, stderr: impl Read, events: &Sender<(usize, Event)>) {
+    let mut text = Vec::new();
+    let mut stderr = BufReader::new(stderr);
+    // As far as it can be read: it is shown when a test fails, and never decides anything.
+    let _ = stderr.read_to_end(&mut text);
+    let _ = events.send((index, Event::Stderr(String::from_utf8_lossy(&text).into_owned())));
+}
+
+#[derive(Debug)]
+struct Rank {
+    rank: usize,
+    child: Child,
+    phases: Vec<String>,
+    outcome: Option<Outcome>,
+    output: String,
+    open_streams: usize,
+    status: Option<ExitStatus>,
+}
+
+impl Rank {
+    fn new(rank: usize, child: Child) -> Rank {
+        Rank {
+            rank,
+            child,
+            phases: Vec::new(),
+            outcome: None,
+            output: String::new(),
+            open_streams: 2,
+            status: None,
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Line(line) => {
+                if let Some(phase) = line.strip_prefix(PHASE) {
+                    self.phases.push(phase.into());
+                } else if let Some(text) = line.strip_prefix(OUTCOME_OK) {
+                    self.outcome = Some(Ok(unescape(text)));
+                } else if let Some(text) = line.strip_prefix(OUTCOME_ERROR) {
+                    self.outcome = Some(Err(unescape(text)));
+                } else {
+                    self.output += &line;
+                    self.output.push('\n');
+                }
+            }
+            Event::Stderr(text) => {
+                self.output += &text;
+                self.open_streams -= 1;
+            }
+            Event::Closed => self.open_streams -= 1,
+        }
+    }
+
+    fn end(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            // A child that has already ended cannot be killed, and is then just waited for.
+            let _ = self.child.kill();
+            self.status = self.child.wait().ok();
+        }
+        self.status
+    }
+}
+
+/// Running rank processes.
+#[derive(Debug)]
+pub struct World {
+    ranks: Vec<Rank>,
+    events: Receiver<(usize, Event)>,
+    deadline: Instant,
+}
+
+/// How a rank's process ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The rank.
+    pub rank: usize,
+    /// What it reported; if it reported nothing, how its process ended instead.
+    pub outcome: Outcome,
+    /// How its process ended, `None` if it had to be ended because its time was up.
+    pub status: Option<ExitStatus>,
+    /// What else it wrote.
+    pub output: String,
+}
+
+impl World {
+    /// Waits until a rank has reached a phase.
+    pub fn await_phase(&mut self, rank: usize, phase: &str) -> Result<(), String> {
+        loop {
+            let reached = self.rank(rank)?;
+            if reached.phases.iter().any(|reached| reached == phase) {
+                return Ok(());
+            }
+            if reached.outcome.is_some() || reached.open_streams < 2 {
+                let ended = self.finish_in_place();
+                return Err(format!("rank {rank} never reached {phase:?}: {}", describe(&ended)));
+            }
+            if !self.next_event() {
+                let ended = self.finish_in_place();
+                return Err(format!("rank {rank} did not reach {phase:?} in time: {}", describe(&ended)));
+            }
+        }
+    }
+
+    /// Kills, stops or continues a rank's process.
+    pub fn inject(&mut self, rank: usize, fault: Fault) -> Result<(), String> {
+        fault::inject(&self.rank(rank)?.child, fault)
+            .map_err(|error| format!("{fault:?} of rank {rank}: {error}"))
+    }
+
+    /// Waits until all ranks have ended, in rank order; ends those that are running at the deadline.
+    pub fn finish(mut self) -> Vec<Ended> {
+        self.finish_in_place()
+    }
+
+    fn finish_in_place(&mut self) -> Vec<Ended> {
+        while self.ranks.iter().any(|rank| rank.open_streams > 0) && self.next_event() {}
+        for rank in &mut self.ranks {
+            // With both streams closed the process is about to end, unless it hangs on its way out.
+            while rank.open_streams == 0 && rank.status.is_none() && Instant::now() < self.deadline {
+                rank.status = rank.child.try_wait().ok().flatten();
+                if rank.status.is_none() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        self.ranks.iter_mut().map(ended).collect()
+    }
+
+    fn rank(&self, rank: usize) -> Result<&Rank, String> {
+        self.ranks.iter().find(|r| r.rank == rank).ok_or_else(|| format!("rank {rank} was not started"))
+    }
+
+    /// Takes in the next event; false at the deadline.
+    fn next_event(&mut self) -> bool {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match self.events.recv_timeout(left) {
+            Ok((index, event)) => {
+                self.ranks[index].take(event);
+                true
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => false,
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            rank.end();
+        }
+    }
+}
+
+fn ended(rank: &mut Rank) -> Ended {
+    let status = rank.status;
+    let how = match status {
+        Some(status) => format!("it ended without a report ({status})"),
+        None => "it was still running at the deadline".to_owned(),
+    };
+    rank.end();
+    let outcome = match (status, rank.outcome.take()) {
+        (Some(_), Some(outcome)) => outcome,
+        (None, Some(outcome)) => Err(format!("{how}, after it had reported {outcome:?}")),
+        (_, None) => Err(how),
+    };
+    Ended { rank: rank.rank, outcome, status, output: std::mem::take(&mut rank.output) }
+}
+
+/// All ranks' outcomes and what else they wrote, for the message of a failed test.
+pub fn describe(ended: &[Ended]) -> String {
+    let ranks = ended.iter().map(|Ended { rank, outcome, output, .. }| {
+        let output = if output.is_empty() { String::new() } else { format!("\n    {}", output.trim_end().replace('\n', "\n    ")) };
+        match outcome {
+            Ok(report) => format!("\n  rank {rank}: ok {report}{output}"),
+            Err(problem) => format!("\n  rank {rank}: FAILED {problem}{output}"),
+        }
+    });
+    ranks.collect()
+}

@@ -1,0 +1,54 @@
+//! Ranks as threads of this process, with a deadline.
+
+use crate::scenario::{Body, Outcome, Scenario};
+use phalanx::Comm;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Runs `f` on `ranks` thread ranks and collects what they report, in rank order.
+///
+/// A world that is still running after `deadline` is an error; its threads cannot be ended and are left
+/// behind, so a test that gets this error should be the last thing a process relies on.
+pub fn run<F>(ranks: usize, deadline: Duration, f: F) -> Result<Vec<Outcome>, String>
+where
+    F: Fn(Comm) -> Outcome + Send + Sync + 'static,
+{
+    let (sender, receiver) = mpsc::channel();
+    let world = std::thread::spawn(move || {
+        // The receiver is gone only after the deadline, when nobody wants the result any more.
+        let _ = sender.send(phalanx::run(ranks, f));
+    });
+    match receiver.recv_timeout(deadline) {
+        Ok(results) => {
+            world.join().map_err(|_| "the world's thread panicked after its result".to_owned())?;
+            results.map_err(|error| format!("{ranks} thread ranks: {error}"))
+        }
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            let panic = world.join().err().map(|panic| panic_text(&*panic)).unwrap_or_default();
+            Err(format!("a rank panicked: {panic}"))
+        }
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            Err(format!("{ranks} thread ranks still running after {deadline:?}"))
+        }
+    }
+}
+
+/// Runs a scenario on thread ranks.
+pub fn run_scenario(
+    scenario: &Scenario,
+    ranks: usize,
+    args: &[String],
+    deadline: Duration,
+) -> Result<Vec<Outcome>, String> {
+    let Body::Rank(body) = scenario.body else {
+        return Err(format!("{} is not a scenario for ranks", scenario.name));
+    };
+    let args = args.to_vec();
+    run(ranks, deadline, move |comm| body(comm, &args))
+}
+
+/// The text of a panic.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)").to_owned()
+}

@@ -1,0 +1,41 @@
+//! The contract: what every operation delivers, for every type and reduction, 1 to 8 ranks as threads and
+//! as processes, private and shared buffers, in place and out of place, compared with plain references.
+//!
+//! `cargo test -p phalanx-testkit --test contract -- <part of a name>` runs a part of it.
+
+mod buffers;
+mod communicators;
+mod matrix;
+mod messages;
+mod requests;
+mod vectors;
+mod world;
+
+use libtest_mimic::Arguments;
+use phalanx_testkit::processes;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let scenarios = [
+        matrix::SCENARIOS,
+        vectors::SCENARIOS,
+        messages::SCENARIOS,
+        requests::SCENARIOS,
+        communicators::SCENARIOS,
+        communicators::MEASURED,
+    ];
+    if let Some(code) = processes::serve(&scenarios.concat()) {
+        return code;
+    }
+    let mut args = Arguments::from_args();
+    // A world of eight ranks needs the whole machine; several at once only disturb each other.
+    args.test_threads.get_or_insert(1);
+    let trials = [
+        matrix::trials(),
+        vectors::trials(),
+        messages::trials(),
+        requests::trials(),
+        communicators::trials(),
+    ];
+    libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
+}

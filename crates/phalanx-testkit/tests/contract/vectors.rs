@@ -1,0 +1,116 @@
+//! The v-variants: blocks of different lengths, some or all of them empty.
+
+use crate::buffers::{Memory, poison, still_poisoned};
+use crate::world::both;
+use libtest_mimic::Trial;
+use phalanx::{Comm, DType};
+use phalanx_testkit::reference::{self, Combine};
+use phalanx_testkit::ring::same_values;
+use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::{Number, Scenario, random, with_number};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("all_gather_v", |comm, _| all_types(&comm, Operation::AllGather)),
+    Scenario::rank("reduce_scatter_v", |comm, _| all_types(&comm, Operation::ReduceScatter)),
+    Scenario::rank("gather_v", |comm, _| all_types(&comm, Operation::Gather)),
+    Scenario::rank("scatter_v", |comm, _| all_types(&comm, Operation::Scatter)),
+    Scenario::rank("all_to_all_v", |comm, _| all_types(&comm, Operation::AllToAll)),
+];
+
+pub fn trials() -> Vec<Trial> {
+    SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5, 8])).collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    AllGather,
+    ReduceScatter,
+    Gather,
+    Scatter,
+    AllToAll,
+}
+
+/// Elements from one rank to another, by pattern: nothing at all; one pair only; small with zeros between;
+/// medium; one block that is larger than any buffer among empty ones.
+const PATTERNS: [fn(usize, usize, usize) -> usize; 5] = [
+    |_, _, _| 0,
+    |_, to, ranks| if to == ranks - 1 { 5 } else { 0 },
+    |from, to, _| (from * 7 + to * 3 + 1) % 4,
+    |from, to, _| (from + 2 * to) * 113 % 1500,
+    |from, to, ranks| if to == ranks / 2 { 70_001 + from } else { from % 2 },
+];
+
+fn all_types(comm: &Comm, operation: Operation) -> Outcome {
+    let ranks = comm.world_size();
+    let mut cell = 0;
+    for dtype in DType::ALL {
+        for (p, pattern) in PATTERNS.into_iter().enumerate() {
+            for memory in Memory::ALL {
+                // The large pattern with every second type is enough.
+                if p == 4 && dtype as usize % 2 == 1 {
+                    continue;
+                }
+                cell += 1;
+                let root = cell % ranks;
+                with_number!(dtype, T => one::<T>(comm, operation, pattern, memory, root, cell))
+                    .context(|| {
+                        let rank = comm.rank();
+                        format!("{operation:?} of {dtype}, pattern {p}, {memory:?}, root {root}, rank {rank}")
+                    })?;
+            }
+        }
+    }
+    Ok(String::new())
+}
+
+fn one<T: Number>(
+    comm: &Comm,
+    operation: Operation,
+    pattern: fn(usize, usize, usize) -> usize,
+    memory: Memory,
+    root: usize,
+    cell: usize,
+) -> Result<(), String> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    // Only all_to_all_v has different counts for each sender.
+    let counts: Vec<usize> = (0..ranks).map(|to| pattern(1, to, ranks)).collect();
+    let matrix: Vec<Vec<usize>> =
+        (0..ranks).map(|from| (0..ranks).map(|to| pattern(from, to, ranks)).collect()).collect();
+    let whole: usize = counts.iter().sum();
+    let input_len = |from: usize| match operation {
+        Operation::AllGather | Operation::Gather => counts[from],
+        Operation::ReduceScatter => whole,
+        Operation::Scatter => if from == root { whole } else { 0 },
+        Operation::AllToAll => matrix[from].iter().sum(),
+    };
+    let inputs: Vec<Vec<T>> =
+        (0..ranks).map(|from| random::values((cell * 64 + from) as u64, input_len(from))).collect();
+    let combines = Combine::<T>::all(ranks);
+    let combine = &combines[cell % combines.len()];
+    let expected = match operation {
+        Operation::AllGather => reference::all_gather(&inputs),
+        Operation::ReduceScatter => reference::reduce_scatter(&inputs, &counts, combine),
+        Operation::Gather => reference::gather(&inputs, root),
+        Operation::Scatter => reference::scatter(&inputs, &counts, root),
+        Operation::AllToAll => reference::all_to_all(&inputs, &matrix),
+    };
+
+    let mut send = memory.send(comm, inputs[rank].len()).map_err(|e| e.to_string())?;
+    send.all().copy_from_slice(&inputs[rank]);
+    let mut recv = memory.recv(comm, expected[rank].len()).map_err(|e| e.to_string())?;
+    poison(recv.all(), cell);
+    let (send, recv) = (&send.all()[..], recv.all());
+    let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
+    match operation {
+        Operation::AllGather => comm.all_gather_v(send, recv, &counts),
+        Operation::ReduceScatter => comm.reduce_scatter_v(send, recv, &counts, combine.reduction(rank)),
+        Operation::Gather => comm.gather_v(send, recv, &counts, root),
+        Operation::Scatter => comm.scatter_v(send, &counts, recv, root),
+        Operation::AllToAll => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),
+    }
+    .map_err(|error| error.to_string())?;
+    if expected[rank].is_empty() {
+        still_poisoned(recv, cell)?;
+    }
+    same_values(recv, &expected[rank])
+}

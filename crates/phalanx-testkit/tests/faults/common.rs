@@ -1,0 +1,97 @@
+//! What the fault trials share: reports of failed ranks, and comparing them.
+
+use phalanx::{Comm, Error, ReduceOp};
+use phalanx_testkit::{Fields, verdict};
+use std::time::{Duration, Instant};
+
+/// A world that takes longer hangs.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long dropping a failed communicator may take.
+const DROP_LIMIT: Duration = Duration::from_secs(2);
+
+/// A rank's report after its communicator failed: the verdict and how long the failing call took. Asks the
+/// communicator again in other ways, and drops it: it must go on answering the same, and at once.
+pub fn report(comm: Comm, error: &Error, took: Duration) -> Result<Fields, String> {
+    let fields = verdict::fields(error).with("took_ms", took.as_millis());
+    if error.is_fatal() {
+        answers_the_same(&comm, &fields)?;
+    }
+    let since = Instant::now();
+    drop(comm);
+    if since.elapsed() > DROP_LIMIT {
+        return Err(format!("dropping the failed communicator took {:?}", since.elapsed()));
+    }
+    Ok(fields)
+}
+
+fn answers_the_same(comm: &Comm, first: &Fields) -> Result<(), String> {
+    let since = Instant::now();
+    let peer = (comm.rank() + 1) % comm.world_size();
+    let mut buffer = [1.0f32; 3];
+    let mut large = vec![0u8; 100_000];
+    let again = [
+        ("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)),
+        ("broadcast", comm.broadcast_in_place(&mut large, 0)),
+        ("barrier", comm.barrier()),
+        ("send", comm.send(&buffer, peer)),
+        ("recv", comm.recv(&mut buffer, peer)),
+        ("split", comm.split(Some(0), 0).map(drop)),
+        ("group", comm.group(|g| g.send(&large, peer))),
+        ("start_all_reduce", comm.start_all_reduce(vec![0u8; 9], ReduceOp::Sum).and_then(|r| r.wait()).map(drop)),
+    ];
+    for (call, result) in again {
+        let fields = verdict::expected(result, &format!("{call} after the failure"))?;
+        if same(&fields) != same(first) {
+            return Err(format!("{call} after the failure answers {fields}, the first verdict was {first}"));
+        }
+    }
+    if since.elapsed() > Duration::from_secs(1) {
+        return Err(format!("answering again took {:?}", since.elapsed()));
+    }
+    Ok(())
+}
+
+/// A verdict without what is each rank's own: times, and what missing ranks were last seen doing.
+pub fn same(fields: &Fields) -> Fields {
+    fields.clone().without(&["took_ms", "text", "last_seen"])
+}
+
+/// The verdicts in reports, of which there must be `count` that are all the same.
+pub fn one_verdict(reports: &[String], count: usize) -> Result<Fields, String> {
+    let verdicts = reports.iter().map(|report| Fields::parse(report).ok_or("not a report"));
+    let verdicts: Vec<Fields> = verdicts.collect::<Result<_, _>>()?;
+    if verdicts.len() != count {
+        return Err(format!("{} reports where {count} are right", verdicts.len()));
+    }
+    match verdicts.iter().find(|other| same(other) != same(&verdicts[0])) {
+        Some(other) => Err(format!("verdicts differ:\n  {}\n  {other}", verdicts[0])),
+        None => Ok(verdicts[0].clone()),
+    }
+}
+
+/// An error unless a field has this value.
+pub fn has(fields: &Fields, name: &str, expected: impl std::fmt::Display) -> Result<(), String> {
+    let expected = expected.to_string();
+    if fields.get(name) == Some(&expected) {
+        return Ok(());
+    }
+    Err(format!("{name} is {:?}, expected {expected:?}, in: {fields}", fields.get(name)))
+}
+
+/// An error unless a field contains this text.
+pub fn says(fields: &Fields, name: &str, part: &str) -> Result<(), String> {
+    if fields.get(name).is_some_and(|text| text.contains(part)) {
+        return Ok(());
+    }
+    Err(format!("{name} does not say {part:?} in: {fields}"))
+}
+
+/// An error unless every report's time is within the limit.
+pub fn all_within(reports: &[String], limit: Duration) -> Result<(), String> {
+    let took = |report: &String| Fields::parse(report).and_then(|fields| fields.number("took_ms"));
+    match reports.iter().find(|report| took(report).is_none_or(|ms| u128::from(ms) > limit.as_millis())) {
+        Some(slow) => Err(format!("not within {limit:?}: {slow}")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,272 @@
+//! Ranks that are killed, stopped, or go away while others need them.
+
+use crate::common::{DEADLINE, all_within, has, one_verdict, report, says};
+use libtest_mimic::{Failed, Trial};
+use phalanx::{Comm, ReduceOp};
+use phalanx_testkit::fault::Fault;
+use phalanx_testkit::processes::{Ended, Launch, describe, phase};
+use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::{Fields, Scenario, threads};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("gone/work", work_until_failure),
+    Scenario::rank("gone/short_stop", short_stop),
+    Scenario::rank("gone/go", |comm, args| go(comm, &args[0])),
+];
+
+/// What ranks do over and over until it fails. The last three keep all ranks but two out of the way.
+const KINDS: [&str; 8] = [
+    "all_reduce_large_shared",
+    "all_reduce_large_private",
+    "all_reduce_small",
+    "all_to_all",
+    "barrier",
+    "messages_small",
+    "messages_large",
+    "requests",
+];
+
+/// The ranks of these trials and the one that something happens to.
+const RANKS: usize = 4;
+const VICTIM: usize = 2;
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    if cfg!(target_os = "linux") {
+        for kind in KINDS {
+            trials.push(Trial::test(format!("processes/killed/{kind}"), move || killed(kind, VICTIM)));
+            trials.push(Trial::test(format!("processes/stopped/{kind}"), move || stopped(kind)));
+        }
+        trials.push(Trial::test("processes/killed/rank_0", || killed(KINDS[0], 0)));
+        trials.push(Trial::test("processes/stopped/briefly", stopped_briefly));
+        for how in ["leave", "panic", "exit", "abort"] {
+            trials.push(Trial::test(format!("processes/{how}"), move || gone_process(how)));
+        }
+    }
+    for how in ["leave", "panic", "abort"] {
+        trials.push(Trial::test(format!("threads/{how}"), move || gone_thread(how)));
+    }
+    trials
+}
+
+/// One round of a kind of work.
+fn round(comm: &Comm, kind: &str, shared: &mut [f32], private: &mut Vec<f32>) -> phalanx::Result<()> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    match kind {
+        "all_reduce_large_shared" => comm.all_reduce_in_place(shared, ReduceOp::Max),
+        "all_reduce_large_private" => comm.all_reduce_in_place(private, ReduceOp::Max),
+        "all_reduce_small" => comm.all_reduce_in_place(&mut private[..5], ReduceOp::Max),
+        "all_to_all" => comm.all_to_all_in_place(private),
+        "barrier" => comm.barrier(),
+        "messages_small" => {
+            let (send, recv) = private.split_at_mut(10);
+            comm.send_recv(&send[..], next, &mut recv[..10], previous)
+        }
+        "messages_large" => {
+            let (send, recv) = private.split_at_mut(1 << 19);
+            comm.send_recv(&send[..], next, &mut recv[..1 << 19], previous)
+        }
+        "requests" => {
+            let request = comm.start_all_reduce(std::mem::take(private), ReduceOp::Max)?;
+            *private = request.wait()?;
+            Ok(())
+        }
+        other => panic!("no kind of work is called {other}"),
+    }
+}
+
+/// Works until that fails, and reports the failure. Arguments: the kind, and the timeout in milliseconds.
+fn work_until_failure(comm: Comm, args: &[String]) -> Outcome {
+    let kind = args[0].as_str();
+    comm.set_timeout(Duration::from_millis(args[1].parse().map_err(|_| "no timeout")?));
+    let mut shared = comm.alloc::<f32>(1 << 20).map_err(|error| error.to_string())?;
+    let mut private = vec![1.0f32; 1 << 20];
+    let give_up = Instant::now() + DEADLINE;
+    for rounds in 0.. {
+        let since = Instant::now();
+        let result = round(&comm, kind, &mut shared, &mut private);
+        let took = since.elapsed();
+        if let Err(error) = result {
+            // From here on the buffers are this rank's own again: it writes to them, and gives them back.
+            shared.fill(f32::NAN);
+            private.fill(f32::NAN);
+            drop((shared, private));
+            let fields = report(comm, &error, took)?;
+            phase("failed");
+            return Ok(fields.to_string());
+        }
+        if rounds == 5 {
+            phase("working");
+        }
+        if Instant::now() > give_up {
+            return Err("nothing failed".into());
+        }
+    }
+    unreachable!("the loop has no end")
+}
+
+fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, Failed> {
+    if ended.iter().any(|rank| Some(rank.rank) != but && rank.outcome.is_err()) {
+        return Err(describe(&ended).into());
+    }
+    let others = ended.into_iter().filter(|rank| Some(rank.rank) != but);
+    Ok(others.filter_map(|rank| rank.outcome.ok()).collect())
+}
+
+fn killed(kind: &str, victim: usize) -> Result<(), Failed> {
+    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(30_000).deadline(DEADLINE);
+    let mut world = launch.start()?;
+    for rank in 0..RANKS {
+        world.await_phase(rank, "working")?;
+    }
+    world.inject(victim, Fault::Kill)?;
+    let reports = reports_but(world.finish(), Some(victim))?;
+    let verdict = one_verdict(&reports, RANKS - 1)?;
+    has(&verdict, "kind", "peer")?;
+    has(&verdict, "rank", victim)?;
+    has(&verdict, "event", "Died")?;
+    has(&verdict, "fatal", true)?;
+    all_within(&reports, Duration::from_secs(5))?;
+    Ok(())
+}
+
+fn stopped(kind: &str) -> Result<(), Failed> {
+    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(1000).deadline(DEADLINE);
+    let mut world = launch.start()?;
+    for rank in 0..RANKS {
+        world.await_phase(rank, "working")?;
+    }
+    world.inject(VICTIM, Fault::Stop)?;
+    for rank in (0..RANKS).filter(|rank| *rank != VICTIM) {
+        world.await_phase(rank, "failed")?;
+    }
+    // The others have given up and freed their buffers; the one that was stopped goes on in the middle of
+    // whatever it was doing with them.
+    world.inject(VICTIM, Fault::Continue)?;
+    let reports = reports_but(world.finish(), None)?;
+    let verdict = one_verdict(&reports, RANKS)?;
+    has(&verdict, "kind", "timeout")?;
+    has(&verdict, "missing", VICTIM)?;
+    has(&verdict, "fatal", true)?;
+    says(&verdict, "last_seen", "stopped")?;
+    let others: Vec<String> =
+        reports.into_iter().enumerate().filter(|(rank, _)| *rank != VICTIM).map(|(_, r)| r).collect();
+    all_within(&others, Duration::from_secs(2))?;
+    Ok(())
+}
+
+/// Barriers and sums for a second and a half.
+fn short_stop(comm: Comm, _: &[String]) -> Outcome {
+    let mut sum = vec![0u64; 200_000];
+    phase("working");
+    let since = Instant::now();
+    let mut going = [1u8];
+    while going[0] == 1 {
+        sum.fill(1);
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(|error| error.to_string())?;
+        if sum.iter().any(|sum| *sum != RANKS as u64) {
+            return Err("a wrong sum".into());
+        }
+        going = [u8::from(since.elapsed() < Duration::from_millis(1500))];
+        comm.all_reduce_in_place(&mut going, ReduceOp::Min).map_err(|error| error.to_string())?;
+    }
+    Ok(String::new())
+}
+
+/// Within the deadline, a rank may be stopped and go on.
+fn stopped_briefly() -> Result<(), Failed> {
+    let mut world = Launch::new("gone/short_stop", RANKS).deadline(DEADLINE).start()?;
+    world.await_phase(VICTIM, "working")?;
+    for _ in 0..4 {
+        world.inject(VICTIM, Fault::Stop)?;
+        std::thread::sleep(Duration::from_millis(150));
+        world.inject(VICTIM, Fault::Continue)?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    reports_but(world.finish(), None)?;
+    Ok(())
+}
+
+/// Five rounds together, then rank [`VICTIM`] goes in the way that is asked for; the others go on.
+fn go(comm: Comm, how: &str) -> Outcome {
+    let rank = comm.rank();
+    let mut buffer = vec![1.0f32; 100_000];
+    for rounds in 0.. {
+        if rounds == 5 && rank == VICTIM {
+            match how {
+                "leave" => return Ok("left".into()),
+                "panic" => panic!("this rank was told to panic"),
+                "exit" => std::process::exit(17),
+                "abort" => {
+                    comm.abort();
+                    return Ok("aborted".into());
+                }
+                other => panic!("nobody goes by {other}"),
+            }
+        }
+        let since = Instant::now();
+        if let Err(error) = comm.all_reduce_in_place(&mut buffer, ReduceOp::Max) {
+            return Ok(report(comm, &error, since.elapsed())?.to_string());
+        }
+        if rounds > 5 {
+            return Err(format!("the operation succeeded without rank {VICTIM}"));
+        }
+    }
+    unreachable!("the loop has no end")
+}
+
+fn expect_gone(how: &str, reports: &[String]) -> Result<(), Failed> {
+    let verdict: Fields = one_verdict(reports, RANKS - 1)?;
+    has(&verdict, "rank", VICTIM)?;
+    has(&verdict, "fatal", true)?;
+    match how {
+        "abort" => has(&verdict, "kind", "aborted")?,
+        _ => {
+            has(&verdict, "kind", "peer")?;
+            let event = match how {
+                "leave" => "Left",
+                "panic" => "Panicked",
+                _ => "Died",
+            };
+            has(&verdict, "event", event)?;
+            says(&verdict, "operation", "all_reduce")?;
+            has(&verdict, "sequence", 6)?;
+        }
+    }
+    all_within(reports, Duration::from_secs(5))?;
+    Ok(())
+}
+
+fn gone_process(how: &str) -> Result<(), Failed> {
+    let ended = Launch::new("gone/go", RANKS).arg(how).deadline(DEADLINE).run()?;
+    expect_gone(how, &reports_but(ended, Some(VICTIM))?)
+}
+
+fn gone_thread(how: &'static str) -> Result<(), Failed> {
+    let reports = Arc::new(Mutex::new(vec![None; RANKS]));
+    let sink = reports.clone();
+    let world = threads::run(RANKS, DEADLINE, move |comm| {
+        let rank = comm.rank();
+        let outcome = go(comm, how);
+        if let Ok(mut reports) = sink.lock() {
+            reports[rank] = Some(outcome.clone());
+        }
+        outcome
+    });
+    match (how, world) {
+        // The rank's panic comes back to the caller of `run`, after all others have ended.
+        ("panic", Err(problem)) if problem.contains("this rank was told to panic") => {}
+        ("panic", other) => return Err(format!("the panic did not come back: {other:?}").into()),
+        (_, world) => drop(world?),
+    }
+    let reports = reports.lock().map_err(|_| "a rank panicked with the reports in hand")?;
+    let others = reports.iter().enumerate().filter(|(rank, _)| *rank != VICTIM);
+    let others: Result<Vec<String>, String> = others
+        .map(|(rank, report)| report.clone().unwrap_or_else(|| Err(format!("rank {rank} has no report"))))
+        .collect();
+    expect_gone(how, &others?)
+}
+

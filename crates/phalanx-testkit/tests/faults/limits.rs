@@ -1,0 +1,194 @@
+//! Small limits of the operating system: a typed error that names the remedy, and never a signal or a hang.
+
+use crate::common::DEADLINE;
+use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::Scenario;
+
+#[cfg(target_os = "linux")]
+pub const SCENARIOS: &[Scenario] = linux::SCENARIOS;
+#[cfg(not(target_os = "linux"))]
+pub const SCENARIOS: &[Scenario] = &[];
+
+#[cfg(not(target_os = "linux"))]
+pub fn trials() -> Vec<Trial> {
+    Vec::new()
+}
+
+#[cfg(target_os = "linux")]
+pub use linux::trials;
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use super::*;
+    use crate::common::{has, says};
+    use phalanx::{Comm, Error, ReduceOp};
+    use phalanx_testkit::processes::Launch;
+    use phalanx_testkit::scenario::Outcome;
+    use phalanx_testkit::{Fields, verdict};
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    pub const SCENARIOS: &[Scenario] = &[
+        Scenario::process("limits/files_of_processes", |args| {
+            limit_files(number(args)?)?;
+            report(phalanx::init().and_then(|comm| works(&comm)))
+        }),
+        Scenario::process("limits/files_of_threads", |args| {
+            limit_files(number(args)?)?;
+            report(run_threads())
+        }),
+        Scenario::process("limits/memory_of_threads", |args| {
+            limit_memory(number(args)?)?;
+            report(run_threads())
+        }),
+        Scenario::process("limits/memory_of_processes", |args| {
+            limit_memory(number(args)?)?;
+            report(phalanx::init().and_then(|comm| works(&comm)))
+        }),
+        Scenario::process("limits/file_size", |args| {
+            lower(Resource::Fsize, number(args)?)?;
+            report(phalanx::init().and_then(|comm| works(&comm)))
+        }),
+        Scenario::rank("limits/file_size_of_alloc", |comm, _| file_size_of_alloc(&comm)),
+        Scenario::rank("limits/huge_alloc", |comm, _| huge_alloc(&comm)),
+        Scenario::process("limits/huge_alloc_of_threads", |_| {
+            let outcomes = phalanx::run(2, |comm| huge_alloc(&comm)).map_err(|error| error.to_string())?;
+            outcomes.into_iter().collect()
+        }),
+    ];
+
+    pub fn trials() -> Vec<Trial> {
+        let mut trials = Vec::new();
+        let mut add = |name: &str, run: fn() -> Result<(), Failed>| {
+            trials.push(Trial::test(format!("processes/limits/{name}"), run));
+        };
+        add("files_of_processes", || fails(Launch::new("limits/files_of_processes", 3).arg(1)));
+        add("files_of_threads", || either(Launch::alone("limits/files_of_threads").arg(0)));
+        add("memory_of_threads", || {
+            fails(Launch::alone("limits/memory_of_threads").arg(1))?;
+            [3, 6, 12, 30, 100]
+                .iter()
+                .try_for_each(|mib| either(Launch::alone("limits/memory_of_threads").arg(mib)))
+        });
+        add("memory_of_processes", || {
+            fails(Launch::new("limits/memory_of_processes", 3).arg(1))?;
+            [3, 6, 12, 30]
+                .iter()
+                .try_for_each(|mib| either(Launch::new("limits/memory_of_processes", 3).arg(mib)))
+        });
+        add("file_size", || {
+            fails(Launch::new("limits/file_size", 3).arg(4096))?;
+            fails(Launch::new("limits/file_size", 3).arg(0))
+        });
+        add("file_size_of_alloc", || ok(Launch::new("limits/file_size_of_alloc", 2)));
+        add("huge_alloc", || ok(Launch::new("limits/huge_alloc", 2)));
+        add("huge_alloc_of_threads", || ok(Launch::alone("limits/huge_alloc_of_threads")));
+        trials
+    }
+
+    fn number(args: &[String]) -> Result<u64, String> {
+        args.first().and_then(|arg| arg.parse().ok()).ok_or_else(|| "a number is missing".to_owned())
+    }
+
+    fn lower(resource: Resource, limit: u64) -> Result<(), String> {
+        let maximum = getrlimit(resource).maximum;
+        setrlimit(resource, Rlimit { current: Some(limit), maximum }).map_err(|error| error.to_string())
+    }
+
+    /// Leaves room for so many more open files.
+    fn limit_files(more: u64) -> Result<(), String> {
+        let open = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?;
+        let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok());
+        // The listing itself had one open, which is closed again.
+        let next = numbers.max().map_or(0, |last| last);
+        lower(Resource::Nofile, next + more)
+    }
+
+    /// Leaves room for so many more MiB of address space.
+    fn limit_memory(more: u64) -> Result<(), String> {
+        let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+        let now: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        lower(Resource::As, (now.ok_or("no VmSize")? << 10) + (more << 20))
+    }
+
+    fn works(comm: &Comm) -> phalanx::Result<()> {
+        let mut sum = [1u8; 3];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
+    }
+
+    fn run_threads() -> phalanx::Result<()> {
+        phalanx::run(6, |comm| works(&comm))?.into_iter().collect()
+    }
+
+    fn report(result: phalanx::Result<()>) -> Outcome {
+        Ok(match result {
+            Ok(()) => Fields::new().with("kind", "worked").to_string(),
+            Err(error) => verdict::fields(&error).to_string(),
+        })
+    }
+
+    fn reports(launch: Launch) -> Result<Vec<Fields>, Failed> {
+        // Ranks whose peers have failed to join are told after this time.
+        let reports = launch.env("PHALANX_TIMEOUT", "4").deadline(DEADLINE).reports()?;
+        Ok(reports.iter().map(|report| Fields::parse(report)).collect::<Option<_>>().ok_or("not a report")?)
+    }
+
+    /// Every rank gets a typed error, and whoever met the limit says what to do.
+    fn fails(launch: Launch) -> Result<(), Failed> {
+        let reports = reports(launch)?;
+        for fields in &reports {
+            match fields.get("kind") {
+                Some("system" | "bootstrap") => {}
+                _ => return Err(format!("not the right error: {fields}").into()),
+            }
+        }
+        let tells = |fields: &Fields| fields.get("text").is_some_and(|text| text.contains("ulimit"));
+        if !reports.iter().any(tells) {
+            return Err(format!("nobody names a remedy: {reports:?}").into());
+        }
+        Ok(())
+    }
+
+    /// It works, or it is a typed error: with a limit that is nearly enough, both are right.
+    fn either(launch: Launch) -> Result<(), Failed> {
+        for fields in reports(launch)? {
+            match fields.get("kind") {
+                Some("worked" | "system" | "bootstrap" | "peer" | "timeout") => {}
+                _ => return Err(format!("not the right error: {fields}").into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn ok(launch: Launch) -> Result<(), Failed> {
+        launch.deadline(DEADLINE).reports()?;
+        Ok(())
+    }
+
+    /// A limit that comes when the communicator is there already: `alloc` meets it, and nothing else is hurt.
+    fn file_size_of_alloc(comm: &Comm) -> Outcome {
+        works(comm).map_err(|error| error.to_string())?;
+        lower(Resource::Fsize, 4096)?;
+        let fields = verdict::expected(comm.alloc::<u8>(64 << 20).map(drop), "alloc beyond RLIMIT_FSIZE")?;
+        has(&fields, "kind", "system")?;
+        has(&fields, "fatal", false)?;
+        says(&fields, "text", "ulimit -f")?;
+        works(comm).map_err(|error| error.to_string())?;
+        // What needs no memory of its own works with any size.
+        let mut sum = vec![1u32; 1 << 20];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(|error| error.to_string())?;
+        Ok(String::new())
+    }
+
+    /// More memory than there is address space for.
+    fn huge_alloc(comm: &Comm) -> Outcome {
+        for len in [1 << 62, 1 << 48, usize::MAX / 2] {
+            match comm.alloc::<u8>(len) {
+                Err(error @ (Error::System(_) | Error::Usage(_))) if !error.is_fatal() => {}
+                other => return Err(format!("alloc of {len} bytes answers {other:?}")),
+            }
+            works(comm).map_err(|error| error.to_string())?;
+        }
+        Ok(String::new())
+    }
+}

@@ -1,0 +1,832 @@
+//! The collectives: one description of who gives what to whom ([`Flow`]), and two ways to carry it out.
+//!
+//! *Small* (up to a few KiB): every writer puts its blocks into stamped lines, every reader takes them out.
+//! One transfer, no flag, no closing barrier: two slots alternate.
+//!
+//! *Bulk*: in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
+//! buffer if that can be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into
+//! which the writer copies it ahead of time. A writer whose buffer is read waits at the end until all have
+//! read it. Large all_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk.
+//!
+//! No rank ever writes into another's memory, so a rank that is stopped half-way and continues after its
+//! peers gave up can spoil only its own result. Reductions combine the contributions in rank order.
+
+use super::endpoint::Endpoint;
+use super::layout::{RING_CHUNKS, SLOT_BYTES, SLOT_LINES, SLOTS};
+use super::protocol::{LINE, LINE_PAYLOAD};
+use super::record::Record;
+use super::reduce::{self, Reducer};
+use super::world::Location;
+use crate::backend::{Blocks, Call, Operation};
+use crate::error::Result;
+
+/// Payload of a slot's opening line that is not taken by the fingerprint and the factor.
+const INLINE: usize = LINE_PAYLOAD - 16;
+
+/// Chunks that are copied into the ring before the first is needed: enough for peers to find work.
+const LEAD: usize = 1;
+const LEAD_CROWDED: usize = RING_CHUNKS / 2;
+
+/// Results larger than this are stored past the caches: the last-level cache would only pass them on.
+const STREAMING: usize = 32 << 20;
+
+/// The rings of a rank.
+const CONTRIBUTIONS: usize = 0;
+const RESULTS: usize = 1;
+
+/// What a rank remembers from one collective to the next.
+pub(super) struct State {
+    /// Number of the last operation, from 1.
+    sequence: u64,
+    /// Fingerprint of all operations so far.
+    history: u64,
+    /// Every peer is known to have completed this operation.
+    heard: u64,
+    /// Number of the next chunk of each ring.
+    next_chunk: [u64; 2],
+    /// Chunks of each ring that every peer is known to have read.
+    drained: [u64; 2],
+    /// For each rank: what its opening said.
+    openings: Vec<Opening>,
+    /// Room for what small reductions read from each rank.
+    scratch: Vec<u8>,
+    sources: Vec<*const u8>,
+    factors: Vec<u64>,
+}
+
+// SAFETY: the pointers in `sources` are used only within the call that put them there.
+unsafe impl Send for State {}
+
+/// The payload of a slot's first line.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Opening {
+    history: u64,
+    /// Bits of this rank's factor in a pre-multiplied sum.
+    factor: u64,
+    data: [u64; INLINE / 8],
+}
+
+impl Opening {
+    const EMPTY: Opening = Opening { history: 0, factor: 0, data: [0; INLINE / 8] };
+
+    fn locations(&self) -> [Location; 2] {
+        let [a, b, c, d, _] = self.data;
+        [Location { segment: a, offset: b }, Location { segment: c, offset: d }]
+    }
+}
+
+const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
+
+impl State {
+    pub fn new(ranks: usize) -> State {
+        State {
+            sequence: 0,
+            history: 0,
+            heard: 0,
+            next_chunk: [0; 2],
+            drained: [0; 2],
+            openings: vec![Opening::EMPTY; ranks],
+            scratch: vec![0; ranks * SLOT_BYTES],
+            sources: Vec::with_capacity(ranks),
+            factors: Vec::with_capacity(ranks),
+        }
+    }
+
+    /// Number of the last collective.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
+/// Who takes part in one role.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    All,
+    Only(usize),
+}
+
+impl Who {
+    fn includes(self, rank: usize) -> bool {
+        self == Who::All || self == Who::Only(rank)
+    }
+}
+
+/// Who gives what to whom.
+#[derive(Clone, Copy)]
+struct Flow<'a> {
+    writers: Who,
+    readers: Who,
+    /// Each reader gets a block of its own (else all get the same).
+    scattered: bool,
+    /// Each writer's block has a place of its own in `recv` (else there is one).
+    gathered: bool,
+    /// Blocks are combined (else copied).
+    reduced: bool,
+    blocks: Blocks<'a>,
+    size: usize,
+}
+
+impl<'a> Flow<'a> {
+    fn of(call: &Call<'a>) -> Flow<'a> {
+        use Operation::*;
+        let root = Who::Only(call.root);
+        let (writers, readers, scattered, gathered, reduced) = match call.operation {
+            AllReduce => (Who::All, Who::All, false, false, true),
+            Reduce => (Who::All, root, false, false, true),
+            Broadcast => (root, Who::All, false, false, false),
+            AllGather | AllGatherV | Split => (Who::All, Who::All, false, true, false),
+            Gather | GatherV => (Who::All, root, false, true, false),
+            ReduceScatter | ReduceScatterV => (Who::All, Who::All, true, false, true),
+            AllToAll => (Who::All, Who::All, true, true, false),
+            Scatter | ScatterV => (root, Who::All, true, false, false),
+            // Nothing to give, but everybody opens and hears everybody.
+            Barrier | Finalize | AllToAllV => (Who::All, Who::All, false, false, false),
+            Send | Recv => unreachable!("messages are not collectives"),
+        };
+        let size = call.dtype.size();
+        // The data of an all_to_all_v goes as messages; here its ranks only agree.
+        let blocks = if call.operation == AllToAllV { Blocks::Equal(0) } else { call.blocks };
+        Flow { writers, readers, scattered, gathered, reduced, blocks, size }
+    }
+
+    /// Bytes that `writer` gives to `reader`.
+    #[inline(always)]
+    fn block_len(&self, writer: usize, reader: usize) -> usize {
+        let block = if self.scattered { reader } else if self.gathered { writer } else { 0 };
+        self.blocks.len(block) * self.size
+    }
+
+    /// Where in `send` the block for `reader` starts.
+    #[inline(always)]
+    fn source_offset(&self, reader: usize) -> usize {
+        if self.scattered { self.blocks.offset(reader) * self.size } else { 0 }
+    }
+
+    /// Where in `recv` the block of `writer` goes.
+    #[inline(always)]
+    fn target_offset(&self, writer: usize) -> usize {
+        if self.gathered { self.blocks.offset(writer) * self.size } else { 0 }
+    }
+
+    #[inline(always)]
+    fn longest(&self) -> usize {
+        self.blocks.longest() * self.size
+    }
+
+    /// Bytes of `send` on a writer.
+    fn send_len(&self, rank: usize, ranks: usize) -> usize {
+        if self.scattered {
+            (self.blocks.offset(ranks - 1) + self.blocks.len(ranks - 1)) * self.size
+        } else {
+            self.block_len(rank, rank)
+        }
+    }
+}
+
+/// One rank's work on one collective.
+pub(super) struct Collective<'a> {
+    endpoint: &'a Endpoint,
+    state: &'a mut State,
+}
+
+impl<'a> Collective<'a> {
+    /// # Safety
+    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    #[inline]
+    pub unsafe fn run(endpoint: &'a Endpoint, state: &'a mut State, call: &Call<'_>) -> Result<()> {
+        endpoint.check()?;
+        let mut this = Collective { endpoint, state };
+        this.begin(&Record::of(call));
+        let flow = Flow::of(call);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if this.is_small(&flow) {
+                this.small(call, &flow)?;
+            } else {
+                this.bulk(call, &flow)?;
+            }
+        }
+        this.endpoint.own().done_operation.set(this.state.sequence);
+        this.endpoint.announce_progress();
+        Ok(())
+    }
+
+    fn begin(&mut self, record: &Record) {
+        self.state.sequence += 1;
+        self.state.history = record.chain(self.state.history);
+        self.endpoint.own().announce(self.state.sequence, record);
+    }
+
+    fn is_small(&self, flow: &Flow<'_>) -> bool {
+        if flow.scattered {
+            self.endpoint.ranks * flow.longest().div_ceil(LINE_PAYLOAD) <= SLOT_LINES
+        } else {
+            flow.longest() <= SLOT_BYTES
+        }
+    }
+
+    // --- openings -------------------------------------------------------------------------------------
+
+    /// Waits until every reader of this rank's slot, used `SLOTS` operations ago, is done with it.
+    #[inline(always)]
+    fn wait_slot_free(&mut self) -> Result<()> {
+        let needed = self.state.sequence.saturating_sub(SLOTS as u64);
+        if self.state.heard < needed {
+            for peer in self.endpoint.peers() {
+                let done = &self.endpoint.channel.state(peer).done_operation;
+                self.endpoint.wait(peer, || done.get() >= needed)?;
+            }
+            self.state.heard = needed;
+        }
+        Ok(())
+    }
+
+    /// Opens this rank's slot for all to see.
+    #[inline(always)]
+    fn open(&self, factor: u64, data: [u64; INLINE / 8]) {
+        let opening = Opening { history: self.state.history, factor, data };
+        let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
+        // SAFETY: `wait_slot_free` was called; the opening is 56 bytes long.
+        unsafe {
+            slot.opening.write(self.state.sequence, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD);
+        }
+        self.endpoint.announce_progress();
+    }
+
+    /// Waits for a writer's opening and compares histories.
+    #[inline(always)]
+    fn hear(&mut self, writer: usize) -> Result<()> {
+        let sequence = self.state.sequence;
+        let slot = self.endpoint.channel.slot(writer, sequence);
+        self.endpoint.wait(writer, || slot.opening.is(sequence))?;
+        let opening = &mut self.state.openings[writer];
+        // SAFETY: stamped with this operation; the writer leaves it until this rank is done. An opening is
+        // 56 bytes, all of whose bit patterns are valid.
+        unsafe { slot.opening.read(std::ptr::from_mut(opening).cast(), LINE_PAYLOAD) };
+        if opening.history != self.state.history {
+            return Err(self.endpoint.fail_mismatch(writer, sequence));
+        }
+        Ok(())
+    }
+
+    /// Hears all writers. If that were all peers, all are known to have completed the operation before.
+    #[inline(always)]
+    fn hear_all(&mut self, writers: Who) -> Result<()> {
+        match writers {
+            Who::All => {
+                for peer in self.endpoint.peers() {
+                    self.hear(peer)?;
+                }
+                self.state.heard = self.state.sequence - 1;
+            }
+            Who::Only(writer) if writer != self.endpoint.rank => self.hear(writer)?,
+            Who::Only(_) => {}
+        }
+        Ok(())
+    }
+
+    // --- small ----------------------------------------------------------------------------------------
+
+    /// # Safety
+    /// As for `run`; the flow is small.
+    #[inline]
+    unsafe fn small(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+        let rank = self.endpoint.rank;
+        let inline = !flow.scattered && flow.longest() <= INLINE;
+        if flow.writers.includes(rank) {
+            self.wait_slot_free()?;
+            let mut data = [0; INLINE / 8];
+            if inline {
+                let len = flow.block_len(rank, rank);
+                // SAFETY: the call's block is readable; `data` holds an inline block.
+                unsafe { reduce::copy_small(data.as_mut_ptr().cast(), call.send, len) };
+            }
+            // The opening goes first: its readers find it while the lines are being written.
+            self.open(call.reduction.factor, data);
+            if !inline {
+                // SAFETY: as above.
+                unsafe { self.write_lines(call, flow) };
+            }
+        }
+        if flow.readers.includes(rank) {
+            self.hear_all(flow.writers)?;
+            if flow.reduced {
+                // SAFETY: the caller's contract.
+                unsafe { self.small_reduce(call, flow, inline) }?;
+            } else {
+                // SAFETY: the caller's contract.
+                unsafe { self.small_copy(call, flow, inline) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The call's blocks are readable, and `wait_slot_free` was called.
+    unsafe fn write_lines(&self, call: &Call<'_>, flow: &Flow<'_>) {
+        let rank = self.endpoint.rank;
+        let slot = self.endpoint.channel.slot(rank, self.state.sequence);
+        let per_block = flow.longest().div_ceil(LINE_PAYLOAD);
+        let write = |first: usize, source: *const u8, len: usize| {
+            for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
+                // SAFETY: in bounds of the block; the line is this rank's and free.
+                unsafe {
+                    let bytes = source.add(offset);
+                    line.write(self.state.sequence, bytes, (len - offset).min(LINE_PAYLOAD));
+                }
+            }
+        };
+        if flow.scattered {
+            for reader in self.endpoint.peers().filter(|reader| flow.readers.includes(*reader)) {
+                // SAFETY: the block lies in `send`.
+                let source = unsafe { call.send.add(flow.source_offset(reader)) };
+                write(reader * per_block, source, flow.block_len(rank, reader));
+            }
+        } else {
+            write(0, call.send, flow.block_len(rank, rank));
+        }
+        self.endpoint.announce_progress();
+    }
+
+    /// Takes a writer's block for this rank out of its lines.
+    ///
+    /// # Safety
+    /// `target` is writable for the block's length, and the writer's opening was heard.
+    #[inline]
+    unsafe fn read_lines(&self, flow: &Flow<'_>, writer: usize, target: *mut u8) -> Result<()> {
+        let sequence = self.state.sequence;
+        let slot = self.endpoint.channel.slot(writer, sequence);
+        let first = if flow.scattered {
+            self.endpoint.rank * flow.longest().div_ceil(LINE_PAYLOAD)
+        } else {
+            0
+        };
+        let len = flow.block_len(writer, self.endpoint.rank);
+        for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
+            self.endpoint.wait(writer, || line.is(sequence))?;
+            // SAFETY: stamped with this operation; in bounds of the target.
+            unsafe { line.read(target.add(offset), (len - offset).min(LINE_PAYLOAD)) };
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `small`, on a reader that has heard all.
+    unsafe fn small_reduce(&mut self, call: &Call<'_>, flow: &Flow<'_>, inline: bool) -> Result<()> {
+        let rank = self.endpoint.rank;
+        if !inline {
+            for writer in self.endpoint.peers() {
+                // SAFETY: the scratch has SLOT_BYTES for each rank.
+                let target = unsafe { self.state.scratch.as_mut_ptr().add(writer * SLOT_BYTES) };
+                // SAFETY: as above.
+                unsafe { self.read_lines(flow, writer, target) }?;
+            }
+        }
+        self.state.sources.clear();
+        for writer in 0..self.endpoint.ranks {
+            let source = if writer == rank {
+                // SAFETY: the block lies in `send`.
+                unsafe { call.send.add(flow.source_offset(rank)) }
+            } else if inline {
+                self.state.openings[writer].data.as_ptr().cast()
+            } else {
+                // SAFETY: as above.
+                unsafe { self.state.scratch.as_ptr().add(writer * SLOT_BYTES) }
+            };
+            self.state.sources.push(source);
+        }
+        self.gather_factors(call);
+        let count = flow.block_len(rank, rank) / flow.size;
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        // SAFETY: every source has `count` elements, and `recv` room for them; it overlaps at most this
+        // rank's own source, exactly.
+        unsafe { reducer.run(call.recv, &self.state.sources, &self.state.factors, count, false) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `small`, on a reader that has heard all.
+    unsafe fn small_copy(&mut self, call: &Call<'_>, flow: &Flow<'_>, inline: bool) -> Result<()> {
+        let rank = self.endpoint.rank;
+        for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
+            // SAFETY: the block's place lies in `recv`.
+            let target = unsafe { call.recv.add(flow.target_offset(writer)) };
+            if inline {
+                let data = self.state.openings[writer].data.as_ptr().cast();
+                // SAFETY: an inline block fits the opening.
+                unsafe { reduce::copy_small(target, data, flow.block_len(writer, rank)) };
+            } else {
+                // SAFETY: as above.
+                unsafe { self.read_lines(flow, writer, target) }?;
+            }
+        }
+        if flow.writers.includes(rank) {
+            // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+            unsafe { copy_own(call, flow, rank, 0, usize::MAX, false) };
+        }
+        Ok(())
+    }
+
+    fn gather_factors(&mut self, call: &Call<'_>) {
+        self.state.factors.clear();
+        self.state.factors.extend(self.state.openings.iter().map(|opening| opening.factor));
+        self.state.factors[self.endpoint.rank] = call.reduction.factor;
+    }
+
+    // --- bulk -----------------------------------------------------------------------------------------
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
+        let writes = flow.writers.includes(rank);
+        let mut send = Location::NOWHERE;
+        if writes {
+            // What is overwritten while peers still need it must be copied first.
+            let in_place_exchange = flow.scattered && flow.gathered && call.send == call.recv;
+            if !in_place_exchange {
+                send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
+            }
+            let mut recv = Location::NOWHERE;
+            if call.operation == Operation::AllReduce {
+                recv = self.endpoint.world.locate(call.recv, flow.longest());
+            }
+            let data = [send.segment, send.offset, recv.segment, recv.offset, 0];
+            self.wait_slot_free()?;
+            self.open(call.reduction.factor, data);
+            self.state.openings[rank].data = data;
+        }
+        if flow.readers.includes(rank) {
+            self.hear_all(flow.writers)?;
+        }
+        self.gather_factors(call);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if call.operation == Operation::AllReduce && self.in_two_phases() {
+                self.two_phases(call, flow, send)?;
+            } else {
+                self.one_phase(call, flow, send)?;
+            }
+        }
+        if writes && self.state.openings[rank].locations().into_iter().any(Location::is_readable) {
+            // Peers read this rank's memory: it must not return before they are done.
+            let sequence = self.state.sequence;
+            self.endpoint.own().done_operation.set(sequence);
+            self.endpoint.announce_progress();
+            for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
+                let done = &self.endpoint.channel.state(peer).done_operation;
+                self.endpoint.wait(peer, || done.get() >= sequence)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Two ranks that must copy their contributions anyway are faster when each reduces everything: nobody
+    /// waits for a result. Otherwise each rank reduces a part, and the parts are gathered. All ranks decide
+    /// alike, since they have heard the same openings.
+    fn in_two_phases(&self) -> bool {
+        self.endpoint.ranks != 2 || self.all_readable(0) && self.all_readable(1)
+    }
+
+    /// Whether every rank's buffer (0: `send`, 1: `recv`) can be read by its peers.
+    fn all_readable(&self, which: usize) -> bool {
+        self.state.openings.iter().all(|opening| opening.locations()[which].is_readable())
+    }
+
+    fn lead(&self) -> usize {
+        if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
+    }
+
+    /// # Safety
+    /// As for `bulk`, after the openings.
+    unsafe fn one_phase(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+        let rank = self.endpoint.rank;
+        let stages = flow.writers.includes(rank) && !send.is_readable();
+        let reads = flow.readers.includes(rank);
+        let chunk = self.step_len(flow.scattered);
+        let steps = flow.longest().div_ceil(chunk);
+        let step = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
+        let lead = if reads { self.lead() } else { 0 };
+        let streaming = flow.longest() >= STREAMING;
+        for i in 0..steps + lead {
+            if stages && i < steps {
+                let range = |reader| step.range(i, flow.block_len(rank, reader));
+                let chunk = self.wait_ring_free(&step, i, flow.readers)?;
+                // SAFETY: the blocks lie in `send`, the pieces in the chunk, which is free.
+                unsafe {
+                    if flow.scattered {
+                        for reader in self.endpoint.peers().filter(|r| flow.readers.includes(*r)) {
+                            let (offset, len) = range(reader);
+                            let source = call.send.add(flow.source_offset(reader) + offset);
+                            reduce::copy(chunk.add(reader * step.chunk), source, len, false);
+                        }
+                    } else {
+                        let (offset, len) = range(rank);
+                        reduce::copy(chunk, call.send.add(offset), len, false);
+                    }
+                }
+                self.publish(&step, i);
+            }
+            if reads && i >= lead {
+                // SAFETY: the caller's contract.
+                unsafe { self.read_step(call, flow, &step, i - lead, streaming) }?;
+            }
+        }
+        self.finish_steps(&step, steps);
+        Ok(())
+    }
+
+    /// Takes one step's chunk of every writer.
+    ///
+    /// # Safety
+    /// As for `one_phase`.
+    unsafe fn read_step(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        step: &Steps,
+        i: usize,
+        streaming: bool,
+    ) -> Result<()> {
+        let rank = self.endpoint.rank;
+        if flow.reduced {
+            let (offset, len) = step.range(i, flow.block_len(rank, rank));
+            let base = flow.source_offset(rank) + offset;
+            let scatter = if flow.scattered { rank * step.chunk } else { 0 };
+            // SAFETY: own and peers' blocks contain `base..base + len`; `recv` has room for its block.
+            unsafe {
+                self.reduce_step(call, step, i, base, scatter, call.recv.add(offset), len, streaming)
+            }?;
+        } else {
+            for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
+                let (offset, len) = step.range(i, flow.block_len(writer, rank));
+                let source = self.source_of(writer, 0, step, i)?;
+                let location = self.state.openings[writer].locations()[0];
+                // SAFETY: the writer's block contains the range, and `recv` has room for it.
+                unsafe {
+                    let target = call.recv.add(flow.target_offset(writer) + offset);
+                    let inner = if location.is_readable() {
+                        flow.source_offset(rank) + offset
+                    } else if flow.scattered {
+                        rank * step.chunk
+                    } else {
+                        0
+                    };
+                    self.guarded(location.is_readable(), || {
+                        reduce::copy(target, source.add(inner), len, streaming);
+                    })?;
+                }
+            }
+            if flow.writers.includes(rank) {
+                // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+                unsafe { copy_own(call, flow, rank, i * step.chunk, step.chunk, streaming) };
+            }
+        }
+        self.endpoint.own().done_chunk[step.ring].set(step.number(i) + 1);
+        self.endpoint.announce_progress();
+        Ok(())
+    }
+
+    /// Reduces all ranks' contributions of one step, in rank order.
+    ///
+    /// `base` is where the step's elements start in a readable `send`, `scatter` where they start in a chunk.
+    ///
+    /// # Safety
+    /// `len` bytes are there in every contribution, and room for them at `target`.
+    #[expect(clippy::too_many_arguments, reason = "two callers, which differ in just these")]
+    unsafe fn reduce_step(
+        &mut self,
+        call: &Call<'_>,
+        step: &Steps,
+        i: usize,
+        base: usize,
+        scatter: usize,
+        target: *mut u8,
+        len: usize,
+        streaming: bool,
+    ) -> Result<()> {
+        let mut direct = false;
+        self.state.sources.clear();
+        for writer in 0..self.endpoint.ranks {
+            // SAFETY: the caller's contract.
+            let source = unsafe {
+                if writer == self.endpoint.rank {
+                    call.send.add(base)
+                } else {
+                    let readable = self.state.openings[writer].locations()[0].is_readable();
+                    direct |= readable;
+                    self.source_of(writer, 0, step, i)?.add(if readable { base } else { scatter })
+                }
+            };
+            self.state.sources.push(source);
+        }
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        let State { sources, factors, .. } = &*self.state;
+        self.guarded(direct, || {
+            // SAFETY: every source has `len` bytes; the target overlaps at most this rank's own source,
+            // exactly.
+            unsafe { reducer.run(target, sources, factors, len / call.dtype.size(), streaming) };
+        })
+    }
+
+    /// Where a writer's data of a step starts: its buffer, or its ring's chunk once it is written.
+    /// `which` buffer: 0 for `send`, 1 for `recv`.
+    fn source_of(&self, writer: usize, which: usize, step: &Steps, i: usize) -> Result<*const u8> {
+        let location = self.state.openings[writer].locations()[which];
+        // Results lie in `recv`, but are there only when published.
+        if !location.is_readable() || step.ring == RESULTS {
+            let number = step.number(i);
+            let published = &self.endpoint.channel.state(writer).published[step.ring];
+            self.endpoint.wait(writer, || published.get() > number)?;
+        }
+        if location.is_readable() {
+            self.endpoint.world.resolve(location)
+        } else {
+            Ok(self.endpoint.channel.ring_chunk(writer, step.ring, step.number(i)))
+        }
+    }
+
+    /// Does `work`, inside the gate if it reads a peer's own memory.
+    #[inline(always)]
+    fn guarded(&self, direct: bool, work: impl FnOnce()) -> Result<()> {
+        if !direct {
+            work();
+            return Ok(());
+        }
+        let gate = &self.endpoint.own().gates[0];
+        if !gate.enter(self.endpoint.fences, || self.endpoint.has_failed()) {
+            return self.endpoint.check();
+        }
+        work();
+        gate.leave();
+        Ok(())
+    }
+
+    /// Reduce-scatter and all-gather, a step of one behind a step of the other, so that what is gathered is
+    /// still in its writer's cache.
+    ///
+    /// # Safety
+    /// As for `bulk`, for an all_reduce of which all have heard all openings.
+    unsafe fn two_phases(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
+        let bytes = flow.longest();
+        let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
+        let part_len = |rank: usize| bytes.saturating_sub(rank * part).min(part);
+        let recv = self.state.openings[rank].locations()[1];
+        let staged = !self.all_readable(0);
+        let chunk = self.step_len(staged);
+        let steps = part.div_ceil(chunk);
+        let gives = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
+        let results = Steps { ring: RESULTS, first: self.state.next_chunk[RESULTS], chunk };
+        let streaming = bytes >= STREAMING;
+        let lead = self.lead();
+        for i in 0..steps + 2 * lead {
+            if i < steps && !send.is_readable() {
+                let chunk = self.wait_ring_free(&gives, i, Who::All)?;
+                for reader in self.endpoint.peers() {
+                    let (offset, len) = gives.range(i, part_len(reader));
+                    // SAFETY: the part lies in `send`, the piece in the chunk, which is free.
+                    unsafe {
+                        let source = call.send.add(reader * part + offset);
+                        reduce::copy(chunk.add(reader * gives.chunk), source, len, false);
+                    }
+                }
+                self.publish(&gives, i);
+            }
+            if (lead..steps + lead).contains(&i) {
+                let j = i - lead;
+                let (offset, len) = gives.range(j, part_len(rank));
+                let base = rank * part + offset;
+                // SAFETY: the part lies in every contribution and in `recv`.
+                let target = unsafe { call.recv.add(if len == 0 { 0 } else { base }) };
+                if len > 0 {
+                    // SAFETY: as above. The own part is kept in the cache for the peers.
+                    unsafe {
+                        self.reduce_step(call, &gives, j, base, rank * chunk, target, len, false)
+                    }?;
+                }
+                self.endpoint.own().done_chunk[CONTRIBUTIONS].set(gives.number(j) + 1);
+                if !recv.is_readable() {
+                    let chunk = self.wait_ring_free(&results, j, Who::All)?;
+                    // SAFETY: the result was just written; the chunk is free.
+                    unsafe { reduce::copy(chunk, target, len, false) };
+                }
+                self.publish(&results, j);
+            }
+            if i >= 2 * lead {
+                let j = i - 2 * lead;
+                for writer in self.endpoint.peers() {
+                    let (offset, len) = results.range(j, part_len(writer));
+                    if len == 0 {
+                        continue;
+                    }
+                    let source = self.source_of(writer, 1, &results, j)?;
+                    let readable = self.state.openings[writer].locations()[1].is_readable();
+                    let base = writer * part + offset;
+                    // SAFETY: the writer's part lies in its `recv` and in this rank's.
+                    unsafe {
+                        let source = source.add(if readable { base } else { 0 });
+                        let target = call.recv.add(base);
+                        self.guarded(readable, || reduce::copy(target, source, len, streaming))?;
+                    }
+                }
+                self.endpoint.own().done_chunk[RESULTS].set(results.number(j) + 1);
+                self.endpoint.announce_progress();
+            }
+        }
+        self.finish_steps(&gives, steps);
+        self.finish_steps(&results, steps);
+        Ok(())
+    }
+
+    // --- steps ----------------------------------------------------------------------------------------
+
+    /// Bytes of a block that one step moves; a chunk of the ring holds a piece for each rank if scattered.
+    fn step_len(&self, scattered: bool) -> usize {
+        let chunk = self.endpoint.channel.layout.chunk;
+        if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk }
+    }
+
+    /// Waits until the ring's chunk for step `i` is no longer needed, and answers its address.
+    fn wait_ring_free(&mut self, step: &Steps, i: usize, readers: Who) -> Result<*mut u8> {
+        let number = step.number(i);
+        let needed = (number + 1).saturating_sub(RING_CHUNKS as u64);
+        if self.state.drained[step.ring] < needed {
+            let mut drained = u64::MAX;
+            for peer in self.endpoint.peers() {
+                let done = &self.endpoint.channel.state(peer).done_chunk[step.ring];
+                // Who does not read in this operation only has to be done with the ones before.
+                let reads = readers.includes(peer);
+                let needed = if reads { needed } else { needed.min(step.first) };
+                self.endpoint.wait(peer, || done.get() >= needed)?;
+                if reads {
+                    drained = drained.min(done.get());
+                }
+            }
+            self.state.drained[step.ring] = drained.max(needed).min(number);
+        }
+        Ok(self.endpoint.channel.ring_chunk(self.endpoint.rank, step.ring, number))
+    }
+
+    fn publish(&self, step: &Steps, i: usize) {
+        self.endpoint.own().published[step.ring].set(step.number(i) + 1);
+        self.endpoint.announce_progress();
+    }
+
+    /// Leaves the ring as the next operation expects it, also on ranks that had nothing to read.
+    fn finish_steps(&mut self, step: &Steps, steps: usize) {
+        let next = step.first + steps as u64;
+        self.state.next_chunk[step.ring] = next;
+        self.endpoint.own().done_chunk[step.ring].set(next);
+    }
+}
+
+/// A run of chunks of one ring.
+struct Steps {
+    ring: usize,
+    /// Number of the first chunk.
+    first: u64,
+    /// Bytes of a block per step.
+    chunk: usize,
+}
+
+impl Steps {
+    fn number(&self, i: usize) -> u64 {
+        self.first + i as u64
+    }
+
+    /// Offset and length of step `i` in a block.
+    fn range(&self, i: usize, block: usize) -> (usize, usize) {
+        let offset = (i * self.chunk).min(block);
+        (offset, (block - offset).min(self.chunk))
+    }
+}
+
+/// Copies a range of this rank's block for itself, unless it is in its place already.
+///
+/// # Safety
+/// The blocks lie in the call's buffers.
+unsafe fn copy_own(
+    call: &Call<'_>,
+    flow: &Flow<'_>,
+    rank: usize,
+    offset: usize,
+    len: usize,
+    streaming: bool,
+) {
+    let block = flow.block_len(rank, rank);
+    let offset = offset.min(block);
+    let len = len.min(block - offset);
+    if len == 0 {
+        return;
+    }
+    // SAFETY: in bounds of the blocks, which are the same place or apart.
+    unsafe {
+        let source = call.send.add(flow.source_offset(rank) + offset);
+        let target = call.recv.add(flow.target_offset(rank) + offset);
+        if source != target.cast_const() {
+            reduce::copy(target, source, len, streaming);
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! One rank's end of a channel: who the others are, waiting for them, and giving up.
+
+use super::layout::{
+    Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState,
+};
+use super::protocol::Fences;
+use super::record::Record;
+use super::verdict::{Context, Verdict};
+use super::world::{Segment, World};
+use crate::backend::Departure;
+use crate::error::{Error, PeerEvent, Result};
+use crate::sync::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+/// Polls before anything else when every rank has a core: about a microsecond, no instruction wasted.
+const POLLS: u32 = 400;
+/// The same when ranks share cores: what a peer on another core may still take to finish.
+const POLLS_CROWDED: u32 = 24;
+/// Then, with a core for every rank, polls with a pause between them: some tens of microseconds.
+const PAUSES: u32 = 600;
+/// Then giving the core to others, before going to sleep.
+const YIELDING: Duration = Duration::from_micros(200);
+const YIELDING_CROWDED: Duration = Duration::from_millis(2);
+/// Sleeps end after this time at first, and after this time at last, to look whether the peers live.
+const FIRST_SLEEP: Duration = Duration::from_millis(1);
+const LAST_SLEEP: Duration = Duration::from_millis(50);
+/// A rank that waits says so in the log, this often.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+pub(super) struct Endpoint {
+    pub rank: usize,
+    pub ranks: usize,
+    pub channel: Channel,
+    pub world: Arc<World>,
+    pub fences: Fences,
+    /// More ranks than cores: waiting must not keep others from running.
+    pub crowded: bool,
+    segment: Segment,
+    /// The world rank of each rank of this channel.
+    members: Vec<usize>,
+    polls: u32,
+    timeout: AtomicU64,
+}
+
+/// What a rank waits in, for errors: the number of the operation and what it is.
+pub(super) type Subject = (u64, Record);
+
+impl Endpoint {
+    /// Takes `rank`'s place in a channel. Every rank of it does so once.
+    pub fn attach(
+        world: Arc<World>,
+        segment: Segment,
+        channel: Channel,
+        rank: usize,
+        members: Vec<usize>,
+        timeout: Duration,
+    ) -> Endpoint {
+        let ranks = channel.layout.ranks;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // Ranks of other channels need cores too: what counts is how many ranks the world has here.
+        let crowded = members.iter().max().map_or(ranks, |last| last + 1).max(ranks) > cores;
+        let fences = if crate::os::asymmetric_barriers() { Fences::Asymmetric } else { Fences::Symmetric };
+        let endpoint = Endpoint {
+            rank,
+            ranks,
+            channel,
+            world,
+            fences,
+            crowded,
+            segment,
+            members,
+            polls: if crowded { POLLS_CROWDED } else { POLLS },
+            timeout: AtomicU64::new(0),
+        };
+        endpoint.set_timeout(timeout);
+        endpoint.channel.header().attached.fetch_add(1, Ordering::AcqRel);
+        endpoint.own().life.pid.store(std::process::id(), Ordering::Relaxed);
+        endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
+        endpoint
+    }
+
+    #[inline(always)]
+    pub fn own(&self) -> &RankState {
+        self.channel.state(self.rank)
+    }
+
+    pub fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        let nanos = timeout.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.timeout.store(nanos, Ordering::Relaxed);
+    }
+
+    /// World ranks of the channel's ranks.
+    pub fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    /// The other ranks, starting behind this one, so that not everybody turns to the same rank at once.
+    #[inline(always)]
+    pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, ranks) = (self.rank, self.ranks);
+        (rank + 1..ranks).chain(0..rank)
+    }
+
+    /// After a store that others may wait for: wakes those who sleep.
+    #[inline(always)]
+    pub fn announce_progress(&self) {
+        if self.own().park.has_sleepers(self.fences) {
+            self.wake_peers();
+        }
+    }
+
+    #[cold]
+    fn wake_peers(&self) {
+        for peer in self.peers() {
+            self.channel.state(peer).park.wake();
+        }
+    }
+
+    /// Whether the channel has failed.
+    #[inline(always)]
+    pub fn has_failed(&self) -> bool {
+        self.channel.header().verdict.load(Ordering::Acquire) != 0
+    }
+
+    /// An error if the channel has failed.
+    #[inline(always)]
+    pub fn check(&self) -> Result<()> {
+        if self.has_failed() { Err(self.verdict()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn verdict(&self) -> Error {
+        let winner = self.channel.header().verdict.load(Ordering::Acquire) as usize - 1;
+        Verdict::read(self.channel.state(winner))
+            .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)))
+    }
+
+    /// Fails the channel for all ranks, and answers with the verdict that holds (another rank's, if it was
+    /// first).
+    #[cold]
+    pub fn fail(&self, verdict: &Verdict) -> Error {
+        if !self.has_failed() {
+            verdict.propose(self.channel.header(), self.own(), self.rank);
+            tracing::error!(rank = self.rank, "the communicator has failed: {}", self.verdict());
+        }
+        self.wake_peers();
+        self.verdict()
+    }
+
+    /// Waits until no peer is inside this rank's memory. Called after the channel has failed and before the
+    /// error is returned: from then on the caller may free its buffers. A peer that enters later sees the
+    /// verdict and turns back. Process ranks see only memory of the region, which outlives this rank.
+    #[cold]
+    pub fn close_buffers(&self) {
+        if self.world.is_processes() {
+            return;
+        }
+        self.fences.slow_side();
+        for peer in self.peers() {
+            for gate in &self.channel.state(peer).gates {
+                while gate.is_inside() {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// Waits until `ready`, which `peer` will make true.
+    #[inline(always)]
+    pub fn wait(&self, peer: usize, ready: impl Fn() -> bool) -> Result<()> {
+        for _ in 0..self.polls {
+            if ready() {
+                return Ok(());
+            }
+        }
+        let subject = || self.own().last_announced().expect("a rank that waits has announced why");
+        self.wait_long(&mut || Ok(ready()), &|| vec![peer], &subject)
+    }
+
+    /// Waits until `ready`, which any of `awaited` may make true; polls, yields and then sleeps.
+    #[cold]
+    pub fn wait_long(
+        &self,
+        ready: &mut dyn FnMut() -> Result<bool>,
+        awaited: &dyn Fn() -> Vec<usize>,
+        subject: &dyn Fn() -> Subject,
+    ) -> Result<()> {
+        if !self.crowded {
+            for _ in 0..PAUSES {
+                std::hint::spin_loop();
+                if ready()? {
+                    return Ok(());
+                }
+            }
+        }
+        let since = Instant::now();
+        let yielding = if self.crowded { YIELDING_CROWDED } else { YIELDING };
+        while since.elapsed() < yielding {
+            std::thread::yield_now();
+            if ready()? {
+                return Ok(());
+            }
+            self.check()?;
+        }
+        let waited = self.sleep_until(ready, awaited, subject, since);
+        self.own().life.waits_for.store(0, Ordering::Release);
+        waited
+    }
+
+    fn sleep_until(
+        &self,
+        ready: &mut dyn FnMut() -> Result<bool>,
+        awaited: &dyn Fn() -> Vec<usize>,
+        subject: &dyn Fn() -> Subject,
+        since: Instant,
+    ) -> Result<()> {
+        let mut slice = FIRST_SLEEP;
+        let mut logged = since;
+        loop {
+            let peers = awaited();
+            let parks = || peers.iter().map(|peer| &self.channel.state(*peer).park);
+            if let Some(first) = peers.first() {
+                self.own().life.waits_for.store(*first as u32 + 1, Ordering::Release);
+            }
+            let left = self.timeout().saturating_sub(since.elapsed());
+            self.own().park.prepare(parks(), self.fences);
+            let outcome = ready();
+            if matches!(outcome, Ok(false)) && !self.has_failed() {
+                self.own().park.sleep(slice.min(left));
+            }
+            self.own().park.finish(parks());
+            if outcome? || ready()? {
+                return Ok(());
+            }
+            self.check()?;
+            if let Some(verdict) = self.find_reason(&awaited(), subject, since) {
+                // It may have become ready while the reason was found: a peer that has left had done its part.
+                return if ready()? { Ok(()) } else { Err(self.fail(&verdict)) };
+            }
+            slice = (slice * 2).min(LAST_SLEEP);
+            if logged.elapsed() > LOG_INTERVAL {
+                logged = Instant::now();
+                let (sequence, record) = subject();
+                let seen: Vec<_> =
+                    peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
+                tracing::warn!(
+                    rank = self.rank,
+                    "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
+                    since.elapsed(),
+                    seen.join(", ")
+                );
+            }
+        }
+    }
+
+    /// Whether there is a reason to give up.
+    fn find_reason(
+        &self,
+        awaited: &[usize],
+        subject: &dyn Fn() -> Subject,
+        since: Instant,
+    ) -> Option<Verdict> {
+        let (sequence, record) = subject();
+        let context =
+            || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
+        if !is_message(&record)
+            && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
+        {
+            return Some(mismatch);
+        }
+        for &rank in awaited {
+            if let Some(event) = self.gone(rank) {
+                return Some(Verdict::Peer { rank, event, context: context() });
+            }
+        }
+        if since.elapsed() >= self.timeout() {
+            let missing = self.missing(awaited, sequence, &record);
+            return Some(Verdict::Timeout { missing, context: context() });
+        }
+        None
+    }
+
+    /// Whether a peer cannot answer any more.
+    fn gone(&self, rank: usize) -> Option<PeerEvent> {
+        match self.channel.state(rank).life.state.load(Ordering::Acquire) {
+            LIFE_LEFT => Some(PeerEvent::Left),
+            LIFE_PANICKED => Some(PeerEvent::Panicked),
+            _ => match &*self.world {
+                World::Processes(world) if world.processes[self.members[rank]].has_exited() => {
+                    Some(PeerEvent::Died)
+                }
+                _ => None,
+            },
+        }
+    }
+
+    /// Who holds everybody up. Of a collective, those who have not called it. If all have, or for a message,
+    /// the rank at the end of the chain of those who wait for one another.
+    fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
+        if !is_message(record) {
+            let absent: Vec<usize> = (0..self.ranks)
+                .filter(|rank| {
+                    self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence)
+                })
+                .collect();
+            if !absent.is_empty() {
+                return absent;
+            }
+        }
+        let mut missing: Vec<usize> =
+            awaited.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        missing
+    }
+
+    /// Follows who waits for whom to a rank that does not wait; `None` if the chain is a circle.
+    fn end_of_chain(&self, mut rank: usize) -> Option<usize> {
+        for _ in 0..self.ranks {
+            match self.channel.state(rank).life.waits_for.load(Ordering::Acquire) {
+                0 => return Some(rank),
+                next => rank = next as usize - 1,
+            }
+            if rank == self.rank {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// What a rank was last seen doing, for error messages.
+    pub fn last_seen(&self, rank: usize) -> String {
+        let state = self.channel.state(rank);
+        let pid = state.life.pid.load(Ordering::Relaxed);
+        let mut text = match state.last_announced() {
+            _ if pid == 0 => return "it has not joined".into(),
+            None => "it has made no call yet".into(),
+            Some((sequence, record)) if state.done_operation.get() >= sequence => {
+                format!("it has completed {record}, operation number {sequence}, and called nothing since")
+            }
+            Some((sequence, record)) => format!("it is in {record}, operation number {sequence}"),
+        };
+        if self.world.is_processes() {
+            text.push_str(&format!(", process {pid}"));
+            if crate::os::is_stopped(pid) {
+                text.push_str(", which is stopped");
+            }
+        }
+        text
+    }
+
+    /// The verdict if this rank and `peer` announced different calls under the same number.
+    fn compare_records(&self, peer: usize, sequence: u64) -> Option<Verdict> {
+        let own = self.own().announced(sequence)?;
+        let theirs = self.channel.state(peer).announced(sequence)?;
+        (own != theirs).then(|| {
+            let (own, theirs) = ((self.rank, own), (peer, theirs));
+            let (lower, higher) = if self.rank < peer { (own, theirs) } else { (theirs, own) };
+            Verdict::Mismatch { sequence, lower, higher }
+        })
+    }
+
+    /// The error after `peer`'s history turned out to differ from this rank's: names the first call that does.
+    #[cold]
+    pub fn fail_mismatch(&self, peer: usize, sequence: u64) -> Error {
+        let first = sequence.saturating_sub(RECORDS as u64 - 1).max(1);
+        let verdict = (first..=sequence).find_map(|s| self.compare_records(peer, s));
+        match verdict {
+            Some(verdict) => self.fail(&verdict),
+            // The call that differed is longer ago than calls are remembered: name the present one.
+            None => {
+                let own = self.own().announced(sequence).expect("announced by this call");
+                let (low, high) = (self.rank.min(peer), self.rank.max(peer));
+                self.fail(&Verdict::Mismatch { sequence, lower: (low, own), higher: (high, own) })
+            }
+        }
+    }
+
+    pub fn depart(&self, departure: Departure) {
+        let state = match departure {
+            Departure::Left => LIFE_LEFT,
+            Departure::Panicked => LIFE_PANICKED,
+        };
+        self.own().life.state.store(state, Ordering::Release);
+        self.announce_progress();
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let last = self.channel.header().attached.fetch_sub(1, Ordering::AcqRel) == 1;
+        self.world.close_segment(&self.segment, last);
+    }
+}
+
+fn is_message(record: &Record) -> bool {
+    use crate::backend::Operation::{Recv, Send};
+    matches!(record.operation, Send | Recv)
+}

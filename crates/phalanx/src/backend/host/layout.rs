@@ -1,0 +1,258 @@
+//! Where everything lies in a communicator's channel: the part of the region its ranks share.
+//!
+//! A channel holds, for n ranks:
+//! - a header with the verdict, and a [`RankState`] for each rank: its counters, its records, its sleep;
+//! - for each rank two *slots* of stamped lines (small messages, and the opening of every operation);
+//! - for each rank two *rings* of chunks (contributions, and results of two-phase reductions);
+//! - for each ordered pair of ranks a mailbox (messages).
+//!
+//! The file is sparse: pages that were never touched cost nothing.
+
+use super::protocol::{Counter, Gate, LINE, LINE_PAYLOAD, Park, StampedLine};
+use crate::os::Mapping;
+use crate::sync::{AtomicU32, AtomicU64};
+use std::sync::Arc;
+
+/// The most ranks of one region.
+pub(crate) const MAX_RANKS: usize = 512;
+
+/// Slots of a rank. With two, an operation's slot is written again two operations later, and a rank that
+/// has completed the one in between has heard that every peer completed this one.
+pub(super) const SLOTS: usize = 2;
+
+/// Stamped lines of a slot behind its opening line.
+pub(super) const SLOT_LINES: usize = 160;
+
+/// The most bytes that travel in a slot's stamped lines.
+pub(super) const SLOT_BYTES: usize = SLOT_LINES * LINE_PAYLOAD;
+
+/// Chunks of a ring.
+pub(super) const RING_CHUNKS: usize = 8;
+
+/// Message slots of a mailbox.
+pub(super) const MAIL_SLOTS: usize = 4;
+
+/// Stamped lines of a message slot behind its opening line.
+pub(super) const MAIL_LINES: usize = 80;
+
+/// The most bytes of a message that travel in stamped lines.
+pub(super) const MAIL_BYTES: usize = MAIL_LINES * LINE_PAYLOAD;
+
+/// Chunks of a mailbox's ring.
+pub(super) const MAIL_CHUNKS: usize = 4;
+
+/// Remembered calls of each rank.
+pub(super) const RECORDS: usize = 16;
+
+/// Words of a verdict: see `verdict.rs`.
+pub(super) const VERDICT_WORDS: usize = 16 + MAX_RANKS / 64;
+
+/// What the whole channel shares.
+#[repr(C, align(128))]
+pub(super) struct ChannelHeader {
+    /// 0, or one more than the rank whose verdict counts. Set once.
+    pub verdict: AtomicU32,
+    /// Ranks that still have the channel open.
+    pub attached: AtomicU32,
+}
+
+/// A call as its rank announces it: for comparison and for error messages.
+#[repr(C, align(64))]
+pub(super) struct RecordWords {
+    /// The operation's number; stored last.
+    pub sequence: AtomicU64,
+    /// The words of [`super::record::Record`].
+    pub words: [AtomicU64; 5],
+}
+
+/// What one rank tells about itself. Everything has this rank as its only writer, but `park`.
+#[repr(C, align(128))]
+pub(super) struct RankState {
+    /// Chunks written to each ring.
+    pub published: [Counter; 2],
+    /// Operations completed.
+    pub done_operation: Counter,
+    /// Chunks of each ring that this rank has read from everyone.
+    pub done_chunk: [Counter; 2],
+    pub park: Park,
+    /// Inside a peer's memory: from a collective, from a message.
+    pub gates: [Gate; 2],
+    pub life: Life,
+    pub records: [RecordWords; RECORDS],
+    pub verdict: [AtomicU64; VERDICT_WORDS],
+}
+
+/// Who a rank is and whether it is there.
+#[repr(C, align(128))]
+pub(super) struct Life {
+    /// One of the `LIFE_` values.
+    pub state: AtomicU32,
+    pub pid: AtomicU32,
+    /// One more than the rank it has been waiting for, 0 when it is not waiting.
+    pub waits_for: AtomicU32,
+}
+
+pub(super) const LIFE_ACTIVE: u32 = 1;
+pub(super) const LIFE_LEFT: u32 = 2;
+pub(super) const LIFE_PANICKED: u32 = 3;
+
+/// A line that opens a slot or a message, and the lines behind it.
+#[repr(C, align(64))]
+pub(super) struct Slot {
+    pub opening: StampedLine,
+    pub lines: [StampedLine; SLOT_LINES],
+}
+
+/// A message's opening and its lines.
+#[repr(C, align(64))]
+pub(super) struct MailSlot {
+    pub opening: StampedLine,
+    pub lines: [StampedLine; MAIL_LINES],
+}
+
+/// One direction between two ranks.
+#[repr(C, align(128))]
+pub(super) struct Mailbox {
+    /// Messages the receiver has taken. Written by the receiver.
+    pub taken_messages: Counter,
+    /// Chunks the receiver has taken. Written by the receiver.
+    pub taken_chunks: Counter,
+    /// Chunks the sender has written.
+    pub sent_chunks: Counter,
+    pub slots: [MailSlot; MAIL_SLOTS],
+}
+
+/// Sizes and offsets of a channel for a number of ranks: the same in every process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub ranks: usize,
+    /// Bytes of a ring's chunk.
+    pub chunk: usize,
+    /// Bytes of a mailbox ring's chunk.
+    pub mail_chunk: usize,
+    states: usize,
+    slots: usize,
+    rings: usize,
+    mailboxes: usize,
+    mail_rings: usize,
+    total: usize,
+}
+
+/// Offsets of parts that are not of the same kind keep to pages.
+const PAGE: usize = 4096;
+
+impl Layout {
+    pub fn new(ranks: usize) -> Layout {
+        debug_assert!((1..=MAX_RANKS).contains(&ranks));
+        // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
+        let chunk = (ranks.next_power_of_two() * 2048).clamp(32 << 10, 128 << 10);
+        // Mailboxes are n²: their rings shrink as n grows.
+        let mail_chunk = ((1 << 20) / ranks.next_power_of_two()).clamp(4 << 10, 32 << 10);
+        let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
+        let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
+        let rings = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
+        let mailboxes = rings + ranks * 2 * RING_CHUNKS * chunk;
+        let mail_rings = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
+        let total = mail_rings + ranks * ranks * MAIL_CHUNKS * mail_chunk;
+        Layout { ranks, chunk, mail_chunk, states, slots, rings, mailboxes, mail_rings, total }
+    }
+
+    /// Bytes of the channel.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+}
+
+/// A mapped channel: typed access to its parts.
+pub(super) struct Channel {
+    pub layout: Layout,
+    memory: Arc<Mapping>,
+}
+
+impl Channel {
+    /// # Safety
+    /// The mapping starts with a channel of this layout: fresh zeroes, or memory that other ranks use as
+    /// one. All parts are valid when zero.
+    pub unsafe fn new(layout: Layout, memory: Arc<Mapping>) -> Channel {
+        assert!(memory.len() >= layout.total, "a channel needs {} bytes", layout.total);
+        assert_eq!(memory.as_ptr() as usize % PAGE, 0, "a channel starts at a page");
+        Channel { layout, memory }
+    }
+
+    /// # Safety
+    /// A value of type `T`, made of atomics and of memory under their protocol, lies at `offset`.
+    #[inline(always)]
+    unsafe fn at<T>(&self, offset: usize) -> &T {
+        debug_assert!(offset + size_of::<T>() <= self.layout.total);
+        // SAFETY: in bounds by `Layout`, aligned because parts start at pages and are arrays; the mapping
+        // lives as long as `self`.
+        unsafe { &*self.memory.as_ptr().add(offset).cast::<T>() }
+    }
+
+    #[inline(always)]
+    pub fn header(&self) -> &ChannelHeader {
+        // SAFETY: the header lies at the start.
+        unsafe { self.at(0) }
+    }
+
+    #[inline(always)]
+    pub fn state(&self, rank: usize) -> &RankState {
+        debug_assert!(rank < self.layout.ranks);
+        // SAFETY: `states` is an array of one state per rank.
+        unsafe { self.at(self.layout.states + rank * size_of::<RankState>()) }
+    }
+
+    #[inline(always)]
+    pub fn slot(&self, rank: usize, sequence: u64) -> &Slot {
+        debug_assert!(rank < self.layout.ranks);
+        let index = rank * SLOTS + (sequence as usize % SLOTS);
+        // SAFETY: `slots` is an array of SLOTS slots per rank.
+        unsafe { self.at(self.layout.slots + index * size_of::<Slot>()) }
+    }
+
+    /// Address of a ring's chunk. Who may touch it when is told by `published` and `done_chunk`.
+    #[inline(always)]
+    pub fn ring_chunk(&self, rank: usize, ring: usize, number: u64) -> *mut u8 {
+        debug_assert!(rank < self.layout.ranks && ring < 2);
+        let index = (rank * 2 + ring) * RING_CHUNKS + (number as usize % RING_CHUNKS);
+        // SAFETY: `rings` is an array of 2 × RING_CHUNKS chunks per rank.
+        unsafe { self.memory.as_ptr().add(self.layout.rings + index * self.layout.chunk) }
+    }
+
+    #[inline(always)]
+    pub fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
+        debug_assert!(from < self.layout.ranks && to < self.layout.ranks);
+        let index = from * self.layout.ranks + to;
+        // SAFETY: `mailboxes` is an array of n × n mailboxes.
+        unsafe { self.at(self.layout.mailboxes + index * size_of::<Mailbox>()) }
+    }
+
+    /// Address of a mailbox ring's chunk. Who may touch it when is told by the mailbox's counters.
+    #[inline(always)]
+    pub fn mail_chunk(&self, from: usize, to: usize, number: u64) -> *mut u8 {
+        debug_assert!(from < self.layout.ranks && to < self.layout.ranks);
+        let index = (from * self.layout.ranks + to) * MAIL_CHUNKS + (number as usize % MAIL_CHUNKS);
+        // SAFETY: `mail_rings` is an array of MAIL_CHUNKS chunks per pair.
+        unsafe { self.memory.as_ptr().add(self.layout.mail_rings + index * self.layout.mail_chunk) }
+    }
+}
+
+const _: () = assert!(size_of::<StampedLine>() == LINE);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap() {
+        for ranks in [1, 2, 3, 7, 16, 64, MAX_RANKS] {
+            let layout = Layout::new(ranks);
+            assert!(layout.states >= size_of::<ChannelHeader>());
+            assert!(layout.slots >= layout.states + ranks * size_of::<RankState>());
+            assert!(layout.rings >= layout.slots + ranks * SLOTS * size_of::<Slot>());
+            assert!(layout.mailboxes >= layout.rings + ranks * 2 * RING_CHUNKS * layout.chunk);
+            assert!(layout.mail_rings >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
+            assert_eq!(layout.chunk % (64 * ranks.next_power_of_two()), 0);
+        }
+    }
+}

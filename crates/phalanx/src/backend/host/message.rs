@@ -1,0 +1,613 @@
+//! Messages between two ranks: posted transfers that are moved along by whoever waits.
+//!
+//! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 40 bytes travel in the
+//! opening itself, a few KiB in stamped lines behind it, more through the mailbox's ring, or not at all if
+//! the receiver can read the sender's buffer: then the sender waits until it has.
+//!
+//! A receiver takes a mailbox's messages in order. One that no posted receive matches (by tag) is put
+//! aside on the heap, so that a later receive finds it and the mailbox never blocks.
+
+use super::endpoint::Endpoint;
+use super::layout::{MAIL_BYTES, MAIL_CHUNKS, MAIL_SLOTS, MailSlot};
+use super::protocol::LINE_PAYLOAD;
+use super::record::Record;
+use super::verdict::Verdict;
+use super::world::Location;
+use crate::backend::{Direction, Operation, Ticket, Transfer};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::ReductionCode;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Payload of a message's opening that is not taken by its header.
+const INLINE: usize = LINE_PAYLOAD - 16;
+
+/// A readable buffer is copied in pieces of this size, so that giving up is noticed.
+const PIECE: usize = 256 << 10;
+
+/// Polls before a wait is a long one.
+const POLLS: u32 = 200;
+
+/// Whose message it is: users' and the library's own (all_to_all_v) never match each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Plane {
+    User = 0,
+    Internal = 1,
+}
+
+/// How a message's bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Way {
+    Inline = 0,
+    Lines = 1,
+    Ring = 2,
+    Direct = 3,
+}
+
+impl Way {
+    fn from_code(code: u8) -> Way {
+        match code {
+            0 => Way::Inline,
+            1 => Way::Lines,
+            2 => Way::Ring,
+            _ => Way::Direct,
+        }
+    }
+}
+
+/// A message's opening.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Opening {
+    tag: u32,
+    plane: u8,
+    dtype: u8,
+    way: u8,
+    unused: u8,
+    bytes: u64,
+    data: [u64; INLINE / 8],
+}
+
+const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
+
+impl Opening {
+    fn location(&self) -> Location {
+        Location { segment: self.data[0], offset: self.data[1] }
+    }
+}
+
+/// A posted transfer.
+struct Posted {
+    transfer: Transfer,
+    plane: Plane,
+    done: bool,
+}
+
+/// Where an arriving message goes.
+enum Destination {
+    Posted(usize),
+    Aside(Vec<u8>),
+}
+
+/// A message that is being received.
+struct Arriving {
+    opening: Opening,
+    destination: Destination,
+    moved: usize,
+}
+
+/// A message that came before its receive.
+struct Unexpected {
+    opening: Opening,
+    bytes: Vec<u8>,
+}
+
+/// Both directions between this rank and one other.
+#[derive(Default)]
+struct Peer {
+    /// Posted sends that are not written yet, in order; of the first, how many bytes are.
+    sends: VecDeque<usize>,
+    written: usize,
+    /// Sends whose buffer the receiver reads: the message's number and the transfer.
+    unread: VecDeque<(u64, usize)>,
+    receives: VecDeque<usize>,
+    arriving: Option<Arriving>,
+    unexpected: VecDeque<Unexpected>,
+    /// Messages and chunks sent and received so far.
+    sent: u64,
+    sent_chunks: u64,
+    received: u64,
+    received_chunks: u64,
+}
+
+impl Peer {
+    fn is_idle(&self) -> bool {
+        self.sends.is_empty() && self.unread.is_empty() && self.receives.is_empty()
+    }
+}
+
+/// One rank's messages.
+pub(super) struct Messages {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    posted: Vec<Option<Posted>>,
+    free: Vec<usize>,
+    peers: Vec<Peer>,
+    /// Peers with something to do.
+    active: Vec<usize>,
+}
+
+impl Messages {
+    pub fn new(ranks: usize) -> Messages {
+        let peers = (0..ranks).map(|_| Peer::default()).collect();
+        let inner = Inner { posted: Vec::new(), free: Vec::new(), peers, active: Vec::new() };
+        Messages { inner: Mutex::new(inner) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// # Safety
+    /// As for [`Backend::post`](crate::backend::Backend::post).
+    pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
+        endpoint.check()?;
+        let mut inner = self.lock();
+        let ticket = inner.insert(Posted { transfer, plane, done: false });
+        let peer = &mut inner.peers[transfer.peer];
+        match transfer.direction {
+            Direction::Send(_) => peer.sends.push_back(ticket),
+            Direction::Recv(_) => {
+                let found = peer
+                    .unexpected
+                    .iter()
+                    .position(|message| matches(&message.opening, plane, transfer.tag))
+                    .and_then(|index| peer.unexpected.remove(index));
+                match found {
+                    Some(message) => inner.deliver_unexpected(endpoint, ticket, &message)?,
+                    None => peer.receives.push_back(ticket),
+                }
+            }
+        }
+        if !inner.active.contains(&transfer.peer) {
+            inner.active.push(transfer.peer);
+        }
+        Ok(Ticket(ticket))
+    }
+
+    /// Moves all transfers along; whether any is still under way.
+    pub fn progress(&self, endpoint: &Endpoint) -> Result<bool> {
+        let mut inner = self.lock();
+        inner.progress(endpoint)?;
+        Ok(!inner.active.is_empty())
+    }
+
+    /// Whether the transfer is done; then its ticket is spent.
+    pub fn test(&self, endpoint: &Endpoint, ticket: Ticket) -> Result<bool> {
+        let mut inner = self.lock();
+        let outcome = endpoint.check().and_then(|()| inner.progress(endpoint));
+        inner.settle(ticket, outcome)
+    }
+
+    pub fn wait(&self, endpoint: &Endpoint, ticket: Ticket) -> Result<()> {
+        let polls = if endpoint.crowded { 4 } else { POLLS };
+        {
+            let mut inner = self.lock();
+            for _ in 0..polls {
+                let outcome = inner.progress(endpoint);
+                if inner.settle(ticket, outcome)? {
+                    return Ok(());
+                }
+            }
+        }
+        let subject = || {
+            let inner = self.lock();
+            let posted = inner.posted[ticket.0].as_ref().expect("a ticket is waited for once");
+            inner.subject(posted)
+        };
+        let waited = endpoint.wait_long(
+            &mut || {
+                let mut inner = self.lock();
+                inner.progress(endpoint)?;
+                Ok(inner.is_done(ticket))
+            },
+            &|| self.lock().awaited(),
+            &subject,
+        );
+        self.lock().settle(ticket, waited).map(drop)
+    }
+}
+
+fn matches(opening: &Opening, plane: Plane, tag: u32) -> bool {
+    opening.plane == plane as u8 && opening.tag == tag
+}
+
+impl Inner {
+    fn insert(&mut self, posted: Posted) -> usize {
+        match self.free.pop() {
+            Some(index) => {
+                self.posted[index] = Some(posted);
+                index
+            }
+            None => {
+                self.posted.push(Some(posted));
+                self.posted.len() - 1
+            }
+        }
+    }
+
+    fn posted(&self, index: usize) -> &Posted {
+        self.posted[index].as_ref().expect("queues hold posted transfers")
+    }
+
+    fn is_done(&self, ticket: Ticket) -> bool {
+        self.posted(ticket.0).done
+    }
+
+    fn finish(&mut self, index: usize) {
+        self.posted[index].as_mut().expect("queues hold posted transfers").done = true;
+    }
+
+    /// Whether the transfer is done. It is forgotten then, and also on an error: nobody touches its buffer
+    /// any more once this has returned.
+    fn settle(&mut self, ticket: Ticket, outcome: Result<()>) -> Result<bool> {
+        let done = self.is_done(ticket);
+        if done || outcome.is_err() {
+            let posted = self.posted[ticket.0].take().expect("a ticket is waited for once");
+            self.free.push(ticket.0);
+            if !done {
+                let peer = &mut self.peers[posted.transfer.peer];
+                peer.sends.retain(|index| *index != ticket.0);
+                peer.receives.retain(|index| *index != ticket.0);
+                peer.unread.retain(|(_, index)| *index != ticket.0);
+                if peer.arriving.as_ref().is_some_and(
+                    |a| matches!(a.destination, Destination::Posted(index) if index == ticket.0),
+                ) {
+                    peer.arriving = None;
+                }
+            }
+        }
+        if done { Ok(true) } else { outcome.map(|()| false) }
+    }
+
+    /// The peers that a transfer is under way with.
+    fn awaited(&self) -> Vec<usize> {
+        self.active.clone()
+    }
+
+    fn subject(&self, posted: &Posted) -> (u64, Record) {
+        let Transfer { direction, peer, .. } = posted.transfer;
+        let number = match direction {
+            Direction::Send(_) => self.peers[peer].sent,
+            Direction::Recv(_) => self.peers[peer].received,
+        };
+        (number + 1, record(&posted.transfer))
+    }
+
+    fn progress(&mut self, endpoint: &Endpoint) -> Result<()> {
+        let mut i = 0;
+        while i < self.active.len() {
+            let peer = self.active[i];
+            self.write(endpoint, peer);
+            self.read(endpoint, peer)?;
+            if self.peers[peer].is_idle() {
+                self.active.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        Ok(())
+    }
+
+    // --- sending --------------------------------------------------------------------------------------
+
+    /// Writes as much to a peer as its mailbox takes.
+    fn write(&mut self, endpoint: &Endpoint, peer: usize) {
+        let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
+        while let Some((number, index)) = self.peers[peer].unread.front().copied() {
+            if mailbox.taken_messages.get() < number {
+                break;
+            }
+            self.peers[peer].unread.pop_front();
+            self.finish(index);
+        }
+        while let Some(index) = self.peers[peer].sends.front().copied() {
+            if !self.write_message(endpoint, peer, index) {
+                break;
+            }
+            self.peers[peer].sends.pop_front();
+        }
+    }
+
+    /// Writes a message, or what there is room for; whether it is all written.
+    fn write_message(&mut self, endpoint: &Endpoint, peer: usize, index: usize) -> bool {
+        let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
+        let posted = self.posted(index);
+        let (plane, Transfer { direction, tag, dtype, count, .. }) = (posted.plane, posted.transfer);
+        let Direction::Send(source) = direction else { unreachable!("the queue holds sends") };
+        let bytes = count * dtype.size();
+        let state = &mut self.peers[peer];
+
+        if state.written == 0 {
+            if state.sent - mailbox.taken_messages.get() >= MAIL_SLOTS as u64 {
+                return false;
+            }
+            let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
+            state.sent += 1;
+            let mut opening = Opening {
+                tag,
+                plane: plane as u8,
+                dtype: dtype as u8,
+                way: Way::Ring as u8,
+                unused: 0,
+                bytes: bytes as u64,
+                data: [0; INLINE / 8],
+            };
+            if bytes <= INLINE {
+                opening.way = Way::Inline as u8;
+                // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
+                unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
+            } else if bytes <= MAIL_BYTES {
+                opening.way = Way::Lines as u8;
+            } else {
+                let location = endpoint.world.locate(source, bytes);
+                if location.is_readable() {
+                    opening.way = Way::Direct as u8;
+                    opening.data[..2].copy_from_slice(&[location.segment, location.offset]);
+                }
+            }
+            // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
+            unsafe { slot.opening.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
+            match Way::from_code(opening.way) {
+                Way::Inline => {}
+                Way::Lines => write_lines(slot, state.sent, source, bytes),
+                Way::Direct => {
+                    let number = state.sent;
+                    state.unread.push_back((number, index));
+                    endpoint.announce_progress();
+                    return true;
+                }
+                Way::Ring => return self.write_ring(endpoint, peer, index, source, bytes),
+            }
+            endpoint.announce_progress();
+            self.finish(index);
+            return true;
+        }
+        self.write_ring(endpoint, peer, index, source, bytes)
+    }
+
+    /// Writes what the ring has room for; whether the message is all written.
+    fn write_ring(
+        &mut self,
+        endpoint: &Endpoint,
+        peer: usize,
+        index: usize,
+        source: *const u8,
+        bytes: usize,
+    ) -> bool {
+        let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
+        let chunk = endpoint.channel.layout.mail_chunk;
+        let state = &mut self.peers[peer];
+        while state.written < bytes {
+            if state.sent_chunks - mailbox.taken_chunks.get() >= MAIL_CHUNKS as u64 {
+                endpoint.announce_progress();
+                return false;
+            }
+            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.sent_chunks);
+            let len = (bytes - state.written).min(chunk);
+            // SAFETY: the receiver has taken what the chunk held; the posted buffer has `bytes` bytes.
+            unsafe { super::reduce::copy(target, source.add(state.written), len, false) };
+            state.written += len;
+            state.sent_chunks += 1;
+            mailbox.sent_chunks.set(state.sent_chunks);
+        }
+        endpoint.announce_progress();
+        state.written = 0;
+        self.finish(index);
+        true
+    }
+
+    // --- receiving ------------------------------------------------------------------------------------
+
+    /// Takes what a peer has written, as long as a receive is posted.
+    fn read(&mut self, endpoint: &Endpoint, peer: usize) -> Result<()> {
+        let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
+        loop {
+            if self.peers[peer].arriving.is_some() {
+                if !self.read_arriving(endpoint, peer)? {
+                    return Ok(());
+                }
+                continue;
+            }
+            let state = &mut self.peers[peer];
+            if state.receives.is_empty() {
+                return Ok(());
+            }
+            let slot = &mailbox.slots[state.received as usize % MAIL_SLOTS];
+            if !slot.opening.is(state.received + 1) {
+                return Ok(());
+            }
+            let mut opening = Opening {
+                tag: 0,
+                plane: 0,
+                dtype: 0,
+                way: 0,
+                unused: 0,
+                bytes: 0,
+                data: [0; INLINE / 8],
+            };
+            // SAFETY: stamped with this message; an opening is 56 bytes, of which any value is valid.
+            unsafe { slot.opening.read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD) };
+            let posted = state.receives.iter().position(|index| {
+                let posted = self.posted[*index].as_ref().expect("queues hold posted transfers");
+                matches(&opening, posted.plane, posted.transfer.tag)
+            });
+            let destination = match posted {
+                Some(position) => {
+                    let index = state.receives.remove(position).expect("just found");
+                    self.check_match(endpoint, peer, index, &opening)?;
+                    Destination::Posted(index)
+                }
+                None => Destination::Aside(vec![0; opening.bytes as usize]),
+            };
+            self.peers[peer].arriving = Some(Arriving { opening, destination, moved: 0 });
+        }
+    }
+
+    /// The receive must expect what was sent.
+    fn check_match(
+        &self,
+        endpoint: &Endpoint,
+        peer: usize,
+        index: usize,
+        opening: &Opening,
+    ) -> Result<()> {
+        let transfer = &self.posted(index).transfer;
+        let same_type = opening.dtype == transfer.dtype as u8;
+        if same_type && opening.bytes == (transfer.count * transfer.dtype.size()) as u64 {
+            return Ok(());
+        }
+        let dtype = DType::from_code(opening.dtype).unwrap_or(DType::U8);
+        let sent = Record {
+            operation: Operation::Send,
+            dtype,
+            reduction: ReductionCode::Sum,
+            root: endpoint.rank as u32,
+            count: opening.bytes / dtype.size() as u64,
+            counts: 0,
+        };
+        let (ours, theirs) = ((endpoint.rank, record(transfer)), (peer, sent));
+        let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
+        let sequence = self.peers[peer].received + 1;
+        Err(endpoint.fail(&Verdict::Mismatch { sequence, lower, higher }))
+    }
+
+    /// Takes what there is of the arriving message; whether that was all.
+    fn read_arriving(&mut self, endpoint: &Endpoint, peer: usize) -> Result<bool> {
+        let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
+        let Inner { posted, peers, .. } = self;
+        let state = &mut peers[peer];
+        let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
+        let target = match &mut arriving.destination {
+            Destination::Aside(bytes) => bytes.as_mut_ptr(),
+            Destination::Posted(index) => {
+                match posted[*index].as_ref().expect("queues hold posted transfers").transfer.direction {
+                    Direction::Recv(target) => target,
+                    Direction::Send(_) => unreachable!("the queue holds receives"),
+                }
+            }
+        };
+        let number = state.received + 1;
+        let slot = &mailbox.slots[state.received as usize % MAIL_SLOTS];
+        let bytes = arriving.opening.bytes as usize;
+        match Way::from_code(arriving.opening.way) {
+            Way::Inline => {
+                let data = arriving.opening.data.as_ptr().cast();
+                // SAFETY: the target has `bytes` bytes, checked or allocated so; they fit the opening.
+                unsafe { super::reduce::copy_small(target, data, bytes) };
+            }
+            Way::Lines => {
+                while arriving.moved < bytes {
+                    let line = &slot.lines[arriving.moved / LINE_PAYLOAD];
+                    if !line.is(number) {
+                        return Ok(false);
+                    }
+                    let len = (bytes - arriving.moved).min(LINE_PAYLOAD);
+                    // SAFETY: stamped with this message; in bounds of the target.
+                    unsafe { line.read(target.add(arriving.moved), len) };
+                    arriving.moved += len;
+                }
+            }
+            Way::Ring => {
+                while arriving.moved < bytes {
+                    if mailbox.sent_chunks.get() <= state.received_chunks {
+                        return Ok(false);
+                    }
+                    let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.received_chunks);
+                    let len = (bytes - arriving.moved).min(endpoint.channel.layout.mail_chunk);
+                    // SAFETY: the sender has written the chunk; in bounds of the target.
+                    unsafe { super::reduce::copy(target.add(arriving.moved), chunk, len, false) };
+                    arriving.moved += len;
+                    state.received_chunks += 1;
+                    mailbox.taken_chunks.set(state.received_chunks);
+                    endpoint.announce_progress();
+                }
+            }
+            Way::Direct => {
+                let source = endpoint.world.resolve(arriving.opening.location())?;
+                while arriving.moved < bytes {
+                    let gate = &endpoint.own().gates[1];
+                    if !gate.enter(endpoint.fences, || endpoint.has_failed()) {
+                        endpoint.check()?;
+                    }
+                    let len = (bytes - arriving.moved).min(PIECE);
+                    // SAFETY: the sender keeps its buffer until the message is taken, or until it has
+                    // failed and this rank has left the gate; in bounds of the target.
+                    unsafe {
+                        let source = source.add(arriving.moved);
+                        super::reduce::copy(target.add(arriving.moved), source, len, false);
+                    }
+                    gate.leave();
+                    arriving.moved += len;
+                }
+            }
+        }
+        state.received = number;
+        mailbox.taken_messages.set(number);
+        endpoint.announce_progress();
+        let arrived = state.arriving.take().expect("asked by the caller");
+        match arrived.destination {
+            Destination::Posted(index) => self.finish(index),
+            Destination::Aside(bytes) => {
+                state.unexpected.push_back(Unexpected { opening: arrived.opening, bytes });
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives a message that was put aside to its receive.
+    fn deliver_unexpected(
+        &mut self,
+        endpoint: &Endpoint,
+        ticket: usize,
+        message: &Unexpected,
+    ) -> Result<()> {
+        let transfer = self.posted(ticket).transfer;
+        if let Err(error) = self.check_match(endpoint, transfer.peer, ticket, &message.opening) {
+            let _ = self.settle(Ticket(ticket), Err(error.clone()));
+            return Err(error);
+        }
+        let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
+        // SAFETY: the target has as many bytes as were sent, just checked.
+        unsafe { super::reduce::copy(target, message.bytes.as_ptr(), message.bytes.len(), false) };
+        self.finish(ticket);
+        Ok(())
+    }
+}
+
+fn write_lines(slot: &MailSlot, stamp: u64, source: *const u8, bytes: usize) {
+    for (line, offset) in slot.lines.iter().zip((0..bytes).step_by(LINE_PAYLOAD)) {
+        // SAFETY: the slot is free; in bounds of the posted buffer.
+        unsafe { line.write(stamp, source.add(offset), (bytes - offset).min(LINE_PAYLOAD)) };
+    }
+}
+
+/// A transfer as errors show it.
+fn record(transfer: &Transfer) -> Record {
+    Record {
+        operation: match transfer.direction {
+            Direction::Send(_) => Operation::Send,
+            Direction::Recv(_) => Operation::Recv,
+        },
+        dtype: transfer.dtype,
+        reduction: ReductionCode::Sum,
+        root: transfer.peer as u32,
+        count: transfer.count as u64,
+        counts: 0,
+    }
+}

@@ -1,0 +1,281 @@
+//! The host backend: ranks are threads of one process or processes of one host, over one shared region.
+//!
+//! How it differs from the model: operations are complete when they return, so there is nothing to
+//! synchronise with; mismatched calls are always detected; a root may return before the others have
+//! arrived (as MPI allows), so that its part in a mismatch may come to light in its next call.
+//!
+//! | file | what |
+//! |---|---|
+//! | `protocol.rs` | the words through which ranks talk |
+//! | `layout.rs`, `world.rs` | where they lie, and the memory they lie in |
+//! | `endpoint.rs` | waiting, noticing who is gone, giving up |
+//! | `record.rs`, `verdict.rs` | who called what, and why the communicator failed |
+//! | `collective.rs`, `reduce.rs` | collectives and their arithmetic |
+//! | `message.rs` | point to point |
+
+mod collective;
+mod endpoint;
+mod layout;
+mod message;
+pub(crate) mod protocol;
+mod record;
+mod reduce;
+mod verdict;
+mod world;
+
+pub(crate) use layout::MAX_RANKS;
+pub(crate) use reduce::Reducer;
+pub(crate) use world::World;
+
+use crate::backend::{
+    Allocation, Backend, BackendKind, Blocks, Call, Departure, Direction, Operation, Ticket, Transfer,
+};
+use crate::dtype::DType;
+use crate::error::Result;
+use collective::{Collective, State};
+use endpoint::Endpoint;
+use layout::{Channel, Layout};
+use message::{Messages, Plane};
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::time::Duration;
+use world::Segment;
+
+/// One rank's end of a communicator on the host.
+pub(crate) struct HostComm {
+    endpoint: Endpoint,
+    /// Touched only inside `collective` and `split`, which one thread at a time may call.
+    state: UnsafeCell<State>,
+    messages: Messages,
+}
+
+// SAFETY: `state` is the only part that is not `Sync` by itself; the contract of `Backend::collective` and
+// `Backend::split` says that one thread at a time uses it.
+unsafe impl Sync for HostComm {}
+
+/// A channel that one rank makes and all ranks of it open.
+pub(crate) struct NewChannel(Segment);
+
+impl NewChannel {
+    pub fn create(world: &World, ranks: usize) -> Result<NewChannel> {
+        world.create_segment(Layout::new(ranks).total()).map(NewChannel)
+    }
+
+    /// What the other ranks need to open it.
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    pub fn open(world: &World, id: u64) -> Result<NewChannel> {
+        world.open_segment(id).map(NewChannel)
+    }
+}
+
+impl HostComm {
+    /// Takes `rank`'s place in a channel of `members` (as world ranks).
+    pub fn attach(
+        world: Arc<World>,
+        channel: NewChannel,
+        rank: usize,
+        members: Vec<usize>,
+        timeout: Duration,
+    ) -> HostComm {
+        let ranks = members.len();
+        let segment = channel.0;
+        // SAFETY: the segment was made for a channel of this many ranks, and started as zeroes.
+        let channel = unsafe { Channel::new(Layout::new(ranks), segment.memory.clone()) };
+        let endpoint = Endpoint::attach(world, segment, channel, rank, members, timeout);
+        HostComm {
+            endpoint,
+            state: UnsafeCell::new(State::new(ranks)),
+            messages: Messages::new(ranks),
+        }
+    }
+
+    /// Before an error that ends the communicator reaches the caller, who may then free the buffers.
+    fn closing<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result
+            && error.is_fatal()
+        {
+            self.endpoint.close_buffers();
+        }
+        result
+    }
+
+    /// # Safety
+    /// As for [`Backend::collective`].
+    unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<()> {
+        let size = call.dtype.size();
+        // A tag of its own for each call, so that a message never meets another call's receive.
+        // SAFETY: inside `collective`.
+        let tag = unsafe { &*self.state.get() }.sequence() as u32;
+        let rank = self.endpoint.rank;
+        let (ours, places) = (call.blocks, call.recv_blocks);
+        let mut tickets = Vec::with_capacity(2 * self.endpoint.ranks);
+        let mut failed = None;
+        for peer in self.endpoint.peers() {
+            // SAFETY: the blocks lie in `send` and `recv`.
+            let (source, target) = unsafe {
+                (call.send.add(ours.offset(peer) * size), call.recv.add(places.offset(peer) * size))
+            };
+            for (direction, count) in [
+                (Direction::Recv(target), places.len(peer)),
+                (Direction::Send(source), ours.len(peer)),
+            ] {
+                let transfer = Transfer { direction, peer, tag, dtype: call.dtype, count };
+                // SAFETY: the buffers are the caller's until all tickets are settled below.
+                match unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) } {
+                    Ok(ticket) => tickets.push(ticket),
+                    Err(error) => failed = Some(error),
+                }
+            }
+        }
+        // SAFETY: own blocks have the same length (checked) and are apart.
+        unsafe {
+            let source = call.send.add(ours.offset(rank) * size);
+            let target = call.recv.add(places.offset(rank) * size);
+            reduce::copy(target, source, ours.len(rank) * size, false);
+        }
+        for ticket in tickets {
+            if let Err(error) = self.messages.wait(&self.endpoint, ticket) {
+                failed = Some(error);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Backend for HostComm {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Host
+    }
+
+    fn rank(&self) -> usize {
+        self.endpoint.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.endpoint.ranks
+    }
+
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        // SAFETY: one thread at a time is inside, says the caller.
+        let state = unsafe { &mut *self.state.get() };
+        // SAFETY: the caller's contract.
+        let result = unsafe { Collective::run(&self.endpoint, state, call) };
+        if result.is_ok() && call.operation == Operation::AllToAllV {
+            // SAFETY: the caller's contract; the ranks have agreed on the call.
+            return self.closing(unsafe { self.all_to_all_v(call) });
+        }
+        if result.is_ok() { result } else { self.closing(result) }
+    }
+
+    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+        // SAFETY: the caller's contract.
+        self.closing(unsafe { self.messages.post(&self.endpoint, transfer, Plane::User) })
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        let result = self.messages.wait(&self.endpoint, ticket);
+        if result.is_ok() { result } else { self.closing(result) }
+    }
+
+    fn test(&self, ticket: Ticket) -> Result<bool> {
+        self.closing(self.messages.test(&self.endpoint, ticket))
+    }
+
+    fn progress(&self) -> Result<bool> {
+        self.closing(self.messages.progress(&self.endpoint))
+    }
+
+    unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+        let ranks = self.endpoint.ranks;
+        let timeout = self.timeout();
+        // Who goes where.
+        let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64];
+        let mut all = vec![[0u64; 3]; ranks];
+        // SAFETY: the caller's contract.
+        unsafe { self.tell_all(&own, all.as_mut_slice()) }?;
+        let mut members: Vec<usize> = (0..ranks).filter(|rank| all[*rank][..2] == own[..2]).collect();
+        members.sort_by_key(|rank| (all[*rank][2] as i64, *rank));
+        let leader = members[0];
+        // The first of each group makes its channel, and tells.
+        let channel = if color.is_some() && leader == self.endpoint.rank {
+            Some(NewChannel::create(&self.endpoint.world, members.len()))
+        } else {
+            None
+        };
+        let id = channel.as_ref().and_then(|made| made.as_ref().ok()).map_or(0, NewChannel::id);
+        let mut ids = vec![[0u64; 1]; ranks];
+        // SAFETY: as above.
+        unsafe { self.tell_all(&[id], ids.as_mut_slice()) }?;
+        let joined = match channel {
+            _ if color.is_none() => None,
+            Some(made) => Some(made),
+            None if ids[leader] == [0] => Some(Err(crate::Error::Unsupported {
+                what: "split".into(),
+                why: format!("rank {leader} could not make the new communicator's memory"),
+                remedy: "see that rank's error".into(),
+            })),
+            None => Some(NewChannel::open(&self.endpoint.world, ids[leader][0])),
+        };
+        // Nobody leaves before all have opened the channel, or failed to.
+        let opened = !matches!(joined, Some(Err(_)));
+        let mut all_opened = vec![[0u64; 1]; ranks];
+        // SAFETY: as above.
+        unsafe { self.tell_all(&[u64::from(opened)], all_opened.as_mut_slice()) }?;
+        let Some(channel) = joined.transpose()? else { return Ok(None) };
+        if let Some(rank) = members.iter().find(|rank| all_opened[**rank] == [0]) {
+            return Err(crate::Error::Unsupported {
+                what: "split".into(),
+                why: format!("rank {rank} could not open the new communicator's memory"),
+                remedy: "see that rank's error".into(),
+            });
+        }
+        let rank = members.iter().position(|rank| *rank == self.endpoint.rank).expect("one of them");
+        let world_ranks = members.iter().map(|rank| self.endpoint.members()[*rank]).collect();
+        let world = self.endpoint.world.clone();
+        Ok(Some(Box::new(HostComm::attach(world, channel, rank, world_ranks, timeout))))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let block = self.endpoint.world.alloc(bytes)?;
+        Ok(Allocation { start: block.start, keep: Box::new(block) })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.endpoint.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.endpoint.set_timeout(timeout);
+    }
+
+    fn abort(&self) {
+        let verdict = verdict::Verdict::Aborted { rank: self.endpoint.rank };
+        self.endpoint.fail(&verdict);
+        self.endpoint.close_buffers();
+    }
+
+    fn depart(&self, departure: Departure) {
+        self.endpoint.depart(departure);
+    }
+}
+
+impl HostComm {
+    /// An all_gather of a few words, as a step of `split`.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    unsafe fn tell_all<const N: usize>(&self, own: &[u64; N], all: &mut [[u64; N]]) -> Result<()> {
+        let call = Call {
+            dtype: DType::U64,
+            send: own.as_ptr().cast(),
+            recv: all.as_mut_ptr().cast(),
+            blocks: Blocks::Equal(N),
+            ..Call::empty(Operation::Split)
+        };
+        // SAFETY: the caller's contract; one block of N words, and room for one from each rank.
+        unsafe { self.collective(&call) }
+    }
+}

@@ -1,0 +1,198 @@
+//! The words through which ranks talk: stamped lines, counters, and how to sleep and be woken.
+//!
+//! Every word has **one writer** (the rank it belongs to), with the exception of `Park::sleepers`. A
+//! reader waits for a value that the writer stores with release ordering and then reads, with no further
+//! synchronisation, the data that was written before. The loom tests at the end explore these protocols.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Payload bytes of a stamped line.
+pub(crate) const LINE_PAYLOAD: usize = 56;
+
+/// A cache line that says itself which operation its 56 bytes of payload belong to: no separate flag has
+/// to be read, and no fence is needed (NCCL's LL128 protocol rests on the same idea).
+#[repr(C, align(64))]
+pub(crate) struct StampedLine {
+    stamp: AtomicU64,
+    payload: crate::sync::UnsafeCell<[u8; LINE_PAYLOAD]>,
+}
+
+impl StampedLine {
+    /// Writes up to 56 bytes and then the stamp.
+    ///
+    /// # Safety
+    /// This rank is the line's writer; nobody still reads what it held before (readers of an earlier
+    /// stamp are done with it); `bytes` is readable for `len` ≤ 56 bytes.
+    #[inline(always)]
+    pub unsafe fn write(&self, stamp: u64, bytes: *const u8, len: usize) {
+        debug_assert!(len <= LINE_PAYLOAD);
+        self.payload.with_mut(|payload| {
+            let payload = payload.cast::<u8>();
+            // SAFETY: the caller's contract; the payload is 56 bytes long. A full line is by far the most
+            // frequent case, and a copy of constant length is a handful of vector moves.
+            unsafe {
+                if len == LINE_PAYLOAD {
+                    std::ptr::copy_nonoverlapping(bytes, payload, LINE_PAYLOAD);
+                } else {
+                    std::ptr::copy_nonoverlapping(bytes, payload, len);
+                }
+            }
+        });
+        self.stamp.store(stamp, Ordering::Release);
+    }
+
+    /// Whether the line holds what was written with `stamp`.
+    #[inline(always)]
+    pub fn is(&self, stamp: u64) -> bool {
+        self.stamp.load(Ordering::Acquire) == stamp
+    }
+
+    /// Copies up to 56 bytes out.
+    ///
+    /// # Safety
+    /// [`is`](Self::is) answered true for the expected stamp, the writer does not write again before this
+    /// rank says that it is done, and `bytes` is writable for `len` ≤ 56 bytes.
+    #[inline(always)]
+    pub unsafe fn read(&self, bytes: *mut u8, len: usize) {
+        debug_assert!(len <= LINE_PAYLOAD);
+        self.payload.with(|payload| {
+            let payload = payload.cast::<u8>();
+            // SAFETY: the caller's contract.
+            unsafe {
+                if len == LINE_PAYLOAD {
+                    std::ptr::copy_nonoverlapping(payload, bytes, LINE_PAYLOAD);
+                } else {
+                    std::ptr::copy_nonoverlapping(payload, bytes, len);
+                }
+            }
+        });
+    }
+}
+
+/// A counter in a cache line of its own (two, since the hardware fetches pairs).
+#[repr(C, align(128))]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline(always)]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    #[inline(always)]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+}
+
+/// Whether ranks order their own accesses with a fence, or leave it to the one who needs it.
+///
+/// Two patterns here need a store to be visible before a later load (Dekker's): announcing progress and
+/// then looking for sleepers; entering a gate and then looking whether it is closed. Both are on the fast
+/// path, their counterparts (going to sleep, closing) are not. Where the system offers barriers that also
+/// order *other* ranks (`membarrier`), only the slow side pays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fences {
+    /// A fence on either side.
+    Symmetric,
+    /// A compiler fence on the fast side, a barrier on all ranks on the slow side.
+    Asymmetric,
+}
+
+impl Fences {
+    #[inline(always)]
+    pub fn fast_side(self) {
+        match self {
+            Fences::Symmetric => fence(Ordering::SeqCst),
+            Fences::Asymmetric => compiler_fence(Ordering::SeqCst),
+        }
+    }
+
+    pub fn slow_side(self) {
+        match self {
+            Fences::Symmetric => fence(Ordering::SeqCst),
+            Fences::Asymmetric => crate::os::heavy_barrier(),
+        }
+    }
+}
+
+/// Where a rank sleeps, and where others say that they sleep until this rank makes progress.
+#[repr(C, align(128))]
+pub(crate) struct Park {
+    /// How many ranks sleep until this one announces progress.
+    sleepers: AtomicU32,
+    /// 1 while this rank sleeps or is about to; the futex.
+    asleep: AtomicU32,
+}
+
+impl Park {
+    /// After announcing progress with a store: whether somebody has to be woken.
+    #[inline(always)]
+    pub fn has_sleepers(&self, fences: Fences) -> bool {
+        fences.fast_side();
+        self.sleepers.load(Ordering::Relaxed) != 0
+    }
+
+    /// The sleeper's first half: after this, look once more at what is awaited, then [`sleep`](Self::sleep).
+    pub fn prepare<'a>(&self, awaited: impl Iterator<Item = &'a Park>, fences: Fences) {
+        self.asleep.store(1, Ordering::Relaxed);
+        for peer in awaited {
+            peer.sleepers.fetch_add(1, Ordering::Relaxed);
+        }
+        fences.slow_side();
+    }
+
+    /// Sleeps until woken or `timeout` has passed.
+    #[cfg(not(loom))]
+    pub fn sleep(&self, timeout: std::time::Duration) {
+        crate::os::futex_wait(&self.asleep, 1, timeout);
+    }
+
+    /// The sleeper's last half.
+    pub fn finish<'a>(&self, awaited: impl Iterator<Item = &'a Park>) {
+        for peer in awaited {
+            peer.sleepers.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.asleep.store(0, Ordering::Relaxed);
+    }
+
+    /// Wakes the owner if it sleeps.
+    pub fn wake(&self) {
+        if self.asleep.swap(0, Ordering::AcqRel) == 1 {
+            #[cfg(not(loom))]
+            crate::os::futex_wake(&self.asleep);
+        }
+    }
+}
+
+/// Says whether a rank is inside a peer's memory, so that a peer that gives up can wait until it has left.
+#[repr(C, align(64))]
+pub(crate) struct Gate(AtomicU32);
+
+impl Gate {
+    /// Enters, unless `closed` says that a peer has given up. Must be left soon: see [`leave`](Self::leave).
+    #[inline(always)]
+    #[must_use]
+    pub fn enter(&self, fences: Fences, closed: impl Fn() -> bool) -> bool {
+        self.0.store(1, Ordering::Relaxed);
+        fences.fast_side();
+        if closed() {
+            self.leave();
+            return false;
+        }
+        true
+    }
+
+    #[inline(always)]
+    pub fn leave(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    /// For the one who has closed: whether the owner may still be inside. Ask after a slow-side fence.
+    pub fn is_inside(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}

@@ -1,0 +1,144 @@
+//! Calls as the ranks announce them: for comparison, and to say in an error who called what.
+
+use super::layout::{RECORDS, RankState, RecordWords};
+use crate::backend::{Blocks, Call, Operation};
+use crate::dtype::DType;
+use crate::op::ReductionCode;
+use crate::sync::Ordering;
+use std::fmt;
+
+/// What all ranks must agree on about an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Record {
+    pub operation: Operation,
+    pub dtype: DType,
+    pub reduction: ReductionCode,
+    pub root: u32,
+    /// Elements of a block; the sum over all blocks if they differ.
+    pub count: u64,
+    /// Hash of the list of block lengths if they differ, else 0.
+    pub counts: u64,
+}
+
+impl Record {
+    #[inline(always)]
+    pub fn of(call: &Call<'_>) -> Record {
+        let (count, counts) = match call.blocks {
+            // Every rank of an all_to_all_v has lengths of its own.
+            _ if call.operation == Operation::AllToAllV => (0, 0),
+            Blocks::Equal(count) => (count as u64, 0),
+            Blocks::Each(counts) => {
+                (counts.iter().sum::<usize>() as u64, counts.iter().fold(1, |h, c| mix(h, *c as u64)))
+            }
+        };
+        Record {
+            operation: call.operation,
+            dtype: call.dtype,
+            reduction: call.reduction.code,
+            root: call.root as u32,
+            count,
+            counts,
+        }
+    }
+
+    #[inline(always)]
+    fn head(&self) -> u64 {
+        u64::from(self.operation as u8)
+            | u64::from(self.dtype as u8) << 8
+            | u64::from(self.reduction as u8) << 16
+            | u64::from(self.root) << 32
+    }
+
+    #[inline(always)]
+    pub fn words(&self) -> [u64; 3] {
+        [self.head(), self.count, self.counts]
+    }
+
+    pub fn from_words(words: [u64; 3]) -> Option<Record> {
+        let [head, count, counts] = words;
+        Some(Record {
+            operation: Operation::from_code(head as u8)?,
+            dtype: DType::from_code((head >> 8) as u8)?,
+            reduction: ReductionCode::from_code((head >> 16) as u8)?,
+            root: (head >> 32) as u32,
+            count,
+            counts,
+        })
+    }
+
+    /// The fingerprint of a history that ends with this call. Two ranks whose histories differ anywhere keep
+    /// different fingerprints for ever (but for a collision of 64-bit hashes), so a mismatch in an operation
+    /// in which they exchanged nothing is seen in the next one.
+    #[inline(always)]
+    pub fn chain(&self, history: u64) -> u64 {
+        mix(mix(mix(history, self.head()), self.count), self.counts)
+    }
+}
+
+/// One step of the hash (the multiply-and-fold of wyhash).
+#[inline(always)]
+fn mix(hash: u64, word: u64) -> u64 {
+    let product =
+        u128::from(hash ^ 0xa076_1d64_78bd_642f) * u128::from(word ^ 0xe703_7ed1_a0b4_28db);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.operation.name())?;
+        if self.operation.is_empty_handed() {
+            return Ok(());
+        }
+        write!(f, "({}", self.dtype)?;
+        match self.operation {
+            Operation::AllToAllV => {}
+            _ if self.counts != 0 => write!(f, " × {} in blocks", self.count)?,
+            _ => write!(f, " × {}", self.count)?,
+        }
+        if self.operation.reduces() {
+            write!(f, ", {}", self.reduction.name())?;
+        }
+        match self.operation {
+            operation if operation.is_rooted() => write!(f, ", root {}", self.root)?,
+            Operation::Send => write!(f, ", to rank {}", self.root)?,
+            Operation::Recv => write!(f, ", from rank {}", self.root)?,
+            _ => {}
+        }
+        f.write_str(")")
+    }
+}
+
+impl RankState {
+    /// Announces this rank's call number `sequence`, before it does anything else.
+    #[inline(always)]
+    pub fn announce(&self, sequence: u64, record: &Record) {
+        let slot = &self.records[sequence as usize % RECORDS];
+        for (word, value) in slot.words.iter().zip(record.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        slot.sequence.store(sequence, Ordering::Release);
+    }
+
+    /// The call that this rank announced under `sequence`, unless it has not come or is long past.
+    pub fn announced(&self, sequence: u64) -> Option<Record> {
+        read(&self.records[sequence as usize % RECORDS], sequence)
+    }
+
+    /// The last call this rank announced.
+    pub fn last_announced(&self) -> Option<(u64, Record)> {
+        let last = self.records.iter().map(|r| r.sequence.load(Ordering::Acquire)).max()?;
+        if last == 0 { None } else { Some((last, self.announced(last)?)) }
+    }
+}
+
+fn read(slot: &RecordWords, sequence: u64) -> Option<Record> {
+    if slot.sequence.load(Ordering::Acquire) != sequence {
+        return None;
+    }
+    let words = std::array::from_fn(|i| slot.words[i].load(Ordering::Acquire));
+    // Overwritten meanwhile? Then it is long past.
+    if slot.sequence.load(Ordering::Acquire) != sequence {
+        return None;
+    }
+    Record::from_words(words)
+}

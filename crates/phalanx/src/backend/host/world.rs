@@ -1,0 +1,423 @@
+//! The ranks that can share memory, and the memory they share: segments, and the heap behind `Comm::alloc`.
+//!
+//! A *segment* is a piece of the region, known to all ranks by its id. Thread ranks find it in a table;
+//! process ranks map it from the region's file, in which space is given out once and never again (the file
+//! is sparse, and the pages of a segment that is no longer used go back to the system).
+
+use crate::error::Result;
+use crate::os::{Mapping, Process, SharedFile};
+use crate::sync::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A piece of shared memory: how all ranks call it, and where it is in this process.
+#[derive(Clone)]
+pub(super) struct Segment {
+    pub id: SegmentId,
+    pub memory: Arc<Mapping>,
+}
+
+/// A segment's place in the region's file (a multiple of the page size) with the logarithm of its length in the
+/// lowest bits; in a world of threads, a number from a counter. Never 0.
+pub(super) type SegmentId = u64;
+
+/// Segments start and end at multiples of this.
+const GRAIN: u64 = 1 << 16;
+
+/// The ranks of one region.
+pub(crate) enum World {
+    Threads(ThreadWorld),
+    Processes(ProcessWorld),
+}
+
+pub(crate) struct ThreadWorld {
+    segments: Mutex<HashMap<SegmentId, Weak<Mapping>>>,
+    next: std::sync::atomic::AtomicU64,
+}
+
+pub(crate) struct ProcessWorld {
+    file: SharedFile,
+    /// The first page of the file: where the next segment goes.
+    header: Mapping,
+    /// Every rank's process, by world rank.
+    pub processes: Vec<Process>,
+    /// Segments of peers that were mapped to read from them.
+    peers: Mutex<HashMap<SegmentId, Arc<Mapping>>>,
+    heap: Mutex<Vec<Arena>>,
+}
+
+/// A lock whose data stays consistent even if a holder panicked: nothing here panics half-way.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl World {
+    pub fn threads() -> World {
+        World::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() })
+    }
+
+    /// The world of the processes that share `file`. The first process to call it does so before the file's
+    /// descriptor leaves it.
+    pub fn processes(file: SharedFile, processes: Vec<Process>) -> Result<World> {
+        file.extend_to(GRAIN)?;
+        let header = file.map(0, GRAIN as usize)?;
+        let world = ProcessWorld {
+            file,
+            header,
+            processes,
+            peers: Mutex::default(),
+            heap: Mutex::default(),
+        };
+        // The first to come finds 0; the first page is the header's own.
+        let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
+        Ok(World::Processes(world))
+    }
+
+    /// This world, now that its processes are known.
+    pub fn with_processes(mut self, processes: Vec<Process>) -> World {
+        if let World::Processes(world) = &mut self {
+            world.processes = processes;
+        }
+        self
+    }
+
+    pub fn is_processes(&self) -> bool {
+        matches!(self, World::Processes(_))
+    }
+
+    /// Makes a segment of at least `len` bytes, zeroed.
+    pub(super) fn create_segment(&self, len: usize) -> Result<Segment> {
+        match self {
+            World::Threads(world) => {
+                let memory = Arc::new(Mapping::anonymous(len)?);
+                let id = world.next.fetch_add(1, Ordering::Relaxed);
+                lock(&world.segments).insert(id, Arc::downgrade(&memory));
+                Ok(Segment { id, memory })
+            }
+            World::Processes(world) => world.create_segment(len),
+        }
+    }
+
+    /// Opens a segment that a peer made and still holds.
+    pub(super) fn open_segment(&self, id: SegmentId) -> Result<Segment> {
+        match self {
+            World::Threads(world) => {
+                let memory = lock(&world.segments)
+                    .get(&id)
+                    .and_then(Weak::upgrade)
+                    .expect("the maker of a segment holds it until all have opened it");
+                Ok(Segment { id, memory })
+            }
+            World::Processes(world) => {
+                let (offset, len) = place(id);
+                Ok(Segment { id, memory: Arc::new(world.file.map(offset, len as usize)?) })
+            }
+        }
+    }
+
+    /// Forgets a segment. `last` says that no rank uses it any more.
+    pub(super) fn close_segment(&self, segment: &Segment, last: bool) {
+        match self {
+            World::Threads(world) => {
+                if last {
+                    lock(&world.segments).remove(&segment.id);
+                }
+            }
+            World::Processes(world) => {
+                if last {
+                    let (offset, len) = place(segment.id);
+                    world.file.release(offset, len);
+                }
+            }
+        }
+    }
+
+    /// Where `len` bytes at `start` can be found by peers, if they can.
+    pub(super) fn locate(&self, start: *const u8, len: usize) -> Location {
+        match self {
+            World::Threads(_) => Location { segment: SAME_MEMORY, offset: start as u64 },
+            World::Processes(world) => world.locate(start, len),
+        }
+    }
+
+    /// The address, in this process, of what a peer has located.
+    pub(super) fn resolve(&self, location: Location) -> Result<*const u8> {
+        match self {
+            World::Threads(_) => Ok(location.offset as *const u8),
+            World::Processes(world) => world.resolve(location),
+        }
+    }
+
+    /// Zeroed memory for `Comm::alloc`.
+    pub(super) fn alloc(self: &Arc<World>, len: usize) -> Result<HeapBlock> {
+        let (start, offset, arena) = match &**self {
+            World::Threads(_) => {
+                let memory = Mapping::anonymous(len.max(1))?;
+                return Ok(HeapBlock { start: memory.as_ptr(), place: Place::Own(memory) });
+            }
+            World::Processes(world) => world.alloc(len)?,
+        };
+        Ok(HeapBlock { start, place: Place::Heap { world: self.clone(), arena, offset, len } })
+    }
+}
+
+/// Where a buffer lies, in words that mean the same to every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Location {
+    /// The segment, [`SAME_MEMORY`], or [`PRIVATE`].
+    pub segment: SegmentId,
+    /// Offset in the segment, or address.
+    pub offset: u64,
+}
+
+/// Peers cannot reach it.
+pub(super) const PRIVATE: SegmentId = 0;
+/// All ranks share one address space.
+pub(super) const SAME_MEMORY: SegmentId = u64::MAX;
+
+impl Location {
+    pub const NOWHERE: Location = Location { segment: PRIVATE, offset: 0 };
+
+    pub fn is_readable(self) -> bool {
+        self.segment != PRIVATE
+    }
+}
+
+/// The place and length of a segment of the file.
+fn place(id: SegmentId) -> (u64, u64) {
+    (id & !(GRAIN - 1), 1 << (id & (GRAIN - 1)))
+}
+
+impl ProcessWorld {
+    fn next(&self) -> &AtomicU64 {
+        // SAFETY: the header's first word is an atomic for every process; the mapping lives as long as self.
+        unsafe { &*self.header.as_ptr().cast::<AtomicU64>() }
+    }
+
+    fn create_segment(&self, len: usize) -> Result<Segment> {
+        let len = (len as u64).max(GRAIN).next_power_of_two();
+        let offset = self.next().fetch_add(len, Ordering::Relaxed);
+        self.file.extend_to(offset + len)?;
+        let memory = Arc::new(self.file.map(offset, len as usize)?);
+        Ok(Segment { id: offset | u64::from(len.trailing_zeros()), memory })
+    }
+
+    fn locate(&self, start: *const u8, len: usize) -> Location {
+        let start = start as usize;
+        for arena in lock(&self.heap).iter() {
+            let base = arena.segment.memory.as_ptr() as usize;
+            if start >= base && start + len <= base + arena.segment.memory.len() {
+                return Location { segment: arena.segment.id, offset: (start - base) as u64 };
+            }
+        }
+        Location::NOWHERE
+    }
+
+    fn resolve(&self, location: Location) -> Result<*const u8> {
+        let mut peers = lock(&self.peers);
+        let memory = match peers.get(&location.segment) {
+            Some(memory) => memory,
+            None => {
+                let (offset, len) = place(location.segment);
+                let memory = Arc::new(self.file.map(offset, len as usize)?);
+                peers.entry(location.segment).or_insert(memory)
+            }
+        };
+        assert!(location.offset < memory.len() as u64, "a peer's location lies in its segment");
+        // SAFETY: in bounds of the mapping, which is kept in the table as long as the world.
+        Ok(unsafe { memory.as_ptr().add(location.offset as usize) })
+    }
+
+    fn alloc(&self, len: usize) -> Result<(*mut u8, usize, SegmentId)> {
+        let len = block_len(len);
+        let mut heap = lock(&self.heap);
+        for arena in heap.iter_mut() {
+            if arena.has_room(len) {
+                self.commit(arena)?;
+                let offset = arena.take(len).expect("it has room");
+                let start = arena.start(offset);
+                // SAFETY: `take` gave these bytes of the arena to this call alone.
+                unsafe { std::ptr::write_bytes(start, 0, len) };
+                return Ok((start, offset, arena.segment.id));
+            }
+        }
+        // Arenas double, so that peers map a handful of them and not one per buffer.
+        let arena_len = len.max(FIRST_ARENA << heap.len().min(6));
+        let segment = self.create_segment(arena_len)?;
+        let mut arena =
+            Arena { free: BTreeMap::from([(0, segment.memory.len())]), segment, committed: false };
+        self.commit(&mut arena)?;
+        let offset = arena.take(len).expect("a new arena holds what it was made for");
+        let given = (arena.start(offset), offset, arena.segment.id);
+        heap.push(arena);
+        Ok(given)
+    }
+
+    fn free(&self, arena_id: SegmentId, offset: usize, len: usize) {
+        let mut heap = lock(&self.heap);
+        let index = heap
+            .iter()
+            .position(|arena| arena.segment.id == arena_id)
+            .expect("an arena outlives its blocks");
+        let arena = &mut heap[index];
+        arena.give(offset, block_len(len));
+        if arena.is_empty() {
+            // The pages go back; the place stays, so that peers need not map another one next time.
+            let (offset, len) = place(arena.segment.id);
+            self.file.release(offset, len);
+            arena.committed = false;
+        }
+    }
+
+    /// Allocates the arena's pages, so that a lack of memory is an error here and not a signal later.
+    fn commit(&self, arena: &mut Arena) -> Result<()> {
+        if !arena.committed {
+            let (offset, len) = place(arena.segment.id);
+            self.file.commit(offset, len)?;
+            arena.committed = true;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the first arena; each further one is twice as long, up to 64 times this.
+const FIRST_ARENA: usize = 1 << 20;
+
+/// Blocks keep to cache lines (two, since the hardware fetches pairs).
+fn block_len(len: usize) -> usize {
+    len.max(1).next_multiple_of(128)
+}
+
+/// A segment from which this rank gives out blocks. First fit; neighbours are joined when freed.
+struct Arena {
+    segment: Segment,
+    /// Whether its pages are allocated.
+    committed: bool,
+    /// Free ranges: offset and length.
+    free: BTreeMap<usize, usize>,
+}
+
+impl Arena {
+    fn start(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.segment.memory.len());
+        // SAFETY: in bounds of the arena's mapping.
+        unsafe { self.segment.memory.as_ptr().add(offset) }
+    }
+
+    fn has_room(&self, len: usize) -> bool {
+        self.free.values().any(|free| *free >= len)
+    }
+
+    fn take(&mut self, len: usize) -> Option<usize> {
+        let (offset, free) = self.free.iter().map(|(o, l)| (*o, *l)).find(|(_, l)| *l >= len)?;
+        self.free.remove(&offset);
+        if free > len {
+            self.free.insert(offset + len, free - len);
+        }
+        Some(offset)
+    }
+
+    fn give(&mut self, mut offset: usize, mut len: usize) {
+        if let Some(next) = self.free.remove(&(offset + len)) {
+            len += next;
+        }
+        if let Some((before, before_len)) = self.free.range(..offset).next_back().map(|(o, l)| (*o, *l))
+            && before + before_len == offset
+        {
+            self.free.remove(&before);
+            offset = before;
+            len += before_len;
+        }
+        self.free.insert(offset, len);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.free.get(&0) == Some(&self.segment.memory.len())
+    }
+}
+
+/// Memory from [`World::alloc`], given back on drop.
+pub(super) struct HeapBlock {
+    pub start: *mut u8,
+    #[expect(dead_code, reason = "held for its drop")]
+    place: Place,
+}
+
+// SAFETY: the block is plain memory that this value owns.
+unsafe impl Send for HeapBlock {}
+// SAFETY: as above; a shared reference gives no access to it.
+unsafe impl Sync for HeapBlock {}
+
+enum Place {
+    /// Thread ranks: memory of its own.
+    Own(#[expect(dead_code, reason = "held for its drop")] Mapping),
+    /// Process ranks: a block of the heap.
+    Heap { world: Arc<World>, arena: SegmentId, offset: usize, len: usize },
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Place::Heap { world, arena, offset, len } = self
+            && let World::Processes(world) = &**world
+        {
+            world.free(*arena, *offset, *len);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom), target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    fn world() -> Arc<World> {
+        Arc::new(World::processes(SharedFile::create().unwrap(), Vec::new()).unwrap())
+    }
+
+    #[test]
+    fn blocks_are_zeroed_distinct_and_reused() {
+        let world = world();
+        let a = world.alloc(1000).unwrap();
+        let b = world.alloc(1000).unwrap();
+        assert!(a.start.addr().abs_diff(b.start.addr()) >= 1000);
+        // SAFETY: the block has 1000 bytes.
+        unsafe { a.start.write_bytes(7, 1000) };
+        let first = a.start;
+        drop(a);
+        let c = world.alloc(900).unwrap();
+        assert_eq!(c.start, first, "the freed block is given out again");
+        // SAFETY: the block has 900 bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(c.start, 900) };
+        assert!(bytes.iter().all(|byte| *byte == 0), "and is zero again");
+    }
+
+    #[test]
+    fn freed_arenas_are_used_again() {
+        let world = world();
+        let blocks: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
+        let World::Processes(processes) = &*world else { unreachable!() };
+        let arenas = lock(&processes.heap).len();
+        assert!(arenas > 1);
+        drop(blocks);
+        assert!(lock(&processes.heap).iter().all(|arena| arena.is_empty() && !arena.committed));
+        let _again: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
+        assert_eq!(lock(&processes.heap).len(), arenas);
+    }
+
+    #[test]
+    fn locations_are_found_by_peers() {
+        let world = world();
+        let block = world.alloc(1 << 20).unwrap();
+        // SAFETY: the block is longer.
+        let inside = unsafe { block.start.add(4096) };
+        // SAFETY: in bounds.
+        unsafe { inside.write(42) };
+        let location = world.locate(inside, 100);
+        assert!(location.is_readable());
+        let seen = world.resolve(location).unwrap();
+        assert_ne!(seen, inside.cast_const(), "a peer has its own mapping");
+        // SAFETY: mapped, and written above.
+        assert_eq!(unsafe { seen.read() }, 42);
+        let private = [0u8; 16];
+        assert_eq!(world.locate(private.as_ptr(), 16), Location::NOWHERE);
+    }
+}

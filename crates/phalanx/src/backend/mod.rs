@@ -1,0 +1,276 @@
+//! What a backend is to the front: an object that carries out calls that were checked before.
+//!
+//! # Validation is not here
+//! Lengths, roots, peers and counts are checked once, in the typed front (`collective.rs`, `p2p.rs`) or
+//! in the portable trait. A backend trusts its [`Call`]; what it alone can see (other ranks' calls,
+//! deadlines, the operating system) it reports.
+
+pub(crate) mod host;
+pub(crate) mod solo;
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{RawReduction, ReductionCode};
+use std::time::Duration;
+
+/// Which library carries a communicator's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// One rank: nothing has to be moved.
+    Solo,
+    /// Shared memory between the threads of a process or the processes of a host.
+    Host,
+}
+
+impl BackendKind {
+    /// The name used by `PHALANX_BACKEND`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackendKind::Solo => "solo",
+            BackendKind::Host => "host",
+        }
+    }
+}
+
+impl std::fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which operation a call is. The numbers travel between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Operation {
+    AllReduce = 1,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    AllGatherV,
+    ReduceScatterV,
+    GatherV,
+    ScatterV,
+    AllToAllV,
+    Barrier,
+    Split,
+    Finalize,
+    Send,
+    Recv,
+}
+
+impl Operation {
+    const ALL: [(Operation, &'static str); 18] = [
+        (Operation::AllReduce, "all_reduce"),
+        (Operation::Broadcast, "broadcast"),
+        (Operation::Reduce, "reduce"),
+        (Operation::AllGather, "all_gather"),
+        (Operation::ReduceScatter, "reduce_scatter"),
+        (Operation::AllToAll, "all_to_all"),
+        (Operation::Gather, "gather"),
+        (Operation::Scatter, "scatter"),
+        (Operation::AllGatherV, "all_gather_v"),
+        (Operation::ReduceScatterV, "reduce_scatter_v"),
+        (Operation::GatherV, "gather_v"),
+        (Operation::ScatterV, "scatter_v"),
+        (Operation::AllToAllV, "all_to_all_v"),
+        (Operation::Barrier, "barrier"),
+        (Operation::Split, "split"),
+        (Operation::Finalize, "finalize"),
+        (Operation::Send, "send"),
+        (Operation::Recv, "recv"),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Operation::ALL[self as usize - 1].1
+    }
+
+    pub fn from_code(code: u8) -> Option<Operation> {
+        Operation::ALL.get(usize::from(code).wrapping_sub(1)).map(|(operation, _)| *operation)
+    }
+
+    /// Whether one rank is special.
+    pub fn is_rooted(self) -> bool {
+        use Operation::*;
+        matches!(self, Broadcast | Reduce | Gather | Scatter | GatherV | ScatterV)
+    }
+
+    pub fn reduces(self) -> bool {
+        use Operation::*;
+        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
+    }
+
+    /// Whether the call has no data at all.
+    pub fn is_empty_handed(self) -> bool {
+        matches!(self, Operation::Barrier | Operation::Finalize | Operation::Split)
+    }
+}
+
+/// The lengths of the ranks' blocks, in elements. Blocks lie one behind the other in rank order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Blocks<'a> {
+    /// Every block has this many elements.
+    Equal(usize),
+    /// Rank r's block has `counts[r]` elements.
+    Each(&'a [usize]),
+}
+
+impl Blocks<'_> {
+    pub fn len(&self, rank: usize) -> usize {
+        match self {
+            Blocks::Equal(count) => *count,
+            Blocks::Each(counts) => counts[rank],
+        }
+    }
+
+    pub fn offset(&self, rank: usize) -> usize {
+        match self {
+            Blocks::Equal(count) => count * rank,
+            Blocks::Each(counts) => counts[..rank].iter().sum(),
+        }
+    }
+
+    pub fn longest(&self) -> usize {
+        match self {
+            Blocks::Equal(count) => *count,
+            Blocks::Each(counts) => counts.iter().copied().max().unwrap_or(0),
+        }
+    }
+}
+
+/// One rank's part in a collective, checked.
+///
+/// What `send` and `recv` point to is given by the operation, with `blocks` as the unit:
+///
+/// | operation | `send` | `recv` |
+/// |---|---|---|
+/// | all_reduce, broadcast, reduce | one block | one block |
+/// | all_gather, gather | own block | all blocks |
+/// | reduce_scatter, scatter | all blocks | own block |
+/// | all_to_all | all blocks | all blocks |
+///
+/// In place, `send` and `recv` point into the same buffer. Where a rooted operation does not use a
+/// pointer on this rank it is never read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub operation: Operation,
+    pub dtype: DType,
+    pub reduction: RawReduction,
+    pub root: usize,
+    pub send: *const u8,
+    pub recv: *mut u8,
+    pub blocks: Blocks<'a>,
+    /// all_to_all_v only: the blocks of `recv`, where `blocks` are those of `send`.
+    pub recv_blocks: Blocks<'a>,
+}
+
+impl Call<'_> {
+    /// A call without data.
+    pub fn empty(operation: Operation) -> Call<'static> {
+        Call {
+            operation,
+            dtype: DType::U8,
+            reduction: RawReduction { code: ReductionCode::Sum, factor: 0 },
+            root: 0,
+            send: std::ptr::null(),
+            recv: std::ptr::null_mut(),
+            blocks: Blocks::Equal(0),
+            recv_blocks: Blocks::Equal(0),
+        }
+    }
+}
+
+/// Which way a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Send(*const u8),
+    Recv(*mut u8),
+}
+
+/// One message to or from a peer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Transfer {
+    pub direction: Direction,
+    pub peer: usize,
+    pub tag: u32,
+    pub dtype: DType,
+    /// Elements.
+    pub count: usize,
+}
+
+// SAFETY: a transfer is a description; the contract of `Backend::post` says how long its memory lives,
+// whichever thread looks at it.
+unsafe impl Send for Transfer {}
+
+/// A posted transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket(pub usize);
+
+/// Memory that a backend gave out: address and what keeps it alive.
+pub(crate) struct Allocation {
+    pub start: *mut u8,
+    /// Gives the memory back when dropped.
+    pub keep: Box<dyn Send + Sync>,
+}
+
+/// How a communicator ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Departure {
+    Left,
+    Panicked,
+}
+
+/// One rank's end of a communicator.
+pub(crate) trait Backend: Send + Sync {
+    fn kind(&self) -> BackendKind;
+    fn rank(&self) -> usize;
+    fn world_size(&self) -> usize;
+
+    /// Takes part in a collective; complete when it returns.
+    ///
+    /// # Safety
+    /// The call was checked, its memory is valid as its table says, and no other thread is inside
+    /// `collective` or `split` of this object.
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()>;
+
+    /// Starts a transfer. Transfers with one peer in one direction are matched in the order of posting.
+    ///
+    /// # Safety
+    /// The memory stays valid, is not written (send) and not touched at all (recv), until `wait` or a
+    /// true `test` for the ticket has answered, or any of them failed.
+    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket>;
+
+    /// Waits for a transfer, moving all others along.
+    fn wait(&self, ticket: Ticket) -> Result<()>;
+
+    /// Moves all transfers along; whether this one is done (and its ticket spent).
+    fn test(&self, ticket: Ticket) -> Result<bool>;
+
+    /// Moves all transfers along; whether any is still under way.
+    fn progress(&self) -> Result<bool>;
+
+    /// A communicator of the ranks with the same colour, ordered by key and then by rank.
+    ///
+    /// # Safety
+    /// No other thread is inside `collective` or `split` of this object.
+    unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
+
+    /// Zeroed memory that is as near to the peers as the backend has it, aligned to 64 bytes.
+    fn alloc(&self, bytes: usize) -> Result<Allocation>;
+
+    /// How long a wait may take.
+    fn timeout(&self) -> Duration;
+
+    /// Changes it for the calls that follow.
+    fn set_timeout(&self, timeout: Duration);
+
+    /// Fails the communicator for every rank.
+    fn abort(&self);
+
+    /// The last word of this rank: peers that still need it are told.
+    fn depart(&self, departure: Departure);
+}

@@ -1,0 +1,211 @@
+//! The backend of a world of one: nothing has to be moved, but everything means what it means elsewhere.
+//!
+//! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
+//! kept until it is received.
+
+use crate::backend::host::Reducer;
+use crate::backend::{
+    Allocation, Backend, BackendKind, Call, Departure, Direction, Ticket, Transfer,
+};
+use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError};
+use crate::os::Mapping;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// The only rank of a communicator.
+pub(crate) struct SoloComm {
+    messages: Mutex<Messages>,
+    timeout: AtomicU64,
+    failed: OnceLock<Error>,
+}
+
+#[derive(Default)]
+struct Messages {
+    /// Sent and not received, in order.
+    sent: VecDeque<(Transfer, Vec<u8>)>,
+    /// Posted receives that nothing matched yet.
+    receives: Vec<(Ticket, Transfer)>,
+    done: Vec<Ticket>,
+    next: usize,
+}
+
+impl SoloComm {
+    pub fn new(timeout: Duration) -> SoloComm {
+        let comm = SoloComm { messages: Mutex::default(), timeout: 0.into(), failed: OnceLock::new() };
+        comm.set_timeout(timeout);
+        comm
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Messages> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    fn fail(&self, error: Error) -> Error {
+        self.failed.get_or_init(|| error).clone()
+    }
+
+    /// Gives a message to its receive.
+    fn deliver(&self, send: &Transfer, bytes: &[u8], recv: &Transfer) -> Result<()> {
+        if (send.dtype, send.count) != (recv.dtype, recv.count) {
+            return Err(self.fail(
+                MismatchError {
+                    rank: 0,
+                    theirs: format!("send({} × {}, to rank 0)", send.dtype, send.count),
+                    other_rank: 0,
+                    ours: format!("recv({} × {}, from rank 0)", recv.dtype, recv.count),
+                    sequence: 1,
+                }
+                .into(),
+            ));
+        }
+        let Direction::Recv(target) = recv.direction else { unreachable!("a receive") };
+        // SAFETY: the posted buffer has as many bytes as were sent, just checked.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Backend for SoloComm {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Solo
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        self.check()?;
+        if call.operation.is_empty_handed() {
+            return Ok(());
+        }
+        let count = call.blocks.len(0);
+        // SAFETY: with one rank, `send` and `recv` are one block each, the same place or apart.
+        unsafe {
+            if call.operation.reduces() {
+                let reducer = Reducer::new(call.dtype, call.reduction.code);
+                reducer.run(call.recv, &[call.send], &[call.reduction.factor], count, false);
+            } else if call.send != call.recv.cast_const() {
+                std::ptr::copy_nonoverlapping(call.send, call.recv, count * call.dtype.size());
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+        self.check()?;
+        let mut messages = self.lock();
+        let ticket = Ticket(messages.next);
+        messages.next += 1;
+        match transfer.direction {
+            Direction::Send(source) => {
+                let len = transfer.count * transfer.dtype.size();
+                let mut bytes = vec![0; len];
+                // SAFETY: the posted buffer is readable for its length.
+                unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), len) };
+                let waiting = messages.receives.iter().position(|(_, recv)| recv.tag == transfer.tag);
+                match waiting {
+                    Some(index) => {
+                        let (waiting, recv) = messages.receives.remove(index);
+                        self.deliver(&transfer, &bytes, &recv)?;
+                        messages.done.push(waiting);
+                    }
+                    None => messages.sent.push_back((transfer, bytes)),
+                }
+                messages.done.push(ticket);
+            }
+            Direction::Recv(_) => {
+                let found = messages.sent.iter().position(|(send, _)| send.tag == transfer.tag);
+                match found.and_then(|index| messages.sent.remove(index)) {
+                    Some((send, bytes)) => {
+                        self.deliver(&send, &bytes, &transfer)?;
+                        messages.done.push(ticket);
+                    }
+                    None => messages.receives.push((ticket, transfer)),
+                }
+            }
+        }
+        Ok(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        if self.test(ticket)? {
+            return Ok(());
+        }
+        // Only this thread could still send, and it waits here.
+        let receive = {
+            let mut messages = self.lock();
+            let index = messages.receives.iter().position(|(waiting, _)| *waiting == ticket);
+            index.map(|index| messages.receives.remove(index).1)
+        };
+        let operation = receive.map_or("recv".into(), |r| format!("recv({} × {}, from rank 0)", r.dtype, r.count));
+        Err(self.fail(
+            TimeoutError {
+                operation,
+                sequence: 1,
+                reporter: 0,
+                waited: Duration::ZERO,
+                missing: vec![MissingRank { rank: 0, last_seen: "it waits for itself".into() }],
+            }
+            .into(),
+        ))
+    }
+
+    fn test(&self, ticket: Ticket) -> Result<bool> {
+        let mut messages = self.lock();
+        match messages.done.iter().position(|done| *done == ticket) {
+            Some(index) => {
+                messages.done.swap_remove(index);
+                Ok(true)
+            }
+            None => {
+                let failed = self.check();
+                if failed.is_err() {
+                    messages.receives.retain(|(waiting, _)| *waiting != ticket);
+                }
+                failed.map(|()| false)
+            }
+        }
+    }
+
+    fn progress(&self) -> Result<bool> {
+        // A message is moved when its second half is posted.
+        Ok(false)
+    }
+
+    unsafe fn split(&self, color: Option<u32>, _key: i64) -> Result<Option<Box<dyn Backend>>> {
+        self.check()?;
+        Ok(color.map(|_| Box::new(SoloComm::new(self.timeout())) as Box<dyn Backend>))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let memory = Mapping::anonymous(bytes.max(1))?;
+        Ok(Allocation { start: memory.as_ptr(), keep: Box::new(memory) })
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        let nanos = timeout.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.timeout.store(nanos, Ordering::Relaxed);
+    }
+
+    fn abort(&self) {
+        self.fail(Error::Aborted { rank: 0 });
+    }
+
+    fn depart(&self, _departure: Departure) {}
+}
+

@@ -1,0 +1,205 @@
+//! [`Comm`]: one rank's communicator; making one, and how it ends.
+
+use crate::backend::{Backend, BackendKind, Call, Departure, Operation};
+use crate::bootstrap;
+use crate::collective::Shape;
+use crate::communicator::{Communicator, Portable};
+use crate::dtype::Element;
+use crate::error::{Error, Result, UsageError};
+use crate::host::HostBuffer;
+use crate::request::Requests;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a wait may take unless something else was said: five minutes.
+///
+/// A peer that died or left is noticed at once, whatever the deadline; it is for peers that are stopped or
+/// far behind.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// One rank's end of a communicator: a group of ranks that move data together.
+///
+/// Made by [`phalanx::init`](crate::init), [`phalanx::run`](crate::run) or [`Comm::builder`]. It can be
+/// sent to another thread, but one thread at a time uses it (it is not `Sync`): the order of a rank's calls
+/// is what the other ranks match.
+///
+/// # How it ends
+/// [`finalize`](Comm::finalize) waits for everybody; [`abort`](Comm::abort) fails the communicator for all
+/// ranks at once. Dropping it leaves: a peer that still needs this rank gets an error that names it
+/// ([`PeerEvent::Left`](crate::PeerEvent), or `Panicked` if the thread is panicking); what was sent before
+/// still arrives.
+///
+/// # When a call fails
+/// After an error for which [`Error::is_fatal`] holds, every rank gets the same verdict, and so does every
+/// later call. What operations in progress had written to their output buffers is unspecified.
+pub struct Comm {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) requests: Arc<Requests>,
+    one_thread_at_a_time: PhantomData<Cell<()>>,
+}
+
+impl Comm {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Comm {
+        let requests = Arc::new(Requests::new(backend.clone()));
+        Comm { backend, requests, one_thread_at_a_time: PhantomData }
+    }
+
+    /// Settings for a new communicator.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// This rank's number, from 0.
+    pub fn rank(&self) -> usize {
+        self.backend.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.backend.world_size()
+    }
+
+    /// What carries the data.
+    pub fn backend(&self) -> BackendKind {
+        self.backend.kind()
+    }
+
+    /// How long a wait may take before it is an error.
+    pub fn timeout(&self) -> Duration {
+        self.backend.timeout()
+    }
+
+    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.backend.set_timeout(timeout);
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { rank: self.rank(), world_size: self.world_size() }
+    }
+
+    /// Carries out a checked call, after the requests that were started before it.
+    #[inline]
+    pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
+        self.requests.wait_for_jobs();
+        // SAFETY: `collective.rs` has checked the call against its buffers, which are borrowed by the method
+        // that called this; `Comm` is not `Sync` and no job is under way, so no other thread is inside.
+        unsafe { self.backend.collective(call) }
+    }
+
+    /// Waits until the collectives that were started with `start_…` are complete. On the host, all others
+    /// are complete when they return. An error of a request is its [`wait`](crate::Request::wait)'s to tell.
+    pub fn sync(&self) -> Result<()> {
+        self.requests.wait_for_jobs();
+        Ok(())
+    }
+
+    /// Makes communicators of parts of this one: one for each colour.
+    ///
+    /// Collective. Ranks with the same colour come together, ordered by `key` and then by their rank here;
+    /// `None` leaves a rank out (it gets `Ok(None)`). The new communicators are independent of this one: each has its
+    /// own order of calls and its own verdict. `ncclCommSplit`, `MPI_Comm_split`.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
+        self.requests.wait_for_jobs();
+        // SAFETY: as in `run_call`.
+        let part = unsafe { self.backend.split(color, key) }?;
+        Ok(part.map(|backend| Comm::new(backend.into())))
+    }
+
+    /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in
+    /// and out. `len` elements, zero.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| UsageError::Overflow {
+            operation: "alloc",
+            what: "the length in bytes",
+            value: format!("{len} × {}", size_of::<T>()),
+            limit: isize::MAX.to_string(),
+        })?;
+        Ok(HostBuffer::new(self.backend.alloc(bytes)?, len))
+    }
+
+    /// Leaves together: waits until all ranks have come here and all requests are complete. Nothing can be
+    /// called afterwards.
+    ///
+    /// The wait has the deadline of any other; an error says who did not come.
+    pub fn finalize(self) -> Result<()> {
+        self.run_call(&Call::empty(Operation::Finalize))
+    }
+
+    /// Fails the communicator for every rank: their calls answer [`Error::Aborted`] with this rank's number.
+    pub fn abort(self) {
+        self.backend.abort();
+    }
+
+    /// This rank's end as the portable trait, for runtimes that hold pointers as `u64`.
+    pub fn into_communicator(self) -> Arc<dyn Communicator> {
+        Arc::new(Portable::new(self))
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        // Bounded: each job ends by its own deadline, at the latest.
+        self.requests.stop();
+        let departure =
+            if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
+        self.backend.depart(departure);
+    }
+}
+
+impl std::fmt::Debug for Comm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Comm")
+            .field("backend", &self.backend())
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
+            .finish()
+    }
+}
+
+/// Settings for a new communicator; what is not set comes from the environment (see the table in the
+/// crate's documentation) or is the default.
+///
+/// ```
+/// # fn main() -> phalanx::Result<()> {
+/// use std::time::Duration;
+/// let sizes = phalanx::Comm::builder()
+///     .timeout(Duration::from_secs(10))
+///     .run(2, |comm| comm.world_size())?;
+/// assert_eq!(sizes, [2, 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Builder {
+    timeout: Option<Duration>,
+}
+
+impl Builder {
+    /// How long any wait may take; also for the ranks to find each other. Default: `PHALANX_TIMEOUT`
+    /// (seconds), else [`DEFAULT_TIMEOUT`].
+    pub fn timeout(mut self, timeout: Duration) -> Builder {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// As [`phalanx::init`](crate::init), with these settings.
+    pub fn init(self) -> Result<Comm> {
+        bootstrap::init(self.resolve_timeout()?)
+    }
+
+    /// As [`phalanx::run`](crate::run), with these settings.
+    pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
+        bootstrap::run_threads(ranks, self.resolve_timeout()?, f)
+    }
+
+    fn resolve_timeout(&self) -> Result<Duration> {
+        match self.timeout {
+            Some(timeout) => Ok(timeout),
+            None => bootstrap::timeout_from_environment().map_err(Error::from),
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The portable contract: [`Communicator`] and [`StreamSyncOps`], for runtimes that hold pointers as `u64`.
+//!
+//! The shape is that of numr's trait of the same name, so that code written against it can use any backend
+//! through `Arc<dyn Communicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
+//! [`Comm`] instead; [`Comm::into_communicator`] goes from one to the other.
+
+use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::comm::Comm;
+use crate::dtype::DType;
+use crate::error::{Result, UsageError};
+use crate::op::ReduceOp;
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Collective communication on raw memory.
+///
+/// Pointers are addresses in the memory of the backend (host memory on solo and host; device memory on
+/// GPUs), counts are elements of `dtype`. When an operation completes is the backend's: portable code calls
+/// [`sync`](Communicator::sync) before it reads a result or reuses a send buffer. Several threads may call;
+/// the order of their calls is then theirs to agree on. Dropping with work pending waits for it, bounded by
+/// the deadline, logs what failed, and never panics.
+///
+/// # Safety
+/// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
+/// stay so until `sync` or `barrier` has returned, and not be touched by others in the meantime.
+#[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
+pub trait Communicator: Send + Sync {
+    /// How many ranks there are.
+    fn world_size(&self) -> usize;
+
+    /// This rank's number, from 0.
+    fn rank(&self) -> usize;
+
+    /// Combines all ranks' `count` elements, in place; everybody gets the result.
+    unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()>;
+
+    /// Gives the root's `count` elements to everybody.
+    unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()>;
+
+    /// Gathers `count` elements of each rank; `recv_ptr` has room for `count × world_size`.
+    unsafe fn all_gather(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()>;
+
+    /// Combines `count × world_size` elements of each rank; each rank gets its block of `count`.
+    unsafe fn reduce_scatter(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()>;
+
+    /// Starts sending to `dest`; the buffer must not change until `sync`. MPI and the host match on the tag,
+    /// NCCL ignores it.
+    unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()>;
+
+    /// Starts receiving from `src`; the data is there after `sync`.
+    unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32) -> Result<()>;
+
+    /// Waits until all of this rank's operations are complete.
+    fn sync(&self) -> Result<()>;
+
+    /// Waits until every rank has come here; implies `sync`.
+    fn barrier(&self) -> Result<()>;
+
+    /// The communicator of the ranks with the same colour, ordered by `key` and then by rank. `None` where
+    /// the backend cannot split; every backend of this crate can.
+    fn split(&self, _color: u32, _key: u32) -> Result<Option<Box<dyn Communicator>>> {
+        Ok(None)
+    }
+
+    /// Events that order this communicator's stream and the application's, where the backend has streams.
+    fn as_stream_sync(&self) -> Option<&dyn StreamSyncOps> {
+        None
+    }
+
+    /// Combines all ranks' `count` elements, in place; the root gets the result. What other ranks' buffers
+    /// hold afterwards is unspecified.
+    unsafe fn reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp, root: usize) -> Result<()> {
+        check_root("reduce", root, self.world_size())?;
+        // SAFETY: the caller's contract.
+        unsafe { self.all_reduce(ptr, count, dtype, op) }
+    }
+
+    /// Block `j` of rank `i` becomes block `i` of rank `j`; a block has `count` elements, each buffer
+    /// `count × world_size`. The buffers must not overlap.
+    unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
+        for rank in 0..self.world_size() {
+            let offset = (rank * count * dtype.size()) as u64;
+            // SAFETY: the blocks lie in the caller's buffers.
+            unsafe {
+                self.recv(recv_ptr + offset, count, dtype, rank, 0)?;
+                self.send(send_ptr + offset, count, dtype, rank, 0)?;
+            }
+        }
+        self.sync()
+    }
+
+    /// Gathers `count` elements of each rank at the root, where `recv_ptr` has room for
+    /// `count × world_size`; elsewhere it is not used.
+    unsafe fn gather(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        root: usize,
+    ) -> Result<()> {
+        check_root("gather", root, self.world_size())?;
+        // SAFETY: the blocks lie in the caller's buffers.
+        unsafe {
+            self.send(send_ptr, count, dtype, root, 0)?;
+            if self.rank() == root {
+                for rank in 0..self.world_size() {
+                    let offset = (rank * count * dtype.size()) as u64;
+                    self.recv(recv_ptr + offset, count, dtype, rank, 0)?;
+                }
+            }
+        }
+        self.sync()
+    }
+
+    /// Gives each rank its block of `count` elements of the root's `count × world_size`; elsewhere
+    /// `send_ptr` is not used.
+    unsafe fn scatter(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        root: usize,
+    ) -> Result<()> {
+        check_root("scatter", root, self.world_size())?;
+        // SAFETY: the blocks lie in the caller's buffers.
+        unsafe {
+            self.recv(recv_ptr, count, dtype, root, 0)?;
+            if self.rank() == root {
+                for rank in 0..self.world_size() {
+                    let offset = (rank * count * dtype.size()) as u64;
+                    self.send(send_ptr + offset, count, dtype, rank, 0)?;
+                }
+            }
+        }
+        self.sync()
+    }
+}
+
+fn check_root(operation: &'static str, rank: usize, world_size: usize) -> Result<()> {
+    if rank < world_size {
+        Ok(())
+    } else {
+        Err(UsageError::Rank { operation, role: "root", rank, world_size }.into())
+    }
+}
+
+/// Events between the communicator's stream and the application's, to overlap computing and communicating.
+///
+/// Events and streams are handles of the backend, as `u64`. On solo and host there are no streams:
+/// operations are complete when they return, so every event has happened when it is recorded, and waiting
+/// for one waits for nothing; handles are checked all the same.
+pub trait StreamSyncOps {
+    /// Makes an event.
+    fn create_event(&self) -> Result<u64>;
+    /// Ends an event.
+    fn destroy_event(&self, event: u64) -> Result<()>;
+    /// Records the event behind the communicator's work so far.
+    fn record_on_comm_stream(&self, event: u64) -> Result<()>;
+    /// Records the event behind the work of the application's stream so far.
+    fn record_on_stream(&self, event: u64, stream: u64) -> Result<()>;
+    /// The communicator's stream goes on only after the event.
+    fn comm_stream_wait_event(&self, event: u64) -> Result<()>;
+    /// The application's stream goes on only after the event.
+    fn stream_wait_event(&self, stream: u64, event: u64) -> Result<()>;
+    /// Waits until the communicator's work is complete.
+    fn sync_comm_stream(&self) -> Result<()>;
+}
+
+/// A [`Comm`] behind the portable trait: one thread at a time is let in.
+pub(crate) struct Portable {
+    rank: usize,
+    world_size: usize,
+    inner: Mutex<Inner>,
+    events: Mutex<Events>,
+}
+
+struct Inner {
+    comm: Comm,
+    /// Sends and receives that `sync` waits for.
+    pending: Vec<Ticket>,
+}
+
+#[derive(Default)]
+struct Events {
+    next: u64,
+    alive: HashSet<u64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Portable {
+    pub fn new(comm: Comm) -> Portable {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        let inner = Mutex::new(Inner { comm, pending: Vec::new() });
+        Portable { rank, world_size, inner, events: Mutex::default() }
+    }
+
+    /// Checks what can be checked of raw buffers, and carries the call out.
+    ///
+    /// # Safety
+    /// As for the trait: the buffers of the call are valid.
+    unsafe fn collective(&self, call: Call<'_>, blocks: usize) -> Result<()> {
+        let operation = call.operation.name();
+        let Blocks::Equal(count) = call.blocks else { unreachable!("the trait has equal blocks") };
+        self.check_len(operation, count, blocks, call.dtype)?;
+        for (buffer, pointer) in [("send", call.send), ("recv", call.recv.cast_const())] {
+            if pointer.is_null() && count > 0 {
+                return Err(UsageError::NullPointer { operation, buffer, count }.into());
+            }
+        }
+        if call.operation.is_rooted() {
+            check_root(operation, call.root, self.world_size)?;
+        }
+        lock(&self.inner).comm.run_call(&call)
+    }
+
+    fn check_len(&self, operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<()> {
+        let bytes = count.checked_mul(blocks).and_then(|all| all.checked_mul(dtype.size()));
+        match bytes {
+            Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
+            _ => {
+                let value = format!("{count} × {blocks} × {}", dtype.size());
+                let limit = isize::MAX.to_string();
+                Err(UsageError::Overflow { operation, what: "the length in bytes", value, limit }.into())
+            }
+        }
+    }
+
+    fn post(&self, operation: &'static str, transfer: Transfer) -> Result<()> {
+        let Transfer { direction, peer: rank, count, dtype, .. } = transfer;
+        if rank >= self.world_size {
+            let world_size = self.world_size;
+            return Err(UsageError::Rank { operation, role: "peer", rank, world_size }.into());
+        }
+        self.check_len(operation, count, 1, dtype)?;
+        let (buffer, null) = match direction {
+            Direction::Send(pointer) => ("send", pointer.is_null()),
+            Direction::Recv(pointer) => ("recv", pointer.is_null()),
+        };
+        if null && count > 0 {
+            return Err(UsageError::NullPointer { operation, buffer, count }.into());
+        }
+        let mut inner = lock(&self.inner);
+        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
+        let ticket = unsafe { inner.comm.backend.post(transfer) }?;
+        inner.pending.push(ticket);
+        // Start it: what is small is gone at once.
+        inner.comm.backend.progress().map(drop)
+    }
+
+    fn check_event(&self, event: u64) -> Result<()> {
+        if lock(&self.events).alive.contains(&event) {
+            Ok(())
+        } else {
+            Err(UsageError::Event { event }.into())
+        }
+    }
+}
+
+impl Inner {
+    fn sync(&mut self) -> Result<()> {
+        let backend = self.comm.backend.clone();
+        crate::p2p::wait_all(self.pending.drain(..).map(|ticket| (&*backend, ticket)))?;
+        self.comm.sync()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.sync() {
+            tracing::error!("a communicator was dropped with work pending, which failed: {error}");
+        }
+    }
+}
+
+fn simple(operation: Operation, ptr: u64, count: usize, dtype: DType) -> Call<'static> {
+    let (send, recv) = (ptr as *const u8, ptr as *mut u8);
+    Call { dtype, send, recv, blocks: Blocks::Equal(count), ..Call::empty(operation) }
+}
+
+impl Communicator for Portable {
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()> {
+        let call = Call { reduction: op.into(), ..simple(Operation::AllReduce, ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, 1) }
+    }
+
+    unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()> {
+        let call = Call { root, ..simple(Operation::Broadcast, ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, 1) }
+    }
+
+    unsafe fn all_gather(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
+        let recv = recv_ptr as *mut u8;
+        let call = Call { recv, ..simple(Operation::AllGather, send_ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, self.world_size) }
+    }
+
+    unsafe fn reduce_scatter(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (recv, reduction) = (recv_ptr as *mut u8, op.into());
+        let call = Call { recv, reduction, ..simple(Operation::ReduceScatter, send_ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, self.world_size) }
+    }
+
+    unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()> {
+        let direction = Direction::Send(ptr as *const u8);
+        self.post("send", Transfer { direction, peer: dest, tag, dtype, count })
+    }
+
+    unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32) -> Result<()> {
+        let direction = Direction::Recv(ptr as *mut u8);
+        self.post("recv", Transfer { direction, peer: src, tag, dtype, count })
+    }
+
+    fn sync(&self) -> Result<()> {
+        lock(&self.inner).sync()
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let mut inner = lock(&self.inner);
+        inner.sync()?;
+        inner.comm.barrier()
+    }
+
+    fn split(&self, color: u32, key: u32) -> Result<Option<Box<dyn Communicator>>> {
+        let part = lock(&self.inner).comm.split(Some(color), key.into())?;
+        Ok(part.map(|comm| Box::new(Portable::new(comm)) as Box<dyn Communicator>))
+    }
+
+    fn as_stream_sync(&self) -> Option<&dyn StreamSyncOps> {
+        Some(self)
+    }
+
+    unsafe fn reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp, root: usize) -> Result<()> {
+        let reduction = op.into();
+        let call = Call { reduction, root, ..simple(Operation::Reduce, ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, 1) }
+    }
+
+    unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
+        let recv = recv_ptr as *mut u8;
+        let call = Call { recv, ..simple(Operation::AllToAll, send_ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, self.world_size) }
+    }
+}
+
+impl StreamSyncOps for Portable {
+    fn create_event(&self) -> Result<u64> {
+        let mut events = lock(&self.events);
+        events.next += 1;
+        let event = events.next;
+        events.alive.insert(event);
+        Ok(event)
+    }
+
+    fn destroy_event(&self, event: u64) -> Result<()> {
+        self.check_event(event)?;
+        lock(&self.events).alive.remove(&event);
+        Ok(())
+    }
+
+    fn record_on_comm_stream(&self, event: u64) -> Result<()> {
+        self.check_event(event)
+    }
+
+    fn record_on_stream(&self, event: u64, _stream: u64) -> Result<()> {
+        self.check_event(event)
+    }
+
+    fn comm_stream_wait_event(&self, event: u64) -> Result<()> {
+        self.check_event(event)
+    }
+
+    fn stream_wait_event(&self, _stream: u64, event: u64) -> Result<()> {
+        self.check_event(event)
+    }
+
+    fn sync_comm_stream(&self) -> Result<()> {
+        self.sync()
+    }
+}

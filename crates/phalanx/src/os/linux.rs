@@ -1,0 +1,360 @@
+//! Linux: memfd, futex, membarrier, pidfd, Unix sockets.
+
+use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use rustix::process::{PidfdFlags, Resource};
+use rustix::thread::{MembarrierCommand, futex};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Whether processes of this host can share a region.
+pub(crate) const PROCESS_RANKS: bool = true;
+
+/// Pages of memory, unmapped on drop. Zero until written, and not backed by memory until touched.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory; who may touch which byte when is the users' protocol.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Memory of this process alone.
+    pub fn anonymous(len: usize) -> Result<Mapping> {
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        Mapping::from_mmap(start, len)
+    }
+
+    fn from_mmap(start: rustix::io::Result<*mut std::ffi::c_void>, len: usize) -> Result<Mapping> {
+        let start = start.map_err(|e| {
+            Error::system(
+                "mmap",
+                e.into(),
+                format!("the region needs {len} bytes of address space: raise `ulimit -v` or use fewer ranks"),
+            )
+        })?;
+        let start = NonNull::new(start.cast()).expect("mmap never returns null on success");
+        Ok(Mapping { start, len })
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the mapping, and nothing refers to it after its owner is gone.
+        // An error could only mean that the range is not mapped, which is what is wanted.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Memory that processes share: an anonymous file (memfd) without a name in any file system, so
+/// nothing can be left behind and nothing stale can be found.
+#[derive(Debug)]
+pub(crate) struct SharedFile(OwnedFd);
+
+impl SharedFile {
+    pub fn create() -> Result<SharedFile> {
+        rustix::fs::memfd_create("phalanx", MemfdFlags::CLOEXEC).map(SharedFile).map_err(|e| {
+            Error::system(
+                "memfd_create",
+                e.into(),
+                "process ranks need one file descriptor and Linux 3.17: raise `ulimit -n`, or run the \
+                 ranks as threads",
+            )
+        })
+    }
+
+    /// Another handle to the same memory.
+    pub fn try_clone(&self) -> Result<SharedFile> {
+        self.0.try_clone().map(SharedFile).map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
+    }
+
+    /// Makes the file at least `len` bytes long; never shrinks it. The pages stay unallocated.
+    pub fn extend_to(&self, len: u64) -> Result<()> {
+        self.check_limit(len)?;
+        // Writing the last byte, unlike ftruncate, cannot shrink a file that a peer just extended.
+        rustix::io::pwrite(&self.0, &[0], len - 1).map(drop).map_err(|e| out_of_memory("pwrite", e, len))
+    }
+
+    /// Allocates the pages of a range, so that using them later cannot fail.
+    pub fn commit(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_limit(offset + len)?;
+        rustix::fs::fallocate(&self.0, FallocateFlags::empty(), offset, len)
+            .map_err(|e| out_of_memory("fallocate", e, len))
+    }
+
+    /// Gives the pages of a range back to the system; they read as zero afterwards.
+    pub fn release(&self, offset: u64, len: u64) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(e) = rustix::fs::fallocate(&self.0, flags, offset, len) {
+            tracing::warn!("cannot give {len} bytes of shared memory back: {e}");
+        }
+    }
+
+    pub fn map(&self, offset: u64, len: usize) -> Result<Mapping> {
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &self.0,
+                offset,
+            )
+        };
+        Mapping::from_mmap(start, len)
+    }
+
+    /// Growing past `RLIMIT_FSIZE` would kill the process with SIGXFSZ: answer an error instead.
+    fn check_limit(&self, len: u64) -> Result<()> {
+        match rustix::process::getrlimit(Resource::Fsize).current {
+            Some(limit) if limit < len => Err(Error::system(
+                "memfd",
+                io::Error::from(io::ErrorKind::FileTooLarge),
+                format!("the region needs {len} bytes and `ulimit -f` allows {limit}: raise it"),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn out_of_memory(call: &'static str, e: rustix::io::Errno, len: u64) -> Error {
+    Error::system(
+        call,
+        e.into(),
+        format!("{len} bytes of shared memory are needed: free memory, raise the container's limit, or ask for less"),
+    )
+}
+
+/// Sleeps until `word` is no longer `expected`, somebody wakes it, or `timeout` has passed.
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let timeout = Timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // Every outcome (woken, changed, interrupted, timed out) means: look again.
+    let _ = futex::wait(word, futex::Flags::empty(), expected, Some(&timeout));
+}
+
+/// Wakes whoever sleeps on `word`.
+pub(crate) fn futex_wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// Whether [`heavy_barrier`] orders the other ranks' accesses too, so that they need only
+/// compiler fences on their fast path. Registers this process to be a target of such barriers.
+pub(crate) fn asymmetric_barriers() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED.get_or_init(|| {
+        rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+    })
+}
+
+/// A full memory barrier on this thread and, where [`asymmetric_barriers`] is true, on every running
+/// thread of every process that registered.
+pub(crate) fn heavy_barrier() {
+    std::sync::atomic::fence(Ordering::SeqCst);
+    if asymmetric_barriers() {
+        let _ = rustix::thread::membarrier(MembarrierCommand::GlobalExpedited);
+    }
+}
+
+/// A process that can be watched: a pidfd, immune to the reuse of process ids.
+#[derive(Debug)]
+pub(crate) struct Process(OwnedFd);
+
+impl Process {
+    pub fn current() -> Result<Process> {
+        rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(Process).map_err(
+            |e| {
+                Error::system(
+                    "pidfd_open",
+                    e.into(),
+                    "process ranks need Linux 5.3 and a file descriptor for each rank: raise `ulimit -n`, \
+                     or run the ranks as threads",
+                )
+            },
+        )
+    }
+
+    /// Another handle to the same process.
+    pub fn try_clone(&self) -> Result<Process> {
+        self.0.try_clone().map(Process).map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
+    }
+
+    /// Whether the process has ended.
+    pub fn has_exited(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+    }
+}
+
+/// Whether the process is stopped (SIGSTOP, a debugger), where that can be seen.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| stat.rsplit_once(')').map(|(_, rest)| rest.trim_start().starts_with(['T', 't'])))
+        .unwrap_or(false)
+}
+
+/// The user this process runs as.
+pub(crate) fn user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The address of a rendezvous: an abstract Unix socket, which has no place in the file system and
+/// ends with its last descriptor.
+pub(crate) struct Address(SocketAddr);
+
+impl Address {
+    pub fn new(name: &str) -> io::Result<Address> {
+        SocketAddr::from_abstract_name(name).map(Address)
+    }
+
+    pub fn listen(&self) -> io::Result<Listener> {
+        UnixListener::bind_addr(&self.0).map(Listener)
+    }
+
+    pub fn connect(&self) -> io::Result<Connection> {
+        UnixStream::connect_addr(&self.0).map(Connection)
+    }
+}
+
+pub(crate) struct Listener(UnixListener);
+
+impl Listener {
+    /// The next connection, or `None` if none came within `timeout`.
+    pub fn accept(&self, timeout: Duration) -> io::Result<Option<Connection>> {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        match rustix::event::poll(&mut fds, Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
+            Ok(_) => self.0.accept().map(|(stream, _)| Some(Connection(stream))),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// A connection that carries bytes and file descriptors between processes of one host.
+pub(crate) struct Connection(UnixStream);
+
+/// The most file descriptors one message carries (the kernel's `SCM_MAX_FD`).
+const MAX_FDS: usize = 253;
+
+impl Connection {
+    /// The user at the other end, as the kernel knows it.
+    pub fn peer_user(&self) -> io::Result<u32> {
+        Ok(rustix::net::sockopt::socket_peercred(&self.0)?.uid.as_raw())
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let timeout = Some(timeout.max(Duration::from_millis(1)));
+        self.0.set_read_timeout(timeout)?;
+        self.0.set_write_timeout(timeout)
+    }
+
+    /// Sends all of `bytes`.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        use std::io::Write;
+        (&self.0).write_all(bytes)
+    }
+
+    /// Receives exactly `bytes.len()` bytes.
+    pub fn receive(&self, bytes: &mut [u8]) -> io::Result<()> {
+        use std::io::Read;
+        (&self.0).read_exact(bytes)
+    }
+
+    /// Gives the peer handles of its own to a region's file and to processes.
+    pub fn send_handles(&self, file: Option<&SharedFile>, processes: &[&Process]) -> io::Result<()> {
+        let fds: Vec<BorrowedFd<'_>> =
+            file.map(|f| f.0.as_fd()).into_iter().chain(processes.iter().map(|p| p.0.as_fd())).collect();
+        // A message carries only so many.
+        for fds in fds.chunks(MAX_FDS) {
+            let mut space =
+                vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(fds));
+            rustix::net::sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+        }
+        Ok(())
+    }
+
+    /// What a peer sent of itself with [`send_handles`](Self::send_handles).
+    pub fn receive_process(&self) -> io::Result<Process> {
+        self.receive_fds(1).map(|mut fds| Process(fds.remove(0)))
+    }
+
+    /// A region's file and the processes of all its ranks.
+    pub fn receive_world(&self, ranks: usize) -> io::Result<(SharedFile, Vec<Process>)> {
+        let mut fds = self.receive_fds(1 + ranks)?.into_iter();
+        let file = SharedFile(fds.next().expect("as many as asked for"));
+        Ok((file, fds.map(Process).collect()))
+    }
+
+    fn receive_fds(&self, count: usize) -> io::Result<Vec<OwnedFd>> {
+        let mut received = Vec::with_capacity(count);
+        while received.len() < count {
+            let expected = (count - received.len()).min(MAX_FDS);
+            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut byte = [0];
+            let message = rustix::net::recvmsg(
+                &self.0,
+                &mut [IoSliceMut::new(&mut byte)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            )?;
+            let before = received.len();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    received.extend(fds);
+                }
+            }
+            if message.bytes == 0 || received.len() - before != expected {
+                let got = received.len() - before;
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("{got} of {expected} file descriptors came: raise `ulimit -n`"),
+                ));
+            }
+        }
+        Ok(received)
+    }
+}

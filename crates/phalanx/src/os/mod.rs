@@ -1,0 +1,15 @@
+//! Everything that is specific to an operating system, and nothing else: memory that can be shared,
+//! sleeping on a word, memory barriers across processes, and watching a process.
+//!
+//! `linux` is complete. `portable` serves every other system: thread ranks work on it, process ranks
+//! answer [`Error::Unsupported`](crate::Error::Unsupported). Both files offer the same names.
+
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::*;
+
+#[cfg(not(target_os = "linux"))]
+mod portable;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use portable::*;

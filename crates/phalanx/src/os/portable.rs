@@ -1,0 +1,183 @@
+//! Any other system: ranks are threads; what needs more answers a typed error.
+
+use crate::error::{Error, Result};
+use std::alloc::Layout;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Whether processes of this host can share a region.
+pub(crate) const PROCESS_RANKS: bool = false;
+
+fn unsupported() -> Error {
+    Error::Unsupported {
+        what: "ranks as processes of one host".into(),
+        why: format!("shared regions are implemented for Linux, this is {}", std::env::consts::OS),
+        remedy: "run the ranks as threads (phalanx::run)".into(),
+    }
+}
+
+/// Zeroed memory, freed on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a mapping is plain memory; who may touch which byte when is the users' protocol.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub fn anonymous(len: usize) -> Result<Mapping> {
+        let refused = || {
+            Error::system(
+                "alloc",
+                io::ErrorKind::OutOfMemory.into(),
+                format!("the region needs {len} bytes: use fewer ranks"),
+            )
+        };
+        let layout = Layout::from_size_align(len.max(1), 4096).map_err(|_| refused())?;
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
+        Ok(Mapping { start, layout })
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `anonymous` with this layout, and owned by this value.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// Memory that processes share: not to be had here, so no value of this type exists.
+#[derive(Debug)]
+pub(crate) enum SharedFile {}
+
+impl SharedFile {
+    pub fn create() -> Result<SharedFile> {
+        Err(unsupported())
+    }
+    pub fn try_clone(&self) -> Result<SharedFile> {
+        match *self {}
+    }
+    pub fn extend_to(&self, _len: u64) -> Result<()> {
+        match *self {}
+    }
+    pub fn commit(&self, _offset: u64, _len: u64) -> Result<()> {
+        match *self {}
+    }
+    pub fn release(&self, _offset: u64, _len: u64) {
+        match *self {}
+    }
+    pub fn map(&self, _offset: u64, _len: usize) -> Result<Mapping> {
+        match *self {}
+    }
+}
+
+/// Sleeps a little: without a futex, waiting is looking again soon.
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    if word.load(Ordering::Acquire) == expected {
+        std::thread::sleep(timeout.min(Duration::from_micros(100)));
+    }
+}
+
+/// Nothing to do: sleepers look again by themselves.
+pub(crate) fn futex_wake(_word: &AtomicU32) {}
+
+/// Barriers here order this thread only, so every rank needs full fences.
+pub(crate) fn asymmetric_barriers() -> bool {
+    false
+}
+
+/// A full memory barrier on this thread.
+pub(crate) fn heavy_barrier() {
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// A process that can be watched: none here.
+#[derive(Debug)]
+pub(crate) enum Process {}
+
+impl Process {
+    pub fn current() -> Result<Process> {
+        Err(unsupported())
+    }
+    pub fn try_clone(&self) -> Result<Process> {
+        match *self {}
+    }
+    pub fn has_exited(&self) -> bool {
+        match *self {}
+    }
+}
+
+/// Whether the process is stopped: unknown here.
+pub(crate) fn is_stopped(_pid: u32) -> bool {
+    false
+}
+
+/// The user this process runs as: unknown here.
+pub(crate) fn user_id() -> u32 {
+    0
+}
+
+/// The address of a rendezvous: not to be had here, so no value of this type exists.
+pub(crate) enum Address {}
+
+impl Address {
+    pub fn new(_name: &str) -> io::Result<Address> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    pub fn listen(&self) -> io::Result<Listener> {
+        match *self {}
+    }
+    pub fn connect(&self) -> io::Result<Connection> {
+        match *self {}
+    }
+}
+
+pub(crate) enum Listener {}
+
+impl Listener {
+    pub fn accept(&self, _timeout: Duration) -> io::Result<Option<Connection>> {
+        match *self {}
+    }
+}
+
+/// A connection that carries handles between processes.
+pub(crate) enum Connection {}
+
+impl Connection {
+    pub fn peer_user(&self) -> io::Result<u32> {
+        match *self {}
+    }
+    pub fn set_timeout(&self, _timeout: Duration) -> io::Result<()> {
+        match *self {}
+    }
+    pub fn send(&self, _bytes: &[u8]) -> io::Result<()> {
+        match *self {}
+    }
+    pub fn send_handles(&self, _file: Option<&SharedFile>, _processes: &[&Process]) -> io::Result<()> {
+        match *self {}
+    }
+    pub fn receive(&self, _bytes: &mut [u8]) -> io::Result<()> {
+        match *self {}
+    }
+    pub fn receive_process(&self) -> io::Result<Process> {
+        match *self {}
+    }
+    pub fn receive_world(&self, _ranks: usize) -> io::Result<(SharedFile, Vec<Process>)> {
+        match *self {}
+    }
+}

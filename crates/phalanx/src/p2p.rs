@@ -1,0 +1,98 @@
+//! Messages from one rank to another.
+
+use crate::backend::{Backend, Direction, Ticket, Transfer};
+use crate::buffer::{Source, Target};
+use crate::comm::Comm;
+use crate::dtype::Element;
+use crate::error::{Result, UsageError};
+
+/// The transfer that sends a buffer.
+pub(crate) fn sending<S: Source + ?Sized>(buf: &S, peer: usize, tag: u32) -> Transfer {
+    let direction = Direction::Send(buf.as_ptr().cast());
+    Transfer { direction, peer, tag, dtype: <S::Elem as Element>::DTYPE, count: buf.len() }
+}
+
+/// The transfer that receives into a buffer.
+pub(crate) fn receiving<R: Target + ?Sized>(buf: &mut R, peer: usize, tag: u32) -> Transfer {
+    let direction = Direction::Recv(buf.as_mut_ptr().cast());
+    Transfer { direction, peer, tag, dtype: <R::Elem as Element>::DTYPE, count: buf.len() }
+}
+
+/// Waits for all of them, also if some fail; answers the first error.
+pub(crate) fn wait_all<'a>(tickets: impl IntoIterator<Item = (&'a dyn Backend, Ticket)>) -> Result<()> {
+    let mut outcome = Ok(());
+    for (backend, ticket) in tickets {
+        outcome = outcome.and(backend.wait(ticket));
+    }
+    outcome
+}
+
+/// # Messages
+///
+/// A message is matched with a receive of the peer that has the same tag, in the order of posting. It must
+/// have the length and the type that the receive expects: a difference is an error on both ranks. On NCCL
+/// tags do not exist; programs for every backend post receives in the order of the sends.
+impl Comm {
+    /// Sends a buffer to a peer. Returns when the buffer can be used again; the peer may not have received
+    /// it yet. `ncclSend`, `MPI_Send`.
+    ///
+    /// Two ranks that `send` to each other before they `recv` can wait for each other for ever: use
+    /// [`send_recv`](Comm::send_recv) or [`group`](Comm::group).
+    pub fn send<S: Source + ?Sized>(&self, buf: &S, peer: usize) -> Result<()> {
+        self.send_tagged(buf, peer, 0)
+    }
+
+    /// Receives a buffer from a peer. `ncclRecv`, `MPI_Recv`.
+    pub fn recv<R: Target + ?Sized>(&self, buf: &mut R, peer: usize) -> Result<()> {
+        self.recv_tagged(buf, peer, 0)
+    }
+
+    /// [`send`](Comm::send) with a tag.
+    pub fn send_tagged<S: Source + ?Sized>(&self, buf: &S, peer: usize, tag: u32) -> Result<()> {
+        self.check_other("send", peer)?;
+        self.transfer(sending(buf, peer, tag))
+    }
+
+    /// [`recv`](Comm::recv) with a tag.
+    pub fn recv_tagged<R: Target + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
+        self.shape().check_rank("recv", "peer", peer)?;
+        self.transfer(receiving(buf, peer, tag))
+    }
+
+    /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
+    /// `MPI_Sendrecv`.
+    pub fn send_recv<S, R>(&self, send: &S, dest: usize, recv: &mut R, source: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        self.shape().check_rank("send_recv", "destination", dest)?;
+        self.shape().check_rank("send_recv", "source", source)?;
+        // SAFETY: both buffers are borrowed until both tickets are settled, here.
+        unsafe {
+            let received = self.backend.post(receiving(recv, source, 0))?;
+            let sent = self.backend.post(sending(send, dest, 0));
+            let outcome = match sent {
+                Ok(sent) => self.backend.wait(sent),
+                Err(error) => Err(error),
+            };
+            self.backend.wait(received).and(outcome)
+        }
+    }
+
+    /// A plain send to oneself would wait for a receive that cannot come.
+    fn check_other(&self, operation: &'static str, peer: usize) -> Result<()> {
+        self.shape().check_rank(operation, "peer", peer)?;
+        let rank = self.rank();
+        if peer == rank {
+            return Err(UsageError::SelfExchange { operation, rank }.into());
+        }
+        Ok(())
+    }
+
+    fn transfer(&self, transfer: Transfer) -> Result<()> {
+        // SAFETY: the caller borrows the buffer until the ticket is settled, here.
+        let ticket = unsafe { self.backend.post(transfer) }?;
+        self.backend.wait(ticket)
+    }
+}

@@ -1,0 +1,390 @@
+//! Operations that go on while the rank does something else: [`Request`].
+//!
+//! A request owns its buffers and gives them back from [`wait`](Request::wait), so that nothing can touch
+//! them in between; one that is forgotten leaks them.
+//!
+//! Collectives are carried out by a thread of the communicator, in the order in which they were started, and
+//! before any collective that is called later. Messages are posted at once; a thread moves them along.
+
+use crate::backend::{Backend, Call, Direction, Ticket, Transfer};
+use crate::buffer::{Owned, Source, Target};
+use crate::comm::Comm;
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::op::Reduction;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// An operation under way, and the buffers it uses.
+#[must_use = "a request that is dropped before it is complete leaks its buffers"]
+pub struct Request<B> {
+    buffers: ManuallyDrop<B>,
+    work: Work,
+    requests: Arc<Requests>,
+}
+
+enum Work {
+    Job(Arc<Outcome>),
+    Message(Ticket),
+    /// The result was taken.
+    Over,
+}
+
+impl<B> Request<B> {
+    /// Waits until the operation is complete, and gives the buffers back. The wait has the communicator's
+    /// deadline. On an error the buffers are dropped.
+    pub fn wait(mut self) -> Result<B> {
+        let result = match std::mem::replace(&mut self.work, Work::Over) {
+            Work::Job(outcome) => outcome.take(),
+            Work::Message(ticket) => self.requests.wait_for_message(ticket),
+            Work::Over => unreachable!("wait takes the request"),
+        };
+        // SAFETY: taken once; `work` is over, so that drop leaves the buffers alone. The operation is
+        // complete, or has failed and touches them no more.
+        let buffers = unsafe { ManuallyDrop::take(&mut self.buffers) };
+        result.map(|()| buffers)
+    }
+
+    /// Whether [`wait`](Request::wait) would answer at once.
+    pub fn is_done(&mut self) -> bool {
+        match &self.work {
+            Work::Job(outcome) => outcome.is_there(),
+            Work::Message(ticket) => match self.requests.backend.test(*ticket) {
+                Ok(false) => false,
+                result => {
+                    self.requests.message_ended();
+                    let outcome = Outcome::default();
+                    outcome.put(result.map(drop));
+                    self.work = Work::Job(Arc::new(outcome));
+                    true
+                }
+            },
+            Work::Over => true,
+        }
+    }
+}
+
+impl<B> Drop for Request<B> {
+    fn drop(&mut self) {
+        if matches!(self.work, Work::Over) {
+            return;
+        }
+        if self.is_done() {
+            // SAFETY: not taken, since `work` was not over; the operation touches them no more.
+            unsafe { ManuallyDrop::drop(&mut self.buffers) };
+        } else {
+            tracing::warn!("a request was dropped before it was complete: its buffers are leaked");
+        }
+    }
+}
+
+impl<B> std::fmt::Debug for Request<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request").finish_non_exhaustive()
+    }
+}
+
+/// The result of a job, when it is there.
+#[derive(Default)]
+struct Outcome {
+    result: Mutex<Option<Result<()>>>,
+    there: Condvar,
+}
+
+impl Outcome {
+    fn put(&self, result: Result<()>) {
+        *lock(&self.result) = Some(result);
+        self.there.notify_all();
+    }
+
+    fn take(&self) -> Result<()> {
+        let mut result = lock(&self.result);
+        loop {
+            match result.take() {
+                Some(result) => return result,
+                None => result = self.there.wait(result).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        lock(&self.result).is_some()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A started collective.
+struct Job {
+    call: Call<'static>,
+    outcome: Arc<Outcome>,
+}
+
+// SAFETY: the buffers that the call points to are owned by the request, which gives them back (or frees
+// them) only when the outcome is there.
+unsafe impl Send for Job {}
+
+/// The requests of one communicator.
+pub(crate) struct Requests {
+    backend: Arc<dyn Backend>,
+    /// Jobs started and not complete.
+    jobs: Arc<AtomicUsize>,
+    worker: Mutex<Option<(Sender<Job>, JoinHandle<()>)>>,
+    messages: Arc<Moving>,
+    mover: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the thread that moves messages along looks at.
+#[derive(Default)]
+struct Moving {
+    state: Mutex<MovingState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct MovingState {
+    messages: usize,
+    stop: bool,
+}
+
+impl Requests {
+    pub fn new(backend: Arc<dyn Backend>) -> Requests {
+        Requests {
+            backend,
+            jobs: Arc::default(),
+            worker: Mutex::default(),
+            messages: Arc::default(),
+            mover: Mutex::default(),
+        }
+    }
+
+    /// Waits until no started collective is under way.
+    #[inline]
+    pub fn wait_for_jobs(&self) {
+        while self.jobs.load(Ordering::Acquire) != 0 {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    fn start(&self, call: Call<'static>) -> Arc<Outcome> {
+        let outcome = Arc::new(Outcome::default());
+        let mut worker = lock(&self.worker);
+        let (sender, _) = worker.get_or_insert_with(|| {
+            let (sender, receiver) = channel();
+            let (backend, jobs) = (self.backend.clone(), self.jobs.clone());
+            let thread = std::thread::Builder::new().name(format!("phalanx-{}", self.backend.rank()));
+            let handle = thread.spawn(move || work(&*backend, &receiver, &jobs));
+            (sender, handle.expect("a thread for requests can be started"))
+        });
+        self.jobs.fetch_add(1, Ordering::AcqRel);
+        let job = Job { call, outcome: outcome.clone() };
+        sender.send(job).expect("the worker lives as long as its sender");
+        outcome
+    }
+
+    fn message_started(self: &Arc<Requests>) {
+        lock(&self.messages.state).messages += 1;
+        self.messages.changed.notify_all();
+        lock(&self.mover).get_or_insert_with(|| {
+            let (backend, messages) = (self.backend.clone(), self.messages.clone());
+            let thread = std::thread::Builder::new().name(format!("phalanx-m{}", self.backend.rank()));
+            let handle = thread.spawn(move || move_messages(&*backend, &messages));
+            handle.expect("a thread for messages can be started")
+        });
+    }
+
+    fn message_ended(&self) {
+        lock(&self.messages.state).messages -= 1;
+    }
+
+    fn wait_for_message(&self, ticket: Ticket) -> Result<()> {
+        let result = self.backend.wait(ticket);
+        self.message_ended();
+        result
+    }
+
+    /// Ends the threads, after the jobs that were started.
+    pub fn stop(&self) {
+        if let Some((sender, handle)) = lock(&self.worker).take() {
+            drop(sender);
+            let _ = handle.join();
+        }
+        lock(&self.messages.state).stop = true;
+        self.messages.changed.notify_all();
+        if let Some(handle) = lock(&self.mover).take() {
+            let _ = handle.join();
+        }
+    }
+}
+
+fn work(backend: &dyn Backend, jobs: &Receiver<Job>, under_way: &AtomicUsize) {
+    while let Ok(job) = jobs.recv() {
+        // SAFETY: the call was checked when it was started; its buffers are the request's; the communicator
+        // makes no collective call while jobs are under way, and this thread makes one at a time.
+        let result = unsafe { backend.collective(&job.call) };
+        job.outcome.put(result);
+        under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Moves messages along while their rank does something else: often at first, then every tenth of a
+/// millisecond, so that it does not take a core from the rank.
+fn move_messages(backend: &dyn Backend, moving: &Moving) {
+    let mut state = lock(&moving.state);
+    loop {
+        if state.stop {
+            return;
+        }
+        if state.messages == 0 {
+            state = moving.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        drop(state);
+        let pause = match backend.progress() {
+            Ok(true) => Duration::from_micros(20),
+            // Nothing under way, or failed: the requests' waits will tell.
+            Ok(false) | Err(_) => Duration::from_millis(1),
+        };
+        std::thread::sleep(pause);
+        state = lock(&moving.state);
+    }
+}
+
+/// # Requests
+///
+/// Operations that go on while the rank does something else. They take their buffers and give them back
+/// from [`Request::wait`].
+///
+/// Started and plain collectives are one sequence: the order of the calls is what the ranks match, and it
+/// does not matter which form a rank uses. Messages are matched in the order of posting.
+///
+/// ```
+/// # fn main() -> phalanx::Result<()> {
+/// # use phalanx::ReduceOp;
+/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+///     let gradients = vec![1.0f32; 1000];
+///     let request = comm.start_all_reduce(gradients, ReduceOp::Sum)?;
+///     // … compute something else meanwhile …
+///     let gradients = request.wait()?;
+///     assert!(gradients.iter().all(|g| *g == 2.0));
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+impl Comm {
+    fn request<B>(&self, buffers: B, call: Call<'static>) -> Request<B> {
+        let work = Work::Job(self.requests.start(call));
+        Request { buffers: ManuallyDrop::new(buffers), work, requests: self.requests.clone() }
+    }
+
+    /// Starts an [`all_reduce_in_place`](Comm::all_reduce_in_place).
+    pub fn start_all_reduce<B: Owned>(
+        &self,
+        mut buf: B,
+        op: impl Into<Reduction<B::Elem>>,
+    ) -> Result<Request<B>> {
+        let call = self.shape().all_reduce_in_place(&mut buf, op.into())?;
+        Ok(self.request(buf, call))
+    }
+
+    /// Starts a [`broadcast_in_place`](Comm::broadcast_in_place).
+    pub fn start_broadcast<B: Owned>(&self, mut buf: B, root: usize) -> Result<Request<B>> {
+        let call = self.shape().broadcast_in_place(&mut buf, root)?;
+        Ok(self.request(buf, call))
+    }
+
+    /// Starts a [`reduce_in_place`](Comm::reduce_in_place).
+    pub fn start_reduce<B: Owned>(
+        &self,
+        mut buf: B,
+        op: impl Into<Reduction<B::Elem>>,
+        root: usize,
+    ) -> Result<Request<B>> {
+        let call = self.shape().reduce_in_place(&mut buf, op.into(), root)?;
+        Ok(self.request(buf, call))
+    }
+
+    /// Starts an [`all_gather`](Comm::all_gather).
+    pub fn start_all_gather<S, R>(&self, send: S, mut recv: R) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let call = self.shape().all_gather(&send, &mut recv)?;
+        Ok(self.request((send, recv), call))
+    }
+
+    /// Starts a [`reduce_scatter`](Comm::reduce_scatter).
+    pub fn start_reduce_scatter<S, R>(
+        &self,
+        send: S,
+        mut recv: R,
+        op: impl Into<Reduction<S::Elem>>,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let call = self.shape().reduce_scatter(&send, &mut recv, op.into())?;
+        Ok(self.request((send, recv), call))
+    }
+
+    /// Starts an [`all_to_all`](Comm::all_to_all).
+    pub fn start_all_to_all<S, R>(&self, send: S, mut recv: R) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let call = self.shape().all_to_all(&send, &mut recv)?;
+        Ok(self.request((send, recv), call))
+    }
+
+    fn message<B: Source>(
+        &self,
+        operation: &'static str,
+        buffer: B,
+        direction: Direction,
+        peer: usize,
+        tag: u32,
+    ) -> Result<Request<B>> {
+        self.shape().check_rank(operation, "peer", peer)?;
+        let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
+        // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
+        let ticket = unsafe { self.backend.post(Transfer { direction, peer, tag, dtype, count }) }?;
+        self.requests.message_started();
+        Ok(Request {
+            buffers: ManuallyDrop::new(buffer),
+            work: Work::Message(ticket),
+            requests: self.requests.clone(),
+        })
+    }
+
+    /// Starts a [`send`](Comm::send).
+    pub fn start_send<B: Owned>(&self, buf: B, peer: usize) -> Result<Request<B>> {
+        self.start_send_tagged(buf, peer, 0)
+    }
+
+    /// Starts a [`recv`](Comm::recv).
+    pub fn start_recv<B: Owned>(&self, buf: B, peer: usize) -> Result<Request<B>> {
+        self.start_recv_tagged(buf, peer, 0)
+    }
+
+    /// Starts a [`send_tagged`](Comm::send_tagged).
+    pub fn start_send_tagged<B: Owned>(&self, buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
+        let direction = Direction::Send(buf.as_ptr().cast());
+        self.message("start_send", buf, direction, peer, tag)
+    }
+
+    /// Starts a [`recv_tagged`](Comm::recv_tagged).
+    pub fn start_recv_tagged<B: Owned>(&self, mut buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
+        let direction = Direction::Recv(buf.as_mut_ptr().cast());
+        self.message("start_recv", buf, direction, peer, tag)
+    }
+}
