@@ -7,7 +7,7 @@
 use super::environment::Place;
 use crate::backend::host::{NewChannel, World};
 use crate::error::{BootstrapError, Error, Result};
-use crate::os::{Address, Connection, Process, SharedFile, user_id};
+use crate::os::{Address, Connection, CpuSet, Process, SharedFile, usable_cpus, user_id};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,9 +60,11 @@ struct Hello {
     job: u128,
     rank: u32,
     world_size: u32,
+    /// The cores it may use: a launcher may have bound each rank to one of its own.
+    cpus: CpuSet,
 }
 
-const HELLO_LEN: usize = 32;
+const HELLO_LEN: usize = 32 + size_of::<CpuSet>();
 
 impl Hello {
     fn to_bytes(self) -> [u8; HELLO_LEN] {
@@ -70,7 +72,10 @@ impl Hello {
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[8..24].copy_from_slice(&self.job.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.rank.to_le_bytes());
-        bytes[28..].copy_from_slice(&self.world_size.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.world_size.to_le_bytes());
+        for (word, cpus) in bytes[32..].chunks_exact_mut(8).zip(self.cpus) {
+            word.copy_from_slice(&cpus.to_le_bytes());
+        }
         bytes
     }
 
@@ -80,7 +85,11 @@ impl Hello {
             return None;
         }
         let job = u128::from_le_bytes(bytes[8..24].try_into().expect("16 bytes"));
-        Some(Hello { job, rank: word(24), world_size: word(28) })
+        let mut cpus = [0; size_of::<CpuSet>() / 8];
+        for (cpus, word) in cpus.iter_mut().zip(bytes[32..].chunks_exact(8)) {
+            *cpus = u64::from_le_bytes(word.try_into().expect("8 bytes"));
+        }
+        Some(Hello { job, rank: word(24), world_size: word(28), cpus })
     }
 }
 
@@ -90,6 +99,7 @@ impl Hello {
 struct Guest {
     connection: Connection,
     process: Process,
+    cpus: CpuSet,
 }
 
 fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline: Instant) -> Result<Met> {
@@ -197,7 +207,7 @@ fn receive_guest(
         return Err(error);
     }
     match connection.receive_process() {
-        Ok(process) => guests[rank - 1] = Some(Guest { connection, process }),
+        Ok(process) => guests[rank - 1] = Some(Guest { connection, process, cpus: hello.cpus }),
         // It may try again, or the deadline names it.
         Err(e) => tracing::warn!("rank {rank} could not hand over its process handle: {e}"),
     }
@@ -221,13 +231,14 @@ fn welcome(place: &Place, guests: &[Option<Guest>]) -> Result<Met> {
     let guests: Vec<&Guest> = guests.iter().flatten().collect();
     let everyone: Vec<&Process> = std::iter::once(&own).chain(guests.iter().map(|g| &g.process)).collect();
     // The region exists before anybody can look into it.
-    let world = World::processes(file.try_clone()?, Vec::new())?;
+    let cores = count_cores(guests.iter().map(|guest| guest.cpus));
+    let world = World::processes(file.try_clone()?, Vec::new(), cores)?;
     let channel = NewChannel::create(&world, place.world_size)?;
     for (index, guest) in guests.iter().enumerate() {
         // The channel's id is never 0, which is a refusal.
         let sent = guest
             .connection
-            .send(&channel.id().to_le_bytes())
+            .send(&[channel.id(), cores as u64].map(u64::to_le_bytes).concat())
             .and_then(|()| guest.connection.send_handles(Some(&file), &everyone));
         sent.map_err(|e| {
             Error::bootstrap(
@@ -241,6 +252,15 @@ fn welcome(place: &Place, guests: &[Option<Guest>]) -> Result<Met> {
         .chain(guests.iter().map(|guest| guest.process.try_clone()))
         .collect::<Result<Vec<_>>>()?;
     Ok(Met { world: Arc::new(world.with_processes(processes)), channel })
+}
+
+/// How many cores the ranks have between them: the union of theirs, within this process's CPU quota.
+fn count_cores(others: impl Iterator<Item = CpuSet>) -> usize {
+    let own = usable_cpus();
+    let count = |set: &CpuSet| set.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+    let quota = std::thread::available_parallelism().map_or(1, usize::from);
+    let union = others.fold(own, |union, set| std::array::from_fn(|i| union[i] | set[i]));
+    if quota < count(&own) { quota } else { count(&union).max(1) }
 }
 
 // --- the others -----------------------------------------------------------------------------------------
@@ -276,7 +296,7 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
     // A little longer than rank 0 waits, so that its reason arrives.
     let patience = deadline.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
     let own = Process::current()?;
-    let hello = Hello { job, rank: place.rank as u32, world_size: place.world_size as u32 };
+    let hello = Hello { job, rank: place.rank as u32, world_size: place.world_size as u32, cpus: usable_cpus() };
     let lost = |e: io::Error| {
         Error::bootstrap(
             format!("the connection to rank 0 broke while the ranks were meeting ({e})"),
@@ -292,8 +312,11 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
     if id == 0 {
         return Err(refusal(&connection).map_err(lost)?);
     }
+    let mut cores = [0; 8];
+    connection.receive(&mut cores).map_err(lost)?;
+    let cores = u64::from_le_bytes(cores) as usize;
     let (file, processes) = connection.receive_world(place.world_size).map_err(lost)?;
-    let world = Arc::new(World::processes(file, processes)?);
+    let world = Arc::new(World::processes(file, processes, cores)?);
     let channel = NewChannel::open(&world, id)?;
     Ok(Met { world, channel })
 }
@@ -313,7 +336,7 @@ mod tests {
 
     #[test]
     fn hello_survives_the_wire_and_garbage_does_not() {
-        let hello = Hello { job: hash(b"job"), rank: 3, world_size: 7 };
+        let hello = Hello { job: hash(b"job"), rank: 3, world_size: 7, cpus: [5; 16] };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         assert_eq!(Hello::from_bytes(&[0; HELLO_LEN]), None);
         assert_eq!(Hello::from_bytes(&[0xff; HELLO_LEN]), None);

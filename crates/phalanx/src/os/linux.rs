@@ -230,6 +230,20 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
         .unwrap_or(false)
 }
 
+/// The cores this thread may use, as a bit set.
+pub(crate) type CpuSet = [u64; 16];
+
+/// The cores this thread may use.
+pub(crate) fn usable_cpus() -> CpuSet {
+    let mut set = [0; 16];
+    if let Ok(affinity) = rustix::thread::sched_getaffinity(None) {
+        for cpu in (0..rustix::thread::CpuSet::MAX_CPU.min(64 * set.len())).filter(|cpu| affinity.is_set(*cpu)) {
+            set[cpu / 64] |= 1 << (cpu % 64);
+        }
+    }
+    set
+}
+
 /// The user this process runs as.
 pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()

@@ -127,6 +127,14 @@ pub(crate) fn is_stopped(_pid: u32) -> bool {
     false
 }
 
+/// The cores this thread may use, as a bit set.
+pub(crate) type CpuSet = [u64; 16];
+
+/// The cores this thread may use: unknown here.
+pub(crate) fn usable_cpus() -> CpuSet {
+    [0; 16]
+}
+
 /// The user this process runs as: unknown here.
 pub(crate) fn user_id() -> u32 {
     0

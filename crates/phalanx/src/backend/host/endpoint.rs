@@ -6,7 +6,7 @@ use super::layout::{
 use super::protocol::Fences;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
-use super::world::{Segment, World};
+use super::world::{Kind, Segment, World};
 use crate::backend::Departure;
 use crate::error::{Error, PeerEvent, Result};
 use crate::sync::Ordering;
@@ -58,9 +58,8 @@ impl Endpoint {
         timeout: Duration,
     ) -> Endpoint {
         let ranks = channel.layout.ranks;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // Ranks of other channels need cores too: what counts is how many ranks the world has here.
-        let crowded = members.iter().max().map_or(ranks, |last| last + 1).max(ranks) > cores;
+        // Ranks of other channels need cores too: what counts is how many ranks the world has.
+        let crowded = members.iter().max().map_or(ranks, |last| last + 1) > world.cores;
         let fences = if crate::os::asymmetric_barriers() { Fences::Asymmetric } else { Fences::Symmetric };
         let endpoint = Endpoint {
             rank,
@@ -291,8 +290,8 @@ impl Endpoint {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_LEFT => Some(PeerEvent::Left),
             LIFE_PANICKED => Some(PeerEvent::Panicked),
-            _ => match &*self.world {
-                World::Processes(world) if world.processes[self.members[rank]].has_exited() => {
+            _ => match &self.world.kind {
+                Kind::Processes(world) if world.processes[self.members[rank]].has_exited() => {
                     Some(PeerEvent::Died)
                 }
                 _ => None,

@@ -25,17 +25,23 @@ pub(super) type SegmentId = u64;
 const GRAIN: u64 = 1 << 16;
 
 /// The ranks of one region.
-pub(crate) enum World {
+pub(crate) struct World {
+    pub(super) kind: Kind,
+    /// Cores that the ranks have between them.
+    pub(super) cores: usize,
+}
+
+pub(super) enum Kind {
     Threads(ThreadWorld),
     Processes(ProcessWorld),
 }
 
-pub(crate) struct ThreadWorld {
+pub(super) struct ThreadWorld {
     segments: Mutex<HashMap<SegmentId, Weak<Mapping>>>,
     next: std::sync::atomic::AtomicU64,
 }
 
-pub(crate) struct ProcessWorld {
+pub(super) struct ProcessWorld {
     file: SharedFile,
     /// The first page of the file: where the next segment goes.
     header: Mapping,
@@ -53,12 +59,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub fn threads() -> World {
-        World::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() })
+        let kind = Kind::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() });
+        World { kind, cores: std::thread::available_parallelism().map_or(1, usize::from) }
     }
 
-    /// The world of the processes that share `file`. The first process to call it does so before the file's
-    /// descriptor leaves it.
-    pub fn processes(file: SharedFile, processes: Vec<Process>) -> Result<World> {
+    /// The world of the processes that share `file`, and `cores`. The first process to call it does so
+    /// before the file's descriptor leaves it.
+    pub fn processes(file: SharedFile, processes: Vec<Process>, cores: usize) -> Result<World> {
         file.extend_to(GRAIN)?;
         let header = file.map(0, GRAIN as usize)?;
         let world = ProcessWorld {
@@ -70,45 +77,45 @@ impl World {
         };
         // The first to come finds 0; the first page is the header's own.
         let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
-        Ok(World::Processes(world))
+        Ok(World { kind: Kind::Processes(world), cores })
     }
 
     /// This world, now that its processes are known.
     pub fn with_processes(mut self, processes: Vec<Process>) -> World {
-        if let World::Processes(world) = &mut self {
+        if let Kind::Processes(world) = &mut self.kind {
             world.processes = processes;
         }
         self
     }
 
     pub fn is_processes(&self) -> bool {
-        matches!(self, World::Processes(_))
+        matches!(self.kind, Kind::Processes(_))
     }
 
     /// Makes a segment of at least `len` bytes, zeroed.
     pub(super) fn create_segment(&self, len: usize) -> Result<Segment> {
-        match self {
-            World::Threads(world) => {
+        match &self.kind {
+            Kind::Threads(world) => {
                 let memory = Arc::new(Mapping::anonymous(len)?);
                 let id = world.next.fetch_add(1, Ordering::Relaxed);
                 lock(&world.segments).insert(id, Arc::downgrade(&memory));
                 Ok(Segment { id, memory })
             }
-            World::Processes(world) => world.create_segment(len),
+            Kind::Processes(world) => world.create_segment(len),
         }
     }
 
     /// Opens a segment that a peer made and still holds.
     pub(super) fn open_segment(&self, id: SegmentId) -> Result<Segment> {
-        match self {
-            World::Threads(world) => {
+        match &self.kind {
+            Kind::Threads(world) => {
                 let memory = lock(&world.segments)
                     .get(&id)
                     .and_then(Weak::upgrade)
                     .expect("the maker of a segment holds it until all have opened it");
                 Ok(Segment { id, memory })
             }
-            World::Processes(world) => {
+            Kind::Processes(world) => {
                 let (offset, len) = place(id);
                 Ok(Segment { id, memory: Arc::new(world.file.map(offset, len as usize)?) })
             }
@@ -117,13 +124,13 @@ impl World {
 
     /// Forgets a segment. `last` says that no rank uses it any more.
     pub(super) fn close_segment(&self, segment: &Segment, last: bool) {
-        match self {
-            World::Threads(world) => {
+        match &self.kind {
+            Kind::Threads(world) => {
                 if last {
                     lock(&world.segments).remove(&segment.id);
                 }
             }
-            World::Processes(world) => {
+            Kind::Processes(world) => {
                 if last {
                     let (offset, len) = place(segment.id);
                     world.file.release(offset, len);
@@ -134,28 +141,28 @@ impl World {
 
     /// Where `len` bytes at `start` can be found by peers, if they can.
     pub(super) fn locate(&self, start: *const u8, len: usize) -> Location {
-        match self {
-            World::Threads(_) => Location { segment: SAME_MEMORY, offset: start as u64 },
-            World::Processes(world) => world.locate(start, len),
+        match &self.kind {
+            Kind::Threads(_) => Location { segment: SAME_MEMORY, offset: start as u64 },
+            Kind::Processes(world) => world.locate(start, len),
         }
     }
 
     /// The address, in this process, of what a peer has located.
     pub(super) fn resolve(&self, location: Location) -> Result<*const u8> {
-        match self {
-            World::Threads(_) => Ok(location.offset as *const u8),
-            World::Processes(world) => world.resolve(location),
+        match &self.kind {
+            Kind::Threads(_) => Ok(location.offset as *const u8),
+            Kind::Processes(world) => world.resolve(location),
         }
     }
 
     /// Zeroed memory for `Comm::alloc`.
     pub(super) fn alloc(self: &Arc<World>, len: usize) -> Result<HeapBlock> {
-        let (start, offset, arena) = match &**self {
-            World::Threads(_) => {
+        let (start, offset, arena) = match &self.kind {
+            Kind::Threads(_) => {
                 let memory = Mapping::anonymous(len.max(1))?;
                 return Ok(HeapBlock { start: memory.as_ptr(), place: Place::Own(memory) });
             }
-            World::Processes(world) => world.alloc(len)?,
+            Kind::Processes(world) => world.alloc(len)?,
         };
         Ok(HeapBlock { start, place: Place::Heap { world: self.clone(), arena, offset, len } })
     }
@@ -358,7 +365,7 @@ enum Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if let Place::Heap { world, arena, offset, len } = self
-            && let World::Processes(world) = &**world
+            && let Kind::Processes(world) = &world.kind
         {
             world.free(*arena, *offset, *len);
         }
@@ -370,7 +377,7 @@ mod tests {
     use super::*;
 
     fn world() -> Arc<World> {
-        Arc::new(World::processes(SharedFile::create().unwrap(), Vec::new()).unwrap())
+        Arc::new(World::processes(SharedFile::create().unwrap(), Vec::new(), 1).unwrap())
     }
 
     #[test]
@@ -394,7 +401,7 @@ mod tests {
     fn freed_arenas_are_used_again() {
         let world = world();
         let blocks: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
-        let World::Processes(processes) = &*world else { unreachable!() };
+        let Kind::Processes(processes) = &world.kind else { unreachable!() };
         let arenas = lock(&processes.heap).len();
         assert!(arenas > 1);
         drop(blocks);

@@ -1,0 +1,64 @@
+//! Data-parallel training: every rank has the whole network and computes the gradient of its share of each
+//! batch; one all_reduce per step sums the gradients, so all ranks take the same step.
+//!
+//! ```text
+//! cargo run --release --example train_digits -- --ranks 4          ranks as threads
+//! phalanx launch -n 4 -- target/release/examples/train_digits      ranks as processes
+//! ```
+
+mod digits;
+mod network;
+mod options;
+mod random;
+mod training;
+
+use options::Options;
+use phalanx::Comm;
+use std::process::ExitCode;
+use training::train;
+
+/// What rank 0's held-out accuracy must reach for the program to succeed.
+const REQUIRED_ACCURACY: f32 = 0.95;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> ExitCode {
+    match Options::from_args(std::env::args().skip(1)).and_then(|options| run(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("train_digits: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    if options.help {
+        println!("{}", options::HELP);
+        return Ok(());
+    }
+    if options.ranks.is_none() {
+        // Under a launcher this process is one of several ranks.
+        let comm = phalanx::init()?;
+        if comm.world_size() > 1 {
+            return one_rank(comm, options);
+        }
+    }
+    let ranks = options.ranks.unwrap_or(2);
+    phalanx::run(ranks, |comm| one_rank(comm, options))?.into_iter().collect()
+}
+
+fn one_rank(comm: Comm, options: &Options) -> Result<()> {
+    let data = digits::load(&options.data)?;
+    let outcome = train(&comm, &data, options.epochs)?;
+    comm.finalize()?;
+    if outcome.accuracy < REQUIRED_ACCURACY {
+        return Err(format!(
+            "the held-out accuracy is {:.2} %, {:.0} % are required",
+            100.0 * outcome.accuracy,
+            100.0 * REQUIRED_ACCURACY
+        )
+        .into());
+    }
+    Ok(())
+}
