@@ -4,6 +4,7 @@
 
 mod cli;
 mod doctor;
+mod environment;
 mod launch;
 mod machine;
 mod perf;

@@ -176,20 +176,62 @@ small_floats!(f16: u16, F16, true; bf16: u16, BF16, true; F8E4M3: u8, E4M3, fals
 macro_rules! with_number {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            phalanx::DType::F32 => { type $T = f32; $body }
-            phalanx::DType::F64 => { type $T = f64; $body }
-            phalanx::DType::F16 => { type $T = phalanx::f16; $body }
-            phalanx::DType::Bf16 => { type $T = phalanx::bf16; $body }
-            phalanx::DType::F8E4M3 => { type $T = phalanx::F8E4M3; $body }
-            phalanx::DType::F8E5M2 => { type $T = phalanx::F8E5M2; $body }
-            phalanx::DType::I8 => { type $T = i8; $body }
-            phalanx::DType::U8 => { type $T = u8; $body }
-            phalanx::DType::I16 => { type $T = i16; $body }
-            phalanx::DType::U16 => { type $T = u16; $body }
-            phalanx::DType::I32 => { type $T = i32; $body }
-            phalanx::DType::U32 => { type $T = u32; $body }
-            phalanx::DType::I64 => { type $T = i64; $body }
-            phalanx::DType::U64 => { type $T = u64; $body }
+            phalanx::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            phalanx::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            phalanx::DType::F16 => {
+                type $T = phalanx::f16;
+                $body
+            }
+            phalanx::DType::Bf16 => {
+                type $T = phalanx::bf16;
+                $body
+            }
+            phalanx::DType::F8E4M3 => {
+                type $T = phalanx::F8E4M3;
+                $body
+            }
+            phalanx::DType::F8E5M2 => {
+                type $T = phalanx::F8E5M2;
+                $body
+            }
+            phalanx::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            phalanx::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            phalanx::DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            phalanx::DType::U16 => {
+                type $T = u16;
+                $body
+            }
+            phalanx::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            phalanx::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            phalanx::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            phalanx::DType::U64 => {
+                type $T = u64;
+                $body
+            }
             other => panic!("the testkit does not know the element type {other}"),
         }
     };

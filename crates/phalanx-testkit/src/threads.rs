@@ -8,7 +8,8 @@ use std::time::Duration;
 /// Runs `f` on `ranks` thread ranks and collects what they report, in rank order.
 ///
 /// A world that is still running after `deadline` is an error; its threads cannot be ended and are left
-/// behind, so a test that gets this error should be the last thing a process relies on.
+/// behind, so a test that gets this error should be the last thing a process relies on. The communicators
+/// have half of that time as their own deadline, so that a hang of the library says who waits for whom.
 pub fn run<F>(ranks: usize, deadline: Duration, f: F) -> Result<Vec<Outcome>, String>
 where
     F: Fn(Comm) -> Outcome + Send + Sync + 'static,
@@ -16,20 +17,26 @@ where
     let (sender, receiver) = mpsc::channel();
     let world = std::thread::spawn(move || {
         // The receiver is gone only after the deadline, when nobody wants the result any more.
-        let _ = sender.send(phalanx::run(ranks, f));
+        let _ = sender.send(Comm::builder().timeout(deadline / 2).run(ranks, f));
     });
     match receiver.recv_timeout(deadline) {
         Ok(results) => {
-            world.join().map_err(|_| "the world's thread panicked after its result".to_owned())?;
+            world
+                .join()
+                .map_err(|_| "the world's thread panicked after its result".to_owned())?;
             results.map_err(|error| format!("{ranks} thread ranks: {error}"))
         }
         Err(mpsc::RecvTimeoutError::Disconnected) => {
-            let panic = world.join().err().map(|panic| panic_text(&*panic)).unwrap_or_default();
+            let panic = world
+                .join()
+                .err()
+                .map(|panic| panic_text(&*panic))
+                .unwrap_or_default();
             Err(format!("a rank panicked: {panic}"))
         }
-        Err(mpsc::RecvTimeoutError::Timeout) => {
-            Err(format!("{ranks} thread ranks still running after {deadline:?}"))
-        }
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(format!(
+            "{ranks} thread ranks still running after {deadline:?}"
+        )),
     }
 }
 
@@ -50,5 +57,7 @@ pub fn run_scenario(
 /// The text of a panic.
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)").to_owned()
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("(no text)")
+        .to_owned()
 }

@@ -139,20 +139,62 @@ elements! {
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::DType::F32 => { type $T = f32; $body }
-            $crate::DType::F64 => { type $T = f64; $body }
-            $crate::DType::F16 => { type $T = $crate::f16; $body }
-            $crate::DType::Bf16 => { type $T = $crate::bf16; $body }
-            $crate::DType::F8E4M3 => { type $T = $crate::F8E4M3; $body }
-            $crate::DType::F8E5M2 => { type $T = $crate::F8E5M2; $body }
-            $crate::DType::I8 => { type $T = i8; $body }
-            $crate::DType::U8 => { type $T = u8; $body }
-            $crate::DType::I16 => { type $T = i16; $body }
-            $crate::DType::U16 => { type $T = u16; $body }
-            $crate::DType::I32 => { type $T = i32; $body }
-            $crate::DType::U32 => { type $T = u32; $body }
-            $crate::DType::I64 => { type $T = i64; $body }
-            $crate::DType::U64 => { type $T = u64; $body }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $T = $crate::f16;
+                $body
+            }
+            $crate::DType::Bf16 => {
+                type $T = $crate::bf16;
+                $body
+            }
+            $crate::DType::F8E4M3 => {
+                type $T = $crate::F8E4M3;
+                $body
+            }
+            $crate::DType::F8E5M2 => {
+                type $T = $crate::F8E5M2;
+                $body
+            }
+            $crate::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            $crate::DType::U16 => {
+                type $T = u16;
+                $body
+            }
+            $crate::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::DType::U64 => {
+                type $T = u64;
+                $body
+            }
         }
     };
 }

@@ -64,8 +64,16 @@ impl Error {
         )
     }
 
-    pub(crate) fn system(call: &'static str, source: io::Error, remedy: impl Into<String>) -> Error {
-        Error::System(Box::new(SystemError { call, source: source.into(), remedy: remedy.into() }))
+    pub(crate) fn system(
+        call: &'static str,
+        source: io::Error,
+        remedy: impl Into<String>,
+    ) -> Error {
+        Error::System(Box::new(SystemError {
+            call,
+            source: source.into(),
+            remedy: remedy.into(),
+        }))
     }
 
     pub(crate) fn bootstrap(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
@@ -294,8 +302,10 @@ pub struct MissingRank {
 }
 
 fn describe_missing(missing: &[MissingRank]) -> String {
-    let ranks: Vec<String> =
-        missing.iter().map(|m| format!("rank {} ({})", m.rank, m.last_seen)).collect();
+    let ranks: Vec<String> = missing
+        .iter()
+        .map(|m| format!("rank {} ({})", m.rank, m.last_seen))
+        .collect();
     ranks.join(", ")
 }
 

@@ -33,8 +33,13 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// Every operation.
-    pub const ALL: [ReduceOp; 5] =
-        [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
+    pub const ALL: [ReduceOp; 5] = [
+        ReduceOp::Sum,
+        ReduceOp::Prod,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Avg,
+    ];
 
     /// The short name: `sum`, `prod`, `min`, `max`, `avg`.
     pub const fn name(self) -> &'static str {
@@ -93,13 +98,17 @@ enum Kind<T> {
 
 impl<T> From<ReduceOp> for Reduction<T> {
     fn from(op: ReduceOp) -> Self {
-        Reduction { kind: Kind::Plain(op) }
+        Reduction {
+            kind: Kind::Plain(op),
+        }
     }
 }
 
 impl<T: Element> From<PreMulSum<T>> for Reduction<T> {
     fn from(PreMulSum(factor): PreMulSum<T>) -> Self {
-        Reduction { kind: Kind::PreMulSum(factor) }
+        Reduction {
+            kind: Kind::PreMulSum(factor),
+        }
     }
 }
 
@@ -136,9 +145,16 @@ impl ReductionCode {
     }
 
     pub fn from_code(code: u8) -> Option<ReductionCode> {
-        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum]
-            .get(usize::from(code))
-            .copied()
+        [
+            Self::Sum,
+            Self::Prod,
+            Self::Min,
+            Self::Max,
+            Self::Avg,
+            Self::PreMulSum,
+        ]
+        .get(usize::from(code))
+        .copied()
     }
 }
 
@@ -159,9 +175,10 @@ impl<T: Element> From<Reduction<T>> for RawReduction {
     fn from(reduction: Reduction<T>) -> Self {
         match reduction.kind {
             Kind::Plain(op) => op.into(),
-            Kind::PreMulSum(factor) => {
-                RawReduction { code: ReductionCode::PreMulSum, factor: element_bits(factor) }
-            }
+            Kind::PreMulSum(factor) => RawReduction {
+                code: ReductionCode::PreMulSum,
+                factor: element_bits(factor),
+            },
         }
     }
 }
@@ -187,4 +204,3 @@ pub(crate) fn element_from_bits<T: Element>(bits: u64) -> T {
     // SAFETY: every bit pattern of an `Element` is a valid value, and 8 bytes hold one.
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
-

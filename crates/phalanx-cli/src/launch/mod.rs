@@ -11,6 +11,7 @@ mod signals;
 
 pub use job::{Job, Outcome};
 pub use output::Output;
+pub use report::{describe_status, print_end, print_failure};
 
 use anyhow::Result;
 use options::LaunchArgs;
@@ -25,16 +26,23 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         program: args.program().to_owned(),
         arguments: args.arguments().to_vec(),
         ranks: args.ranks,
-        output: if args.no_prefix { Output::Inherited } else { Output::Prefixed },
+        output: if args.no_prefix {
+            Output::Inherited
+        } else {
+            Output::Prefixed
+        },
         timeout: args.timeout,
     };
-    match job.run(report::print_failure) {
+    match job.run(print_failure) {
         Ok(outcome) => {
-            report::print_end(&outcome);
+            print_end(&outcome);
             Ok(exit_code(&outcome))
         }
         Err(job::StartError { program, source }) => {
-            eprintln!("phalanx launch: {}", report::describe_start_error(&program, &source));
+            eprintln!(
+                "phalanx launch: {}",
+                report::describe_start_error(&program, &source)
+            );
             // The statuses of a shell for a program that is not there or cannot be run.
             let missing = source.kind() == std::io::ErrorKind::NotFound;
             Ok(ExitCode::from(if missing { 127 } else { 126 }))

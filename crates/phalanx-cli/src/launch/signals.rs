@@ -25,7 +25,10 @@ impl Forwarder {
 /// catching them would undo that.
 fn ignored_signals() -> impl Fn(i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .unwrap_or_default();
     let mask = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
     move |signal| mask >> (signal - 1) & 1 == 1
 }

@@ -1,18 +1,20 @@
 //! The collectives: one description of who gives what to whom ([`Flow`]), and two ways to carry it out.
 //!
-//! *Small* (up to a few KiB): every writer puts its blocks into stamped lines, every reader takes them out.
-//! One transfer, no flag, no closing barrier: two slots alternate.
+//! *Small* (up to 16 KiB): every writer puts its blocks into its slot, every reader takes them out. One
+//! transfer and no closing barrier: two slots alternate. Up to 40 bytes travel in the slot's opening line.
 //!
 //! *Bulk*: in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
 //! buffer if that can be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into
 //! which the writer copies it ahead of time. A writer whose buffer is read waits at the end until all have
-//! read it. Large all_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk.
+//! read it. All_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk; the largest, on
+//! buffers that all can reach, in one and a half: each rank stores its part of the result everywhere.
 //!
-//! No rank ever writes into another's memory, so a rank that is stopped half-way and continues after its
-//! peers gave up can spoil only its own result. Reductions combine the contributions in rank order.
+//! With that one exception no rank writes into another's memory, so a rank that is stopped half-way and
+//! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
+//! rank order.
 
 use super::endpoint::Endpoint;
-use super::layout::{RING_CHUNKS, SLOT_BYTES, SLOT_LINES, SLOTS};
+use super::layout::{FEW_LINES, RING_CHUNKS, SLOT_BYTES, SLOT_LINES, SLOTS};
 use super::protocol::{LINE, LINE_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
@@ -30,9 +32,37 @@ const LEAD_CROWDED: usize = RING_CHUNKS / 2;
 /// Results larger than this are stored past the caches: the last-level cache would only pass them on.
 const STREAMING: usize = 32 << 20;
 
+/// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase: every
+/// rank reduces everything.
+const ONE_PHASE: usize = 64 << 10;
+
+/// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer
+/// of the all-gather is saved. Below, the results are better in their reader's cache.
+const PUSH: usize = 256 << 10;
+
+/// Bytes that a rank pushes before it looks whether its peers have given up.
+const PUSH_STEP: usize = 64 << 10;
+
+/// A word of the opening: peers may write to `recv`.
+const OPEN_TO_PUSHES: u64 = 1;
+
+/// The most bytes of a block in stamped lines.
+const FEW_BYTES: usize = FEW_LINES * LINE_PAYLOAD;
+
 /// The rings of a rank.
 const CONTRIBUTIONS: usize = 0;
 const RESULTS: usize = 1;
+
+/// How a small operation's data travels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// In the slot's opening line.
+    Inline,
+    /// In stamped lines behind it; so many for each block.
+    Lines(usize),
+    /// In the slot's plain bytes; blocks start so many bytes apart.
+    Bytes(usize),
+}
 
 /// What a rank remembers from one collective to the next.
 pub(super) struct State {
@@ -48,13 +78,14 @@ pub(super) struct State {
     drained: [u64; 2],
     /// For each rank: what its opening said.
     openings: Vec<Opening>,
-    /// Room for what small reductions read from each rank.
+    /// Room for what small reductions read from each rank's lines.
     scratch: Vec<u8>,
     sources: Vec<*const u8>,
+    targets: Vec<*mut u8>,
     factors: Vec<u64>,
 }
 
-// SAFETY: the pointers in `sources` are used only within the call that put them there.
+// SAFETY: the pointers in `sources` and `targets` are used only within the call that put them there.
 unsafe impl Send for State {}
 
 /// The payload of a slot's first line.
@@ -68,11 +99,24 @@ struct Opening {
 }
 
 impl Opening {
-    const EMPTY: Opening = Opening { history: 0, factor: 0, data: [0; INLINE / 8] };
+    const EMPTY: Opening = Opening {
+        history: 0,
+        factor: 0,
+        data: [0; INLINE / 8],
+    };
 
     fn locations(&self) -> [Location; 2] {
         let [a, b, c, d, _] = self.data;
-        [Location { segment: a, offset: b }, Location { segment: c, offset: d }]
+        [
+            Location {
+                segment: a,
+                offset: b,
+            },
+            Location {
+                segment: c,
+                offset: d,
+            },
+        ]
     }
 }
 
@@ -87,8 +131,9 @@ impl State {
             next_chunk: [0; 2],
             drained: [0; 2],
             openings: vec![Opening::EMPTY; ranks],
-            scratch: vec![0; ranks * SLOT_BYTES],
+            scratch: vec![0; ranks * FEW_BYTES],
             sources: Vec::with_capacity(ranks),
+            targets: Vec::with_capacity(ranks),
             factors: Vec::with_capacity(ranks),
         }
     }
@@ -146,27 +191,53 @@ impl<'a> Flow<'a> {
         };
         let size = call.dtype.size();
         // The data of an all_to_all_v goes as messages; here its ranks only agree.
-        let blocks = if call.operation == AllToAllV { Blocks::Equal(0) } else { call.blocks };
-        Flow { writers, readers, scattered, gathered, reduced, blocks, size }
+        let blocks = if call.operation == AllToAllV {
+            Blocks::Equal(0)
+        } else {
+            call.blocks
+        };
+        Flow {
+            writers,
+            readers,
+            scattered,
+            gathered,
+            reduced,
+            blocks,
+            size,
+        }
     }
 
     /// Bytes that `writer` gives to `reader`.
     #[inline(always)]
     fn block_len(&self, writer: usize, reader: usize) -> usize {
-        let block = if self.scattered { reader } else if self.gathered { writer } else { 0 };
+        let block = if self.scattered {
+            reader
+        } else if self.gathered {
+            writer
+        } else {
+            0
+        };
         self.blocks.len(block) * self.size
     }
 
     /// Where in `send` the block for `reader` starts.
     #[inline(always)]
     fn source_offset(&self, reader: usize) -> usize {
-        if self.scattered { self.blocks.offset(reader) * self.size } else { 0 }
+        if self.scattered {
+            self.blocks.offset(reader) * self.size
+        } else {
+            0
+        }
     }
 
     /// Where in `recv` the block of `writer` goes.
     #[inline(always)]
     fn target_offset(&self, writer: usize) -> usize {
-        if self.gathered { self.blocks.offset(writer) * self.size } else { 0 }
+        if self.gathered {
+            self.blocks.offset(writer) * self.size
+        } else {
+            0
+        }
     }
 
     #[inline(always)]
@@ -201,10 +272,9 @@ impl<'a> Collective<'a> {
         let flow = Flow::of(call);
         // SAFETY: the caller's contract.
         unsafe {
-            if this.is_small(&flow) {
-                this.small(call, &flow)?;
-            } else {
-                this.bulk(call, &flow)?;
+            match this.small_form(&flow) {
+                Some(form) => this.small(call, &flow, form)?,
+                None => this.bulk(call, &flow)?,
             }
         }
         this.endpoint.own().done_operation.set(this.state.sequence);
@@ -218,12 +288,24 @@ impl<'a> Collective<'a> {
         self.endpoint.own().announce(self.state.sequence, record);
     }
 
-    fn is_small(&self, flow: &Flow<'_>) -> bool {
-        if flow.scattered {
-            self.endpoint.ranks * flow.longest().div_ceil(LINE_PAYLOAD) <= SLOT_LINES
+    /// How the data travels if it is small: the same on every rank.
+    #[inline(always)]
+    fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
+        let longest = flow.longest();
+        let blocks = if flow.scattered {
+            self.endpoint.ranks
         } else {
-            flow.longest() <= SLOT_BYTES
+            1
+        };
+        if longest <= INLINE && !flow.scattered {
+            return Some(Form::Inline);
         }
+        let lines = longest.div_ceil(LINE_PAYLOAD);
+        if lines <= FEW_LINES && blocks * lines <= SLOT_LINES {
+            return Some(Form::Lines(lines));
+        }
+        let stride = longest.next_multiple_of(LINE);
+        (stride <= SLOT_BYTES / blocks).then_some(Form::Bytes(stride))
     }
 
     // --- openings -------------------------------------------------------------------------------------
@@ -245,11 +327,22 @@ impl<'a> Collective<'a> {
     /// Opens this rank's slot for all to see.
     #[inline(always)]
     fn open(&self, factor: u64, data: [u64; INLINE / 8]) {
-        let opening = Opening { history: self.state.history, factor, data };
-        let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
+        let opening = Opening {
+            history: self.state.history,
+            factor,
+            data,
+        };
+        let slot = self
+            .endpoint
+            .channel
+            .slot(self.endpoint.rank, self.state.sequence);
         // SAFETY: `wait_slot_free` was called; the opening is 56 bytes long.
         unsafe {
-            slot.opening.write(self.state.sequence, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD);
+            slot.opening.write(
+                self.state.sequence,
+                std::ptr::from_ref(&opening).cast(),
+                LINE_PAYLOAD,
+            );
         }
         self.endpoint.announce_progress();
     }
@@ -263,7 +356,10 @@ impl<'a> Collective<'a> {
         let opening = &mut self.state.openings[writer];
         // SAFETY: stamped with this operation; the writer leaves it until this rank is done. An opening is
         // 56 bytes, all of whose bit patterns are valid.
-        unsafe { slot.opening.read(std::ptr::from_mut(opening).cast(), LINE_PAYLOAD) };
+        unsafe {
+            slot.opening
+                .read(std::ptr::from_mut(opening).cast(), LINE_PAYLOAD)
+        };
         if opening.history != self.state.history {
             return Err(self.endpoint.fail_mismatch(writer, sequence));
         }
@@ -289,34 +385,23 @@ impl<'a> Collective<'a> {
     // --- small ----------------------------------------------------------------------------------------
 
     /// # Safety
-    /// As for `run`; the flow is small.
+    /// As for `run`; the flow is small, of this form.
     #[inline]
-    unsafe fn small(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+    unsafe fn small(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
-        let inline = !flow.scattered && flow.longest() <= INLINE;
         if flow.writers.includes(rank) {
             self.wait_slot_free()?;
-            let mut data = [0; INLINE / 8];
-            if inline {
-                let len = flow.block_len(rank, rank);
-                // SAFETY: the call's block is readable; `data` holds an inline block.
-                unsafe { reduce::copy_small(data.as_mut_ptr().cast(), call.send, len) };
-            }
-            // The opening goes first: its readers find it while the lines are being written.
-            self.open(call.reduction.factor, data);
-            if !inline {
-                // SAFETY: as above.
-                unsafe { self.write_lines(call, flow) };
-            }
+            // SAFETY: the caller's contract; the slot is free.
+            unsafe { self.write_small(call, flow, form) };
         }
         if flow.readers.includes(rank) {
             self.hear_all(flow.writers)?;
             if flow.reduced {
                 // SAFETY: the caller's contract.
-                unsafe { self.small_reduce(call, flow, inline) }?;
+                unsafe { self.small_reduce(call, flow, form) }?;
             } else {
                 // SAFETY: the caller's contract.
-                unsafe { self.small_copy(call, flow, inline) }?;
+                unsafe { self.small_copy(call, flow, form) }?;
             }
         }
         Ok(())
@@ -324,29 +409,68 @@ impl<'a> Collective<'a> {
 
     /// # Safety
     /// The call's blocks are readable, and `wait_slot_free` was called.
-    unsafe fn write_lines(&self, call: &Call<'_>, flow: &Flow<'_>) {
+    #[inline(always)]
+    unsafe fn write_small(&self, call: &Call<'_>, flow: &Flow<'_>, form: Form) {
         let rank = self.endpoint.rank;
         let slot = self.endpoint.channel.slot(rank, self.state.sequence);
-        let per_block = flow.longest().div_ceil(LINE_PAYLOAD);
-        let write = |first: usize, source: *const u8, len: usize| {
-            for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
-                // SAFETY: in bounds of the block; the line is this rank's and free.
-                unsafe {
-                    let bytes = source.add(offset);
-                    line.write(self.state.sequence, bytes, (len - offset).min(LINE_PAYLOAD));
-                }
+        let factor = call.reduction.factor;
+        let mut data = [0; INLINE / 8];
+        match form {
+            Form::Inline => {
+                let len = flow.block_len(rank, rank);
+                // SAFETY: the call's block is readable; `data` holds an inline block.
+                unsafe { reduce::copy_small(data.as_mut_ptr().cast(), call.send, len) };
+                self.open(factor, data);
             }
-        };
+            Form::Lines(per_block) => {
+                // The opening goes first: its readers find it while the lines are being written.
+                self.open(factor, data);
+                let write = |first: usize, source: *const u8, len: usize| {
+                    for (line, offset) in slot.lines[first..]
+                        .iter()
+                        .zip((0..len).step_by(LINE_PAYLOAD))
+                    {
+                        let len = (len - offset).min(LINE_PAYLOAD);
+                        // SAFETY: in bounds of the block; the line is this rank's and free.
+                        unsafe { line.write(self.state.sequence, source.add(offset), len) };
+                    }
+                };
+                self.each_block(call, flow, |index, source, len| {
+                    write(index * per_block, source, len)
+                });
+                self.endpoint.announce_progress();
+            }
+            Form::Bytes(stride) => {
+                self.each_block(call, flow, |index, source, len| {
+                    // SAFETY: the form says that all blocks fit; the slot is free.
+                    unsafe { reduce::copy(slot.bytes().add(index * stride), source, len, false) };
+                });
+                self.open(factor, data);
+            }
+        }
+    }
+
+    /// Runs `write` for each block this rank gives: its index in the slot, its address and its length.
+    #[inline(always)]
+    fn each_block(
+        &self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        write: impl Fn(usize, *const u8, usize),
+    ) {
+        let rank = self.endpoint.rank;
         if flow.scattered {
-            for reader in self.endpoint.peers().filter(|reader| flow.readers.includes(*reader)) {
-                // SAFETY: the block lies in `send`.
-                let source = unsafe { call.send.add(flow.source_offset(reader)) };
-                write(reader * per_block, source, flow.block_len(rank, reader));
+            for reader in self
+                .endpoint
+                .peers()
+                .filter(|reader| flow.readers.includes(*reader))
+            {
+                let source = call.send.wrapping_add(flow.source_offset(reader));
+                write(reader, source, flow.block_len(rank, reader));
             }
         } else {
             write(0, call.send, flow.block_len(rank, rank));
         }
-        self.endpoint.announce_progress();
     }
 
     /// Takes a writer's block for this rank out of its lines.
@@ -354,16 +478,25 @@ impl<'a> Collective<'a> {
     /// # Safety
     /// `target` is writable for the block's length, and the writer's opening was heard.
     #[inline]
-    unsafe fn read_lines(&self, flow: &Flow<'_>, writer: usize, target: *mut u8) -> Result<()> {
+    unsafe fn read_lines(
+        &self,
+        flow: &Flow<'_>,
+        per_block: usize,
+        writer: usize,
+        target: *mut u8,
+    ) -> Result<()> {
         let sequence = self.state.sequence;
         let slot = self.endpoint.channel.slot(writer, sequence);
         let first = if flow.scattered {
-            self.endpoint.rank * flow.longest().div_ceil(LINE_PAYLOAD)
+            self.endpoint.rank * per_block
         } else {
             0
         };
         let len = flow.block_len(writer, self.endpoint.rank);
-        for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
+        for (line, offset) in slot.lines[first..]
+            .iter()
+            .zip((0..len).step_by(LINE_PAYLOAD))
+        {
             self.endpoint.wait(writer, || line.is(sequence))?;
             // SAFETY: stamped with this operation; in bounds of the target.
             unsafe { line.read(target.add(offset), (len - offset).min(LINE_PAYLOAD)) };
@@ -371,28 +504,40 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
+    /// Where a writer's block for this rank lies in its slot's plain bytes.
+    #[inline(always)]
+    fn small_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize) -> *const u8 {
+        let slot = self.endpoint.channel.slot(writer, self.state.sequence);
+        let index = if flow.scattered {
+            self.endpoint.rank
+        } else {
+            0
+        };
+        slot.bytes().wrapping_add(index * stride)
+    }
+
     /// # Safety
     /// As for `small`, on a reader that has heard all.
-    unsafe fn small_reduce(&mut self, call: &Call<'_>, flow: &Flow<'_>, inline: bool) -> Result<()> {
+    unsafe fn small_reduce(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
-        if !inline {
+        if let Form::Lines(per_block) = form {
             for writer in self.endpoint.peers() {
-                // SAFETY: the scratch has SLOT_BYTES for each rank.
-                let target = unsafe { self.state.scratch.as_mut_ptr().add(writer * SLOT_BYTES) };
-                // SAFETY: as above.
-                unsafe { self.read_lines(flow, writer, target) }?;
+                let target = self
+                    .state
+                    .scratch
+                    .as_mut_ptr()
+                    .wrapping_add(writer * FEW_BYTES);
+                // SAFETY: the scratch has FEW_BYTES for each rank.
+                unsafe { self.read_lines(flow, per_block, writer, target) }?;
             }
         }
         self.state.sources.clear();
         for writer in 0..self.endpoint.ranks {
-            let source = if writer == rank {
-                // SAFETY: the block lies in `send`.
-                unsafe { call.send.add(flow.source_offset(rank)) }
-            } else if inline {
-                self.state.openings[writer].data.as_ptr().cast()
-            } else {
-                // SAFETY: as above.
-                unsafe { self.state.scratch.as_ptr().add(writer * SLOT_BYTES) }
+            let source = match form {
+                _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
+                Form::Inline => self.state.openings[writer].data.as_ptr().cast(),
+                Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * FEW_BYTES),
+                Form::Bytes(stride) => self.small_bytes(flow, stride, writer),
             };
             self.state.sources.push(source);
         }
@@ -401,24 +546,41 @@ impl<'a> Collective<'a> {
         let reducer = Reducer::new(call.dtype, call.reduction.code);
         // SAFETY: every source has `count` elements, and `recv` room for them; it overlaps at most this
         // rank's own source, exactly.
-        unsafe { reducer.run(call.recv, &self.state.sources, &self.state.factors, count, false) };
+        unsafe {
+            reducer.run(
+                &[call.recv],
+                &self.state.sources,
+                &self.state.factors,
+                count,
+                false,
+            )
+        };
         Ok(())
     }
 
     /// # Safety
     /// As for `small`, on a reader that has heard all.
-    unsafe fn small_copy(&mut self, call: &Call<'_>, flow: &Flow<'_>, inline: bool) -> Result<()> {
+    unsafe fn small_copy(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
-        for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
-            // SAFETY: the block's place lies in `recv`.
-            let target = unsafe { call.recv.add(flow.target_offset(writer)) };
-            if inline {
-                let data = self.state.openings[writer].data.as_ptr().cast();
-                // SAFETY: an inline block fits the opening.
-                unsafe { reduce::copy_small(target, data, flow.block_len(writer, rank)) };
-            } else {
-                // SAFETY: as above.
-                unsafe { self.read_lines(flow, writer, target) }?;
+        for writer in self
+            .endpoint
+            .peers()
+            .filter(|writer| flow.writers.includes(*writer))
+        {
+            let target = call.recv.wrapping_add(flow.target_offset(writer));
+            let len = flow.block_len(writer, rank);
+            // SAFETY: the block's place lies in `recv`; its data lies in the opening or in the slot.
+            unsafe {
+                match form {
+                    Form::Inline => {
+                        let data = self.state.openings[writer].data.as_ptr().cast();
+                        reduce::copy_small(target, data, len);
+                    }
+                    Form::Lines(per_block) => self.read_lines(flow, per_block, writer, target)?,
+                    Form::Bytes(stride) => {
+                        reduce::copy(target, self.small_bytes(flow, stride, writer), len, false);
+                    }
+                }
             }
         }
         if flow.writers.includes(rank) {
@@ -430,7 +592,9 @@ impl<'a> Collective<'a> {
 
     fn gather_factors(&mut self, call: &Call<'_>) {
         self.state.factors.clear();
-        self.state.factors.extend(self.state.openings.iter().map(|opening| opening.factor));
+        self.state
+            .factors
+            .extend(self.state.openings.iter().map(|opening| opening.factor));
         self.state.factors[self.endpoint.rank] = call.reduction.factor;
     }
 
@@ -446,35 +610,74 @@ impl<'a> Collective<'a> {
             // What is overwritten while peers still need it must be copied first.
             let in_place_exchange = flow.scattered && flow.gathered && call.send == call.recv;
             if !in_place_exchange {
-                send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
+                send = self
+                    .endpoint
+                    .world
+                    .locate(call.send, flow.send_len(rank, ranks));
             }
             let mut recv = Location::NOWHERE;
             if call.operation == Operation::AllReduce {
                 recv = self.endpoint.world.locate(call.recv, flow.longest());
             }
-            let data = [send.segment, send.offset, recv.segment, recv.offset, 0];
+            let mut data = [send.segment, send.offset, recv.segment, recv.offset, 0];
+            if recv.is_readable()
+                && flow.longest() >= PUSH
+                && self.endpoint.world.can_withdraw(call.recv, flow.longest())
+            {
+                data[4] = OPEN_TO_PUSHES;
+            }
             self.wait_slot_free()?;
             self.open(call.reduction.factor, data);
             self.state.openings[rank].data = data;
         }
+        // SAFETY: the caller's contract.
+        let outcome = unsafe { self.move_bulk(call, flow, send) };
+        if outcome.is_err() && self.takes_pushes(call, flow) {
+            // A peer that is stopped while it writes here, and goes on later, must not find this memory.
+            self.endpoint.world.withdraw(call.recv, flow.longest());
+        }
+        outcome
+    }
+
+    /// # Safety
+    /// As for `bulk`, after the openings.
+    unsafe fn move_bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+        let rank = self.endpoint.rank;
+        let ranks = self.endpoint.ranks;
         if flow.readers.includes(rank) {
             self.hear_all(flow.writers)?;
         }
         self.gather_factors(call);
+        // All ranks choose alike: they have heard the same openings.
         // SAFETY: the caller's contract.
         unsafe {
-            if call.operation == Operation::AllReduce && self.in_two_phases() {
-                self.two_phases(call, flow, send)?;
-            } else {
-                self.one_phase(call, flow, send)?;
+            match call.operation {
+                Operation::AllReduce if self.takes_pushes(call, flow) && self.all_take_pushes() => {
+                    self.push(call, flow)?;
+                }
+                Operation::AllReduce
+                    if (ranks - 1) * flow.longest() > ONE_PHASE || self.all_readable(0) =>
+                {
+                    self.two_phases(call, flow, send)?;
+                }
+                _ => self.one_phase(call, flow, send)?,
             }
         }
-        if writes && self.state.openings[rank].locations().into_iter().any(Location::is_readable) {
+        if flow.writers.includes(rank)
+            && self.state.openings[rank]
+                .locations()
+                .into_iter()
+                .any(Location::is_readable)
+        {
             // Peers read this rank's memory: it must not return before they are done.
             let sequence = self.state.sequence;
             self.endpoint.own().done_operation.set(sequence);
             self.endpoint.announce_progress();
-            for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
+            for peer in self
+                .endpoint
+                .peers()
+                .filter(|peer| flow.readers.includes(*peer))
+            {
                 let done = &self.endpoint.channel.state(peer).done_operation;
                 self.endpoint.wait(peer, || done.get() >= sequence)?;
             }
@@ -482,20 +685,36 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Two ranks that must copy their contributions anyway are faster when each reduces everything: nobody
-    /// waits for a result. Otherwise each rank reduces a part, and the parts are gathered. All ranks decide
-    /// alike, since they have heard the same openings.
-    fn in_two_phases(&self) -> bool {
-        self.endpoint.ranks != 2 || self.all_readable(0) && self.all_readable(1)
+    /// Whether this rank's opening said that peers may write to its `recv`.
+    fn takes_pushes(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
+        call.operation == Operation::AllReduce
+            && flow.longest() >= PUSH
+            && self.state.openings[self.endpoint.rank].data[4] == OPEN_TO_PUSHES
+    }
+
+    fn all_take_pushes(&self) -> bool {
+        self.all_readable(0)
+            && self
+                .state
+                .openings
+                .iter()
+                .all(|opening| opening.data[4] == OPEN_TO_PUSHES)
     }
 
     /// Whether every rank's buffer (0: `send`, 1: `recv`) can be read by its peers.
     fn all_readable(&self, which: usize) -> bool {
-        self.state.openings.iter().all(|opening| opening.locations()[which].is_readable())
+        self.state
+            .openings
+            .iter()
+            .all(|opening| opening.locations()[which].is_readable())
     }
 
     fn lead(&self) -> usize {
-        if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
+        if self.endpoint.crowded {
+            LEAD_CROWDED
+        } else {
+            LEAD
+        }
     }
 
     /// # Safety
@@ -506,7 +725,11 @@ impl<'a> Collective<'a> {
         let reads = flow.readers.includes(rank);
         let chunk = self.step_len(flow.scattered);
         let steps = flow.longest().div_ceil(chunk);
-        let step = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
+        let step = Steps {
+            ring: CONTRIBUTIONS,
+            first: self.state.next_chunk[CONTRIBUTIONS],
+            chunk,
+        };
         let lead = if reads { self.lead() } else { 0 };
         let streaming = flow.longest() >= STREAMING;
         for i in 0..steps + lead {
@@ -556,10 +779,23 @@ impl<'a> Collective<'a> {
             let scatter = if flow.scattered { rank * step.chunk } else { 0 };
             // SAFETY: own and peers' blocks contain `base..base + len`; `recv` has room for its block.
             unsafe {
-                self.reduce_step(call, step, i, base, scatter, call.recv.add(offset), len, streaming)
+                self.reduce_step(
+                    call,
+                    step,
+                    i,
+                    base,
+                    scatter,
+                    call.recv.add(offset),
+                    len,
+                    streaming,
+                )
             }?;
         } else {
-            for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
+            for writer in self
+                .endpoint
+                .peers()
+                .filter(|writer| flow.writers.includes(*writer))
+            {
                 let (offset, len) = step.range(i, flow.block_len(writer, rank));
                 let source = self.source_of(writer, 0, step, i)?;
                 let location = self.state.openings[writer].locations()[0];
@@ -594,7 +830,10 @@ impl<'a> Collective<'a> {
     ///
     /// # Safety
     /// `len` bytes are there in every contribution, and room for them at `target`.
-    #[expect(clippy::too_many_arguments, reason = "two callers, which differ in just these")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "two callers, which differ in just these"
+    )]
     unsafe fn reduce_step(
         &mut self,
         call: &Call<'_>,
@@ -616,17 +855,28 @@ impl<'a> Collective<'a> {
                 } else {
                     let readable = self.state.openings[writer].locations()[0].is_readable();
                     direct |= readable;
-                    self.source_of(writer, 0, step, i)?.add(if readable { base } else { scatter })
+                    self.source_of(writer, 0, step, i)?
+                        .add(if readable { base } else { scatter })
                 }
             };
             self.state.sources.push(source);
         }
         let reducer = Reducer::new(call.dtype, call.reduction.code);
-        let State { sources, factors, .. } = &*self.state;
+        let State {
+            sources, factors, ..
+        } = &*self.state;
         self.guarded(direct, || {
             // SAFETY: every source has `len` bytes; the target overlaps at most this rank's own source,
             // exactly.
-            unsafe { reducer.run(target, sources, factors, len / call.dtype.size(), streaming) };
+            unsafe {
+                reducer.run(
+                    &[target],
+                    sources,
+                    factors,
+                    len / call.dtype.size(),
+                    streaming,
+                )
+            };
         })
     }
 
@@ -643,7 +893,10 @@ impl<'a> Collective<'a> {
         if location.is_readable() {
             self.endpoint.world.resolve(location)
         } else {
-            Ok(self.endpoint.channel.ring_chunk(writer, step.ring, step.number(i)))
+            Ok(self
+                .endpoint
+                .channel
+                .ring_chunk(writer, step.ring, step.number(i)))
         }
     }
 
@@ -668,7 +921,12 @@ impl<'a> Collective<'a> {
     ///
     /// # Safety
     /// As for `bulk`, for an all_reduce of which all have heard all openings.
-    unsafe fn two_phases(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+    unsafe fn two_phases(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        send: Location,
+    ) -> Result<()> {
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
         let bytes = flow.longest();
         let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
@@ -677,8 +935,16 @@ impl<'a> Collective<'a> {
         let staged = !self.all_readable(0);
         let chunk = self.step_len(staged);
         let steps = part.div_ceil(chunk);
-        let gives = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
-        let results = Steps { ring: RESULTS, first: self.state.next_chunk[RESULTS], chunk };
+        let gives = Steps {
+            ring: CONTRIBUTIONS,
+            first: self.state.next_chunk[CONTRIBUTIONS],
+            chunk,
+        };
+        let results = Steps {
+            ring: RESULTS,
+            first: self.state.next_chunk[RESULTS],
+            chunk,
+        };
         let streaming = bytes >= STREAMING;
         let lead = self.lead();
         for i in 0..steps + 2 * lead {
@@ -740,12 +1006,68 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
+    /// Each rank reduces its part of all contributions and stores it in every rank's `recv`. A rank that
+    /// gives up meanwhile waits until its peers are outside (threads), or takes its memory away from them
+    /// (processes), before it returns.
+    ///
+    /// # Safety
+    /// As for `bulk`, for an all_reduce whose buffers are all readable and open to pushes.
+    unsafe fn push(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
+        let bytes = flow.longest();
+        let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
+        let start = (rank * part).min(bytes);
+        let end = (start + part).min(bytes);
+        self.state.sources.clear();
+        self.state.targets.clear();
+        for peer in 0..ranks {
+            let (source, target) = if peer == rank {
+                (call.send, call.recv)
+            } else {
+                let [send, recv] = self.state.openings[peer].locations();
+                (
+                    self.endpoint.world.resolve(send)?,
+                    self.endpoint.world.resolve(recv)?.cast_mut(),
+                )
+            };
+            self.state.sources.push(source.wrapping_add(start));
+            self.state.targets.push(target.wrapping_add(start));
+        }
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        for at in (start..end).step_by(PUSH_STEP) {
+            let len = (end - at).min(PUSH_STEP);
+            let State {
+                sources,
+                targets,
+                factors,
+                ..
+            } = &*self.state;
+            self.guarded(true, || {
+                let count = len / call.dtype.size();
+                // SAFETY: the part lies in every buffer, and this rank alone writes it. A target is this
+                // or another rank's `recv`: apart from all sources, or in place of the same rank's.
+                unsafe { reducer.run(targets, sources, factors, count, bytes >= STREAMING) };
+            })?;
+            for source in &mut self.state.sources {
+                *source = source.wrapping_add(len);
+            }
+            for target in &mut self.state.targets {
+                *target = target.wrapping_add(len);
+            }
+        }
+        Ok(())
+    }
+
     // --- steps ----------------------------------------------------------------------------------------
 
     /// Bytes of a block that one step moves; a chunk of the ring holds a piece for each rank if scattered.
     fn step_len(&self, scattered: bool) -> usize {
         let chunk = self.endpoint.channel.layout.chunk;
-        if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk }
+        if scattered {
+            (chunk / self.endpoint.ranks) & !63
+        } else {
+            chunk
+        }
     }
 
     /// Waits until the ring's chunk for step `i` is no longer needed, and answers its address.
@@ -758,7 +1080,11 @@ impl<'a> Collective<'a> {
                 let done = &self.endpoint.channel.state(peer).done_chunk[step.ring];
                 // Who does not read in this operation only has to be done with the ones before.
                 let reads = readers.includes(peer);
-                let needed = if reads { needed } else { needed.min(step.first) };
+                let needed = if reads {
+                    needed
+                } else {
+                    needed.min(step.first)
+                };
                 self.endpoint.wait(peer, || done.get() >= needed)?;
                 if reads {
                     drained = drained.min(done.get());
@@ -766,7 +1092,10 @@ impl<'a> Collective<'a> {
             }
             self.state.drained[step.ring] = drained.max(needed).min(number);
         }
-        Ok(self.endpoint.channel.ring_chunk(self.endpoint.rank, step.ring, number))
+        Ok(self
+            .endpoint
+            .channel
+            .ring_chunk(self.endpoint.rank, step.ring, number))
     }
 
     fn publish(&self, step: &Steps, i: usize) {

@@ -2,13 +2,13 @@
 //!
 //! A channel holds, for n ranks:
 //! - a header with the verdict, and a [`RankState`] for each rank: its counters, its records, its sleep;
-//! - for each rank two *slots* of stamped lines (small messages, and the opening of every operation);
+//! - for each rank two *slots* (small operations, and the opening of every operation);
 //! - for each rank two *rings* of chunks (contributions, and results of two-phase reductions);
 //! - for each ordered pair of ranks a mailbox (messages).
 //!
 //! The file is sparse: pages that were never touched cost nothing.
 
-use super::protocol::{Counter, Gate, LINE, LINE_PAYLOAD, Park, StampedLine};
+use super::protocol::{Counter, Gate, LINE, Park, StampedLine};
 use crate::os::Mapping;
 use crate::sync::{AtomicU32, AtomicU64};
 use std::sync::Arc;
@@ -21,10 +21,14 @@ pub(crate) const MAX_RANKS: usize = 512;
 pub(super) const SLOTS: usize = 2;
 
 /// Stamped lines of a slot behind its opening line.
-pub(super) const SLOT_LINES: usize = 160;
+pub(super) const SLOT_LINES: usize = 144;
 
-/// The most bytes that travel in a slot's stamped lines.
-pub(super) const SLOT_BYTES: usize = SLOT_LINES * LINE_PAYLOAD;
+/// Plain bytes of a slot behind its lines.
+pub(super) const SLOT_BYTES: usize = 8 << 10;
+
+/// A block travels in stamped lines if it needs no more than this. They spare the reader a second wait, but
+/// a reader that polls lines takes them away from the writer: with more, plain bytes and one stamp win.
+pub(super) const FEW_LINES: usize = 9;
 
 /// Chunks of a ring.
 pub(super) const RING_CHUNKS: usize = 8;
@@ -32,11 +36,8 @@ pub(super) const RING_CHUNKS: usize = 8;
 /// Message slots of a mailbox.
 pub(super) const MAIL_SLOTS: usize = 4;
 
-/// Stamped lines of a message slot behind its opening line.
-pub(super) const MAIL_LINES: usize = 80;
-
-/// The most bytes of a message that travel in stamped lines.
-pub(super) const MAIL_BYTES: usize = MAIL_LINES * LINE_PAYLOAD;
+/// Plain bytes of a message slot.
+pub(super) const MAIL_BYTES: usize = 4 << 10;
 
 /// Chunks of a mailbox's ring.
 pub(super) const MAIL_CHUNKS: usize = 4;
@@ -96,18 +97,38 @@ pub(super) const LIFE_ACTIVE: u32 = 1;
 pub(super) const LIFE_LEFT: u32 = 2;
 pub(super) const LIFE_PANICKED: u32 = 3;
 
-/// A line that opens a slot or a message, and the lines behind it.
+/// One rank's part of one small operation: the line that opens it, and where its data goes.
 #[repr(C, align(64))]
 pub(super) struct Slot {
     pub opening: StampedLine,
     pub lines: [StampedLine; SLOT_LINES],
+    bytes: Bytes<SLOT_BYTES>,
 }
 
-/// A message's opening and its lines.
+/// Plain memory between its writer and its readers, which know from a stamp when they may touch it.
+#[repr(C, align(64))]
+struct Bytes<const N: usize>(crate::sync::UnsafeCell<[u8; N]>);
+
+impl Slot {
+    /// Address of the plain bytes.
+    pub fn bytes(&self) -> *mut u8 {
+        self.bytes.0.with_mut(|bytes| bytes.cast())
+    }
+}
+
+/// A message's opening, and where its data goes.
 #[repr(C, align(64))]
 pub(super) struct MailSlot {
     pub opening: StampedLine,
-    pub lines: [StampedLine; MAIL_LINES],
+    pub lines: [StampedLine; FEW_LINES],
+    bytes: Bytes<MAIL_BYTES>,
+}
+
+impl MailSlot {
+    /// Address of the plain bytes.
+    pub fn bytes(&self) -> *mut u8 {
+        self.bytes.0.with_mut(|bytes| bytes.cast())
+    }
 }
 
 /// One direction between two ranks.
@@ -154,7 +175,17 @@ impl Layout {
         let mailboxes = rings + ranks * 2 * RING_CHUNKS * chunk;
         let mail_rings = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
         let total = mail_rings + ranks * ranks * MAIL_CHUNKS * mail_chunk;
-        Layout { ranks, chunk, mail_chunk, states, slots, rings, mailboxes, mail_rings, total }
+        Layout {
+            ranks,
+            chunk,
+            mail_chunk,
+            states,
+            slots,
+            rings,
+            mailboxes,
+            mail_rings,
+            total,
+        }
     }
 
     /// Bytes of the channel.
@@ -174,8 +205,16 @@ impl Channel {
     /// The mapping starts with a channel of this layout: fresh zeroes, or memory that other ranks use as
     /// one. All parts are valid when zero.
     pub unsafe fn new(layout: Layout, memory: Arc<Mapping>) -> Channel {
-        assert!(memory.len() >= layout.total, "a channel needs {} bytes", layout.total);
-        assert_eq!(memory.as_ptr() as usize % PAGE, 0, "a channel starts at a page");
+        assert!(
+            memory.len() >= layout.total,
+            "a channel needs {} bytes",
+            layout.total
+        );
+        assert_eq!(
+            memory.as_ptr() as usize % PAGE,
+            0,
+            "a channel starts at a page"
+        );
         Channel { layout, memory }
     }
 
@@ -216,7 +255,11 @@ impl Channel {
         debug_assert!(rank < self.layout.ranks && ring < 2);
         let index = (rank * 2 + ring) * RING_CHUNKS + (number as usize % RING_CHUNKS);
         // SAFETY: `rings` is an array of 2 × RING_CHUNKS chunks per rank.
-        unsafe { self.memory.as_ptr().add(self.layout.rings + index * self.layout.chunk) }
+        unsafe {
+            self.memory
+                .as_ptr()
+                .add(self.layout.rings + index * self.layout.chunk)
+        }
     }
 
     #[inline(always)]
@@ -233,7 +276,11 @@ impl Channel {
         debug_assert!(from < self.layout.ranks && to < self.layout.ranks);
         let index = (from * self.layout.ranks + to) * MAIL_CHUNKS + (number as usize % MAIL_CHUNKS);
         // SAFETY: `mail_rings` is an array of MAIL_CHUNKS chunks per pair.
-        unsafe { self.memory.as_ptr().add(self.layout.mail_rings + index * self.layout.mail_chunk) }
+        unsafe {
+            self.memory
+                .as_ptr()
+                .add(self.layout.mail_rings + index * self.layout.mail_chunk)
+        }
     }
 }
 

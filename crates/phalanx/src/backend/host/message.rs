@@ -1,14 +1,14 @@
 //! Messages between two ranks: posted transfers that are moved along by whoever waits.
 //!
 //! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 40 bytes travel in the
-//! opening itself, a few KiB in stamped lines behind it, more through the mailbox's ring, or not at all if
+//! opening itself, a few KiB behind it, more through the mailbox's ring, or not at all if
 //! the receiver can read the sender's buffer: then the sender waits until it has.
 //!
 //! A receiver takes a mailbox's messages in order. One that no posted receive matches (by tag) is put
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
 use super::endpoint::Endpoint;
-use super::layout::{MAIL_BYTES, MAIL_CHUNKS, MAIL_SLOTS, MailSlot};
+use super::layout::{FEW_LINES, MAIL_BYTES, MAIL_CHUNKS, MAIL_SLOTS, MailSlot};
 use super::protocol::LINE_PAYLOAD;
 use super::record::Record;
 use super::verdict::Verdict;
@@ -43,8 +43,9 @@ pub(super) enum Plane {
 enum Way {
     Inline = 0,
     Lines = 1,
-    Ring = 2,
-    Direct = 3,
+    Bytes = 2,
+    Ring = 3,
+    Direct = 4,
 }
 
 impl Way {
@@ -52,7 +53,8 @@ impl Way {
         match code {
             0 => Way::Inline,
             1 => Way::Lines,
-            2 => Way::Ring,
+            2 => Way::Bytes,
+            3 => Way::Ring,
             _ => Way::Direct,
         }
     }
@@ -75,7 +77,10 @@ const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
 
 impl Opening {
     fn location(&self) -> Location {
-        Location { segment: self.data[0], offset: self.data[1] }
+        Location {
+            segment: self.data[0],
+            offset: self.data[1],
+        }
     }
 }
 
@@ -145,8 +150,15 @@ struct Inner {
 impl Messages {
     pub fn new(ranks: usize) -> Messages {
         let peers = (0..ranks).map(|_| Peer::default()).collect();
-        let inner = Inner { posted: Vec::new(), free: Vec::new(), peers, active: Vec::new() };
-        Messages { inner: Mutex::new(inner) }
+        let inner = Inner {
+            posted: Vec::new(),
+            free: Vec::new(),
+            peers,
+            active: Vec::new(),
+        };
+        Messages {
+            inner: Mutex::new(inner),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -155,10 +167,19 @@ impl Messages {
 
     /// # Safety
     /// As for [`Backend::post`](crate::backend::Backend::post).
-    pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
+    pub unsafe fn post(
+        &self,
+        endpoint: &Endpoint,
+        transfer: Transfer,
+        plane: Plane,
+    ) -> Result<Ticket> {
         endpoint.check()?;
         let mut inner = self.lock();
-        let ticket = inner.insert(Posted { transfer, plane, done: false });
+        let ticket = inner.insert(Posted {
+            transfer,
+            plane,
+            done: false,
+        });
         let peer = &mut inner.peers[transfer.peer];
         match transfer.direction {
             Direction::Send(_) => peer.sends.push_back(ticket),
@@ -207,7 +228,9 @@ impl Messages {
         }
         let subject = || {
             let inner = self.lock();
-            let posted = inner.posted[ticket.0].as_ref().expect("a ticket is waited for once");
+            let posted = inner.posted[ticket.0]
+                .as_ref()
+                .expect("a ticket is waited for once");
             inner.subject(posted)
         };
         let waited = endpoint.wait_long(
@@ -242,7 +265,9 @@ impl Inner {
     }
 
     fn posted(&self, index: usize) -> &Posted {
-        self.posted[index].as_ref().expect("queues hold posted transfers")
+        self.posted[index]
+            .as_ref()
+            .expect("queues hold posted transfers")
     }
 
     fn is_done(&self, ticket: Ticket) -> bool {
@@ -250,7 +275,10 @@ impl Inner {
     }
 
     fn finish(&mut self, index: usize) {
-        self.posted[index].as_mut().expect("queues hold posted transfers").done = true;
+        self.posted[index]
+            .as_mut()
+            .expect("queues hold posted transfers")
+            .done = true;
     }
 
     /// Whether the transfer is done. It is forgotten then, and also on an error: nobody touches its buffer
@@ -258,7 +286,9 @@ impl Inner {
     fn settle(&mut self, ticket: Ticket, outcome: Result<()>) -> Result<bool> {
         let done = self.is_done(ticket);
         if done || outcome.is_err() {
-            let posted = self.posted[ticket.0].take().expect("a ticket is waited for once");
+            let posted = self.posted[ticket.0]
+                .take()
+                .expect("a ticket is waited for once");
             self.free.push(ticket.0);
             if !done {
                 let peer = &mut self.peers[posted.transfer.peer];
@@ -272,7 +302,11 @@ impl Inner {
                 }
             }
         }
-        if done { Ok(true) } else { outcome.map(|()| false) }
+        if done {
+            Ok(true)
+        } else {
+            outcome.map(|()| false)
+        }
     }
 
     /// The peers that a transfer is under way with.
@@ -281,7 +315,9 @@ impl Inner {
     }
 
     fn subject(&self, posted: &Posted) -> (u64, Record) {
-        let Transfer { direction, peer, .. } = posted.transfer;
+        let Transfer {
+            direction, peer, ..
+        } = posted.transfer;
         let number = match direction {
             Direction::Send(_) => self.peers[peer].sent,
             Direction::Recv(_) => self.peers[peer].received,
@@ -328,8 +364,19 @@ impl Inner {
     fn write_message(&mut self, endpoint: &Endpoint, peer: usize, index: usize) -> bool {
         let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
         let posted = self.posted(index);
-        let (plane, Transfer { direction, tag, dtype, count, .. }) = (posted.plane, posted.transfer);
-        let Direction::Send(source) = direction else { unreachable!("the queue holds sends") };
+        let (
+            plane,
+            Transfer {
+                direction,
+                tag,
+                dtype,
+                count,
+                ..
+            },
+        ) = (posted.plane, posted.transfer);
+        let Direction::Send(source) = direction else {
+            unreachable!("the queue holds sends")
+        };
         let bytes = count * dtype.size();
         let state = &mut self.peers[peer];
 
@@ -351,9 +398,15 @@ impl Inner {
             if bytes <= INLINE {
                 opening.way = Way::Inline as u8;
                 // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
-                unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
-            } else if bytes <= MAIL_BYTES {
+                unsafe {
+                    super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes)
+                };
+            } else if bytes <= FEW_LINES * LINE_PAYLOAD {
                 opening.way = Way::Lines as u8;
+            } else if bytes <= MAIL_BYTES {
+                opening.way = Way::Bytes as u8;
+                // SAFETY: the slot is free, as below; the posted buffer has `bytes` bytes.
+                unsafe { super::reduce::copy(slot.bytes(), source, bytes, false) };
             } else {
                 let location = endpoint.world.locate(source, bytes);
                 if location.is_readable() {
@@ -362,9 +415,15 @@ impl Inner {
                 }
             }
             // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
-            unsafe { slot.opening.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
+            unsafe {
+                slot.opening.write(
+                    state.sent,
+                    std::ptr::from_ref(&opening).cast(),
+                    LINE_PAYLOAD,
+                )
+            };
             match Way::from_code(opening.way) {
-                Way::Inline => {}
+                Way::Inline | Way::Bytes => {}
                 Way::Lines => write_lines(slot, state.sent, source, bytes),
                 Way::Direct => {
                     let number = state.sent;
@@ -398,7 +457,9 @@ impl Inner {
                 endpoint.announce_progress();
                 return false;
             }
-            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.sent_chunks);
+            let target = endpoint
+                .channel
+                .mail_chunk(endpoint.rank, peer, state.sent_chunks);
             let len = (bytes - state.written).min(chunk);
             // SAFETY: the receiver has taken what the chunk held; the posted buffer has `bytes` bytes.
             unsafe { super::reduce::copy(target, source.add(state.written), len, false) };
@@ -442,9 +503,14 @@ impl Inner {
                 data: [0; INLINE / 8],
             };
             // SAFETY: stamped with this message; an opening is 56 bytes, of which any value is valid.
-            unsafe { slot.opening.read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD) };
+            unsafe {
+                slot.opening
+                    .read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD)
+            };
             let posted = state.receives.iter().position(|index| {
-                let posted = self.posted[*index].as_ref().expect("queues hold posted transfers");
+                let posted = self.posted[*index]
+                    .as_ref()
+                    .expect("queues hold posted transfers");
                 matches(&opening, posted.plane, posted.transfer.tag)
             });
             let destination = match posted {
@@ -455,7 +521,11 @@ impl Inner {
                 }
                 None => Destination::Aside(vec![0; opening.bytes as usize]),
             };
-            self.peers[peer].arriving = Some(Arriving { opening, destination, moved: 0 });
+            self.peers[peer].arriving = Some(Arriving {
+                opening,
+                destination,
+                moved: 0,
+            });
         }
     }
 
@@ -482,9 +552,17 @@ impl Inner {
             counts: 0,
         };
         let (ours, theirs) = ((endpoint.rank, record(transfer)), (peer, sent));
-        let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
+        let (lower, higher) = if ours.0 < theirs.0 {
+            (ours, theirs)
+        } else {
+            (theirs, ours)
+        };
         let sequence = self.peers[peer].received + 1;
-        Err(endpoint.fail(&Verdict::Mismatch { sequence, lower, higher }))
+        Err(endpoint.fail(&Verdict::Mismatch {
+            sequence,
+            lower,
+            higher,
+        }))
     }
 
     /// Takes what there is of the arriving message; whether that was all.
@@ -492,11 +570,18 @@ impl Inner {
         let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
         let Inner { posted, peers, .. } = self;
         let state = &mut peers[peer];
-        let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
+        let Some(arriving) = &mut state.arriving else {
+            unreachable!("asked by the caller")
+        };
         let target = match &mut arriving.destination {
             Destination::Aside(bytes) => bytes.as_mut_ptr(),
             Destination::Posted(index) => {
-                match posted[*index].as_ref().expect("queues hold posted transfers").transfer.direction {
+                match posted[*index]
+                    .as_ref()
+                    .expect("queues hold posted transfers")
+                    .transfer
+                    .direction
+                {
                     Direction::Recv(target) => target,
                     Direction::Send(_) => unreachable!("the queue holds receives"),
                 }
@@ -523,12 +608,19 @@ impl Inner {
                     arriving.moved += len;
                 }
             }
+            Way::Bytes => {
+                // SAFETY: stamped with this message; the target has `bytes` bytes, and so has the slot.
+                unsafe { super::reduce::copy(target, slot.bytes(), bytes.min(MAIL_BYTES), false) };
+            }
             Way::Ring => {
                 while arriving.moved < bytes {
                     if mailbox.sent_chunks.get() <= state.received_chunks {
                         return Ok(false);
                     }
-                    let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.received_chunks);
+                    let chunk =
+                        endpoint
+                            .channel
+                            .mail_chunk(peer, endpoint.rank, state.received_chunks);
                     let len = (bytes - arriving.moved).min(endpoint.channel.layout.mail_chunk);
                     // SAFETY: the sender has written the chunk; in bounds of the target.
                     unsafe { super::reduce::copy(target.add(arriving.moved), chunk, len, false) };
@@ -564,7 +656,10 @@ impl Inner {
         match arrived.destination {
             Destination::Posted(index) => self.finish(index),
             Destination::Aside(bytes) => {
-                state.unexpected.push_back(Unexpected { opening: arrived.opening, bytes });
+                state.unexpected.push_back(Unexpected {
+                    opening: arrived.opening,
+                    bytes,
+                });
             }
         }
         Ok(true)
@@ -582,7 +677,9 @@ impl Inner {
             let _ = self.settle(Ticket(ticket), Err(error.clone()));
             return Err(error);
         }
-        let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
+        let Direction::Recv(target) = transfer.direction else {
+            unreachable!("a receive")
+        };
         // SAFETY: the target has as many bytes as were sent, just checked.
         unsafe { super::reduce::copy(target, message.bytes.as_ptr(), message.bytes.len(), false) };
         self.finish(ticket);
@@ -593,7 +690,13 @@ impl Inner {
 fn write_lines(slot: &MailSlot, stamp: u64, source: *const u8, bytes: usize) {
     for (line, offset) in slot.lines.iter().zip((0..bytes).step_by(LINE_PAYLOAD)) {
         // SAFETY: the slot is free; in bounds of the posted buffer.
-        unsafe { line.write(stamp, source.add(offset), (bytes - offset).min(LINE_PAYLOAD)) };
+        unsafe {
+            line.write(
+                stamp,
+                source.add(offset),
+                (bytes - offset).min(LINE_PAYLOAD),
+            )
+        };
     }
 }
 

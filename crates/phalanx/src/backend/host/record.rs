@@ -27,9 +27,10 @@ impl Record {
             // Every rank of an all_to_all_v has lengths of its own.
             _ if call.operation == Operation::AllToAllV => (0, 0),
             Blocks::Equal(count) => (count as u64, 0),
-            Blocks::Each(counts) => {
-                (counts.iter().sum::<usize>() as u64, counts.iter().fold(1, |h, c| mix(h, *c as u64)))
-            }
+            Blocks::Each(counts) => (
+                counts.iter().sum::<usize>() as u64,
+                counts.iter().fold(1, |h, c| mix(h, *c as u64)),
+            ),
         };
         Record {
             operation: call.operation,
@@ -126,8 +127,16 @@ impl RankState {
 
     /// The last call this rank announced.
     pub fn last_announced(&self) -> Option<(u64, Record)> {
-        let last = self.records.iter().map(|r| r.sequence.load(Ordering::Acquire)).max()?;
-        if last == 0 { None } else { Some((last, self.announced(last)?)) }
+        let last = self
+            .records
+            .iter()
+            .map(|r| r.sequence.load(Ordering::Acquire))
+            .max()?;
+        if last == 0 {
+            None
+        } else {
+            Some((last, self.announced(last)?))
+        }
     }
 }
 

@@ -201,8 +201,16 @@ fn widen_f16(x: f16) -> f32 {
     let scaled = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
     let special = f32::from_bits((magnitude << 13) | 0x7f80_0000).to_bits();
     // A signalling NaN is made quiet, as conversion instructions do.
-    let special = if magnitude > 0x7c00 { special | 0x0040_0000 } else { special };
-    let bits = if magnitude >= 0x7c00 { special } else { scaled.to_bits() };
+    let special = if magnitude > 0x7c00 {
+        special | 0x0040_0000
+    } else {
+        special
+    };
+    let bits = if magnitude >= 0x7c00 {
+        special
+    } else {
+        scaled.to_bits()
+    };
     f32::from_bits(bits | sign)
 }
 
@@ -216,10 +224,24 @@ fn narrow_f16(x: f32) -> f16 {
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
     // Subnormal results: adding 0.5 puts the result's last place at the sum's last place, and the
     // addition rounds.
-    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
-    let finite = if magnitude < 113 << 23 { subnormal } else { normal };
-    let large = if magnitude > 0x7f80_0000 { 0x7e00 | ((magnitude >> 13) & 0x3ff) } else { 0x7c00 };
-    let result = if magnitude >= 143 << 23 { large } else { finite };
+    let subnormal = (f32::from_bits(magnitude) + 0.5)
+        .to_bits()
+        .wrapping_sub(0x3f00_0000);
+    let finite = if magnitude < 113 << 23 {
+        subnormal
+    } else {
+        normal
+    };
+    let large = if magnitude > 0x7f80_0000 {
+        0x7e00 | ((magnitude >> 13) & 0x3ff)
+    } else {
+        0x7c00
+    };
+    let result = if magnitude >= 143 << 23 {
+        large
+    } else {
+        finite
+    };
     f16::from_bits((sign | result) as u16)
 }
 
@@ -296,8 +318,14 @@ impl<T: Number> Combine<T> for PreMulSum {
     }
 }
 
-/// `target[i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
-type Kernel = unsafe fn(target: *mut u8, sources: &[*const u8], factors: &[u64], count: usize, streaming: bool);
+/// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
+type Kernel = unsafe fn(
+    targets: &[*mut u8],
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+    streaming: bool,
+);
 
 /// The kernel for one type and operation.
 #[derive(Clone, Copy)]
@@ -319,114 +347,134 @@ impl Reducer {
         Reducer(with_element!(dtype, T => of::<T>(code)))
     }
 
-    /// Combines `count` elements of each source, in the order of the sources. `factors[r]` are the bits of
-    /// the factor of `sources[r]`. `streaming` stores past the caches.
+    /// Combines `count` elements of each source, in the order of the sources, and stores the result in each
+    /// target. `factors[r]` are the bits of the factor of `sources[r]`. `streaming` stores past the caches.
     ///
     /// # Safety
-    /// Every source has `count` elements of the reducer's type and `target` room for them; `target` overlaps
-    /// no source, or is exactly one of them.
+    /// Every source has `count` elements of the reducer's type and every target room for them; a target
+    /// overlaps no other target and no source, or is exactly one of the sources.
     #[inline]
     pub unsafe fn run(
         self,
-        target: *mut u8,
+        targets: &[*mut u8],
         sources: &[*const u8],
         factors: &[u64],
         count: usize,
         streaming: bool,
     ) {
         // SAFETY: the caller's contract.
-        unsafe { (self.0)(target, sources, factors, count, streaming) }
+        unsafe { (self.0)(targets, sources, factors, count, streaming) }
     }
 }
 
 /// Chooses the instruction set; detection is cached by the standard library.
 unsafe fn dispatch<T: Number, C: Combine<T>>(
-    target: *mut u8,
+    targets: &[*mut u8],
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
     streaming: bool,
 ) {
-    let target = target.cast::<T>();
     // SAFETY: the caller's contract, and the instruction set was detected.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         {
-            if count >= BLOCK && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-                return avx512::<T, C>(target, sources, factors, count, streaming);
+            if count >= BLOCK
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+            {
+                return avx512::<T, C>(targets, sources, factors, count, streaming);
             }
             if count >= BLOCK && is_x86_feature_detected!("avx2") {
-                return avx2::<T, C>(target, sources, factors, count, streaming);
+                return avx2::<T, C>(targets, sources, factors, count, streaming);
             }
         }
-        body::<T, C>(target, sources, factors, count, streaming);
+        body::<T, C>(targets, sources, factors, count, streaming);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn avx512<T: Number, C: Combine<T>>(
-    target: *mut T,
+    targets: &[*mut u8],
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
     streaming: bool,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { body::<T, C>(target, sources, factors, count, streaming) }
+    unsafe { body::<T, C>(targets, sources, factors, count, streaming) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2<T: Number, C: Combine<T>>(
-    target: *mut T,
+    targets: &[*mut u8],
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
     streaming: bool,
 ) {
     // SAFETY: the caller's contract.
-    unsafe { body::<T, C>(target, sources, factors, count, streaming) }
+    unsafe { body::<T, C>(targets, sources, factors, count, streaming) }
 }
 
 /// # Safety
 /// As for [`Reducer::run`].
 #[inline(always)]
 unsafe fn body<T: Number, C: Combine<T>>(
-    target: *mut T,
+    targets: &[*mut u8],
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
     streaming: bool,
 ) {
     let ranks = sources.len();
-    let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
+    let factor = |rank: usize| {
+        C::widen(element_from_bits::<T>(
+            factors.get(rank).copied().unwrap_or(0),
+        ))
+    };
     let first = factor(0);
     let blocks = count / BLOCK;
     for block in 0..blocks {
         let offset = block * BLOCK;
         let mut acc = [C::Acc::default(); BLOCK];
         // SAFETY: the block is in bounds of the source; elements may be unaligned in a caller's raw memory.
-        let x = unsafe { sources[0].cast::<T>().add(offset).cast::<[T; BLOCK]>().read_unaligned() };
+        let x = unsafe {
+            sources[0]
+                .cast::<T>()
+                .add(offset)
+                .cast::<[T; BLOCK]>()
+                .read_unaligned()
+        };
         for i in 0..BLOCK {
             acc[i] = C::prepare(C::widen(x[i]), first);
         }
         for (rank, source) in sources.iter().enumerate().skip(1) {
             // SAFETY: as above.
-            let x = unsafe { source.cast::<T>().add(offset).cast::<[T; BLOCK]>().read_unaligned() };
+            let x = unsafe {
+                source
+                    .cast::<T>()
+                    .add(offset)
+                    .cast::<[T; BLOCK]>()
+                    .read_unaligned()
+            };
             let factor = factor(rank);
             for i in 0..BLOCK {
                 acc[i] = C::combine(acc[i], C::prepare(C::widen(x[i]), factor));
             }
         }
         let result: [T; BLOCK] = std::array::from_fn(|i| C::finish(acc[i], ranks));
-        // SAFETY: the block is in bounds of the target.
+        // SAFETY: the block is in bounds of the targets.
         unsafe {
-            let target = target.add(offset);
-            if streaming {
-                copy_streaming(target.cast(), result.as_ptr().cast(), size_of_val(&result));
-            } else {
-                target.cast::<[T; BLOCK]>().write_unaligned(result);
+            for target in targets {
+                let target = target.cast::<T>().add(offset);
+                if streaming {
+                    copy_streaming(target.cast(), result.as_ptr().cast(), size_of_val(&result));
+                } else {
+                    target.cast::<[T; BLOCK]>().write_unaligned(result);
+                }
             }
         }
     }
@@ -439,7 +487,12 @@ unsafe fn body<T: Number, C: Combine<T>>(
                 let x = source.cast::<T>().add(offset).read_unaligned();
                 acc = C::combine(acc, C::prepare(C::widen(x), factor(rank)));
             }
-            target.add(offset).write_unaligned(C::finish(acc, ranks));
+            for target in targets {
+                target
+                    .cast::<T>()
+                    .add(offset)
+                    .write_unaligned(C::finish(acc, ranks));
+            }
         }
     }
     if streaming {
@@ -473,8 +526,12 @@ pub(super) unsafe fn copy_small(target: *mut u8, source: *const u8, len: usize) 
     // SAFETY: the caller's contract. The frequent lengths need no call.
     unsafe {
         match len {
-            4 => target.cast::<[u8; 4]>().write(source.cast::<[u8; 4]>().read()),
-            8 => target.cast::<[u8; 8]>().write(source.cast::<[u8; 8]>().read()),
+            4 => target
+                .cast::<[u8; 4]>()
+                .write(source.cast::<[u8; 4]>().read()),
+            8 => target
+                .cast::<[u8; 8]>()
+                .write(source.cast::<[u8; 8]>().read()),
             _ => std::ptr::copy_nonoverlapping(source, target, len),
         }
     }
@@ -531,25 +588,52 @@ mod tests {
     fn conversions_agree_with_half_for_every_value() {
         for bits in 0..=u16::MAX {
             let (h, b) = (f16::from_bits(bits), bf16::from_bits(bits));
-            assert_eq!(widen_f16(h).to_bits(), h.to_f32_const().to_bits(), "f16 {bits:#x}");
+            assert_eq!(
+                widen_f16(h).to_bits(),
+                h.to_f32_const().to_bits(),
+                "f16 {bits:#x}"
+            );
             assert_eq!(widen_bf16(b).is_nan(), b.is_nan());
             if !b.is_nan() {
-                assert_eq!(widen_bf16(b).to_bits(), b.to_f32().to_bits(), "bf16 {bits:#x}");
+                assert_eq!(
+                    widen_bf16(b).to_bits(),
+                    b.to_f32().to_bits(),
+                    "bf16 {bits:#x}"
+                );
             }
         }
         // Values around every representable one, and every exponent.
-        for bits in (0..=u32::MAX).step_by(997).chain((0..=u16::MAX).flat_map(|bits| {
-            let center = f16::from_bits(bits).to_f32_const().to_bits();
-            let wide = u32::from(bits) << 16;
-            [center.wrapping_sub(1), center, center + 1, center ^ 0x1000, wide, wide + 0x7fff, wide + 0x8001]
-        })) {
+        for bits in (0..=u32::MAX)
+            .step_by(997)
+            .chain((0..=u16::MAX).flat_map(|bits| {
+                let center = f16::from_bits(bits).to_f32_const().to_bits();
+                let wide = u32::from(bits) << 16;
+                [
+                    center.wrapping_sub(1),
+                    center,
+                    center + 1,
+                    center ^ 0x1000,
+                    wide,
+                    wide + 0x7fff,
+                    wide + 0x8001,
+                ]
+            }))
+        {
             let x = f32::from_bits(bits);
             let (h, b) = (narrow_f16(x), narrow_bf16(x));
             if x.is_nan() {
                 assert!(h.is_nan() && b.is_nan(), "{bits:#x}");
             } else {
-                assert_eq!(h.to_bits(), f16::from_f32_const(x).to_bits(), "f16 of {bits:#x}");
-                assert_eq!(b.to_bits(), bf16::from_f32_const(x).to_bits(), "bf16 of {bits:#x}");
+                assert_eq!(
+                    h.to_bits(),
+                    f16::from_f32_const(x).to_bits(),
+                    "f16 of {bits:#x}"
+                );
+                assert_eq!(
+                    b.to_bits(),
+                    bf16::from_f32_const(x).to_bits(),
+                    "bf16 of {bits:#x}"
+                );
             }
         }
     }
@@ -561,7 +645,14 @@ mod tests {
             for len in [0, 1, 63, 64, 65, 200, 640] {
                 let mut target = vec![0u8; 1000];
                 // SAFETY: start + len is in bounds of both.
-                unsafe { copy(target.as_mut_ptr().add(start), source.as_ptr().add(3), len, true) };
+                unsafe {
+                    copy(
+                        target.as_mut_ptr().add(start),
+                        source.as_ptr().add(3),
+                        len,
+                        true,
+                    )
+                };
                 assert_eq!(target[start..start + len], source[3..3 + len]);
                 assert!(target[start + len..].iter().all(|byte| *byte == 0));
             }
@@ -574,7 +665,15 @@ mod tests {
             let mut out = vec![0f32; a.len()];
             let sources = [a.as_ptr().cast(), b.as_ptr().cast()];
             // SAFETY: all arrays have the same length.
-            unsafe { Reducer::new(DType::F32, code).run(out.as_mut_ptr().cast(), &sources, &[], a.len(), false) };
+            unsafe {
+                Reducer::new(DType::F32, code).run(
+                    &[out.as_mut_ptr().cast()],
+                    &sources,
+                    &[],
+                    a.len(),
+                    false,
+                )
+            };
             out
         };
         let (nan, one) = (vec![f32::NAN; 65], vec![1.0; 65]);
@@ -586,10 +685,26 @@ mod tests {
         let x = [100i8];
         let sources = [x.as_ptr().cast(), x.as_ptr().cast()];
         // SAFETY: one element each.
-        unsafe { Reducer::new(DType::I8, ReductionCode::Sum).run(out.as_mut_ptr().cast(), &sources, &[], 1, false) };
+        unsafe {
+            Reducer::new(DType::I8, ReductionCode::Sum).run(
+                &[out.as_mut_ptr().cast()],
+                &sources,
+                &[],
+                1,
+                false,
+            )
+        };
         assert_eq!(out[0], -56);
         // SAFETY: one element each.
-        unsafe { Reducer::new(DType::I8, ReductionCode::Avg).run(out.as_mut_ptr().cast(), &sources, &[], 1, false) };
+        unsafe {
+            Reducer::new(DType::I8, ReductionCode::Avg).run(
+                &[out.as_mut_ptr().cast()],
+                &sources,
+                &[],
+                1,
+                false,
+            )
+        };
         assert_eq!(out[0], 100);
     }
 }

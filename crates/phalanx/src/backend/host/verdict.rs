@@ -5,9 +5,7 @@
 
 use super::layout::{ChannelHeader, MAX_RANKS, RankState};
 use super::record::Record;
-use crate::error::{
-    Error, MismatchError, MissingRank, PeerError, PeerEvent, TimeoutError,
-};
+use crate::error::{Error, MismatchError, MissingRank, PeerError, PeerEvent, TimeoutError};
 use crate::sync::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -23,10 +21,23 @@ pub(super) struct Context {
 /// The reason.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
-    Mismatch { sequence: u64, lower: (usize, Record), higher: (usize, Record) },
-    Peer { rank: usize, event: PeerEvent, context: Context },
-    Timeout { missing: Vec<usize>, context: Context },
-    Aborted { rank: usize },
+    Mismatch {
+        sequence: u64,
+        lower: (usize, Record),
+        higher: (usize, Record),
+    },
+    Peer {
+        rank: usize,
+        event: PeerEvent,
+        context: Context,
+    },
+    Timeout {
+        missing: Vec<usize>,
+        context: Context,
+    },
+    Aborted {
+        rank: usize,
+    },
 }
 
 const MISMATCH: u64 = 1;
@@ -44,7 +55,12 @@ impl Verdict {
     pub fn propose(&self, header: &ChannelHeader, own: &RankState, rank: usize) {
         // The own words are free: this rank has proposed nothing, or it would have stopped then.
         self.write(&own.verdict);
-        let _ = header.verdict.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
+        let _ = header.verdict.compare_exchange(
+            0,
+            rank as u32 + 1,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
     }
 
     fn write(&self, words: &[AtomicU64]) {
@@ -59,7 +75,11 @@ impl Verdict {
         };
         put_record(8, NO_RECORD);
         match self {
-            Verdict::Mismatch { sequence, lower, higher } => {
+            Verdict::Mismatch {
+                sequence,
+                lower,
+                higher,
+            } => {
                 put(0, MISMATCH);
                 put(1, lower.0 as u64);
                 put(2, higher.0 as u64);
@@ -67,7 +87,11 @@ impl Verdict {
                 put_record(5, lower.1.words());
                 put_record(8, higher.1.words());
             }
-            Verdict::Peer { rank, event, context } => {
+            Verdict::Peer {
+                rank,
+                event,
+                context,
+            } => {
                 put(0, PEER);
                 put(1, *rank as u64);
                 put(11, *event as u64);
@@ -78,7 +102,10 @@ impl Verdict {
                 put_context(context);
                 for block in 0..MAX_RANKS / 64 {
                     let bits = missing.iter().filter(|rank| **rank / 64 == block);
-                    put(MASK + block, bits.fold(0, |mask, rank| mask | 1 << (rank % 64)));
+                    put(
+                        MASK + block,
+                        bits.fold(0, |mask, rank| mask | 1 << (rank % 64)),
+                    );
                 }
             }
             Verdict::Aborted { rank } => {
@@ -91,7 +118,8 @@ impl Verdict {
     /// Reads the winning rank's words.
     pub fn read(state: &RankState) -> Option<Verdict> {
         let get = |index: usize| state.verdict[index].load(Ordering::Relaxed);
-        let record = |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
+        let record =
+            |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
         let context = || {
             Some(Context {
                 reporter: get(2) as usize,
@@ -121,7 +149,9 @@ impl Verdict {
                     .collect(),
                 context: context()?,
             },
-            ABORTED => Verdict::Aborted { rank: get(1) as usize },
+            ABORTED => Verdict::Aborted {
+                rank: get(1) as usize,
+            },
             _ => return None,
         })
     }
@@ -129,7 +159,11 @@ impl Verdict {
     /// The error that every rank answers. `last_seen` says what a rank was doing.
     pub fn into_error(self, last_seen: impl Fn(usize) -> String) -> Error {
         match self {
-            Verdict::Mismatch { sequence, lower, higher } => MismatchError {
+            Verdict::Mismatch {
+                sequence,
+                lower,
+                higher,
+            } => MismatchError {
                 rank: higher.0,
                 theirs: higher.1.to_string(),
                 other_rank: lower.0,
@@ -137,7 +171,11 @@ impl Verdict {
                 sequence,
             }
             .into(),
-            Verdict::Peer { rank, event, context } => PeerError {
+            Verdict::Peer {
+                rank,
+                event,
+                context,
+            } => PeerError {
                 rank,
                 event,
                 reporter: context.reporter,
@@ -153,7 +191,10 @@ impl Verdict {
                 waited: context.waited,
                 missing: missing
                     .into_iter()
-                    .map(|rank| MissingRank { rank, last_seen: last_seen(rank) })
+                    .map(|rank| MissingRank {
+                        rank,
+                        last_seen: last_seen(rank),
+                    })
                     .collect(),
             }
             .into(),

@@ -59,8 +59,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub fn threads() -> World {
-        let kind = Kind::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() });
-        World { kind, cores: std::thread::available_parallelism().map_or(1, usize::from) }
+        let kind = Kind::Threads(ThreadWorld {
+            segments: Mutex::default(),
+            next: 1.into(),
+        });
+        World {
+            kind,
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+        }
     }
 
     /// The world of the processes that share `file`, and `cores`. The first process to call it does so
@@ -76,8 +82,13 @@ impl World {
             heap: Mutex::default(),
         };
         // The first to come finds 0; the first page is the header's own.
-        let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
-        Ok(World { kind: Kind::Processes(world), cores })
+        let _ = world
+            .next()
+            .compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
+        Ok(World {
+            kind: Kind::Processes(world),
+            cores,
+        })
     }
 
     /// This world, now that its processes are known.
@@ -117,7 +128,10 @@ impl World {
             }
             Kind::Processes(world) => {
                 let (offset, len) = place(id);
-                Ok(Segment { id, memory: Arc::new(world.file.map(offset, len as usize)?) })
+                Ok(Segment {
+                    id,
+                    memory: Arc::new(world.file.map(offset, len as usize)?),
+                })
             }
         }
     }
@@ -142,8 +156,29 @@ impl World {
     /// Where `len` bytes at `start` can be found by peers, if they can.
     pub(super) fn locate(&self, start: *const u8, len: usize) -> Location {
         match &self.kind {
-            Kind::Threads(_) => Location { segment: SAME_MEMORY, offset: start as u64 },
+            Kind::Threads(_) => Location {
+                segment: SAME_MEMORY,
+                offset: start as u64,
+            },
             Kind::Processes(world) => world.locate(start, len),
+        }
+    }
+
+    /// Whether [`withdraw`](Self::withdraw) could take this memory, and nothing else, away from peers.
+    pub(super) fn can_withdraw(&self, start: *const u8, len: usize) -> bool {
+        match &self.kind {
+            // Thread ranks wait until no peer is inside instead.
+            Kind::Threads(_) => true,
+            Kind::Processes(world) => world.can_withdraw(start, len),
+        }
+    }
+
+    /// Puts private memory in the place of a block whose peers may still write to it, although this rank has
+    /// given up on them. Its contents are lost; what peers write later, nobody sees.
+    #[cold]
+    pub(super) fn withdraw(&self, start: *const u8, len: usize) {
+        if let Kind::Processes(world) = &self.kind {
+            world.withdraw(start, len);
         }
     }
 
@@ -160,11 +195,22 @@ impl World {
         let (start, offset, arena) = match &self.kind {
             Kind::Threads(_) => {
                 let memory = Mapping::anonymous(len.max(1))?;
-                return Ok(HeapBlock { start: memory.as_ptr(), place: Place::Own(memory) });
+                return Ok(HeapBlock {
+                    start: memory.as_ptr(),
+                    place: Place::Own(memory),
+                });
             }
             Kind::Processes(world) => world.alloc(len)?,
         };
-        Ok(HeapBlock { start, place: Place::Heap { world: self.clone(), arena, offset, len } })
+        Ok(HeapBlock {
+            start,
+            place: Place::Heap {
+                world: self.clone(),
+                arena,
+                offset,
+                len,
+            },
+        })
     }
 }
 
@@ -183,7 +229,10 @@ pub(super) const PRIVATE: SegmentId = 0;
 pub(super) const SAME_MEMORY: SegmentId = u64::MAX;
 
 impl Location {
-    pub const NOWHERE: Location = Location { segment: PRIVATE, offset: 0 };
+    pub const NOWHERE: Location = Location {
+        segment: PRIVATE,
+        offset: 0,
+    };
 
     pub fn is_readable(self) -> bool {
         self.segment != PRIVATE
@@ -206,18 +255,51 @@ impl ProcessWorld {
         let offset = self.next().fetch_add(len, Ordering::Relaxed);
         self.file.extend_to(offset + len)?;
         let memory = Arc::new(self.file.map(offset, len as usize)?);
-        Ok(Segment { id: offset | u64::from(len.trailing_zeros()), memory })
+        Ok(Segment {
+            id: offset | u64::from(len.trailing_zeros()),
+            memory,
+        })
     }
 
     fn locate(&self, start: *const u8, len: usize) -> Location {
         let start = start as usize;
         for arena in lock(&self.heap).iter() {
-            let base = arena.segment.memory.as_ptr() as usize;
-            if start >= base && start + len <= base + arena.segment.memory.len() {
-                return Location { segment: arena.segment.id, offset: (start - base) as u64 };
+            if let Some(offset) = arena.offset_of(start, len) {
+                if arena
+                    .withdrawn
+                    .iter()
+                    .any(|(o, l)| offset < o + l && *o < offset + len)
+                {
+                    break;
+                }
+                return Location {
+                    segment: arena.segment.id,
+                    offset: offset as u64,
+                };
             }
         }
         Location::NOWHERE
+    }
+
+    /// The range must be whole pages of one block: pages can be replaced, and their other blocks stay.
+    fn can_withdraw(&self, start: *const u8, len: usize) -> bool {
+        lock(&self.heap).iter().any(|arena| {
+            arena.offset_of(start as usize, len).is_some_and(|offset| {
+                let end = offset + len;
+                let in_block = arena.used.range(..=offset).next_back().map(|(o, l)| o + l);
+                offset % PAGE == 0 && (end % PAGE == 0 || in_block == Some(end))
+            })
+        })
+    }
+
+    fn withdraw(&self, start: *const u8, len: usize) {
+        for arena in lock(&self.heap).iter_mut() {
+            if let Some(offset) = arena.offset_of(start as usize, len) {
+                let len = len.next_multiple_of(PAGE);
+                arena.segment.memory.replace_with_private(offset, len);
+                arena.withdrawn.push((offset, len));
+            }
+        }
     }
 
     fn resolve(&self, location: Location) -> Result<*const u8> {
@@ -230,18 +312,22 @@ impl ProcessWorld {
                 peers.entry(location.segment).or_insert(memory)
             }
         };
-        assert!(location.offset < memory.len() as u64, "a peer's location lies in its segment");
+        assert!(
+            location.offset < memory.len() as u64,
+            "a peer's location lies in its segment"
+        );
         // SAFETY: in bounds of the mapping, which is kept in the table as long as the world.
         Ok(unsafe { memory.as_ptr().add(location.offset as usize) })
     }
 
-    fn alloc(&self, len: usize) -> Result<(*mut u8, usize, SegmentId)> {
-        let len = block_len(len);
+    fn alloc(&self, requested: usize) -> Result<(*mut u8, usize, SegmentId)> {
+        let len = block_len(requested);
         let mut heap = lock(&self.heap);
         for arena in heap.iter_mut() {
             if arena.has_room(len) {
                 self.commit(arena)?;
                 let offset = arena.take(len).expect("it has room");
+                arena.used.insert(offset, requested);
                 let start = arena.start(offset);
                 // SAFETY: `take` gave these bytes of the arena to this call alone.
                 unsafe { std::ptr::write_bytes(start, 0, len) };
@@ -251,10 +337,18 @@ impl ProcessWorld {
         // Arenas double, so that peers map a handful of them and not one per buffer.
         let arena_len = len.max(FIRST_ARENA << heap.len().min(6));
         let segment = self.create_segment(arena_len)?;
-        let mut arena =
-            Arena { free: BTreeMap::from([(0, segment.memory.len())]), segment, committed: false };
+        let mut arena = Arena {
+            free: BTreeMap::from([(0, segment.memory.len())]),
+            used: BTreeMap::new(),
+            withdrawn: Vec::new(),
+            segment,
+            committed: false,
+        };
         self.commit(&mut arena)?;
-        let offset = arena.take(len).expect("a new arena holds what it was made for");
+        let offset = arena
+            .take(len)
+            .expect("a new arena holds what it was made for");
+        arena.used.insert(offset, requested);
         let given = (arena.start(offset), offset, arena.segment.id);
         heap.push(arena);
         Ok(given)
@@ -267,6 +361,15 @@ impl ProcessWorld {
             .position(|arena| arena.segment.id == arena_id)
             .expect("an arena outlives its blocks");
         let arena = &mut heap[index];
+        arena.used.remove(&offset);
+        if arena
+            .withdrawn
+            .iter()
+            .any(|(o, l)| offset < o + l && *o < offset + block_len(len))
+        {
+            // Private now: not to be given out as shared.
+            return;
+        }
         arena.give(offset, block_len(len));
         if arena.is_empty() {
             // The pages go back; the place stays, so that peers need not map another one next time.
@@ -290,9 +393,19 @@ impl ProcessWorld {
 /// Bytes of the first arena; each further one is twice as long, up to 64 times this.
 const FIRST_ARENA: usize = 1 << 20;
 
-/// Blocks keep to cache lines (two, since the hardware fetches pairs).
+/// Pages are what memory can be replaced by.
+const PAGE: usize = 4096;
+
+/// Blocks from this size on are whole pages.
+const PAGED: usize = 16 << 10;
+
+/// Smaller blocks keep to cache lines (two, since the hardware fetches pairs).
 fn block_len(len: usize) -> usize {
-    len.max(1).next_multiple_of(128)
+    len.max(1).next_multiple_of(block_align(len))
+}
+
+fn block_align(len: usize) -> usize {
+    if len >= PAGED { PAGE } else { 128 }
 }
 
 /// A segment from which this rank gives out blocks. First fit; neighbours are joined when freed.
@@ -302,6 +415,10 @@ struct Arena {
     committed: bool,
     /// Free ranges: offset and length.
     free: BTreeMap<usize, usize>,
+    /// Blocks given out: offset and the length that was asked for.
+    used: BTreeMap<usize, usize>,
+    /// Ranges that peers no longer see: offset and length.
+    withdrawn: Vec<(usize, usize)>,
 }
 
 impl Arena {
@@ -311,24 +428,43 @@ impl Arena {
         unsafe { self.segment.memory.as_ptr().add(offset) }
     }
 
+    /// Where a range of memory lies in the arena, if it does.
+    fn offset_of(&self, start: usize, len: usize) -> Option<usize> {
+        let base = self.segment.memory.as_ptr() as usize;
+        let inside = start >= base && start + len <= base + self.segment.memory.len();
+        inside.then(|| start - base)
+    }
+
+    /// The first free range with room for an aligned block: its offset and length, and the block's offset.
+    fn find(&self, len: usize) -> Option<(usize, usize, usize)> {
+        self.free.iter().find_map(|(&offset, &free)| {
+            let start = offset.next_multiple_of(block_align(len));
+            (start + len <= offset + free).then_some((offset, free, start))
+        })
+    }
+
     fn has_room(&self, len: usize) -> bool {
-        self.free.values().any(|free| *free >= len)
+        self.find(len).is_some()
     }
 
     fn take(&mut self, len: usize) -> Option<usize> {
-        let (offset, free) = self.free.iter().map(|(o, l)| (*o, *l)).find(|(_, l)| *l >= len)?;
+        let (offset, free, start) = self.find(len)?;
         self.free.remove(&offset);
-        if free > len {
-            self.free.insert(offset + len, free - len);
+        if start > offset {
+            self.free.insert(offset, start - offset);
         }
-        Some(offset)
+        if offset + free > start + len {
+            self.free.insert(start + len, offset + free - start - len);
+        }
+        Some(start)
     }
 
     fn give(&mut self, mut offset: usize, mut len: usize) {
         if let Some(next) = self.free.remove(&(offset + len)) {
             len += next;
         }
-        if let Some((before, before_len)) = self.free.range(..offset).next_back().map(|(o, l)| (*o, *l))
+        if let Some((before, before_len)) =
+            self.free.range(..offset).next_back().map(|(o, l)| (*o, *l))
             && before + before_len == offset
         {
             self.free.remove(&before);
@@ -359,12 +495,22 @@ enum Place {
     /// Thread ranks: memory of its own.
     Own(#[expect(dead_code, reason = "held for its drop")] Mapping),
     /// Process ranks: a block of the heap.
-    Heap { world: Arc<World>, arena: SegmentId, offset: usize, len: usize },
+    Heap {
+        world: Arc<World>,
+        arena: SegmentId,
+        offset: usize,
+        len: usize,
+    },
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Place::Heap { world, arena, offset, len } = self
+        if let Place::Heap {
+            world,
+            arena,
+            offset,
+            len,
+        } = self
             && let Kind::Processes(world) = &world.kind
         {
             world.free(*arena, *offset, *len);
@@ -400,13 +546,23 @@ mod tests {
     #[test]
     fn freed_arenas_are_used_again() {
         let world = world();
-        let blocks: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
-        let Kind::Processes(processes) = &world.kind else { unreachable!() };
+        let blocks: Vec<_> = (0..100)
+            .map(|i| world.alloc(i * 100_000).unwrap())
+            .collect();
+        let Kind::Processes(processes) = &world.kind else {
+            unreachable!()
+        };
         let arenas = lock(&processes.heap).len();
         assert!(arenas > 1);
         drop(blocks);
-        assert!(lock(&processes.heap).iter().all(|arena| arena.is_empty() && !arena.committed));
-        let _again: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
+        assert!(
+            lock(&processes.heap)
+                .iter()
+                .all(|arena| arena.is_empty() && !arena.committed)
+        );
+        let _again: Vec<_> = (0..100)
+            .map(|i| world.alloc(i * 100_000).unwrap())
+            .collect();
         assert_eq!(lock(&processes.heap).len(), arenas);
     }
 

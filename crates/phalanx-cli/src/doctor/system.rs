@@ -1,0 +1,158 @@
+//! The machine, its limits, and what its kernel can do.
+//!
+//! Each fact comes with what depends on it, where that is not plain.
+
+use super::Section;
+use crate::machine::{self, Machine};
+use crate::{pin, size};
+use rustix::process::Resource;
+
+pub fn machine() -> Section {
+    let machine = Machine::this();
+    let unknown = || "unknown".to_owned();
+    let cores = match pin::usable_cores().as_slice() {
+        [] => String::new(),
+        cores => format!(" (numbers {})", ranges(cores)),
+    };
+    let memory = match (machine.memory, machine::memory("MemAvailable")) {
+        (Some(total), Some(available)) => {
+            format!(
+                "{}, {} available",
+                size::format(total),
+                size::format(available)
+            )
+        }
+        _ => unknown(),
+    };
+    Section {
+        heading: "Machine",
+        lines: vec![
+            (
+                "system".to_owned(),
+                machine.os.clone().unwrap_or_else(unknown),
+            ),
+            (
+                "kernel".to_owned(),
+                machine.kernel.clone().unwrap_or_else(unknown),
+            ),
+            ("CPU".to_owned(), machine.cpu_name().to_owned()),
+            (
+                "usable cores".to_owned(),
+                format!("{}{cores}", machine.usable_cores),
+            ),
+            ("memory".to_owned(), memory),
+        ],
+    }
+}
+
+pub fn limits() -> Section {
+    let limit = |name: &str, resource, show: fn(u64) -> String, note: &str| {
+        let text = match rustix::process::getrlimit(resource).current {
+            Some(value) => format!("{} ({note})", show(value)),
+            None => "unlimited".to_owned(),
+        };
+        (name.to_owned(), text)
+    };
+    Section {
+        heading: "Limits",
+        lines: vec![
+            limit(
+                "open files (ulimit -n)",
+                Resource::Nofile,
+                |files| files.to_string(),
+                "process ranks need a few, and one for each other rank",
+            ),
+            limit(
+                "address space (ulimit -v)",
+                Resource::As,
+                size::format,
+                "the ranks' shared memory counts for each of them",
+            ),
+            limit(
+                "file size (ulimit -f)",
+                Resource::Fsize,
+                size::format,
+                "memory that processes share counts as a file",
+            ),
+        ],
+    }
+}
+
+#[cfg(target_os = "linux")]
+pub fn kernel() -> Section {
+    use rustix::fs::MemfdFlags;
+    use rustix::process::PidfdFlags;
+    use rustix::thread::MembarrierCommand;
+
+    let verdict = |error: Option<rustix::io::Errno>, without: &str| match error {
+        None => "OK".to_owned(),
+        Some(error) => format!("not available ({error}): {without}"),
+    };
+    let memfd = rustix::fs::memfd_create("phalanx-doctor", MemfdFlags::CLOEXEC).err();
+    let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).err();
+    let can_order =
+        rustix::thread::membarrier_query().contains_command(MembarrierCommand::GlobalExpedited);
+    Section {
+        heading: "Kernel",
+        lines: vec![
+            (
+                "memfd_create".to_owned(),
+                verdict(memfd, "ranks cannot be processes"),
+            ),
+            (
+                "pidfd_open".to_owned(),
+                verdict(pidfd, "ranks cannot be processes"),
+            ),
+            (
+                "membarrier".to_owned(),
+                if can_order {
+                    "OK"
+                } else {
+                    "not available: small messages take longer"
+                }
+                .to_owned(),
+            ),
+        ],
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn kernel() -> Section {
+    let line = (
+        "process ranks".to_owned(),
+        "need Linux; ranks are threads here".to_owned(),
+    );
+    Section {
+        heading: "Kernel",
+        lines: vec![line],
+    }
+}
+
+/// Ascending numbers written short: `0-3, 8`.
+fn ranges(numbers: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let shown = runs.iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_become_ranges() {
+        assert_eq!(ranges(&[0]), "0");
+        assert_eq!(ranges(&[0, 1, 2, 3, 8]), "0-3, 8");
+        assert_eq!(ranges(&[1, 3, 4]), "1, 3-4");
+        assert_eq!(ranges(&[]), "");
+    }
+}

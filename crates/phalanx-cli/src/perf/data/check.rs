@@ -1,0 +1,181 @@
+//! Fills buffers with the inputs of a call, and counts the elements that are wrong after it.
+//!
+//! Every element is compared, and before the call every expected element is made wrong: a call that
+//! does nothing is never taken for one that works.
+
+use super::flow::{Content, Segment};
+use super::pattern::{self, SLOTS, mix};
+use super::value::Value;
+use crate::perf::reduction::RedOp;
+
+/// The values of a reduction (or of none) for one rank, ready to be looked up.
+pub struct Patterns<T> {
+    contributions: Vec<T>,
+    reduced: Vec<T>,
+    messages: Vec<T>,
+    /// How many steps a reduced value may be off.
+    tolerance: u64,
+}
+
+impl<T: Value> Patterns<T> {
+    pub fn new(op: RedOp, ranks: usize, rank: usize) -> Patterns<T> {
+        let contribution = |slot| T::from_i64(pattern::contribution::<T>(op, ranks, rank, slot));
+        Patterns {
+            contributions: (0..SLOTS).map(contribution).collect(),
+            reduced: (0..SLOTS)
+                .map(|slot| pattern::reduced(op, ranks, slot))
+                .collect(),
+            messages: (0..SLOTS)
+                .map(|slot| T::from_i64(pattern::any_number::<T>(slot)))
+                .collect(),
+            tolerance: if op == RedOp::Avg {
+                T::MEAN_TOLERANCE
+            } else {
+                0
+            },
+        }
+    }
+
+    /// Writes what the segments hold. `call` is a number that is the same on all ranks and another
+    /// one for every call.
+    pub fn fill(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
+        self.write(buffer, segments, call, |value| value);
+    }
+
+    /// Writes something else than what the segments hold; what is to be left untouched is written
+    /// as it must stay.
+    pub fn spoil(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
+        let (zero, one) = (T::from_i64(0), T::from_i64(1));
+        let spoiled = |value| if value == zero { one } else { zero };
+        for segment in segments {
+            let segment = std::slice::from_ref(segment);
+            match segment[0].content {
+                Content::Untouched => self.fill(buffer, segment, call),
+                _ => self.write(buffer, segment, call, spoiled),
+            }
+        }
+    }
+
+    /// The number of elements that are not what the segments say.
+    pub fn count_wrong(&self, buffer: &[T], segments: &[Segment], call: u64) -> u64 {
+        let wrong = segments.iter().map(|segment| {
+            let (values, salt) = self.source(segment.content, call);
+            let tolerance = if segment.content == Content::Reduced {
+                self.tolerance
+            } else {
+                0
+            };
+            let elements = buffer[segment.range.clone()].iter().zip(segment.first..);
+            let is_wrong = |&(value, index): &(&T, usize)| {
+                let expected = values[pattern::slot(index, salt)];
+                *value != expected && (tolerance == 0 || value.steps_to(expected) > tolerance)
+            };
+            elements.filter(is_wrong).count() as u64
+        });
+        wrong.sum()
+    }
+
+    fn write(&self, buffer: &mut [T], segments: &[Segment], call: u64, change: impl Fn(T) -> T) {
+        for segment in segments {
+            let (values, salt) = self.source(segment.content, call);
+            for (element, index) in buffer[segment.range.clone()]
+                .iter_mut()
+                .zip(segment.first..)
+            {
+                *element = change(values[pattern::slot(index, salt)]);
+            }
+        }
+    }
+
+    /// Where the values of a content are looked up, and the salt of its slots.
+    fn source(&self, content: Content, call: u64) -> (&[T], u64) {
+        match content {
+            Content::Contribution => (&self.contributions, mix(call)),
+            Content::Reduced => (&self.reduced, mix(call)),
+            Content::Message { from, to } => {
+                let route = (from as u64) << 32 | to as u64;
+                (&self.messages, mix(call) ^ mix(route + 1))
+            }
+            Content::Untouched => (&self.messages, mix(!call)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::data::with_value;
+    use phalanx::DType;
+
+    fn segment(len: usize, content: Content) -> [Segment; 1] {
+        [Segment {
+            range: 0..len,
+            first: 0,
+            content,
+        }]
+    }
+
+    #[test]
+    fn what_was_filled_is_right_and_what_was_spoiled_is_wrong() {
+        for dtype in DType::ALL {
+            for op in RedOp::ALL {
+                with_value!(dtype, T => {
+                    let patterns = Patterns::<T>::new(op, 3, 1);
+                    let mut buffer = vec![T::from_i64(0); 1000];
+                    for content in [Content::Reduced, Content::Message { from: 2, to: 0 }] {
+                        let segments = segment(1000, content);
+                        patterns.fill(&mut buffer, &segments, 7);
+                        assert_eq!(patterns.count_wrong(&buffer, &segments, 7), 0);
+                        assert!(patterns.count_wrong(&buffer, &segments, 8) > 100, "{dtype} {op:?}: stale");
+                        patterns.spoil(&mut buffer, &segments, 7);
+                        let wrong = patterns.count_wrong(&buffer, &segments, 7);
+                        assert_eq!(wrong, 1000, "{dtype} {op:?} {content:?}");
+                    }
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_element_is_one() {
+        let patterns = Patterns::<i32>::new(RedOp::Sum, 2, 0);
+        let segments = segment(1000, Content::Reduced);
+        let mut buffer = vec![0; 1000];
+        patterns.fill(&mut buffer, &segments, 1);
+        buffer[999] += 1;
+        assert_eq!(patterns.count_wrong(&buffer, &segments, 1), 1);
+    }
+
+    #[test]
+    fn a_mean_may_be_two_steps_off() {
+        let patterns = Patterns::<f32>::new(RedOp::Avg, 3, 0);
+        let segments = segment(300, Content::Reduced);
+        let mut buffer = vec![0.0; 300];
+        patterns.fill(&mut buffer, &segments, 1);
+        let index = buffer.iter().position(|&mean| mean > 0.5).unwrap();
+        buffer[index] = f32::from_bits(buffer[index].to_bits() + 2);
+        assert_eq!(patterns.count_wrong(&buffer, &segments, 1), 0);
+        buffer[index] = f32::from_bits(buffer[index].to_bits() + 1);
+        assert_eq!(patterns.count_wrong(&buffer, &segments, 1), 1);
+        buffer[index] = f32::NAN;
+        assert_eq!(patterns.count_wrong(&buffer, &segments, 1), 1);
+    }
+
+    #[test]
+    fn messages_of_different_routes_differ() {
+        let patterns = Patterns::<u64>::new(RedOp::Sum, 4, 0);
+        let mut buffer = vec![0; 1000];
+        patterns.fill(
+            &mut buffer,
+            &segment(1000, Content::Message { from: 1, to: 2 }),
+            1,
+        );
+        for (from, to) in [(2, 1), (1, 1), (1, 3), (0, 2)] {
+            let other = segment(1000, Content::Message { from, to });
+            assert!(
+                patterns.count_wrong(&buffer, &other, 1) > 900,
+                "{from} to {to}"
+            );
+        }
+    }
+}

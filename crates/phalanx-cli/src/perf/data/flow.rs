@@ -1,0 +1,225 @@
+//! What each operation moves: which contents a rank's buffers have before the call and after it.
+//!
+//! A table of the operations' meaning, written apart from the calls so that it can contradict them.
+
+use crate::perf::layout::{Layout, weighted_counts, weighted_counts_to};
+use crate::perf::operation::{Operation, Place};
+use std::ops::Range;
+
+/// What a range of a buffer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// This rank's contribution to a reduction.
+    Contribution,
+    /// The reduction of all ranks' contributions.
+    Reduced,
+    /// What rank `from` has for rank `to`; where all ranks get the same, `to` is `from`.
+    Message { from: usize, to: usize },
+    /// What was there before the call.
+    Untouched,
+}
+
+/// A range of a buffer and what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    pub range: Range<usize>,
+    /// The index, in the contents, of the first element of the range.
+    pub first: usize,
+    pub content: Content,
+}
+
+/// An operation as seen by one rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Flow {
+    pub operation: Operation,
+    pub place: Place,
+    pub layout: Layout,
+    pub rank: usize,
+    pub ranks: usize,
+    pub root: usize,
+}
+
+impl Flow {
+    /// What the input holds: the send buffer or, in place, parts of the one buffer.
+    pub fn inputs(&self) -> Vec<Segment> {
+        let (rank, block) = (self.rank, self.layout.count);
+        match self.operation {
+            Operation::AllReduce | Operation::Reduce => vec![whole(block, Content::Contribution)],
+            Operation::ReduceScatter => vec![whole(block * self.ranks, Content::Contribution)],
+            Operation::Broadcast if !self.is_root() => Vec::new(),
+            Operation::Broadcast => vec![whole(block, message(rank, rank))],
+            Operation::AllGather | Operation::Gather | Operation::Hypercube => {
+                let at = if self.place == Place::InPlace {
+                    rank * block
+                } else {
+                    0
+                };
+                vec![segment(at, block, message(rank, rank))]
+            }
+            Operation::Scatter if !self.is_root() => Vec::new(),
+            Operation::Scatter | Operation::AllToAll => self.blocks(|to| message(rank, to)),
+            Operation::AllToAllV => {
+                let counts = weighted_counts(block * self.ranks, self.ranks, rank);
+                one_after_the_other(&counts, |to| message(rank, to))
+            }
+            Operation::SendRecv => vec![whole(block, message(rank, (rank + 1) % self.ranks))],
+            Operation::PingPong if rank > 1 => Vec::new(),
+            Operation::PingPong => vec![whole(block, message(rank, 1 - rank))],
+            Operation::Barrier => Vec::new(),
+        }
+    }
+
+    /// What the output must hold: the receive buffer or, in place, those parts of the one buffer that
+    /// the operation defines.
+    pub fn outputs(&self) -> Vec<Segment> {
+        let (rank, ranks, block) = (self.rank, self.ranks, self.layout.count);
+        let in_place = self.place == Place::InPlace;
+        match self.operation {
+            Operation::AllReduce => vec![whole(block, Content::Reduced)],
+            Operation::Reduce if self.is_root() => vec![whole(block, Content::Reduced)],
+            Operation::Gather if self.is_root() => self.blocks(|from| message(from, from)),
+            // Only the root's receive buffer is written; in place, the others' are unspecified.
+            Operation::Reduce | Operation::Gather if in_place => Vec::new(),
+            Operation::Reduce | Operation::Gather => self.untouched(),
+            Operation::ReduceScatter => vec![Segment {
+                range: if in_place {
+                    rank * block..(rank + 1) * block
+                } else {
+                    0..block
+                },
+                first: rank * block,
+                content: Content::Reduced,
+            }],
+            Operation::Broadcast => vec![whole(block, message(self.root, self.root))],
+            Operation::AllGather | Operation::Hypercube => self.blocks(|from| message(from, from)),
+            Operation::Scatter => {
+                let at = if in_place { rank * block } else { 0 };
+                vec![segment(at, block, message(self.root, rank))]
+            }
+            Operation::AllToAll => self.blocks(|from| message(from, rank)),
+            Operation::AllToAllV => {
+                let counts = weighted_counts_to(block * ranks, ranks, rank);
+                one_after_the_other(&counts, |from| message(from, rank))
+            }
+            Operation::SendRecv => vec![whole(block, message((rank + ranks - 1) % ranks, rank))],
+            Operation::PingPong if rank > 1 => self.untouched(),
+            Operation::PingPong => vec![whole(block, message(1 - rank, rank))],
+            Operation::Barrier => Vec::new(),
+        }
+    }
+
+    fn is_root(&self) -> bool {
+        self.rank == self.root
+    }
+
+    fn untouched(&self) -> Vec<Segment> {
+        vec![whole(self.layout.recv, Content::Untouched)]
+    }
+
+    /// A block for each rank, one after the other.
+    fn blocks(&self, content: impl Fn(usize) -> Content) -> Vec<Segment> {
+        one_after_the_other(&vec![self.layout.count; self.ranks], content)
+    }
+}
+
+fn message(from: usize, to: usize) -> Content {
+    Content::Message { from, to }
+}
+
+fn whole(len: usize, content: Content) -> Segment {
+    segment(0, len, content)
+}
+
+fn segment(at: usize, len: usize, content: Content) -> Segment {
+    Segment {
+        range: at..at + len,
+        first: 0,
+        content,
+    }
+}
+
+fn one_after_the_other(counts: &[usize], content: impl Fn(usize) -> Content) -> Vec<Segment> {
+    let mut at = 0;
+    let place = |(rank, &count): (usize, &usize)| {
+        let segment = segment(at, count, content(rank));
+        at += count;
+        segment
+    };
+    counts.iter().enumerate().map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    fn flow(operation: Operation, place: Place, rank: usize, ranks: usize, root: usize) -> Flow {
+        let layout = Layout::new(operation, 960, 4, ranks).unwrap();
+        Flow {
+            operation,
+            place,
+            layout,
+            rank,
+            ranks,
+            root,
+        }
+    }
+
+    /// Every message that somebody expects is one that somebody sends, with the same length.
+    #[test]
+    fn what_is_expected_is_sent() {
+        for operation in Operation::value_variants().iter().copied() {
+            for ranks in [2, 4, 8] {
+                for place in operation.places().iter().copied() {
+                    let sent: Vec<Segment> = (0..ranks)
+                        .flat_map(|rank| flow(operation, place, rank, ranks, 1).inputs())
+                        .collect();
+                    for rank in 0..ranks {
+                        for expected in flow(operation, place, rank, ranks, 1).outputs() {
+                            if matches!(expected.content, Content::Message { .. }) {
+                                assert!(
+                                    sent.iter()
+                                        .any(|segment| segment.content == expected.content
+                                            && segment.range.len() == expected.range.len()),
+                                    "{operation:?} {place:?}: nobody sends {expected:?}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn segments_stay_in_their_buffers() {
+        for operation in Operation::value_variants().iter().copied() {
+            for rank in 0..4 {
+                for place in operation.places().iter().copied() {
+                    let flow = flow(operation, place, rank, 4, 0);
+                    let (send, recv) = match place {
+                        Place::OutOfPlace => (flow.layout.send, flow.layout.recv),
+                        Place::InPlace => (flow.layout.larger(), flow.layout.larger()),
+                    };
+                    assert!(
+                        flow.inputs()
+                            .iter()
+                            .all(|segment| segment.range.end <= send)
+                    );
+                    assert!(
+                        flow.outputs()
+                            .iter()
+                            .all(|segment| segment.range.end <= recv)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_root_alone_gets_a_reduction() {
+        let outputs = |rank| flow(Operation::Reduce, Place::OutOfPlace, rank, 4, 2).outputs();
+        assert_eq!(outputs(2), [whole(240, Content::Reduced)]);
+        assert_eq!(outputs(0), [whole(240, Content::Untouched)]);
+    }
+}

@@ -1,0 +1,208 @@
+//! Which number a rank contributes, and what the reduction of all of them is.
+//!
+//! There are 256 combinations of contributions, the slots; an element's index picks its slot through
+//! a hash, so that data in the wrong place shows, and the expected results fit in a small table.
+
+use super::value::Value;
+use crate::perf::reduction::RedOp;
+
+/// Number of combinations.
+pub const SLOTS: usize = 256;
+
+/// Mixes a number well enough that neighbours have nothing in common.
+pub fn mix(number: u64) -> u64 {
+    let number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (number ^ number >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+/// The slot of the element with this index. The salt is the same on all ranks, and another one in
+/// every call, so that results of an earlier call do not pass.
+pub fn slot(index: usize, salt: u64) -> usize {
+    (mix(index as u64 ^ salt) >> 56) as usize
+}
+
+/// The number that a rank contributes to a reduction.
+pub fn contribution<T: Value>(op: RedOp, ranks: usize, rank: usize, slot: usize) -> i64 {
+    match op {
+        RedOp::Sum | RedOp::Avg => summand::<T>(T::EXACT, ranks, rank, slot),
+        // No factor is above 2: half of the room is for the doubled ones.
+        RedOp::MulSum => summand::<T>(T::EXACT / 2, ranks, rank, slot),
+        RedOp::Prod => factor::<T>(ranks, rank, slot),
+        RedOp::Min | RedOp::Max => any_number::<T>(mix((rank * SLOTS + slot) as u64) as usize >> 8),
+    }
+}
+
+/// The exact result of the reduction of all contributions.
+pub fn reduced<T: Value>(op: RedOp, ranks: usize, slot: usize) -> T {
+    let all = (0..ranks).map(|rank| contribution::<T>(op, ranks, rank, slot));
+    match op {
+        RedOp::Sum => T::from_i64(all.sum()),
+        RedOp::Prod => T::from_i64(all.product()),
+        RedOp::Min => T::from_i64(all.min().unwrap_or(0)),
+        RedOp::Max => T::from_i64(all.max().unwrap_or(0)),
+        RedOp::MulSum => T::from_i64(
+            all.enumerate()
+                .map(|(rank, number)| number * RedOp::factor(rank))
+                .sum(),
+        ),
+        // Integers divide towards zero.
+        RedOp::Avg if !T::FLOAT => T::from_i64(all.sum::<i64>() / ranks as i64),
+        RedOp::Avg => T::from_f64(all.sum::<i64>() as f64 / ranks as f64),
+    }
+}
+
+/// A number that every type holds; negative ones too where they exist.
+pub fn any_number<T: Value>(choice: usize) -> i64 {
+    let largest = T::EXACT.min(100);
+    if T::SIGNED {
+        choice as i64 % (2 * largest + 1) - largest
+    } else {
+        choice as i64 % (largest + 1)
+    }
+}
+
+/// Summands of which no partial sum, in whatever order, is above `limit`.
+fn summand<T: Value>(limit: i64, ranks: usize, rank: usize, slot: usize) -> i64 {
+    let count = ranks as i64;
+    if count * 15 <= limit {
+        let number = (mix((rank * SLOTS + slot) as u64) >> 60) as i64;
+        return if T::SIGNED { number - 7 } else { number };
+    }
+    // Too little room for free choice: a total is shared out, and who gets one more differs by slot.
+    let total = slot as i64 % (limit + 1);
+    let extra = ((rank + slot) % ranks) < (total % count) as usize;
+    let share = total / count + i64::from(extra);
+    if T::SIGNED && slot % 2 == 1 {
+        -share
+    } else {
+        share
+    }
+}
+
+/// Factors of which one is 3, at most five are 2, and the others are 1: at most 96, with so few
+/// binary digits that it is exact in every type.
+fn factor<T: Value>(ranks: usize, rank: usize, slot: usize) -> i64 {
+    let position = (rank + slot) % ranks;
+    let twos = slot / 3 % 6;
+    let magnitude = match position {
+        0 => 3,
+        _ if position <= twos => 2,
+        _ => 1,
+    };
+    let negative = T::SIGNED && mix((rank * SLOTS + slot) as u64) >> 63 == 1;
+    if negative { -magnitude } else { magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::data::with_value;
+    use phalanx::DType;
+
+    /// The reduction as a school child would do it: in f64 for floats, in 128 bits for integers.
+    fn naive<T: Value>(op: RedOp, contributions: &[f64]) -> f64 {
+        let ranks = contributions.len();
+        let weighted = || {
+            contributions
+                .iter()
+                .enumerate()
+                .map(|(r, x)| x * (1 + r % 2) as f64)
+        };
+        match op {
+            RedOp::Sum => contributions.iter().sum(),
+            RedOp::Prod => contributions.iter().product(),
+            RedOp::Min => contributions.iter().copied().fold(f64::INFINITY, f64::min),
+            RedOp::Max => contributions
+                .iter()
+                .copied()
+                .fold(f64::NEG_INFINITY, f64::max),
+            RedOp::MulSum => weighted().sum(),
+            RedOp::Avg if T::FLOAT => contributions.iter().sum::<f64>() / ranks as f64,
+            RedOp::Avg => {
+                let sum: i128 = contributions.iter().map(|&x| x as i128).sum();
+                (sum / ranks as i128) as f64
+            }
+        }
+    }
+
+    #[test]
+    fn predictions_equal_a_naive_reduction() {
+        for dtype in DType::ALL {
+            for op in RedOp::ALL {
+                for ranks in 1..=8 {
+                    for slot in 0..SLOTS {
+                        with_value!(dtype, T => {
+                            let contributions: Vec<f64> = (0..ranks)
+                                .map(|rank| T::from_i64(contribution::<T>(op, ranks, rank, slot)).to_f64())
+                                .collect();
+                            let predicted = reduced::<T>(op, ranks, slot);
+                            let expected = naive::<T>(op, &contributions);
+                            let what = format!("{dtype} {op:?} {ranks} ranks slot {slot}");
+                            assert_eq!(predicted, T::from_f64(expected), "{what}");
+                            if op != RedOp::Avg {
+                                assert_eq!(predicted.to_f64(), expected, "{what}: not exact");
+                            }
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// In whatever order and precision a backend reduces, nothing is ever rounded.
+    #[test]
+    fn partial_results_are_exact_in_the_type() {
+        for dtype in DType::ALL {
+            for op in [RedOp::Sum, RedOp::Prod, RedOp::MulSum, RedOp::Avg] {
+                for ranks in [1, 2, 3, 8, 64, 300] {
+                    for slot in 0..SLOTS {
+                        with_value!(dtype, T => {
+                            let numbers = (0..ranks).map(|rank| {
+                                let number = contribution::<T>(op, ranks, rank, slot) as i128;
+                                if op == RedOp::MulSum { number * RedOp::factor(rank) as i128 } else { number }
+                            });
+                            let is_product = op == RedOp::Prod;
+                            let mut so_far = i128::from(is_product);
+                            // The worst order: everything of one sign first.
+                            let mut numbers: Vec<i128> = numbers.collect();
+                            numbers.sort();
+                            for order in [numbers.clone(), numbers.into_iter().rev().collect()] {
+                                so_far = i128::from(is_product);
+                                for number in order {
+                                    so_far = if is_product { so_far * number } else { so_far + number };
+                                    let value = T::from_i64(so_far as i64);
+                                    assert_eq!(value.to_f64(), so_far as f64, "{dtype} {op:?} {ranks} {slot}");
+                                }
+                            }
+                            let _ = so_far;
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_contribute_different_numbers() {
+        for dtype in DType::ALL {
+            for op in RedOp::ALL {
+                let differ = with_value!(dtype, T => (0..SLOTS)
+                    .filter(|&slot| contribution::<T>(op, 2, 0, slot) != contribution::<T>(op, 2, 1, slot))
+                    .count());
+                assert!(differ >= SLOTS / 4, "{dtype} {op:?}: {differ}");
+            }
+        }
+    }
+
+    #[test]
+    fn shifted_data_is_seen() {
+        for shift in [1, 2, 16, 64, 255, 256, 4096, 65536] {
+            let same = (0..10_000)
+                .filter(|&i| slot(i, 1) == slot(i + shift, 1))
+                .count();
+            assert!(same < 200, "shift {shift}: {same} of 10000 are the same");
+        }
+        let same = (0..10_000).filter(|&i| slot(i, 1) == slot(i, 2)).count();
+        assert!(same < 200, "{same} of 10000 do not change with the salt");
+    }
+}

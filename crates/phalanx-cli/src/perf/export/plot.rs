@@ -1,0 +1,352 @@
+//! The results as a picture: time and bus bandwidth against size, both axes logarithmic.
+//!
+//! The text is set in a font that is part of the program: none has to be installed.
+
+use super::Exporter;
+use crate::perf::compare::Saved;
+use crate::perf::operation::Place;
+use crate::perf::report::{Measurement, Report, Row};
+use crate::size;
+use anyhow::{Context, Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+const PIXELS: (u32, u32) = (1200, 900);
+const FONT: &str = "sans-serif";
+const TEXT_SIZE: u32 = 18;
+/// Colours that colour-blind people, too, can tell apart (Okabe and Ito).
+const COLORS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+];
+
+/// A picture in a file.
+pub struct Plot {
+    path: PathBuf,
+    saved: Option<Saved>,
+}
+
+impl Plot {
+    pub fn create(path: &Path, saved: Option<Saved>) -> Result<Plot> {
+        File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Plot {
+            path: path.to_owned(),
+            saved,
+        })
+    }
+
+    fn draw(&self, report: &Report) -> Result<()> {
+        let saved = self.saved.as_ref().map(|saved| &saved.report);
+        // The extension was checked with the options.
+        if self
+            .path
+            .extension()
+            .is_some_and(|extension| extension == "png")
+        {
+            draw_on(
+                BitMapBackend::new(&self.path, PIXELS).into_drawing_area(),
+                report,
+                saved,
+            )
+        } else {
+            draw_on(
+                SVGBackend::new(&self.path, PIXELS).into_drawing_area(),
+                report,
+                saved,
+            )
+        }
+    }
+}
+
+impl Exporter for Plot {
+    fn begin(&mut self, _report: &Report) -> Result<()> {
+        Ok(())
+    }
+
+    fn row(&mut self, _report: &Report) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self, report: &Report) -> Result<()> {
+        self.draw(report)
+            .with_context(|| format!("cannot draw {}", self.path.display()))
+    }
+}
+
+/// A line of the picture.
+struct Series {
+    name: String,
+    /// The same for the run and the saved run.
+    color: RGBColor,
+    is_saved: bool,
+    points: Vec<(f64, f64)>,
+}
+
+/// A panel of the picture.
+struct Panel {
+    title: &'static str,
+    series: Vec<Series>,
+}
+
+fn draw_on<B: DrawingBackend>(
+    area: DrawingArea<B, Shift>,
+    report: &Report,
+    saved: Option<&Report>,
+) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    plotters::style::register_font(FONT, FontStyle::Normal, dejavu::sans::regular())
+        .map_err(|_| anyhow!("the program's own font is damaged"))?;
+    let panel = |title, figure: fn(&Measurement) -> Option<f64>| Panel {
+        title,
+        series: series_of(report, saved, figure),
+    };
+    let panels = [
+        panel("time (µs)", |measurement| Some(measurement.time)),
+        panel("bus bandwidth (GB/s)", |measurement| measurement.busbw),
+    ];
+
+    area.fill(&WHITE).map_err(explain)?;
+    let area = area
+        .titled(&title(report), (FONT, TEXT_SIZE + 6))
+        .map_err(explain)?;
+    // A panel without points (one rank has no bus) is left out.
+    let panels: Vec<Panel> = panels
+        .into_iter()
+        .filter(|panel| !panel.series.is_empty())
+        .collect();
+    for (part, panel) in area
+        .split_evenly((panels.len().max(1), 1))
+        .iter()
+        .zip(&panels)
+    {
+        draw_panel(part, panel)?;
+    }
+    area.present().map_err(explain)
+}
+
+fn title(report: &Report) -> String {
+    let options = &report.options;
+    format!(
+        "{}, {} ranks ({:?}, {}), {}",
+        options.operation.name(),
+        options.ranks,
+        options.ranks_are,
+        options.backend,
+        report.machine.cpu_name()
+    )
+}
+
+/// The lines of a panel: what was measured in which place, now and then.
+fn series_of(
+    report: &Report,
+    saved: Option<&Report>,
+    figure: fn(&Measurement) -> Option<f64>,
+) -> Vec<Series> {
+    let mut kinds: Vec<String> = Vec::new();
+    for row in &report.rows {
+        let kind = kind(row);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let places = [
+        (Place::OutOfPlace, "out of place"),
+        (Place::InPlace, "in place"),
+    ];
+    let lines = kinds
+        .iter()
+        .flat_map(|kind| places.map(|place| (kind, place)));
+    let runs = [
+        Some((report, "")),
+        saved.map(|saved| (saved, ", saved run")),
+    ];
+
+    let mut all = Vec::new();
+    for ((name, (place, place_name)), color) in lines.zip(COLORS.into_iter().cycle()) {
+        for (run, suffix) in runs.iter().flatten() {
+            let points: Vec<(f64, f64)> = run
+                .rows
+                .iter()
+                .filter(|row| kind(row) == *name)
+                .filter_map(|row| Some((row.size as f64, figure(row.measurement(place)?)?)))
+                // A logarithm needs something above 0.
+                .filter(|&(size, value)| size > 0.0 && value > 0.0)
+                .collect();
+            if !points.is_empty() {
+                let name = format!("{name}{place_name}{suffix}");
+                all.push(Series {
+                    name,
+                    color,
+                    is_saved: !suffix.is_empty(),
+                    points,
+                });
+            }
+        }
+    }
+    all
+}
+
+/// What sets rows of the same size apart, for the legend.
+fn kind(row: &Row) -> String {
+    let mut words: Vec<String> = row.dtype.iter().cloned().collect();
+    words.extend(row.redop.map(|redop| redop.name().to_owned()));
+    words.extend(row.root.map(|root| format!("root {root}")));
+    words.iter().map(|word| format!("{word} ")).collect()
+}
+
+fn draw_panel<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let points = || panel.series.iter().flat_map(|series| &series.points);
+    let (low_x, high_x) = range(points().map(|point| point.0), 2.0);
+    let (low_y, high_y) = range(points().map(|point| point.1), 10.0);
+    let mut chart = ChartBuilder::on(area)
+        .margin(15)
+        .x_label_area_size(50)
+        .y_label_area_size(90)
+        .build_cartesian_2d(
+            (low_x..high_x).log_scale().base(2.0),
+            (low_y..high_y).log_scale(),
+        )
+        .map_err(explain)?;
+    chart
+        .configure_mesh()
+        .x_desc("size")
+        .y_desc(panel.title)
+        .x_labels(14)
+        .x_label_formatter(&|bytes| size::format(bytes.round() as u64))
+        .y_label_formatter(&|value| format!("{value}"))
+        .label_style((FONT, TEXT_SIZE))
+        .light_line_style(BLACK.mix(0.06))
+        .bold_line_style(BLACK.mix(0.15))
+        .draw()
+        .map_err(explain)?;
+
+    for series in &panel.series {
+        // The saved run is paler, and its points are hollow.
+        let style = if series.is_saved {
+            series.color.mix(0.45).stroke_width(2)
+        } else {
+            series.color.stroke_width(3)
+        };
+        chart
+            .draw_series(LineSeries::new(series.points.iter().copied(), style))
+            .map_err(explain)?
+            .label(&series.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style));
+        let filled = if series.is_saved {
+            style
+        } else {
+            style.filled()
+        };
+        chart
+            .draw_series(
+                series
+                    .points
+                    .iter()
+                    .map(|&point| Circle::new(point, 4, filled)),
+            )
+            .map_err(explain)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.3))
+        .label_font((FONT, TEXT_SIZE))
+        .margin(10)
+        .draw()
+        .map_err(explain)
+}
+
+/// The range that holds all values, up to the next powers of `base`.
+fn range(values: impl Iterator<Item = f64>, base: f64) -> (f64, f64) {
+    let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| {
+        (low.min(value), high.max(value))
+    });
+    let (low, high) = (
+        base.powf(low.log(base).floor()),
+        base.powf(high.log(base).ceil()),
+    );
+    if low < high {
+        (low, high)
+    } else {
+        (low, low * base)
+    }
+}
+
+fn explain<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>) -> anyhow::Error {
+    anyhow!("{error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::report::samples;
+
+    fn drawn(name: &str, report: &Report, saved: Option<Report>) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        let saved = saved.map(|report| Saved {
+            report,
+            path: "saved.json".to_owned(),
+        });
+        Plot::create(&path, saved).unwrap().finish(report).unwrap();
+        std::fs::read(path).unwrap()
+    }
+
+    fn report() -> Report {
+        samples::report(
+            (0..12)
+                .map(|i| samples::row(4 << (2 * i), 0.5 * f64::powi(2.0, i)))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn a_picture_is_drawn_in_both_formats() {
+        let svg = String::from_utf8(drawn("run.svg", &report(), None)).unwrap();
+        for text in [
+            "<svg",
+            "bus bandwidth (GB/s)",
+            "time (µs)",
+            "f32 sum in place",
+            "64 KiB",
+        ] {
+            assert!(svg.contains(text), "{text} is missing");
+        }
+        assert!(!svg.contains("saved run"));
+        assert!(drawn("run.png", &report(), None).starts_with(b"\x89PNG"));
+    }
+
+    #[test]
+    fn the_saved_run_is_a_second_series() {
+        let svg = String::from_utf8(drawn("run.svg", &report(), Some(report()))).unwrap();
+        assert!(svg.contains("f32 sum out of place, saved run"));
+    }
+
+    #[test]
+    fn one_point_and_no_bandwidth_can_be_drawn() {
+        let mut report = samples::report(vec![samples::row(4096, 2.0)]);
+        report.rows[0].in_place = None;
+        report.rows[0].out_of_place.as_mut().unwrap().busbw = Some(0.0);
+        let svg = String::from_utf8(drawn("run.svg", &report, None)).unwrap();
+        assert!(!svg.contains("bus bandwidth"));
+    }
+
+    #[test]
+    fn ranges_end_at_powers() {
+        assert_eq!(range([3.0, 200.0].into_iter(), 10.0), (1.0, 1000.0));
+        assert_eq!(range([4.0].into_iter(), 2.0), (4.0, 8.0));
+    }
+}

@@ -1,0 +1,132 @@
+//! How a size on the command line becomes buffer lengths.
+//!
+//! The size of a row is the larger of a rank's two buffers, as in the reference benchmark; its
+//! alignment of blocks to 16 bytes, a need of GPUs, is left out.
+
+use super::operation::Operation;
+
+/// The lengths of one rank's buffers, in elements. They are the same on every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Elements of the send buffer.
+    pub send: usize,
+    /// Elements of the receive buffer.
+    pub recv: usize,
+    /// The `count` of the row: the elements of a block, or of the whole message.
+    pub count: usize,
+}
+
+impl Layout {
+    /// The layout for buffers of at most `bytes`; `None` if not even one element for each fits.
+    pub fn new(operation: Operation, bytes: usize, element: usize, ranks: usize) -> Option<Layout> {
+        let elements = bytes / element;
+        let block = elements / ranks;
+        let (send, recv, count) = match operation {
+            Operation::AllReduce
+            | Operation::Broadcast
+            | Operation::Reduce
+            | Operation::SendRecv
+            | Operation::PingPong => (elements, elements, elements),
+            Operation::AllGather | Operation::Gather | Operation::Hypercube => {
+                (block, block * ranks, block)
+            }
+            Operation::ReduceScatter | Operation::Scatter => (block * ranks, block, block),
+            Operation::AllToAll => (block * ranks, block * ranks, block),
+            Operation::AllToAllV => {
+                // Counts depend on the distance alone: every rank sends and gets the same total.
+                let total = weighted_counts(block * ranks, ranks, 0).iter().sum();
+                (total, total, block)
+            }
+            Operation::Barrier => {
+                return Some(Layout {
+                    send: 0,
+                    recv: 0,
+                    count: 0,
+                });
+            }
+        };
+        (count > 0 && send.max(recv) > 0).then_some(Layout { send, recv, count })
+    }
+
+    /// The elements of the larger buffer: what an operation in place works on.
+    pub fn larger(&self) -> usize {
+        self.send.max(self.recv)
+    }
+}
+
+/// How many elements rank `from` sends to each rank when about `total` are shared out by distance:
+/// none to itself, and to the others in proportion to how far above it they are.
+pub fn weighted_counts(total: usize, ranks: usize, from: usize) -> Vec<usize> {
+    (0..ranks)
+        .map(|to| weighted_count(total, ranks, from, to))
+        .collect()
+}
+
+/// How many elements rank `to` gets from each rank; the other side of [`weighted_counts`].
+pub fn weighted_counts_to(total: usize, ranks: usize, to: usize) -> Vec<usize> {
+    (0..ranks)
+        .map(|from| weighted_count(total, ranks, from, to))
+        .collect()
+}
+
+fn weighted_count(total: usize, ranks: usize, from: usize, to: usize) -> usize {
+    if ranks == 1 {
+        return total;
+    }
+    let distance = (to + ranks - from) % ranks;
+    let sum_of_distances = ranks * (ranks - 1) / 2;
+    // Multiplied in 128 bits: the product may pass the address space.
+    (total as u128 * distance as u128 / sum_of_distances as u128) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_is_the_larger_buffer() {
+        let layout = |operation| Layout::new(operation, 4096, 4, 4).unwrap();
+        let expect = |send, recv, count| Layout { send, recv, count };
+        assert_eq!(layout(Operation::AllReduce), expect(1024, 1024, 1024));
+        assert_eq!(layout(Operation::AllGather), expect(256, 1024, 256));
+        assert_eq!(layout(Operation::ReduceScatter), expect(1024, 256, 256));
+        assert_eq!(layout(Operation::AllToAll), expect(1024, 1024, 256));
+        assert_eq!(layout(Operation::Scatter), expect(1024, 256, 256));
+    }
+
+    #[test]
+    fn sizes_that_hold_no_element_are_left_out() {
+        assert_eq!(Layout::new(Operation::AllReduce, 4, 8, 2), None);
+        assert_eq!(Layout::new(Operation::AllGather, 4, 4, 2), None);
+        assert!(Layout::new(Operation::AllGather, 8, 4, 2).is_some());
+        assert!(Layout::new(Operation::Barrier, 0, 4, 2).is_some());
+    }
+
+    #[test]
+    fn what_one_sends_another_gets() {
+        for ranks in 1..=8 {
+            for total in [0, 1, 7, 1000, 1 << 20] {
+                let sums = |counts: Vec<usize>| counts.iter().sum::<usize>();
+                let sent = sums(weighted_counts(total, ranks, 0));
+                assert!(sent <= total);
+                for rank in 0..ranks {
+                    assert_eq!(sums(weighted_counts(total, ranks, rank)), sent);
+                    assert_eq!(sums(weighted_counts_to(total, ranks, rank)), sent);
+                    for other in 0..ranks {
+                        assert_eq!(
+                            weighted_counts(total, ranks, rank)[other],
+                            weighted_counts_to(total, ranks, other)[rank]
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn farther_ranks_get_more() {
+        assert_eq!(weighted_counts(600, 4, 0), [0, 100, 200, 300]);
+        assert_eq!(weighted_counts(600, 4, 2), [200, 300, 0, 100]);
+        assert_eq!(weighted_counts(600, 1, 0), [600]);
+    }
+}

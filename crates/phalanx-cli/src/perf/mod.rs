@@ -1,0 +1,44 @@
+//! `phalanx perf`: options, then ranks, then the run, then what is made of its results.
+//!
+//! A stage knows the ones before it only by what they hand over: a plan, rows, a report.
+
+mod bench;
+mod buffer;
+mod case;
+mod compare;
+mod data;
+mod export;
+mod layout;
+mod operation;
+pub mod options;
+mod plan;
+mod podium;
+mod progress;
+mod reduction;
+mod report;
+mod stats;
+mod timing;
+mod world;
+
+use anyhow::Result;
+use options::PerfArgs;
+use podium::Podium;
+use std::process::ExitCode;
+use world::World;
+
+/// Measures an operation. The exit status says whether all results were right.
+pub fn run(args: &PerfArgs) -> Result<ExitCode> {
+    let plan = args.plan()?;
+    let world = World::choose(args)?;
+    world.check(&plan)?;
+    if let World::Processes(ranks) = world {
+        return world::start_processes(ranks);
+    }
+    let podium = Podium::new(args, &plan, &world);
+    let wrong = world.run(&plan, podium)?;
+    Ok(if wrong == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,211 @@
+//! The operations that can be measured, and how a time becomes a bandwidth.
+//!
+//! Formulas and size rules are those of the reference benchmark, so that figures can be compared.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Operation {
+    /// Every rank gets the reduction of all ranks' buffers
+    AllReduce,
+    /// Every rank gets the blocks of all ranks
+    AllGather,
+    /// Every rank gets its block of the reduction
+    ReduceScatter,
+    /// Every rank gets the root's buffer
+    Broadcast,
+    /// The root gets the reduction of all ranks' buffers
+    Reduce,
+    /// Every rank sends a block to every rank
+    #[value(alias = "alltoall")]
+    AllToAll,
+    /// The same with blocks of different sizes: more for ranks farther away
+    #[value(alias = "alltoallv")]
+    AllToAllV,
+    /// The root gets the blocks of all ranks
+    Gather,
+    /// Every rank gets a block from the root
+    Scatter,
+    /// Every rank sends to the next and receives from the one before
+    #[value(alias = "sendrecv")]
+    SendRecv,
+    /// Rank 0 sends to rank 1 and gets an answer; the time is that of one way
+    #[value(alias = "pingpong")]
+    PingPong,
+    /// Every rank waits until all have come
+    Barrier,
+    /// all_gather made of pairwise exchanges; needs 2, 4, 8, … ranks
+    Hypercube,
+}
+
+/// Whether input and output are different buffers or the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    OutOfPlace,
+    InPlace,
+}
+
+impl Operation {
+    /// The name on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::AllReduce => "all_reduce",
+            Operation::AllGather => "all_gather",
+            Operation::ReduceScatter => "reduce_scatter",
+            Operation::Broadcast => "broadcast",
+            Operation::Reduce => "reduce",
+            Operation::AllToAll => "all_to_all",
+            Operation::AllToAllV => "all_to_all_v",
+            Operation::Gather => "gather",
+            Operation::Scatter => "scatter",
+            Operation::SendRecv => "send_recv",
+            Operation::PingPong => "ping_pong",
+            Operation::Barrier => "barrier",
+            Operation::Hypercube => "hypercube",
+        }
+    }
+
+    /// Whether contributions are combined, so that `--op` matters.
+    pub fn reduces(self) -> bool {
+        matches!(
+            self,
+            Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce
+        )
+    }
+
+    /// Whether one rank is special, so that `--root` matters.
+    pub fn has_root(self) -> bool {
+        matches!(
+            self,
+            Operation::Broadcast | Operation::Reduce | Operation::Gather | Operation::Scatter
+        )
+    }
+
+    /// Whether it moves data at all.
+    pub fn has_data(self) -> bool {
+        self != Operation::Barrier
+    }
+
+    /// Whether it exists with input and output in one buffer.
+    pub fn has_in_place(self) -> bool {
+        use Operation::*;
+        !matches!(self, AllToAllV | SendRecv | PingPong | Barrier)
+    }
+
+    /// The ways in which it is measured.
+    pub fn places(self) -> &'static [Place] {
+        if self.has_in_place() {
+            &[Place::OutOfPlace, Place::InPlace]
+        } else {
+            &[Place::OutOfPlace]
+        }
+    }
+
+    /// Why this many ranks cannot do it, if they cannot.
+    pub fn objection(self, ranks: usize) -> Option<String> {
+        match self {
+            Operation::PingPong if ranks < 2 => Some("ping_pong needs at least 2 ranks".to_owned()),
+            Operation::Hypercube if !ranks.is_power_of_two() => {
+                Some(format!("hypercube needs 1, 2, 4, 8, … ranks, not {ranks}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// What part of the measured time counts: a ping-pong is two messages.
+    pub fn time_share(self) -> f64 {
+        if self == Operation::PingPong {
+            0.5
+        } else {
+            1.0
+        }
+    }
+
+    /// Bytes that a rank's caller sees moved per second, in GB/s (1e9); `bytes` is the row's size.
+    pub fn algorithm_bandwidth(self, bytes: usize, ranks: usize, seconds: f64) -> Option<f64> {
+        let bytes = match self {
+            Operation::Barrier => return None,
+            // The reference benchmark leaves out a rank's own block here, instead of in the factor.
+            Operation::Hypercube => bytes as f64 * (ranks - 1) as f64 / ranks as f64,
+            _ => bytes as f64,
+        };
+        Some(bytes / seconds / 1e9)
+    }
+
+    /// The factor that makes bandwidths of different rank counts comparable with the hardware's.
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        let n = ranks as f64;
+        match self {
+            Operation::AllReduce => 2.0 * (n - 1.0) / n,
+            Operation::AllGather
+            | Operation::ReduceScatter
+            | Operation::AllToAll
+            | Operation::AllToAllV
+            | Operation::Gather
+            | Operation::Scatter => (n - 1.0) / n,
+            Operation::Broadcast
+            | Operation::Reduce
+            | Operation::SendRecv
+            | Operation::PingPong
+            | Operation::Barrier
+            | Operation::Hypercube => 1.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        for operation in Operation::value_variants() {
+            let value = operation.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), operation.name());
+            assert_eq!(serde_json::to_value(operation).unwrap(), operation.name());
+        }
+    }
+
+    #[test]
+    fn bandwidths_are_those_of_the_reference_benchmark() {
+        // 1 GB in half a second on 4 ranks.
+        let busbw = |operation: Operation| {
+            let algbw = operation
+                .algorithm_bandwidth(1_000_000_000, 4, 0.5)
+                .unwrap();
+            algbw * operation.bus_factor(4)
+        };
+        assert_eq!(busbw(Operation::AllReduce), 3.0);
+        for operation in [
+            Operation::AllGather,
+            Operation::ReduceScatter,
+            Operation::AllToAll,
+            Operation::AllToAllV,
+            Operation::Gather,
+            Operation::Scatter,
+            Operation::Hypercube,
+        ] {
+            assert_eq!(busbw(operation), 1.5, "{}", operation.name());
+        }
+        for operation in [
+            Operation::Broadcast,
+            Operation::Reduce,
+            Operation::SendRecv,
+            Operation::PingPong,
+        ] {
+            assert_eq!(busbw(operation), 2.0, "{}", operation.name());
+        }
+        assert_eq!(Operation::Barrier.algorithm_bandwidth(0, 4, 0.5), None);
+    }
+
+    #[test]
+    fn one_rank_moves_nothing_over_the_bus() {
+        assert_eq!(Operation::AllReduce.bus_factor(1), 0.0);
+        assert_eq!(Operation::AllGather.bus_factor(1), 0.0);
+    }
+}

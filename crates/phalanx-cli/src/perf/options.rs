@@ -1,0 +1,358 @@
+//! The options of `phalanx perf`: the reference benchmark's letters where they have a meaning here.
+//!
+//! Long names have underscores, as there; hyphens work too.
+
+use super::operation::Operation;
+use super::plan::{self, Plan, Roots, Step};
+use super::reduction::RedOp;
+use crate::launch::options::{parse_ranks, parse_seconds};
+use crate::size;
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use phalanx::DType;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const SIZES: &str = "Sizes";
+const WORK: &str = "What is communicated";
+const MEASUREMENT: &str = "How it is measured";
+const RANKS: &str = "Ranks";
+const OUTPUT: &str = "Output";
+
+const DEFAULT_MIN: usize = 4;
+const DEFAULT_MAX: usize = 64 << 20;
+
+/// Measure how fast an operation is, and check that its results are right.
+///
+/// Prints one line per size: the time, the bandwidth, and the number of wrong elements, first with
+/// separate input and output buffers (out of place), then with one buffer for both (in place). The
+/// exit status is 1 if any element was wrong.
+///
+/// algbw is the size divided by the time; busbw is what the busiest link carried, which can be
+/// compared with the hardware's bandwidth whatever the number of ranks. 1 GB is 1e9 bytes.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct PerfArgs {
+    /// The operation.
+    #[arg(value_enum)]
+    pub operation: Operation,
+
+    /// The smallest size; sizes are those of the larger buffer of a rank [default: 4]
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = size::parse, help_heading = SIZES)]
+    min: Option<usize>,
+    /// The largest size: bytes, or with K, M, G for powers of 1024 [default: 64M]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = size::parse, help_heading = SIZES)]
+    max: Option<usize>,
+    /// Add this to a size to get the next, instead of multiplying.
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = size::parse, conflicts_with = "factor", help_heading = SIZES)]
+    step: Option<usize>,
+    /// Multiply a size by this to get the next.
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", default_value_t = 4, help_heading = SIZES)]
+    factor: usize,
+
+    /// The reduction; mulsum multiplies each rank's contribution by a factor of its own first.
+    #[arg(short = 'o', long = "op", value_name = "OP", value_parser = parse_op, default_value = "sum", help_heading = WORK)]
+    op: Choice<RedOp>,
+    /// The element type: f32, f64, f16, bf16, f8e4m3, f8e5m2, i8 … i64, u8 … u64, or all.
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = parse_dtype, default_value = "f32", help_heading = WORK)]
+    dtype: Choice<DType>,
+    /// The root of operations that have one: a rank, or all for each in turn.
+    #[arg(short = 'r', long = "root", value_name = "RANK", value_parser = parse_root, default_value = "0", allow_hyphen_values = true, help_heading = WORK)]
+    root: Choice<usize>,
+    /// The buffers: 0, memory of the rank's own; 1, memory from Comm::alloc, which peers read directly.
+    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1", action = clap::ArgAction::Set, value_parser = parse_switch, default_value = "0", help_heading = WORK)]
+    from_comm: bool,
+
+    /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes]
+    #[arg(short = 'n', long = "iters", value_name = "N", value_parser = parse_count, help_heading = MEASUREMENT)]
+    iterations: Option<usize>,
+    /// Iterations before that, which do not count [default: a fifth of the timed ones]
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", help_heading = MEASUREMENT)]
+    warmup: Option<usize>,
+    /// Operations in one iteration, one after the other; the time is divided by it.
+    #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", value_parser = parse_count, default_value = "1", help_heading = MEASUREMENT)]
+    aggregate: usize,
+    /// Repeat the whole run so often; 0 repeats it until it is interrupted.
+    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
+    cycles: usize,
+    /// Check the results so often for each size; 0 leaves the check out.
+    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
+    checks: usize,
+    /// Report the average over an unbroken loop as the time, as the reference benchmark does, instead
+    /// of the median of iterations that each begin with a barrier.
+    #[arg(short = 'a', long = "average", help_heading = MEASUREMENT)]
+    loop_average: bool,
+    /// 1: also print the spread of the iterations' times, and save every one of them with --json.
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", action = clap::ArgAction::Set, value_parser = parse_switch, default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    per_iteration: bool,
+    /// Give up when a rank waits longer than this many seconds for the others.
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse_seconds, help_heading = MEASUREMENT)]
+    timeout: Option<Duration>,
+
+    /// Ranks as threads of one process [default: one per usable core, at least 2]
+    #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse_ranks, conflicts_with = "processes", help_heading = RANKS)]
+    pub threads: Option<usize>,
+    /// Ranks as processes, which this program starts itself.
+    #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
+    pub processes: Option<usize>,
+    /// Tie rank r to core r, or to core r modulo the number of cores (Linux).
+    #[arg(long, help_heading = RANKS)]
+    pin: bool,
+    /// This process is one of the ranks of --processes.
+    #[arg(long = "as-rank", hide = true)]
+    pub as_rank: bool,
+
+    /// Write the results, with all figures, to this JSON file.
+    #[arg(short = 'J', long = "json", alias = "output_file", value_name = "FILE", help_heading = OUTPUT)]
+    pub json: Option<PathBuf>,
+    /// Write the results to this CSV file.
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    pub csv: Option<PathBuf>,
+    /// Draw time and bus bandwidth against size; the name ends in .svg or .png.
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    pub plot: Option<PathBuf>,
+    /// Print the ratio of each time to that of a run saved with --json (0.5: now twice as fast).
+    #[arg(long, value_name = "SAVED.json", help_heading = OUTPUT)]
+    pub compare: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  phalanx perf all_reduce
+  phalanx perf all_reduce -b 8 -e 128M -f 2 -d f16 -o max
+  phalanx perf all_gather -p 4 --pin -J before.json
+  phalanx perf all_gather -p 4 --pin --compare before.json --plot after.svg
+  phalanx launch -n 4 -- phalanx perf broadcast -r all";
+
+/// One of several things, or each of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice<T> {
+    One(T),
+    All,
+}
+
+impl PerfArgs {
+    /// How one size leads to the next.
+    pub fn step(&self) -> Step {
+        self.step.map_or(Step::Times(self.factor), Step::Plus)
+    }
+
+    /// The plan that these options describe.
+    pub fn plan(&self) -> Result<Plan> {
+        let operation = self.operation;
+        let min = self
+            .min
+            .unwrap_or(DEFAULT_MIN.min(self.max.unwrap_or(DEFAULT_MIN)));
+        let max = self.max.unwrap_or(DEFAULT_MAX.max(min));
+        let (sizes, dtypes) = if operation.has_data() {
+            let dtypes = match self.dtype {
+                Choice::One(dtype) => vec![dtype],
+                Choice::All => DType::ALL.to_vec(),
+            };
+            (plan::sizes(min, max, self.step())?, dtypes)
+        } else {
+            (vec![0], vec![DType::U8])
+        };
+        if let Some(path) = &self.plot {
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            ensure!(
+                matches!(extension, Some("svg" | "png")),
+                "--plot {}: the name must end in .svg or .png",
+                path.display()
+            );
+            ensure!(
+                operation.has_data(),
+                "--plot: {} has no sizes to draw",
+                operation.name()
+            );
+        }
+        Ok(Plan {
+            operation,
+            sizes,
+            dtypes,
+            reductions: match self.op {
+                _ if !operation.reduces() => vec![None],
+                Choice::One(op) => vec![Some(op)],
+                Choice::All => RedOp::ALL.map(Some).to_vec(),
+            },
+            roots: match self.root {
+                _ if !operation.has_root() => Roots::None,
+                Choice::One(root) => Roots::One(root),
+                Choice::All => Roots::All,
+            },
+            iterations: self.iterations,
+            warmup: self.warmup,
+            aggregate: self.aggregate,
+            cycles: (self.cycles > 0).then_some(self.cycles),
+            checks: if operation.has_data() { self.checks } else { 0 },
+            timeout: self.timeout,
+            from_comm: self.from_comm,
+            loop_average: self.loop_average,
+            per_iteration: self.per_iteration,
+            pin: self.pin,
+        })
+    }
+}
+
+fn parse_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(format!("{text:?} is no count: expected 1, 2, 3, …")),
+    }
+}
+
+fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(format!("{text:?}: expected 0 or 1")),
+    }
+}
+
+fn parse_op(text: &str) -> Result<Choice<RedOp>, String> {
+    if text == "all" {
+        return Ok(Choice::All);
+    }
+    RedOp::from_str(text, true).map(Choice::One).map_err(|_| {
+        let names: Vec<&str> = RedOp::ALL.iter().map(|op| op.name()).collect();
+        format!(
+            "{text:?} is no reduction: expected {} or all",
+            names.join(", ")
+        )
+    })
+}
+
+/// Reads a type by this library's name or the reference benchmark's.
+fn parse_dtype(text: &str) -> Result<Choice<DType>, String> {
+    let name = match text {
+        "all" => return Ok(Choice::All),
+        "float" => "f32",
+        "double" => "f64",
+        "half" => "f16",
+        "bfloat16" => "bf16",
+        "f8e4m3" | "fp8_e4m3" => "f8e4m3",
+        "f8e5m2" | "fp8_e5m2" => "f8e5m2",
+        "int8" => "i8",
+        "uint8" => "u8",
+        "int32" => "i32",
+        "uint32" => "u32",
+        "int64" => "i64",
+        "uint64" => "u64",
+        name => name,
+    };
+    DType::from_name(name).map(Choice::One).ok_or_else(|| {
+        let names: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        format!(
+            "{text:?} is no element type: expected {} or all",
+            names.join(", ")
+        )
+    })
+}
+
+/// Reads a root; -1 means all, as in the reference benchmark.
+fn parse_root(text: &str) -> Result<Choice<usize>, String> {
+    match text {
+        "all" | "-1" => Ok(Choice::All),
+        _ => text
+            .parse()
+            .map(Choice::One)
+            .map_err(|_| format!("{text:?}: expected a rank, or all")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn parse(line: &str) -> Result<Box<PerfArgs>, clap::Error> {
+        match Cli::try_parse_from(line.split_whitespace())?.command {
+            Command::Perf(args) => Ok(args),
+            _ => unreachable!("the line starts with `phalanx perf`"),
+        }
+    }
+
+    fn plan(options: &str) -> Plan {
+        parse(&format!("phalanx perf {options}"))
+            .unwrap()
+            .plan()
+            .unwrap()
+    }
+
+    #[test]
+    fn the_letters_are_those_of_the_reference_benchmark() {
+        let plan = plan(
+            "all_reduce -b 8 -e 128M -f 2 -n 20 -w 5 -m 3 -N 0 -c 2 -o max -d half -T 9 -R 1 -I 1",
+        );
+        assert_eq!((plan.sizes[0], plan.largest()), (8, 128 << 20));
+        assert_eq!(
+            (plan.iterations, plan.warmup, plan.aggregate),
+            (Some(20), Some(5), 3)
+        );
+        assert_eq!((plan.cycles, plan.checks), (None, 2));
+        assert_eq!(plan.reductions, [Some(RedOp::Max)]);
+        assert_eq!(plan.dtypes, [DType::F16]);
+        assert_eq!(plan.timeout, Some(Duration::from_secs(9)));
+        assert!(plan.from_comm && plan.per_iteration);
+    }
+
+    #[test]
+    fn the_default_is_a_table_from_4_bytes_to_64_mib() {
+        let plan = plan("all_reduce");
+        assert_eq!(
+            (plan.sizes[0], plan.largest(), plan.sizes.len()),
+            (4, 64 << 20, 13)
+        );
+        assert_eq!(plan.reductions, [Some(RedOp::Sum)]);
+    }
+
+    #[test]
+    fn one_end_of_the_range_may_be_given_alone() {
+        assert_eq!(plan("all_reduce -b 128M").sizes, [128 << 20]);
+        assert_eq!(plan("all_reduce -e 2").sizes, [2]);
+    }
+
+    #[test]
+    fn all_means_each_in_turn() {
+        assert_eq!(plan("reduce -o all -d all -r -1").reductions.len(), 6);
+        assert_eq!(plan("reduce -o all -d all -r -1").dtypes.len(), 14);
+        assert_eq!(plan("reduce -r all").roots, Roots::All);
+    }
+
+    #[test]
+    fn what_an_operation_does_not_have_is_left_out() {
+        let gathered = plan("all_gather -o max -r 1");
+        assert_eq!(
+            (gathered.reductions, gathered.roots),
+            (vec![None], Roots::None)
+        );
+        let barrier = plan("barrier -d all");
+        assert_eq!(
+            (barrier.sizes, barrier.checks, barrier.dtypes.len()),
+            (vec![0], 0, 1)
+        );
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert!(parse("phalanx perf all_reduce -t 2 -p 2").is_err());
+        assert!(parse("phalanx perf all_reduce -i 4 -f 2").is_err());
+        assert!(parse("phalanx perf all_reduce -n 0").is_err());
+        assert!(parse("phalanx perf all_reduce -t 0").is_err());
+        assert!(
+            parse("phalanx perf all_reduce --plot x.pdf")
+                .unwrap()
+                .plan()
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn numbers_of_ranks_are_checked_against_the_operation() {
+        assert!(plan("ping_pong").check(1).is_err());
+        assert!(plan("hypercube").check(3).is_err());
+        assert!(plan("reduce -r 2").check(2).is_err());
+        assert!(plan("reduce -r 1").check(2).is_ok());
+    }
+}

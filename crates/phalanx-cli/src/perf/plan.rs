@@ -1,0 +1,151 @@
+//! The plan of a run: the options, checked, with every default filled in.
+//!
+//! Every rank makes the same plan from the same command line.
+
+use super::operation::Operation;
+use super::reduction::RedOp;
+use anyhow::{Result, ensure};
+use phalanx::DType;
+use std::time::Duration;
+
+/// What every rank does.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub operation: Operation,
+    /// Bytes, ascending.
+    pub sizes: Vec<usize>,
+    pub dtypes: Vec<DType>,
+    /// `None` where nothing is reduced.
+    pub reductions: Vec<Option<RedOp>>,
+    pub roots: Roots,
+    /// Timed iterations; `None`: as many as give a steady median.
+    pub iterations: Option<usize>,
+    pub warmup: Option<usize>,
+    /// Operations in one iteration.
+    pub aggregate: usize,
+    /// How often everything is repeated; `None`: for ever.
+    pub cycles: Option<usize>,
+    /// How often each result is checked.
+    pub checks: usize,
+    pub timeout: Option<Duration>,
+    /// Whether the buffers are memory from the communicator.
+    pub from_comm: bool,
+    /// Whether the loop average is measured too, and reported as the time.
+    pub loop_average: bool,
+    /// Whether every iteration's time is kept.
+    pub per_iteration: bool,
+    pub pin: bool,
+}
+
+/// Which ranks are the root, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Roots {
+    /// The operation has none.
+    None,
+    One(usize),
+    All,
+}
+
+impl Roots {
+    /// The roots in a world of so many ranks.
+    pub fn of(self, ranks: usize) -> Vec<Option<usize>> {
+        match self {
+            Roots::None => vec![None],
+            Roots::One(root) => vec![Some(root)],
+            Roots::All => (0..ranks).map(Some).collect(),
+        }
+    }
+}
+
+impl Plan {
+    /// The bytes of the largest buffer.
+    pub fn largest(&self) -> usize {
+        self.sizes.last().copied().unwrap_or(0)
+    }
+
+    /// Whether this many ranks can carry it out.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        if let Some(objection) = self.operation.objection(ranks) {
+            anyhow::bail!("{objection}");
+        }
+        if let Roots::One(root) = self.roots {
+            ensure!(
+                root < ranks,
+                "--root {root} does not exist: the ranks are 0 to {}",
+                ranks - 1
+            );
+        }
+        Ok(())
+    }
+
+    /// How many rows a cycle has at most: sizes that hold no element of a type are left out.
+    pub fn rows(&self, ranks: usize) -> usize {
+        self.sizes.len() * self.dtypes.len() * self.reductions.len() * self.roots.of(ranks).len()
+    }
+}
+
+/// How one size leads to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    Times(usize),
+    Plus(usize),
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Step::Times(factor) => write!(f, "{factor}(factor)"),
+            Step::Plus(bytes) => write!(f, "{bytes}(bytes)"),
+        }
+    }
+}
+
+/// The sizes from `min` to `max`.
+pub fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>> {
+    ensure!(min > 0, "--minbytes must be above 0");
+    ensure!(min <= max, "--minbytes {min} is above --maxbytes {max}");
+    let stands_still = matches!(step, Step::Times(..=1) | Step::Plus(0));
+    ensure!(
+        min == max || !stands_still,
+        "with a --stepfactor of 1, or --stepbytes of 0, the largest size is never reached"
+    );
+    let next = |&size: &usize| match step {
+        _ if stands_still => None,
+        Step::Times(factor) => size.checked_mul(factor).filter(|&size| size <= max),
+        Step::Plus(bytes) => size.checked_add(bytes).filter(|&size| size <= max),
+    };
+    Ok(std::iter::successors(Some(min), next).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_grow_by_factor_or_by_bytes() {
+        assert_eq!(sizes(4, 64, Step::Times(4)).unwrap(), [4, 16, 64]);
+        assert_eq!(sizes(4, 63, Step::Times(4)).unwrap(), [4, 16]);
+        assert_eq!(sizes(10, 30, Step::Plus(10)).unwrap(), [10, 20, 30]);
+        assert_eq!(sizes(8, 8, Step::Times(1)).unwrap(), [8]);
+        assert_eq!(
+            sizes(usize::MAX, usize::MAX, Step::Times(2)).unwrap().len(),
+            1
+        );
+    }
+
+    #[test]
+    fn endless_and_empty_ranges_are_refused() {
+        assert!(sizes(8, 16, Step::Times(1)).is_err());
+        assert!(sizes(8, 16, Step::Times(0)).is_err());
+        assert!(sizes(8, 16, Step::Plus(0)).is_err());
+        assert!(sizes(16, 8, Step::Times(2)).is_err());
+        assert!(sizes(0, 8, Step::Times(2)).is_err());
+    }
+
+    #[test]
+    fn all_roots_are_all_ranks() {
+        assert_eq!(Roots::All.of(2), [Some(0), Some(1)]);
+        assert_eq!(Roots::One(3).of(8), [Some(3)]);
+        assert_eq!(Roots::None.of(8), [None]);
+    }
+}

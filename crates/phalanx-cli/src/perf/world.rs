@@ -1,0 +1,205 @@
+//! Where the ranks come from: threads, processes that the program starts, or a launcher.
+//!
+//! `--processes` starts this program again with the same options, as ranks under the launcher of
+//! `phalanx launch`.
+
+use super::bench::{self, Audience};
+use super::options::PerfArgs;
+use super::plan::Plan;
+use super::podium::Podium;
+use super::report::{RankKind, Row};
+use crate::environment::Launcher;
+use crate::launch::{self, Job, Outcome, Output};
+use crate::{machine, pin, size};
+use anyhow::{Context, Result, bail, ensure};
+use phalanx::Comm;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+/// The ranks of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum World {
+    /// So many threads of this process.
+    Threads(usize),
+    /// So many processes, still to be started by this one.
+    Processes(usize),
+    /// This process is a rank already.
+    Rank(RankKind),
+}
+
+impl World {
+    /// The ranks that the options ask for, or else the ones that a launcher has made.
+    pub fn choose(args: &PerfArgs) -> Result<World> {
+        if args.as_rank {
+            return Ok(World::Rank(RankKind::Processes));
+        }
+        match (Launcher::found(), args.threads, args.processes) {
+            (None, Some(threads), _) => Ok(World::Threads(threads)),
+            (None, None, Some(processes)) => Ok(World::Processes(processes)),
+            (None, None, None) => Ok(World::Threads(machine::usable_cores().max(2))),
+            (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
+            (Some(launcher), ..) => {
+                let name = launcher.name();
+                let variable = launcher.variables().0;
+                bail!("this process is a rank of {name} ({variable} is set): leave out -t and -p")
+            }
+        }
+    }
+
+    /// What the ranks are.
+    pub fn kind(self) -> RankKind {
+        match self {
+            World::Threads(_) => RankKind::Threads,
+            World::Processes(_) => RankKind::Processes,
+            World::Rank(kind) => kind,
+        }
+    }
+
+    /// Whether the plan makes sense for these ranks and fits this machine, as far as that is known
+    /// before there are any.
+    pub fn check(self, plan: &Plan) -> Result<()> {
+        let (World::Threads(ranks) | World::Processes(ranks)) = self else {
+            return Ok(());
+        };
+        plan.check(ranks)?;
+        let needed = 2 * plan.largest() as u64 * ranks as u64;
+        if let Some(available) = machine::memory("MemAvailable") {
+            ensure!(
+                needed <= available,
+                "{ranks} ranks with two buffers of {} each need {}, and {} of memory are available: \
+                 lower --maxbytes",
+                size::format(plan.largest() as u64),
+                size::format(needed),
+                size::format(available)
+            );
+        }
+        Ok(())
+    }
+
+    /// Runs the plan on all ranks of this process. Answers with the number of wrong elements.
+    pub fn run(self, plan: &Plan, podium: Podium) -> Result<u64> {
+        let mut builder = Comm::builder();
+        if let Some(timeout) = plan.timeout {
+            builder = builder.timeout(timeout);
+        }
+        // Before any rank is pinned: a pinned thread sees one core only.
+        let cores = machine::usable_cores();
+        match self {
+            World::Threads(ranks) => {
+                let podium = Mutex::new(Some(podium));
+                let take = || podium.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let results = builder.run(ranks, |comm| {
+                    let podium = if comm.rank() == 0 { take() } else { None };
+                    run_rank(comm, plan, cores, podium)
+                })?;
+                first_cause(results)
+            }
+            World::Rank(_) => {
+                let comm = builder
+                    .init()
+                    .context("the ranks did not find each other")?;
+                let rank = comm.rank();
+                let podium = (rank == 0).then_some(podium);
+                run_rank(comm, plan, cores, podium).with_context(|| format!("rank {rank}"))
+            }
+            World::Processes(_) => unreachable!("they are started, and then each runs as a rank"),
+        }
+    }
+}
+
+fn run_rank(comm: Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
+    plan.check(comm.world_size())?;
+    if plan.pin {
+        pin::to_core_of(comm.rank())?;
+    }
+    let wrong = match podium {
+        Some(mut podium) => {
+            podium.opens(&comm)?;
+            let wrong = bench::run(&comm, plan, cores, &mut podium)?;
+            podium.closes()?;
+            wrong
+        }
+        None => bench::run(&comm, plan, cores, &mut Nobody)?,
+    };
+    comm.finalize()?;
+    Ok(wrong)
+}
+
+/// The audience of every rank but 0.
+struct Nobody;
+
+impl Audience for Nobody {
+    fn starts(&mut self, _row: usize, _size: usize) {}
+
+    fn row(&mut self, _row: Row) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The result of the ranks. When one fails, the others fail for want of it: its error is the one to
+/// show.
+fn first_cause(results: Vec<Result<u64>>) -> Result<u64> {
+    let mut total = 0;
+    let mut echo = None;
+    for result in results {
+        match result {
+            // The count is over all ranks already.
+            Ok(wrong) => total = wrong,
+            Err(error) if is_echo(&error) => echo = echo.or(Some(error)),
+            Err(error) => return Err(error),
+        }
+    }
+    echo.map_or(Ok(total), Err)
+}
+
+fn is_echo(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<phalanx::Error>()
+        .is_some_and(phalanx::Error::is_fatal)
+}
+
+/// Starts this program once for each rank, with the options it was given itself.
+pub fn start_processes(ranks: usize) -> Result<ExitCode> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    arguments.push("--as-rank".into());
+    let job = Job {
+        program: program.into_os_string(),
+        arguments,
+        ranks,
+        output: Output::Inherited,
+        timeout: None,
+    };
+    let outcome = job.run(|failure| {
+        // A rank that exits with 1 has said why itself.
+        if failure.status.code() != Some(1) {
+            launch::print_failure(failure);
+        }
+    })?;
+    if !matches!(outcome, Outcome::Failed(_)) {
+        launch::print_end(&outcome);
+    }
+    Ok(launch::exit_code(&outcome))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx::UsageError;
+
+    #[test]
+    fn the_cause_is_shown_and_not_its_echo() {
+        let echo = || Err(phalanx::Error::Aborted { rank: 1 }.into());
+        let cause = || {
+            let error = UsageError::WorldSize {
+                world_size: 0,
+                limit: 1,
+            };
+            Err(phalanx::Error::from(error).into())
+        };
+        let shown = |results| first_cause(results).unwrap_err().to_string();
+        assert!(shown(vec![echo(), cause(), echo()]).contains("not possible"));
+        assert!(shown(vec![Ok(0), echo()]).contains("aborted"));
+        assert_eq!(first_cause(vec![Ok(3), Ok(3)]).unwrap(), 3);
+    }
+}
