@@ -130,7 +130,10 @@ struct Peer {
 
 impl Peer {
     fn is_idle(&self) -> bool {
-        self.sends.is_empty() && self.unread.is_empty() && self.receives.is_empty()
+        self.sends.is_empty()
+            && self.unread.is_empty()
+            && self.receives.is_empty()
+            && self.arriving.is_none()
     }
 }
 
