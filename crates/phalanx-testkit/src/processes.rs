@@ -281,6 +281,8 @@ struct Rank {
     outcome: Option<Outcome>,
     output: String,
     open_streams: usize,
+    /// Whether all lines have been read: its phases and outcome are known.
+    silent: bool,
     status: Option<ExitStatus>,
 }
 
@@ -293,6 +295,7 @@ impl Rank {
             outcome: None,
             output: String::new(),
             open_streams: 2,
+            silent: false,
             status: None,
         }
     }
@@ -315,7 +318,10 @@ impl Rank {
                 self.output += &text;
                 self.open_streams -= 1;
             }
-            Event::Closed => self.open_streams -= 1,
+            Event::Closed => {
+                self.silent = true;
+                self.open_streams -= 1;
+            }
         }
     }
 
@@ -358,7 +364,7 @@ impl World {
             if reached.phases.iter().any(|reached| reached == phase) {
                 return Ok(());
             }
-            if reached.outcome.is_some() || reached.open_streams < 2 {
+            if reached.outcome.is_some() || reached.silent {
                 let ended = self.finish_in_place();
                 return Err(format!(
                     "rank {rank} never reached {phase:?}: {}",

@@ -60,8 +60,8 @@ pub struct PerfArgs {
     #[arg(short = 'r', long = "root", value_name = "RANK", value_parser = parse_root, default_value = "0", allow_hyphen_values = true, help_heading = WORK)]
     root: Choice<usize>,
     /// The buffers: 0, memory of the rank's own; 1, memory from Comm::alloc, which peers read directly.
-    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1", action = clap::ArgAction::Set, value_parser = parse_switch, default_value = "0", help_heading = WORK)]
-    from_comm: bool,
+    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1", value_parser = switch(), default_value = "0", help_heading = WORK)]
+    from_comm: u8,
 
     /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes]
     #[arg(short = 'n', long = "iters", value_name = "N", value_parser = parse_count, help_heading = MEASUREMENT)]
@@ -83,8 +83,8 @@ pub struct PerfArgs {
     #[arg(short = 'a', long = "average", help_heading = MEASUREMENT)]
     loop_average: bool,
     /// 1: also print the spread of the iterations' times, and save every one of them with --json.
-    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", action = clap::ArgAction::Set, value_parser = parse_switch, default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
-    per_iteration: bool,
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    per_iteration: u8,
     /// Give up when a rank waits longer than this many seconds for the others.
     #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse_seconds, help_heading = MEASUREMENT)]
     timeout: Option<Duration>,
@@ -186,9 +186,9 @@ impl PerfArgs {
             cycles: (self.cycles > 0).then_some(self.cycles),
             checks: if operation.has_data() { self.checks } else { 0 },
             timeout: self.timeout,
-            from_comm: self.from_comm,
+            from_comm: self.from_comm == 1,
             loop_average: self.loop_average,
-            per_iteration: self.per_iteration,
+            per_iteration: self.per_iteration == 1,
             pin: self.pin,
         })
     }
@@ -201,12 +201,9 @@ fn parse_count(text: &str) -> Result<usize, String> {
     }
 }
 
-fn parse_switch(text: &str) -> Result<bool, String> {
-    match text {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err(format!("{text:?}: expected 0 or 1")),
-    }
+/// 0 or 1, as the reference benchmark writes off and on.
+fn switch() -> clap::builder::RangedI64ValueParser<u8> {
+    clap::value_parser!(u8).range(0..=1)
 }
 
 fn parse_op(text: &str) -> Result<Choice<RedOp>, String> {

@@ -17,6 +17,7 @@ pub const SCENARIOS: &[Scenario] = &[
         waited_in_reverse(&comm)
     }),
     Scenario::rank("requests/messages", |comm, _| messages(&comm)),
+    Scenario::rank("requests/to_oneself", |comm, _| to_oneself(&comm)),
     Scenario::rank("requests/is_done", |comm, _| is_done(&comm)),
     Scenario::rank("requests/dropped", |comm, _| dropped(&comm)),
 ];
@@ -188,6 +189,23 @@ fn messages(comm: &Comm) -> Outcome {
         for request in sends {
             request.wait().map_err(text)?;
         }
+    }
+    Ok(String::new())
+}
+
+/// A started message to oneself is what a receive from oneself waits for.
+fn to_oneself(comm: &Comm) -> Outcome {
+    let rank = comm.rank();
+    for size in SIZES {
+        let ring = Ring::<u32>::new(15);
+        let send = comm
+            .start_send(ring.window(rank, size), rank)
+            .map_err(text)?;
+        let mut message = vec![0u32; size];
+        comm.recv(&mut message, rank).map_err(text)?;
+        ring.expect_bits(&message, rank)
+            .context(|| format!("{size} elements"))?;
+        send.wait().map_err(text)?;
     }
     Ok(String::new())
 }

@@ -16,7 +16,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gone/go", |comm, args| go(comm, &args[0])),
 ];
 
-/// What ranks do over and over until it fails. The last three keep all ranks but two out of the way.
+/// What ranks do over and over until it fails.
 const KINDS: [&str; 8] = [
     "all_reduce_large_shared",
     "all_reduce_large_private",

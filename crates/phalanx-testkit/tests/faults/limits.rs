@@ -25,15 +25,15 @@ mod linux {
     use phalanx_testkit::processes::Launch;
     use phalanx_testkit::scenario::Outcome;
     use phalanx_testkit::{Fields, verdict};
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use rustix::process::{Resource, Rlimit, setrlimit};
 
     pub const SCENARIOS: &[Scenario] = &[
         Scenario::process("limits/files_of_processes", |args| {
-            limit_files(number(args)?)?;
+            limit_files(number(args)? as usize)?;
             report(phalanx::init().and_then(|comm| works(&comm)))
         }),
         Scenario::process("limits/files_of_threads", |args| {
-            limit_files(number(args)?)?;
+            limit_files(number(args)? as usize)?;
             report(run_threads())
         }),
         Scenario::process("limits/memory_of_threads", |args| {
@@ -50,6 +50,9 @@ mod linux {
         }),
         Scenario::rank("limits/file_size_of_alloc", |comm, _| {
             file_size_of_alloc(&comm)
+        }),
+        Scenario::rank("limits/memory_of_requests", |comm, _| {
+            memory_of_requests(&comm)
         }),
         Scenario::rank("limits/huge_alloc", |comm, _| huge_alloc(&comm)),
         Scenario::process("limits/huge_alloc_of_threads", |_| {
@@ -89,6 +92,9 @@ mod linux {
         add("file_size_of_alloc", || {
             ok(Launch::new("limits/file_size_of_alloc", 2))
         });
+        add("memory_of_requests", || {
+            ok(Launch::new("limits/memory_of_requests", 2))
+        });
         add("huge_alloc", || ok(Launch::new("limits/huge_alloc", 2)));
         add("huge_alloc_of_threads", || {
             ok(Launch::alone("limits/huge_alloc_of_threads"))
@@ -102,26 +108,26 @@ mod linux {
             .ok_or_else(|| "a number is missing".to_owned())
     }
 
+    /// Lowers both limits, so that the library cannot help itself by raising the soft one.
     fn lower(resource: Resource, limit: u64) -> Result<(), String> {
-        let maximum = getrlimit(resource).maximum;
-        setrlimit(
-            resource,
-            Rlimit {
-                current: Some(limit),
-                maximum,
-            },
-        )
-        .map_err(|error| error.to_string())
+        let limit = Rlimit {
+            current: Some(limit),
+            maximum: Some(limit),
+        };
+        setrlimit(resource, limit).map_err(|error| error.to_string())
     }
 
     /// Leaves room for so many more open files.
-    fn limit_files(more: u64) -> Result<(), String> {
-        let open = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?;
-        let numbers =
-            open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok());
-        // The listing itself had one open, which is closed again.
-        let next = numbers.max().map_or(0, |last| last);
-        lower(Resource::Nofile, next + more)
+    fn limit_files(more: usize) -> Result<(), String> {
+        let listing = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?;
+        let open: Vec<u64> = listing
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .collect();
+        // Whoever started the tests may have left files open under high numbers, so free numbers count,
+        // from the lowest. The listing's own is closed again and is one more.
+        let free = (0..).filter(|number| !open.contains(number));
+        let limit = free.take(more).last().unwrap_or(0);
+        lower(Resource::Nofile, limit)
     }
 
     /// Leaves room for so many more MiB of address space.
@@ -214,6 +220,19 @@ mod linux {
         let mut sum = vec![1u32; 1 << 20];
         comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
             .map_err(|error| error.to_string())?;
+        Ok(String::new())
+    }
+
+    /// A request needs a thread the first time: if there is no memory for one, that is an error of the call.
+    fn memory_of_requests(comm: &Comm) -> Outcome {
+        limit_memory(1)?;
+        let fields = verdict::expected(
+            comm.start_all_reduce(vec![1u8; 3], ReduceOp::Sum).map(drop),
+            "start_all_reduce without memory for a thread",
+        )?;
+        has(&fields, "kind", "system")?;
+        has(&fields, "fatal", false)?;
+        works(comm).map_err(|error| error.to_string())?;
         Ok(String::new())
     }
 

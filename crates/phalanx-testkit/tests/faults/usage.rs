@@ -174,9 +174,6 @@ const WRONG: &[(&str, Wrong, Call)] = &[
     ("send to oneself", Wrong::SelfExchange, |c, _| {
         c.send(&[1; 3], c.rank())
     }),
-    ("recv from oneself", Wrong::SelfExchange, |c, _| {
-        c.recv(&mut [0; 3], c.rank())
-    }),
     ("start_broadcast", Wrong::Rank, |c, n| {
         c.start_broadcast(vec![1; 3], n).map(drop)
     }),

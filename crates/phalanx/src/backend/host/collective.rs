@@ -347,12 +347,22 @@ impl<'a> Collective<'a> {
         self.endpoint.announce_progress();
     }
 
-    /// Waits for a writer's opening and compares histories.
+    /// Waits for a writer's opening and compares histories; waits at the same time for some of the lines
+    /// behind the opening (first and last), so that their transfers overlap.
     #[inline(always)]
-    fn hear(&mut self, writer: usize) -> Result<()> {
+    fn hear(&mut self, writer: usize, lines: Option<(usize, usize)>) -> Result<()> {
         let sequence = self.state.sequence;
         let slot = self.endpoint.channel.slot(writer, sequence);
-        self.endpoint.wait(writer, || slot.opening.is(sequence))?;
+        match lines {
+            None => self.endpoint.wait(writer, || slot.opening.is(sequence))?,
+            Some((first, last)) => {
+                let (first, last) = (&slot.lines[first], &slot.lines[last]);
+                // No short cut: all loads are under way at once.
+                self.endpoint.wait(writer, || {
+                    slot.opening.is(sequence) & first.is(sequence) & last.is(sequence)
+                })?;
+            }
+        }
         let opening = &mut self.state.openings[writer];
         // SAFETY: stamped with this operation; the writer leaves it until this rank is done. An opening is
         // 56 bytes, all of whose bit patterns are valid.
@@ -368,15 +378,15 @@ impl<'a> Collective<'a> {
 
     /// Hears all writers. If that were all peers, all are known to have completed the operation before.
     #[inline(always)]
-    fn hear_all(&mut self, writers: Who) -> Result<()> {
+    fn hear_all(&mut self, writers: Who, lines: Option<(usize, usize)>) -> Result<()> {
         match writers {
             Who::All => {
                 for peer in self.endpoint.peers() {
-                    self.hear(peer)?;
+                    self.hear(peer, lines)?;
                 }
                 self.state.heard = self.state.sequence - 1;
             }
-            Who::Only(writer) if writer != self.endpoint.rank => self.hear(writer)?,
+            Who::Only(writer) if writer != self.endpoint.rank => self.hear(writer, lines)?,
             Who::Only(_) => {}
         }
         Ok(())
@@ -395,7 +405,17 @@ impl<'a> Collective<'a> {
             unsafe { self.write_small(call, flow, form) };
         }
         if flow.readers.includes(rank) {
-            self.hear_all(flow.writers)?;
+            let lines = match form {
+                // Blocks of different lengths end in different lines.
+                Form::Lines(per_block)
+                    if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 =>
+                {
+                    let first = if flow.scattered { rank * per_block } else { 0 };
+                    Some((first, first + per_block - 1))
+                }
+                _ => None,
+            };
+            self.hear_all(flow.writers, lines)?;
             if flow.reduced {
                 // SAFETY: the caller's contract.
                 unsafe { self.small_reduce(call, flow, form) }?;
@@ -531,6 +551,9 @@ impl<'a> Collective<'a> {
                 unsafe { self.read_lines(flow, per_block, writer, target) }?;
             }
         }
+        self.gather_factors(call);
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        let block = flow.block_len(rank, rank);
         self.state.sources.clear();
         for writer in 0..self.endpoint.ranks {
             let source = match form {
@@ -541,20 +564,12 @@ impl<'a> Collective<'a> {
             };
             self.state.sources.push(source);
         }
-        self.gather_factors(call);
-        let count = flow.block_len(rank, rank) / flow.size;
-        let reducer = Reducer::new(call.dtype, call.reduction.code);
-        // SAFETY: every source has `count` elements, and `recv` room for them; it overlaps at most this
-        // rank's own source, exactly.
-        unsafe {
-            reducer.run(
-                &[call.recv],
-                &self.state.sources,
-                &self.state.factors,
-                count,
-                false,
-            )
-        };
+        let State {
+            sources, factors, ..
+        } = &*self.state;
+        // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
+        // source, exactly.
+        unsafe { reducer.run(&[call.recv], sources, factors, block / flow.size, false) };
         Ok(())
     }
 
@@ -645,7 +660,7 @@ impl<'a> Collective<'a> {
         let rank = self.endpoint.rank;
         let ranks = self.endpoint.ranks;
         if flow.readers.includes(rank) {
-            self.hear_all(flow.writers)?;
+            self.hear_all(flow.writers, None)?;
         }
         self.gather_factors(call);
         // All ranks choose alike: they have heard the same openings.
