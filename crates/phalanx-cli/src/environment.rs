@@ -64,11 +64,7 @@ impl Launcher {
 pub fn set_variables() -> impl Iterator<Item = (&'static str, String)> {
     VARIABLES.into_iter().filter_map(|(name, shown)| {
         let value = env::var_os(name)?;
-        let value = if shown {
-            value.to_string_lossy().into_owned()
-        } else {
-            "(set)".to_owned()
-        };
+        let value = if shown { value.to_string_lossy().into_owned() } else { "(set)".to_owned() };
         Some((name, value))
     })
 }
@@ -83,9 +79,6 @@ mod tests {
         assert_eq!(found(&[]), None);
         assert_eq!(found(&["RANK"]), None);
         assert_eq!(found(&["RANK", "WORLD_SIZE"]), Some(Launcher::Torchrun));
-        assert_eq!(
-            found(&["RANK", "WORLD_SIZE", "PHALANX_RANK"]),
-            Some(Launcher::Phalanx)
-        );
+        assert_eq!(found(&["RANK", "WORLD_SIZE", "PHALANX_RANK"]), Some(Launcher::Phalanx));
     }
 }

@@ -47,19 +47,12 @@ pub fn usable_cores() -> usize {
 pub fn memory(figure: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = field(&text, figure, ':')?;
-    line.strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()
-        .map(|kib| kib * 1024)
+    line.strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 fn cpu_model() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
-    ["model name", "Model", "cpu"]
-        .into_iter()
-        .find_map(|name| field(&text, name, ':'))
-        .map(str::to_owned)
+    ["model name", "Model", "cpu"].into_iter().find_map(|name| field(&text, name, ':')).map(str::to_owned)
 }
 
 fn os_name() -> Option<String> {
@@ -71,30 +64,19 @@ fn os_name() -> Option<String> {
 fn kernel() -> Option<String> {
     let name = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-    Some(format!(
-        "{} {} {}",
-        word(name.sysname()),
-        word(name.release()),
-        word(name.machine())
-    ))
+    Some(format!("{} {} {}", word(name.sysname()), word(name.release()), word(name.machine())))
 }
 
 #[cfg(not(unix))]
 fn kernel() -> Option<String> {
-    Some(format!(
-        "{} {}",
-        std::env::consts::OS,
-        std::env::consts::ARCH
-    ))
+    Some(format!("{} {}", std::env::consts::OS, std::env::consts::ARCH))
 }
 
 /// The value of the first line `name <separator> value`.
 fn field<'a>(text: &'a str, name: &str, separator: char) -> Option<&'a str> {
     text.lines()
         .filter_map(|line| line.split_once(separator))
-        .find_map(|(key, value)| {
-            (key.trim() == name && !value.trim().is_empty()).then(|| value.trim())
-        })
+        .find_map(|(key, value)| (key.trim() == name && !value.trim().is_empty()).then(|| value.trim()))
 }
 
 #[cfg(test)]

@@ -25,10 +25,23 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| {
         // `phalanx perf … | head` is no failure worth a message.
         if !is_broken_pipe(&error) {
-            eprintln!("phalanx: {error:#}");
+            eprintln!("phalanx: {}", explain(&error));
         }
         ExitCode::FAILURE
     })
+}
+
+/// An error and its causes in one line, without those that it names already.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    text
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -36,4 +49,17 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = anyhow!("no space").context("cannot write x").context("cannot write x: no space; delete y");
+        assert_eq!(explain(&error), "cannot write x: no space; delete y");
+        assert_eq!(explain(&anyhow!("no space").context("cannot write x")), "cannot write x: no space");
+    }
 }

@@ -11,9 +11,7 @@ pub fn to_core_of(rank: usize) -> Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};
 
     let cores = usable_cores();
-    let core = *cores
-        .get(rank % cores.len().max(1))
-        .context("no usable core was found")?;
+    let core = *cores.get(rank % cores.len().max(1)).context("no usable core was found")?;
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).with_context(|| format!("cannot pin rank {rank} to core {core}"))
@@ -29,9 +27,7 @@ pub fn to_core_of(_rank: usize) -> Result<()> {
 pub fn usable_cores() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
     match sched_getaffinity(None) {
-        Ok(set) => (0..CpuSet::MAX_CPU)
-            .filter(|&core| set.is_set(core))
-            .collect(),
+        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
         Err(_) => Vec::new(),
     }
 }

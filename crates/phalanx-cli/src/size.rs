@@ -2,12 +2,7 @@
 //!
 //! The suffixes are powers of 1024, as in the reference benchmark.
 
-const SUFFIXES: [(char, u64); 4] = [
-    ('K', 1 << 10),
-    ('M', 1 << 20),
-    ('G', 1 << 30),
-    ('T', 1 << 40),
-];
+const SUFFIXES: [(char, u64); 4] = [('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
 
 /// Reads a size; `K`, `KB` and `KiB` all mean 1024, in upper or lower case.
 pub fn parse(text: &str) -> Result<usize, String> {
@@ -18,10 +13,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
     let number: u64 = number.parse().map_err(|_| expected())?;
 
     let unit = unit.trim_start();
-    let letter = unit
-        .strip_suffix("IB")
-        .or_else(|| unit.strip_suffix('B'))
-        .unwrap_or(unit);
+    let letter = unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(unit);
     let factor = match letter {
         "" => 1,
         _ => SUFFIXES
@@ -38,11 +30,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
 
 /// Writes a size with the largest suffix that leaves at least 1: `4 KiB`, `1.5 MiB`.
 pub fn format(bytes: u64) -> String {
-    match SUFFIXES
-        .into_iter()
-        .rev()
-        .find(|&(_, factor)| bytes >= factor)
-    {
+    match SUFFIXES.into_iter().rev().find(|&(_, factor)| bytes >= factor) {
         None => format!("{bytes} B"),
         Some((suffix, factor)) if bytes.is_multiple_of(factor) => {
             format!("{} {suffix}iB", bytes / factor)

@@ -25,10 +25,7 @@ pub(crate) fn inject(child: &Child, fault: Fault) -> io::Result<()> {
         Fault::Stop => Signal::STOP,
         Fault::Continue => Signal::CONT,
     };
-    let pid = i32::try_from(child.id())
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or(io::ErrorKind::InvalidInput)?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::kill_process(pid, signal)?)
 }
 
@@ -36,9 +33,7 @@ pub(crate) fn inject(child: &Child, fault: Fault) -> io::Result<()> {
 #[cfg(target_os = "linux")]
 pub(crate) fn end_with_parent() -> io::Result<()> {
     use rustix::process::Signal;
-    Ok(rustix::process::set_parent_process_death_signal(Some(
-        Signal::KILL,
-    ))?)
+    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -58,10 +58,7 @@ impl fmt::Display for Fields {
 
 /// The text without tabs and line breaks.
 pub fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\")
-        .replace('\t', "\\t")
-        .replace('\n', "\\n")
-        .replace('\r', "\\r")
+    text.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n").replace('\r', "\\r")
 }
 
 /// The inverse of [`escape`].
@@ -89,10 +86,7 @@ mod tests {
 
     #[test]
     fn any_value_survives() {
-        let fields = Fields::new()
-            .with("text", "a\tb\nc\\t=d\r")
-            .with("empty", "")
-            .with("n", 17);
+        let fields = Fields::new().with("text", "a\tb\nc\\t=d\r").with("empty", "").with("n", 17);
         let line = fields.to_string();
         assert!(!line.contains('\n'));
         assert_eq!(Fields::parse(&line), Some(fields));

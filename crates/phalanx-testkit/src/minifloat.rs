@@ -16,33 +16,13 @@ pub struct Format {
 }
 
 /// IEEE 754 binary16.
-pub const F16: Format = Format {
-    exponent_bits: 5,
-    mantissa_bits: 10,
-    ieee: true,
-    saturates: false,
-};
+pub const F16: Format = Format { exponent_bits: 5, mantissa_bits: 10, ieee: true, saturates: false };
 /// The upper half of a binary32.
-pub const BF16: Format = Format {
-    exponent_bits: 8,
-    mantissa_bits: 7,
-    ieee: true,
-    saturates: false,
-};
+pub const BF16: Format = Format { exponent_bits: 8, mantissa_bits: 7, ieee: true, saturates: false };
 /// OCP FP8 E4M3.
-pub const E4M3: Format = Format {
-    exponent_bits: 4,
-    mantissa_bits: 3,
-    ieee: false,
-    saturates: true,
-};
+pub const E4M3: Format = Format { exponent_bits: 4, mantissa_bits: 3, ieee: false, saturates: true };
 /// OCP FP8 E5M2.
-pub const E5M2: Format = Format {
-    exponent_bits: 5,
-    mantissa_bits: 2,
-    ieee: true,
-    saturates: true,
-};
+pub const E5M2: Format = Format { exponent_bits: 5, mantissa_bits: 2, ieee: true, saturates: true };
 
 impl Format {
     fn bias(self) -> i32 {
@@ -68,11 +48,7 @@ impl Format {
 
     /// The bits of the quiet NaN without a payload.
     pub fn nan(self) -> u32 {
-        if self.ieee {
-            self.largest() + 1 + (1 << (self.mantissa_bits - 1))
-        } else {
-            self.largest() + 1
-        }
+        if self.ieee { self.largest() + 1 + (1 << (self.mantissa_bits - 1)) } else { self.largest() + 1 }
     }
 
     /// The value of a bit pattern; every value of these formats is an `f32`.
@@ -81,22 +57,14 @@ impl Format {
         let exponent = magnitude >> self.mantissa_bits;
         let fraction = magnitude & ((1 << self.mantissa_bits) - 1);
         let value = if magnitude > self.largest() {
-            if self.ieee && fraction == 0 {
-                f64::INFINITY
-            } else {
-                f64::NAN
-            }
+            if self.ieee && fraction == 0 { f64::INFINITY } else { f64::NAN }
         } else {
             // A subnormal has the exponent of the smallest normal number, without the hidden bit.
             let hidden = u32::from(exponent != 0) << self.mantissa_bits;
             let exponent = exponent.max(1) as i32 - self.bias() - self.mantissa_bits as i32;
             f64::from(fraction + hidden) * power_of_two(exponent)
         };
-        (if bits & self.sign_bit() != 0 {
-            -value
-        } else {
-            value
-        }) as f32
+        (if bits & self.sign_bit() != 0 { -value } else { value }) as f32
     }
 
     /// The nearest value, ties to the one with an even last bit.
@@ -104,17 +72,9 @@ impl Format {
         if value.is_nan() {
             return self.nan();
         }
-        let sign = if value.is_sign_negative() {
-            self.sign_bit()
-        } else {
-            0
-        };
+        let sign = if value.is_sign_negative() { self.sign_bit() } else { 0 };
         let magnitude = f64::from(value.abs());
-        let beyond = if self.saturates {
-            self.largest()
-        } else {
-            self.largest() + 1
-        };
+        let beyond = if self.saturates { self.largest() } else { self.largest() + 1 };
         if magnitude.is_infinite() {
             return sign | beyond;
         }

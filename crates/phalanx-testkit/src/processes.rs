@@ -29,10 +29,7 @@ pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     let outcome = perform(scenarios, &name, &args);
     let (line, code) = match &outcome {
         Ok(text) => (format!("{OUTCOME_OK}{}", escape(text)), ExitCode::SUCCESS),
-        Err(text) => (
-            format!("{OUTCOME_ERROR}{}", escape(text)),
-            ExitCode::FAILURE,
-        ),
+        Err(text) => (format!("{OUTCOME_ERROR}{}", escape(text)), ExitCode::FAILURE),
     };
     say(&line);
     Some(code)
@@ -41,14 +38,8 @@ pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
 fn perform(scenarios: &[Scenario], name: &str, args: &[String]) -> Outcome {
     fault::end_with_parent().map_err(|error| format!("cannot follow the parent: {error}"))?;
     let scenario = scenarios.iter().find(|scenario| scenario.name == name);
-    match scenario
-        .ok_or_else(|| format!("there is no scenario {name}"))?
-        .body
-    {
-        Body::Rank(body) => body(
-            phalanx::init().map_err(|error| format!("init: {error}"))?,
-            args,
-        ),
+    match scenario.ok_or_else(|| format!("there is no scenario {name}"))?.body {
+        Body::Rank(body) => body(phalanx::init().map_err(|error| format!("init: {error}"))?, args),
         Body::Process(body) => body(args),
     }
 }
@@ -94,10 +85,7 @@ impl Launch {
 
     /// One process that belongs to no job.
     pub fn alone(scenario: &str) -> Launch {
-        Launch {
-            plain: true,
-            ..Launch::new(scenario, 1)
-        }
+        Launch { plain: true, ..Launch::new(scenario, 1) }
     }
 
     /// An argument of the scenario.
@@ -114,8 +102,7 @@ impl Launch {
 
     /// An environment variable of one rank; `None` takes it away.
     pub fn env_of(mut self, rank: usize, name: &str, value: Option<&str>) -> Launch {
-        self.env
-            .push((Some(rank), name.into(), value.map(Into::into)));
+        self.env.push((Some(rank), name.into(), value.map(Into::into)));
         self
     }
 
@@ -135,15 +122,10 @@ impl Launch {
     pub fn start(&self) -> Result<World, String> {
         let job = job_id();
         let (sender, events) = mpsc::channel();
-        let mut world = World {
-            ranks: Vec::new(),
-            events,
-            deadline: Instant::now() + self.deadline,
-        };
+        let mut world = World { ranks: Vec::new(), events, deadline: Instant::now() + self.deadline };
         for rank in (0..self.ranks).filter(|rank| !self.skipped.contains(rank)) {
             let child = self.command(rank, &job)?.spawn();
-            let mut child =
-                child.map_err(|error| format!("rank {rank} does not start: {error}"))?;
+            let mut child = child.map_err(|error| format!("rank {rank} does not start: {error}"))?;
             let stdout = child.stdout.take().ok_or("no standard output")?;
             let stderr = child.stderr.take().ok_or("no standard error")?;
             let index = world.ranks.len();
@@ -165,10 +147,7 @@ impl Launch {
     pub fn reports(&self) -> Result<Vec<String>, String> {
         let ended = self.run()?;
         if ended.iter().all(|rank| rank.outcome.is_ok()) {
-            return Ok(ended
-                .into_iter()
-                .filter_map(|rank| rank.outcome.ok())
-                .collect());
+            return Ok(ended.into_iter().filter_map(|rank| rank.outcome.ok()).collect());
         }
         Err(describe(&ended))
     }
@@ -187,18 +166,11 @@ impl Launch {
         command.env(SCENARIO, &self.scenario).env(ARGS, args);
         if !self.plain {
             let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
-            command
-                .env("PHALANX_RANK", &rank)
-                .env("PHALANX_LOCAL_RANK", rank);
-            command
-                .env("PHALANX_WORLD_SIZE", &ranks)
-                .env("PHALANX_LOCAL_WORLD_SIZE", ranks);
+            command.env("PHALANX_RANK", &rank).env("PHALANX_LOCAL_RANK", rank);
+            command.env("PHALANX_WORLD_SIZE", &ranks).env("PHALANX_LOCAL_WORLD_SIZE", ranks);
             command.env("PHALANX_JOB", job);
             // A hang of the library then says who waits for whom.
-            command.env(
-                "PHALANX_TIMEOUT",
-                (self.deadline.as_secs_f64() / 2.0).to_string(),
-            );
+            command.env("PHALANX_TIMEOUT", (self.deadline.as_secs_f64() / 2.0).to_string());
         }
         for (only, name, value) in &self.env {
             if only.is_none_or(|only| only == rank) {
@@ -208,31 +180,15 @@ impl Launch {
                 };
             }
         }
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)
     }
 }
 
 fn is_launcher_variable(name: &str) -> bool {
-    const PREFIXES: [&str; 6] = [
-        "PHALANX_",
-        "OMPI_",
-        "PMI_",
-        "PMIX_",
-        "SLURM_",
-        "TORCHELASTIC_",
-    ];
-    const NAMES: [&str; 6] = [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ];
+    const PREFIXES: [&str; 6] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_"];
+    const NAMES: [&str; 6] =
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
     PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name)
 }
 
@@ -240,9 +196,7 @@ fn is_launcher_variable(name: &str) -> bool {
 fn job_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let time = std::time::SystemTime::UNIX_EPOCH
-        .elapsed()
-        .unwrap_or_default();
+    let time = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     format!("testkit-{}-{}-{count}", std::process::id(), time.as_nanos())
 }
 
@@ -267,10 +221,7 @@ fn read_all(index: usize, stderr: impl Read, events: &Sender<(usize, Event)>) {
     let mut stderr = BufReader::new(stderr);
     // As far as it can be read: it is shown when a test fails, and never decides anything.
     let _ = stderr.read_to_end(&mut text);
-    let _ = events.send((
-        index,
-        Event::Stderr(String::from_utf8_lossy(&text).into_owned()),
-    ));
+    let _ = events.send((index, Event::Stderr(String::from_utf8_lossy(&text).into_owned())));
 }
 
 #[derive(Debug)]
@@ -366,17 +317,11 @@ impl World {
             }
             if reached.outcome.is_some() || reached.silent {
                 let ended = self.finish_in_place();
-                return Err(format!(
-                    "rank {rank} never reached {phase:?}: {}",
-                    describe(&ended)
-                ));
+                return Err(format!("rank {rank} never reached {phase:?}: {}", describe(&ended)));
             }
             if !self.next_event() {
                 let ended = self.finish_in_place();
-                return Err(format!(
-                    "rank {rank} did not reach {phase:?} in time: {}",
-                    describe(&ended)
-                ));
+                return Err(format!("rank {rank} did not reach {phase:?} in time: {}", describe(&ended)));
             }
         }
     }
@@ -396,8 +341,7 @@ impl World {
         while self.ranks.iter().any(|rank| rank.open_streams > 0) && self.next_event() {}
         for rank in &mut self.ranks {
             // With both streams closed the process is about to end, unless it hangs on its way out.
-            while rank.open_streams == 0 && rank.status.is_none() && Instant::now() < self.deadline
-            {
+            while rank.open_streams == 0 && rank.status.is_none() && Instant::now() < self.deadline {
                 rank.status = rank.child.try_wait().ok().flatten();
                 if rank.status.is_none() {
                     std::thread::sleep(Duration::from_millis(1));
@@ -408,10 +352,7 @@ impl World {
     }
 
     fn rank(&self, rank: usize) -> Result<&Rank, String> {
-        self.ranks
-            .iter()
-            .find(|r| r.rank == rank)
-            .ok_or_else(|| format!("rank {rank} was not started"))
+        self.ranks.iter().find(|r| r.rank == rank).ok_or_else(|| format!("rank {rank} was not started"))
     }
 
     /// Takes in the next event; false at the deadline.
@@ -447,33 +388,21 @@ fn ended(rank: &mut Rank) -> Ended {
         (None, Some(outcome)) => Err(format!("{how}, after it had reported {outcome:?}")),
         (_, None) => Err(how),
     };
-    Ended {
-        rank: rank.rank,
-        outcome,
-        status,
-        output: std::mem::take(&mut rank.output),
-    }
+    Ended { rank: rank.rank, outcome, status, output: std::mem::take(&mut rank.output) }
 }
 
 /// All ranks' outcomes and what else they wrote, for the message of a failed test.
 pub fn describe(ended: &[Ended]) -> String {
-    let ranks = ended.iter().map(
-        |Ended {
-             rank,
-             outcome,
-             output,
-             ..
-         }| {
-            let output = if output.is_empty() {
-                String::new()
-            } else {
-                format!("\n    {}", output.trim_end().replace('\n', "\n    "))
-            };
-            match outcome {
-                Ok(report) => format!("\n  rank {rank}: ok {report}{output}"),
-                Err(problem) => format!("\n  rank {rank}: FAILED {problem}{output}"),
-            }
-        },
-    );
+    let ranks = ended.iter().map(|Ended { rank, outcome, output, .. }| {
+        let output = if output.is_empty() {
+            String::new()
+        } else {
+            format!("\n    {}", output.trim_end().replace('\n', "\n    "))
+        };
+        match outcome {
+            Ok(report) => format!("\n  rank {rank}: ok {report}{output}"),
+            Err(problem) => format!("\n  rank {rank}: FAILED {problem}{output}"),
+        }
+    });
     ranks.collect()
 }

@@ -85,9 +85,7 @@ fn infinity<T: Number>() -> T {
 }
 
 fn is_infinite<T: Number>(value: T) -> bool {
-    let difference = value
-        .widen()
-        .add(value.widen().mul(T::from_small(-1).widen()));
+    let difference = value.widen().add(value.widen().mul(T::from_small(-1).widen()));
     // Only an infinity is not zero when subtracted from itself.
     !value.is_nan() && difference.is_nan()
 }
@@ -122,8 +120,7 @@ mod tests {
     #[test]
     fn the_order_of_summation_can_be_told() {
         let v = values::<f32>(1, 3000);
-        let differs =
-            |c: &&[f32]| ((c[0] + c[1]) + c[2]).to_bits() != (c[0] + (c[1] + c[2])).to_bits();
+        let differs = |c: &&[f32]| ((c[0] + c[1]) + c[2]).to_bits() != (c[0] + (c[1] + c[2])).to_bits();
         assert!(v.chunks_exact(3).filter(differs).count() > 100);
     }
 

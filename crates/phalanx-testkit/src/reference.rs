@@ -18,9 +18,7 @@ pub enum Combine<T> {
 impl<T: Number> Combine<T> {
     /// All of them; the factors are small and differ between ranks.
     pub fn all(ranks: usize) -> Vec<Combine<T>> {
-        let factors = (0..ranks)
-            .map(|rank| T::from_small(rank as i32 + 2))
-            .collect();
+        let factors = (0..ranks).map(|rank| T::from_small(rank as i32 + 2)).collect();
         let mut all: Vec<Combine<T>> = ReduceOp::ALL.into_iter().map(Combine::Op).collect();
         all.push(Combine::PreMulSum(factors));
         all
@@ -54,9 +52,7 @@ impl<T: Number> Combine<T> {
             sum = Some(match sum {
                 None => next,
                 Some(sum) => match self {
-                    Combine::Op(ReduceOp::Sum | ReduceOp::Avg) | Combine::PreMulSum(_) => {
-                        sum.add(next)
-                    }
+                    Combine::Op(ReduceOp::Sum | ReduceOp::Avg) | Combine::PreMulSum(_) => sum.add(next),
                     Combine::Op(ReduceOp::Prod) => sum.mul(next),
                     Combine::Op(ReduceOp::Min) => sum.min(next),
                     Combine::Op(ReduceOp::Max) => sum.max(next),
@@ -66,19 +62,13 @@ impl<T: Number> Combine<T> {
             ranks += 1;
         }
         let sum = sum.expect("there is at least one rank");
-        T::narrow(if *self == Combine::Op(ReduceOp::Avg) {
-            sum.divide(ranks)
-        } else {
-            sum
-        })
+        T::narrow(if *self == Combine::Op(ReduceOp::Avg) { sum.divide(ranks) } else { sum })
     }
 }
 
 /// Every element combined over the ranks.
 pub fn combined<T: Number>(inputs: &[Vec<T>], combine: &Combine<T>) -> Vec<T> {
-    (0..inputs[0].len())
-        .map(|i| combine.fold(inputs.iter().map(|input| input[i])))
-        .collect()
+    (0..inputs[0].len()).map(|i| combine.fold(inputs.iter().map(|input| input[i]))).collect()
 }
 
 /// all_reduce: everyone has the combined elements.
@@ -112,25 +102,16 @@ pub fn scatter<T: Number>(inputs: &[Vec<T>], counts: &[usize], root: usize) -> V
 }
 
 /// reduce_scatter and reduce_scatter_v: rank r has block r of the combined elements.
-pub fn reduce_scatter<T: Number>(
-    inputs: &[Vec<T>],
-    counts: &[usize],
-    combine: &Combine<T>,
-) -> Vec<Vec<T>> {
+pub fn reduce_scatter<T: Number>(inputs: &[Vec<T>], counts: &[usize], combine: &Combine<T>) -> Vec<Vec<T>> {
     blocks(&combined(inputs, combine), counts)
 }
 
 /// all_to_all and all_to_all_v: rank r has block r of every rank, in rank order; `counts[s][r]` elements
 /// go from rank s to rank r.
 pub fn all_to_all<T: Number>(inputs: &[Vec<T>], counts: &[Vec<usize>]) -> Vec<Vec<T>> {
-    let sent: Vec<Vec<Vec<T>>> = inputs
-        .iter()
-        .zip(counts)
-        .map(|(input, counts)| blocks(input, counts))
-        .collect();
-    (0..inputs.len())
-        .map(|to| sent.iter().flat_map(|from| from[to].clone()).collect())
-        .collect()
+    let sent: Vec<Vec<Vec<T>>> =
+        inputs.iter().zip(counts).map(|(input, counts)| blocks(input, counts)).collect();
+    (0..inputs.len()).map(|to| sent.iter().flat_map(|from| from[to].clone()).collect()).collect()
 }
 
 fn at<T: Number>(root: usize, ranks: usize, result: Vec<T>) -> Vec<Vec<T>> {
@@ -140,11 +121,7 @@ fn at<T: Number>(root: usize, ranks: usize, result: Vec<T>) -> Vec<Vec<T>> {
 }
 
 fn blocks<T: Number>(whole: &[T], counts: &[usize]) -> Vec<Vec<T>> {
-    assert_eq!(
-        whole.len(),
-        counts.iter().sum::<usize>(),
-        "the blocks make up the buffer"
-    );
+    assert_eq!(whole.len(), counts.iter().sum::<usize>(), "the blocks make up the buffer");
     let mut start = 0;
     counts
         .iter()
@@ -167,10 +144,7 @@ mod tests {
     #[test]
     fn integers_wrap_and_averages_do_not() {
         assert_eq!(one(ReduceOp::Sum, &[i8::MAX, 1]), i8::MIN);
-        assert_eq!(
-            one(ReduceOp::Prod, &[u64::MAX, u64::MAX, u64::MAX]),
-            u64::MAX
-        );
+        assert_eq!(one(ReduceOp::Prod, &[u64::MAX, u64::MAX, u64::MAX]), u64::MAX);
         assert_eq!(one(ReduceOp::Avg, &[i64::MIN, i64::MIN]), i64::MIN);
         assert_eq!(one(ReduceOp::Avg, &[-3i32, 0]), -1);
     }
@@ -181,14 +155,8 @@ mod tests {
         assert_eq!(one(ReduceOp::Sum, &[1e8f32, -1e8, 1.0]), 1.0);
         // 1 + 2^-8 + 2^-8 is a bf16 when it is rounded once, and 1 when every step is rounded.
         let small = bf16::from_f32(2f32.powi(-8));
-        assert_eq!(
-            one(ReduceOp::Sum, &[bf16::ONE, small, small]).to_f32(),
-            1.0078125
-        );
-        assert_eq!(
-            one(ReduceOp::Sum, &[F8E4M3::from_bits(0x7e); 2]).to_bits(),
-            0x7e
-        );
+        assert_eq!(one(ReduceOp::Sum, &[bf16::ONE, small, small]).to_f32(), 1.0078125);
+        assert_eq!(one(ReduceOp::Sum, &[F8E4M3::from_bits(0x7e); 2]).to_bits(), 0x7e);
         assert!(one(ReduceOp::Min, &[f64::NAN, 1.0]).is_nan());
         assert!(one(ReduceOp::Max, &[1.0, f64::NAN]).is_nan());
     }

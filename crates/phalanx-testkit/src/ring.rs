@@ -27,9 +27,7 @@ impl<T: Number> Ring<T> {
 
     /// What `ranks` ranks' windows of this ring combine to, as a ring.
     pub fn combined(&self, ranks: usize, combine: &Combine<T>) -> Ring<T> {
-        let inputs: Vec<Vec<T>> = (0..ranks)
-            .map(|rank| self.window(rank * STRIDE, PERIOD))
-            .collect();
+        let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| self.window(rank * STRIDE, PERIOD)).collect();
         Ring(reference::combined(&inputs, combine))
     }
 
@@ -98,11 +96,7 @@ impl<T: Number> Ring<T> {
 /// Compares whole buffers, as results of a reduction.
 pub fn same_values<T: Number>(actual: &[T], expected: &[T]) -> Result<(), String> {
     if actual.len() != expected.len() {
-        return Err(format!(
-            "{} elements where {} are right",
-            actual.len(),
-            expected.len()
-        ));
+        return Err(format!("{} elements where {} are right", actual.len(), expected.len()));
     }
     first_difference(actual, expected, |a, b| a.same(b)).map_or(Ok(()), |d| Err(d.to_string()))
 }
@@ -113,11 +107,7 @@ pub fn bytes<T: Number>(buffer: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), size_of_val(buffer)) }
 }
 
-fn first_difference<T: Number>(
-    actual: &[T],
-    expected: &[T],
-    same: fn(T, T) -> bool,
-) -> Option<Difference> {
+fn first_difference<T: Number>(actual: &[T], expected: &[T], same: fn(T, T) -> bool) -> Option<Difference> {
     let differs = |i: &usize| !same(actual[*i], expected[*i]);
     let index = (0..actual.len()).find(differs)?;
     Some(Difference {
@@ -141,17 +131,8 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference {
-            index,
-            of,
-            count,
-            actual,
-            expected,
-        } = self;
-        write!(
-            f,
-            "element {index} of {of} is {actual}, expected {expected}; {count} differ nearby"
-        )
+        let Difference { index, of, count, actual, expected } = self;
+        write!(f, "element {index} of {of} is {actual}, expected {expected}; {count} differ nearby")
     }
 }
 
@@ -165,13 +146,9 @@ mod tests {
         let ring = Ring::<f32>::new(3);
         let sum = Combine::Op(ReduceOp::Sum);
         let start = PERIOD - 10;
-        let inputs: Vec<Vec<f32>> = (0..3)
-            .map(|rank| ring.window(start + rank * STRIDE, 50))
-            .collect();
+        let inputs: Vec<Vec<f32>> = (0..3).map(|rank| ring.window(start + rank * STRIDE, 50)).collect();
         let expected = reference::combined(&inputs, &sum);
-        ring.combined(3, &sum)
-            .expect_values(&expected, start)
-            .unwrap();
+        ring.combined(3, &sum).expect_values(&expected, start).unwrap();
     }
 
     #[test]

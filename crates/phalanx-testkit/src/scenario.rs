@@ -26,18 +26,12 @@ pub enum Body {
 impl Scenario {
     /// One rank's part.
     pub const fn rank(name: &'static str, body: fn(Comm, &[String]) -> Outcome) -> Scenario {
-        Scenario {
-            name,
-            body: Body::Rank(body),
-        }
+        Scenario { name, body: Body::Rank(body) }
     }
 
     /// The work of a whole process.
     pub const fn process(name: &'static str, body: fn(&[String]) -> Outcome) -> Scenario {
-        Scenario {
-            name,
-            body: Body::Process(body),
-        }
+        Scenario { name, body: Body::Process(body) }
     }
 }
 

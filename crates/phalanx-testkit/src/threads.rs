@@ -21,22 +21,16 @@ where
     });
     match receiver.recv_timeout(deadline) {
         Ok(results) => {
-            world
-                .join()
-                .map_err(|_| "the world's thread panicked after its result".to_owned())?;
+            world.join().map_err(|_| "the world's thread panicked after its result".to_owned())?;
             results.map_err(|error| format!("{ranks} thread ranks: {error}"))
         }
         Err(mpsc::RecvTimeoutError::Disconnected) => {
-            let panic = world
-                .join()
-                .err()
-                .map(|panic| panic_text(&*panic))
-                .unwrap_or_default();
+            let panic = world.join().err().map(|panic| panic_text(&*panic)).unwrap_or_default();
             Err(format!("a rank panicked: {panic}"))
         }
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(format!(
-            "{ranks} thread ranks still running after {deadline:?}"
-        )),
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            Err(format!("{ranks} thread ranks still running after {deadline:?}"))
+        }
     }
 }
 
@@ -57,7 +51,5 @@ pub fn run_scenario(
 /// The text of a panic.
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("(no text)")
-        .to_owned()
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)").to_owned()
 }

@@ -5,13 +5,9 @@ use phalanx::Error;
 
 /// Everything an error says, by name. `kind` is always there, and so is `text`, what a user reads.
 pub fn fields(error: &Error) -> Fields {
-    let fields = Fields::new()
-        .with("text", error)
-        .with("fatal", error.is_fatal());
+    let fields = Fields::new().with("text", error).with("fatal", error.is_fatal());
     match error {
-        Error::Usage(e) => fields
-            .with("kind", "usage")
-            .with("detail", format!("{e:?}")),
+        Error::Usage(e) => fields.with("kind", "usage").with("detail", format!("{e:?}")),
         Error::Mismatch(e) => fields
             .with("kind", "mismatch")
             .with("rank", e.rank)
@@ -34,19 +30,12 @@ pub fn fields(error: &Error) -> Fields {
             .with("reporter", e.reporter)
             .with("waited_ms", e.waited.as_millis())
             .with("missing", list(e.missing.iter().map(|m| m.rank)))
-            .with(
-                "last_seen",
-                e.missing
-                    .iter()
-                    .map(|m| m.last_seen.as_str())
-                    .collect::<Vec<_>>()
-                    .join("; "),
-            ),
+            .with("last_seen", e.missing.iter().map(|m| m.last_seen.as_str()).collect::<Vec<_>>().join("; ")),
         Error::Aborted { rank } => fields.with("kind", "aborted").with("rank", rank),
         Error::System(e) => fields.with("kind", "system").with("call", e.call),
-        Error::Bootstrap(e) => fields
-            .with("kind", "bootstrap")
-            .with("missing", list(e.missing.iter().copied())),
+        Error::Bootstrap(e) => {
+            fields.with("kind", "bootstrap").with("missing", list(e.missing.iter().copied()))
+        }
         Error::Unsupported { .. } => fields.with("kind", "unsupported"),
         other => panic!("the testkit does not know this error: {other:?}"),
     }

@@ -15,19 +15,11 @@ pub(crate) struct Shape {
 
 /// The blocks' total length, if every rank's is given.
 fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
-    counts
-        .iter()
-        .try_fold(0usize, |sum, count| sum.checked_add(*count))
-        .ok_or_else(|| {
-            let value = format!("the sum of {} counts", counts.len());
-            UsageError::Overflow {
-                operation,
-                what: "the total count",
-                value,
-                limit: usize::MAX.to_string(),
-            }
+    counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count)).ok_or_else(|| {
+        let value = format!("the sum of {} counts", counts.len());
+        UsageError::Overflow { operation, what: "the total count", value, limit: usize::MAX.to_string() }
             .into()
-        })
+    })
 }
 
 fn same_len(
@@ -40,35 +32,17 @@ fn same_len(
     if actual == expected {
         Ok(())
     } else {
-        Err(UsageError::Length {
-            operation,
-            buffer,
-            actual,
-            expected,
-            rule,
-        }
-        .into())
+        Err(UsageError::Length { operation, buffer, actual, expected, rule }.into())
     }
 }
 
 impl Shape {
-    pub fn check_rank(
-        &self,
-        operation: &'static str,
-        role: &'static str,
-        rank: usize,
-    ) -> Result<()> {
+    pub fn check_rank(&self, operation: &'static str, role: &'static str, rank: usize) -> Result<()> {
         let world_size = self.world_size;
         if rank < world_size {
             Ok(())
         } else {
-            Err(UsageError::Rank {
-                operation,
-                role,
-                rank,
-                world_size,
-            }
-            .into())
+            Err(UsageError::Rank { operation, role, rank, world_size }.into())
         }
     }
 
@@ -78,13 +52,7 @@ impl Shape {
         if len.is_multiple_of(world_size) {
             Ok(len / world_size)
         } else {
-            Err(UsageError::Indivisible {
-                operation,
-                buffer,
-                actual: len,
-                world_size,
-            }
-            .into())
+            Err(UsageError::Indivisible { operation, buffer, actual: len, world_size }.into())
         }
     }
 
@@ -92,62 +60,29 @@ impl Shape {
         block.checked_mul(self.world_size).ok_or_else(|| {
             let value = format!("{block} × {}", self.world_size);
             let limit = usize::MAX.to_string();
-            UsageError::Overflow {
-                operation,
-                what: "the length of all blocks",
-                value,
-                limit,
-            }
-            .into()
+            UsageError::Overflow { operation, what: "the length of all blocks", value, limit }.into()
         })
     }
 
-    fn check_counts(
-        &self,
-        operation: &'static str,
-        list: &'static str,
-        counts: &[usize],
-    ) -> Result<()> {
+    fn check_counts(&self, operation: &'static str, list: &'static str, counts: &[usize]) -> Result<()> {
         if counts.len() == self.world_size {
             Ok(())
         } else {
             let (actual, world_size) = (counts.len(), self.world_size);
-            Err(UsageError::Counts {
-                operation,
-                list,
-                actual,
-                world_size,
-            }
-            .into())
+            Err(UsageError::Counts { operation, list, actual, world_size }.into())
         }
     }
 
     // --- whole buffers --------------------------------------------------------------------------------
 
-    pub fn all_reduce<S, R>(
-        &self,
-        send: &S,
-        recv: &mut R,
-        op: Reduction<S::Elem>,
-    ) -> Result<Call<'static>>
+    pub fn all_reduce<S, R>(&self, send: &S, recv: &mut R, op: Reduction<S::Elem>) -> Result<Call<'static>>
     where
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        same_len(
-            "all_reduce",
-            "recv",
-            recv.len(),
-            send.len(),
-            "as many as the send buffer",
-        )?;
-        Ok(call::<S>(
-            Operation::AllReduce,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            Blocks::Equal(send.len()),
-        )
-        .reducing(op.into()))
+        same_len("all_reduce", "recv", recv.len(), send.len(), "as many as the send buffer")?;
+        Ok(call::<S>(Operation::AllReduce, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(send.len()))
+            .reducing(op.into()))
     }
 
     pub fn all_reduce_in_place<R: Target + ?Sized>(
@@ -156,10 +91,7 @@ impl Shape {
         op: Reduction<R::Elem>,
     ) -> Result<Call<'static>> {
         let recv = buf.as_mut_ptr();
-        Ok(
-            call::<R>(Operation::AllReduce, recv, recv, Blocks::Equal(buf.len()))
-                .reducing(op.into()),
-        )
+        Ok(call::<R>(Operation::AllReduce, recv, recv, Blocks::Equal(buf.len())).reducing(op.into()))
     }
 
     pub fn broadcast<S, R>(&self, send: &S, recv: &mut R, root: usize) -> Result<Call<'static>>
@@ -169,29 +101,13 @@ impl Shape {
     {
         self.check_rank("broadcast", "root", root)?;
         if root == self.rank {
-            same_len(
-                "broadcast",
-                "send",
-                send.len(),
-                recv.len(),
-                "as many as the recv buffer, at the root",
-            )?;
+            same_len("broadcast", "send", send.len(), recv.len(), "as many as the recv buffer, at the root")?;
         }
         let blocks = Blocks::Equal(recv.len());
-        Ok(call::<S>(
-            Operation::Broadcast,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            blocks,
-        )
-        .rooted(root))
+        Ok(call::<S>(Operation::Broadcast, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
     }
 
-    pub fn broadcast_in_place<R: Target + ?Sized>(
-        &self,
-        buf: &mut R,
-        root: usize,
-    ) -> Result<Call<'static>> {
+    pub fn broadcast_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<Call<'static>> {
         self.check_rank("broadcast_in_place", "root", root)?;
         let recv = buf.as_mut_ptr();
         Ok(call::<R>(Operation::Broadcast, recv, recv, Blocks::Equal(buf.len())).rooted(root))
@@ -210,22 +126,11 @@ impl Shape {
     {
         self.check_rank("reduce", "root", root)?;
         if root == self.rank {
-            same_len(
-                "reduce",
-                "recv",
-                recv.len(),
-                send.len(),
-                "as many as the send buffer, at the root",
-            )?;
+            same_len("reduce", "recv", recv.len(), send.len(), "as many as the send buffer, at the root")?;
         }
-        Ok(call::<S>(
-            Operation::Reduce,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            Blocks::Equal(send.len()),
-        )
-        .rooted(root)
-        .reducing(op.into()))
+        Ok(call::<S>(Operation::Reduce, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(send.len()))
+            .rooted(root)
+            .reducing(op.into()))
     }
 
     pub fn reduce_in_place<R: Target + ?Sized>(
@@ -236,11 +141,9 @@ impl Shape {
     ) -> Result<Call<'static>> {
         self.check_rank("reduce_in_place", "root", root)?;
         let recv = buf.as_mut_ptr();
-        Ok(
-            call::<R>(Operation::Reduce, recv, recv, Blocks::Equal(buf.len()))
-                .rooted(root)
-                .reducing(op.into()),
-        )
+        Ok(call::<R>(Operation::Reduce, recv, recv, Blocks::Equal(buf.len()))
+            .rooted(root)
+            .reducing(op.into()))
     }
 
     // --- equal blocks ---------------------------------------------------------------------------------
@@ -251,30 +154,14 @@ impl Shape {
         R: Target<Elem = S::Elem> + ?Sized,
     {
         let expected = self.all_blocks("all_gather", send.len())?;
-        same_len(
-            "all_gather",
-            "recv",
-            recv.len(),
-            expected,
-            "ranks × the send buffer",
-        )?;
-        Ok(call::<S>(
-            Operation::AllGather,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            Blocks::Equal(send.len()),
-        ))
+        same_len("all_gather", "recv", recv.len(), expected, "ranks × the send buffer")?;
+        Ok(call::<S>(Operation::AllGather, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(send.len())))
     }
 
     pub fn all_gather_in_place<R: Target + ?Sized>(&self, buf: &mut R) -> Result<Call<'static>> {
         let block = self.share("all_gather", "in-place", buf.len())?;
         let recv = buf.as_mut_ptr();
-        Ok(call::<R>(
-            Operation::AllGather,
-            recv.wrapping_add(self.rank * block),
-            recv,
-            Blocks::Equal(block),
-        ))
+        Ok(call::<R>(Operation::AllGather, recv.wrapping_add(self.rank * block), recv, Blocks::Equal(block)))
     }
 
     pub fn gather<S, R>(&self, send: &S, recv: &mut R, root: usize) -> Result<Call<'static>>
@@ -285,23 +172,13 @@ impl Shape {
         self.check_rank("gather", "root", root)?;
         if root == self.rank {
             let expected = self.all_blocks("gather", send.len())?;
-            same_len(
-                "gather",
-                "recv",
-                recv.len(),
-                expected,
-                "ranks × the send buffer, at the root",
-            )?;
+            same_len("gather", "recv", recv.len(), expected, "ranks × the send buffer, at the root")?;
         }
         let blocks = Blocks::Equal(send.len());
         Ok(call::<S>(Operation::Gather, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
     }
 
-    pub fn gather_in_place<R: Target + ?Sized>(
-        &self,
-        buf: &mut R,
-        root: usize,
-    ) -> Result<Call<'static>> {
+    pub fn gather_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<Call<'static>> {
         self.check_rank("gather_in_place", "root", root)?;
         let block = self.share("gather", "in-place", buf.len())?;
         let recv = buf.as_mut_ptr();
@@ -320,21 +197,9 @@ impl Shape {
         R: Target<Elem = S::Elem> + ?Sized,
     {
         let expected = self.all_blocks("reduce_scatter", recv.len())?;
-        same_len(
-            "reduce_scatter",
-            "send",
-            send.len(),
-            expected,
-            "ranks × the recv buffer",
-        )?;
+        same_len("reduce_scatter", "send", send.len(), expected, "ranks × the recv buffer")?;
         let blocks = Blocks::Equal(recv.len());
-        Ok(call::<S>(
-            Operation::ReduceScatter,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            blocks,
-        )
-        .reducing(op.into()))
+        Ok(call::<S>(Operation::ReduceScatter, send.as_ptr(), recv.as_mut_ptr(), blocks).reducing(op.into()))
     }
 
     pub fn reduce_scatter_in_place<R: Target + ?Sized>(
@@ -345,10 +210,7 @@ impl Shape {
         let block = self.share("reduce_scatter", "in-place", buf.len())?;
         let send = buf.as_mut_ptr();
         let own = send.wrapping_add(self.rank * block);
-        Ok(
-            call::<R>(Operation::ReduceScatter, send, own, Blocks::Equal(block))
-                .reducing(op.into()),
-        )
+        Ok(call::<R>(Operation::ReduceScatter, send, own, Blocks::Equal(block)).reducing(op.into()))
     }
 
     pub fn scatter<S, R>(&self, send: &S, recv: &mut R, root: usize) -> Result<Call<'static>>
@@ -359,23 +221,13 @@ impl Shape {
         self.check_rank("scatter", "root", root)?;
         if root == self.rank {
             let expected = self.all_blocks("scatter", recv.len())?;
-            same_len(
-                "scatter",
-                "send",
-                send.len(),
-                expected,
-                "ranks × the recv buffer, at the root",
-            )?;
+            same_len("scatter", "send", send.len(), expected, "ranks × the recv buffer, at the root")?;
         }
         let blocks = Blocks::Equal(recv.len());
         Ok(call::<S>(Operation::Scatter, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
     }
 
-    pub fn scatter_in_place<R: Target + ?Sized>(
-        &self,
-        buf: &mut R,
-        root: usize,
-    ) -> Result<Call<'static>> {
+    pub fn scatter_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<Call<'static>> {
         self.check_rank("scatter_in_place", "root", root)?;
         let block = self.share("scatter", "in-place", buf.len())?;
         let send = buf.as_mut_ptr();
@@ -389,66 +241,28 @@ impl Shape {
         R: Target<Elem = S::Elem> + ?Sized,
     {
         let block = self.share("all_to_all", "send", send.len())?;
-        same_len(
-            "all_to_all",
-            "recv",
-            recv.len(),
-            send.len(),
-            "as many as the send buffer",
-        )?;
-        Ok(call::<S>(
-            Operation::AllToAll,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            Blocks::Equal(block),
-        ))
+        same_len("all_to_all", "recv", recv.len(), send.len(), "as many as the send buffer")?;
+        Ok(call::<S>(Operation::AllToAll, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(block)))
     }
 
     pub fn all_to_all_in_place<R: Target + ?Sized>(&self, buf: &mut R) -> Result<Call<'static>> {
         let block = self.share("all_to_all", "in-place", buf.len())?;
         let recv = buf.as_mut_ptr();
-        Ok(call::<R>(
-            Operation::AllToAll,
-            recv,
-            recv,
-            Blocks::Equal(block),
-        ))
+        Ok(call::<R>(Operation::AllToAll, recv, recv, Blocks::Equal(block)))
     }
 
     // --- blocks of different lengths ------------------------------------------------------------------
 
-    pub fn all_gather_v<'a, S, R>(
-        &self,
-        send: &S,
-        recv: &mut R,
-        counts: &'a [usize],
-    ) -> Result<Call<'a>>
+    pub fn all_gather_v<'a, S, R>(&self, send: &S, recv: &mut R, counts: &'a [usize]) -> Result<Call<'a>>
     where
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
         let operation = "all_gather_v";
         self.check_counts(operation, "counts", counts)?;
-        same_len(
-            operation,
-            "send",
-            send.len(),
-            counts[self.rank],
-            "counts[rank]",
-        )?;
-        same_len(
-            operation,
-            "recv",
-            recv.len(),
-            total(operation, counts)?,
-            "the sum of the counts",
-        )?;
-        Ok(call::<S>(
-            Operation::AllGatherV,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            Blocks::Each(counts),
-        ))
+        same_len(operation, "send", send.len(), counts[self.rank], "counts[rank]")?;
+        same_len(operation, "recv", recv.len(), total(operation, counts)?, "the sum of the counts")?;
+        Ok(call::<S>(Operation::AllGatherV, send.as_ptr(), recv.as_mut_ptr(), Blocks::Each(counts)))
     }
 
     pub fn gather_v<'a, S, R>(
@@ -465,22 +279,10 @@ impl Shape {
         let operation = "gather_v";
         self.check_rank(operation, "root", root)?;
         self.check_counts(operation, "counts", counts)?;
-        same_len(
-            operation,
-            "send",
-            send.len(),
-            counts[self.rank],
-            "counts[rank]",
-        )?;
+        same_len(operation, "send", send.len(), counts[self.rank], "counts[rank]")?;
         let all = total(operation, counts)?;
         if root == self.rank {
-            same_len(
-                operation,
-                "recv",
-                recv.len(),
-                all,
-                "the sum of the counts, at the root",
-            )?;
+            same_len(operation, "recv", recv.len(), all, "the sum of the counts, at the root")?;
         }
         let blocks = Blocks::Each(counts);
         Ok(call::<S>(Operation::GatherV, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
@@ -500,31 +302,13 @@ impl Shape {
         let operation = "scatter_v";
         self.check_rank(operation, "root", root)?;
         self.check_counts(operation, "counts", counts)?;
-        same_len(
-            operation,
-            "recv",
-            recv.len(),
-            counts[self.rank],
-            "counts[rank]",
-        )?;
+        same_len(operation, "recv", recv.len(), counts[self.rank], "counts[rank]")?;
         let all = total(operation, counts)?;
         if root == self.rank {
-            same_len(
-                operation,
-                "send",
-                send.len(),
-                all,
-                "the sum of the counts, at the root",
-            )?;
+            same_len(operation, "send", send.len(), all, "the sum of the counts, at the root")?;
         }
         let blocks = Blocks::Each(counts);
-        Ok(call::<S>(
-            Operation::ScatterV,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            blocks,
-        )
-        .rooted(root))
+        Ok(call::<S>(Operation::ScatterV, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
     }
 
     pub fn reduce_scatter_v<'a, S, R>(
@@ -540,27 +324,10 @@ impl Shape {
     {
         let operation = "reduce_scatter_v";
         self.check_counts(operation, "counts", counts)?;
-        same_len(
-            operation,
-            "recv",
-            recv.len(),
-            counts[self.rank],
-            "counts[rank]",
-        )?;
-        same_len(
-            operation,
-            "send",
-            send.len(),
-            total(operation, counts)?,
-            "the sum of the counts",
-        )?;
-        Ok(call::<S>(
-            Operation::ReduceScatterV,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            Blocks::Each(counts),
-        )
-        .reducing(op.into()))
+        same_len(operation, "recv", recv.len(), counts[self.rank], "counts[rank]")?;
+        same_len(operation, "send", send.len(), total(operation, counts)?, "the sum of the counts")?;
+        Ok(call::<S>(Operation::ReduceScatterV, send.as_ptr(), recv.as_mut_ptr(), Blocks::Each(counts))
+            .reducing(op.into()))
     }
 
     pub fn all_to_all_v<'a, S, R>(
@@ -600,16 +367,8 @@ impl Shape {
             "send_counts[rank], what this rank gives itself",
         )?;
         let blocks = Blocks::Each(send_counts);
-        let call = call::<S>(
-            Operation::AllToAllV,
-            send.as_ptr(),
-            recv.as_mut_ptr(),
-            blocks,
-        );
-        Ok(Call {
-            recv_blocks: Blocks::Each(recv_counts),
-            ..call
-        })
+        let call = call::<S>(Operation::AllToAllV, send.as_ptr(), recv.as_mut_ptr(), blocks);
+        Ok(Call { recv_blocks: Blocks::Each(recv_counts), ..call })
     }
 }
 
@@ -665,12 +424,7 @@ impl Comm {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn all_reduce<S, R>(
-        &self,
-        send: &S,
-        recv: &mut R,
-        op: impl Into<Reduction<S::Elem>>,
-    ) -> Result<()>
+    pub fn all_reduce<S, R>(&self, send: &S, recv: &mut R, op: impl Into<Reduction<S::Elem>>) -> Result<()>
     where
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
@@ -679,11 +433,7 @@ impl Comm {
     }
 
     /// [`all_reduce`](Comm::all_reduce) of one buffer.
-    pub fn all_reduce_in_place<R>(
-        &self,
-        buf: &mut R,
-        op: impl Into<Reduction<R::Elem>>,
-    ) -> Result<()>
+    pub fn all_reduce_in_place<R>(&self, buf: &mut R, op: impl Into<Reduction<R::Elem>>) -> Result<()>
     where
         R: Target + ?Sized,
     {
@@ -784,11 +534,7 @@ impl Comm {
 
     /// [`reduce_scatter`](Comm::reduce_scatter) of one buffer. The result is in this rank's block, at
     /// `rank × len / world_size`; the other blocks keep what they held.
-    pub fn reduce_scatter_in_place<R>(
-        &self,
-        buf: &mut R,
-        op: impl Into<Reduction<R::Elem>>,
-    ) -> Result<()>
+    pub fn reduce_scatter_in_place<R>(&self, buf: &mut R, op: impl Into<Reduction<R::Elem>>) -> Result<()>
     where
         R: Target + ?Sized,
     {
@@ -810,11 +556,7 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(
-            &self
-                .shape()
-                .reduce_scatter_v(send, recv, counts, op.into())?,
-        )
+        self.run_call(&self.shape().reduce_scatter_v(send, recv, counts, op.into())?)
     }
 
     /// Every rank gives every rank a block: block `j` of rank `i` becomes block `i` of rank `j`.
@@ -848,11 +590,7 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(
-            &self
-                .shape()
-                .all_to_all_v(send, send_counts, recv, recv_counts)?,
-        )
+        self.run_call(&self.shape().all_to_all_v(send, send_counts, recv, recv_counts)?)
     }
 
     /// Puts all ranks' buffers one behind the other, in rank order, at the root.
@@ -875,13 +613,7 @@ impl Comm {
 
     /// [`gather`](Comm::gather) of blocks of different lengths: `counts` as in
     /// [`all_gather_v`](Comm::all_gather_v), the same list on every rank. `MPI_Gatherv`.
-    pub fn gather_v<S, R>(
-        &self,
-        send: &S,
-        recv: &mut R,
-        counts: &[usize],
-        root: usize,
-    ) -> Result<()>
+    pub fn gather_v<S, R>(&self, send: &S, recv: &mut R, counts: &[usize], root: usize) -> Result<()>
     where
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
@@ -909,13 +641,7 @@ impl Comm {
 
     /// [`scatter`](Comm::scatter) of blocks of different lengths: `counts` as in
     /// [`reduce_scatter_v`](Comm::reduce_scatter_v), the same list on every rank. `MPI_Scatterv`.
-    pub fn scatter_v<S, R>(
-        &self,
-        send: &S,
-        counts: &[usize],
-        recv: &mut R,
-        root: usize,
-    ) -> Result<()>
+    pub fn scatter_v<S, R>(&self, send: &S, counts: &[usize], recv: &mut R, root: usize) -> Result<()>
     where
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,

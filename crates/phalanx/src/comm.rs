@@ -43,11 +43,7 @@ pub struct Comm {
 impl Comm {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Comm {
         let requests = Arc::new(Requests::new(backend.clone()));
-        Comm {
-            backend,
-            requests,
-            one_thread_at_a_time: PhantomData,
-        }
+        Comm { backend, requests, one_thread_at_a_time: PhantomData }
     }
 
     /// Settings for a new communicator.
@@ -81,10 +77,7 @@ impl Comm {
     }
 
     pub(crate) fn shape(&self) -> Shape {
-        Shape {
-            rank: self.rank(),
-            world_size: self.world_size(),
-        }
+        Shape { rank: self.rank(), world_size: self.world_size() }
     }
 
     /// Carries out a checked call, after the requests that were started before it.
@@ -118,9 +111,7 @@ impl Comm {
     /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in
     /// and out. `len` elements, zero.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
-        let bytes = len
-            .checked_mul(size_of::<T>())
-            .filter(|bytes| *bytes <= isize::MAX as usize);
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {
             operation: "alloc",
             what: "the length in bytes",
@@ -153,11 +144,7 @@ impl Drop for Comm {
     fn drop(&mut self) {
         // Bounded: each job ends by its own deadline, at the latest.
         self.requests.stop();
-        let departure = if std::thread::panicking() {
-            Departure::Panicked
-        } else {
-            Departure::Left
-        };
+        let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         self.backend.depart(departure);
     }
 }

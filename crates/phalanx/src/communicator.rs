@@ -23,10 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// # Safety
 /// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
 /// stay so until `sync` or `barrier` has returned, and not be touched by others in the meantime.
-#[expect(
-    clippy::missing_safety_doc,
-    reason = "one section for all methods, above"
-)]
+#[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
 pub trait Communicator: Send + Sync {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
@@ -41,13 +38,7 @@ pub trait Communicator: Send + Sync {
     unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()>;
 
     /// Gathers `count` elements of each rank; `recv_ptr` has room for `count × world_size`.
-    unsafe fn all_gather(
-        &self,
-        send_ptr: u64,
-        recv_ptr: u64,
-        count: usize,
-        dtype: DType,
-    ) -> Result<()>;
+    unsafe fn all_gather(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()>;
 
     /// Combines `count × world_size` elements of each rank; each rank gets its block of `count`.
     unsafe fn reduce_scatter(
@@ -61,18 +52,10 @@ pub trait Communicator: Send + Sync {
 
     /// Starts sending to `dest`; the buffer must not change until `sync`. MPI and the host match on the tag,
     /// NCCL ignores it.
-    unsafe fn send(
-        &self,
-        ptr: u64,
-        count: usize,
-        dtype: DType,
-        dest: usize,
-        tag: u32,
-    ) -> Result<()>;
+    unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()>;
 
     /// Starts receiving from `src`; the data is there after `sync`.
-    unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32)
-    -> Result<()>;
+    unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32) -> Result<()>;
 
     /// Waits until all of this rank's operations are complete.
     fn sync(&self) -> Result<()>;
@@ -93,14 +76,7 @@ pub trait Communicator: Send + Sync {
 
     /// Combines all ranks' `count` elements, in place; the root gets the result. What other ranks' buffers
     /// hold afterwards is unspecified.
-    unsafe fn reduce(
-        &self,
-        ptr: u64,
-        count: usize,
-        dtype: DType,
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<()> {
+    unsafe fn reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp, root: usize) -> Result<()> {
         check_root("reduce", root, self.world_size())?;
         // SAFETY: the caller's contract.
         unsafe { self.all_reduce(ptr, count, dtype, op) }
@@ -108,13 +84,7 @@ pub trait Communicator: Send + Sync {
 
     /// Block `j` of rank `i` becomes block `i` of rank `j`; a block has `count` elements, each buffer
     /// `count × world_size`. The buffers must not overlap.
-    unsafe fn all_to_all(
-        &self,
-        send_ptr: u64,
-        recv_ptr: u64,
-        count: usize,
-        dtype: DType,
-    ) -> Result<()> {
+    unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         for rank in 0..self.world_size() {
             let offset = (rank * count * dtype.size()) as u64;
             // SAFETY: the blocks lie in the caller's buffers.
@@ -179,13 +149,7 @@ fn check_root(operation: &'static str, rank: usize, world_size: usize) -> Result
     if rank < world_size {
         Ok(())
     } else {
-        Err(UsageError::Rank {
-            operation,
-            role: "root",
-            rank,
-            world_size,
-        }
-        .into())
+        Err(UsageError::Rank { operation, role: "root", rank, world_size }.into())
     }
 }
 
@@ -238,16 +202,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Portable {
     pub fn new(comm: Comm) -> Portable {
         let (rank, world_size) = (comm.rank(), comm.world_size());
-        let inner = Mutex::new(Inner {
-            comm,
-            pending: Vec::new(),
-        });
-        Portable {
-            rank,
-            world_size,
-            inner,
-            events: Mutex::default(),
-        }
+        let inner = Mutex::new(Inner { comm, pending: Vec::new() });
+        Portable { rank, world_size, inner, events: Mutex::default() }
     }
 
     /// Checks what can be checked of raw buffers, and carries the call out.
@@ -256,18 +212,11 @@ impl Portable {
     /// As for the trait: the buffers of the call are valid.
     unsafe fn collective(&self, call: Call<'_>, blocks: usize) -> Result<()> {
         let operation = call.operation.name();
-        let Blocks::Equal(count) = call.blocks else {
-            unreachable!("the trait has equal blocks")
-        };
+        let Blocks::Equal(count) = call.blocks else { unreachable!("the trait has equal blocks") };
         self.check_len(operation, count, blocks, call.dtype)?;
         for (buffer, pointer) in [("send", call.send), ("recv", call.recv.cast_const())] {
             if pointer.is_null() && count > 0 {
-                return Err(UsageError::NullPointer {
-                    operation,
-                    buffer,
-                    count,
-                }
-                .into());
+                return Err(UsageError::NullPointer { operation, buffer, count }.into());
             }
         }
         if call.operation.is_rooted() {
@@ -276,49 +225,23 @@ impl Portable {
         lock(&self.inner).comm.run_call(&call)
     }
 
-    fn check_len(
-        &self,
-        operation: &'static str,
-        count: usize,
-        blocks: usize,
-        dtype: DType,
-    ) -> Result<()> {
-        let bytes = count
-            .checked_mul(blocks)
-            .and_then(|all| all.checked_mul(dtype.size()));
+    fn check_len(&self, operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<()> {
+        let bytes = count.checked_mul(blocks).and_then(|all| all.checked_mul(dtype.size()));
         match bytes {
             Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
             _ => {
                 let value = format!("{count} × {blocks} × {}", dtype.size());
                 let limit = isize::MAX.to_string();
-                Err(UsageError::Overflow {
-                    operation,
-                    what: "the length in bytes",
-                    value,
-                    limit,
-                }
-                .into())
+                Err(UsageError::Overflow { operation, what: "the length in bytes", value, limit }.into())
             }
         }
     }
 
     fn post(&self, operation: &'static str, transfer: Transfer) -> Result<()> {
-        let Transfer {
-            direction,
-            peer: rank,
-            count,
-            dtype,
-            ..
-        } = transfer;
+        let Transfer { direction, peer: rank, count, dtype, .. } = transfer;
         if rank >= self.world_size {
             let world_size = self.world_size;
-            return Err(UsageError::Rank {
-                operation,
-                role: "peer",
-                rank,
-                world_size,
-            }
-            .into());
+            return Err(UsageError::Rank { operation, role: "peer", rank, world_size }.into());
         }
         self.check_len(operation, count, 1, dtype)?;
         let (buffer, null) = match direction {
@@ -326,12 +249,7 @@ impl Portable {
             Direction::Recv(pointer) => ("recv", pointer.is_null()),
         };
         if null && count > 0 {
-            return Err(UsageError::NullPointer {
-                operation,
-                buffer,
-                count,
-            }
-            .into());
+            return Err(UsageError::NullPointer { operation, buffer, count }.into());
         }
         let mut inner = lock(&self.inner);
         // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
@@ -368,13 +286,7 @@ impl Drop for Inner {
 
 fn simple(operation: Operation, ptr: u64, count: usize, dtype: DType) -> Call<'static> {
     let (send, recv) = (ptr as *const u8, ptr as *mut u8);
-    Call {
-        dtype,
-        send,
-        recv,
-        blocks: Blocks::Equal(count),
-        ..Call::empty(operation)
-    }
+    Call { dtype, send, recv, blocks: Blocks::Equal(count), ..Call::empty(operation) }
 }
 
 impl Communicator for Portable {
@@ -387,35 +299,20 @@ impl Communicator for Portable {
     }
 
     unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()> {
-        let call = Call {
-            reduction: op.into(),
-            ..simple(Operation::AllReduce, ptr, count, dtype)
-        };
+        let call = Call { reduction: op.into(), ..simple(Operation::AllReduce, ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, 1) }
     }
 
     unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()> {
-        let call = Call {
-            root,
-            ..simple(Operation::Broadcast, ptr, count, dtype)
-        };
+        let call = Call { root, ..simple(Operation::Broadcast, ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, 1) }
     }
 
-    unsafe fn all_gather(
-        &self,
-        send_ptr: u64,
-        recv_ptr: u64,
-        count: usize,
-        dtype: DType,
-    ) -> Result<()> {
+    unsafe fn all_gather(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         let recv = recv_ptr as *mut u8;
-        let call = Call {
-            recv,
-            ..simple(Operation::AllGather, send_ptr, count, dtype)
-        };
+        let call = Call { recv, ..simple(Operation::AllGather, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, self.world_size) }
     }
@@ -429,55 +326,19 @@ impl Communicator for Portable {
         op: ReduceOp,
     ) -> Result<()> {
         let (recv, reduction) = (recv_ptr as *mut u8, op.into());
-        let call = Call {
-            recv,
-            reduction,
-            ..simple(Operation::ReduceScatter, send_ptr, count, dtype)
-        };
+        let call = Call { recv, reduction, ..simple(Operation::ReduceScatter, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, self.world_size) }
     }
 
-    unsafe fn send(
-        &self,
-        ptr: u64,
-        count: usize,
-        dtype: DType,
-        dest: usize,
-        tag: u32,
-    ) -> Result<()> {
+    unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()> {
         let direction = Direction::Send(ptr as *const u8);
-        self.post(
-            "send",
-            Transfer {
-                direction,
-                peer: dest,
-                tag,
-                dtype,
-                count,
-            },
-        )
+        self.post("send", Transfer { direction, peer: dest, tag, dtype, count })
     }
 
-    unsafe fn recv(
-        &self,
-        ptr: u64,
-        count: usize,
-        dtype: DType,
-        src: usize,
-        tag: u32,
-    ) -> Result<()> {
+    unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32) -> Result<()> {
         let direction = Direction::Recv(ptr as *mut u8);
-        self.post(
-            "recv",
-            Transfer {
-                direction,
-                peer: src,
-                tag,
-                dtype,
-                count,
-            },
-        )
+        self.post("recv", Transfer { direction, peer: src, tag, dtype, count })
     }
 
     fn sync(&self) -> Result<()> {
@@ -499,36 +360,16 @@ impl Communicator for Portable {
         Some(self)
     }
 
-    unsafe fn reduce(
-        &self,
-        ptr: u64,
-        count: usize,
-        dtype: DType,
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<()> {
+    unsafe fn reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp, root: usize) -> Result<()> {
         let reduction = op.into();
-        let call = Call {
-            reduction,
-            root,
-            ..simple(Operation::Reduce, ptr, count, dtype)
-        };
+        let call = Call { reduction, root, ..simple(Operation::Reduce, ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, 1) }
     }
 
-    unsafe fn all_to_all(
-        &self,
-        send_ptr: u64,
-        recv_ptr: u64,
-        count: usize,
-        dtype: DType,
-    ) -> Result<()> {
+    unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         let recv = recv_ptr as *mut u8;
-        let call = Call {
-            recv,
-            ..simple(Operation::AllToAll, send_ptr, count, dtype)
-        };
+        let call = Call { recv, ..simple(Operation::AllToAll, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, self.world_size) }
     }

@@ -58,22 +58,11 @@ impl Error {
     ///
     /// After a usage error, or a refusal by the operating system, it works on.
     pub fn is_fatal(&self) -> bool {
-        matches!(
-            self,
-            Error::Mismatch(_) | Error::Peer(_) | Error::Timeout(_) | Error::Aborted { .. }
-        )
+        matches!(self, Error::Mismatch(_) | Error::Peer(_) | Error::Timeout(_) | Error::Aborted { .. })
     }
 
-    pub(crate) fn system(
-        call: &'static str,
-        source: io::Error,
-        remedy: impl Into<String>,
-    ) -> Error {
-        Error::System(Box::new(SystemError {
-            call,
-            source: source.into(),
-            remedy: remedy.into(),
-        }))
+    pub(crate) fn system(call: &'static str, source: io::Error, remedy: impl Into<String>) -> Error {
+        Error::System(Box::new(SystemError { call, source: source.into(), remedy: remedy.into() }))
     }
 
     pub(crate) fn bootstrap(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
@@ -302,10 +291,7 @@ pub struct MissingRank {
 }
 
 fn describe_missing(missing: &[MissingRank]) -> String {
-    let ranks: Vec<String> = missing
-        .iter()
-        .map(|m| format!("rank {} ({})", m.rank, m.last_seen))
-        .collect();
+    let ranks: Vec<String> = missing.iter().map(|m| format!("rank {} ({})", m.rank, m.last_seen)).collect();
     ranks.join(", ")
 }
 

@@ -51,11 +51,7 @@ pub struct CommGroup<'group, 'env> {
 /// # }
 /// ```
 pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R> {
-    let mut group = Group {
-        transfers: Vec::new(),
-        calls: Vec::new(),
-        env: PhantomData,
-    };
+    let mut group = Group { transfers: Vec::new(), calls: Vec::new(), env: PhantomData };
     let result = f(&mut group)?;
     group.end()?;
     Ok(result)
@@ -82,18 +78,13 @@ impl<'env> Group<'env> {
             }
         }
         wait_all(tickets).and(outcome)?;
-        self.calls
-            .iter()
-            .try_for_each(|(comm, call)| comm.run_call(call))
+        self.calls.iter().try_for_each(|(comm, call)| comm.run_call(call))
     }
 }
 
 impl Comm {
     /// [`group`](crate::group) of this communicator's operations alone.
-    pub fn group<'env, R>(
-        &'env self,
-        f: impl FnOnce(&mut CommGroup<'_, 'env>) -> Result<R>,
-    ) -> Result<R> {
+    pub fn group<'env, R>(&'env self, f: impl FnOnce(&mut CommGroup<'_, 'env>) -> Result<R>) -> Result<R> {
         group(|group| f(&mut group.on(self)))
     }
 }
@@ -115,30 +106,16 @@ impl<'env> CommGroup<'_, 'env> {
     }
 
     /// See [`Comm::send_tagged`].
-    pub fn send_tagged<S: Source + ?Sized>(
-        &mut self,
-        buf: &'env S,
-        peer: usize,
-        tag: u32,
-    ) -> Result<()> {
+    pub fn send_tagged<S: Source + ?Sized>(&mut self, buf: &'env S, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("send", "peer", peer)?;
-        self.group
-            .transfers
-            .push((self.comm, sending(buf, peer, tag)));
+        self.group.transfers.push((self.comm, sending(buf, peer, tag)));
         Ok(())
     }
 
     /// See [`Comm::recv_tagged`].
-    pub fn recv_tagged<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        peer: usize,
-        tag: u32,
-    ) -> Result<()> {
+    pub fn recv_tagged<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("recv", "peer", peer)?;
-        self.group
-            .transfers
-            .push((self.comm, receiving(buf, peer, tag)));
+        self.group.transfers.push((self.comm, receiving(buf, peer, tag)));
         Ok(())
     }
 
@@ -169,11 +146,7 @@ impl<'env> CommGroup<'_, 'env> {
     }
 
     /// See [`Comm::broadcast_in_place`].
-    pub fn broadcast_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        root: usize,
-    ) -> Result<()> {
+    pub fn broadcast_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
         self.call(self.comm.shape().broadcast_in_place(buf, root)?)
     }
 

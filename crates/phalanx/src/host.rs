@@ -23,12 +23,7 @@ impl<T: Element> HostBuffer<T> {
     pub(crate) fn new(allocation: Allocation, len: usize) -> HostBuffer<T> {
         let start = allocation.start.cast::<T>();
         assert!(start.is_aligned(), "backends align to 64 bytes");
-        HostBuffer {
-            start,
-            len,
-            _keep: allocation.keep,
-            elements: PhantomData,
-        }
+        HostBuffer { start, len, _keep: allocation.keep, elements: PhantomData }
     }
 }
 
@@ -56,9 +51,6 @@ impl<T: Element> DerefMut for HostBuffer<T> {
 
 impl<T: Element> fmt::Debug for HostBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostBuffer")
-            .field("dtype", &T::DTYPE)
-            .field("len", &self.len)
-            .finish()
+        f.debug_struct("HostBuffer").field("dtype", &T::DTYPE).field("len", &self.len).finish()
     }
 }

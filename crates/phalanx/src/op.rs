@@ -33,13 +33,8 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// Every operation.
-    pub const ALL: [ReduceOp; 5] = [
-        ReduceOp::Sum,
-        ReduceOp::Prod,
-        ReduceOp::Min,
-        ReduceOp::Max,
-        ReduceOp::Avg,
-    ];
+    pub const ALL: [ReduceOp; 5] =
+        [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 
     /// The short name: `sum`, `prod`, `min`, `max`, `avg`.
     pub const fn name(self) -> &'static str {
@@ -98,17 +93,13 @@ enum Kind<T> {
 
 impl<T> From<ReduceOp> for Reduction<T> {
     fn from(op: ReduceOp) -> Self {
-        Reduction {
-            kind: Kind::Plain(op),
-        }
+        Reduction { kind: Kind::Plain(op) }
     }
 }
 
 impl<T: Element> From<PreMulSum<T>> for Reduction<T> {
     fn from(PreMulSum(factor): PreMulSum<T>) -> Self {
-        Reduction {
-            kind: Kind::PreMulSum(factor),
-        }
+        Reduction { kind: Kind::PreMulSum(factor) }
     }
 }
 
@@ -145,16 +136,9 @@ impl ReductionCode {
     }
 
     pub fn from_code(code: u8) -> Option<ReductionCode> {
-        [
-            Self::Sum,
-            Self::Prod,
-            Self::Min,
-            Self::Max,
-            Self::Avg,
-            Self::PreMulSum,
-        ]
-        .get(usize::from(code))
-        .copied()
+        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum]
+            .get(usize::from(code))
+            .copied()
     }
 }
 
@@ -175,10 +159,9 @@ impl<T: Element> From<Reduction<T>> for RawReduction {
     fn from(reduction: Reduction<T>) -> Self {
         match reduction.kind {
             Kind::Plain(op) => op.into(),
-            Kind::PreMulSum(factor) => RawReduction {
-                code: ReductionCode::PreMulSum,
-                factor: element_bits(factor),
-            },
+            Kind::PreMulSum(factor) => {
+                RawReduction { code: ReductionCode::PreMulSum, factor: element_bits(factor) }
+            }
         }
     }
 }

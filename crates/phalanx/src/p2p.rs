@@ -9,31 +9,17 @@ use crate::error::{Result, UsageError};
 /// The transfer that sends a buffer.
 pub(crate) fn sending<S: Source + ?Sized>(buf: &S, peer: usize, tag: u32) -> Transfer {
     let direction = Direction::Send(buf.as_ptr().cast());
-    Transfer {
-        direction,
-        peer,
-        tag,
-        dtype: <S::Elem as Element>::DTYPE,
-        count: buf.len(),
-    }
+    Transfer { direction, peer, tag, dtype: <S::Elem as Element>::DTYPE, count: buf.len() }
 }
 
 /// The transfer that receives into a buffer.
 pub(crate) fn receiving<R: Target + ?Sized>(buf: &mut R, peer: usize, tag: u32) -> Transfer {
     let direction = Direction::Recv(buf.as_mut_ptr().cast());
-    Transfer {
-        direction,
-        peer,
-        tag,
-        dtype: <R::Elem as Element>::DTYPE,
-        count: buf.len(),
-    }
+    Transfer { direction, peer, tag, dtype: <R::Elem as Element>::DTYPE, count: buf.len() }
 }
 
 /// Waits for all of them, also if some fail; answers the first error.
-pub(crate) fn wait_all<'a>(
-    tickets: impl IntoIterator<Item = (&'a dyn Backend, Ticket)>,
-) -> Result<()> {
+pub(crate) fn wait_all<'a>(tickets: impl IntoIterator<Item = (&'a dyn Backend, Ticket)>) -> Result<()> {
     let mut outcome = Ok(());
     for (backend, ticket) in tickets {
         outcome = outcome.and(backend.wait(ticket));
@@ -68,12 +54,7 @@ impl Comm {
     }
 
     /// [`recv`](Comm::recv) with a tag.
-    pub fn recv_tagged<R: Target + ?Sized>(
-        &self,
-        buf: &mut R,
-        peer: usize,
-        tag: u32,
-    ) -> Result<()> {
+    pub fn recv_tagged<R: Target + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
         self.shape().check_rank("recv", "peer", peer)?;
         self.transfer(receiving(buf, peer, tag))
     }

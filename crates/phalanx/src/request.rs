@@ -106,12 +106,7 @@ impl Outcome {
         loop {
             match result.take() {
                 Some(result) => return result,
-                None => {
-                    result = self
-                        .there
-                        .wait(result)
-                        .unwrap_or_else(PoisonError::into_inner)
-                }
+                None => result = self.there.wait(result).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
@@ -183,22 +178,13 @@ impl Requests {
         let (sender, _) = worker.get_or_insert_with(|| {
             let (sender, receiver) = channel();
             let (backend, jobs) = (self.backend.clone(), self.jobs.clone());
-            let thread =
-                std::thread::Builder::new().name(format!("phalanx-{}", self.backend.rank()));
+            let thread = std::thread::Builder::new().name(format!("phalanx-{}", self.backend.rank()));
             let handle = thread.spawn(move || work(&*backend, &receiver, &jobs));
-            (
-                sender,
-                handle.expect("a thread for requests can be started"),
-            )
+            (sender, handle.expect("a thread for requests can be started"))
         });
         self.jobs.fetch_add(1, Ordering::AcqRel);
-        let job = Job {
-            call,
-            outcome: outcome.clone(),
-        };
-        sender
-            .send(job)
-            .expect("the worker lives as long as its sender");
+        let job = Job { call, outcome: outcome.clone() };
+        sender.send(job).expect("the worker lives as long as its sender");
         outcome
     }
 
@@ -207,8 +193,7 @@ impl Requests {
         self.messages.changed.notify_all();
         lock(&self.mover).get_or_insert_with(|| {
             let (backend, messages) = (self.backend.clone(), self.messages.clone());
-            let thread =
-                std::thread::Builder::new().name(format!("phalanx-m{}", self.backend.rank()));
+            let thread = std::thread::Builder::new().name(format!("phalanx-m{}", self.backend.rank()));
             let handle = thread.spawn(move || move_messages(&*backend, &messages));
             handle.expect("a thread for messages can be started")
         });
@@ -257,10 +242,7 @@ fn move_messages(backend: &dyn Backend, moving: &Moving) {
             return;
         }
         if state.messages == 0 {
-            state = moving
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = moving.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         }
         drop(state);
@@ -299,11 +281,7 @@ fn move_messages(backend: &dyn Backend, moving: &Moving) {
 impl Comm {
     fn request<B>(&self, buffers: B, call: Call<'static>) -> Request<B> {
         let work = Work::Job(self.requests.start(call));
-        Request {
-            buffers: ManuallyDrop::new(buffers),
-            work,
-            requests: self.requests.clone(),
-        }
+        Request { buffers: ManuallyDrop::new(buffers), work, requests: self.requests.clone() }
     }
 
     /// Starts an [`all_reduce_in_place`](Comm::all_reduce_in_place).
@@ -379,15 +357,7 @@ impl Comm {
         self.shape().check_rank(operation, "peer", peer)?;
         let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
         // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
-        let ticket = unsafe {
-            self.backend.post(Transfer {
-                direction,
-                peer,
-                tag,
-                dtype,
-                count,
-            })
-        }?;
+        let ticket = unsafe { self.backend.post(Transfer { direction, peer, tag, dtype, count }) }?;
         self.requests.message_started();
         Ok(Request {
             buffers: ManuallyDrop::new(buffer),
@@ -413,12 +383,7 @@ impl Comm {
     }
 
     /// Starts a [`recv_tagged`](Comm::recv_tagged).
-    pub fn start_recv_tagged<B: Owned>(
-        &self,
-        mut buf: B,
-        peer: usize,
-        tag: u32,
-    ) -> Result<Request<B>> {
+    pub fn start_recv_tagged<B: Owned>(&self, mut buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
         let direction = Direction::Recv(buf.as_mut_ptr().cast());
         self.message("start_recv", buf, direction, peer, tag)
     }

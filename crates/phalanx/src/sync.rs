@@ -1,25 +1,18 @@
-//! The atomics of the shared-memory protocols: the standard ones, or loom's when it explores them.
+//! The atomics of the shared-memory protocols. The test kit puts loom's in their place.
 
-#[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
-#[cfg(loom)]
-pub(crate) use loom::{
-    cell::UnsafeCell,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
-};
-
-/// loom has no compiler fences; the symmetric protocol is what it explores.
-#[cfg(loom)]
-pub(crate) fn compiler_fence(_: Ordering) {}
-
 /// [`std::cell::UnsafeCell`] with loom's interface.
-#[cfg(not(loom))]
 #[repr(transparent)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
-#[cfg(not(loom))]
 impl<T> UnsafeCell<T> {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the loom tests")]
+    pub fn new(value: T) -> UnsafeCell<T> {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
     #[inline(always)]
     pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())

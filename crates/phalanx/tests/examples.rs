@@ -6,48 +6,28 @@ use std::process::{Command, Output};
 /// Builds an example (a matter of moments when it is built already) and answers where it is.
 fn example(name: &str) -> PathBuf {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--package",
-            "phalanx",
-            "--example",
-            name,
-            "--message-format",
-            "json",
-        ])
+        .args(["build", "--package", "phalanx", "--example", name, "--message-format", "json"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
     let messages = String::from_utf8_lossy(&output.stdout);
     let own = format!("\"name\":\"{name}\"");
     let line = messages.lines().filter(|line| line.contains(&own));
-    let path = line
-        .filter_map(|line| line.split_once("\"executable\":\""))
-        .next_back();
-    let path = path
-        .and_then(|(_, rest)| rest.split_once('"'))
-        .map(|(path, _)| path.to_owned());
+    let path = line.filter_map(|line| line.split_once("\"executable\":\"")).next_back();
+    let path = path.and_then(|(_, rest)| rest.split_once('"')).map(|(path, _)| path.to_owned());
     let errors = String::from_utf8_lossy(&output.stderr);
     PathBuf::from(path.unwrap_or_else(|| panic!("{name} was not built:\n{errors}")))
 }
 
 fn text(output: &Output) -> String {
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     format!("{}\n{out}{err}", output.status)
 }
 
 /// The held-out accuracy of the last epoch, in per cent.
 fn accuracy(output: &str) -> Option<f32> {
     let line = output.lines().rfind(|line| line.starts_with("epoch "))?;
-    line.split_once("accuracy ")?
-        .1
-        .split_once(" %")?
-        .0
-        .parse()
-        .ok()
+    line.split_once("accuracy ")?.1.split_once(" %")?.0.parse().ok()
 }
 
 #[test]
@@ -56,10 +36,7 @@ fn first_adds_up() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     for rank in 0..4 {
-        assert!(
-            text.contains(&format!("rank {rank}: 0 + 1 + 2 + 3 = 6\n")),
-            "{text}"
-        );
+        assert!(text.contains(&format!("rank {rank}: 0 + 1 + 2 + 3 = 6\n")), "{text}");
     }
 }
 
@@ -67,45 +44,26 @@ fn first_adds_up() {
 fn train_digits_learns_with_any_number_of_ranks() {
     let program = example("train_digits");
     for ranks in ["1", "2", "5"] {
-        let output = Command::new(&program)
-            .args(["--ranks", ranks])
-            .output()
-            .expect("it runs");
+        let output = Command::new(&program).args(["--ranks", ranks]).output().expect("it runs");
         let text = text(&output);
         assert!(output.status.success(), "{ranks} ranks: {text}");
-        assert!(
-            accuracy(&text).is_some_and(|percent| percent >= 95.0),
-            "{ranks} ranks: {text}"
-        );
-        assert!(
-            text.contains(&format!("all {ranks} ranks hold the same 4810 weights")),
-            "{text}"
-        );
+        assert!(accuracy(&text).is_some_and(|percent| percent >= 95.0), "{ranks} ranks: {text}");
+        assert!(text.contains(&format!("all {ranks} ranks hold the same 4810 weights")), "{text}");
     }
 }
 
 #[test]
 fn train_digits_fails_when_it_has_not_learnt() {
-    let output = Command::new(example("train_digits"))
-        .args(["--epochs", "0"])
-        .output()
-        .expect("it runs");
+    let output = Command::new(example("train_digits")).args(["--epochs", "0"]).output().expect("it runs");
     let text = text(&output);
-    assert!(
-        !output.status.success() && text.contains("95 % are required"),
-        "{text}"
-    );
+    assert!(!output.status.success() && text.contains("95 % are required"), "{text}");
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn train_digits_learns_with_processes() {
     let program = example("train_digits");
-    let job = format!(
-        "examples-{}-{:?}",
-        std::process::id(),
-        std::time::SystemTime::now()
-    );
+    let job = format!("examples-{}-{:?}", std::process::id(), std::time::SystemTime::now());
     let ranks: Vec<_> = ["0", "1", "2"]
         .into_iter()
         .map(|rank| {
@@ -128,10 +86,6 @@ fn train_digits_learns_with_processes() {
         let text = text(&output);
         assert!(output.status.success(), "rank {rank}: {text}");
         // Only rank 0 talks.
-        assert_eq!(
-            accuracy(&text).is_some_and(|percent| percent >= 95.0),
-            rank == 0,
-            "rank {rank}: {text}"
-        );
+        assert_eq!(accuracy(&text).is_some_and(|percent| percent >= 95.0), rank == 0, "rank {rank}: {text}");
     }
 }

@@ -70,31 +70,19 @@ fn length() -> impl Strategy<Value = usize> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let what = (
-        0..OPERATIONS.len(),
-        0..DType::ALL.len(),
-        0..6usize,
-        0..RANKS,
-        any::<bool>(),
-    );
-    (
-        what,
-        vec(length(), RANKS * RANKS),
-        any::<u8>(),
-        any::<u64>(),
+    let what = (0..OPERATIONS.len(), 0..DType::ALL.len(), 0..6usize, 0..RANKS, any::<bool>());
+    (what, vec(length(), RANKS * RANKS), any::<u8>(), any::<u64>()).prop_map(
+        |((operation, dtype, combine, root, in_place), lengths, shared, seed)| Step {
+            operation: OPERATIONS[operation],
+            dtype: DType::ALL[dtype],
+            combine,
+            root,
+            in_place,
+            lengths,
+            shared,
+            seed,
+        },
     )
-        .prop_map(
-            |((operation, dtype, combine, root, in_place), lengths, shared, seed)| Step {
-                operation: OPERATIONS[operation],
-                dtype: DType::ALL[dtype],
-                combine,
-                root,
-                in_place,
-                lengths,
-                shared,
-                seed,
-            },
-        )
 }
 
 /// Runs a property on the same cases in every run.
@@ -102,31 +90,19 @@ fn check<S: Strategy>(cases: u32, strategy: &S, property: impl Fn(S::Value) -> R
 where
     S::Value: std::fmt::Debug,
 {
-    let config = ProptestConfig {
-        cases,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let outcome = TestRunner::new_with_rng(config, rng).run(strategy, |value| {
-        property(value).map_err(TestCaseError::fail)
-    });
+    let outcome = TestRunner::new_with_rng(config, rng)
+        .run(strategy, |value| property(value).map_err(TestCaseError::fail));
     if let Err(error) = outcome {
         panic!("{error}");
     }
 }
 
 /// All ranks' results, or every rank's problem: the one that failed first is not the lowest.
-fn on_all_ranks(
-    ranks: usize,
-    f: impl Fn(&Comm) -> Result<(), String> + Sync,
-) -> Result<(), String> {
+fn on_all_ranks(ranks: usize, f: impl Fn(&Comm) -> Result<(), String> + Sync) -> Result<(), String> {
     let outcomes = phalanx::run(ranks, |comm| f(&comm)).map_err(|error| error.to_string())?;
-    if outcomes.iter().all(Result::is_ok) {
-        Ok(())
-    } else {
-        Err(format!("{ranks} ranks: {outcomes:#?}"))
-    }
+    if outcomes.iter().all(Result::is_ok) { Ok(()) } else { Err(format!("{ranks} ranks: {outcomes:#?}")) }
 }
 
 #[test]
@@ -145,51 +121,39 @@ fn programs_deliver_what_the_reference_says() {
 fn splits_bring_the_right_ranks_together() {
     let place = (proptest::option::weighted(0.85, 0..3u32), -2..2i64);
     let splits = vec(vec(place, RANKS), 1..4);
-    check(
-        150,
-        &(1..=RANKS, splits, step()),
-        |(ranks, splits, step)| {
-            on_all_ranks(ranks, |comm| {
-                let mut nested: Option<Comm> = None;
-                let mut members: Vec<usize> = (0..ranks).collect();
-                for places in &splits {
-                    let from = nested.as_ref().unwrap_or(comm);
-                    let own = places[members[from.rank()]];
-                    let part = from
-                        .split(own.0, own.1)
-                        .map_err(|error| error.to_string())?;
-                    // By key, then by the order in the communicator that is split: a stable sort does just that.
-                    let mut expected: Vec<usize> = members
-                        .iter()
-                        .copied()
-                        .filter(|m| places[*m].0 == own.0)
-                        .collect();
-                    expected.sort_by_key(|member| places[*member].1);
-                    match part {
-                        None if own.0.is_none() => return Ok(()),
-                        None => return Err("a rank with a colour got no communicator".into()),
-                        Some(_) if own.0.is_none() => {
-                            return Err("a rank without a colour got one".into());
+    check(150, &(1..=RANKS, splits, step()), |(ranks, splits, step)| {
+        on_all_ranks(ranks, |comm| {
+            let mut nested: Option<Comm> = None;
+            let mut members: Vec<usize> = (0..ranks).collect();
+            for places in &splits {
+                let from = nested.as_ref().unwrap_or(comm);
+                let own = places[members[from.rank()]];
+                let part = from.split(own.0, own.1).map_err(|error| error.to_string())?;
+                // By key, then by the order in the communicator that is split: a stable sort does just that.
+                let mut expected: Vec<usize> =
+                    members.iter().copied().filter(|m| places[*m].0 == own.0).collect();
+                expected.sort_by_key(|member| places[*member].1);
+                match part {
+                    None if own.0.is_none() => return Ok(()),
+                    None => return Err("a rank with a colour got no communicator".into()),
+                    Some(_) if own.0.is_none() => {
+                        return Err("a rank without a colour got one".into());
+                    }
+                    Some(part) => {
+                        members = expected;
+                        if members.get(part.rank()) != Some(&comm.rank())
+                            || part.world_size() != members.len()
+                        {
+                            return Err(format!("rank {} is {part:?}, members {members:?}", comm.rank()));
                         }
-                        Some(part) => {
-                            members = expected;
-                            if members.get(part.rank()) != Some(&comm.rank())
-                                || part.world_size() != members.len()
-                            {
-                                return Err(format!(
-                                    "rank {} is {part:?}, members {members:?}",
-                                    comm.rank()
-                                ));
-                            }
-                            with_number!(step.dtype, T => perform::<T>(&part, &step))?;
-                            nested = Some(part);
-                        }
+                        with_number!(step.dtype, T => perform::<T>(&part, &step))?;
+                        nested = Some(part);
                     }
                 }
-                Ok(())
-            })
-        },
-    );
+            }
+            Ok(())
+        })
+    });
 }
 
 /// One call on this rank, with inputs and results of all ranks at hand.
@@ -198,12 +162,7 @@ fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), String> {
     let root = step.root % ranks;
     let count = step.lengths[0];
     let matrix: Vec<Vec<usize>> = match step.operation {
-        AllToAllV => step
-            .lengths
-            .chunks(RANKS)
-            .map(|row| row[..ranks].to_vec())
-            .take(ranks)
-            .collect(),
+        AllToAllV => step.lengths.chunks(RANKS).map(|row| row[..ranks].to_vec()).take(ranks).collect(),
         _ => vec![vec![count; ranks]; ranks],
     };
     let counts = match step.operation {
@@ -217,9 +176,8 @@ fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), String> {
         ReduceScatter | Scatter | ReduceScatterV | ScatterV => whole,
         AllToAll | AllToAllV => matrix[from].iter().sum(),
     };
-    let inputs: Vec<Vec<T>> = (0..ranks)
-        .map(|r| random::values(step.seed.wrapping_add(r as u64), input_len(r)))
-        .collect();
+    let inputs: Vec<Vec<T>> =
+        (0..ranks).map(|r| random::values(step.seed.wrapping_add(r as u64), input_len(r))).collect();
     let combine = &Combine::<T>::all(ranks)[step.combine];
     let expected = match step.operation {
         AllReduce => reference::all_reduce(&inputs, combine),
@@ -238,11 +196,7 @@ fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), String> {
         && let Some(result) = perform_in_place(comm, step, &inputs[rank], (op, root, count, shared))
     {
         let result = result?;
-        return if expected[rank].is_empty() {
-            Ok(())
-        } else {
-            same_values(&result, &expected[rank])
-        };
+        return if expected[rank].is_empty() { Ok(()) } else { same_values(&result, &expected[rank]) };
     }
     let send = Memory::new(comm, shared, &inputs[rank])?;
     let mut recv = Memory::new(comm, shared, &vec![T::from_small(0); expected[rank].len()])?;
@@ -279,9 +233,7 @@ fn perform_in_place<T: Number>(
     let mut start = vec![T::from_small(1); count * ranks];
     match step.operation {
         AllGather | Gather => start[own.clone()].copy_from_slice(input),
-        AllReduce | Broadcast | Reduce | ReduceScatter | AllToAll | Scatter => {
-            start = input.to_vec()
-        }
+        AllReduce | Broadcast | Reduce | ReduceScatter | AllToAll | Scatter => start = input.to_vec(),
         _ => return None,
     }
     let mut memory = match Memory::new(comm, shared, &start) {
@@ -316,9 +268,7 @@ impl<T: Number> Memory<T> {
         if !shared {
             return Ok(Memory::Private(content.to_vec()));
         }
-        let mut buffer = comm
-            .alloc(content.len())
-            .map_err(|error| error.to_string())?;
+        let mut buffer = comm.alloc(content.len()).map_err(|error| error.to_string())?;
         buffer.copy_from_slice(content);
         Ok(Memory::Shared(buffer))
     }

@@ -25,13 +25,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     }
     let mut out = io::stdout().lock();
     writeln!(out, "phalanx {}", env!("CARGO_PKG_VERSION"))?;
-    for section in [
-        system::machine(),
-        system::limits(),
-        system::kernel(),
-        launcher(),
-        backends(),
-    ] {
+    for section in [system::machine(), system::limits(), system::kernel(), launcher(), backends()] {
         writeln!(out, "\n{}", section.heading)?;
         for (name, text) in &section.lines {
             writeln!(out, "  {name:<28}{text}")?;
@@ -51,23 +45,15 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         1 => writeln!(out, "\n1 test failed.")?,
         _ => writeln!(out, "\n{failed} tests failed.")?,
     }
-    Ok(if failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What a launcher has said, and what `phalanx::init()` makes of it.
 fn launcher() -> Section {
-    let mut lines: Vec<(String, String)> = environment::set_variables()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
+    let mut lines: Vec<(String, String)> =
+        environment::set_variables().map(|(name, value)| (name.to_owned(), value)).collect();
     lines.push(("phalanx::init() makes".to_owned(), what_init_makes()));
-    Section {
-        heading: "Launcher",
-        lines,
-    }
+    Section { heading: "Launcher", lines }
 }
 
 /// Read from the variables alone: to really join would wait for the other ranks, or disturb them.
@@ -92,10 +78,7 @@ fn backends() -> Section {
         lines: vec![
             line("solo", "one rank"),
             line("host", "ranks of this host, over shared memory"),
-            line(
-                "others",
-                "NCCL, RCCL, NVSHMEM, MPI and the CUDA driver are not looked for by this version",
-            ),
+            line("others", "NCCL, RCCL, NVSHMEM, MPI and the CUDA driver are not looked for by this version"),
         ],
     }
 }

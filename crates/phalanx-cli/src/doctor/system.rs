@@ -16,30 +16,17 @@ pub fn machine() -> Section {
     };
     let memory = match (machine.memory, machine::memory("MemAvailable")) {
         (Some(total), Some(available)) => {
-            format!(
-                "{}, {} available",
-                size::format(total),
-                size::format(available)
-            )
+            format!("{}, {} available", size::format(total), size::format(available))
         }
         _ => unknown(),
     };
     Section {
         heading: "Machine",
         lines: vec![
-            (
-                "system".to_owned(),
-                machine.os.clone().unwrap_or_else(unknown),
-            ),
-            (
-                "kernel".to_owned(),
-                machine.kernel.clone().unwrap_or_else(unknown),
-            ),
+            ("system".to_owned(), machine.os.clone().unwrap_or_else(unknown)),
+            ("kernel".to_owned(), machine.kernel.clone().unwrap_or_else(unknown)),
             ("CPU".to_owned(), machine.cpu_name().to_owned()),
-            (
-                "usable cores".to_owned(),
-                format!("{}{cores}", machine.usable_cores),
-            ),
+            ("usable cores".to_owned(), format!("{}{cores}", machine.usable_cores)),
             ("memory".to_owned(), memory),
         ],
     }
@@ -90,27 +77,15 @@ pub fn kernel() -> Section {
     };
     let memfd = rustix::fs::memfd_create("phalanx-doctor", MemfdFlags::CLOEXEC).err();
     let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).err();
-    let can_order =
-        rustix::thread::membarrier_query().contains_command(MembarrierCommand::GlobalExpedited);
+    let can_order = rustix::thread::membarrier_query().contains_command(MembarrierCommand::GlobalExpedited);
     Section {
         heading: "Kernel",
         lines: vec![
-            (
-                "memfd_create".to_owned(),
-                verdict(memfd, "ranks cannot be processes"),
-            ),
-            (
-                "pidfd_open".to_owned(),
-                verdict(pidfd, "ranks cannot be processes"),
-            ),
+            ("memfd_create".to_owned(), verdict(memfd, "ranks cannot be processes")),
+            ("pidfd_open".to_owned(), verdict(pidfd, "ranks cannot be processes")),
             (
                 "membarrier".to_owned(),
-                if can_order {
-                    "OK"
-                } else {
-                    "not available: small messages take longer"
-                }
-                .to_owned(),
+                if can_order { "OK" } else { "not available: small messages take longer" }.to_owned(),
             ),
         ],
     }
@@ -118,14 +93,8 @@ pub fn kernel() -> Section {
 
 #[cfg(not(target_os = "linux"))]
 pub fn kernel() -> Section {
-    let line = (
-        "process ranks".to_owned(),
-        "need Linux; ranks are threads here".to_owned(),
-    );
-    Section {
-        heading: "Kernel",
-        lines: vec![line],
-    }
+    let line = ("process ranks".to_owned(), "need Linux; ranks are threads here".to_owned());
+    Section { heading: "Kernel", lines: vec![line] }
 }
 
 /// Ascending numbers written short: `0-3, 8`.

@@ -42,7 +42,7 @@ impl fmt::Display for Verdict {
         let took = self.took.as_secs_f64() * 1e3;
         match &self.result {
             Ok(()) => write!(f, "OK      {took:.1} ms"),
-            Err(error) => write!(f, "FAILED  {took:.1} ms: {error:#}"),
+            Err(error) => write!(f, "FAILED  {took:.1} ms: {}", crate::explain(error)),
         }
     }
 }
@@ -62,10 +62,7 @@ impl Trial {
             Trial::Threads => among_threads(ranks),
             Trial::Processes => among_processes(ranks),
         };
-        Verdict {
-            result,
-            took: start.elapsed(),
-        }
+        Verdict { result, took: start.elapsed() }
     }
 }
 
@@ -76,9 +73,7 @@ fn among_threads(ranks: usize) -> Result<()> {
 
 fn among_processes(ranks: usize) -> Result<()> {
     let job = Job {
-        program: std::env::current_exe()
-            .context("cannot find this program's own file")?
-            .into(),
+        program: std::env::current_exe().context("cannot find this program's own file")?.into(),
         arguments: vec!["doctor".into(), "--as-rank".into()],
         ranks,
         output: Output::Swallowed,
@@ -115,11 +110,7 @@ fn add_up(comm: Comm) -> Result<()> {
         let mut sum = vec![0.0; length];
         comm.all_reduce(&mine, &mut sum, ReduceOp::Sum)?;
         let wrong = sum.iter().filter(|&&sum| sum != right).count();
-        ensure!(
-            wrong == 0,
-            "{wrong} of {length} sums are wrong on rank {}",
-            comm.rank()
-        );
+        ensure!(wrong == 0, "{wrong} of {length} sums are wrong on rank {}", comm.rank());
     }
     comm.finalize()?;
     Ok(())

@@ -34,10 +34,7 @@ pub enum Outcome {
     /// A rank failed; the others were ended.
     Failed(Failure),
     /// These ranks were still running at the deadline, and were ended.
-    TimedOut {
-        after: Duration,
-        running: Vec<usize>,
-    },
+    TimedOut { after: Duration, running: Vec<usize> },
     /// The launcher got this signal and forwarded it.
     Interrupted { signal: i32 },
 }
@@ -80,10 +77,7 @@ pub struct StartError {
 
 impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&super::report::describe_start_error(
-            &self.program,
-            &self.source,
-        ))
+        f.write_str(&super::report::describe_start_error(&self.program, &self.source))
     }
 }
 
@@ -106,10 +100,7 @@ impl Job {
     }
 
     fn start(&self, sender: &Sender<Event>) -> Result<Started, StartError> {
-        let error = |source| StartError {
-            program: self.program.clone(),
-            source,
-        };
+        let error = |source| StartError { program: self.program.clone(), source };
         let id = job_id().map_err(error)?;
         let to_queue = sender.clone();
         // Before the first rank starts: a signal in between would end the launcher alone.
@@ -135,16 +126,10 @@ impl Job {
         for (number, rank) in ranks.iter().enumerate() {
             let to_queue = sender.clone();
             rank.watch(move |succeeded| {
-                let _ = to_queue.send(Event::Ended {
-                    rank: number,
-                    succeeded,
-                });
+                let _ = to_queue.send(Event::Ended { rank: number, succeeded });
             });
         }
-        Ok(Started {
-            ranks,
-            _forwarder: forwarder,
-        })
+        Ok(Started { ranks, _forwarder: forwarder })
     }
 }
 
@@ -183,13 +168,7 @@ impl Supervisor {
         let started = Instant::now();
         // A timeout too long for the clock is none.
         let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
-        Supervisor {
-            started,
-            deadline,
-            job,
-            events,
-            phase: Phase::Running,
-        }
+        Supervisor { started, deadline, job, events, phase: Phase::Running }
     }
 
     fn run(mut self, failed: impl FnOnce(&Failure)) -> Outcome {
@@ -211,14 +190,8 @@ impl Supervisor {
         match self.phase {
             Phase::Running => Outcome::Success,
             // Ranks that handle the signal and finish in good order have not failed.
-            Phase::Ending {
-                outcome: Outcome::Interrupted { .. },
-                ..
-            } if self
-                .job
-                .ranks
-                .iter()
-                .all(|rank| rank.status.is_some_and(|s| s.success())) =>
+            Phase::Ending { outcome: Outcome::Interrupted { .. }, .. }
+                if self.job.ranks.iter().all(|rank| rank.status.is_some_and(|s| s.success())) =>
             {
                 Outcome::Success
             }
@@ -233,13 +206,8 @@ impl Supervisor {
             Phase::Ending { kill_at, .. } => *kill_at,
         };
         let received = match deadline {
-            None => self
-                .events
-                .recv()
-                .map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => self
-                .events
-                .recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => self.events.recv_timeout(at.saturating_duration_since(Instant::now())),
         };
         match received {
             Ok(event) => Some(event),
@@ -256,42 +224,22 @@ impl Supervisor {
             // What the rank has left behind goes with it, now that its group is still its own.
             rank.signal(Signal::KILL);
         }
-        let status = rank
-            .reap()
-            .expect("a child that has ended can be waited for");
+        let status = rank.reap().expect("a child that has ended can be waited for");
         if is_ending || status.success() {
             return None;
         }
         let last_words = rank.last_words();
-        let others = self
-            .job
-            .ranks
-            .iter()
-            .filter(|rank| rank.is_running())
-            .count();
-        Some(Failure {
-            rank: number,
-            status,
-            after: self.started.elapsed(),
-            others,
-            last_words,
-        })
+        let others = self.job.ranks.iter().filter(|rank| rank.is_running()).count();
+        Some(Failure { rank: number, status, after: self.started.elapsed(), others, last_words })
     }
 
     fn interrupted(&mut self, signal: i32) {
         let again = matches!(self.phase, Phase::Ending { .. });
-        let signal_to_send = if again {
-            None
-        } else {
-            Signal::from_named_raw(signal)
-        };
+        let signal_to_send = if again { None } else { Signal::from_named_raw(signal) };
         self.signal_all(signal_to_send.unwrap_or(Signal::KILL));
         if !again {
             // No deadline: what a rank does with the signal is its own affair. A second one kills.
-            self.phase = Phase::Ending {
-                outcome: Outcome::Interrupted { signal },
-                kill_at: None,
-            };
+            self.phase = Phase::Ending { outcome: Outcome::Interrupted { signal }, kill_at: None };
         }
     }
 
@@ -299,14 +247,8 @@ impl Supervisor {
         match &mut self.phase {
             Phase::Running => {
                 let ranks = self.job.ranks.iter().enumerate();
-                let running = ranks
-                    .filter(|(_, rank)| rank.is_running())
-                    .map(|(n, _)| n)
-                    .collect();
-                self.end_ranks(Outcome::TimedOut {
-                    after: self.started.elapsed(),
-                    running,
-                });
+                let running = ranks.filter(|(_, rank)| rank.is_running()).map(|(n, _)| n).collect();
+                self.end_ranks(Outcome::TimedOut { after: self.started.elapsed(), running });
             }
             Phase::Ending { kill_at, .. } => {
                 *kill_at = None;
@@ -317,10 +259,7 @@ impl Supervisor {
 
     fn end_ranks(&mut self, outcome: Outcome) {
         self.signal_all(Signal::TERM);
-        self.phase = Phase::Ending {
-            outcome,
-            kill_at: Some(Instant::now() + GRACE),
-        };
+        self.phase = Phase::Ending { outcome, kill_at: Some(Instant::now() + GRACE) };
     }
 
     fn signal_all(&self, signal: Signal) {

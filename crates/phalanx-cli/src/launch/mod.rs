@@ -26,11 +26,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         program: args.program().to_owned(),
         arguments: args.arguments().to_vec(),
         ranks: args.ranks,
-        output: if args.no_prefix {
-            Output::Inherited
-        } else {
-            Output::Prefixed
-        },
+        output: if args.no_prefix { Output::Inherited } else { Output::Prefixed },
         timeout: args.timeout,
     };
     match job.run(print_failure) {
@@ -39,10 +35,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
             Ok(exit_code(&outcome))
         }
         Err(job::StartError { program, source }) => {
-            eprintln!(
-                "phalanx launch: {}",
-                report::describe_start_error(&program, &source)
-            );
+            eprintln!("phalanx launch: {}", report::describe_start_error(&program, &source));
             // The statuses of a shell for a program that is not there or cannot be run.
             let missing = source.kind() == std::io::ErrorKind::NotFound;
             Ok(ExitCode::from(if missing { 127 } else { 126 }))

@@ -29,12 +29,7 @@ pub struct LaunchArgs {
     pub no_prefix: bool,
 
     /// The program to start, and its arguments.
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
@@ -54,9 +49,7 @@ pub fn parse_ranks(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("0 ranks cannot do anything: give at least 1".to_owned()),
         Ok(ranks) => Ok(ranks),
-        Err(_) => Err(format!(
-            "{text:?} is no number of ranks: expected 1, 2, 3, …"
-        )),
+        Err(_) => Err(format!("{text:?} is no number of ranks: expected 1, 2, 3, …")),
     }
 }
 

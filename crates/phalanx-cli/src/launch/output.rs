@@ -51,25 +51,14 @@ impl Tail {
     }
 
     pub fn lines(&self) -> Vec<String> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .cloned()
-            .collect()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
 /// Passes a rank's standard output on, in a thread of its own.
-pub fn pass_stdout(
-    output: Output,
-    rank: usize,
-    stream: impl Read + Send + 'static,
-) -> JoinHandle<()> {
+pub fn pass_stdout(output: Output, rank: usize, stream: impl Read + Send + 'static) -> JoinHandle<()> {
     std::thread::spawn(move || match output {
-        Output::Prefixed => pass_on(stream, rank, None, |line| {
-            write_line(io::stdout().lock(), line)
-        }),
+        Output::Prefixed => pass_on(stream, rank, None, |line| write_line(io::stdout().lock(), line)),
         _ => pass_on(stream, rank, None, |_| Ok(())),
     })
 }
@@ -83,9 +72,7 @@ pub fn pass_stderr(
 ) -> JoinHandle<()> {
     std::thread::spawn(move || match output {
         Output::Prefixed => {
-            pass_on(stream, rank, Some(&tail), |line| {
-                write_line(io::stderr().lock(), line)
-            });
+            pass_on(stream, rank, Some(&tail), |line| write_line(io::stderr().lock(), line));
         }
         _ => pass_on(stream, rank, Some(&tail), |_| Ok(())),
     })
@@ -113,11 +100,7 @@ fn pass_on(
     loop {
         line.clear();
         line.extend_from_slice(prefix.as_bytes());
-        match stream
-            .by_ref()
-            .take(LONGEST_LINE)
-            .read_until(b'\n', &mut line)
-        {
+        match stream.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }

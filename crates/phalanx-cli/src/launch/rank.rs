@@ -46,10 +46,7 @@ impl Rank {
         die_with_parent(&mut command);
 
         let mut child = command.spawn()?;
-        let pid = i32::try_from(child.id())
-            .ok()
-            .and_then(Pid::from_raw)
-            .expect("a process id is above 0");
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id is above 0");
         let tail = Tail::default();
         let mut readers = Vec::new();
         if let Some(stream) = child.stdout.take() {
@@ -58,13 +55,7 @@ impl Rank {
         if let Some(stream) = child.stderr.take() {
             readers.push(output::pass_stderr(job.output, rank, stream, tail.clone()));
         }
-        Ok(Rank {
-            child,
-            pid,
-            readers,
-            tail,
-            status: None,
-        })
+        Ok(Rank { child, pid, readers, tail, status: None })
     }
 
     /// Calls `ended` from a thread once the rank has ended, with whether it succeeded. It stays unreaped.
@@ -115,11 +106,7 @@ impl Rank {
 /// from another process group is stopped.
 fn standard_input(rank: usize) -> Stdio {
     use std::io::IsTerminal;
-    if rank == 0 && !io::stdin().is_terminal() {
-        Stdio::inherit()
-    } else {
-        Stdio::null()
-    }
+    if rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }
 }
 
 /// Has the kernel kill the child when the launcher ends, however it ends.

@@ -28,10 +28,7 @@ pub fn print_end(outcome: &Outcome) {
             );
         }
         Outcome::Interrupted { signal } => {
-            eprintln!(
-                "phalanx launch: {} was forwarded and the ranks have ended",
-                signals::name(*signal)
-            );
+            eprintln!("phalanx launch: {} was forwarded and the ranks have ended", signals::name(*signal));
         }
     }
 }

@@ -25,10 +25,7 @@ impl Forwarder {
 /// catching them would undo that.
 fn ignored_signals() -> impl Fn(i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
     let mask = u64::from_str_radix(mask.trim(), 16).unwrap_or(0);
     move |signal| mask >> (signal - 1) & 1 == 1
 }
@@ -41,6 +38,5 @@ impl Drop for Forwarder {
 
 /// The name of a signal, or its number.
 pub fn name(signal: i32) -> String {
-    signal_hook::low_level::signal_name(signal)
-        .map_or_else(|| format!("signal {signal}"), str::to_owned)
+    signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
 }

@@ -29,18 +29,12 @@ impl<T: Value> Buffer<T> {
     pub fn new(comm: &Comm, len: usize, from_comm: bool) -> phalanx::Result<Buffer<T>> {
         let len = len + MARGIN;
         if from_comm {
-            return Ok(Buffer {
-                memory: Memory::Allocated(comm.alloc(len)?),
-                start: 0,
-            });
+            return Ok(Buffer { memory: Memory::Allocated(comm.alloc(len)?), start: 0 });
         }
         // Aligned, or two ranks' small buffers could share a cache line and slow each other down.
         let memory = vec![T::from_i64(0); len + 2 * LINE / size_of::<T>()];
         let start = memory.as_ptr().align_offset(LINE);
-        Ok(Buffer {
-            memory: Memory::Private(memory),
-            start,
-        })
+        Ok(Buffer { memory: Memory::Private(memory), start })
     }
 
     /// The first `len` elements.

@@ -25,11 +25,7 @@ impl<'a, T: Element> Case<'a, T> {
         reduction: Reduction<T>,
         root: usize,
     ) -> Self {
-        let (total, ranks, rank) = (
-            layout.count * comm.world_size(),
-            comm.world_size(),
-            comm.rank(),
-        );
+        let (total, ranks, rank) = (layout.count * comm.world_size(), comm.world_size(), comm.rank());
         Case {
             comm,
             operation,
@@ -58,14 +54,10 @@ impl<'a, T: Element> Case<'a, T> {
             Operation::Broadcast => comm.broadcast(send, recv, self.root),
             Operation::Reduce => comm.reduce(send, recv, self.reduction, self.root),
             Operation::AllToAll => comm.all_to_all(send, recv),
-            Operation::AllToAllV => {
-                comm.all_to_all_v(send, &self.send_counts, recv, &self.recv_counts)
-            }
+            Operation::AllToAllV => comm.all_to_all_v(send, &self.send_counts, recv, &self.recv_counts),
             Operation::Gather => comm.gather(send, recv, self.root),
             Operation::Scatter => comm.scatter(send, recv, self.root),
-            Operation::SendRecv => {
-                comm.send_recv(send, (rank + 1) % ranks, recv, (rank + ranks - 1) % ranks)
-            }
+            Operation::SendRecv => comm.send_recv(send, (rank + 1) % ranks, recv, (rank + ranks - 1) % ranks),
             Operation::PingPong => match rank {
                 0 => comm.send(send, 1).and_then(|()| comm.recv(recv, 1)),
                 1 => comm.recv(recv, 0).and_then(|()| comm.send(send, 0)),
@@ -92,10 +84,7 @@ impl<'a, T: Element> Case<'a, T> {
             Operation::Gather => comm.gather_in_place(buffer, self.root),
             Operation::Scatter => comm.scatter_in_place(buffer, self.root),
             Operation::Hypercube => self.hypercube(buffer),
-            Operation::AllToAllV
-            | Operation::SendRecv
-            | Operation::PingPong
-            | Operation::Barrier => {
+            Operation::AllToAllV | Operation::SendRecv | Operation::PingPong | Operation::Barrier => {
                 unreachable!("{} has no form in place", self.operation.name())
             }
         }
@@ -110,11 +99,7 @@ impl<'a, T: Element> Case<'a, T> {
             let first = (rank & !(have - 1)).min(partner & !(have - 1));
             let both = &mut buffer[first * block..][..2 * have * block];
             let (lower, upper) = both.split_at_mut(have * block);
-            let (mine, theirs) = if rank < partner {
-                (lower, upper)
-            } else {
-                (upper, lower)
-            };
+            let (mine, theirs) = if rank < partner { (lower, upper) } else { (upper, lower) };
             self.comm.send_recv(&*mine, partner, theirs, partner)?;
             have *= 2;
         }

@@ -26,22 +26,13 @@ impl Saved {
             theirs.name(),
             operation.name()
         );
-        Ok(Saved {
-            report,
-            path: path.display().to_string(),
-        })
+        Ok(Saved { report, path: path.display().to_string() })
     }
 
     /// The time now divided by the time then; below 1 is faster now.
     pub fn ratio(&self, row: &Row, place: Place) -> Option<f64> {
         let now = row.measurement(place)?.time;
-        let then = self
-            .report
-            .rows
-            .iter()
-            .find(|saved| saved.matches(row))?
-            .measurement(place)?
-            .time;
+        let then = self.report.rows.iter().find(|saved| saved.matches(row))?.measurement(place)?.time;
         (then > 0.0).then(|| now / then)
     }
 
@@ -54,23 +45,11 @@ impl Saved {
                 differences.push(format!("{what}: {then} then, {now} now"));
             }
         };
-        differs(
-            "CPU",
-            then.machine.cpu_name().to_owned(),
-            now.machine.cpu_name().to_owned(),
-        );
-        differs(
-            "ranks",
-            then.options.ranks.to_string(),
-            now.options.ranks.to_string(),
-        );
-        let kind = |report: &Report| format!("{:?}", report.options.ranks_are).to_lowercase();
+        differs("CPU", then.machine.cpu_name().to_owned(), now.machine.cpu_name().to_owned());
+        differs("ranks", then.options.ranks.to_string(), now.options.ranks.to_string());
+        let kind = |report: &Report| report.options.ranks_are.name().to_owned();
         differs("ranks are", kind(then), kind(now));
-        differs(
-            "backend",
-            then.options.backend.clone(),
-            now.options.backend.clone(),
-        );
+        differs("backend", then.options.backend.clone(), now.options.backend.clone());
         let memory = |report: &Report| format!("{:?}", report.options.memory).to_lowercase();
         differs("memory", memory(then), memory(now));
         let pinned = |report: &Report| if report.options.pinned { "yes" } else { "no" }.to_owned();
@@ -88,30 +67,18 @@ mod tests {
 
     fn saved() -> Saved {
         let report = samples::report(vec![samples::row(4, 2.0), samples::row(16, 8.0)]);
-        Saved {
-            report,
-            path: "saved.json".to_owned(),
-        }
+        Saved { report, path: "saved.json".to_owned() }
     }
 
     #[test]
     fn the_ratio_is_now_to_then() {
-        assert_eq!(
-            saved().ratio(&samples::row(4, 1.0), Place::OutOfPlace),
-            Some(0.5)
-        );
-        assert_eq!(
-            saved().ratio(&samples::row(16, 12.0), Place::InPlace),
-            Some(1.5)
-        );
+        assert_eq!(saved().ratio(&samples::row(4, 1.0), Place::OutOfPlace), Some(0.5));
+        assert_eq!(saved().ratio(&samples::row(16, 12.0), Place::InPlace), Some(1.5));
     }
 
     #[test]
     fn what_was_not_measured_has_no_ratio() {
-        assert_eq!(
-            saved().ratio(&samples::row(64, 1.0), Place::OutOfPlace),
-            None
-        );
+        assert_eq!(saved().ratio(&samples::row(64, 1.0), Place::OutOfPlace), None);
         let mut other_type = samples::row(4, 1.0);
         other_type.dtype = Some("f64".to_owned());
         assert_eq!(saved().ratio(&other_type, Place::OutOfPlace), None);
@@ -123,10 +90,7 @@ mod tests {
         assert_eq!(saved().differences(&now), [""; 0]);
         now.options.ranks = 4;
         now.options.pinned = true;
-        assert_eq!(
-            saved().differences(&now),
-            ["ranks: 2 then, 4 now", "pinned: no then, yes now"]
-        );
+        assert_eq!(saved().differences(&now), ["ranks: 2 then, 4 now", "pinned: no then, yes now"]);
     }
 
     #[test]
@@ -134,12 +98,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), serde_json::to_string(&saved().report).unwrap()).unwrap();
         assert!(Saved::load(file.path(), Operation::AllReduce).is_ok());
-        let error = Saved::load(file.path(), Operation::Reduce)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("all_reduce") && error.contains("reduce"),
-            "{error}"
-        );
+        let error = Saved::load(file.path(), Operation::Reduce).unwrap_err().to_string();
+        assert!(error.contains("all_reduce") && error.contains("reduce"), "{error}");
     }
 }

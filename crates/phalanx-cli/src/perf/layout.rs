@@ -27,9 +27,7 @@ impl Layout {
             | Operation::Reduce
             | Operation::SendRecv
             | Operation::PingPong => (elements, elements, elements),
-            Operation::AllGather | Operation::Gather | Operation::Hypercube => {
-                (block, block * ranks, block)
-            }
+            Operation::AllGather | Operation::Gather | Operation::Hypercube => (block, block * ranks, block),
             Operation::ReduceScatter | Operation::Scatter => (block * ranks, block, block),
             Operation::AllToAll => (block * ranks, block * ranks, block),
             Operation::AllToAllV => {
@@ -38,11 +36,7 @@ impl Layout {
                 (total, total, block)
             }
             Operation::Barrier => {
-                return Some(Layout {
-                    send: 0,
-                    recv: 0,
-                    count: 0,
-                });
+                return Some(Layout { send: 0, recv: 0, count: 0 });
             }
         };
         (count > 0 && send.max(recv) > 0).then_some(Layout { send, recv, count })
@@ -57,16 +51,12 @@ impl Layout {
 /// How many elements rank `from` sends to each rank when about `total` are shared out by distance:
 /// none to itself, and to the others in proportion to how far above it they are.
 pub fn weighted_counts(total: usize, ranks: usize, from: usize) -> Vec<usize> {
-    (0..ranks)
-        .map(|to| weighted_count(total, ranks, from, to))
-        .collect()
+    (0..ranks).map(|to| weighted_count(total, ranks, from, to)).collect()
 }
 
 /// How many elements rank `to` gets from each rank; the other side of [`weighted_counts`].
 pub fn weighted_counts_to(total: usize, ranks: usize, to: usize) -> Vec<usize> {
-    (0..ranks)
-        .map(|from| weighted_count(total, ranks, from, to))
-        .collect()
+    (0..ranks).map(|from| weighted_count(total, ranks, from, to)).collect()
 }
 
 fn weighted_count(total: usize, ranks: usize, from: usize, to: usize) -> usize {

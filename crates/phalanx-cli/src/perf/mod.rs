@@ -36,9 +36,5 @@ pub fn run(args: &PerfArgs) -> Result<ExitCode> {
     }
     let podium = Podium::new(args, &plan, &world);
     let wrong = world.run(&plan, podium)?;
-    Ok(if wrong == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

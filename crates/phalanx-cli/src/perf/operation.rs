@@ -72,18 +72,12 @@ impl Operation {
 
     /// Whether contributions are combined, so that `--op` matters.
     pub fn reduces(self) -> bool {
-        matches!(
-            self,
-            Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce
-        )
+        matches!(self, Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce)
     }
 
     /// Whether one rank is special, so that `--root` matters.
     pub fn has_root(self) -> bool {
-        matches!(
-            self,
-            Operation::Broadcast | Operation::Reduce | Operation::Gather | Operation::Scatter
-        )
+        matches!(self, Operation::Broadcast | Operation::Reduce | Operation::Gather | Operation::Scatter)
     }
 
     /// Whether it moves data at all.
@@ -99,11 +93,7 @@ impl Operation {
 
     /// The ways in which it is measured.
     pub fn places(self) -> &'static [Place] {
-        if self.has_in_place() {
-            &[Place::OutOfPlace, Place::InPlace]
-        } else {
-            &[Place::OutOfPlace]
-        }
+        if self.has_in_place() { &[Place::OutOfPlace, Place::InPlace] } else { &[Place::OutOfPlace] }
     }
 
     /// Why this many ranks cannot do it, if they cannot.
@@ -119,11 +109,7 @@ impl Operation {
 
     /// What part of the measured time counts: a ping-pong is two messages.
     pub fn time_share(self) -> f64 {
-        if self == Operation::PingPong {
-            0.5
-        } else {
-            1.0
-        }
+        if self == Operation::PingPong { 0.5 } else { 1.0 }
     }
 
     /// Bytes that a rank's caller sees moved per second, in GB/s (1e9); `bytes` is the row's size.
@@ -175,9 +161,7 @@ mod tests {
     fn bandwidths_are_those_of_the_reference_benchmark() {
         // 1 GB in half a second on 4 ranks.
         let busbw = |operation: Operation| {
-            let algbw = operation
-                .algorithm_bandwidth(1_000_000_000, 4, 0.5)
-                .unwrap();
+            let algbw = operation.algorithm_bandwidth(1_000_000_000, 4, 0.5).unwrap();
             algbw * operation.bus_factor(4)
         };
         assert_eq!(busbw(Operation::AllReduce), 3.0);
@@ -192,12 +176,7 @@ mod tests {
         ] {
             assert_eq!(busbw(operation), 1.5, "{}", operation.name());
         }
-        for operation in [
-            Operation::Broadcast,
-            Operation::Reduce,
-            Operation::SendRecv,
-            Operation::PingPong,
-        ] {
+        for operation in [Operation::Broadcast, Operation::Reduce, Operation::SendRecv, Operation::PingPong] {
             assert_eq!(busbw(operation), 2.0, "{}", operation.name());
         }
         assert_eq!(Operation::Barrier.algorithm_bandwidth(0, 4, 0.5), None);

@@ -140,9 +140,7 @@ impl PerfArgs {
     /// The plan that these options describe.
     pub fn plan(&self) -> Result<Plan> {
         let operation = self.operation;
-        let min = self
-            .min
-            .unwrap_or(DEFAULT_MIN.min(self.max.unwrap_or(DEFAULT_MIN)));
+        let min = self.min.unwrap_or(DEFAULT_MIN.min(self.max.unwrap_or(DEFAULT_MIN)));
         let max = self.max.unwrap_or(DEFAULT_MAX.max(min));
         let (sizes, dtypes) = if operation.has_data() {
             let dtypes = match self.dtype {
@@ -160,11 +158,7 @@ impl PerfArgs {
                 "--plot {}: the name must end in .svg or .png",
                 path.display()
             );
-            ensure!(
-                operation.has_data(),
-                "--plot: {} has no sizes to draw",
-                operation.name()
-            );
+            ensure!(operation.has_data(), "--plot: {} has no sizes to draw", operation.name());
         }
         Ok(Plan {
             operation,
@@ -212,10 +206,7 @@ fn parse_op(text: &str) -> Result<Choice<RedOp>, String> {
     }
     RedOp::from_str(text, true).map(Choice::One).map_err(|_| {
         let names: Vec<&str> = RedOp::ALL.iter().map(|op| op.name()).collect();
-        format!(
-            "{text:?} is no reduction: expected {} or all",
-            names.join(", ")
-        )
+        format!("{text:?} is no reduction: expected {} or all", names.join(", "))
     })
 }
 
@@ -239,10 +230,7 @@ fn parse_dtype(text: &str) -> Result<Choice<DType>, String> {
     };
     DType::from_name(name).map(Choice::One).ok_or_else(|| {
         let names: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        format!(
-            "{text:?} is no element type: expected {} or all",
-            names.join(", ")
-        )
+        format!("{text:?} is no element type: expected {} or all", names.join(", "))
     })
 }
 
@@ -250,10 +238,7 @@ fn parse_dtype(text: &str) -> Result<Choice<DType>, String> {
 fn parse_root(text: &str) -> Result<Choice<usize>, String> {
     match text {
         "all" | "-1" => Ok(Choice::All),
-        _ => text
-            .parse()
-            .map(Choice::One)
-            .map_err(|_| format!("{text:?}: expected a rank, or all")),
+        _ => text.parse().map(Choice::One).map_err(|_| format!("{text:?}: expected a rank, or all")),
     }
 }
 
@@ -271,22 +256,15 @@ mod tests {
     }
 
     fn plan(options: &str) -> Plan {
-        parse(&format!("phalanx perf {options}"))
-            .unwrap()
-            .plan()
-            .unwrap()
+        parse(&format!("phalanx perf {options}")).unwrap().plan().unwrap()
     }
 
     #[test]
     fn the_letters_are_those_of_the_reference_benchmark() {
-        let plan = plan(
-            "all_reduce -b 8 -e 128M -f 2 -n 20 -w 5 -m 3 -N 0 -c 2 -o max -d half -T 9 -R 1 -I 1",
-        );
+        let plan =
+            plan("all_reduce -b 8 -e 128M -f 2 -n 20 -w 5 -m 3 -N 0 -c 2 -o max -d half -T 9 -R 1 -I 1");
         assert_eq!((plan.sizes[0], plan.largest()), (8, 128 << 20));
-        assert_eq!(
-            (plan.iterations, plan.warmup, plan.aggregate),
-            (Some(20), Some(5), 3)
-        );
+        assert_eq!((plan.iterations, plan.warmup, plan.aggregate), (Some(20), Some(5), 3));
         assert_eq!((plan.cycles, plan.checks), (None, 2));
         assert_eq!(plan.reductions, [Some(RedOp::Max)]);
         assert_eq!(plan.dtypes, [DType::F16]);
@@ -297,10 +275,7 @@ mod tests {
     #[test]
     fn the_default_is_a_table_from_4_bytes_to_64_mib() {
         let plan = plan("all_reduce");
-        assert_eq!(
-            (plan.sizes[0], plan.largest(), plan.sizes.len()),
-            (4, 64 << 20, 13)
-        );
+        assert_eq!((plan.sizes[0], plan.largest(), plan.sizes.len()), (4, 64 << 20, 13));
         assert_eq!(plan.reductions, [Some(RedOp::Sum)]);
     }
 
@@ -320,15 +295,9 @@ mod tests {
     #[test]
     fn what_an_operation_does_not_have_is_left_out() {
         let gathered = plan("all_gather -o max -r 1");
-        assert_eq!(
-            (gathered.reductions, gathered.roots),
-            (vec![None], Roots::None)
-        );
+        assert_eq!((gathered.reductions, gathered.roots), (vec![None], Roots::None));
         let barrier = plan("barrier -d all");
-        assert_eq!(
-            (barrier.sizes, barrier.checks, barrier.dtypes.len()),
-            (vec![0], 0, 1)
-        );
+        assert_eq!((barrier.sizes, barrier.checks, barrier.dtypes.len()), (vec![0], 0, 1));
     }
 
     #[test]
@@ -337,12 +306,7 @@ mod tests {
         assert!(parse("phalanx perf all_reduce -i 4 -f 2").is_err());
         assert!(parse("phalanx perf all_reduce -n 0").is_err());
         assert!(parse("phalanx perf all_reduce -t 0").is_err());
-        assert!(
-            parse("phalanx perf all_reduce --plot x.pdf")
-                .unwrap()
-                .plan()
-                .is_err()
-        );
+        assert!(parse("phalanx perf all_reduce --plot x.pdf").unwrap().plan().is_err());
     }
 
     #[test]
@@ -350,6 +314,8 @@ mod tests {
         assert!(plan("ping_pong").check(1).is_err());
         assert!(plan("hypercube").check(3).is_err());
         assert!(plan("reduce -r 2").check(2).is_err());
+        assert!(plan("all_gather -e 4").check(2).is_err());
+        assert!(plan("all_gather -e 4 -d all").check(4).is_ok());
         assert!(plan("reduce -r 1").check(2).is_ok());
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! Every rank makes the same plan from the same command line.
 
+use super::layout::Layout;
 use super::operation::Operation;
 use super::reduction::RedOp;
+use crate::size;
 use anyhow::{Result, ensure};
 use phalanx::DType;
 use std::time::Duration;
@@ -69,12 +71,16 @@ impl Plan {
             anyhow::bail!("{objection}");
         }
         if let Roots::One(root) = self.roots {
-            ensure!(
-                root < ranks,
-                "--root {root} does not exist: the ranks are 0 to {}",
-                ranks - 1
-            );
+            ensure!(root < ranks, "--root {root} does not exist: the ranks are 0 to {}", ranks - 1);
         }
+        let fits = |dtype: &DType| {
+            Layout::new(self.operation, self.largest(), dtype.size(), ranks).is_some()
+        };
+        ensure!(
+            self.dtypes.iter().any(fits),
+            "no size up to {} holds one element for each of {ranks} ranks: raise --maxbytes",
+            size::format(self.largest() as u64)
+        );
         Ok(())
     }
 
@@ -127,10 +133,7 @@ mod tests {
         assert_eq!(sizes(4, 63, Step::Times(4)).unwrap(), [4, 16]);
         assert_eq!(sizes(10, 30, Step::Plus(10)).unwrap(), [10, 20, 30]);
         assert_eq!(sizes(8, 8, Step::Times(1)).unwrap(), [8]);
-        assert_eq!(
-            sizes(usize::MAX, usize::MAX, Step::Times(2)).unwrap().len(),
-            1
-        );
+        assert_eq!(sizes(usize::MAX, usize::MAX, Step::Times(2)).unwrap().len(), 1);
     }
 
     #[test]

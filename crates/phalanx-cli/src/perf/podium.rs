@@ -62,22 +62,13 @@ impl Podium {
         }
         let cycles = self.plan.cycles.unwrap_or(1);
         let progress = Progress::new(self.plan.rows(comm.world_size()) * cycles);
-        self.stage = Some(Stage {
-            report,
-            exporters,
-            progress,
-        });
+        self.stage = Some(Stage { report, exporters, progress });
         Ok(())
     }
 
     /// Says what came out.
     pub fn closes(mut self) -> Result<()> {
-        if let Some(Stage {
-            report,
-            mut exporters,
-            progress,
-        }) = self.stage.take()
-        {
+        if let Some(Stage { report, mut exporters, progress }) = self.stage.take() {
             progress.finish();
             for exporter in &mut exporters {
                 exporter.finish(&report)?;
@@ -100,17 +91,9 @@ impl Podium {
             warmup: plan.warmup,
             aggregate: plan.aggregate,
             checks: plan.checks,
-            memory: if plan.from_comm {
-                Memory::Allocated
-            } else {
-                Memory::Private
-            },
+            memory: if plan.from_comm { Memory::Allocated } else { Memory::Private },
             pinned: plan.pin,
-            time: if plan.loop_average {
-                TimeKind::LoopAverage
-            } else {
-                TimeKind::Median
-            },
+            time: if plan.loop_average { TimeKind::LoopAverage } else { TimeKind::Median },
             timeout_seconds: comm.timeout().as_secs_f64(),
             per_iteration: plan.per_iteration,
         }
@@ -125,18 +108,9 @@ impl Audience for Podium {
     }
 
     fn row(&mut self, row: Row) -> Result<()> {
-        if let Some(Stage {
-            report,
-            exporters,
-            progress,
-        }) = &mut self.stage
-        {
+        if let Some(Stage { report, exporters, progress }) = &mut self.stage {
             report.rows.push(row);
-            progress.hidden(|| {
-                exporters
-                    .iter_mut()
-                    .try_for_each(|exporter| exporter.row(report))
-            })?;
+            progress.hidden(|| exporters.iter_mut().try_for_each(|exporter| exporter.row(report)))?;
         }
         Ok(())
     }
@@ -145,9 +119,7 @@ impl Audience for Podium {
 /// The time in UTC, to the second.
 fn now() -> String {
     let now = jiff::Timestamp::now();
-    jiff::Timestamp::from_second(now.as_second())
-        .unwrap_or(now)
-        .to_string()
+    jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
 
 #[cfg(test)]

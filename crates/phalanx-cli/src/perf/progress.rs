@@ -19,8 +19,7 @@ impl Progress {
 
     pub fn starts(&self, row: usize, size: usize) {
         // Cycles without end have no length.
-        self.0
-            .set_length(self.0.length().unwrap_or(0).max(row as u64 + 1));
+        self.0.set_length(self.0.length().unwrap_or(0).max(row as u64 + 1));
         self.0.set_position(row as u64);
         self.0.set_message(size::format(size as u64));
     }

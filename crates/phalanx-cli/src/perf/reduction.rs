@@ -20,14 +20,7 @@ pub enum RedOp {
 }
 
 impl RedOp {
-    pub const ALL: [RedOp; 6] = [
-        RedOp::Sum,
-        RedOp::Prod,
-        RedOp::Min,
-        RedOp::Max,
-        RedOp::Avg,
-        RedOp::MulSum,
-    ];
+    pub const ALL: [RedOp; 6] = [RedOp::Sum, RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Avg, RedOp::MulSum];
 
     pub fn name(self) -> &'static str {
         match self {

@@ -60,6 +60,16 @@ pub enum RankKind {
     Launched,
 }
 
+impl RankKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            RankKind::Threads => "threads",
+            RankKind::Processes => "processes",
+            RankKind::Launched => "launched processes",
+        }
+    }
+}
+
 /// Where the buffers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -154,23 +164,14 @@ impl Report {
 
     /// Wrong elements in all rows; `None` if nothing was checked.
     pub fn wrong(&self) -> Option<u64> {
-        let checked = self
-            .rows
-            .iter()
-            .flat_map(Row::measurements)
-            .filter_map(|m| m.wrong);
+        let checked = self.rows.iter().flat_map(Row::measurements).filter_map(|m| m.wrong);
         checked.reduce(|sum, wrong| sum + wrong)
     }
 
     /// The mean bus bandwidth of all rows, in and out of place.
     pub fn average_busbw(&self) -> Option<f64> {
         let (mut sum, mut count) = (0.0, 0);
-        for busbw in self
-            .rows
-            .iter()
-            .flat_map(Row::measurements)
-            .filter_map(|m| m.busbw)
-        {
+        for busbw in self.rows.iter().flat_map(Row::measurements).filter_map(|m| m.busbw) {
             sum += busbw;
             count += 1;
         }

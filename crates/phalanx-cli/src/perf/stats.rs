@@ -30,11 +30,7 @@ impl Stats {
             p99: percentile(&sorted, 99),
             max: sorted[sorted.len() - 1],
             mean,
-            variation: if mean > 0.0 {
-                variance.sqrt() / mean
-            } else {
-                0.0
-            },
+            variation: if mean > 0.0 { variance.sqrt() / mean } else { 0.0 },
         }
     }
 }
@@ -52,20 +48,14 @@ mod tests {
     fn percentiles_are_iterations_that_happened() {
         let times: Vec<f64> = (0..100).rev().map(f64::from).collect();
         let stats = Stats::new(&times);
-        assert_eq!(
-            (stats.min, stats.p50, stats.p95, stats.p99, stats.max),
-            (0.0, 50.0, 95.0, 99.0, 99.0)
-        );
+        assert_eq!((stats.min, stats.p50, stats.p95, stats.p99, stats.max), (0.0, 50.0, 95.0, 99.0, 99.0));
         assert_eq!(stats.mean, 49.5);
     }
 
     #[test]
     fn one_iteration_is_every_percentile() {
         let stats = Stats::new(&[3.0]);
-        assert_eq!(
-            (stats.min, stats.p50, stats.p99, stats.max),
-            (3.0, 3.0, 3.0, 3.0)
-        );
+        assert_eq!((stats.min, stats.p50, stats.p99, stats.max), (3.0, 3.0, 3.0, 3.0));
         assert_eq!((stats.mean, stats.variation), (3.0, 0.0));
     }
 

@@ -47,21 +47,13 @@ impl<T: Value> Bench<'_, T> {
         let (iterations, warmup) = self.counts(plan, cores)?;
         self.iterate(warmup, plan.aggregate)?;
         let mut times = self.iterate(iterations, plan.aggregate)?;
-        let loop_average = if plan.loop_average {
-            Some(self.unbroken_loop(iterations, plan.aggregate)?)
-        } else {
-            None
-        };
-        self.case
-            .comm
-            .all_reduce_in_place(&mut times, ReduceOp::Max)?;
+        let loop_average =
+            if plan.loop_average { Some(self.unbroken_loop(iterations, plan.aggregate)?) } else { None };
+        self.case.comm.all_reduce_in_place(&mut times, ReduceOp::Max)?;
 
         let share = self.case.operation.time_share();
         times.iter_mut().for_each(|time| *time *= share);
-        Ok(Times {
-            iterations: times,
-            loop_average: loop_average.map(|time| time * share),
-        })
+        Ok(Times { iterations: times, loop_average: loop_average.map(|time| time * share) })
     }
 
     /// Performs the case once on the buffers as they are.
@@ -71,8 +63,7 @@ impl<T: Value> Bench<'_, T> {
             Place::OutOfPlace => (layout.send, layout.recv),
             Place::InPlace => (0, layout.larger()),
         };
-        self.case
-            .perform(self.place, self.send.first(send), self.recv.first_mut(recv))
+        self.case.perform(self.place, self.send.first(send), self.recv.first_mut(recv))
     }
 
     /// The buffer that the operation reads; in place, that is the one it writes.
@@ -101,14 +92,10 @@ impl<T: Value> Bench<'_, T> {
                 let start = Instant::now();
                 self.iterate(PILOT, plan.aggregate)?;
                 let mut cost = [start.elapsed().as_secs_f64() / PILOT as f64];
-                self.case
-                    .comm
-                    .all_reduce_in_place(&mut cost, ReduceOp::Max)?;
+                self.case.comm.all_reduce_in_place(&mut cost, ReduceOp::Max)?;
                 let bytes = self.case.layout.larger() * size_of::<T>();
                 let usual = usual_iterations(bytes, self.case.comm.world_size(), cores);
-                usual
-                    .min((BUDGET.as_secs_f64() / cost[0]) as usize)
-                    .max(FEWEST)
+                usual.min((BUDGET.as_secs_f64() / cost[0]) as usize).max(FEWEST)
             }
         };
         Ok((iterations, plan.warmup.unwrap_or(iterations / 5 + 5)))
@@ -141,9 +128,7 @@ impl<T: Value> Bench<'_, T> {
             self.perform()?;
         }
         let mut average = [start.elapsed().as_secs_f64() / count as f64];
-        self.case
-            .comm
-            .all_reduce_in_place(&mut average, ReduceOp::Max)?;
+        self.case.comm.all_reduce_in_place(&mut average, ReduceOp::Max)?;
         Ok(average[0])
     }
 }
@@ -157,11 +142,7 @@ fn usual_iterations(bytes: usize, ranks: usize, cores: usize) -> usize {
         0x10_0001..=0x100_0000 => 200,
         _ => 60,
     };
-    if ranks > 2 || ranks > cores {
-        (iterations / 10).max(30)
-    } else {
-        iterations
-    }
+    if ranks > 2 || ranks > cores { (iterations / 10).max(30) } else { iterations }
 }
 
 #[cfg(test)]

@@ -95,9 +95,7 @@ impl World {
                 first_cause(results)
             }
             World::Rank(_) => {
-                let comm = builder
-                    .init()
-                    .context("the ranks did not find each other")?;
+                let comm = builder.init().context("the ranks did not find each other")?;
                 let rank = comm.rank();
                 let podium = (rank == 0).then_some(podium);
                 run_rank(comm, plan, cores, podium).with_context(|| format!("rank {rank}"))
@@ -153,9 +151,7 @@ fn first_cause(results: Vec<Result<u64>>) -> Result<u64> {
 }
 
 fn is_echo(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<phalanx::Error>()
-        .is_some_and(phalanx::Error::is_fatal)
+    error.downcast_ref::<phalanx::Error>().is_some_and(phalanx::Error::is_fatal)
 }
 
 /// Starts this program once for each rank, with the options it was given itself.
@@ -163,13 +159,8 @@ pub fn start_processes(ranks: usize) -> Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
     arguments.push("--as-rank".into());
-    let job = Job {
-        program: program.into_os_string(),
-        arguments,
-        ranks,
-        output: Output::Inherited,
-        timeout: None,
-    };
+    let job =
+        Job { program: program.into_os_string(), arguments, ranks, output: Output::Inherited, timeout: None };
     let outcome = job.run(|failure| {
         // A rank that exits with 1 has said why itself.
         if failure.status.code() != Some(1) {
@@ -191,10 +182,7 @@ mod tests {
     fn the_cause_is_shown_and_not_its_echo() {
         let echo = || Err(phalanx::Error::Aborted { rank: 1 }.into());
         let cause = || {
-            let error = UsageError::WorldSize {
-                world_size: 0,
-                limit: 1,
-            };
+            let error = UsageError::WorldSize { world_size: 0, limit: 1 };
             Err(phalanx::Error::from(error).into())
         };
         let shown = |results| first_cause(results).unwrap_err().to_string();

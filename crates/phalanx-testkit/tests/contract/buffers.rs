@@ -29,12 +29,7 @@ impl Memory {
         self.buffer(comm, len, comm.rank() % 2 == 1)
     }
 
-    fn buffer<T: Number>(
-        self,
-        comm: &Comm,
-        len: usize,
-        shared: bool,
-    ) -> phalanx::Result<Buffer<T>> {
+    fn buffer<T: Number>(self, comm: &Comm, len: usize, shared: bool) -> phalanx::Result<Buffer<T>> {
         Ok(match self {
             Memory::Shared => Buffer::Shared(comm.alloc(len)?),
             Memory::Mixed if shared => Buffer::Shared(comm.alloc(len)?),
@@ -70,9 +65,6 @@ pub fn still_poisoned<T: Number>(buffer: &[T], salt: usize) -> Result<(), String
     let poison = T::from_pattern(0xa5a5_a5a5_a5a5_a5a5 ^ salt as u64).bits();
     match buffer.iter().position(|value| value.bits() != poison) {
         None => Ok(()),
-        Some(index) => Err(format!(
-            "element {index} was overwritten with {:?}",
-            buffer[index]
-        )),
+        Some(index) => Err(format!("element {index} was overwritten with {:?}", buffer[index])),
     }
 }

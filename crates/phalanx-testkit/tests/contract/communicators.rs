@@ -8,31 +8,15 @@ use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Fields, Scenario};
 
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario::rank("communicators/split_by_parity", |comm, _| {
-        split_by_parity(&comm)
-    }),
-    Scenario::rank("communicators/split_with_none", |comm, _| {
-        split_with_none(&comm)
-    }),
-    Scenario::rank("communicators/split_orders_by_key", |comm, _| {
-        split_orders_by_key(&comm)
-    }),
-    Scenario::rank("communicators/split_of_split", |comm, _| {
-        split_of_split(&comm)
-    }),
+    Scenario::rank("communicators/split_by_parity", |comm, _| split_by_parity(&comm)),
+    Scenario::rank("communicators/split_with_none", |comm, _| split_with_none(&comm)),
+    Scenario::rank("communicators/split_orders_by_key", |comm, _| split_orders_by_key(&comm)),
+    Scenario::rank("communicators/split_of_split", |comm, _| split_of_split(&comm)),
     Scenario::rank("communicators/interleaved", |comm, _| interleaved(&comm)),
-    Scenario::rank("communicators/on_threads_at_once", |comm, _| {
-        on_threads_at_once(comm)
-    }),
-    Scenario::rank("communicators/one_group_for_several", |comm, _| {
-        one_group_for_several(&comm)
-    }),
-    Scenario::rank("communicators/parent_dropped_first", |comm, _| {
-        parent_dropped_first(comm)
-    }),
-    Scenario::rank("communicators/messages_in_splits", |comm, _| {
-        messages_in_splits(&comm)
-    }),
+    Scenario::rank("communicators/on_threads_at_once", |comm, _| on_threads_at_once(comm)),
+    Scenario::rank("communicators/one_group_for_several", |comm, _| one_group_for_several(&comm)),
+    Scenario::rank("communicators/parent_dropped_first", |comm, _| parent_dropped_first(comm)),
+    Scenario::rank("communicators/messages_in_splits", |comm, _| messages_in_splits(&comm)),
 ];
 
 /// Run in processes of their own, which nothing else disturbs.
@@ -40,46 +24,27 @@ pub const MEASURED: &[Scenario] = &[
     Scenario::rank("communicators/cycles", |comm, args| cycles(&comm, args)),
     Scenario::process("communicators/cycles_of_threads", |_| cycles_of_threads()),
     Scenario::process("communicators/worlds_of_threads", |_| worlds_of_threads()),
-    Scenario::rank("communicators/two_worlds", |comm, args| {
-        busy_world(&comm, args)
-    }),
+    Scenario::rank("communicators/two_worlds", |comm, args| busy_world(&comm, args)),
 ];
 
 pub fn trials() -> Vec<Trial> {
-    let mut trials: Vec<Trial> = SCENARIOS
-        .iter()
-        .flat_map(|scenario| both(*scenario, &[1, 2, 3, 6]))
-        .collect();
-    trials.push(Trial::test(
-        "threads/communicators/two_worlds",
-        two_worlds_of_threads,
-    ));
+    let mut trials: Vec<Trial> =
+        SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 6])).collect();
+    trials.push(Trial::test("threads/communicators/two_worlds", two_worlds_of_threads));
     if cfg!(target_os = "linux") {
         for (name, ranks) in [("communicators/cycles", 2), ("communicators/cycles", 4)] {
-            trials.push(Trial::test(
-                format!("processes/{name}/{ranks}"),
-                move || {
-                    Launch::new(name, ranks).deadline(DEADLINE).reports()?;
-                    Ok(())
-                },
-            ));
+            trials.push(Trial::test(format!("processes/{name}/{ranks}"), move || {
+                Launch::new(name, ranks).deadline(DEADLINE).reports()?;
+                Ok(())
+            }));
         }
-        for name in [
-            "communicators/cycles_of_threads",
-            "communicators/worlds_of_threads",
-        ] {
-            trials.push(Trial::test(
-                name.replacen("communicators", "threads/communicators", 1),
-                move || {
-                    Launch::alone(name).deadline(DEADLINE).reports()?;
-                    Ok(())
-                },
-            ));
+        for name in ["communicators/cycles_of_threads", "communicators/worlds_of_threads"] {
+            trials.push(Trial::test(name.replacen("communicators", "threads/communicators", 1), move || {
+                Launch::alone(name).deadline(DEADLINE).reports()?;
+                Ok(())
+            }));
         }
-        trials.push(Trial::test(
-            "processes/communicators/two_worlds",
-            two_worlds_of_processes,
-        ));
+        trials.push(Trial::test("processes/communicators/two_worlds", two_worlds_of_processes));
     }
     trials
 }
@@ -91,11 +56,9 @@ fn text(error: phalanx::Error) -> String {
 /// The world ranks of a communicator's ranks, in its order, learnt by using it.
 fn members(comm: &Comm, world_rank: usize) -> Result<Vec<usize>, String> {
     let mut members = vec![0u64; comm.world_size()];
-    comm.all_gather(&[world_rank as u64], &mut members)
-        .map_err(text)?;
+    comm.all_gather(&[world_rank as u64], &mut members).map_err(text)?;
     let mut sum = vec![1u32; 5000];
-    comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
-        .map_err(text)?;
+    comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
     if sum != vec![comm.world_size() as u32; 5000] {
         return Err(format!("a sum over {members:?} is wrong"));
     }
@@ -103,11 +66,7 @@ fn members(comm: &Comm, world_rank: usize) -> Result<Vec<usize>, String> {
 }
 
 fn expect(actual: Vec<usize>, expected: Vec<usize>) -> Result<(), String> {
-    if actual == expected {
-        Ok(())
-    } else {
-        Err(format!("members {actual:?}, expected {expected:?}"))
-    }
+    if actual == expected { Ok(()) } else { Err(format!("members {actual:?}, expected {expected:?}")) }
 }
 
 fn some(comm: Option<Comm>) -> Result<Comm, String> {
@@ -117,10 +76,7 @@ fn some(comm: Option<Comm>) -> Result<Comm, String> {
 fn split_by_parity(comm: &Comm) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let half = some(comm.split(Some(rank as u32 % 2), 0).map_err(text)?)?;
-    expect(
-        members(&half, rank)?,
-        (0..ranks).filter(|r| r % 2 == rank % 2).collect(),
-    )?;
+    expect(members(&half, rank)?, (0..ranks).filter(|r| r % 2 == rank % 2).collect())?;
     if half.rank() != rank / 2 {
         return Err(format!("rank {rank} has rank {} in its half", half.rank()));
     }
@@ -151,10 +107,7 @@ fn split_orders_by_key(comm: &Comm) -> Outcome {
     let reversed = some(comm.split(Some(7), -(rank as i64)).map_err(text)?)?;
     expect(members(&reversed, rank)?, (0..ranks).rev().collect())?;
     // Equal keys: by rank.
-    let keyed = some(
-        comm.split(Some(7), if rank == 0 { i64::MAX } else { i64::MIN })
-            .map_err(text)?,
-    )?;
+    let keyed = some(comm.split(Some(7), if rank == 0 { i64::MAX } else { i64::MIN }).map_err(text)?)?;
     expect(members(&keyed, rank)?, (1..ranks).chain([0]).collect())?;
     Ok(String::new())
 }
@@ -163,21 +116,11 @@ fn split_of_split(comm: &Comm) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let half = some(comm.split(Some(rank as u32 % 2), 0).map_err(text)?)?;
     let quarter = some(half.split(Some(half.rank() as u32 % 2), 0).map_err(text)?)?;
-    expect(
-        members(&quarter, rank)?,
-        (0..ranks).filter(|r| r % 4 == rank % 4).collect(),
-    )?;
-    let single = some(
-        quarter
-            .split(Some(quarter.rank() as u32), 0)
-            .map_err(text)?,
-    )?;
+    expect(members(&quarter, rank)?, (0..ranks).filter(|r| r % 4 == rank % 4).collect())?;
+    let single = some(quarter.split(Some(quarter.rank() as u32), 0).map_err(text)?)?;
     expect(members(&single, rank)?, vec![rank])?;
     drop(half);
-    expect(
-        members(&quarter, rank)?,
-        (0..ranks).filter(|r| r % 4 == rank % 4).collect(),
-    )?;
+    expect(members(&quarter, rank)?, (0..ranks).filter(|r| r % 4 == rank % 4).collect())?;
     expect(members(comm, rank)?, (0..ranks).collect())?;
     Ok(String::new())
 }
@@ -195,8 +138,7 @@ fn interleaved(comm: &Comm) -> Outcome {
                 continue;
             }
             let mut sum = vec![round + comm.rank() as u64; len];
-            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
-                .map_err(text)?;
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
             let ranks = comm.world_size() as u64;
             if sum != vec![round * ranks + ranks * (ranks - 1) / 2; len] {
                 return Err(format!("wrong sum in round {round}"));
@@ -268,9 +210,7 @@ fn parent_dropped_first(comm: Comm) -> Outcome {
     comm.finalize().map_err(text)?;
     let mut buffer = child.alloc::<f32>(50_000).map_err(text)?;
     buffer.fill(1.0);
-    child
-        .all_reduce_in_place(&mut buffer, ReduceOp::Sum)
-        .map_err(text)?;
+    child.all_reduce_in_place(&mut buffer, ReduceOp::Sum).map_err(text)?;
     expect(members(&child, rank)?, (0..ranks).collect())?;
     child.finalize().map_err(text)?;
     // Memory outlives the communicator it came from.
@@ -283,20 +223,11 @@ fn parent_dropped_first(comm: Comm) -> Outcome {
 /// Ranks in messages are those of the communicator that carries them.
 fn messages_in_splits(comm: &Comm) -> Outcome {
     let rank = comm.rank();
-    let half = some(
-        comm.split(Some(rank as u32 % 2), -(rank as i64))
-            .map_err(text)?,
-    )?;
+    let half = some(comm.split(Some(rank as u32 % 2), -(rank as i64)).map_err(text)?)?;
     let ranks = half.world_size();
     let (next, previous) = ((half.rank() + 1) % ranks, (half.rank() + ranks - 1) % ranks);
     let mut message = vec![u64::MAX; 3000];
-    half.send_recv(
-        &vec![half.rank() as u64; 3000],
-        next,
-        &mut message,
-        previous,
-    )
-    .map_err(text)?;
+    half.send_recv(&vec![half.rank() as u64; 3000], next, &mut message, previous).map_err(text)?;
     if message != vec![previous as u64; 3000] {
         return Err(format!("a message from {previous} says {}", message[0]));
     }
@@ -305,9 +236,7 @@ fn messages_in_splits(comm: &Comm) -> Outcome {
 
 /// What a process holds: open file descriptors and kilobytes of resident memory.
 fn holdings() -> Result<(usize, u64), String> {
-    let descriptors = std::fs::read_dir("/proc/self/fd")
-        .map_err(|error| error.to_string())?
-        .count();
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?.count();
     let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let resident = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
@@ -319,20 +248,12 @@ const RESIDENT_SLACK_KB: u64 = 8 << 10;
 
 fn compare_holdings(before: (usize, u64), after: (usize, u64)) -> Outcome {
     if after.0 != before.0 {
-        return Err(format!(
-            "{} file descriptors before, {} after",
-            before.0, after.0
-        ));
+        return Err(format!("{} file descriptors before, {} after", before.0, after.0));
     }
     if after.1 > before.1 + RESIDENT_SLACK_KB {
-        return Err(format!(
-            "{} kB resident before, {} kB after",
-            before.1, after.1
-        ));
+        return Err(format!("{} kB resident before, {} kB after", before.1, after.1));
     }
-    let report = Fields::new()
-        .with("descriptors", after.0)
-        .with("resident_before_kb", before.1);
+    let report = Fields::new().with("descriptors", after.0).with("resident_before_kb", before.1);
     Ok(report.with("resident_after_kb", after.1).to_string())
 }
 
@@ -341,9 +262,7 @@ fn cycle(comm: &Comm, round: usize) -> Result<(), String> {
     let child = some(comm.split(Some(round as u32), 0).map_err(text)?)?;
     let mut sum = child.alloc::<u32>(20_000).map_err(text)?;
     sum.fill(1);
-    child
-        .all_reduce_in_place(&mut sum, ReduceOp::Sum)
-        .map_err(text)?;
+    child.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
     if sum[19_999] != comm.world_size() as u32 {
         return Err(format!("wrong sum in round {round}"));
     }
@@ -368,8 +287,7 @@ fn cycles(comm: &Comm, args: &[String]) -> Outcome {
 }
 
 fn cycles_of_threads() -> Outcome {
-    let reports =
-        on_threads(MEASURED[0], 4, &["one process"]).map_err(|failed| format!("{failed:?}"))?;
+    let reports = on_threads(MEASURED[0], 4, &["one process"]).map_err(|failed| format!("{failed:?}"))?;
     Ok(reports.concat())
 }
 
@@ -378,15 +296,9 @@ fn worlds_of_threads() -> Outcome {
     let world = || {
         let sums = phalanx::run(3, |comm| {
             let mut sum = vec![1u32; 3000];
-            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
-                .map(|()| sum[2999])
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map(|()| sum[2999])
         });
-        match sums
-            .map_err(text)?
-            .into_iter()
-            .collect::<phalanx::Result<Vec<_>>>()
-            .map_err(text)?
-        {
+        match sums.map_err(text)?.into_iter().collect::<phalanx::Result<Vec<_>>>().map_err(text)? {
             sums if sums == [3, 3, 3] => Ok(()),
             sums => Err(format!("sums {sums:?}")),
         }
@@ -399,20 +311,14 @@ fn worlds_of_threads() -> Outcome {
 
 /// A world that is busy for a while, with results that tell whose they are.
 fn busy_world(comm: &Comm, args: &[String]) -> Outcome {
-    let own: u64 = args
-        .first()
-        .and_then(|arg| arg.parse().ok())
-        .ok_or("no number was given")?;
+    let own: u64 = args.first().and_then(|arg| arg.parse().ok()).ok_or("no number was given")?;
     let ranks = comm.world_size() as u64;
     for round in 0..500 {
         let len = [1, 900, 40_000][round % 3];
         let mut sum = vec![own; len];
-        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
-            .map_err(text)?;
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
         if sum != vec![own * ranks; len] {
-            return Err(format!(
-                "world {own} got another world's data in round {round}"
-            ));
+            return Err(format!("world {own} got another world's data in round {round}"));
         }
     }
     Ok(String::new())
@@ -425,12 +331,7 @@ fn two_worlds_of_threads() -> Result<(), Failed> {
 }
 
 fn two_worlds_of_processes() -> Result<(), Failed> {
-    let launch = |own: u64| {
-        Launch::new(MEASURED[3].name, 3)
-            .arg(own)
-            .deadline(DEADLINE)
-            .start()
-    };
+    let launch = |own: u64| Launch::new(MEASURED[3].name, 3).arg(own).deadline(DEADLINE).start();
     let worlds = [launch(1)?, launch(1000)?];
     for world in worlds {
         let ended = world.finish();

@@ -79,10 +79,9 @@ pub fn trials() -> Vec<Trial> {
     if cfg!(target_os = "linux") {
         for (_, name) in Operation::ALL {
             for ranks in 1..=8 {
-                trials.push(Trial::test(
-                    format!("processes/{name}/{ranks}"),
-                    move || all_equal(&on_processes(SCENARIOS[0], ranks, &[name])?),
-                ));
+                trials.push(Trial::test(format!("processes/{name}/{ranks}"), move || {
+                    all_equal(&on_processes(SCENARIOS[0], ranks, &[name])?)
+                }));
             }
         }
     }
@@ -98,9 +97,7 @@ fn one_type_on_threads<T: Number>(operation: Operation, ranks: usize) -> Result<
 
 /// A process rank's part: all types.
 fn whole_operation(comm: Comm, args: &[String]) -> Outcome {
-    let operation = Operation::ALL
-        .into_iter()
-        .find(|(_, name)| args.iter().any(|arg| arg == name));
+    let operation = Operation::ALL.into_iter().find(|(_, name)| args.iter().any(|arg| arg == name));
     let (operation, _) = operation.ok_or("no operation was named")?;
     let mut report = String::new();
     for dtype in DType::ALL {
@@ -121,20 +118,12 @@ struct Tables<T> {
 impl<T: Number> Tables<T> {
     fn new(operation: Operation, ranks: usize) -> Tables<T> {
         let ring = Ring::new(ranks as u64);
-        let combines = if operation.reduces() {
-            Combine::all(ranks)
-        } else {
-            Vec::new()
-        };
+        let combines = if operation.reduces() { Combine::all(ranks) } else { Vec::new() };
         let combined = combines.into_iter().map(|combine| {
             let combined = ring.combined(ranks, &combine);
             (combine, combined)
         });
-        Tables {
-            operation,
-            combined: combined.collect(),
-            ring,
-        }
+        Tables { operation, combined: combined.collect(), ring }
     }
 }
 
@@ -143,20 +132,13 @@ impl<T: Number> Tables<T> {
 fn all_cells<T: Number>(comm: &Comm, tables: &Tables<T>) -> Outcome {
     let (send_blocks, recv_blocks) = tables.operation.blocks(comm.world_size());
     let blocks = send_blocks.max(recv_blocks);
-    let mut walk = Walk {
-        comm,
-        tables,
-        cell: 0,
-        digest: 0,
-    };
+    let mut walk = Walk { comm, tables, cell: 0, digest: 0 };
     for size in SIZES {
         walk.size(size, |_, _| true)?;
     }
     // Every second combination of memory, place and reduction; the other half at the next number of ranks.
     let parity = comm.world_size();
-    walk.size(LARGE.div_ceil(blocks), |variant, combine| {
-        (variant + combine + parity) % 2 == 0
-    })?;
+    walk.size(LARGE.div_ceil(blocks), |variant, combine| (variant + combine + parity) % 2 == 0)?;
     // A quarter of the types, one reduction for each combination of memory and place.
     if (T::DTYPE as usize + comm.world_size()) % 4 == 0 {
         let count = (LARGEST / size_of::<T>()).div_ceil(blocks);
@@ -249,12 +231,7 @@ impl<T: Number> Walk<'_, T> {
         tables.ring.fill(send.all(), own_start);
         poison(recv, cell.number);
         let send = send.all();
-        let reduction = || {
-            cell.combine
-                .expect("a reducing operation")
-                .0
-                .reduction(rank)
-        };
+        let reduction = || cell.combine.expect("a reducing operation").0.reduction(rank);
         // A buffer that a rank does not need may be there or not.
         let is_root = rank == cell.root;
         let absent = !is_root && cell.number % 2 == 0;
@@ -273,10 +250,7 @@ impl<T: Number> Walk<'_, T> {
             Scatter => comm.scatter(&send[..], recv, cell.root),
         }
         .map_err(|error| error.to_string())?;
-        tables
-            .ring
-            .expect_bits(send, own_start)
-            .context(|| "the send buffer changed".into())?;
+        tables.ring.expect_bits(send, own_start).context(|| "the send buffer changed".into())?;
         match tables.operation {
             Reduce | Gather if !is_root => still_poisoned(recv, cell.number),
             _ => self.check(cell, recv),
@@ -293,21 +267,14 @@ impl<T: Number> Walk<'_, T> {
                 tables.ring.fill(buffer, cell.start_of(rank));
             }
             AllGather | Gather => {
-                tables
-                    .ring
-                    .fill(&mut buffer[own_block.clone()], cell.start_of(rank));
+                tables.ring.fill(&mut buffer[own_block.clone()], cell.start_of(rank));
             }
             Broadcast | Scatter if rank == cell.root => {
                 tables.ring.fill(buffer, cell.start_of(rank));
             }
             Broadcast | Scatter => {}
         }
-        let reduction = || {
-            cell.combine
-                .expect("a reducing operation")
-                .0
-                .reduction(rank)
-        };
+        let reduction = || cell.combine.expect("a reducing operation").0.reduction(rank);
         match tables.operation {
             AllReduce => comm.all_reduce_in_place(buffer, reduction()),
             Broadcast => comm.broadcast_in_place(buffer, cell.root),
@@ -329,9 +296,7 @@ impl<T: Number> Walk<'_, T> {
 
     /// Compares a rank's result with what is right.
     fn check(&mut self, cell: &Cell<'_, T>, result: &[T]) -> Result<(), String> {
-        let Tables {
-            operation, ring, ..
-        } = self.tables;
+        let Tables { operation, ring, .. } = self.tables;
         let rank = self.comm.rank();
         let (_, blocks) = operation.blocks(self.comm.world_size());
         let block = |from: usize| &result[from * cell.count..(from + 1) * cell.count];
@@ -347,9 +312,8 @@ impl<T: Number> Walk<'_, T> {
             AllGather | Gather => {
                 (0..blocks).try_for_each(|from| ring.expect_bits(block(from), cell.start_of(from)))
             }
-            AllToAll => (0..blocks).try_for_each(|from| {
-                ring.expect_bits(block(from), cell.start_of(from) + rank * cell.count)
-            }),
+            AllToAll => (0..blocks)
+                .try_for_each(|from| ring.expect_bits(block(from), cell.start_of(from) + rank * cell.count)),
         }
         .map_err(|difference| difference.to_string())
     }

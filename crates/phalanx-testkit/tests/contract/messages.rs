@@ -10,26 +10,17 @@ use phalanx_testkit::{Number, Scenario};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("messages/back_and_forth", |comm, _| back_and_forth(&comm)),
-    Scenario::rank("messages/send_recv_in_a_ring", |comm, _| {
-        send_recv_in_a_ring(&comm)
-    }),
+    Scenario::rank("messages/send_recv_in_a_ring", |comm, _| send_recv_in_a_ring(&comm)),
     Scenario::rank("messages/many_small_ones", |comm, _| many_small_ones(&comm)),
     Scenario::rank("messages/tags", |comm, _| tags(&comm)),
     Scenario::rank("messages/grouped_ring", |comm, _| grouped_ring(&comm)),
-    Scenario::rank("messages/grouped_all_pairs", |comm, _| {
-        grouped_all_pairs(&comm)
-    }),
+    Scenario::rank("messages/grouped_all_pairs", |comm, _| grouped_all_pairs(&comm)),
     Scenario::rank("messages/to_oneself", |comm, _| to_oneself(&comm)),
-    Scenario::rank("messages/between_collectives", |comm, _| {
-        between_collectives(&comm)
-    }),
+    Scenario::rank("messages/between_collectives", |comm, _| between_collectives(&comm)),
 ];
 
 pub fn trials() -> Vec<Trial> {
-    SCENARIOS
-        .iter()
-        .flat_map(|scenario| both(*scenario, &[2, 3, 5, 8]))
-        .collect()
+    SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[2, 3, 5, 8])).collect()
 }
 
 /// Elements: none, within a line, within the small protocol, many chunks, many rings.
@@ -58,8 +49,7 @@ fn back_and_forth(comm: &Comm) -> Outcome {
             for low in 0..ranks - 1 {
                 let high = low + 1;
                 for (from, to) in [(low, high), (high, low)] {
-                    let what =
-                        || format!("{size} elements from {from} to {to}, {memory:?}, rank {rank}");
+                    let what = || format!("{size} elements from {from} to {to}, {memory:?}, rank {rank}");
                     if rank == from {
                         ring.fill(send.all(), start(from, to, i));
                         comm.send(&send.all()[..], to).context(what)?;
@@ -85,8 +75,7 @@ fn send_recv_in_a_ring(comm: &Comm) -> Outcome {
             let mut recv = memory.recv(comm, size).map_err(text)?;
             ring.fill(send.all(), start(rank, next, i));
             let what = || format!("{size} elements, {memory:?}, rank {rank}");
-            comm.send_recv(&send.all()[..], next, recv.all(), previous)
-                .context(what)?;
+            comm.send_recv(&send.all()[..], next, recv.all(), previous).context(what)?;
             check(&ring, recv.all(), start(previous, rank, i), &what())?;
         }
     }
@@ -126,8 +115,7 @@ fn tags(comm: &Comm) -> Outcome {
         for tag in [7, 0, u32::MAX] {
             let window = ring.window(start(0, 1, tag as usize % 97), size);
             if rank == 0 {
-                comm.send_tagged(&window, peer, tag)
-                    .context(|| format!("tag {tag}, {size} elements"))?;
+                comm.send_tagged(&window, peer, tag).context(|| format!("tag {tag}, {size} elements"))?;
             } else {
                 let mut message = vec![0u16; size];
                 comm.recv_tagged(&mut message, peer, tag)
@@ -136,26 +124,16 @@ fn tags(comm: &Comm) -> Outcome {
             }
         }
         // In another order, with calls that block.
-        let (seven, eight) = (
-            ring.window(start(0, 1, 7), size),
-            ring.window(start(0, 1, 8), size),
-        );
+        let (seven, eight) = (ring.window(start(0, 1, 7), size), ring.window(start(0, 1, 8), size));
         let mut message = vec![0u16; size];
         if rank == 0 {
-            comm.send_tagged(&seven, peer, 7)
-                .context(|| format!("tag 7, {size} elements"))?;
-            comm.send_tagged(&eight, peer, 8)
-                .context(|| format!("tag 8, {size} elements"))?;
+            comm.send_tagged(&seven, peer, 7).context(|| format!("tag 7, {size} elements"))?;
+            comm.send_tagged(&eight, peer, 8).context(|| format!("tag 8, {size} elements"))?;
         } else {
             for tag in [8, 7] {
                 comm.recv_tagged(&mut message, peer, tag)
                     .context(|| format!("tag {tag}, {size} elements"))?;
-                check(
-                    &ring,
-                    &message,
-                    start(0, 1, tag as usize),
-                    "out of order, blocking",
-                )?;
+                check(&ring, &message, start(0, 1, tag as usize), "out of order, blocking")?;
             }
         }
         // In another order, all at once.
@@ -165,9 +143,7 @@ fn tags(comm: &Comm) -> Outcome {
             comm.group(|g| (0..3).try_for_each(|i| g.send_tagged(&windows[i], peer, i as u32)))
         } else {
             let mut last_first = messages.iter_mut().enumerate().rev();
-            comm.group(|g| {
-                last_first.try_for_each(|(i, message)| g.recv_tagged(message, peer, i as u32))
-            })
+            comm.group(|g| last_first.try_for_each(|(i, message)| g.recv_tagged(message, peer, i as u32)))
         };
         result.context(|| format!("tags out of order, {size} elements, rank {rank}"))?;
         if rank == 1 {
@@ -196,12 +172,7 @@ fn grouped_ring(comm: &Comm) -> Outcome {
         })
         .context(|| format!("{size} elements, rank {rank}"))?;
         check(&ring, &recv, start(previous, rank, i), "the long message")?;
-        check(
-            &ring,
-            &first[..size.min(3)],
-            start(previous, rank, i),
-            "the short message",
-        )?;
+        check(&ring, &first[..size.min(3)], start(previous, rank, i), "the short message")?;
     }
     Ok(String::new())
 }
@@ -211,9 +182,7 @@ fn grouped_all_pairs(comm: &Comm) -> Outcome {
     let ring = Ring::<i32>::new(5);
     let (rank, ranks) = (comm.rank(), comm.world_size());
     for (i, size) in [1, 1000, 70_001].into_iter().enumerate() {
-        let sent: Vec<Vec<i32>> = (0..ranks)
-            .map(|to| ring.window(start(rank, to, i), size + to))
-            .collect();
+        let sent: Vec<Vec<i32>> = (0..ranks).map(|to| ring.window(start(rank, to, i), size + to)).collect();
         let mut received: Vec<Vec<i32>> = vec![vec![0; size + rank]; ranks];
         comm.group(|g| {
             for (to, message) in sent.iter().enumerate() {
@@ -226,12 +195,7 @@ fn grouped_all_pairs(comm: &Comm) -> Outcome {
         })
         .context(|| format!("{size} elements, rank {rank}"))?;
         for (from, message) in received.iter().enumerate() {
-            check(
-                &ring,
-                message,
-                start(from, rank, i),
-                &format!("from {from}"),
-            )?;
+            check(&ring, message, start(from, rank, i), &format!("from {from}"))?;
         }
     }
     Ok(String::new())
@@ -243,12 +207,9 @@ fn to_oneself(comm: &Comm) -> Outcome {
     for size in SIZES {
         let send = Ring::<u64>::new(6).window(rank, size);
         let mut recv = vec![0u64; size];
-        comm.send_recv(&send, rank, &mut recv, rank)
-            .context(|| format!("{size} elements"))?;
+        comm.send_recv(&send, rank, &mut recv, rank).context(|| format!("{size} elements"))?;
         if recv != send {
-            return Err(format!(
-                "rank {rank} got something else from itself, {size} elements"
-            ));
+            return Err(format!("rank {rank} got something else from itself, {size} elements"));
         }
     }
     Ok(String::new())
@@ -260,20 +221,17 @@ fn between_collectives(comm: &Comm) -> Outcome {
     for round in 0..200u32 {
         let len = [1, 700, 9000][round as usize % 3];
         if rank == round as usize % ranks {
-            comm.send(&vec![round; len], (rank + 1) % ranks)
-                .map_err(text)?;
+            comm.send(&vec![round; len], (rank + 1) % ranks).map_err(text)?;
         }
         if (rank + ranks - 1) % ranks == round as usize % ranks {
             let mut message = vec![0; len];
-            comm.recv(&mut message, (rank + ranks - 1) % ranks)
-                .map_err(text)?;
+            comm.recv(&mut message, (rank + ranks - 1) % ranks).map_err(text)?;
             if message != vec![round; len] {
                 return Err(format!("wrong message in round {round}"));
             }
         }
         let mut sum = vec![rank as u32 + round; len];
-        comm.all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum)
-            .map_err(text)?;
+        comm.all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum).map_err(text)?;
         let expected = (0..ranks as u32).map(|rank| rank + round).sum::<u32>();
         if sum != vec![expected; len] {
             return Err(format!("wrong sum in round {round}"));

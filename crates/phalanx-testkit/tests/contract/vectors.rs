@@ -10,24 +10,15 @@ use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Number, Scenario, random, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario::rank("all_gather_v", |comm, _| {
-        all_types(&comm, Operation::AllGather)
-    }),
-    Scenario::rank("reduce_scatter_v", |comm, _| {
-        all_types(&comm, Operation::ReduceScatter)
-    }),
+    Scenario::rank("all_gather_v", |comm, _| all_types(&comm, Operation::AllGather)),
+    Scenario::rank("reduce_scatter_v", |comm, _| all_types(&comm, Operation::ReduceScatter)),
     Scenario::rank("gather_v", |comm, _| all_types(&comm, Operation::Gather)),
     Scenario::rank("scatter_v", |comm, _| all_types(&comm, Operation::Scatter)),
-    Scenario::rank("all_to_all_v", |comm, _| {
-        all_types(&comm, Operation::AllToAll)
-    }),
+    Scenario::rank("all_to_all_v", |comm, _| all_types(&comm, Operation::AllToAll)),
 ];
 
 pub fn trials() -> Vec<Trial> {
-    SCENARIOS
-        .iter()
-        .flat_map(|scenario| both(*scenario, &[1, 2, 3, 5, 8]))
-        .collect()
+    SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5, 8])).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,11 +38,7 @@ const PATTERNS: [fn(usize, usize, usize) -> usize; 5] = [
     |from, to, _| (from * 7 + to * 3 + 1) % 4,
     |from, to, _| (from + 2 * to) * 113 % 1500,
     |from, to, ranks| {
-        if to == ranks / 2 {
-            70_001 + from
-        } else {
-            from % 2
-        }
+        if to == ranks / 2 { 70_001 + from } else { from % 2 }
     },
 ];
 
@@ -67,11 +54,12 @@ fn all_types(comm: &Comm, operation: Operation) -> Outcome {
                 }
                 cell += 1;
                 let root = cell % ranks;
-                with_number!(dtype, T => one::<T>(comm, operation, pattern, memory, root, cell))
-                    .context(|| {
+                with_number!(dtype, T => one::<T>(comm, operation, pattern, memory, root, cell)).context(
+                    || {
                         let rank = comm.rank();
                         format!("{operation:?} of {dtype}, pattern {p}, {memory:?}, root {root}, rank {rank}")
-                    })?;
+                    },
+                )?;
             }
         }
     }
@@ -89,9 +77,8 @@ fn one<T: Number>(
     let (rank, ranks) = (comm.rank(), comm.world_size());
     // Only all_to_all_v has different counts for each sender.
     let counts: Vec<usize> = (0..ranks).map(|to| pattern(1, to, ranks)).collect();
-    let matrix: Vec<Vec<usize>> = (0..ranks)
-        .map(|from| (0..ranks).map(|to| pattern(from, to, ranks)).collect())
-        .collect();
+    let matrix: Vec<Vec<usize>> =
+        (0..ranks).map(|from| (0..ranks).map(|to| pattern(from, to, ranks)).collect()).collect();
     let whole: usize = counts.iter().sum();
     let input_len = |from: usize| match operation {
         Operation::AllGather | Operation::Gather => counts[from],
@@ -105,9 +92,8 @@ fn one<T: Number>(
         }
         Operation::AllToAll => matrix[from].iter().sum(),
     };
-    let inputs: Vec<Vec<T>> = (0..ranks)
-        .map(|from| random::values((cell * 64 + from) as u64, input_len(from)))
-        .collect();
+    let inputs: Vec<Vec<T>> =
+        (0..ranks).map(|from| random::values((cell * 64 + from) as u64, input_len(from))).collect();
     let combines = Combine::<T>::all(ranks);
     let combine = &combines[cell % combines.len()];
     let expected = match operation {
@@ -118,21 +104,15 @@ fn one<T: Number>(
         Operation::AllToAll => reference::all_to_all(&inputs, &matrix),
     };
 
-    let mut send = memory
-        .send(comm, inputs[rank].len())
-        .map_err(|e| e.to_string())?;
+    let mut send = memory.send(comm, inputs[rank].len()).map_err(|e| e.to_string())?;
     send.all().copy_from_slice(&inputs[rank]);
-    let mut recv = memory
-        .recv(comm, expected[rank].len())
-        .map_err(|e| e.to_string())?;
+    let mut recv = memory.recv(comm, expected[rank].len()).map_err(|e| e.to_string())?;
     poison(recv.all(), cell);
     let (send, recv) = (&send.all()[..], recv.all());
     let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
     match operation {
         Operation::AllGather => comm.all_gather_v(send, recv, &counts),
-        Operation::ReduceScatter => {
-            comm.reduce_scatter_v(send, recv, &counts, combine.reduction(rank))
-        }
+        Operation::ReduceScatter => comm.reduce_scatter_v(send, recv, &counts, combine.reduction(rank)),
         Operation::Gather => comm.gather_v(send, recv, &counts, root),
         Operation::Scatter => comm.scatter_v(send, &counts, recv, root),
         Operation::AllToAll => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),

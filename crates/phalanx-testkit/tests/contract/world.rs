@@ -10,23 +10,13 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A scenario on thread ranks and on process ranks, for each of some numbers of ranks.
 pub fn both(scenario: Scenario, worlds: &'static [usize]) -> Vec<Trial> {
-    let mut trials = vec![Trial::test(
-        format!("threads/{}", scenario.name),
-        move || {
-            worlds
-                .iter()
-                .try_for_each(|&ranks| on_threads(scenario, ranks, &[]).map(drop))
-        },
-    )];
+    let mut trials = vec![Trial::test(format!("threads/{}", scenario.name), move || {
+        worlds.iter().try_for_each(|&ranks| on_threads(scenario, ranks, &[]).map(drop))
+    })];
     if cfg!(target_os = "linux") {
-        trials.push(Trial::test(
-            format!("processes/{}", scenario.name),
-            move || {
-                worlds
-                    .iter()
-                    .try_for_each(|&ranks| on_processes(scenario, ranks, &[]).map(drop))
-            },
-        ));
+        trials.push(Trial::test(format!("processes/{}", scenario.name), move || {
+            worlds.iter().try_for_each(|&ranks| on_processes(scenario, ranks, &[]).map(drop))
+        }));
     }
     trials
 }
@@ -35,36 +25,24 @@ pub fn both(scenario: Scenario, worlds: &'static [usize]) -> Vec<Trial> {
 pub fn on_threads(scenario: Scenario, ranks: usize, args: &[&str]) -> Result<Vec<String>, Failed> {
     let args: Vec<String> = args.iter().map(ToString::to_string).collect();
     let outcomes = threads::run_scenario(&scenario, ranks, &args, DEADLINE)?;
-    all_ok(outcomes.into_iter())
-        .map_err(|problems| format!("{ranks} thread ranks:{problems}").into())
+    all_ok(outcomes.into_iter()).map_err(|problems| format!("{ranks} thread ranks:{problems}").into())
 }
 
 /// Runs a scenario on process ranks; every rank's report.
-pub fn on_processes(
-    scenario: Scenario,
-    ranks: usize,
-    args: &[&str],
-) -> Result<Vec<String>, Failed> {
+pub fn on_processes(scenario: Scenario, ranks: usize, args: &[&str]) -> Result<Vec<String>, Failed> {
     let launch = Launch::new(scenario.name, ranks).deadline(DEADLINE);
     let launch = args.iter().fold(launch, |launch, arg| launch.arg(arg));
-    launch
-        .reports()
-        .map_err(|problems| format!("{ranks} process ranks:{problems}").into())
+    launch.reports().map_err(|problems| format!("{ranks} process ranks:{problems}").into())
 }
 
 /// The reports, or a line for each rank that failed.
-pub fn all_ok(
-    outcomes: impl Iterator<Item = Result<String, String>>,
-) -> Result<Vec<String>, String> {
+pub fn all_ok(outcomes: impl Iterator<Item = Result<String, String>>) -> Result<Vec<String>, String> {
     let outcomes: Vec<_> = outcomes.collect();
     if outcomes.iter().all(Result::is_ok) {
         return Ok(outcomes.into_iter().filter_map(Result::ok).collect());
     }
     let problems = outcomes.iter().enumerate().filter_map(|(rank, outcome)| {
-        outcome
-            .as_ref()
-            .err()
-            .map(|problem| format!("\n  rank {rank}: {problem}"))
+        outcome.as_ref().err().map(|problem| format!("\n  rank {rank}: {problem}"))
     });
     Err(problems.collect())
 }

@@ -20,10 +20,7 @@ pub fn report(comm: Comm, error: &Error, took: Duration) -> Result<Fields, Strin
     let since = Instant::now();
     drop(comm);
     if since.elapsed() > DROP_LIMIT {
-        return Err(format!(
-            "dropping the failed communicator took {:?}",
-            since.elapsed()
-        ));
+        return Err(format!("dropping the failed communicator took {:?}", since.elapsed()));
     }
     Ok(fields)
 }
@@ -34,10 +31,7 @@ fn answers_the_same(comm: &Comm, first: &Fields) -> Result<(), String> {
     let mut buffer = [1.0f32; 3];
     let mut large = vec![0u8; 100_000];
     let again = [
-        (
-            "all_reduce",
-            comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum),
-        ),
+        ("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)),
         ("broadcast", comm.broadcast_in_place(&mut large, 0)),
         ("barrier", comm.barrier()),
         ("send", comm.send(&buffer, peer)),
@@ -46,17 +40,13 @@ fn answers_the_same(comm: &Comm, first: &Fields) -> Result<(), String> {
         ("group", comm.group(|g| g.send(&large, peer))),
         (
             "start_all_reduce",
-            comm.start_all_reduce(vec![0u8; 9], ReduceOp::Sum)
-                .and_then(|r| r.wait())
-                .map(drop),
+            comm.start_all_reduce(vec![0u8; 9], ReduceOp::Sum).and_then(|r| r.wait()).map(drop),
         ),
     ];
     for (call, result) in again {
         let fields = verdict::expected(result, &format!("{call} after the failure"))?;
         if same(&fields) != same(first) {
-            return Err(format!(
-                "{call} after the failure answers {fields}, the first verdict was {first}"
-            ));
+            return Err(format!("{call} after the failure answers {fields}, the first verdict was {first}"));
         }
     }
     if since.elapsed() > Duration::from_secs(1) {
@@ -72,20 +62,12 @@ pub fn same(fields: &Fields) -> Fields {
 
 /// The verdicts in reports, of which there must be `count` that are all the same.
 pub fn one_verdict(reports: &[String], count: usize) -> Result<Fields, String> {
-    let verdicts = reports
-        .iter()
-        .map(|report| Fields::parse(report).ok_or("not a report"));
+    let verdicts = reports.iter().map(|report| Fields::parse(report).ok_or("not a report"));
     let verdicts: Vec<Fields> = verdicts.collect::<Result<_, _>>()?;
     if verdicts.len() != count {
-        return Err(format!(
-            "{} reports where {count} are right",
-            verdicts.len()
-        ));
+        return Err(format!("{} reports where {count} are right", verdicts.len()));
     }
-    match verdicts
-        .iter()
-        .find(|other| same(other) != same(&verdicts[0]))
-    {
+    match verdicts.iter().find(|other| same(other) != same(&verdicts[0])) {
         Some(other) => Err(format!("verdicts differ:\n  {}\n  {other}", verdicts[0])),
         None => Ok(verdicts[0].clone()),
     }
@@ -97,10 +79,7 @@ pub fn has(fields: &Fields, name: &str, expected: impl std::fmt::Display) -> Res
     if fields.get(name) == Some(&expected) {
         return Ok(());
     }
-    Err(format!(
-        "{name} is {:?}, expected {expected:?}, in: {fields}",
-        fields.get(name)
-    ))
+    Err(format!("{name} is {:?}, expected {expected:?}, in: {fields}", fields.get(name)))
 }
 
 /// An error unless a field contains this text.
@@ -114,10 +93,7 @@ pub fn says(fields: &Fields, name: &str, part: &str) -> Result<(), String> {
 /// An error unless every report's time is within the limit.
 pub fn all_within(reports: &[String], limit: Duration) -> Result<(), String> {
     let took = |report: &String| Fields::parse(report).and_then(|fields| fields.number("took_ms"));
-    match reports
-        .iter()
-        .find(|report| took(report).is_none_or(|ms| u128::from(ms) > limit.as_millis()))
-    {
+    match reports.iter().find(|report| took(report).is_none_or(|ms| u128::from(ms) > limit.as_millis())) {
         Some(slow) => Err(format!("not within {limit:?}: {slow}")),
         None => Ok(()),
     }

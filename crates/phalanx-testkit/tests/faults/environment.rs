@@ -32,8 +32,7 @@ fn init(_: &[String]) -> Outcome {
         Err(error) => verdict::fields(&error),
         Ok(comm) => {
             let mut sum = [comm.rank() as u64];
-            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
-                .map_err(|error| error.to_string())?;
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(|error| error.to_string())?;
             Fields::new()
                 .with("kind", "joined")
                 .with("rank", comm.rank())
@@ -42,9 +41,7 @@ fn init(_: &[String]) -> Outcome {
                 .with("sum", sum[0])
         }
     };
-    Ok(fields
-        .with("took_ms", since.elapsed().as_millis())
-        .to_string())
+    Ok(fields.with("took_ms", since.elapsed().as_millis()).to_string())
 }
 
 pub fn trials() -> Vec<Trial> {
@@ -127,9 +124,7 @@ fn malformed() -> Result<(), Failed> {
 /// Some of the variables but not all: the missing one is named.
 fn incomplete() -> Result<(), Failed> {
     for name in ["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_JOB"] {
-        let launch = Launch::new("environment/init", 2)
-            .without_rank(1)
-            .env_of(0, name, None);
+        let launch = Launch::new("environment/init", 2).without_rank(1).env_of(0, name, None);
         let fields = one(launch).map_err(|failed| format!("without {name}: {failed:?}"))?;
         let problem = |problem: String| format!("without {name}: {problem}");
         if fields.get("kind") == Some("joined") {
@@ -143,15 +138,10 @@ fn incomplete() -> Result<(), Failed> {
 /// `PHALANX_TIMEOUT` is in seconds and fractions of them.
 fn timeout_variable() -> Result<(), Failed> {
     for value in ["1", "0.5"] {
-        let launch = Launch::new("environment/init", 2)
-            .without_rank(1)
-            .env("PHALANX_TIMEOUT", value);
+        let launch = Launch::new("environment/init", 2).without_rank(1).env("PHALANX_TIMEOUT", value);
         let fields = one(launch)?;
         has(&fields, "kind", "bootstrap")?;
-        if fields
-            .number("took_ms")
-            .is_none_or(|ms| !(400..3000).contains(&ms))
-        {
+        if fields.number("took_ms").is_none_or(|ms| !(400..3000).contains(&ms)) {
             return Err(format!("PHALANX_TIMEOUT={value}: {fields}").into());
         }
     }
@@ -162,18 +152,13 @@ fn timeout_variable() -> Result<(), Failed> {
 fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, Failed> {
     let reports = launch.deadline(DEADLINE).reports()?;
     let fields: Option<Vec<Fields>> = reports.iter().map(|report| Fields::parse(report)).collect();
-    let fields = fields
-        .filter(|fields| fields.len() == started)
-        .ok_or("a rank has no report")?;
+    let fields = fields.filter(|fields| fields.len() == started).ok_or("a rank has no report")?;
     for fields in &fields {
         match fields.get("kind") {
             Some("bootstrap" | "usage") => {}
             _ => return Err(format!("not told: {fields}").into()),
         }
-        if fields
-            .number("took_ms")
-            .is_none_or(|ms| u128::from(ms) > limit.as_millis())
-        {
+        if fields.number("took_ms").is_none_or(|ms| u128::from(ms) > limit.as_millis()) {
             return Err(format!("not within {limit:?}: {fields}").into());
         }
     }
@@ -183,17 +168,10 @@ fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, 
 /// Two processes that both think they are rank 1, in a world of three.
 fn duplicate_rank() -> Result<(), Failed> {
     let launch = Launch::new("environment/init", 3).env("PHALANX_TIMEOUT", "3");
-    let launch =
-        launch
-            .env_of(2, "PHALANX_RANK", Some("1"))
-            .env_of(2, "PHALANX_LOCAL_RANK", Some("1"));
+    let launch = launch.env_of(2, "PHALANX_RANK", Some("1")).env_of(2, "PHALANX_LOCAL_RANK", Some("1"));
     let all = told(launch, 3, Duration::from_secs(5))?;
     // Somebody saw the duplicate; whoever did not is told that rank 2 is missing.
-    if !all.iter().any(|fields| {
-        fields
-            .get("text")
-            .is_some_and(|text| text.contains("rank 1"))
-    }) {
+    if !all.iter().any(|fields| fields.get("text").is_some_and(|text| text.contains("rank 1"))) {
         return Err(format!("nobody names the rank that came twice: {all:?}").into());
     }
     Ok(())
@@ -214,9 +192,7 @@ fn different_world_sizes() -> Result<(), Failed> {
 /// Ranks that are never started: the others name them, all alike, when the time is up.
 fn missing_ranks(missing: &[usize]) -> Result<(), Failed> {
     let launch = Launch::new("environment/init", 4).env("PHALANX_TIMEOUT", "2");
-    let launch = missing
-        .iter()
-        .fold(launch, |launch, rank| launch.without_rank(*rank));
+    let launch = missing.iter().fold(launch, |launch, rank| launch.without_rank(*rank));
     let all = told(launch, 4 - missing.len(), Duration::from_secs(4))?;
     for fields in &all {
         has(fields, "kind", "bootstrap")?;
@@ -229,15 +205,10 @@ fn missing_ranks(missing: &[usize]) -> Result<(), Failed> {
 }
 
 fn dies_before_init() -> Result<(), Failed> {
-    let launch = Launch::new("environment/die_before_init", 3)
-        .arg(1)
-        .env("PHALANX_TIMEOUT", "2");
+    let launch = Launch::new("environment/die_before_init", 3).arg(1).env("PHALANX_TIMEOUT", "2");
     let ended = launch.deadline(DEADLINE).run()?;
     for rank in ended.iter().filter(|rank| rank.rank != 1) {
-        let report = rank
-            .outcome
-            .as_ref()
-            .map_err(|problem| format!("rank {}: {problem}", rank.rank))?;
+        let report = rank.outcome.as_ref().map_err(|problem| format!("rank {}: {problem}", rank.rank))?;
         let fields = Fields::parse(report).ok_or("not a report")?;
         has(&fields, "kind", "bootstrap")?;
         has(&fields, "missing", 1)?;
@@ -248,10 +219,7 @@ fn dies_before_init() -> Result<(), Failed> {
 /// Whoever comes late but in time is waited for.
 fn late_rank() -> Result<(), Failed> {
     for late in [0, 1] {
-        let reports = Launch::new("environment/late", 3)
-            .arg(late)
-            .deadline(DEADLINE)
-            .reports()?;
+        let reports = Launch::new("environment/late", 3).arg(late).deadline(DEADLINE).reports()?;
         for (rank, report) in reports.iter().enumerate() {
             let fields = Fields::parse(report).ok_or("not a report")?;
             has(&fields, "kind", "joined")?;
@@ -264,17 +232,10 @@ fn late_rank() -> Result<(), Failed> {
 
 /// torchrun's variables instead of phalanx's own.
 fn as_torchrun(launch: Launch, ranks: usize, local: usize) -> Launch {
-    let names = [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "JOB",
-    ];
+    let names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB"];
     (0..ranks).fold(launch, |launch, rank| {
-        let launch = names.iter().fold(launch, |launch, name| {
-            launch.env_of(rank, &format!("PHALANX_{name}"), None)
-        });
+        let launch =
+            names.iter().fold(launch, |launch, name| launch.env_of(rank, &format!("PHALANX_{name}"), None));
         launch
             .env_of(rank, "RANK", Some(&rank.to_string()))
             .env_of(rank, "WORLD_SIZE", Some(&ranks.to_string()))
@@ -283,11 +244,7 @@ fn as_torchrun(launch: Launch, ranks: usize, local: usize) -> Launch {
             .env_of(rank, "GROUP_RANK", Some(&(rank / local).to_string()))
             .env_of(rank, "MASTER_ADDR", Some("127.0.0.1"))
             // Never opened by ranks of one host; part of what tells jobs apart.
-            .env_of(
-                rank,
-                "MASTER_PORT",
-                Some(&(20_000 + std::process::id() % 40_000).to_string()),
-            )
+            .env_of(rank, "MASTER_PORT", Some(&(20_000 + std::process::id() % 40_000).to_string()))
             .env_of(rank, "TORCHELASTIC_RUN_ID", Some("none"))
     })
 }
@@ -310,8 +267,7 @@ fn several_hosts() -> Result<(), Failed> {
     let launch = launch.without_rank(2).without_rank(3).deadline(DEADLINE);
     let reports = launch.reports()?;
     let verdict = one_verdict(&reports, 2)?;
-    if verdict.get("kind") == Some("joined") || verdict.number("took_ms").is_none_or(|ms| ms > 1000)
-    {
+    if verdict.get("kind") == Some("joined") || verdict.number("took_ms").is_none_or(|ms| ms > 1000) {
         return Err(format!("{verdict}").into());
     }
     Ok(())

@@ -36,39 +36,23 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     if cfg!(target_os = "linux") {
         for kind in KINDS {
-            trials.push(Trial::test(format!("processes/killed/{kind}"), move || {
-                killed(kind, VICTIM)
-            }));
-            trials.push(Trial::test(
-                format!("processes/stopped/{kind}"),
-                move || stopped(kind),
-            ));
+            trials.push(Trial::test(format!("processes/killed/{kind}"), move || killed(kind, VICTIM)));
+            trials.push(Trial::test(format!("processes/stopped/{kind}"), move || stopped(kind)));
         }
-        trials.push(Trial::test("processes/killed/rank_0", || {
-            killed(KINDS[0], 0)
-        }));
+        trials.push(Trial::test("processes/killed/rank_0", || killed(KINDS[0], 0)));
         trials.push(Trial::test("processes/stopped/briefly", stopped_briefly));
         for how in ["leave", "panic", "exit", "abort"] {
-            trials.push(Trial::test(format!("processes/{how}"), move || {
-                gone_process(how)
-            }));
+            trials.push(Trial::test(format!("processes/{how}"), move || gone_process(how)));
         }
     }
     for how in ["leave", "panic", "abort"] {
-        trials.push(Trial::test(format!("threads/{how}"), move || {
-            gone_thread(how)
-        }));
+        trials.push(Trial::test(format!("threads/{how}"), move || gone_thread(how)));
     }
     trials
 }
 
 /// One round of a kind of work.
-fn round(
-    comm: &Comm,
-    kind: &str,
-    shared: &mut [f32],
-    private: &mut Vec<f32>,
-) -> phalanx::Result<()> {
+fn round(comm: &Comm, kind: &str, shared: &mut [f32], private: &mut Vec<f32>) -> phalanx::Result<()> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     match kind {
@@ -97,12 +81,8 @@ fn round(
 /// Works until that fails, and reports the failure. Arguments: the kind, and the timeout in milliseconds.
 fn work_until_failure(comm: Comm, args: &[String]) -> Outcome {
     let kind = args[0].as_str();
-    comm.set_timeout(Duration::from_millis(
-        args[1].parse().map_err(|_| "no timeout")?,
-    ));
-    let mut shared = comm
-        .alloc::<f32>(1 << 20)
-        .map_err(|error| error.to_string())?;
+    comm.set_timeout(Duration::from_millis(args[1].parse().map_err(|_| "no timeout")?));
+    let mut shared = comm.alloc::<f32>(1 << 20).map_err(|error| error.to_string())?;
     let mut private = vec![1.0f32; 1 << 20];
     let give_up = Instant::now() + DEADLINE;
     for rounds in 0.. {
@@ -129,10 +109,7 @@ fn work_until_failure(comm: Comm, args: &[String]) -> Outcome {
 }
 
 fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, Failed> {
-    if ended
-        .iter()
-        .any(|rank| Some(rank.rank) != but && rank.outcome.is_err())
-    {
+    if ended.iter().any(|rank| Some(rank.rank) != but && rank.outcome.is_err()) {
         return Err(describe(&ended).into());
     }
     let others = ended.into_iter().filter(|rank| Some(rank.rank) != but);
@@ -140,10 +117,7 @@ fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, Fai
 }
 
 fn killed(kind: &str, victim: usize) -> Result<(), Failed> {
-    let launch = Launch::new("gone/work", RANKS)
-        .arg(kind)
-        .arg(30_000)
-        .deadline(DEADLINE);
+    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(30_000).deadline(DEADLINE);
     let mut world = launch.start()?;
     for rank in 0..RANKS {
         world.await_phase(rank, "working")?;
@@ -160,10 +134,7 @@ fn killed(kind: &str, victim: usize) -> Result<(), Failed> {
 }
 
 fn stopped(kind: &str) -> Result<(), Failed> {
-    let launch = Launch::new("gone/work", RANKS)
-        .arg(kind)
-        .arg(1000)
-        .deadline(DEADLINE);
+    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(1000).deadline(DEADLINE);
     let mut world = launch.start()?;
     for rank in 0..RANKS {
         world.await_phase(rank, "working")?;
@@ -181,12 +152,8 @@ fn stopped(kind: &str) -> Result<(), Failed> {
     has(&verdict, "missing", VICTIM)?;
     has(&verdict, "fatal", true)?;
     says(&verdict, "last_seen", "stopped")?;
-    let others: Vec<String> = reports
-        .into_iter()
-        .enumerate()
-        .filter(|(rank, _)| *rank != VICTIM)
-        .map(|(_, r)| r)
-        .collect();
+    let others: Vec<String> =
+        reports.into_iter().enumerate().filter(|(rank, _)| *rank != VICTIM).map(|(_, r)| r).collect();
     all_within(&others, Duration::from_secs(2))?;
     Ok(())
 }
@@ -199,23 +166,19 @@ fn short_stop(comm: Comm, _: &[String]) -> Outcome {
     let mut going = [1u8];
     while going[0] == 1 {
         sum.fill(1);
-        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
-            .map_err(|error| error.to_string())?;
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(|error| error.to_string())?;
         if sum.iter().any(|sum| *sum != RANKS as u64) {
             return Err("a wrong sum".into());
         }
         going = [u8::from(since.elapsed() < Duration::from_millis(1500))];
-        comm.all_reduce_in_place(&mut going, ReduceOp::Min)
-            .map_err(|error| error.to_string())?;
+        comm.all_reduce_in_place(&mut going, ReduceOp::Min).map_err(|error| error.to_string())?;
     }
     Ok(String::new())
 }
 
 /// Within the deadline, a rank may be stopped and go on.
 fn stopped_briefly() -> Result<(), Failed> {
-    let mut world = Launch::new("gone/short_stop", RANKS)
-        .deadline(DEADLINE)
-        .start()?;
+    let mut world = Launch::new("gone/short_stop", RANKS).deadline(DEADLINE).start()?;
     world.await_phase(VICTIM, "working")?;
     for _ in 0..4 {
         world.inject(VICTIM, Fault::Stop)?;
@@ -278,10 +241,7 @@ fn expect_gone(how: &str, reports: &[String]) -> Result<(), Failed> {
 }
 
 fn gone_process(how: &str) -> Result<(), Failed> {
-    let ended = Launch::new("gone/go", RANKS)
-        .arg(how)
-        .deadline(DEADLINE)
-        .run()?;
+    let ended = Launch::new("gone/go", RANKS).arg(how).deadline(DEADLINE).run()?;
     expect_gone(how, &reports_but(ended, Some(VICTIM))?)
 }
 
@@ -302,19 +262,10 @@ fn gone_thread(how: &'static str) -> Result<(), Failed> {
         ("panic", other) => return Err(format!("the panic did not come back: {other:?}").into()),
         (_, world) => drop(world?),
     }
-    let reports = reports
-        .lock()
-        .map_err(|_| "a rank panicked with the reports in hand")?;
-    let others = reports
-        .iter()
-        .enumerate()
-        .filter(|(rank, _)| *rank != VICTIM);
+    let reports = reports.lock().map_err(|_| "a rank panicked with the reports in hand")?;
+    let others = reports.iter().enumerate().filter(|(rank, _)| *rank != VICTIM);
     let others: Result<Vec<String>, String> = others
-        .map(|(rank, report)| {
-            report
-                .clone()
-                .unwrap_or_else(|| Err(format!("rank {rank} has no report")))
-        })
+        .map(|(rank, report)| report.clone().unwrap_or_else(|| Err(format!("rank {rank} has no report"))))
         .collect();
     expect_gone(how, &others?)
 }

@@ -23,20 +23,10 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for way in WAYS {
         trials.push(Trial::test(format!("processes/leaks/{way}"), move || {
-            in_clean_shm(|| {
-                Launch::new("leaks/process_ranks", 3)
-                    .arg(way)
-                    .deadline(DEADLINE)
-                    .reports()
-            })
+            in_clean_shm(|| Launch::new("leaks/process_ranks", 3).arg(way).deadline(DEADLINE).reports())
         }));
         trials.push(Trial::test(format!("threads/leaks/{way}"), move || {
-            in_clean_shm(|| {
-                Launch::alone("leaks/thread_ranks")
-                    .arg(way)
-                    .deadline(DEADLINE)
-                    .reports()
-            })
+            in_clean_shm(|| Launch::alone("leaks/thread_ranks").arg(way).deadline(DEADLINE).reports())
         }));
     }
     trials
@@ -45,39 +35,23 @@ pub fn trials() -> Vec<Trial> {
 /// Nothing of this library's name may be new in /dev/shm; the files of other programs are their own matter.
 fn in_clean_shm(run: impl FnOnce() -> Result<Vec<String>, String>) -> Result<(), Failed> {
     let list = || -> Result<BTreeSet<String>, String> {
-        let entries =
-            std::fs::read_dir("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
-        let names = entries
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
-        Ok(names
-            .filter(|name| name.to_lowercase().contains("phalanx"))
-            .collect())
+        let entries = std::fs::read_dir("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
+        let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
+        Ok(names.filter(|name| name.to_lowercase().contains("phalanx")).collect())
     };
     let before = list()?;
     run()?;
     let new: Vec<_> = list()?.difference(&before).cloned().collect();
-    if new.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("left in /dev/shm: {new:?}").into())
-    }
+    if new.is_empty() { Ok(()) } else { Err(format!("left in /dev/shm: {new:?}").into()) }
 }
 
 /// Works a little and then ends in some way; what the last call answers is other trials' matter.
 fn end_somehow(comm: Comm, way: &str) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
-    let mut buffer = comm
-        .alloc::<f32>(200_000)
-        .map_err(|error| error.to_string())?;
-    comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)
-        .map_err(|error| error.to_string())?;
-    let child = comm
-        .split(Some(0), 0)
-        .map_err(|error| error.to_string())?
-        .ok_or("no child")?;
-    child
-        .all_reduce_in_place(&mut buffer[..10], ReduceOp::Sum)
-        .map_err(|error| error.to_string())?;
+    let mut buffer = comm.alloc::<f32>(200_000).map_err(|error| error.to_string())?;
+    comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).map_err(|error| error.to_string())?;
+    let child = comm.split(Some(0), 0).map_err(|error| error.to_string())?.ok_or("no child")?;
+    child.all_reduce_in_place(&mut buffer[..10], ReduceOp::Sum).map_err(|error| error.to_string())?;
     comm.send_recv(
         &buffer[..100_000],
         (rank + 1) % ranks,
@@ -119,19 +93,14 @@ fn holdings() -> Result<(Vec<String>, Vec<String>), String> {
         .collect();
     files.sort();
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(text)?;
-    let shared = maps
-        .lines()
-        .filter(|line| line.contains("memfd:") || line.contains("/dev/shm/"));
+    let shared = maps.lines().filter(|line| line.contains("memfd:") || line.contains("/dev/shm/"));
     Ok((files, shared.map(str::to_owned).collect()))
 }
 
 fn compare(before: &(Vec<String>, Vec<String>)) -> Result<(), String> {
     let after = holdings()?;
     if after.0 != before.0 {
-        return Err(format!(
-            "open files before: {:?}, after: {:?}",
-            before.0, after.0
-        ));
+        return Err(format!("open files before: {:?}, after: {:?}", before.0, after.0));
     }
     if after.1 != before.1 {
         return Err(format!("shared mappings are left: {:?}", after.1));
@@ -149,8 +118,7 @@ fn process_ranks(way: &str) -> Outcome {
 
 fn thread_ranks(way: &str) -> Outcome {
     let world = || -> Result<(), String> {
-        let outcomes =
-            phalanx::run(3, |comm| end_somehow(comm, way)).map_err(|error| error.to_string())?;
+        let outcomes = phalanx::run(3, |comm| end_somehow(comm, way)).map_err(|error| error.to_string())?;
         outcomes.into_iter().collect()
     };
     // Whatever is opened once for the whole process is open after the first world.

@@ -48,16 +48,11 @@ mod linux {
             lower(Resource::Fsize, number(args)?)?;
             report(phalanx::init().and_then(|comm| works(&comm)))
         }),
-        Scenario::rank("limits/file_size_of_alloc", |comm, _| {
-            file_size_of_alloc(&comm)
-        }),
-        Scenario::rank("limits/memory_of_requests", |comm, _| {
-            memory_of_requests(&comm)
-        }),
+        Scenario::rank("limits/file_size_of_alloc", |comm, _| file_size_of_alloc(&comm)),
+        Scenario::rank("limits/memory_of_requests", |comm, _| memory_of_requests(&comm)),
         Scenario::rank("limits/huge_alloc", |comm, _| huge_alloc(&comm)),
         Scenario::process("limits/huge_alloc_of_threads", |_| {
-            let outcomes =
-                phalanx::run(2, |comm| huge_alloc(&comm)).map_err(|error| error.to_string())?;
+            let outcomes = phalanx::run(2, |comm| huge_alloc(&comm)).map_err(|error| error.to_string())?;
             outcomes.into_iter().collect()
         }),
     ];
@@ -68,10 +63,11 @@ mod linux {
             trials.push(Trial::test(format!("processes/limits/{name}"), run));
         };
         add("files_of_processes", || {
-            fails(Launch::new("limits/files_of_processes", 3).arg(1))
+            fails(Launch::new("limits/files_of_processes", 3).arg(1))?;
+            (2..12).try_for_each(|files| either(Launch::new("limits/files_of_processes", 3).arg(files)))
         });
         add("files_of_threads", || {
-            either(Launch::alone("limits/files_of_threads").arg(0))
+            (0..3).try_for_each(|files| either(Launch::alone("limits/files_of_threads").arg(files)))
         });
         add("memory_of_threads", || {
             fails(Launch::alone("limits/memory_of_threads").arg(1))?;
@@ -89,40 +85,28 @@ mod linux {
             fails(Launch::new("limits/file_size", 3).arg(4096))?;
             fails(Launch::new("limits/file_size", 3).arg(0))
         });
-        add("file_size_of_alloc", || {
-            ok(Launch::new("limits/file_size_of_alloc", 2))
-        });
-        add("memory_of_requests", || {
-            ok(Launch::new("limits/memory_of_requests", 2))
-        });
+        add("file_size_of_alloc", || ok(Launch::new("limits/file_size_of_alloc", 2)));
+        add("memory_of_requests", || ok(Launch::new("limits/memory_of_requests", 2)));
         add("huge_alloc", || ok(Launch::new("limits/huge_alloc", 2)));
-        add("huge_alloc_of_threads", || {
-            ok(Launch::alone("limits/huge_alloc_of_threads"))
-        });
+        add("huge_alloc_of_threads", || ok(Launch::alone("limits/huge_alloc_of_threads")));
         trials
     }
 
     fn number(args: &[String]) -> Result<u64, String> {
-        args.first()
-            .and_then(|arg| arg.parse().ok())
-            .ok_or_else(|| "a number is missing".to_owned())
+        args.first().and_then(|arg| arg.parse().ok()).ok_or_else(|| "a number is missing".to_owned())
     }
 
     /// Lowers both limits, so that the library cannot help itself by raising the soft one.
     fn lower(resource: Resource, limit: u64) -> Result<(), String> {
-        let limit = Rlimit {
-            current: Some(limit),
-            maximum: Some(limit),
-        };
+        let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
         setrlimit(resource, limit).map_err(|error| error.to_string())
     }
 
     /// Leaves room for so many more open files.
     fn limit_files(more: usize) -> Result<(), String> {
         let listing = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?;
-        let open: Vec<u64> = listing
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .collect();
+        let open: Vec<u64> =
+            listing.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
         // Whoever started the tests may have left files open under high numbers, so free numbers count,
         // from the lowest. The listing's own is closed again and is one more.
         let free = (0..).filter(|number| !open.contains(number));
@@ -132,8 +116,7 @@ mod linux {
 
     /// Leaves room for so many more MiB of address space.
     fn limit_memory(more: u64) -> Result<(), String> {
-        let status =
-            std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+        let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
         let now: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
         lower(Resource::As, (now.ok_or("no VmSize")? << 10) + (more << 20))
@@ -157,15 +140,8 @@ mod linux {
 
     fn reports(launch: Launch) -> Result<Vec<Fields>, Failed> {
         // Ranks whose peers have failed to join are told after this time.
-        let reports = launch
-            .env("PHALANX_TIMEOUT", "4")
-            .deadline(DEADLINE)
-            .reports()?;
-        Ok(reports
-            .iter()
-            .map(|report| Fields::parse(report))
-            .collect::<Option<_>>()
-            .ok_or("not a report")?)
+        let reports = launch.env("PHALANX_TIMEOUT", "4").deadline(DEADLINE).reports()?;
+        Ok(reports.iter().map(|report| Fields::parse(report)).collect::<Option<_>>().ok_or("not a report")?)
     }
 
     /// Every rank gets a typed error, and whoever met the limit says what to do.
@@ -177,11 +153,7 @@ mod linux {
                 _ => return Err(format!("not the right error: {fields}").into()),
             }
         }
-        let tells = |fields: &Fields| {
-            fields
-                .get("text")
-                .is_some_and(|text| text.contains("ulimit"))
-        };
+        let tells = |fields: &Fields| fields.get("text").is_some_and(|text| text.contains("ulimit"));
         if !reports.iter().any(tells) {
             return Err(format!("nobody names a remedy: {reports:?}").into());
         }
@@ -208,18 +180,14 @@ mod linux {
     fn file_size_of_alloc(comm: &Comm) -> Outcome {
         works(comm).map_err(|error| error.to_string())?;
         lower(Resource::Fsize, 4096)?;
-        let fields = verdict::expected(
-            comm.alloc::<u8>(64 << 20).map(drop),
-            "alloc beyond RLIMIT_FSIZE",
-        )?;
+        let fields = verdict::expected(comm.alloc::<u8>(64 << 20).map(drop), "alloc beyond RLIMIT_FSIZE")?;
         has(&fields, "kind", "system")?;
         has(&fields, "fatal", false)?;
         says(&fields, "text", "ulimit -f")?;
         works(comm).map_err(|error| error.to_string())?;
         // What needs no memory of its own works with any size.
         let mut sum = vec![1u32; 1 << 20];
-        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)
-            .map_err(|error| error.to_string())?;
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(|error| error.to_string())?;
         Ok(String::new())
     }
 

@@ -31,12 +31,7 @@ const fn collective(
     says: &'static [&'static str],
     call: fn(&Comm, bool) -> Result<()>,
 ) -> Case {
-    Case {
-        name,
-        call,
-        says,
-        message: false,
-    }
+    Case { name, call, says, message: false }
 }
 
 const fn message(
@@ -44,108 +39,49 @@ const fn message(
     says: &'static [&'static str],
     call: fn(&Comm, bool) -> Result<()>,
 ) -> Case {
-    Case {
-        name,
-        call,
-        says,
-        message: true,
-    }
+    Case { name, call, says, message: true }
 }
 
 const SUM: ReduceOp = ReduceOp::Sum;
 
 const CASES: &[Case] = &[
-    collective(
-        "operation_small",
-        &["all_reduce", "broadcast"],
-        |comm, deviant| {
-            let mut x = [1.0f32; 4];
-            if deviant {
-                comm.broadcast_in_place(&mut x, 0)
-            } else {
-                comm.all_reduce_in_place(&mut x, SUM)
-            }
-        },
-    ),
-    collective(
-        "operation_large",
-        &["all_reduce", "reduce_scatter"],
-        |comm, deviant| {
-            let mut x = vec![1.0f32; 30_000 * comm.world_size()];
-            if deviant {
-                comm.reduce_scatter_in_place(&mut x, SUM)
-            } else {
-                comm.all_reduce_in_place(&mut x, SUM)
-            }
-        },
-    ),
-    collective(
-        "operation_or_barrier",
-        &["all_gather", "barrier"],
-        |comm, deviant| {
-            let mut x = vec![0u8; 2 * comm.world_size()];
-            if deviant {
-                comm.barrier()
-            } else {
-                comm.all_gather_in_place(&mut x)
-            }
-        },
-    ),
-    collective(
-        "operation_or_split",
-        &["split", "barrier"],
-        |comm, deviant| {
-            if deviant {
-                comm.split(Some(1), 0).map(drop)
-            } else {
-                comm.barrier()
-            }
-        },
-    ),
+    collective("operation_small", &["all_reduce", "broadcast"], |comm, deviant| {
+        let mut x = [1.0f32; 4];
+        if deviant { comm.broadcast_in_place(&mut x, 0) } else { comm.all_reduce_in_place(&mut x, SUM) }
+    }),
+    collective("operation_large", &["all_reduce", "reduce_scatter"], |comm, deviant| {
+        let mut x = vec![1.0f32; 30_000 * comm.world_size()];
+        if deviant {
+            comm.reduce_scatter_in_place(&mut x, SUM)
+        } else {
+            comm.all_reduce_in_place(&mut x, SUM)
+        }
+    }),
+    collective("operation_or_barrier", &["all_gather", "barrier"], |comm, deviant| {
+        let mut x = vec![0u8; 2 * comm.world_size()];
+        if deviant { comm.barrier() } else { comm.all_gather_in_place(&mut x) }
+    }),
+    collective("operation_or_split", &["split", "barrier"], |comm, deviant| {
+        if deviant { comm.split(Some(1), 0).map(drop) } else { comm.barrier() }
+    }),
     collective("count_small", &["all_reduce", "5", "6"], |comm, deviant| {
         comm.all_reduce_in_place(&mut vec![1i32; if deviant { 6 } else { 5 }], SUM)
     }),
-    collective(
-        "count_large",
-        &["all_reduce", "100000", "100001"],
-        |comm, deviant| {
-            comm.all_reduce_in_place(
-                &mut vec![1i32; if deviant { 100_001 } else { 100_000 }],
-                SUM,
-            )
-        },
-    ),
-    collective(
-        "count_small_or_large",
-        &["all_reduce", "5", "100000"],
-        |comm, deviant| {
-            comm.all_reduce_in_place(&mut vec![1i32; if deviant { 100_000 } else { 5 }], SUM)
-        },
-    ),
-    collective(
-        "count_none_or_some",
-        &["all_reduce", "0", "17"],
-        |comm, deviant| {
-            comm.all_reduce_in_place(&mut vec![1i32; if deviant { 0 } else { 17 }], SUM)
-        },
-    ),
-    collective(
-        "count_shared",
-        &["all_reduce", "300000", "200000"],
-        |comm, deviant| {
-            comm.all_reduce_in_place(
-                &mut comm.alloc::<i32>(if deviant { 200_000 } else { 300_000 })?,
-                SUM,
-            )
-        },
-    ),
-    collective(
-        "count_broadcast",
-        &["broadcast", "70000", "60000"],
-        |comm, deviant| {
-            comm.broadcast_in_place(&mut vec![1i32; if deviant { 60_000 } else { 70_000 }], 0)
-        },
-    ),
+    collective("count_large", &["all_reduce", "100000", "100001"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut vec![1i32; if deviant { 100_001 } else { 100_000 }], SUM)
+    }),
+    collective("count_small_or_large", &["all_reduce", "5", "100000"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut vec![1i32; if deviant { 100_000 } else { 5 }], SUM)
+    }),
+    collective("count_none_or_some", &["all_reduce", "0", "17"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut vec![1i32; if deviant { 0 } else { 17 }], SUM)
+    }),
+    collective("count_shared", &["all_reduce", "300000", "200000"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut comm.alloc::<i32>(if deviant { 200_000 } else { 300_000 })?, SUM)
+    }),
+    collective("count_broadcast", &["broadcast", "70000", "60000"], |comm, deviant| {
+        comm.broadcast_in_place(&mut vec![1i32; if deviant { 60_000 } else { 70_000 }], 0)
+    }),
     collective("count_gather", &["gather", "3", "4"], |comm, deviant| {
         let count = if deviant { 4 } else { 3 };
         comm.gather_in_place(&mut vec![1i32; count * comm.world_size()], 0)
@@ -157,75 +93,42 @@ const CASES: &[Case] = &[
             comm.all_reduce_in_place(&mut [1f32; 9], SUM)
         }
     }),
-    collective(
-        "dtype_of_other_size",
-        &["all_gather", "u8", "f64"],
-        |comm, deviant| {
-            if deviant {
-                comm.all_gather_in_place(&mut vec![1u8; 8 * comm.world_size()])
-            } else {
-                comm.all_gather_in_place(&mut vec![1f64; comm.world_size()])
-            }
-        },
-    ),
-    collective(
-        "reduction",
-        &["all_reduce", "sum", "max"],
-        |comm, deviant| {
-            comm.all_reduce_in_place(&mut [1f32; 9], if deviant { ReduceOp::Max } else { SUM })
-        },
-    ),
-    collective(
-        "reduction_large",
-        &["all_reduce", "sum", "avg"],
-        |comm, deviant| {
-            comm.all_reduce_in_place(
-                &mut vec![1f32; 99_999],
-                if deviant { ReduceOp::Avg } else { SUM },
-            )
-        },
-    ),
-    collective(
-        "pre_mul_sum",
-        &["all_reduce", "sum", "pre-mul-sum"],
-        |comm, deviant| {
-            let mut x = [1f32; 9];
-            if deviant {
-                comm.all_reduce_in_place(&mut x, PreMulSum(2.0))
-            } else {
-                comm.all_reduce_in_place(&mut x, SUM)
-            }
-        },
-    ),
-    collective(
-        "root_broadcast",
-        &["broadcast", "root 0", "root 1"],
-        |comm, deviant| comm.broadcast_in_place(&mut [1f32; 9], usize::from(deviant)),
-    ),
-    collective(
-        "root_broadcast_large",
-        &["broadcast", "root 0", "root 1"],
-        |comm, deviant| comm.broadcast_in_place(&mut vec![1f32; 90_000], usize::from(deviant)),
-    ),
-    collective(
-        "root_reduce",
-        &["reduce", "root 0", "root 1"],
-        |comm, deviant| comm.reduce_in_place(&mut [1f32; 9], SUM, usize::from(deviant)),
-    ),
-    collective(
-        "root_gather",
-        &["gather", "root 0", "root 1"],
-        |comm, deviant| {
-            comm.gather_in_place(&mut vec![1f32; comm.world_size()], usize::from(deviant))
-        },
-    ),
-    collective(
-        "root_scatter",
-        &["scatter", "root 0", "root 1"],
-        |comm, deviant| {
-            comm.scatter_in_place(&mut vec![1f32; comm.world_size()], usize::from(deviant))
-        },
-    ),
+    collective("dtype_of_other_size", &["all_gather", "u8", "f64"], |comm, deviant| {
+        if deviant {
+            comm.all_gather_in_place(&mut vec![1u8; 8 * comm.world_size()])
+        } else {
+            comm.all_gather_in_place(&mut vec![1f64; comm.world_size()])
+        }
+    }),
+    collective("reduction", &["all_reduce", "sum", "max"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut [1f32; 9], if deviant { ReduceOp::Max } else { SUM })
+    }),
+    collective("reduction_large", &["all_reduce", "sum", "avg"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut vec![1f32; 99_999], if deviant { ReduceOp::Avg } else { SUM })
+    }),
+    collective("pre_mul_sum", &["all_reduce", "sum", "pre-mul-sum"], |comm, deviant| {
+        let mut x = [1f32; 9];
+        if deviant {
+            comm.all_reduce_in_place(&mut x, PreMulSum(2.0))
+        } else {
+            comm.all_reduce_in_place(&mut x, SUM)
+        }
+    }),
+    collective("root_broadcast", &["broadcast", "root 0", "root 1"], |comm, deviant| {
+        comm.broadcast_in_place(&mut [1f32; 9], usize::from(deviant))
+    }),
+    collective("root_broadcast_large", &["broadcast", "root 0", "root 1"], |comm, deviant| {
+        comm.broadcast_in_place(&mut vec![1f32; 90_000], usize::from(deviant))
+    }),
+    collective("root_reduce", &["reduce", "root 0", "root 1"], |comm, deviant| {
+        comm.reduce_in_place(&mut [1f32; 9], SUM, usize::from(deviant))
+    }),
+    collective("root_gather", &["gather", "root 0", "root 1"], |comm, deviant| {
+        comm.gather_in_place(&mut vec![1f32; comm.world_size()], usize::from(deviant))
+    }),
+    collective("root_scatter", &["scatter", "root 0", "root 1"], |comm, deviant| {
+        comm.scatter_in_place(&mut vec![1f32; comm.world_size()], usize::from(deviant))
+    }),
     collective("order", &["barrier", "all_reduce"], |comm, deviant| {
         let mut x = [1f32; 9];
         if deviant {
@@ -242,20 +145,16 @@ const CASES: &[Case] = &[
         let send = vec![1u16; counts[comm.rank()]];
         comm.all_gather_v(&send, &mut vec![0u16; counts.iter().sum()], &counts)
     }),
-    collective(
-        "counts_v_same_sum",
-        &["reduce_scatter_v"],
-        |comm, deviant| {
-            let mut counts = vec![3; comm.world_size()];
-            counts.swap(0, DEVIANT);
-            if deviant {
-                counts[0] += 1;
-                counts[DEVIANT] -= 1;
-            }
-            let send = vec![1u16; counts.iter().sum()];
-            comm.reduce_scatter_v(&send, &mut vec![0u16; counts[comm.rank()]], &counts, SUM)
-        },
-    ),
+    collective("counts_v_same_sum", &["reduce_scatter_v"], |comm, deviant| {
+        let mut counts = vec![3; comm.world_size()];
+        counts.swap(0, DEVIANT);
+        if deviant {
+            counts[0] += 1;
+            counts[DEVIANT] -= 1;
+        }
+        let send = vec![1u16; counts.iter().sum()];
+        comm.reduce_scatter_v(&send, &mut vec![0u16; counts[comm.rank()]], &counts, SUM)
+    }),
     collective("request", &["all_reduce", "5", "6"], |comm, deviant| {
         let request = comm.start_all_reduce(vec![1i32; if deviant { 6 } else { 5 }], SUM)?;
         request.wait().map(drop)
@@ -267,85 +166,50 @@ const CASES: &[Case] = &[
             send_counts[0] = 3;
         }
         let send = vec![1u32; send_counts.iter().sum()];
-        comm.all_to_all_v(
-            &send,
-            &send_counts,
-            &mut vec![0u32; 4 * ranks],
-            &recv_counts,
-        )
+        comm.all_to_all_v(&send, &send_counts, &mut vec![0u32; 4 * ranks], &recv_counts)
     }),
-    message(
-        "message_count_small",
-        &["send", "recv", "5", "6"],
-        |comm, deviant| match comm.rank() {
-            0 => comm.recv(&mut [0u32; 6], DEVIANT),
-            _ if deviant => comm.send(&[1u32; 5], 0),
-            _ => Ok(()),
-        },
-    ),
-    message(
-        "message_count_large",
-        &["send", "recv", "500000", "600000"],
-        |comm, deviant| match comm.rank() {
+    message("message_count_small", &["send", "recv", "5", "6"], |comm, deviant| match comm.rank() {
+        0 => comm.recv(&mut [0u32; 6], DEVIANT),
+        _ if deviant => comm.send(&[1u32; 5], 0),
+        _ => Ok(()),
+    }),
+    message("message_count_large", &["send", "recv", "500000", "600000"], |comm, deviant| {
+        match comm.rank() {
             0 => comm.recv(&mut vec![0u32; 600_000], DEVIANT),
             _ if deviant => comm.send(&vec![1u32; 500_000], 0),
             _ => Ok(()),
-        },
-    ),
-    message(
-        "message_too_long",
-        &["send", "recv", "9000", "8"],
-        |comm, deviant| match comm.rank() {
-            0 => comm.recv(&mut [0u32; 8], DEVIANT),
-            _ if deviant => comm.send(&vec![1u32; 9000], 0),
-            _ => Ok(()),
-        },
-    ),
-    message(
-        "message_dtype",
-        &["send", "recv", "u32", "f32"],
-        |comm, deviant| match comm.rank() {
-            0 => comm.recv(&mut [0u32; 6], DEVIANT),
-            _ if deviant => comm.send(&[1f32; 6], 0),
-            _ => Ok(()),
-        },
-    ),
+        }
+    }),
+    message("message_too_long", &["send", "recv", "9000", "8"], |comm, deviant| match comm.rank() {
+        0 => comm.recv(&mut [0u32; 8], DEVIANT),
+        _ if deviant => comm.send(&vec![1u32; 9000], 0),
+        _ => Ok(()),
+    }),
+    message("message_dtype", &["send", "recv", "u32", "f32"], |comm, deviant| match comm.rank() {
+        0 => comm.recv(&mut [0u32; 6], DEVIANT),
+        _ if deviant => comm.send(&[1f32; 6], 0),
+        _ => Ok(()),
+    }),
 ];
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for case in CASES {
-        trials.push(Trial::test(
-            format!("threads/mismatch/{}", case.name),
-            move || {
-                [2, 3, 5]
-                    .into_iter()
-                    .try_for_each(|ranks| on_threads(case, ranks))
-            },
-        ));
+        trials.push(Trial::test(format!("threads/mismatch/{}", case.name), move || {
+            [2, 3, 5].into_iter().try_for_each(|ranks| on_threads(case, ranks))
+        }));
         if cfg!(target_os = "linux") {
-            trials.push(Trial::test(
-                format!("processes/mismatch/{}", case.name),
-                move || {
-                    [2, 4]
-                        .into_iter()
-                        .try_for_each(|ranks| on_processes(case, ranks))
-                },
-            ));
+            trials.push(Trial::test(format!("processes/mismatch/{}", case.name), move || {
+                [2, 4].into_iter().try_for_each(|ranks| on_processes(case, ranks))
+            }));
         }
     }
-    trials.push(Trial::test(
-        "threads/mismatch/waiting_for_different_things",
-        || Ok(deadlock_on_threads()?),
-    ));
+    trials.push(Trial::test("threads/mismatch/waiting_for_different_things", || Ok(deadlock_on_threads()?)));
     trials
 }
 
 fn one_case(comm: Comm, args: &[String]) -> Outcome {
-    let case = CASES
-        .iter()
-        .find(|case| case.name == args[0])
-        .ok_or("no such case")?;
+    let case = CASES.iter().find(|case| case.name == args[0]).ok_or("no such case")?;
     comm.set_timeout(Duration::from_secs(20));
     for _ in 0..BEFORE {
         comm.barrier().map_err(|error| error.to_string())?;
@@ -369,17 +233,12 @@ fn on_threads(case: &'static Case, ranks: usize) -> std::result::Result<(), Fail
     let outcomes = threads::run_scenario(&SCENARIOS[0], ranks, &[case.name.to_owned()], DEADLINE)?;
     let reports: std::result::Result<Vec<String>, String> = outcomes.iter().cloned().collect();
     let reports = reports.map_err(|_| format!("{ranks} thread ranks: {outcomes:#?}"))?;
-    expect(case, &reports, ranks)
-        .map_err(|problem| format!("{ranks} thread ranks: {problem}").into())
+    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}").into())
 }
 
 fn on_processes(case: &'static Case, ranks: usize) -> std::result::Result<(), Failed> {
-    let reports = Launch::new("mismatch", ranks)
-        .arg(case.name)
-        .deadline(DEADLINE)
-        .reports()?;
-    expect(case, &reports, ranks)
-        .map_err(|problem| format!("{ranks} process ranks: {problem}").into())
+    let reports = Launch::new("mismatch", ranks).arg(case.name).deadline(DEADLINE).reports()?;
+    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}").into())
 }
 
 fn expect(case: &Case, reports: &[String], ranks: usize) -> std::result::Result<(), String> {
@@ -391,18 +250,12 @@ fn expect(case: &Case, reports: &[String], ranks: usize) -> std::result::Result<
         return Err(format!("no ranks in {verdict}"));
     };
     if low >= high || (high != DEVIANT as u64 && low != DEVIANT as u64) {
-        return Err(format!(
-            "ranks {high} and {low} are not the ones that differ: {verdict}"
-        ));
+        return Err(format!("ranks {high} and {low} are not the ones that differ: {verdict}"));
     }
     if !case.message {
         has(&verdict, "sequence", BEFORE + 1)?;
     }
-    let calls = format!(
-        "{} / {}",
-        verdict.get("theirs").unwrap_or(""),
-        verdict.get("ours").unwrap_or("")
-    );
+    let calls = format!("{} / {}", verdict.get("theirs").unwrap_or(""), verdict.get("ours").unwrap_or(""));
     for part in case.says {
         if !calls.contains(part) {
             return Err(format!("{part:?} is not in {calls:?}"));
@@ -427,9 +280,7 @@ fn deadlock_on_threads() -> std::result::Result<(), String> {
             Err(error) => Ok(report(comm, &error, since.elapsed())?.to_string()),
         }
     })?;
-    let reports = outcomes
-        .into_iter()
-        .collect::<std::result::Result<Vec<_>, String>>()?;
+    let reports = outcomes.into_iter().collect::<std::result::Result<Vec<_>, String>>()?;
     let verdict = one_verdict(&reports, 3)?;
     has(&verdict, "kind", "timeout")
 }

@@ -34,10 +34,7 @@ pub fn trials() -> Vec<Trial> {
             }));
         }
     }
-    trials.push(Trial::test(
-        "threads/usage/numbers_of_ranks",
-        numbers_of_ranks,
-    ));
+    trials.push(Trial::test("threads/usage/numbers_of_ranks", numbers_of_ranks));
     trials
 }
 
@@ -70,84 +67,36 @@ type Call = fn(&Comm, n: usize) -> Result<()>;
 
 /// Calls that are wrong with any number of ranks; `n` is that number.
 const WRONG: &[(&str, Wrong, Call)] = &[
-    ("all_reduce", Wrong::Length, |c, _| {
-        c.all_reduce(&[1; 3], &mut [0; 4], SUM)
-    }),
-    ("all_reduce", Wrong::Length, |c, _| {
-        c.all_reduce(&[1; 3], &mut [0; 2], PreMulSum(2))
-    }),
-    ("broadcast", Wrong::Rank, |c, n| {
-        c.broadcast(&[1; 3], &mut [0; 3], n)
-    }),
-    ("broadcast", Wrong::Rank, |c, _| {
-        c.broadcast_in_place(&mut [0; 3], usize::MAX)
-    }),
-    ("reduce", Wrong::Rank, |c, n| {
-        c.reduce(&[1; 3], &mut [0; 3], SUM, n)
-    }),
-    ("reduce", Wrong::Rank, |c, n| {
-        c.reduce_in_place(&mut [0; 3], SUM, n)
-    }),
-    ("all_gather", Wrong::Length, |c, n| {
-        c.all_gather(&[1; 3], &mut vec![0; 3 * n + 1])
-    }),
-    ("all_gather", Wrong::Length, |c, _| {
-        c.all_gather(&[1; 3], &mut [0; 0])
-    }),
-    ("reduce_scatter", Wrong::Length, |c, n| {
-        c.reduce_scatter(&vec![1; 3 * n + 1], &mut [0; 3], SUM)
-    }),
-    ("all_to_all", Wrong::Length, |c, n| {
-        c.all_to_all(&vec![1; 2 * n], &mut vec![0; 3 * n])
-    }),
-    ("gather", Wrong::Rank, |c, n| {
-        c.gather(&[1; 3], &mut vec![0; 3 * n], n)
-    }),
-    ("gather", Wrong::Rank, |c, n| {
-        c.gather_in_place(&mut vec![0; 3 * n], n)
-    }),
-    ("scatter", Wrong::Rank, |c, n| {
-        c.scatter(&vec![1; 3 * n], &mut [0; 3], n)
-    }),
-    ("scatter", Wrong::Rank, |c, n| {
-        c.scatter_in_place(&mut vec![0; 3 * n], n)
-    }),
-    ("all_gather_v", Wrong::Counts, |c, n| {
-        c.all_gather_v(&[1; 3], &mut vec![0; 3 * n], &vec![3; n + 1])
-    }),
-    ("all_gather_v", Wrong::Counts, |c, n| {
-        c.all_gather_v(&[1; 3], &mut vec![0; 3 * n], &[])
-    }),
-    ("all_gather_v", Wrong::Length, |c, n| {
-        c.all_gather_v(&[1; 4], &mut vec![0; 3 * n], &vec![3; n])
-    }),
-    ("all_gather_v", Wrong::Length, |c, n| {
-        c.all_gather_v(&[1; 3], &mut vec![0; 3 * n + 2], &vec![3; n])
-    }),
+    ("all_reduce", Wrong::Length, |c, _| c.all_reduce(&[1; 3], &mut [0; 4], SUM)),
+    ("all_reduce", Wrong::Length, |c, _| c.all_reduce(&[1; 3], &mut [0; 2], PreMulSum(2))),
+    ("broadcast", Wrong::Rank, |c, n| c.broadcast(&[1; 3], &mut [0; 3], n)),
+    ("broadcast", Wrong::Rank, |c, _| c.broadcast_in_place(&mut [0; 3], usize::MAX)),
+    ("reduce", Wrong::Rank, |c, n| c.reduce(&[1; 3], &mut [0; 3], SUM, n)),
+    ("reduce", Wrong::Rank, |c, n| c.reduce_in_place(&mut [0; 3], SUM, n)),
+    ("all_gather", Wrong::Length, |c, n| c.all_gather(&[1; 3], &mut vec![0; 3 * n + 1])),
+    ("all_gather", Wrong::Length, |c, _| c.all_gather(&[1; 3], &mut [0; 0])),
+    ("reduce_scatter", Wrong::Length, |c, n| c.reduce_scatter(&vec![1; 3 * n + 1], &mut [0; 3], SUM)),
+    ("all_to_all", Wrong::Length, |c, n| c.all_to_all(&vec![1; 2 * n], &mut vec![0; 3 * n])),
+    ("gather", Wrong::Rank, |c, n| c.gather(&[1; 3], &mut vec![0; 3 * n], n)),
+    ("gather", Wrong::Rank, |c, n| c.gather_in_place(&mut vec![0; 3 * n], n)),
+    ("scatter", Wrong::Rank, |c, n| c.scatter(&vec![1; 3 * n], &mut [0; 3], n)),
+    ("scatter", Wrong::Rank, |c, n| c.scatter_in_place(&mut vec![0; 3 * n], n)),
+    ("all_gather_v", Wrong::Counts, |c, n| c.all_gather_v(&[1; 3], &mut vec![0; 3 * n], &vec![3; n + 1])),
+    ("all_gather_v", Wrong::Counts, |c, n| c.all_gather_v(&[1; 3], &mut vec![0; 3 * n], &[])),
+    ("all_gather_v", Wrong::Length, |c, n| c.all_gather_v(&[1; 4], &mut vec![0; 3 * n], &vec![3; n])),
+    ("all_gather_v", Wrong::Length, |c, n| c.all_gather_v(&[1; 3], &mut vec![0; 3 * n + 2], &vec![3; n])),
     ("reduce_scatter_v", Wrong::Counts, |c, n| {
         c.reduce_scatter_v(&vec![1; 3 * n], &mut [0; 3], &vec![3; n + 2], SUM)
     }),
     ("reduce_scatter_v", Wrong::Length, |c, n| {
         c.reduce_scatter_v(&vec![1; 3 * n], &mut [0; 2], &vec![3; n], SUM)
     }),
-    ("gather_v", Wrong::Counts, |c, n| {
-        c.gather_v(&[1; 3], &mut vec![0; 3 * n], &vec![3; n + 1], 0)
-    }),
-    ("gather_v", Wrong::Length, |c, n| {
-        c.gather_v(&[1; 2], &mut vec![0; 3 * n], &vec![3; n], 0)
-    }),
-    ("gather_v", Wrong::Rank, |c, n| {
-        c.gather_v(&[1; 3], &mut vec![0; 3 * n], &vec![3; n], n)
-    }),
-    ("scatter_v", Wrong::Counts, |c, n| {
-        c.scatter_v(&vec![1; 3 * n], &vec![3; n + 1], &mut [0; 3], 0)
-    }),
-    ("scatter_v", Wrong::Length, |c, n| {
-        c.scatter_v(&vec![1; 3 * n], &vec![3; n], &mut [0; 2], 0)
-    }),
-    ("scatter_v", Wrong::Rank, |c, n| {
-        c.scatter_v(&vec![1; 3 * n], &vec![3; n], &mut [0; 3], n)
-    }),
+    ("gather_v", Wrong::Counts, |c, n| c.gather_v(&[1; 3], &mut vec![0; 3 * n], &vec![3; n + 1], 0)),
+    ("gather_v", Wrong::Length, |c, n| c.gather_v(&[1; 2], &mut vec![0; 3 * n], &vec![3; n], 0)),
+    ("gather_v", Wrong::Rank, |c, n| c.gather_v(&[1; 3], &mut vec![0; 3 * n], &vec![3; n], n)),
+    ("scatter_v", Wrong::Counts, |c, n| c.scatter_v(&vec![1; 3 * n], &vec![3; n + 1], &mut [0; 3], 0)),
+    ("scatter_v", Wrong::Length, |c, n| c.scatter_v(&vec![1; 3 * n], &vec![3; n], &mut [0; 2], 0)),
+    ("scatter_v", Wrong::Rank, |c, n| c.scatter_v(&vec![1; 3 * n], &vec![3; n], &mut [0; 3], n)),
     ("all_to_all_v", Wrong::Counts, |c, n| {
         c.all_to_all_v(&vec![1; n], &vec![1; n + 1], &mut vec![0; n], &vec![1; n])
     }),
@@ -162,59 +111,32 @@ const WRONG: &[(&str, Wrong, Call)] = &[
     }),
     ("send", Wrong::Rank, |c, n| c.send(&[1; 3], n)),
     ("recv", Wrong::Rank, |c, n| c.recv(&mut [0; 3], n)),
-    ("send_tagged", Wrong::Rank, |c, _| {
-        c.send_tagged(&[1; 3], usize::MAX, 1)
-    }),
-    ("send_recv", Wrong::Rank, |c, n| {
-        c.send_recv(&[1; 3], n, &mut [0; 3], 0)
-    }),
-    ("send_recv", Wrong::Rank, |c, n| {
-        c.send_recv(&[1; 3], 0, &mut [0; 3], n)
-    }),
-    ("send to oneself", Wrong::SelfExchange, |c, _| {
-        c.send(&[1; 3], c.rank())
-    }),
-    ("start_broadcast", Wrong::Rank, |c, n| {
-        c.start_broadcast(vec![1; 3], n).map(drop)
-    }),
-    ("start_all_gather", Wrong::Length, |c, n| {
-        c.start_all_gather(vec![1; 3], vec![0; 3 * n + 1]).map(drop)
-    }),
-    ("start_send", Wrong::Rank, |c, n| {
-        c.start_send(vec![1; 3], n).map(drop)
-    }),
-    ("alloc", Wrong::TooLarge, |c, _| {
-        c.alloc::<f64>(usize::MAX).map(drop)
-    }),
-    ("alloc", Wrong::TooLarge, |c, _| {
-        c.alloc::<u64>(usize::MAX / 8 + 2).map(drop)
-    }),
+    ("send_tagged", Wrong::Rank, |c, _| c.send_tagged(&[1; 3], usize::MAX, 1)),
+    ("send_recv", Wrong::Rank, |c, n| c.send_recv(&[1; 3], n, &mut [0; 3], 0)),
+    ("send_recv", Wrong::Rank, |c, n| c.send_recv(&[1; 3], 0, &mut [0; 3], n)),
+    ("send to oneself", Wrong::SelfExchange, |c, _| c.send(&[1; 3], c.rank())),
+    ("start_broadcast", Wrong::Rank, |c, n| c.start_broadcast(vec![1; 3], n).map(drop)),
+    ("start_all_gather", Wrong::Length, |c, n| c.start_all_gather(vec![1; 3], vec![0; 3 * n + 1]).map(drop)),
+    ("start_send", Wrong::Rank, |c, n| c.start_send(vec![1; 3], n).map(drop)),
+    ("alloc", Wrong::TooLarge, |c, _| c.alloc::<f64>(usize::MAX).map(drop)),
+    ("alloc", Wrong::TooLarge, |c, _| c.alloc::<u64>(usize::MAX / 8 + 2).map(drop)),
 ];
 
 /// Calls that are wrong with two ranks and more.
 const WRONG_FROM_TWO: &[(&str, Wrong, Call)] = &[
-    ("all_gather_in_place", Wrong::Indivisible, |c, n| {
-        c.all_gather_in_place(&mut vec![0; 2 * n + 1])
-    }),
+    ("all_gather_in_place", Wrong::Indivisible, |c, n| c.all_gather_in_place(&mut vec![0; 2 * n + 1])),
     ("reduce_scatter_in_place", Wrong::Indivisible, |c, n| {
         c.reduce_scatter_in_place(&mut vec![0; 2 * n + 1], SUM)
     }),
-    ("all_to_all", Wrong::Indivisible, |c, n| {
-        c.all_to_all(&vec![0; n + 1], &mut vec![0; n + 1])
-    }),
-    ("all_to_all_in_place", Wrong::Indivisible, |c, n| {
-        c.all_to_all_in_place(&mut vec![0; n + 1])
-    }),
-    ("gather_in_place", Wrong::Indivisible, |c, n| {
-        c.gather_in_place(&mut vec![0; n + 1], 0)
-    }),
-    ("scatter_in_place", Wrong::Indivisible, |c, n| {
-        c.scatter_in_place(&mut vec![0; n + 1], 0)
-    }),
+    ("all_to_all", Wrong::Indivisible, |c, n| c.all_to_all(&vec![0; n + 1], &mut vec![0; n + 1])),
+    ("all_to_all_in_place", Wrong::Indivisible, |c, n| c.all_to_all_in_place(&mut vec![0; n + 1])),
+    ("gather_in_place", Wrong::Indivisible, |c, n| c.gather_in_place(&mut vec![0; n + 1], 0)),
+    ("scatter_in_place", Wrong::Indivisible, |c, n| c.scatter_in_place(&mut vec![0; n + 1], 0)),
     ("all_gather_v", Wrong::TooLarge, |c, n| {
         let mut counts = vec![0; n];
-        (counts[0], counts[1]) = (usize::MAX, 2);
-        c.all_gather_v(&vec![1; counts[c.rank()] % 5], &mut [0; 1], &counts)
+        counts[c.rank()] = 2;
+        counts[(c.rank() + 1) % n] = usize::MAX;
+        c.all_gather_v(&[1; 2], &mut [0; 1], &counts)
     }),
 ];
 
@@ -226,9 +148,7 @@ fn wrong_calls(comm: &Comm) -> Outcome {
         match result.map_err(|_| format!("{name} (call {i}) panicked"))? {
             Err(error) if kind(&error).as_ref() == Some(wrong) && !error.is_fatal() => {}
             other => {
-                return Err(format!(
-                    "{name} (call {i}) answers {other:?}, {wrong:?} is right"
-                ));
+                return Err(format!("{name} (call {i}) answers {other:?}, {wrong:?} is right"));
             }
         }
         works(comm).map_err(|error| format!("after {name} (call {i}): {error}"))?;
@@ -259,13 +179,8 @@ fn root_only_lengths(comm: &Comm) -> std::result::Result<(), String> {
 
 fn works(comm: &Comm) -> std::result::Result<(), String> {
     let mut sum = [1u64; 2];
-    comm.all_reduce_in_place(&mut sum, SUM)
-        .map_err(|error| error.to_string())?;
-    if sum == [comm.world_size() as u64; 2] {
-        Ok(())
-    } else {
-        Err(format!("the sum is {sum:?}"))
-    }
+    comm.all_reduce_in_place(&mut sum, SUM).map_err(|error| error.to_string())?;
+    if sum == [comm.world_size() as u64; 2] { Ok(()) } else { Err(format!("the sum is {sum:?}")) }
 }
 
 /// A group with a wrong call starts nothing; a group that fails or panics still ends.
@@ -299,31 +214,24 @@ fn groups(comm: &Comm) -> Outcome {
     // Nothing of those groups is left that a later message could be mistaken for.
     let (next, previous) = (peer, (rank + ranks - 1) % ranks);
     let mut recv = vec![u64::MAX; 7];
-    comm.send_recv(&[rank as u64; 7], next, &mut recv, previous)
-        .map_err(|error| error.to_string())?;
+    comm.send_recv(&[rank as u64; 7], next, &mut recv, previous).map_err(|error| error.to_string())?;
     if recv != [previous as u64; 7] {
         return Err(format!("a message of an earlier group arrived: {recv:?}"));
     }
-    comm.group(|_| Ok(()))
-        .map_err(|error| format!("an empty group: {error}"))?;
+    comm.group(|_| Ok(())).map_err(|error| format!("an empty group: {error}"))?;
     Ok(String::new())
 }
 
 /// Extreme deadlines are deadlines.
 fn timeouts(comm: &Comm) -> Outcome {
-    for timeout in [
-        Duration::MAX,
-        Duration::from_secs(u64::MAX / 4),
-        Duration::from_secs(3600),
-    ] {
+    for timeout in [Duration::MAX, Duration::from_secs(u64::MAX / 4), Duration::from_secs(3600)] {
         comm.set_timeout(timeout);
         works(comm).map_err(|error| format!("with a deadline of {timeout:?}: {error}"))?;
         // Somebody has to wait long enough to sleep.
         if comm.rank() == 0 {
             std::thread::sleep(Duration::from_millis(30));
         }
-        comm.barrier()
-            .map_err(|error| format!("with a deadline of {timeout:?}: {error}"))?;
+        comm.barrier().map_err(|error| format!("with a deadline of {timeout:?}: {error}"))?;
     }
     if comm.timeout() != Duration::from_secs(3600) {
         return Err(format!("the deadline is {:?}", comm.timeout()));
@@ -336,9 +244,7 @@ fn numbers_of_ranks() -> std::result::Result<(), Failed> {
         match phalanx::run(ranks, |_| ()) {
             Err(Error::Usage(UsageError::WorldSize { world_size, limit })) => {
                 if world_size != ranks || limit == 0 || limit >= 100_000 {
-                    return Err(
-                        format!("{ranks} ranks: world_size {world_size}, limit {limit}").into(),
-                    );
+                    return Err(format!("{ranks} ranks: world_size {world_size}, limit {limit}").into());
                 }
             }
             other => return Err(format!("{ranks} ranks: {other:?}").into()),
@@ -354,9 +260,5 @@ fn numbers_of_ranks() -> std::result::Result<(), Failed> {
         comm.all_reduce_in_place(&mut sum, SUM).map(|()| sum[0])
     })?;
     let sums = many.into_iter().collect::<Result<Vec<_>>>()?;
-    if sums != [64; 64] {
-        Err("64 ranks do not add up".into())
-    } else {
-        Ok(())
-    }
+    if sums != [64; 64] { Err("64 ranks do not add up".into()) } else { Ok(()) }
 }

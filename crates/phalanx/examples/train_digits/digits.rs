@@ -26,8 +26,7 @@ pub fn load(path: &Path) -> Result<Digits> {
     let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut learnt = Vec::new();
     for (number, line) in BufReader::new(GzDecoder::new(file)).lines().enumerate() {
-        let image =
-            parse(&line?).ok_or_else(|| format!("{}: line {}", path.display(), number + 1))?;
+        let image = parse(&line?).ok_or_else(|| format!("{}: line {}", path.display(), number + 1))?;
         learnt.push(image);
     }
     Random(2024).shuffle(&mut learnt);
@@ -39,9 +38,7 @@ pub fn load(path: &Path) -> Result<Digits> {
 }
 
 fn parse(line: &str) -> Option<Image> {
-    let mut numbers = line
-        .split(',')
-        .map(|number| number.trim().parse::<u8>().ok());
+    let mut numbers = line.split(',').map(|number| number.trim().parse::<u8>().ok());
     let mut pixels = [0.0; PIXELS];
     for pixel in &mut pixels {
         *pixel = f32::from(numbers.next()??) / 16.0;

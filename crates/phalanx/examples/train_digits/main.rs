@@ -45,9 +45,7 @@ fn run(options: &Options) -> Result<()> {
         }
     }
     let ranks = options.ranks.unwrap_or(2);
-    phalanx::run(ranks, |comm| one_rank(comm, options))?
-        .into_iter()
-        .collect()
+    phalanx::run(ranks, |comm| one_rank(comm, options))?.into_iter().collect()
 }
 
 fn one_rank(comm: Comm, options: &Options) -> Result<()> {

@@ -29,11 +29,7 @@ pub fn initial_parameters(seed: u64) -> Vec<f32> {
 
 /// Row-major weights (a row for each output) times inputs plus bias.
 fn layer(weights: &[f32], bias: &[f32], inputs: &[f32], outputs: &mut [f32]) {
-    for ((output, row), bias) in outputs
-        .iter_mut()
-        .zip(weights.chunks_exact(inputs.len()))
-        .zip(bias)
-    {
+    for ((output, row), bias) in outputs.iter_mut().zip(weights.chunks_exact(inputs.len())).zip(bias) {
         *output = bias + row.iter().zip(inputs).map(|(w, x)| w * x).sum::<f32>();
     }
 }
@@ -65,11 +61,7 @@ pub fn add_gradient(parameters: &[f32], image: &Image, weight: f32, gradient: &m
         }
         gradient[B2.start + class] += by_score;
     }
-    for (unit, by_unit) in by_hidden
-        .into_iter()
-        .enumerate()
-        .filter(|(unit, _)| hidden[*unit] > 0.0)
-    {
+    for (unit, by_unit) in by_hidden.into_iter().enumerate().filter(|(unit, _)| hidden[*unit] > 0.0) {
         let row = W1.start + unit * PIXELS..W1.start + (unit + 1) * PIXELS;
         for (g, pixel) in gradient[row].iter_mut().zip(&image.pixels) {
             *g += by_unit * pixel;

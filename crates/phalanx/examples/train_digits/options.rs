@@ -20,21 +20,12 @@ pub struct Options {
 impl Options {
     pub fn from_args(mut args: impl Iterator<Item = String>) -> Result<Options> {
         let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../data/digits.csv.gz");
-        let mut options = Options {
-            ranks: None,
-            epochs: 20,
-            data,
-            help: false,
-        };
+        let mut options = Options { ranks: None, epochs: 20, data, help: false };
         while let Some(name) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{name} needs a value"));
             match name.as_str() {
-                "--ranks" => {
-                    options.ranks = Some(value()?.parse().map_err(|e| format!("--ranks: {e}"))?)
-                }
-                "--epochs" => {
-                    options.epochs = value()?.parse().map_err(|e| format!("--epochs: {e}"))?
-                }
+                "--ranks" => options.ranks = Some(value()?.parse().map_err(|e| format!("--ranks: {e}"))?),
+                "--epochs" => options.epochs = value()?.parse().map_err(|e| format!("--epochs: {e}"))?,
                 "--data" => options.data = value()?.into(),
                 "--help" | "-h" => options.help = true,
                 _ => return Err(format!("unknown argument {name}\n\n{HELP}").into()),

@@ -34,20 +34,12 @@ pub fn train(comm: &Comm, data: &Digits, epochs: usize) -> Result<Outcome> {
             gradient.fill(0.0);
             let weight = 1.0 / batch.len() as f32;
             for &image in share(batch, comm.rank(), comm.world_size()) {
-                gradient[PARAMETERS] += add_gradient(
-                    &parameters,
-                    &data.learnt[image],
-                    weight,
-                    &mut gradient[..PARAMETERS],
-                );
+                gradient[PARAMETERS] +=
+                    add_gradient(&parameters, &data.learnt[image], weight, &mut gradient[..PARAMETERS]);
             }
             comm.all_reduce_in_place(&mut gradient, ReduceOp::Sum)?;
             loss += gradient[PARAMETERS] * batch.len() as f32;
-            for ((p, v), g) in parameters
-                .iter_mut()
-                .zip(&mut velocity)
-                .zip(gradient.iter())
-            {
+            for ((p, v), g) in parameters.iter_mut().zip(&mut velocity).zip(gradient.iter()) {
                 *v = MOMENTUM * *v - LEARNING_RATE * g;
                 *p += *v;
             }
@@ -63,9 +55,7 @@ pub fn train(comm: &Comm, data: &Digits, epochs: usize) -> Result<Outcome> {
         }
     }
     check_all_equal(comm, &parameters)?;
-    Ok(Outcome {
-        accuracy: accuracy(&parameters, &data.held_out),
-    })
+    Ok(Outcome { accuracy: accuracy(&parameters, &data.held_out) })
 }
 
 /// A rank's part of a batch; the parts differ by one image at most.
@@ -79,18 +69,10 @@ fn check_all_equal(comm: &Comm, parameters: &[f32]) -> Result<()> {
     let mut all = vec![0; own.len() * comm.world_size()];
     comm.all_gather(&own, &mut all)?;
     match all.chunks(own.len()).position(|other| other != own) {
-        Some(rank) => Err(format!(
-            "rank {} and rank {rank} have different weights",
-            comm.rank()
-        )
-        .into()),
+        Some(rank) => Err(format!("rank {} and rank {rank} have different weights", comm.rank()).into()),
         None => {
             if comm.rank() == 0 {
-                println!(
-                    "all {} ranks hold the same {} weights, bit for bit",
-                    comm.world_size(),
-                    own.len()
-                );
+                println!("all {} ranks hold the same {} weights, bit for bit", comm.world_size(), own.len());
             }
             Ok(())
         }

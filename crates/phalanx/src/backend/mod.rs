@@ -90,18 +90,13 @@ impl Operation {
     }
 
     pub fn from_code(code: u8) -> Option<Operation> {
-        Operation::ALL
-            .get(usize::from(code).wrapping_sub(1))
-            .map(|(operation, _)| *operation)
+        Operation::ALL.get(usize::from(code).wrapping_sub(1)).map(|(operation, _)| *operation)
     }
 
     /// Whether one rank is special.
     pub fn is_rooted(self) -> bool {
         use Operation::*;
-        matches!(
-            self,
-            Broadcast | Reduce | Gather | Scatter | GatherV | ScatterV
-        )
+        matches!(self, Broadcast | Reduce | Gather | Scatter | GatherV | ScatterV)
     }
 
     pub fn reduces(self) -> bool {
@@ -111,10 +106,7 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        matches!(
-            self,
-            Operation::Barrier | Operation::Finalize | Operation::Split
-        )
+        matches!(self, Operation::Barrier | Operation::Finalize | Operation::Split)
     }
 }
 
@@ -182,10 +174,7 @@ impl Call<'_> {
         Call {
             operation,
             dtype: DType::U8,
-            reduction: RawReduction {
-                code: ReductionCode::Sum,
-                factor: 0,
-            },
+            reduction: RawReduction { code: ReductionCode::Sum, factor: 0 },
             root: 0,
             send: std::ptr::null(),
             recv: std::ptr::null_mut(),

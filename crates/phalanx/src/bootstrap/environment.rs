@@ -50,36 +50,21 @@ pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
 }
 
 fn parse_timeout(value: &str) -> Result<Duration, UsageError> {
-    let seconds = value
-        .trim()
-        .parse()
-        .ok()
-        .filter(|seconds: &f64| *seconds > 0.0);
+    let seconds = value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0);
     seconds
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| {
-            setting(
-                "PHALANX_TIMEOUT",
-                value,
-                "a number of seconds greater than 0",
-            )
-        })
+        .ok_or_else(|| setting("PHALANX_TIMEOUT", value, "a number of seconds greater than 0"))
 }
 
 fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
-    UsageError::Setting {
-        name: name.into(),
-        value: value.into(),
-        expected: expected.into(),
-    }
+    UsageError::Setting { name: name.into(), value: value.into(), expected: expected.into() }
 }
 
 impl Environment {
     pub fn current() -> Environment {
         let read = |name: &&str| {
             // A value that is not Unicode is malformed, and shown as such when it is parsed.
-            std::env::var_os(name)
-                .map(|value| ((*name).to_owned(), value.to_string_lossy().into_owned()))
+            std::env::var_os(name).map(|value| ((*name).to_owned(), value.to_string_lossy().into_owned()))
         };
         Environment(READ.iter().filter_map(read).collect())
     }
@@ -93,9 +78,7 @@ impl Environment {
             return Ok(None);
         };
         let number = value.trim().parse();
-        number
-            .map(Some)
-            .map_err(|_| setting(name, value, "a number, 0 or greater"))
+        number.map(Some).map_err(|_| setting(name, value, "a number, 0 or greater"))
     }
 
     /// A number that must be there, because another variable is.
@@ -122,11 +105,7 @@ impl Environment {
     /// This process's place, or `None` if no launcher said anything. The first that matches counts:
     /// `phalanx launch`, torchrun.
     pub fn place(&self) -> Result<Option<Place>, Error> {
-        let place = if self
-            .get("PHALANX_RANK")
-            .or(self.get("PHALANX_WORLD_SIZE"))
-            .is_some()
-        {
+        let place = if self.get("PHALANX_RANK").or(self.get("PHALANX_WORLD_SIZE")).is_some() {
             self.phalanx_launch()?
         } else if self.get("RANK").is_some() && self.get("WORLD_SIZE").is_some() {
             self.torchrun()?
@@ -134,11 +113,7 @@ impl Environment {
             return Ok(None);
         };
         if place.rank >= place.world_size {
-            let name = if place.launcher == "torchrun" {
-                "RANK"
-            } else {
-                "PHALANX_RANK"
-            };
+            let name = if place.launcher == "torchrun" { "RANK" } else { "PHALANX_RANK" };
             let expected = format!("less than the number of ranks, {}", place.world_size);
             return Err(setting(name, &place.rank.to_string(), expected).into());
         }
@@ -151,15 +126,11 @@ impl Environment {
         self.check_one_host("PHALANX_LOCAL_WORLD_SIZE", world_size)?;
         let job = self.get("PHALANX_JOB").unwrap_or("").to_owned();
         if job.is_empty() && world_size > 1 {
-            let expected = "the job's id, the same for all ranks and for no other job (`phalanx launch` sets it)";
+            let expected =
+                "the job's id, the same for all ranks and for no other job (`phalanx launch` sets it)";
             return Err(setting("PHALANX_JOB", "", expected).into());
         }
-        Ok(Place {
-            launcher: "phalanx launch",
-            rank,
-            world_size,
-            job,
-        })
+        Ok(Place { launcher: "phalanx launch", rank, world_size, job })
     }
 
     fn torchrun(&self) -> Result<Place, Error> {
@@ -168,12 +139,9 @@ impl Environment {
         self.check_one_host("LOCAL_WORLD_SIZE", world_size)?;
         let part = |name: &str| self.get(name).unwrap_or("").to_owned();
         if world_size > 1 && (part("MASTER_ADDR").is_empty() || part("MASTER_PORT").is_empty()) {
-            let name = if part("MASTER_ADDR").is_empty() {
-                "MASTER_ADDR"
-            } else {
-                "MASTER_PORT"
-            };
-            let expected = "what torchrun sets: the ranks of a job know each other by MASTER_ADDR and MASTER_PORT";
+            let name = if part("MASTER_ADDR").is_empty() { "MASTER_ADDR" } else { "MASTER_PORT" };
+            let expected =
+                "what torchrun sets: the ranks of a job know each other by MASTER_ADDR and MASTER_PORT";
             return Err(setting(name, "", expected).into());
         }
         // The port itself is torchrun's own store's: it only tells this job from others.
@@ -184,24 +152,15 @@ impl Environment {
             part("TORCHELASTIC_RUN_ID"),
             part("TORCHELASTIC_RESTART_COUNT"),
         ];
-        Ok(Place {
-            launcher: "torchrun",
-            rank,
-            world_size,
-            job: job.join(" "),
-        })
+        Ok(Place { launcher: "torchrun", rank, world_size, job: job.join(" ") })
     }
 
     /// Shared memory needs all ranks on one host.
     fn check_one_host(&self, local: &str, world_size: usize) -> Result<(), Error> {
         match self.number(local)? {
             Some(here) if here != world_size => Err(Error::Unsupported {
-                what: format!(
-                    "a world of {world_size} ranks of which {here} are on this host ({local})"
-                ),
-                why:
-                    "the host backend shares memory, and this version has no other for host memory"
-                        .into(),
+                what: format!("a world of {world_size} ranks of which {here} are on this host ({local})"),
+                why: "the host backend shares memory, and this version has no other for host memory".into(),
                 remedy: "start all ranks on one host".into(),
             }),
             _ => Ok(()),
@@ -209,17 +168,12 @@ impl Environment {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
-        Environment(
-            variables
-                .iter()
-                .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
-                .collect(),
-        )
+        Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
     }
 
     #[test]
@@ -231,16 +185,9 @@ mod tests {
 
     #[test]
     fn launchers_are_recognised() {
-        let ours = [
-            ("PHALANX_RANK", "1"),
-            ("PHALANX_WORLD_SIZE", "4"),
-            ("PHALANX_JOB", "abc"),
-        ];
+        let ours = [("PHALANX_RANK", "1"), ("PHALANX_WORLD_SIZE", "4"), ("PHALANX_JOB", "abc")];
         let place = environment(&ours).place().unwrap().unwrap();
-        assert_eq!(
-            (place.launcher, place.rank, place.world_size),
-            ("phalanx launch", 1, 4)
-        );
+        assert_eq!((place.launcher, place.rank, place.world_size), ("phalanx launch", 1, 4));
 
         // As torchrun 2.11 sets them for `--standalone --nproc-per-node 2`.
         let torchrun = [
@@ -255,69 +202,36 @@ mod tests {
             ("TORCHELASTIC_RESTART_COUNT", "0"),
         ];
         let place = environment(&torchrun).place().unwrap().unwrap();
-        assert_eq!(
-            (place.launcher, place.rank, place.world_size),
-            ("torchrun", 1, 2)
-        );
+        assert_eq!((place.launcher, place.rank, place.world_size), ("torchrun", 1, 2));
 
         // Ours wins over torchrun's.
         let both: Vec<_> = ours.into_iter().chain(torchrun).collect();
-        assert_eq!(
-            environment(&both).place().unwrap().unwrap().launcher,
-            "phalanx launch"
-        );
+        assert_eq!(environment(&both).place().unwrap().unwrap().launcher, "phalanx launch");
         // A restart is another job.
         let mut restarted = torchrun;
         restarted[8].1 = "1";
-        assert_ne!(
-            environment(&restarted).place().unwrap().unwrap().job,
-            place.job
-        );
+        assert_ne!(environment(&restarted).place().unwrap().unwrap().job, place.job);
     }
 
     #[test]
     fn malformed_variables_are_named() {
         let cases: [(&[(&str, &str)], &str); 6] = [
-            (
-                &[("PHALANX_RANK", "abc"), ("PHALANX_WORLD_SIZE", "2")],
-                "PHALANX_RANK=\"abc\"",
-            ),
-            (
-                &[("PHALANX_RANK", "-1"), ("PHALANX_WORLD_SIZE", "2")],
-                "PHALANX_RANK=\"-1\"",
-            ),
+            (&[("PHALANX_RANK", "abc"), ("PHALANX_WORLD_SIZE", "2")], "PHALANX_RANK=\"abc\""),
+            (&[("PHALANX_RANK", "-1"), ("PHALANX_WORLD_SIZE", "2")], "PHALANX_RANK=\"-1\""),
             (&[("PHALANX_RANK", "0")], "PHALANX_WORLD_SIZE"),
             (
-                &[
-                    ("PHALANX_RANK", "2"),
-                    ("PHALANX_WORLD_SIZE", "2"),
-                    ("PHALANX_JOB", "x"),
-                ],
+                &[("PHALANX_RANK", "2"), ("PHALANX_WORLD_SIZE", "2"), ("PHALANX_JOB", "x")],
                 "PHALANX_RANK=\"2\"",
             ),
-            (
-                &[("PHALANX_RANK", "0"), ("PHALANX_WORLD_SIZE", "2")],
-                "PHALANX_JOB",
-            ),
-            (
-                &[
-                    ("RANK", "0"),
-                    ("WORLD_SIZE", "2"),
-                    ("MASTER_ADDR", "localhost"),
-                ],
-                "MASTER_PORT",
-            ),
+            (&[("PHALANX_RANK", "0"), ("PHALANX_WORLD_SIZE", "2")], "PHALANX_JOB"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")], "MASTER_PORT"),
         ];
         for (variables, expected) in cases {
             let error = environment(variables).place().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         for backend in ["nccl", "NCCL"] {
-            assert!(
-                environment(&[("PHALANX_BACKEND", backend)])
-                    .backend()
-                    .is_err()
-            );
+            assert!(environment(&[("PHALANX_BACKEND", backend)]).backend().is_err());
         }
         for timeout in ["", "0", "-3", "soon", "inf", "1e300"] {
             assert!(parse_timeout(timeout).is_err(), "{timeout}");
@@ -327,14 +241,7 @@ mod tests {
 
     #[test]
     fn several_hosts_are_refused() {
-        let torchrun = [
-            ("RANK", "1"),
-            ("WORLD_SIZE", "4"),
-            ("LOCAL_WORLD_SIZE", "2"),
-        ];
-        assert!(matches!(
-            environment(&torchrun).place(),
-            Err(Error::Unsupported { .. })
-        ));
+        let torchrun = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
+        assert!(matches!(environment(&torchrun).place(), Err(Error::Unsupported { .. })));
     }
 }

@@ -40,11 +40,7 @@ fn init_from(environment: &Environment, timeout: Duration) -> Result<Comm> {
     tracing::info!(
         backend = backend.name(),
         world_size,
-        reason = if forced.is_some() {
-            "PHALANX_BACKEND"
-        } else {
-            "the number of ranks"
-        },
+        reason = if forced.is_some() { "PHALANX_BACKEND" } else { "the number of ranks" },
         launcher = place.as_ref().map_or("none", |place| place.launcher),
         "communicator"
     );
@@ -54,13 +50,7 @@ fn init_from(environment: &Environment, timeout: Duration) -> Result<Comm> {
         (BackendKind::Host, _) => {
             let world = Arc::new(World::threads());
             let channel = NewChannel::create(&world, 1)?;
-            Ok(Comm::new(Arc::new(HostComm::attach(
-                world,
-                channel,
-                0,
-                vec![0],
-                timeout,
-            ))))
+            Ok(Comm::new(Arc::new(HostComm::attach(world, channel, 0, vec![0], timeout))))
         }
     }
 }
@@ -69,11 +59,7 @@ fn check_world_size(world_size: usize) -> Result<()> {
     if (1..=MAX_RANKS).contains(&world_size) {
         Ok(())
     } else {
-        Err(UsageError::WorldSize {
-            world_size,
-            limit: MAX_RANKS,
-        }
-        .into())
+        Err(UsageError::WorldSize { world_size, limit: MAX_RANKS }.into())
     }
 }
 
@@ -102,24 +88,16 @@ pub(crate) fn run_threads<R: Send>(
         let mut threads = Vec::with_capacity(ranks);
         for comm in comms {
             let name = format!("rank {}", comm.rank());
-            let thread = std::thread::Builder::new()
-                .name(name)
-                .spawn_scoped(scope, move || f(comm));
+            let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, move || f(comm));
             // On an error the communicators of the ranks that were not started are dropped, and those that
             // were are told that these have left.
             threads.push(thread.map_err(|e| {
-                let remedy =
-                    format!("{ranks} threads are needed: raise `ulimit -u` or use fewer ranks");
+                let remedy = format!("{ranks} threads are needed: raise `ulimit -u` or use fewer ranks");
                 Error::system("starting a thread", e, remedy)
             })?);
         }
-        let ended: Vec<_> = threads
-            .into_iter()
-            .map(std::thread::ScopedJoinHandle::join)
-            .collect();
-        let results = ended
-            .into_iter()
-            .map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p)));
+        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        let results = ended.into_iter().map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p)));
         Ok(results.collect())
     })
 }

@@ -44,20 +44,14 @@ pub(super) fn meet(place: &Place, timeout: Duration) -> Result<Met> {
 }
 
 fn refused(call: &'static str, error: io::Error) -> Error {
-    Error::system(
-        call,
-        error,
-        "the ranks meet over a Unix socket of this host",
-    )
+    Error::system(call, error, "the ranks meet over a Unix socket of this host")
 }
 
 /// FNV-1a, 128 bits: the same in every build. Not a secret: the kernel says who may connect.
 fn hash(bytes: &[u8]) -> u128 {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    bytes.iter().fold(BASIS, |hash, byte| {
-        (hash ^ u128::from(*byte)).wrapping_mul(PRIME)
-    })
+    bytes.iter().fold(BASIS, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
 }
 
 /// What a rank says of itself.
@@ -95,12 +89,7 @@ impl Hello {
         for (cpus, word) in cpus.iter_mut().zip(bytes[32..].chunks_exact(8)) {
             *cpus = u64::from_le_bytes(word.try_into().expect("8 bytes"));
         }
-        Some(Hello {
-            job,
-            rank: word(24),
-            world_size: word(28),
-            cpus,
-        })
+        Some(Hello { job, rank: word(24), world_size: word(28), cpus })
     }
 }
 
@@ -113,13 +102,7 @@ struct Guest {
     cpus: CpuSet,
 }
 
-fn host(
-    place: &Place,
-    job: u128,
-    address: &Address,
-    timeout: Duration,
-    deadline: Instant,
-) -> Result<Met> {
+fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline: Instant) -> Result<Met> {
     let listener = loop {
         match address.listen() {
             Ok(listener) => break listener,
@@ -129,10 +112,7 @@ fn host(
             }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                 return Err(Error::bootstrap(
-                    format!(
-                        "another process is rank 0 of this job already ({})",
-                        place.launcher
-                    ),
+                    format!("another process is rank 0 of this job already ({})", place.launcher),
                     "give each job an id of its own, and each process a rank of its own",
                 ));
             }
@@ -176,25 +156,18 @@ fn host(
 }
 
 fn first_ended(guests: &[Option<Guest>]) -> Option<usize> {
-    let ended = |guest: &Option<Guest>| {
-        guest
-            .as_ref()
-            .is_some_and(|guest| guest.process.has_exited())
-    };
+    let ended = |guest: &Option<Guest>| guest.as_ref().is_some_and(|guest| guest.process.has_exited());
     guests.iter().position(ended).map(|index| index + 1)
 }
 
 fn missing_ranks(guests: &[Option<Guest>], timeout: Duration) -> Error {
-    let missing: Vec<usize> = guests
-        .iter()
-        .enumerate()
-        .filter(|(_, guest)| guest.is_none())
-        .map(|(i, _)| i + 1)
-        .collect();
+    let missing: Vec<usize> =
+        guests.iter().enumerate().filter(|(_, guest)| guest.is_none()).map(|(i, _)| i + 1).collect();
     BootstrapError {
         problem: format!("after {timeout:.1?} these ranks have not come: {missing:?}"),
-        remedy: "see whether they were started and with which variables; PHALANX_TIMEOUT sets how long to wait"
-            .into(),
+        remedy:
+            "see whether they were started and with which variables; PHALANX_TIMEOUT sets how long to wait"
+                .into(),
         missing,
     }
     .into()
@@ -207,23 +180,15 @@ fn receive_guest(
     connection: Connection,
     guests: &mut [Option<Guest>],
 ) -> Result<()> {
-    if connection.peer_user().ok() != Some(user_id())
-        || connection.set_timeout(HELLO_TIMEOUT).is_err()
-    {
+    if connection.peer_user().ok() != Some(user_id()) || connection.set_timeout(HELLO_TIMEOUT).is_err() {
         tracing::warn!("another user's process tried to join the job");
         return Ok(());
     }
     let mut bytes = [0; HELLO_LEN];
-    let hello = connection
-        .receive(&mut bytes)
-        .ok()
-        .and_then(|()| Hello::from_bytes(&bytes));
+    let hello = connection.receive(&mut bytes).ok().and_then(|()| Hello::from_bytes(&bytes));
     let Some(hello) = hello.filter(|hello| hello.job == job) else {
         tracing::warn!("a process that does not belong to the job tried to join it");
-        let _ = refuse(
-            &connection,
-            "this is not the job, or the version of phalanx, that was expected",
-        );
+        let _ = refuse(&connection, "this is not the job, or the version of phalanx, that was expected");
         return Ok(());
     };
     let (rank, world_size) = (hello.rank as usize, hello.world_size as usize);
@@ -238,21 +203,13 @@ fn receive_guest(
         None
     };
     if let Some(problem) = problem {
-        let error = Error::bootstrap(
-            problem,
-            "give each process a rank of its own and the same number of ranks",
-        );
+        let error =
+            Error::bootstrap(problem, "give each process a rank of its own and the same number of ranks");
         let _ = refuse(&connection, &error.to_string());
         return Err(error);
     }
     match connection.receive_process() {
-        Ok(process) => {
-            guests[rank - 1] = Some(Guest {
-                connection,
-                process,
-                cpus: hello.cpus,
-            })
-        }
+        Ok(process) => guests[rank - 1] = Some(Guest { connection, process, cpus: hello.cpus }),
         // It may try again, or the deadline names it.
         Err(e) => tracing::warn!("rank {rank} could not hand over its process handle: {e}"),
     }
@@ -274,9 +231,7 @@ fn welcome(place: &Place, guests: &[Option<Guest>]) -> Result<Met> {
     let own = Process::current()?;
     let file = SharedFile::create()?;
     let guests: Vec<&Guest> = guests.iter().flatten().collect();
-    let everyone: Vec<&Process> = std::iter::once(&own)
-        .chain(guests.iter().map(|g| &g.process))
-        .collect();
+    let everyone: Vec<&Process> = std::iter::once(&own).chain(guests.iter().map(|g| &g.process)).collect();
     // The region exists before anybody can look into it.
     let cores = count_cores(guests.iter().map(|guest| guest.cpus));
     let world = World::processes(file.try_clone()?, Vec::new(), cores)?;
@@ -298,53 +253,35 @@ fn welcome(place: &Place, guests: &[Option<Guest>]) -> Result<Met> {
     let processes = std::iter::once(Ok(own))
         .chain(guests.iter().map(|guest| guest.process.try_clone()))
         .collect::<Result<Vec<_>>>()?;
-    Ok(Met {
-        world: Arc::new(world.with_processes(processes)),
-        channel,
-    })
+    Ok(Met { world: Arc::new(world.with_processes(processes)), channel })
 }
 
 /// How many cores the ranks have between them: the union of theirs, within this process's CPU quota.
 fn count_cores(others: impl Iterator<Item = CpuSet>) -> usize {
     let own = usable_cpus();
-    let count = |set: &CpuSet| {
-        set.iter()
-            .map(|word| word.count_ones() as usize)
-            .sum::<usize>()
-    };
+    let count = |set: &CpuSet| set.iter().map(|word| word.count_ones() as usize).sum::<usize>();
     let quota = std::thread::available_parallelism().map_or(1, usize::from);
     let union = others.fold(own, |union, set| std::array::from_fn(|i| union[i] | set[i]));
-    if quota < count(&own) {
-        quota
-    } else {
-        count(&union).max(1)
-    }
+    if quota < count(&own) { quota } else { count(&union).max(1) }
 }
 
 // --- the others -----------------------------------------------------------------------------------------
 
-fn visit(
-    place: &Place,
-    job: u128,
-    address: &Address,
-    timeout: Duration,
-    deadline: Instant,
-) -> Result<Met> {
+fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadline: Instant) -> Result<Met> {
     let connection = loop {
         match address.connect() {
             Ok(connection) => break connection,
             Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock
-                ) && Instant::now() < deadline =>
+                if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock)
+                    && Instant::now() < deadline =>
             {
                 std::thread::sleep(TICK);
             }
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                 return Err(BootstrapError {
                     problem: format!("after {timeout:.1?} rank 0 has not come"),
-                    remedy: "see whether it was started on this host, by this user, with the same job id".into(),
+                    remedy: "see whether it was started on this host, by this user, with the same job id"
+                        .into(),
                     missing: vec![0],
                 }
                 .into());
@@ -352,27 +289,18 @@ fn visit(
             Err(e) => return Err(refused("connecting to rank 0", e)),
         }
     };
-    let user = connection
-        .peer_user()
-        .map_err(|e| refused("asking who rank 0 is", e))?;
+    let user = connection.peer_user().map_err(|e| refused("asking who rank 0 is", e))?;
     if user != user_id() {
         return Err(Error::bootstrap(
-            format!(
-                "the process that answers for rank 0 belongs to user {user}, not to {}",
-                user_id()
-            ),
+            format!("the process that answers for rank 0 belongs to user {user}, not to {}", user_id()),
             "start all ranks as one user",
         ));
     }
     // A little longer than rank 0 waits, so that its reason arrives.
     let patience = deadline.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
     let own = Process::current()?;
-    let hello = Hello {
-        job,
-        rank: place.rank as u32,
-        world_size: place.world_size as u32,
-        cpus: usable_cpus(),
-    };
+    let hello =
+        Hello { job, rank: place.rank as u32, world_size: place.world_size as u32, cpus: usable_cpus() };
     let lost = |e: io::Error| {
         Error::bootstrap(
             format!("the connection to rank 0 broke while the ranks were meeting ({e})"),
@@ -403,24 +331,16 @@ fn refusal(connection: &Connection) -> io::Result<Error> {
     let mut reason = vec![0; (u32::from_le_bytes(len) as usize).min(MAX_REASON)];
     connection.receive(&mut reason)?;
     let reason = String::from_utf8_lossy(&reason);
-    Ok(Error::bootstrap(
-        format!("rank 0 says: {reason}"),
-        "all ranks have ended the attempt",
-    ))
+    Ok(Error::bootstrap(format!("rank 0 says: {reason}"), "all ranks have ended the attempt"))
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn hello_survives_the_wire_and_garbage_does_not() {
-        let hello = Hello {
-            job: hash(b"job"),
-            rank: 3,
-            world_size: 7,
-            cpus: [5; 16],
-        };
+        let hello = Hello { job: hash(b"job"), rank: 3, world_size: 7, cpus: [5; 16] };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         assert_eq!(Hello::from_bytes(&[0; HELLO_LEN]), None);
         assert_eq!(Hello::from_bytes(&[0xff; HELLO_LEN]), None);

@@ -5,8 +5,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use rustix::process::{PidfdFlags, Resource};
 use rustix::thread::{MembarrierCommand, futex};
@@ -55,7 +55,9 @@ impl Mapping {
             Error::system(
                 "mmap",
                 e.into(),
-                format!("the region needs {len} bytes of address space: raise `ulimit -v` or use fewer ranks"),
+                format!(
+                    "the region needs {len} bytes of address space: raise `ulimit -v` or use fewer ranks"
+                ),
             )
         })?;
         let start = NonNull::new(start.cast()).expect("mmap never returns null on success");
@@ -116,19 +118,14 @@ impl SharedFile {
 
     /// Another handle to the same memory.
     pub fn try_clone(&self) -> Result<SharedFile> {
-        self.0
-            .try_clone()
-            .map(SharedFile)
-            .map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
+        self.0.try_clone().map(SharedFile).map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
     }
 
     /// Makes the file at least `len` bytes long; never shrinks it. The pages stay unallocated.
     pub fn extend_to(&self, len: u64) -> Result<()> {
         self.check_limit(len)?;
         // Writing the last byte, unlike ftruncate, cannot shrink a file that a peer just extended.
-        rustix::io::pwrite(&self.0, &[0], len - 1)
-            .map(drop)
-            .map_err(|e| out_of_memory("pwrite", e, len))
+        rustix::io::pwrite(&self.0, &[0], len - 1).map(drop).map_err(|e| out_of_memory("pwrite", e, len))
     }
 
     /// Allocates the pages of a range, so that using them later cannot fail.
@@ -203,9 +200,7 @@ pub(crate) fn futex_wake(word: &AtomicU32) {
 /// compiler fences on their fast path. Registers this process to be a target of such barriers.
 pub(crate) fn asymmetric_barriers() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED.get_or_init(|| {
-        rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
-    })
+    *REGISTERED.get_or_init(|| rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok())
 }
 
 /// A full memory barrier on this thread and, where [`asymmetric_barriers`] is true, on every running
@@ -237,19 +232,13 @@ impl Process {
 
     /// Another handle to the same process.
     pub fn try_clone(&self) -> Result<Process> {
-        self.0
-            .try_clone()
-            .map(Process)
-            .map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
+        self.0.try_clone().map(Process).map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
     }
 
     /// Whether the process has ended.
     pub fn has_exited(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        matches!(
-            rustix::event::poll(&mut fds, Some(&Timespec::default())),
-            Ok(1..)
-        )
+        matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(1..))
     }
 }
 
@@ -257,10 +246,7 @@ impl Process {
 pub(crate) fn is_stopped(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .ok()
-        .and_then(|stat| {
-            stat.rsplit_once(')')
-                .map(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
-        })
+        .and_then(|stat| stat.rsplit_once(')').map(|(_, rest)| rest.trim_start().starts_with(['T', 't'])))
         .unwrap_or(false)
 }
 
@@ -271,8 +257,8 @@ pub(crate) type CpuSet = [u64; 16];
 pub(crate) fn usable_cpus() -> CpuSet {
     let mut set = [0; 16];
     if let Ok(affinity) = rustix::thread::sched_getaffinity(None) {
-        for cpu in (0..rustix::thread::CpuSet::MAX_CPU.min(64 * set.len()))
-            .filter(|cpu| affinity.is_set(*cpu))
+        for cpu in
+            (0..rustix::thread::CpuSet::MAX_CPU.min(64 * set.len())).filter(|cpu| affinity.is_set(*cpu))
         {
             set[cpu / 64] |= 1 << (cpu % 64);
         }
@@ -352,28 +338,15 @@ impl Connection {
     }
 
     /// Gives the peer handles of its own to a region's file and to processes.
-    pub fn send_handles(
-        &self,
-        file: Option<&SharedFile>,
-        processes: &[&Process],
-    ) -> io::Result<()> {
-        let fds: Vec<BorrowedFd<'_>> = file
-            .map(|f| f.0.as_fd())
-            .into_iter()
-            .chain(processes.iter().map(|p| p.0.as_fd()))
-            .collect();
+    pub fn send_handles(&self, file: Option<&SharedFile>, processes: &[&Process]) -> io::Result<()> {
+        let fds: Vec<BorrowedFd<'_>> =
+            file.map(|f| f.0.as_fd()).into_iter().chain(processes.iter().map(|p| p.0.as_fd())).collect();
         // A message carries only so many.
         for fds in fds.chunks(MAX_FDS) {
-            let mut space =
-                vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
+            let mut space = vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
             let mut control = SendAncillaryBuffer::new(&mut space);
             control.push(SendAncillaryMessage::ScmRights(fds));
-            rustix::net::sendmsg(
-                &self.0,
-                &[IoSlice::new(&[0])],
-                &mut control,
-                SendFlags::NOSIGNAL,
-            )?;
+            rustix::net::sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
         }
         Ok(())
     }

@@ -13,10 +13,7 @@ pub(crate) const PROCESS_RANKS: bool = false;
 fn unsupported() -> Error {
     Error::Unsupported {
         what: "ranks as processes of one host".into(),
-        why: format!(
-            "shared regions are implemented for Linux, this is {}",
-            std::env::consts::OS
-        ),
+        why: format!("shared regions are implemented for Linux, this is {}", std::env::consts::OS),
         remedy: "run the ranks as threads (phalanx::run)".into(),
     }
 }
@@ -44,8 +41,7 @@ impl Mapping {
         };
         let layout = Layout::from_size_align(len.max(1), 4096).map_err(|_| refused())?;
         // SAFETY: the layout's size is not zero.
-        let start =
-            NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
         Ok(Mapping { start, layout })
     }
 
@@ -183,11 +179,7 @@ impl Connection {
     pub fn send(&self, _bytes: &[u8]) -> io::Result<()> {
         match *self {}
     }
-    pub fn send_handles(
-        &self,
-        _file: Option<&SharedFile>,
-        _processes: &[&Process],
-    ) -> io::Result<()> {
+    pub fn send_handles(&self, _file: Option<&SharedFile>, _processes: &[&Process]) -> io::Result<()> {
         match *self {}
     }
     pub fn receive(&self, _bytes: &mut [u8]) -> io::Result<()> {

@@ -22,17 +22,9 @@ impl<T: Value> Patterns<T> {
         let contribution = |slot| T::from_i64(pattern::contribution::<T>(op, ranks, rank, slot));
         Patterns {
             contributions: (0..SLOTS).map(contribution).collect(),
-            reduced: (0..SLOTS)
-                .map(|slot| pattern::reduced(op, ranks, slot))
-                .collect(),
-            messages: (0..SLOTS)
-                .map(|slot| T::from_i64(pattern::any_number::<T>(slot)))
-                .collect(),
-            tolerance: if op == RedOp::Avg {
-                T::MEAN_TOLERANCE
-            } else {
-                0
-            },
+            reduced: (0..SLOTS).map(|slot| pattern::reduced(op, ranks, slot)).collect(),
+            messages: (0..SLOTS).map(|slot| T::from_i64(pattern::any_number::<T>(slot))).collect(),
+            tolerance: if op == RedOp::Avg { T::MEAN_TOLERANCE } else { 0 },
         }
     }
 
@@ -60,11 +52,7 @@ impl<T: Value> Patterns<T> {
     pub fn count_wrong(&self, buffer: &[T], segments: &[Segment], call: u64) -> u64 {
         let wrong = segments.iter().map(|segment| {
             let (values, salt) = self.source(segment.content, call);
-            let tolerance = if segment.content == Content::Reduced {
-                self.tolerance
-            } else {
-                0
-            };
+            let tolerance = if segment.content == Content::Reduced { self.tolerance } else { 0 };
             let elements = buffer[segment.range.clone()].iter().zip(segment.first..);
             let is_wrong = |&(value, index): &(&T, usize)| {
                 let expected = values[pattern::slot(index, salt)];
@@ -78,10 +66,7 @@ impl<T: Value> Patterns<T> {
     fn write(&self, buffer: &mut [T], segments: &[Segment], call: u64, change: impl Fn(T) -> T) {
         for segment in segments {
             let (values, salt) = self.source(segment.content, call);
-            for (element, index) in buffer[segment.range.clone()]
-                .iter_mut()
-                .zip(segment.first..)
-            {
+            for (element, index) in buffer[segment.range.clone()].iter_mut().zip(segment.first..) {
                 *element = change(values[pattern::slot(index, salt)]);
             }
         }
@@ -108,11 +93,7 @@ mod tests {
     use phalanx::DType;
 
     fn segment(len: usize, content: Content) -> [Segment; 1] {
-        [Segment {
-            range: 0..len,
-            first: 0,
-            content,
-        }]
+        [Segment { range: 0..len, first: 0, content }]
     }
 
     #[test]
@@ -165,17 +146,10 @@ mod tests {
     fn messages_of_different_routes_differ() {
         let patterns = Patterns::<u64>::new(RedOp::Sum, 4, 0);
         let mut buffer = vec![0; 1000];
-        patterns.fill(
-            &mut buffer,
-            &segment(1000, Content::Message { from: 1, to: 2 }),
-            1,
-        );
+        patterns.fill(&mut buffer, &segment(1000, Content::Message { from: 1, to: 2 }), 1);
         for (from, to) in [(2, 1), (1, 1), (1, 3), (0, 2)] {
             let other = segment(1000, Content::Message { from, to });
-            assert!(
-                patterns.count_wrong(&buffer, &other, 1) > 900,
-                "{from} to {to}"
-            );
+            assert!(patterns.count_wrong(&buffer, &other, 1) > 900, "{from} to {to}");
         }
     }
 }

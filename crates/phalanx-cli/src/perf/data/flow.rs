@@ -49,11 +49,7 @@ impl Flow {
             Operation::Broadcast if !self.is_root() => Vec::new(),
             Operation::Broadcast => vec![whole(block, message(rank, rank))],
             Operation::AllGather | Operation::Gather | Operation::Hypercube => {
-                let at = if self.place == Place::InPlace {
-                    rank * block
-                } else {
-                    0
-                };
+                let at = if self.place == Place::InPlace { rank * block } else { 0 };
                 vec![segment(at, block, message(rank, rank))]
             }
             Operation::Scatter if !self.is_root() => Vec::new(),
@@ -82,11 +78,7 @@ impl Flow {
             Operation::Reduce | Operation::Gather if in_place => Vec::new(),
             Operation::Reduce | Operation::Gather => self.untouched(),
             Operation::ReduceScatter => vec![Segment {
-                range: if in_place {
-                    rank * block..(rank + 1) * block
-                } else {
-                    0..block
-                },
+                range: if in_place { rank * block..(rank + 1) * block } else { 0..block },
                 first: rank * block,
                 content: Content::Reduced,
             }],
@@ -131,11 +123,7 @@ fn whole(len: usize, content: Content) -> Segment {
 }
 
 fn segment(at: usize, len: usize, content: Content) -> Segment {
-    Segment {
-        range: at..at + len,
-        first: 0,
-        content,
-    }
+    Segment { range: at..at + len, first: 0, content }
 }
 
 fn one_after_the_other(counts: &[usize], content: impl Fn(usize) -> Content) -> Vec<Segment> {
@@ -155,14 +143,7 @@ mod tests {
 
     fn flow(operation: Operation, place: Place, rank: usize, ranks: usize, root: usize) -> Flow {
         let layout = Layout::new(operation, 960, 4, ranks).unwrap();
-        Flow {
-            operation,
-            place,
-            layout,
-            rank,
-            ranks,
-            root,
-        }
+        Flow { operation, place, layout, rank, ranks, root }
     }
 
     /// Every message that somebody expects is one that somebody sends, with the same length.
@@ -171,16 +152,14 @@ mod tests {
         for operation in Operation::value_variants().iter().copied() {
             for ranks in [2, 4, 8] {
                 for place in operation.places().iter().copied() {
-                    let sent: Vec<Segment> = (0..ranks)
-                        .flat_map(|rank| flow(operation, place, rank, ranks, 1).inputs())
-                        .collect();
+                    let sent: Vec<Segment> =
+                        (0..ranks).flat_map(|rank| flow(operation, place, rank, ranks, 1).inputs()).collect();
                     for rank in 0..ranks {
                         for expected in flow(operation, place, rank, ranks, 1).outputs() {
                             if matches!(expected.content, Content::Message { .. }) {
                                 assert!(
-                                    sent.iter()
-                                        .any(|segment| segment.content == expected.content
-                                            && segment.range.len() == expected.range.len()),
+                                    sent.iter().any(|segment| segment.content == expected.content
+                                        && segment.range.len() == expected.range.len()),
                                     "{operation:?} {place:?}: nobody sends {expected:?}"
                                 );
                             }
@@ -201,16 +180,8 @@ mod tests {
                         Place::OutOfPlace => (flow.layout.send, flow.layout.recv),
                         Place::InPlace => (flow.layout.larger(), flow.layout.larger()),
                     };
-                    assert!(
-                        flow.inputs()
-                            .iter()
-                            .all(|segment| segment.range.end <= send)
-                    );
-                    assert!(
-                        flow.outputs()
-                            .iter()
-                            .all(|segment| segment.range.end <= recv)
-                    );
+                    assert!(flow.inputs().iter().all(|segment| segment.range.end <= send));
+                    assert!(flow.outputs().iter().all(|segment| segment.range.end <= recv));
                 }
             }
         }

@@ -40,11 +40,9 @@ pub fn reduced<T: Value>(op: RedOp, ranks: usize, slot: usize) -> T {
         RedOp::Prod => T::from_i64(all.product()),
         RedOp::Min => T::from_i64(all.min().unwrap_or(0)),
         RedOp::Max => T::from_i64(all.max().unwrap_or(0)),
-        RedOp::MulSum => T::from_i64(
-            all.enumerate()
-                .map(|(rank, number)| number * RedOp::factor(rank))
-                .sum(),
-        ),
+        RedOp::MulSum => {
+            T::from_i64(all.enumerate().map(|(rank, number)| number * RedOp::factor(rank)).sum())
+        }
         // Integers divide towards zero.
         RedOp::Avg if !T::FLOAT => T::from_i64(all.sum::<i64>() / ranks as i64),
         RedOp::Avg => T::from_f64(all.sum::<i64>() as f64 / ranks as f64),
@@ -54,11 +52,7 @@ pub fn reduced<T: Value>(op: RedOp, ranks: usize, slot: usize) -> T {
 /// A number that every type holds; negative ones too where they exist.
 pub fn any_number<T: Value>(choice: usize) -> i64 {
     let largest = T::EXACT.min(100);
-    if T::SIGNED {
-        choice as i64 % (2 * largest + 1) - largest
-    } else {
-        choice as i64 % (largest + 1)
-    }
+    if T::SIGNED { choice as i64 % (2 * largest + 1) - largest } else { choice as i64 % (largest + 1) }
 }
 
 /// Summands of which no partial sum, in whatever order, is above `limit`.
@@ -72,11 +66,7 @@ fn summand<T: Value>(limit: i64, ranks: usize, rank: usize, slot: usize) -> i64 
     let total = slot as i64 % (limit + 1);
     let extra = ((rank + slot) % ranks) < (total % count) as usize;
     let share = total / count + i64::from(extra);
-    if T::SIGNED && slot % 2 == 1 {
-        -share
-    } else {
-        share
-    }
+    if T::SIGNED && slot % 2 == 1 { -share } else { share }
 }
 
 /// Factors of which one is 3, at most five are 2, and the others are 1: at most 96, with so few
@@ -102,20 +92,12 @@ mod tests {
     /// The reduction as a school child would do it: in f64 for floats, in 128 bits for integers.
     fn naive<T: Value>(op: RedOp, contributions: &[f64]) -> f64 {
         let ranks = contributions.len();
-        let weighted = || {
-            contributions
-                .iter()
-                .enumerate()
-                .map(|(r, x)| x * (1 + r % 2) as f64)
-        };
+        let weighted = || contributions.iter().enumerate().map(|(r, x)| x * (1 + r % 2) as f64);
         match op {
             RedOp::Sum => contributions.iter().sum(),
             RedOp::Prod => contributions.iter().product(),
             RedOp::Min => contributions.iter().copied().fold(f64::INFINITY, f64::min),
-            RedOp::Max => contributions
-                .iter()
-                .copied()
-                .fold(f64::NEG_INFINITY, f64::max),
+            RedOp::Max => contributions.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             RedOp::MulSum => weighted().sum(),
             RedOp::Avg if T::FLOAT => contributions.iter().sum::<f64>() / ranks as f64,
             RedOp::Avg => {
@@ -197,9 +179,7 @@ mod tests {
     #[test]
     fn shifted_data_is_seen() {
         for shift in [1, 2, 16, 64, 255, 256, 4096, 65536] {
-            let same = (0..10_000)
-                .filter(|&i| slot(i, 1) == slot(i + shift, 1))
-                .count();
+            let same = (0..10_000).filter(|&i| slot(i, 1) == slot(i + shift, 1)).count();
             assert!(same < 200, "shift {shift}: {same} of 10000 are the same");
         }
         let same = (0..10_000).filter(|&i| slot(i, 1) == slot(i, 2)).count();

@@ -47,11 +47,8 @@ struct Line<'a> {
 
 impl Csv<File> {
     pub fn create(path: &Path) -> Result<Csv<File>> {
-        let file =
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Csv {
-            writer: csv::Writer::from_writer(file),
-        })
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Csv { writer: csv::Writer::from_writer(file) })
     }
 }
 
@@ -110,9 +107,7 @@ mod tests {
 
     #[test]
     fn a_run_survives_csv() {
-        let mut exporter = Csv {
-            writer: csv::Writer::from_writer(Vec::new()),
-        };
+        let mut exporter = Csv { writer: csv::Writer::from_writer(Vec::new()) };
         let mut report = samples::report(vec![samples::row(4, 1.25)]);
         exporter.begin(&report).unwrap();
         exporter.row(&report).unwrap();
@@ -127,28 +122,15 @@ mod tests {
         assert_eq!(reader.headers().unwrap().get(0), Some("operation"));
         let records: Vec<csv::StringRecord> = reader.records().collect::<Result<_, _>>().unwrap();
         let headers = csv::StringRecord::from(
-            String::from_utf8_lossy(&bytes)
-                .lines()
-                .next()
-                .unwrap()
-                .split(',')
-                .collect::<Vec<_>>(),
+            String::from_utf8_lossy(&bytes).lines().next().unwrap().split(',').collect::<Vec<_>>(),
         );
-        let lines: Vec<Line<'_>> = records
-            .iter()
-            .map(|record| record.deserialize(Some(&headers)).unwrap())
-            .collect();
+        let lines: Vec<Line<'_>> =
+            records.iter().map(|record| record.deserialize(Some(&headers)).unwrap()).collect();
 
         assert_eq!(lines.len(), 3);
-        assert_eq!(
-            (lines[0].place, lines[0].time_us),
-            (Place::OutOfPlace, 1.25)
-        );
+        assert_eq!((lines[0].place, lines[0].time_us), (Place::OutOfPlace, 1.25));
         assert_eq!((lines[1].place, lines[1].time_us), (Place::InPlace, 0.625));
-        assert_eq!(
-            (lines[2].size, lines[2].redop, lines[2].r#type),
-            (16, None, Some("f32"))
-        );
+        assert_eq!((lines[2].size, lines[2].redop, lines[2].r#type), (16, None, Some("f32")));
         assert_eq!(lines[2].loop_average_us, None);
     }
 }

@@ -16,9 +16,7 @@ pub struct Json {
 
 impl Json {
     pub fn new(path: &Path) -> Json {
-        Json {
-            path: path.to_owned(),
-        }
+        Json { path: path.to_owned() }
     }
 
     fn write(&self, report: &Report) -> Result<()> {

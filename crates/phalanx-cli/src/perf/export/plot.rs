@@ -36,31 +36,16 @@ pub struct Plot {
 impl Plot {
     pub fn create(path: &Path, saved: Option<Saved>) -> Result<Plot> {
         File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Plot {
-            path: path.to_owned(),
-            saved,
-        })
+        Ok(Plot { path: path.to_owned(), saved })
     }
 
     fn draw(&self, report: &Report) -> Result<()> {
         let saved = self.saved.as_ref().map(|saved| &saved.report);
         // The extension was checked with the options.
-        if self
-            .path
-            .extension()
-            .is_some_and(|extension| extension == "png")
-        {
-            draw_on(
-                BitMapBackend::new(&self.path, PIXELS).into_drawing_area(),
-                report,
-                saved,
-            )
+        if self.path.extension().is_some_and(|extension| extension == "png") {
+            draw_on(BitMapBackend::new(&self.path, PIXELS).into_drawing_area(), report, saved)
         } else {
-            draw_on(
-                SVGBackend::new(&self.path, PIXELS).into_drawing_area(),
-                report,
-                saved,
-            )
+            draw_on(SVGBackend::new(&self.path, PIXELS).into_drawing_area(), report, saved)
         }
     }
 }
@@ -75,8 +60,7 @@ impl Exporter for Plot {
     }
 
     fn finish(&mut self, report: &Report) -> Result<()> {
-        self.draw(report)
-            .with_context(|| format!("cannot draw {}", self.path.display()))
+        self.draw(report).with_context(|| format!("cannot draw {}", self.path.display()))
     }
 }
 
@@ -115,19 +99,10 @@ where
     ];
 
     area.fill(&WHITE).map_err(explain)?;
-    let area = area
-        .titled(&title(report), (FONT, TEXT_SIZE + 6))
-        .map_err(explain)?;
+    let area = area.margin(10, 0, 0, 0).titled(&title(report), (FONT, TEXT_SIZE + 6)).map_err(explain)?;
     // A panel without points (one rank has no bus) is left out.
-    let panels: Vec<Panel> = panels
-        .into_iter()
-        .filter(|panel| !panel.series.is_empty())
-        .collect();
-    for (part, panel) in area
-        .split_evenly((panels.len().max(1), 1))
-        .iter()
-        .zip(&panels)
-    {
+    let panels: Vec<Panel> = panels.into_iter().filter(|panel| !panel.series.is_empty()).collect();
+    for (part, panel) in area.split_evenly((panels.len().max(1), 1)).iter().zip(&panels) {
         draw_panel(part, panel)?;
     }
     area.present().map_err(explain)
@@ -136,10 +111,10 @@ where
 fn title(report: &Report) -> String {
     let options = &report.options;
     format!(
-        "{}, {} ranks ({:?}, {}), {}",
+        "{}, {} {}, backend {}, {}",
         options.operation.name(),
         options.ranks,
-        options.ranks_are,
+        options.ranks_are.name(),
         options.backend,
         report.machine.cpu_name()
     )
@@ -158,17 +133,9 @@ fn series_of(
             kinds.push(kind);
         }
     }
-    let places = [
-        (Place::OutOfPlace, "out of place"),
-        (Place::InPlace, "in place"),
-    ];
-    let lines = kinds
-        .iter()
-        .flat_map(|kind| places.map(|place| (kind, place)));
-    let runs = [
-        Some((report, "")),
-        saved.map(|saved| (saved, ", saved run")),
-    ];
+    let places = [(Place::OutOfPlace, "out of place"), (Place::InPlace, "in place")];
+    let lines = kinds.iter().flat_map(|kind| places.map(|place| (kind, place)));
+    let runs = [Some((report, "")), saved.map(|saved| (saved, ", saved run"))];
 
     let mut all = Vec::new();
     for ((name, (place, place_name)), color) in lines.zip(COLORS.into_iter().cycle()) {
@@ -183,12 +150,7 @@ fn series_of(
                 .collect();
             if !points.is_empty() {
                 let name = format!("{name}{place_name}{suffix}");
-                all.push(Series {
-                    name,
-                    color,
-                    is_saved: !suffix.is_empty(),
-                    points,
-                });
+                all.push(Series { name, color, is_saved: !suffix.is_empty(), points });
             }
         }
     }
@@ -212,12 +174,11 @@ where
     let (low_y, high_y) = range(points().map(|point| point.1), 10.0);
     let mut chart = ChartBuilder::on(area)
         .margin(15)
+        // Half of the last label stands beyond the axis.
+        .margin_right(50)
         .x_label_area_size(50)
         .y_label_area_size(90)
-        .build_cartesian_2d(
-            (low_x..high_x).log_scale().base(2.0),
-            (low_y..high_y).log_scale(),
-        )
+        .build_cartesian_2d((low_x..high_x).log_scale().base(2.0), (low_y..high_y).log_scale())
         .map_err(explain)?;
     chart
         .configure_mesh()
@@ -244,18 +205,9 @@ where
             .map_err(explain)?
             .label(&series.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style));
-        let filled = if series.is_saved {
-            style
-        } else {
-            style.filled()
-        };
+        let filled = if series.is_saved { style } else { style.filled() };
         chart
-            .draw_series(
-                series
-                    .points
-                    .iter()
-                    .map(|&point| Circle::new(point, 4, filled)),
-            )
+            .draw_series(series.points.iter().map(|&point| Circle::new(point, 4, filled)))
             .map_err(explain)?;
     }
     chart
@@ -271,18 +223,10 @@ where
 
 /// The range that holds all values, up to the next powers of `base`.
 fn range(values: impl Iterator<Item = f64>, base: f64) -> (f64, f64) {
-    let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| {
-        (low.min(value), high.max(value))
-    });
-    let (low, high) = (
-        base.powf(low.log(base).floor()),
-        base.powf(high.log(base).ceil()),
-    );
-    if low < high {
-        (low, high)
-    } else {
-        (low, low * base)
-    }
+    let (low, high) =
+        values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
+    let (low, high) = (base.powf(low.log(base).floor()), base.powf(high.log(base).ceil()));
+    if low < high { (low, high) } else { (low, low * base) }
 }
 
 fn explain<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>) -> anyhow::Error {
@@ -297,32 +241,19 @@ mod tests {
     fn drawn(name: &str, report: &Report, saved: Option<Report>) -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
-        let saved = saved.map(|report| Saved {
-            report,
-            path: "saved.json".to_owned(),
-        });
+        let saved = saved.map(|report| Saved { report, path: "saved.json".to_owned() });
         Plot::create(&path, saved).unwrap().finish(report).unwrap();
         std::fs::read(path).unwrap()
     }
 
     fn report() -> Report {
-        samples::report(
-            (0..12)
-                .map(|i| samples::row(4 << (2 * i), 0.5 * f64::powi(2.0, i)))
-                .collect(),
-        )
+        samples::report((0..12).map(|i| samples::row(4 << (2 * i), 0.5 * f64::powi(2.0, i))).collect())
     }
 
     #[test]
     fn a_picture_is_drawn_in_both_formats() {
         let svg = String::from_utf8(drawn("run.svg", &report(), None)).unwrap();
-        for text in [
-            "<svg",
-            "bus bandwidth (GB/s)",
-            "time (µs)",
-            "f32 sum in place",
-            "64 KiB",
-        ] {
+        for text in ["<svg", "bus bandwidth (GB/s)", "time (µs)", "f32 sum in place", "64 KiB"] {
             assert!(svg.contains(text), "{text} is missing");
         }
         assert!(!svg.contains("saved run"));

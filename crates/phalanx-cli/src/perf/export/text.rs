@@ -6,7 +6,7 @@
 use super::Exporter;
 use crate::perf::compare::Saved;
 use crate::perf::operation::Place;
-use crate::perf::report::{Measurement, Memory, RankKind, Report, Row, TimeKind};
+use crate::perf::report::{Measurement, Memory, Report, Row, TimeKind};
 use anyhow::Result;
 use std::io::Write;
 
@@ -25,25 +25,11 @@ impl<W: Write> Text<W> {
 
     fn column_heads(&mut self, report: &Report) -> Result<()> {
         let out = &mut self.out;
-        let blank = |out: &mut W| {
-            write!(
-                out,
-                "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}",
-                "", "", "", "", ""
-            )
-        };
+        let blank = |out: &mut W| write!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", "", "", "", "", "");
         blank(out)?;
         write!(out, "  {:^32}  {:^32}", "out-of-place", "in-place")?;
-        let width = if report.options.per_iteration {
-            7 * 9 - 2
-        } else {
-            3 * 9 - 2
-        };
-        write!(
-            out,
-            "    {:^width$}  {:^width$}",
-            "out-of-place", "in-place"
-        )?;
+        let width = if report.options.per_iteration { 7 * 9 - 2 } else { 3 * 9 - 2 };
+        write!(out, "    {:^width$}  {:^width$}", "out-of-place", "in-place")?;
         if self.saved.is_some() {
             write!(out, "    {:^16}", "time now/saved")?;
         }
@@ -66,29 +52,21 @@ impl<W: Write> Text<W> {
             ),
         ] {
             let [size, count, dtype, redop, root] = front;
-            write!(
-                out,
-                "# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}"
-            )?;
+            write!(out, "# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
             for _ in PLACES {
                 let [time, algbw, busbw, wrong] = basic;
                 write!(out, "  {time:>8}  {algbw:>6}  {busbw:>6}  {wrong:>6}")?;
             }
             write!(out, "  ")?;
             for _ in PLACES {
-                spread
-                    .iter()
-                    .try_for_each(|name| write!(out, "  {name:>7}"))?;
+                spread.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
                 if report.options.per_iteration {
-                    more.iter()
-                        .try_for_each(|name| write!(out, "  {name:>7}"))?;
+                    more.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
                 }
             }
             if self.saved.is_some() {
                 write!(out, "  ")?;
-                ratio
-                    .iter()
-                    .try_for_each(|name| write!(out, "  {name:>7}"))?;
+                ratio.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
             }
             writeln!(out)?;
         }
@@ -100,11 +78,7 @@ impl<W: Write> Text<W> {
         let dtype = row.dtype.as_deref().unwrap_or("none");
         let redop = row.redop.map_or("none", |redop| redop.name());
         let root = row.root.map_or("-1".to_owned(), |root| root.to_string());
-        write!(
-            out,
-            "{:>12}  {:>12}  {dtype:>8}  {redop:>6}  {root:>6}",
-            row.size, row.count
-        )?;
+        write!(out, "{:>12}  {:>12}  {dtype:>8}  {redop:>6}  {root:>6}", row.size, row.count)?;
         for place in PLACES {
             let figures = row.measurement(place);
             let of = |figure: fn(&Measurement) -> Option<f64>| figures.and_then(figure);
@@ -140,42 +114,22 @@ impl<W: Write> Text<W> {
 impl<W: Write + Send> Exporter for Text<W> {
     fn begin(&mut self, report: &Report) -> Result<()> {
         let (options, out) = (&report.options, &mut self.out);
-        writeln!(
-            out,
-            "# phalanx {} perf {}, {}",
-            report.version,
-            options.operation.name(),
-            report.date
-        )?;
+        writeln!(out, "# phalanx {} perf {}, {}", report.version, options.operation.name(), report.date)?;
         writeln!(
             out,
             "# {} ranks ({}), backend {}, {} memory, {}",
             options.ranks,
-            match options.ranks_are {
-                RankKind::Threads => "threads",
-                RankKind::Processes => "processes",
-                RankKind::Launched => "processes of a launcher",
-            },
+            options.ranks_are.name(),
             options.backend,
             match options.memory {
                 Memory::Private => "private",
                 Memory::Allocated => "communicator's",
             },
-            if options.pinned {
-                "pinned"
-            } else {
-                "not pinned"
-            }
+            if options.pinned { "pinned" } else { "not pinned" }
         )?;
         let machine = &report.machine;
-        writeln!(
-            out,
-            "# CPU: {}, {} cores usable",
-            machine.cpu_name(),
-            machine.usable_cores
-        )?;
-        let count =
-            |count: Option<usize>| count.map_or("by size".to_owned(), |count| count.to_string());
+        writeln!(out, "# CPU: {}, {} cores usable", machine.cpu_name(), machine.usable_cores)?;
+        let count = |count: Option<usize>| count.map_or("by size".to_owned(), |count| count.to_string());
         writeln!(
             out,
             "# minBytes {} maxBytes {} step: {} warmup iters: {} iters: {} agg iters: {} validation: {}",
@@ -194,10 +148,7 @@ impl<W: Write + Send> Exporter for Text<W> {
         )?;
         match options.time {
             TimeKind::Median => {
-                writeln!(
-                    out,
-                    "# time: the median (p50) of the iterations; the bandwidths follow from it."
-                )?;
+                writeln!(out, "# time: the median (p50) of the iterations; the bandwidths follow from it.")?;
             }
             TimeKind::LoopAverage => writeln!(
                 out,
@@ -206,11 +157,7 @@ impl<W: Write + Send> Exporter for Text<W> {
             )?,
         }
         if let Some(saved) = &self.saved {
-            writeln!(
-                out,
-                "# Compared with {} of {}",
-                saved.path, saved.report.date
-            )?;
+            writeln!(out, "# Compared with {} of {}", saved.path, saved.report.date)?;
             for difference in saved.differences(report) {
                 writeln!(out, "# Not the same: {difference}")?;
             }
@@ -232,9 +179,7 @@ impl<W: Write + Send> Exporter for Text<W> {
             Some(wrong) => format!("{wrong} FAILED"),
             None => "not checked".to_owned(),
         };
-        let busbw = report
-            .average_busbw()
-            .map_or("none".to_owned(), |busbw| format!("{busbw:.6}"));
+        let busbw = report.average_busbw().map_or("none".to_owned(), |busbw| format!("{busbw:.6}"));
         writeln!(self.out, "# {:<20} : {wrong}", "Out of bounds values")?;
         writeln!(self.out, "# {:<20} : {busbw}", "Avg bus bandwidth")?;
         self.out.flush()?;
@@ -266,11 +211,7 @@ mod tests {
             text.write_row(row, report.options.per_iteration).unwrap();
         }
         text.finish(report).unwrap();
-        String::from_utf8(text.out)
-            .unwrap()
-            .lines()
-            .map(str::to_owned)
-            .collect()
+        String::from_utf8(text.out).unwrap().lines().map(str::to_owned).collect()
     }
 
     fn columns(line: &str) -> Vec<&str> {
@@ -285,15 +226,15 @@ mod tests {
         assert_eq!(
             columns(heads)[1..],
             [
-                "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong",
-                "time", "algbw", "busbw", "#wrong", "p50", "p95", "p99", "p50", "p95", "p99"
+                "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "time",
+                "algbw", "busbw", "#wrong", "p50", "p95", "p99", "p50", "p95", "p99"
             ]
         );
         assert_eq!(
             columns(row),
             [
-                "16", "4", "f32", "sum", "-1", "2.50", "1.50", "0.25", "0", "1.25", "1.50", "0.12",
-                "0", "2.50", "5.00", "7.50", "1.25", "2.50", "3.75"
+                "16", "4", "f32", "sum", "-1", "2.50", "1.50", "0.25", "0", "1.25", "1.50", "0.12", "0",
+                "2.50", "5.00", "7.50", "1.25", "2.50", "3.75"
             ]
         );
         assert!(lines.contains(&"# Out of bounds values : 0 OK".to_owned()));
@@ -304,10 +245,7 @@ mod tests {
     fn heads_stand_above_their_columns() {
         let mut report = samples::report(vec![samples::row(16, 2.5)]);
         report.options.per_iteration = true;
-        let saved = Saved {
-            report: report.clone(),
-            path: "saved.json".to_owned(),
-        };
+        let saved = Saved { report: report.clone(), path: "saved.json".to_owned() };
         let lines = table(&report, Some(saved));
         let heads = lines.iter().find(|line| line.contains("redop")).unwrap();
         let row = lines.iter().find(|line| !line.starts_with('#')).unwrap();

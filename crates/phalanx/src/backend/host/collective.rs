@@ -99,24 +99,11 @@ struct Opening {
 }
 
 impl Opening {
-    const EMPTY: Opening = Opening {
-        history: 0,
-        factor: 0,
-        data: [0; INLINE / 8],
-    };
+    const EMPTY: Opening = Opening { history: 0, factor: 0, data: [0; INLINE / 8] };
 
     fn locations(&self) -> [Location; 2] {
         let [a, b, c, d, _] = self.data;
-        [
-            Location {
-                segment: a,
-                offset: b,
-            },
-            Location {
-                segment: c,
-                offset: d,
-            },
-        ]
+        [Location { segment: a, offset: b }, Location { segment: c, offset: d }]
     }
 }
 
@@ -191,20 +178,8 @@ impl<'a> Flow<'a> {
         };
         let size = call.dtype.size();
         // The data of an all_to_all_v goes as messages; here its ranks only agree.
-        let blocks = if call.operation == AllToAllV {
-            Blocks::Equal(0)
-        } else {
-            call.blocks
-        };
-        Flow {
-            writers,
-            readers,
-            scattered,
-            gathered,
-            reduced,
-            blocks,
-            size,
-        }
+        let blocks = if call.operation == AllToAllV { Blocks::Equal(0) } else { call.blocks };
+        Flow { writers, readers, scattered, gathered, reduced, blocks, size }
     }
 
     /// Bytes that `writer` gives to `reader`.
@@ -223,21 +198,13 @@ impl<'a> Flow<'a> {
     /// Where in `send` the block for `reader` starts.
     #[inline(always)]
     fn source_offset(&self, reader: usize) -> usize {
-        if self.scattered {
-            self.blocks.offset(reader) * self.size
-        } else {
-            0
-        }
+        if self.scattered { self.blocks.offset(reader) * self.size } else { 0 }
     }
 
     /// Where in `recv` the block of `writer` goes.
     #[inline(always)]
     fn target_offset(&self, writer: usize) -> usize {
-        if self.gathered {
-            self.blocks.offset(writer) * self.size
-        } else {
-            0
-        }
+        if self.gathered { self.blocks.offset(writer) * self.size } else { 0 }
     }
 
     #[inline(always)]
@@ -292,11 +259,7 @@ impl<'a> Collective<'a> {
     #[inline(always)]
     fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
         let longest = flow.longest();
-        let blocks = if flow.scattered {
-            self.endpoint.ranks
-        } else {
-            1
-        };
+        let blocks = if flow.scattered { self.endpoint.ranks } else { 1 };
         if longest <= INLINE && !flow.scattered {
             return Some(Form::Inline);
         }
@@ -327,22 +290,11 @@ impl<'a> Collective<'a> {
     /// Opens this rank's slot for all to see.
     #[inline(always)]
     fn open(&self, factor: u64, data: [u64; INLINE / 8]) {
-        let opening = Opening {
-            history: self.state.history,
-            factor,
-            data,
-        };
-        let slot = self
-            .endpoint
-            .channel
-            .slot(self.endpoint.rank, self.state.sequence);
+        let opening = Opening { history: self.state.history, factor, data };
+        let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
         // SAFETY: `wait_slot_free` was called; the opening is 56 bytes long.
         unsafe {
-            slot.opening.write(
-                self.state.sequence,
-                std::ptr::from_ref(&opening).cast(),
-                LINE_PAYLOAD,
-            );
+            slot.opening.write(self.state.sequence, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD);
         }
         self.endpoint.announce_progress();
     }
@@ -358,18 +310,14 @@ impl<'a> Collective<'a> {
             Some((first, last)) => {
                 let (first, last) = (&slot.lines[first], &slot.lines[last]);
                 // No short cut: all loads are under way at once.
-                self.endpoint.wait(writer, || {
-                    slot.opening.is(sequence) & first.is(sequence) & last.is(sequence)
-                })?;
+                self.endpoint
+                    .wait(writer, || slot.opening.is(sequence) & first.is(sequence) & last.is(sequence))?;
             }
         }
         let opening = &mut self.state.openings[writer];
         // SAFETY: stamped with this operation; the writer leaves it until this rank is done. An opening is
         // 56 bytes, all of whose bit patterns are valid.
-        unsafe {
-            slot.opening
-                .read(std::ptr::from_mut(opening).cast(), LINE_PAYLOAD)
-        };
+        unsafe { slot.opening.read(std::ptr::from_mut(opening).cast(), LINE_PAYLOAD) };
         if opening.history != self.state.history {
             return Err(self.endpoint.fail_mismatch(writer, sequence));
         }
@@ -407,9 +355,7 @@ impl<'a> Collective<'a> {
         if flow.readers.includes(rank) {
             let lines = match form {
                 // Blocks of different lengths end in different lines.
-                Form::Lines(per_block)
-                    if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 =>
-                {
+                Form::Lines(per_block) if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 => {
                     let first = if flow.scattered { rank * per_block } else { 0 };
                     Some((first, first + per_block - 1))
                 }
@@ -446,18 +392,13 @@ impl<'a> Collective<'a> {
                 // The opening goes first: its readers find it while the lines are being written.
                 self.open(factor, data);
                 let write = |first: usize, source: *const u8, len: usize| {
-                    for (line, offset) in slot.lines[first..]
-                        .iter()
-                        .zip((0..len).step_by(LINE_PAYLOAD))
-                    {
+                    for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
                         let len = (len - offset).min(LINE_PAYLOAD);
                         // SAFETY: in bounds of the block; the line is this rank's and free.
                         unsafe { line.write(self.state.sequence, source.add(offset), len) };
                     }
                 };
-                self.each_block(call, flow, |index, source, len| {
-                    write(index * per_block, source, len)
-                });
+                self.each_block(call, flow, |index, source, len| write(index * per_block, source, len));
                 self.endpoint.announce_progress();
             }
             Form::Bytes(stride) => {
@@ -472,19 +413,10 @@ impl<'a> Collective<'a> {
 
     /// Runs `write` for each block this rank gives: its index in the slot, its address and its length.
     #[inline(always)]
-    fn each_block(
-        &self,
-        call: &Call<'_>,
-        flow: &Flow<'_>,
-        write: impl Fn(usize, *const u8, usize),
-    ) {
+    fn each_block(&self, call: &Call<'_>, flow: &Flow<'_>, write: impl Fn(usize, *const u8, usize)) {
         let rank = self.endpoint.rank;
         if flow.scattered {
-            for reader in self
-                .endpoint
-                .peers()
-                .filter(|reader| flow.readers.includes(*reader))
-            {
+            for reader in self.endpoint.peers().filter(|reader| flow.readers.includes(*reader)) {
                 let source = call.send.wrapping_add(flow.source_offset(reader));
                 write(reader, source, flow.block_len(rank, reader));
             }
@@ -507,16 +439,9 @@ impl<'a> Collective<'a> {
     ) -> Result<()> {
         let sequence = self.state.sequence;
         let slot = self.endpoint.channel.slot(writer, sequence);
-        let first = if flow.scattered {
-            self.endpoint.rank * per_block
-        } else {
-            0
-        };
+        let first = if flow.scattered { self.endpoint.rank * per_block } else { 0 };
         let len = flow.block_len(writer, self.endpoint.rank);
-        for (line, offset) in slot.lines[first..]
-            .iter()
-            .zip((0..len).step_by(LINE_PAYLOAD))
-        {
+        for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
             self.endpoint.wait(writer, || line.is(sequence))?;
             // SAFETY: stamped with this operation; in bounds of the target.
             unsafe { line.read(target.add(offset), (len - offset).min(LINE_PAYLOAD)) };
@@ -528,11 +453,7 @@ impl<'a> Collective<'a> {
     #[inline(always)]
     fn small_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize) -> *const u8 {
         let slot = self.endpoint.channel.slot(writer, self.state.sequence);
-        let index = if flow.scattered {
-            self.endpoint.rank
-        } else {
-            0
-        };
+        let index = if flow.scattered { self.endpoint.rank } else { 0 };
         slot.bytes().wrapping_add(index * stride)
     }
 
@@ -542,11 +463,7 @@ impl<'a> Collective<'a> {
         let rank = self.endpoint.rank;
         if let Form::Lines(per_block) = form {
             for writer in self.endpoint.peers() {
-                let target = self
-                    .state
-                    .scratch
-                    .as_mut_ptr()
-                    .wrapping_add(writer * FEW_BYTES);
+                let target = self.state.scratch.as_mut_ptr().wrapping_add(writer * FEW_BYTES);
                 // SAFETY: the scratch has FEW_BYTES for each rank.
                 unsafe { self.read_lines(flow, per_block, writer, target) }?;
             }
@@ -564,9 +481,7 @@ impl<'a> Collective<'a> {
             };
             self.state.sources.push(source);
         }
-        let State {
-            sources, factors, ..
-        } = &*self.state;
+        let State { sources, factors, .. } = &*self.state;
         // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
         // source, exactly.
         unsafe { reducer.run(&[call.recv], sources, factors, block / flow.size, false) };
@@ -577,11 +492,7 @@ impl<'a> Collective<'a> {
     /// As for `small`, on a reader that has heard all.
     unsafe fn small_copy(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
-        for writer in self
-            .endpoint
-            .peers()
-            .filter(|writer| flow.writers.includes(*writer))
-        {
+        for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
             let target = call.recv.wrapping_add(flow.target_offset(writer));
             let len = flow.block_len(writer, rank);
             // SAFETY: the block's place lies in `recv`; its data lies in the opening or in the slot.
@@ -607,9 +518,7 @@ impl<'a> Collective<'a> {
 
     fn gather_factors(&mut self, call: &Call<'_>) {
         self.state.factors.clear();
-        self.state
-            .factors
-            .extend(self.state.openings.iter().map(|opening| opening.factor));
+        self.state.factors.extend(self.state.openings.iter().map(|opening| opening.factor));
         self.state.factors[self.endpoint.rank] = call.reduction.factor;
     }
 
@@ -625,10 +534,7 @@ impl<'a> Collective<'a> {
             // What is overwritten while peers still need it must be copied first.
             let in_place_exchange = flow.scattered && flow.gathered && call.send == call.recv;
             if !in_place_exchange {
-                send = self
-                    .endpoint
-                    .world
-                    .locate(call.send, flow.send_len(rank, ranks));
+                send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
             }
             let mut recv = Location::NOWHERE;
             if call.operation == Operation::AllReduce {
@@ -670,29 +576,20 @@ impl<'a> Collective<'a> {
                 Operation::AllReduce if self.takes_pushes(call, flow) && self.all_take_pushes() => {
                     self.push(call, flow)?;
                 }
-                Operation::AllReduce
-                    if (ranks - 1) * flow.longest() > ONE_PHASE || self.all_readable(0) =>
-                {
+                Operation::AllReduce if (ranks - 1) * flow.longest() > ONE_PHASE || self.all_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
                 _ => self.one_phase(call, flow, send)?,
             }
         }
         if flow.writers.includes(rank)
-            && self.state.openings[rank]
-                .locations()
-                .into_iter()
-                .any(Location::is_readable)
+            && self.state.openings[rank].locations().into_iter().any(Location::is_readable)
         {
             // Peers read this rank's memory: it must not return before they are done.
             let sequence = self.state.sequence;
             self.endpoint.own().done_operation.set(sequence);
             self.endpoint.announce_progress();
-            for peer in self
-                .endpoint
-                .peers()
-                .filter(|peer| flow.readers.includes(*peer))
-            {
+            for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
                 let done = &self.endpoint.channel.state(peer).done_operation;
                 self.endpoint.wait(peer, || done.get() >= sequence)?;
             }
@@ -708,28 +605,16 @@ impl<'a> Collective<'a> {
     }
 
     fn all_take_pushes(&self) -> bool {
-        self.all_readable(0)
-            && self
-                .state
-                .openings
-                .iter()
-                .all(|opening| opening.data[4] == OPEN_TO_PUSHES)
+        self.all_readable(0) && self.state.openings.iter().all(|opening| opening.data[4] == OPEN_TO_PUSHES)
     }
 
     /// Whether every rank's buffer (0: `send`, 1: `recv`) can be read by its peers.
     fn all_readable(&self, which: usize) -> bool {
-        self.state
-            .openings
-            .iter()
-            .all(|opening| opening.locations()[which].is_readable())
+        self.state.openings.iter().all(|opening| opening.locations()[which].is_readable())
     }
 
     fn lead(&self) -> usize {
-        if self.endpoint.crowded {
-            LEAD_CROWDED
-        } else {
-            LEAD
-        }
+        if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
     }
 
     /// # Safety
@@ -740,11 +625,7 @@ impl<'a> Collective<'a> {
         let reads = flow.readers.includes(rank);
         let chunk = self.step_len(flow.scattered);
         let steps = flow.longest().div_ceil(chunk);
-        let step = Steps {
-            ring: CONTRIBUTIONS,
-            first: self.state.next_chunk[CONTRIBUTIONS],
-            chunk,
-        };
+        let step = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
         let lead = if reads { self.lead() } else { 0 };
         let streaming = flow.longest() >= STREAMING;
         for i in 0..steps + lead {
@@ -793,24 +674,9 @@ impl<'a> Collective<'a> {
             let base = flow.source_offset(rank) + offset;
             let scatter = if flow.scattered { rank * step.chunk } else { 0 };
             // SAFETY: own and peers' blocks contain `base..base + len`; `recv` has room for its block.
-            unsafe {
-                self.reduce_step(
-                    call,
-                    step,
-                    i,
-                    base,
-                    scatter,
-                    call.recv.add(offset),
-                    len,
-                    streaming,
-                )
-            }?;
+            unsafe { self.reduce_step(call, step, i, base, scatter, call.recv.add(offset), len, streaming) }?;
         } else {
-            for writer in self
-                .endpoint
-                .peers()
-                .filter(|writer| flow.writers.includes(*writer))
-            {
+            for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
                 let (offset, len) = step.range(i, flow.block_len(writer, rank));
                 let source = self.source_of(writer, 0, step, i)?;
                 let location = self.state.openings[writer].locations()[0];
@@ -845,10 +711,7 @@ impl<'a> Collective<'a> {
     ///
     /// # Safety
     /// `len` bytes are there in every contribution, and room for them at `target`.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "two callers, which differ in just these"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "two callers, which differ in just these")]
     unsafe fn reduce_step(
         &mut self,
         call: &Call<'_>,
@@ -870,28 +733,17 @@ impl<'a> Collective<'a> {
                 } else {
                     let readable = self.state.openings[writer].locations()[0].is_readable();
                     direct |= readable;
-                    self.source_of(writer, 0, step, i)?
-                        .add(if readable { base } else { scatter })
+                    self.source_of(writer, 0, step, i)?.add(if readable { base } else { scatter })
                 }
             };
             self.state.sources.push(source);
         }
         let reducer = Reducer::new(call.dtype, call.reduction.code);
-        let State {
-            sources, factors, ..
-        } = &*self.state;
+        let State { sources, factors, .. } = &*self.state;
         self.guarded(direct, || {
             // SAFETY: every source has `len` bytes; the target overlaps at most this rank's own source,
             // exactly.
-            unsafe {
-                reducer.run(
-                    &[target],
-                    sources,
-                    factors,
-                    len / call.dtype.size(),
-                    streaming,
-                )
-            };
+            unsafe { reducer.run(&[target], sources, factors, len / call.dtype.size(), streaming) };
         })
     }
 
@@ -908,10 +760,7 @@ impl<'a> Collective<'a> {
         if location.is_readable() {
             self.endpoint.world.resolve(location)
         } else {
-            Ok(self
-                .endpoint
-                .channel
-                .ring_chunk(writer, step.ring, step.number(i)))
+            Ok(self.endpoint.channel.ring_chunk(writer, step.ring, step.number(i)))
         }
     }
 
@@ -936,12 +785,7 @@ impl<'a> Collective<'a> {
     ///
     /// # Safety
     /// As for `bulk`, for an all_reduce of which all have heard all openings.
-    unsafe fn two_phases(
-        &mut self,
-        call: &Call<'_>,
-        flow: &Flow<'_>,
-        send: Location,
-    ) -> Result<()> {
+    unsafe fn two_phases(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
         let bytes = flow.longest();
         let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
@@ -950,16 +794,8 @@ impl<'a> Collective<'a> {
         let staged = !self.all_readable(0);
         let chunk = self.step_len(staged);
         let steps = part.div_ceil(chunk);
-        let gives = Steps {
-            ring: CONTRIBUTIONS,
-            first: self.state.next_chunk[CONTRIBUTIONS],
-            chunk,
-        };
-        let results = Steps {
-            ring: RESULTS,
-            first: self.state.next_chunk[RESULTS],
-            chunk,
-        };
+        let gives = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
+        let results = Steps { ring: RESULTS, first: self.state.next_chunk[RESULTS], chunk };
         let streaming = bytes >= STREAMING;
         let lead = self.lead();
         for i in 0..steps + 2 * lead {
@@ -983,9 +819,7 @@ impl<'a> Collective<'a> {
                 let target = unsafe { call.recv.add(if len == 0 { 0 } else { base }) };
                 if len > 0 {
                     // SAFETY: as above. The own part is kept in the cache for the peers.
-                    unsafe {
-                        self.reduce_step(call, &gives, j, base, rank * chunk, target, len, false)
-                    }?;
+                    unsafe { self.reduce_step(call, &gives, j, base, rank * chunk, target, len, false) }?;
                 }
                 self.endpoint.own().done_chunk[CONTRIBUTIONS].set(gives.number(j) + 1);
                 if !recv.is_readable() {
@@ -1040,10 +874,7 @@ impl<'a> Collective<'a> {
                 (call.send, call.recv)
             } else {
                 let [send, recv] = self.state.openings[peer].locations();
-                (
-                    self.endpoint.world.resolve(send)?,
-                    self.endpoint.world.resolve(recv)?.cast_mut(),
-                )
+                (self.endpoint.world.resolve(send)?, self.endpoint.world.resolve(recv)?.cast_mut())
             };
             self.state.sources.push(source.wrapping_add(start));
             self.state.targets.push(target.wrapping_add(start));
@@ -1051,12 +882,7 @@ impl<'a> Collective<'a> {
         let reducer = Reducer::new(call.dtype, call.reduction.code);
         for at in (start..end).step_by(PUSH_STEP) {
             let len = (end - at).min(PUSH_STEP);
-            let State {
-                sources,
-                targets,
-                factors,
-                ..
-            } = &*self.state;
+            let State { sources, targets, factors, .. } = &*self.state;
             self.guarded(true, || {
                 let count = len / call.dtype.size();
                 // SAFETY: the part lies in every buffer, and this rank alone writes it. A target is this
@@ -1078,11 +904,7 @@ impl<'a> Collective<'a> {
     /// Bytes of a block that one step moves; a chunk of the ring holds a piece for each rank if scattered.
     fn step_len(&self, scattered: bool) -> usize {
         let chunk = self.endpoint.channel.layout.chunk;
-        if scattered {
-            (chunk / self.endpoint.ranks) & !63
-        } else {
-            chunk
-        }
+        if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk }
     }
 
     /// Waits until the ring's chunk for step `i` is no longer needed, and answers its address.
@@ -1095,11 +917,7 @@ impl<'a> Collective<'a> {
                 let done = &self.endpoint.channel.state(peer).done_chunk[step.ring];
                 // Who does not read in this operation only has to be done with the ones before.
                 let reads = readers.includes(peer);
-                let needed = if reads {
-                    needed
-                } else {
-                    needed.min(step.first)
-                };
+                let needed = if reads { needed } else { needed.min(step.first) };
                 self.endpoint.wait(peer, || done.get() >= needed)?;
                 if reads {
                     drained = drained.min(done.get());
@@ -1107,10 +925,7 @@ impl<'a> Collective<'a> {
             }
             self.state.drained[step.ring] = drained.max(needed).min(number);
         }
-        Ok(self
-            .endpoint
-            .channel
-            .ring_chunk(self.endpoint.rank, step.ring, number))
+        Ok(self.endpoint.channel.ring_chunk(self.endpoint.rank, step.ring, number))
     }
 
     fn publish(&self, step: &Steps, i: usize) {

@@ -58,11 +58,7 @@ impl Endpoint {
         let ranks = channel.layout.ranks;
         // Ranks of other channels need cores too: what counts is how many ranks the world has.
         let crowded = members.iter().max().map_or(ranks, |last| last + 1) > world.cores;
-        let fences = if crate::os::asymmetric_barriers() {
-            Fences::Asymmetric
-        } else {
-            Fences::Symmetric
-        };
+        let fences = if crate::os::asymmetric_barriers() { Fences::Asymmetric } else { Fences::Symmetric };
         let endpoint = Endpoint {
             rank,
             ranks,
@@ -76,21 +72,9 @@ impl Endpoint {
             timeout: AtomicU64::new(0),
         };
         endpoint.set_timeout(timeout);
-        endpoint
-            .channel
-            .header()
-            .attached
-            .fetch_add(1, Ordering::AcqRel);
-        endpoint
-            .own()
-            .life
-            .pid
-            .store(std::process::id(), Ordering::Relaxed);
-        endpoint
-            .own()
-            .life
-            .state
-            .store(LIFE_ACTIVE, Ordering::Release);
+        endpoint.channel.header().attached.fetch_add(1, Ordering::AcqRel);
+        endpoint.own().life.pid.store(std::process::id(), Ordering::Relaxed);
+        endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         endpoint
     }
 
@@ -144,19 +128,14 @@ impl Endpoint {
     /// An error if the channel has failed.
     #[inline(always)]
     pub fn check(&self) -> Result<()> {
-        if self.has_failed() {
-            Err(self.verdict())
-        } else {
-            Ok(())
-        }
+        if self.has_failed() { Err(self.verdict()) } else { Ok(()) }
     }
 
     #[cold]
     fn verdict(&self) -> Error {
         let winner = self.channel.header().verdict.load(Ordering::Acquire) as usize - 1;
-        Verdict::read(self.channel.state(winner)).map_or(Error::Aborted { rank: winner }, |v| {
-            v.into_error(|rank| self.last_seen(rank))
-        })
+        Verdict::read(self.channel.state(winner))
+            .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)))
     }
 
     /// Fails the channel for all ranks, and answers with the verdict that holds (another rank's, if it was
@@ -165,11 +144,7 @@ impl Endpoint {
     pub fn fail(&self, verdict: &Verdict) -> Error {
         if !self.has_failed() {
             verdict.propose(self.channel.header(), self.own(), self.rank);
-            tracing::error!(
-                rank = self.rank,
-                "the communicator has failed: {}",
-                self.verdict()
-            );
+            tracing::error!(rank = self.rank, "the communicator has failed: {}", self.verdict());
         }
         self.wake_peers();
         self.verdict()
@@ -201,11 +176,7 @@ impl Endpoint {
                 return Ok(());
             }
         }
-        let subject = || {
-            self.own()
-                .last_announced()
-                .expect("a rank that waits has announced why")
-        };
+        let subject = || self.own().last_announced().expect("a rank that waits has announced why");
         self.wait_long(&mut || Ok(ready()), &|| vec![peer], &subject)
     }
 
@@ -226,11 +197,7 @@ impl Endpoint {
             }
         }
         let since = Instant::now();
-        let yielding = if self.crowded {
-            YIELDING_CROWDED
-        } else {
-            YIELDING
-        };
+        let yielding = if self.crowded { YIELDING_CROWDED } else { YIELDING };
         while since.elapsed() < yielding {
             std::thread::yield_now();
             if ready()? {
@@ -256,10 +223,7 @@ impl Endpoint {
             let peers = awaited();
             let parks = || peers.iter().map(|peer| &self.channel.state(*peer).park);
             if let Some(first) = peers.first() {
-                self.own()
-                    .life
-                    .waits_for
-                    .store(*first as u32 + 1, Ordering::Release);
+                self.own().life.waits_for.store(*first as u32 + 1, Ordering::Release);
             }
             let left = self.timeout().saturating_sub(since.elapsed());
             self.own().park.prepare(parks(), self.fences);
@@ -274,20 +238,14 @@ impl Endpoint {
             self.check()?;
             if let Some(verdict) = self.find_reason(&awaited(), subject, since) {
                 // It may have become ready while the reason was found: a peer that has left had done its part.
-                return if ready()? {
-                    Ok(())
-                } else {
-                    Err(self.fail(&verdict))
-                };
+                return if ready()? { Ok(()) } else { Err(self.fail(&verdict)) };
             }
             slice = (slice * 2).min(LAST_SLEEP);
             if logged.elapsed() > LOG_INTERVAL {
                 logged = Instant::now();
                 let (sequence, record) = subject();
-                let seen: Vec<_> = peers
-                    .iter()
-                    .map(|peer| format!("rank {peer}: {}", self.last_seen(*peer)))
-                    .collect();
+                let seen: Vec<_> =
+                    peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
                 tracing::warn!(
                     rank = self.rank,
                     "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
@@ -306,34 +264,20 @@ impl Endpoint {
         since: Instant,
     ) -> Option<Verdict> {
         let (sequence, record) = subject();
-        let context = || Context {
-            reporter: self.rank,
-            sequence,
-            record,
-            waited: since.elapsed(),
-        };
+        let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
         if !is_message(&record)
-            && let Some(mismatch) = self
-                .peers()
-                .find_map(|peer| self.compare_records(peer, sequence))
+            && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
         {
             return Some(mismatch);
         }
         for &rank in awaited {
             if let Some(event) = self.gone(rank) {
-                return Some(Verdict::Peer {
-                    rank,
-                    event,
-                    context: context(),
-                });
+                return Some(Verdict::Peer { rank, event, context: context() });
             }
         }
         if since.elapsed() >= self.timeout() {
             let missing = self.missing(awaited, sequence, &record);
-            return Some(Verdict::Timeout {
-                missing,
-                context: context(),
-            });
+            return Some(Verdict::Timeout { missing, context: context() });
         }
         None
     }
@@ -358,20 +302,15 @@ impl Endpoint {
         if !is_message(record) {
             let absent: Vec<usize> = (0..self.ranks)
                 .filter(|rank| {
-                    self.channel
-                        .state(*rank)
-                        .last_announced()
-                        .is_none_or(|(last, _)| last < sequence)
+                    self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence)
                 })
                 .collect();
             if !absent.is_empty() {
                 return absent;
             }
         }
-        let mut missing: Vec<usize> = awaited
-            .iter()
-            .map(|rank| self.end_of_chain(*rank).unwrap_or(*rank))
-            .collect();
+        let mut missing: Vec<usize> =
+            awaited.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
         missing.sort_unstable();
         missing.dedup();
         missing
@@ -380,13 +319,7 @@ impl Endpoint {
     /// Follows who waits for whom to a rank that does not wait; `None` if the chain is a circle.
     fn end_of_chain(&self, mut rank: usize) -> Option<usize> {
         for _ in 0..self.ranks {
-            match self
-                .channel
-                .state(rank)
-                .life
-                .waits_for
-                .load(Ordering::Acquire)
-            {
+            match self.channel.state(rank).life.waits_for.load(Ordering::Acquire) {
                 0 => return Some(rank),
                 next => rank = next as usize - 1,
             }
@@ -405,9 +338,7 @@ impl Endpoint {
             _ if pid == 0 => return "it has not joined".into(),
             None => "it has made no call yet".into(),
             Some((sequence, record)) if state.done_operation.get() >= sequence => {
-                format!(
-                    "it has completed {record}, operation number {sequence}, and called nothing since"
-                )
+                format!("it has completed {record}, operation number {sequence}, and called nothing since")
             }
             Some((sequence, record)) => format!("it is in {record}, operation number {sequence}"),
         };
@@ -426,16 +357,8 @@ impl Endpoint {
         let theirs = self.channel.state(peer).announced(sequence)?;
         (own != theirs).then(|| {
             let (own, theirs) = ((self.rank, own), (peer, theirs));
-            let (lower, higher) = if self.rank < peer {
-                (own, theirs)
-            } else {
-                (theirs, own)
-            };
-            Verdict::Mismatch {
-                sequence,
-                lower,
-                higher,
-            }
+            let (lower, higher) = if self.rank < peer { (own, theirs) } else { (theirs, own) };
+            Verdict::Mismatch { sequence, lower, higher }
         })
     }
 
@@ -448,16 +371,9 @@ impl Endpoint {
             Some(verdict) => self.fail(&verdict),
             // The call that differed is longer ago than calls are remembered: name the present one.
             None => {
-                let own = self
-                    .own()
-                    .announced(sequence)
-                    .expect("announced by this call");
+                let own = self.own().announced(sequence).expect("announced by this call");
                 let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-                self.fail(&Verdict::Mismatch {
-                    sequence,
-                    lower: (low, own),
-                    higher: (high, own),
-                })
+                self.fail(&Verdict::Mismatch { sequence, lower: (low, own), higher: (high, own) })
             }
         }
     }
@@ -474,12 +390,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let last = self
-            .channel
-            .header()
-            .attached
-            .fetch_sub(1, Ordering::AcqRel)
-            == 1;
+        let last = self.channel.header().attached.fetch_sub(1, Ordering::AcqRel) == 1;
         self.world.close_segment(&self.segment, last);
     }
 }

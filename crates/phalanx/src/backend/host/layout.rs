@@ -175,17 +175,7 @@ impl Layout {
         let mailboxes = rings + ranks * 2 * RING_CHUNKS * chunk;
         let mail_rings = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
         let total = mail_rings + ranks * ranks * MAIL_CHUNKS * mail_chunk;
-        Layout {
-            ranks,
-            chunk,
-            mail_chunk,
-            states,
-            slots,
-            rings,
-            mailboxes,
-            mail_rings,
-            total,
-        }
+        Layout { ranks, chunk, mail_chunk, states, slots, rings, mailboxes, mail_rings, total }
     }
 
     /// Bytes of the channel.
@@ -205,16 +195,8 @@ impl Channel {
     /// The mapping starts with a channel of this layout: fresh zeroes, or memory that other ranks use as
     /// one. All parts are valid when zero.
     pub unsafe fn new(layout: Layout, memory: Arc<Mapping>) -> Channel {
-        assert!(
-            memory.len() >= layout.total,
-            "a channel needs {} bytes",
-            layout.total
-        );
-        assert_eq!(
-            memory.as_ptr() as usize % PAGE,
-            0,
-            "a channel starts at a page"
-        );
+        assert!(memory.len() >= layout.total, "a channel needs {} bytes", layout.total);
+        assert_eq!(memory.as_ptr() as usize % PAGE, 0, "a channel starts at a page");
         Channel { layout, memory }
     }
 
@@ -255,11 +237,7 @@ impl Channel {
         debug_assert!(rank < self.layout.ranks && ring < 2);
         let index = (rank * 2 + ring) * RING_CHUNKS + (number as usize % RING_CHUNKS);
         // SAFETY: `rings` is an array of 2 × RING_CHUNKS chunks per rank.
-        unsafe {
-            self.memory
-                .as_ptr()
-                .add(self.layout.rings + index * self.layout.chunk)
-        }
+        unsafe { self.memory.as_ptr().add(self.layout.rings + index * self.layout.chunk) }
     }
 
     #[inline(always)]
@@ -276,17 +254,13 @@ impl Channel {
         debug_assert!(from < self.layout.ranks && to < self.layout.ranks);
         let index = (from * self.layout.ranks + to) * MAIL_CHUNKS + (number as usize % MAIL_CHUNKS);
         // SAFETY: `mail_rings` is an array of MAIL_CHUNKS chunks per pair.
-        unsafe {
-            self.memory
-                .as_ptr()
-                .add(self.layout.mail_rings + index * self.layout.mail_chunk)
-        }
+        unsafe { self.memory.as_ptr().add(self.layout.mail_rings + index * self.layout.mail_chunk) }
     }
 }
 
 const _: () = assert!(size_of::<StampedLine>() == LINE);
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -77,10 +77,7 @@ const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
 
 impl Opening {
     fn location(&self) -> Location {
-        Location {
-            segment: self.data[0],
-            offset: self.data[1],
-        }
+        Location { segment: self.data[0], offset: self.data[1] }
     }
 }
 
@@ -130,10 +127,7 @@ struct Peer {
 
 impl Peer {
     fn is_idle(&self) -> bool {
-        self.sends.is_empty()
-            && self.unread.is_empty()
-            && self.receives.is_empty()
-            && self.arriving.is_none()
+        self.sends.is_empty() && self.unread.is_empty() && self.receives.is_empty() && self.arriving.is_none()
     }
 }
 
@@ -153,15 +147,8 @@ struct Inner {
 impl Messages {
     pub fn new(ranks: usize) -> Messages {
         let peers = (0..ranks).map(|_| Peer::default()).collect();
-        let inner = Inner {
-            posted: Vec::new(),
-            free: Vec::new(),
-            peers,
-            active: Vec::new(),
-        };
-        Messages {
-            inner: Mutex::new(inner),
-        }
+        let inner = Inner { posted: Vec::new(), free: Vec::new(), peers, active: Vec::new() };
+        Messages { inner: Mutex::new(inner) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -170,19 +157,10 @@ impl Messages {
 
     /// # Safety
     /// As for [`Backend::post`](crate::backend::Backend::post).
-    pub unsafe fn post(
-        &self,
-        endpoint: &Endpoint,
-        transfer: Transfer,
-        plane: Plane,
-    ) -> Result<Ticket> {
+    pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
         endpoint.check()?;
         let mut inner = self.lock();
-        let ticket = inner.insert(Posted {
-            transfer,
-            plane,
-            done: false,
-        });
+        let ticket = inner.insert(Posted { transfer, plane, done: false });
         let peer = &mut inner.peers[transfer.peer];
         match transfer.direction {
             Direction::Send(_) => peer.sends.push_back(ticket),
@@ -231,9 +209,7 @@ impl Messages {
         }
         let subject = || {
             let inner = self.lock();
-            let posted = inner.posted[ticket.0]
-                .as_ref()
-                .expect("a ticket is waited for once");
+            let posted = inner.posted[ticket.0].as_ref().expect("a ticket is waited for once");
             inner.subject(posted)
         };
         let waited = endpoint.wait_long(
@@ -268,9 +244,7 @@ impl Inner {
     }
 
     fn posted(&self, index: usize) -> &Posted {
-        self.posted[index]
-            .as_ref()
-            .expect("queues hold posted transfers")
+        self.posted[index].as_ref().expect("queues hold posted transfers")
     }
 
     fn is_done(&self, ticket: Ticket) -> bool {
@@ -278,10 +252,7 @@ impl Inner {
     }
 
     fn finish(&mut self, index: usize) {
-        self.posted[index]
-            .as_mut()
-            .expect("queues hold posted transfers")
-            .done = true;
+        self.posted[index].as_mut().expect("queues hold posted transfers").done = true;
     }
 
     /// Whether the transfer is done. It is forgotten then, and also on an error: nobody touches its buffer
@@ -289,27 +260,23 @@ impl Inner {
     fn settle(&mut self, ticket: Ticket, outcome: Result<()>) -> Result<bool> {
         let done = self.is_done(ticket);
         if done || outcome.is_err() {
-            let posted = self.posted[ticket.0]
-                .take()
-                .expect("a ticket is waited for once");
+            let posted = self.posted[ticket.0].take().expect("a ticket is waited for once");
             self.free.push(ticket.0);
             if !done {
                 let peer = &mut self.peers[posted.transfer.peer];
                 peer.sends.retain(|index| *index != ticket.0);
                 peer.receives.retain(|index| *index != ticket.0);
                 peer.unread.retain(|(_, index)| *index != ticket.0);
-                if peer.arriving.as_ref().is_some_and(
-                    |a| matches!(a.destination, Destination::Posted(index) if index == ticket.0),
-                ) {
+                if peer
+                    .arriving
+                    .as_ref()
+                    .is_some_and(|a| matches!(a.destination, Destination::Posted(index) if index == ticket.0))
+                {
                     peer.arriving = None;
                 }
             }
         }
-        if done {
-            Ok(true)
-        } else {
-            outcome.map(|()| false)
-        }
+        if done { Ok(true) } else { outcome.map(|()| false) }
     }
 
     /// The peers that a transfer is under way with.
@@ -318,9 +285,7 @@ impl Inner {
     }
 
     fn subject(&self, posted: &Posted) -> (u64, Record) {
-        let Transfer {
-            direction, peer, ..
-        } = posted.transfer;
+        let Transfer { direction, peer, .. } = posted.transfer;
         let number = match direction {
             Direction::Send(_) => self.peers[peer].sent,
             Direction::Recv(_) => self.peers[peer].received,
@@ -367,19 +332,8 @@ impl Inner {
     fn write_message(&mut self, endpoint: &Endpoint, peer: usize, index: usize) -> bool {
         let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
         let posted = self.posted(index);
-        let (
-            plane,
-            Transfer {
-                direction,
-                tag,
-                dtype,
-                count,
-                ..
-            },
-        ) = (posted.plane, posted.transfer);
-        let Direction::Send(source) = direction else {
-            unreachable!("the queue holds sends")
-        };
+        let (plane, Transfer { direction, tag, dtype, count, .. }) = (posted.plane, posted.transfer);
+        let Direction::Send(source) = direction else { unreachable!("the queue holds sends") };
         let bytes = count * dtype.size();
         let state = &mut self.peers[peer];
 
@@ -401,9 +355,7 @@ impl Inner {
             if bytes <= INLINE {
                 opening.way = Way::Inline as u8;
                 // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
-                unsafe {
-                    super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes)
-                };
+                unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
             } else if bytes <= FEW_LINES * LINE_PAYLOAD {
                 opening.way = Way::Lines as u8;
             } else if bytes <= MAIL_BYTES {
@@ -418,13 +370,7 @@ impl Inner {
                 }
             }
             // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
-            unsafe {
-                slot.opening.write(
-                    state.sent,
-                    std::ptr::from_ref(&opening).cast(),
-                    LINE_PAYLOAD,
-                )
-            };
+            unsafe { slot.opening.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
             match Way::from_code(opening.way) {
                 Way::Inline | Way::Bytes => {}
                 Way::Lines => write_lines(slot, state.sent, source, bytes),
@@ -460,9 +406,7 @@ impl Inner {
                 endpoint.announce_progress();
                 return false;
             }
-            let target = endpoint
-                .channel
-                .mail_chunk(endpoint.rank, peer, state.sent_chunks);
+            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.sent_chunks);
             let len = (bytes - state.written).min(chunk);
             // SAFETY: the receiver has taken what the chunk held; the posted buffer has `bytes` bytes.
             unsafe { super::reduce::copy(target, source.add(state.written), len, false) };
@@ -496,24 +440,12 @@ impl Inner {
             if !slot.opening.is(state.received + 1) {
                 return Ok(());
             }
-            let mut opening = Opening {
-                tag: 0,
-                plane: 0,
-                dtype: 0,
-                way: 0,
-                unused: 0,
-                bytes: 0,
-                data: [0; INLINE / 8],
-            };
+            let mut opening =
+                Opening { tag: 0, plane: 0, dtype: 0, way: 0, unused: 0, bytes: 0, data: [0; INLINE / 8] };
             // SAFETY: stamped with this message; an opening is 56 bytes, of which any value is valid.
-            unsafe {
-                slot.opening
-                    .read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD)
-            };
+            unsafe { slot.opening.read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD) };
             let posted = state.receives.iter().position(|index| {
-                let posted = self.posted[*index]
-                    .as_ref()
-                    .expect("queues hold posted transfers");
+                let posted = self.posted[*index].as_ref().expect("queues hold posted transfers");
                 matches(&opening, posted.plane, posted.transfer.tag)
             });
             let destination = match posted {
@@ -524,22 +456,12 @@ impl Inner {
                 }
                 None => Destination::Aside(vec![0; opening.bytes as usize]),
             };
-            self.peers[peer].arriving = Some(Arriving {
-                opening,
-                destination,
-                moved: 0,
-            });
+            self.peers[peer].arriving = Some(Arriving { opening, destination, moved: 0 });
         }
     }
 
     /// The receive must expect what was sent.
-    fn check_match(
-        &self,
-        endpoint: &Endpoint,
-        peer: usize,
-        index: usize,
-        opening: &Opening,
-    ) -> Result<()> {
+    fn check_match(&self, endpoint: &Endpoint, peer: usize, index: usize, opening: &Opening) -> Result<()> {
         let transfer = &self.posted(index).transfer;
         let same_type = opening.dtype == transfer.dtype as u8;
         if same_type && opening.bytes == (transfer.count * transfer.dtype.size()) as u64 {
@@ -555,17 +477,9 @@ impl Inner {
             counts: 0,
         };
         let (ours, theirs) = ((endpoint.rank, record(transfer)), (peer, sent));
-        let (lower, higher) = if ours.0 < theirs.0 {
-            (ours, theirs)
-        } else {
-            (theirs, ours)
-        };
+        let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
         let sequence = self.peers[peer].received + 1;
-        Err(endpoint.fail(&Verdict::Mismatch {
-            sequence,
-            lower,
-            higher,
-        }))
+        Err(endpoint.fail(&Verdict::Mismatch { sequence, lower, higher }))
     }
 
     /// Takes what there is of the arriving message; whether that was all.
@@ -573,18 +487,11 @@ impl Inner {
         let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
         let Inner { posted, peers, .. } = self;
         let state = &mut peers[peer];
-        let Some(arriving) = &mut state.arriving else {
-            unreachable!("asked by the caller")
-        };
+        let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
         let target = match &mut arriving.destination {
             Destination::Aside(bytes) => bytes.as_mut_ptr(),
             Destination::Posted(index) => {
-                match posted[*index]
-                    .as_ref()
-                    .expect("queues hold posted transfers")
-                    .transfer
-                    .direction
-                {
+                match posted[*index].as_ref().expect("queues hold posted transfers").transfer.direction {
                     Direction::Recv(target) => target,
                     Direction::Send(_) => unreachable!("the queue holds receives"),
                 }
@@ -620,10 +527,7 @@ impl Inner {
                     if mailbox.sent_chunks.get() <= state.received_chunks {
                         return Ok(false);
                     }
-                    let chunk =
-                        endpoint
-                            .channel
-                            .mail_chunk(peer, endpoint.rank, state.received_chunks);
+                    let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.received_chunks);
                     let len = (bytes - arriving.moved).min(endpoint.channel.layout.mail_chunk);
                     // SAFETY: the sender has written the chunk; in bounds of the target.
                     unsafe { super::reduce::copy(target.add(arriving.moved), chunk, len, false) };
@@ -659,30 +563,20 @@ impl Inner {
         match arrived.destination {
             Destination::Posted(index) => self.finish(index),
             Destination::Aside(bytes) => {
-                state.unexpected.push_back(Unexpected {
-                    opening: arrived.opening,
-                    bytes,
-                });
+                state.unexpected.push_back(Unexpected { opening: arrived.opening, bytes });
             }
         }
         Ok(true)
     }
 
     /// Gives a message that was put aside to its receive.
-    fn deliver_unexpected(
-        &mut self,
-        endpoint: &Endpoint,
-        ticket: usize,
-        message: &Unexpected,
-    ) -> Result<()> {
+    fn deliver_unexpected(&mut self, endpoint: &Endpoint, ticket: usize, message: &Unexpected) -> Result<()> {
         let transfer = self.posted(ticket).transfer;
         if let Err(error) = self.check_match(endpoint, transfer.peer, ticket, &message.opening) {
             let _ = self.settle(Ticket(ticket), Err(error.clone()));
             return Err(error);
         }
-        let Direction::Recv(target) = transfer.direction else {
-            unreachable!("a receive")
-        };
+        let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
         // SAFETY: the target has as many bytes as were sent, just checked.
         unsafe { super::reduce::copy(target, message.bytes.as_ptr(), message.bytes.len(), false) };
         self.finish(ticket);
@@ -693,13 +587,7 @@ impl Inner {
 fn write_lines(slot: &MailSlot, stamp: u64, source: *const u8, bytes: usize) {
     for (line, offset) in slot.lines.iter().zip((0..bytes).step_by(LINE_PAYLOAD)) {
         // SAFETY: the slot is free; in bounds of the posted buffer.
-        unsafe {
-            line.write(
-                stamp,
-                source.add(offset),
-                (bytes - offset).min(LINE_PAYLOAD),
-            )
-        };
+        unsafe { line.write(stamp, source.add(offset), (bytes - offset).min(LINE_PAYLOAD)) };
     }
 }
 

@@ -28,8 +28,7 @@ pub(crate) use reduce::Reducer;
 pub(crate) use world::World;
 
 use crate::backend::{
-    Allocation, Backend, BackendKind, Blocks, Call, Departure, Direction, Operation, Ticket,
-    Transfer,
+    Allocation, Backend, BackendKind, Blocks, Call, Departure, Direction, Operation, Ticket, Transfer,
 };
 use crate::dtype::DType;
 use crate::error::Result;
@@ -59,9 +58,7 @@ pub(crate) struct NewChannel(Segment);
 
 impl NewChannel {
     pub fn create(world: &World, ranks: usize) -> Result<NewChannel> {
-        world
-            .create_segment(Layout::new(ranks).total())
-            .map(NewChannel)
+        world.create_segment(Layout::new(ranks).total()).map(NewChannel)
     }
 
     /// What the other ranks need to open it.
@@ -88,11 +85,7 @@ impl HostComm {
         // SAFETY: the segment was made for a channel of this many ranks, and started as zeroes.
         let channel = unsafe { Channel::new(Layout::new(ranks), segment.memory.clone()) };
         let endpoint = Endpoint::attach(world, segment, channel, rank, members, timeout);
-        HostComm {
-            endpoint,
-            state: UnsafeCell::new(State::new(ranks)),
-            messages: Messages::new(ranks),
-        }
+        HostComm { endpoint, state: UnsafeCell::new(State::new(ranks)), messages: Messages::new(ranks) }
     }
 
     /// Before an error that ends the communicator reaches the caller, who may then free the buffers.
@@ -119,27 +112,14 @@ impl HostComm {
         for peer in self.endpoint.peers() {
             // SAFETY: the blocks lie in `send` and `recv`.
             let (source, target) = unsafe {
-                (
-                    call.send.add(ours.offset(peer) * size),
-                    call.recv.add(places.offset(peer) * size),
-                )
+                (call.send.add(ours.offset(peer) * size), call.recv.add(places.offset(peer) * size))
             };
-            for (direction, count) in [
-                (Direction::Recv(target), places.len(peer)),
-                (Direction::Send(source), ours.len(peer)),
-            ] {
-                let transfer = Transfer {
-                    direction,
-                    peer,
-                    tag,
-                    dtype: call.dtype,
-                    count,
-                };
+            for (direction, count) in
+                [(Direction::Recv(target), places.len(peer)), (Direction::Send(source), ours.len(peer))]
+            {
+                let transfer = Transfer { direction, peer, tag, dtype: call.dtype, count };
                 // SAFETY: the buffers are the caller's until all tickets are settled below.
-                match unsafe {
-                    self.messages
-                        .post(&self.endpoint, transfer, Plane::Internal)
-                } {
+                match unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) } {
                     Ok(ticket) => tickets.push(ticket),
                     Err(error) => failed = Some(error),
                 }
@@ -182,11 +162,7 @@ impl Backend for HostComm {
             // SAFETY: the caller's contract; the ranks have agreed on the call.
             return self.closing(unsafe { self.all_to_all_v(call) });
         }
-        if result.is_ok() {
-            result
-        } else {
-            self.closing(result)
-        }
+        if result.is_ok() { result } else { self.closing(result) }
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
@@ -196,11 +172,7 @@ impl Backend for HostComm {
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
         let result = self.messages.wait(&self.endpoint, ticket);
-        if result.is_ok() {
-            result
-        } else {
-            self.closing(result)
-        }
+        if result.is_ok() { result } else { self.closing(result) }
     }
 
     fn test(&self, ticket: Ticket) -> Result<bool> {
@@ -215,17 +187,11 @@ impl Backend for HostComm {
         let ranks = self.endpoint.ranks;
         let timeout = self.timeout();
         // Who goes where.
-        let own = [
-            u64::from(color.is_some()),
-            color.unwrap_or(0).into(),
-            key as u64,
-        ];
+        let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64];
         let mut all = vec![[0u64; 3]; ranks];
         // SAFETY: the caller's contract.
         unsafe { self.tell_all(&own, all.as_mut_slice()) }?;
-        let mut members: Vec<usize> = (0..ranks)
-            .filter(|rank| all[*rank][..2] == own[..2])
-            .collect();
+        let mut members: Vec<usize> = (0..ranks).filter(|rank| all[*rank][..2] == own[..2]).collect();
         members.sort_by_key(|rank| (all[*rank][2] as i64, *rank));
         let leader = members[0];
         // The first of each group makes its channel, and tells.
@@ -234,10 +200,7 @@ impl Backend for HostComm {
         } else {
             None
         };
-        let id = channel
-            .as_ref()
-            .and_then(|made| made.as_ref().ok())
-            .map_or(0, NewChannel::id);
+        let id = channel.as_ref().and_then(|made| made.as_ref().ok()).map_or(0, NewChannel::id);
         let mut ids = vec![[0u64; 1]; ranks];
         // SAFETY: as above.
         unsafe { self.tell_all(&[id], ids.as_mut_slice()) }?;
@@ -266,30 +229,15 @@ impl Backend for HostComm {
                 remedy: "see that rank's error".into(),
             });
         }
-        let rank = members
-            .iter()
-            .position(|rank| *rank == self.endpoint.rank)
-            .expect("one of them");
-        let world_ranks = members
-            .iter()
-            .map(|rank| self.endpoint.members()[*rank])
-            .collect();
+        let rank = members.iter().position(|rank| *rank == self.endpoint.rank).expect("one of them");
+        let world_ranks = members.iter().map(|rank| self.endpoint.members()[*rank]).collect();
         let world = self.endpoint.world.clone();
-        Ok(Some(Box::new(HostComm::attach(
-            world,
-            channel,
-            rank,
-            world_ranks,
-            timeout,
-        ))))
+        Ok(Some(Box::new(HostComm::attach(world, channel, rank, world_ranks, timeout))))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let block = self.endpoint.world.alloc(bytes)?;
-        Ok(Allocation {
-            start: block.start,
-            keep: Box::new(block),
-        })
+        Ok(Allocation { start: block.start, keep: Box::new(block) })
     }
 
     fn timeout(&self) -> Duration {
@@ -301,9 +249,7 @@ impl Backend for HostComm {
     }
 
     fn abort(&self) {
-        let verdict = verdict::Verdict::Aborted {
-            rank: self.endpoint.rank,
-        };
+        let verdict = verdict::Verdict::Aborted { rank: self.endpoint.rank };
         self.endpoint.fail(&verdict);
         self.endpoint.close_buffers();
     }

@@ -2,7 +2,8 @@
 //!
 //! Every word has **one writer** (the rank it belongs to), with the exception of `Park::sleepers`. A
 //! reader waits for a value that the writer stores with release ordering and then reads, with no further
-//! synchronisation, the data that was written before. The loom tests at the end explore these protocols.
+//! synchronisation, the data that was written before. The test kit compiles this file a second time, on loom's
+//! atomics, and explores every interleaving of these protocols (`crates/phalanx-testkit/tests/loom.rs`).
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
@@ -21,6 +22,13 @@ pub(crate) struct StampedLine {
 }
 
 impl StampedLine {
+    /// As it is in a fresh region, which is all zeroes; for tests, as the other `new`s here.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the loom tests")]
+    pub fn new() -> StampedLine {
+        StampedLine { stamp: AtomicU64::new(0), payload: crate::sync::UnsafeCell::new([0; LINE_PAYLOAD]) }
+    }
+
     /// Writes up to 56 bytes and then the stamp.
     ///
     /// # Safety
@@ -77,6 +85,12 @@ impl StampedLine {
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the loom tests")]
+    pub fn new() -> Counter {
+        Counter(AtomicU64::new(0))
+    }
+
     #[inline(always)]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Acquire)
@@ -129,6 +143,18 @@ pub(crate) struct Park {
 }
 
 impl Park {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the loom tests")]
+    pub fn new() -> Park {
+        Park { sleepers: AtomicU32::new(0), asleep: AtomicU32::new(0) }
+    }
+
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the loom tests")]
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Acquire) == 1
+    }
+
     /// After announcing progress with a store: whether somebody has to be woken.
     #[inline(always)]
     pub fn has_sleepers(&self, fences: Fences) -> bool {
@@ -146,7 +172,6 @@ impl Park {
     }
 
     /// Sleeps until woken or `timeout` has passed.
-    #[cfg(not(loom))]
     pub fn sleep(&self, timeout: std::time::Duration) {
         crate::os::futex_wait(&self.asleep, 1, timeout);
     }
@@ -162,7 +187,6 @@ impl Park {
     /// Wakes the owner if it sleeps.
     pub fn wake(&self) {
         if self.asleep.swap(0, Ordering::AcqRel) == 1 {
-            #[cfg(not(loom))]
             crate::os::futex_wake(&self.asleep);
         }
     }
@@ -173,6 +197,12 @@ impl Park {
 pub(crate) struct Gate(AtomicU32);
 
 impl Gate {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the loom tests")]
+    pub fn new() -> Gate {
+        Gate(AtomicU32::new(0))
+    }
+
     /// Enters, unless `closed` says that a peer has given up. Must be left soon: see [`leave`](Self::leave).
     #[inline(always)]
     #[must_use]

@@ -27,10 +27,9 @@ impl Record {
             // Every rank of an all_to_all_v has lengths of its own.
             _ if call.operation == Operation::AllToAllV => (0, 0),
             Blocks::Equal(count) => (count as u64, 0),
-            Blocks::Each(counts) => (
-                counts.iter().sum::<usize>() as u64,
-                counts.iter().fold(1, |h, c| mix(h, *c as u64)),
-            ),
+            Blocks::Each(counts) => {
+                (counts.iter().sum::<usize>() as u64, counts.iter().fold(1, |h, c| mix(h, *c as u64)))
+            }
         };
         Record {
             operation: call.operation,
@@ -79,8 +78,7 @@ impl Record {
 /// One step of the hash (the multiply-and-fold of wyhash).
 #[inline(always)]
 fn mix(hash: u64, word: u64) -> u64 {
-    let product =
-        u128::from(hash ^ 0xa076_1d64_78bd_642f) * u128::from(word ^ 0xe703_7ed1_a0b4_28db);
+    let product = u128::from(hash ^ 0xa076_1d64_78bd_642f) * u128::from(word ^ 0xe703_7ed1_a0b4_28db);
     (product as u64) ^ ((product >> 64) as u64)
 }
 
@@ -127,16 +125,8 @@ impl RankState {
 
     /// The last call this rank announced.
     pub fn last_announced(&self) -> Option<(u64, Record)> {
-        let last = self
-            .records
-            .iter()
-            .map(|r| r.sequence.load(Ordering::Acquire))
-            .max()?;
-        if last == 0 {
-            None
-        } else {
-            Some((last, self.announced(last)?))
-        }
+        let last = self.records.iter().map(|r| r.sequence.load(Ordering::Acquire)).max()?;
+        if last == 0 { None } else { Some((last, self.announced(last)?)) }
     }
 }
 

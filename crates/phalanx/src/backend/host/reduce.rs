@@ -201,16 +201,8 @@ fn widen_f16(x: f16) -> f32 {
     let scaled = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
     let special = f32::from_bits((magnitude << 13) | 0x7f80_0000).to_bits();
     // A signalling NaN is made quiet, as conversion instructions do.
-    let special = if magnitude > 0x7c00 {
-        special | 0x0040_0000
-    } else {
-        special
-    };
-    let bits = if magnitude >= 0x7c00 {
-        special
-    } else {
-        scaled.to_bits()
-    };
+    let special = if magnitude > 0x7c00 { special | 0x0040_0000 } else { special };
+    let bits = if magnitude >= 0x7c00 { special } else { scaled.to_bits() };
     f32::from_bits(bits | sign)
 }
 
@@ -224,24 +216,10 @@ fn narrow_f16(x: f32) -> f16 {
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
     // Subnormal results: adding 0.5 puts the result's last place at the sum's last place, and the
     // addition rounds.
-    let subnormal = (f32::from_bits(magnitude) + 0.5)
-        .to_bits()
-        .wrapping_sub(0x3f00_0000);
-    let finite = if magnitude < 113 << 23 {
-        subnormal
-    } else {
-        normal
-    };
-    let large = if magnitude > 0x7f80_0000 {
-        0x7e00 | ((magnitude >> 13) & 0x3ff)
-    } else {
-        0x7c00
-    };
-    let result = if magnitude >= 143 << 23 {
-        large
-    } else {
-        finite
-    };
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+    let finite = if magnitude < 113 << 23 { subnormal } else { normal };
+    let large = if magnitude > 0x7f80_0000 { 0x7e00 | ((magnitude >> 13) & 0x3ff) } else { 0x7c00 };
+    let result = if magnitude >= 143 << 23 { large } else { finite };
     f16::from_bits((sign | result) as u16)
 }
 
@@ -319,13 +297,8 @@ impl<T: Number> Combine<T> for PreMulSum {
 }
 
 /// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
-type Kernel = unsafe fn(
-    targets: &[*mut u8],
-    sources: &[*const u8],
-    factors: &[u64],
-    count: usize,
-    streaming: bool,
-);
+type Kernel =
+    unsafe fn(targets: &[*mut u8], sources: &[*const u8], factors: &[u64], count: usize, streaming: bool);
 
 /// The kernel for one type and operation.
 #[derive(Clone, Copy)]
@@ -379,10 +352,7 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
     unsafe {
         #[cfg(target_arch = "x86_64")]
         {
-            if count >= BLOCK
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-            {
+            if count >= BLOCK && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
                 return avx512::<T, C>(targets, sources, factors, count, streaming);
             }
             if count >= BLOCK && is_x86_feature_detected!("avx2") {
@@ -430,36 +400,20 @@ unsafe fn body<T: Number, C: Combine<T>>(
     streaming: bool,
 ) {
     let ranks = sources.len();
-    let factor = |rank: usize| {
-        C::widen(element_from_bits::<T>(
-            factors.get(rank).copied().unwrap_or(0),
-        ))
-    };
+    let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
     let first = factor(0);
     let blocks = count / BLOCK;
     for block in 0..blocks {
         let offset = block * BLOCK;
         let mut acc = [C::Acc::default(); BLOCK];
         // SAFETY: the block is in bounds of the source; elements may be unaligned in a caller's raw memory.
-        let x = unsafe {
-            sources[0]
-                .cast::<T>()
-                .add(offset)
-                .cast::<[T; BLOCK]>()
-                .read_unaligned()
-        };
+        let x = unsafe { sources[0].cast::<T>().add(offset).cast::<[T; BLOCK]>().read_unaligned() };
         for i in 0..BLOCK {
             acc[i] = C::prepare(C::widen(x[i]), first);
         }
         for (rank, source) in sources.iter().enumerate().skip(1) {
             // SAFETY: as above.
-            let x = unsafe {
-                source
-                    .cast::<T>()
-                    .add(offset)
-                    .cast::<[T; BLOCK]>()
-                    .read_unaligned()
-            };
+            let x = unsafe { source.cast::<T>().add(offset).cast::<[T; BLOCK]>().read_unaligned() };
             let factor = factor(rank);
             for i in 0..BLOCK {
                 acc[i] = C::combine(acc[i], C::prepare(C::widen(x[i]), factor));
@@ -488,10 +442,7 @@ unsafe fn body<T: Number, C: Combine<T>>(
                 acc = C::combine(acc, C::prepare(C::widen(x), factor(rank)));
             }
             for target in targets {
-                target
-                    .cast::<T>()
-                    .add(offset)
-                    .write_unaligned(C::finish(acc, ranks));
+                target.cast::<T>().add(offset).write_unaligned(C::finish(acc, ranks));
             }
         }
     }
@@ -526,12 +477,8 @@ pub(super) unsafe fn copy_small(target: *mut u8, source: *const u8, len: usize) 
     // SAFETY: the caller's contract. The frequent lengths need no call.
     unsafe {
         match len {
-            4 => target
-                .cast::<[u8; 4]>()
-                .write(source.cast::<[u8; 4]>().read()),
-            8 => target
-                .cast::<[u8; 8]>()
-                .write(source.cast::<[u8; 8]>().read()),
+            4 => target.cast::<[u8; 4]>().write(source.cast::<[u8; 4]>().read()),
+            8 => target.cast::<[u8; 8]>().write(source.cast::<[u8; 8]>().read()),
             _ => std::ptr::copy_nonoverlapping(source, target, len),
         }
     }
@@ -580,7 +527,7 @@ fn streaming_fence() {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -588,52 +535,25 @@ mod tests {
     fn conversions_agree_with_half_for_every_value() {
         for bits in 0..=u16::MAX {
             let (h, b) = (f16::from_bits(bits), bf16::from_bits(bits));
-            assert_eq!(
-                widen_f16(h).to_bits(),
-                h.to_f32_const().to_bits(),
-                "f16 {bits:#x}"
-            );
+            assert_eq!(widen_f16(h).to_bits(), h.to_f32_const().to_bits(), "f16 {bits:#x}");
             assert_eq!(widen_bf16(b).is_nan(), b.is_nan());
             if !b.is_nan() {
-                assert_eq!(
-                    widen_bf16(b).to_bits(),
-                    b.to_f32().to_bits(),
-                    "bf16 {bits:#x}"
-                );
+                assert_eq!(widen_bf16(b).to_bits(), b.to_f32().to_bits(), "bf16 {bits:#x}");
             }
         }
         // Values around every representable one, and every exponent.
-        for bits in (0..=u32::MAX)
-            .step_by(997)
-            .chain((0..=u16::MAX).flat_map(|bits| {
-                let center = f16::from_bits(bits).to_f32_const().to_bits();
-                let wide = u32::from(bits) << 16;
-                [
-                    center.wrapping_sub(1),
-                    center,
-                    center + 1,
-                    center ^ 0x1000,
-                    wide,
-                    wide + 0x7fff,
-                    wide + 0x8001,
-                ]
-            }))
-        {
+        for bits in (0..=u32::MAX).step_by(997).chain((0..=u16::MAX).flat_map(|bits| {
+            let center = f16::from_bits(bits).to_f32_const().to_bits();
+            let wide = u32::from(bits) << 16;
+            [center.wrapping_sub(1), center, center + 1, center ^ 0x1000, wide, wide + 0x7fff, wide + 0x8001]
+        })) {
             let x = f32::from_bits(bits);
             let (h, b) = (narrow_f16(x), narrow_bf16(x));
             if x.is_nan() {
                 assert!(h.is_nan() && b.is_nan(), "{bits:#x}");
             } else {
-                assert_eq!(
-                    h.to_bits(),
-                    f16::from_f32_const(x).to_bits(),
-                    "f16 of {bits:#x}"
-                );
-                assert_eq!(
-                    b.to_bits(),
-                    bf16::from_f32_const(x).to_bits(),
-                    "bf16 of {bits:#x}"
-                );
+                assert_eq!(h.to_bits(), f16::from_f32_const(x).to_bits(), "f16 of {bits:#x}");
+                assert_eq!(b.to_bits(), bf16::from_f32_const(x).to_bits(), "bf16 of {bits:#x}");
             }
         }
     }
@@ -645,14 +565,7 @@ mod tests {
             for len in [0, 1, 63, 64, 65, 200, 640] {
                 let mut target = vec![0u8; 1000];
                 // SAFETY: start + len is in bounds of both.
-                unsafe {
-                    copy(
-                        target.as_mut_ptr().add(start),
-                        source.as_ptr().add(3),
-                        len,
-                        true,
-                    )
-                };
+                unsafe { copy(target.as_mut_ptr().add(start), source.as_ptr().add(3), len, true) };
                 assert_eq!(target[start..start + len], source[3..3 + len]);
                 assert!(target[start + len..].iter().all(|byte| *byte == 0));
             }
@@ -666,13 +579,7 @@ mod tests {
             let sources = [a.as_ptr().cast(), b.as_ptr().cast()];
             // SAFETY: all arrays have the same length.
             unsafe {
-                Reducer::new(DType::F32, code).run(
-                    &[out.as_mut_ptr().cast()],
-                    &sources,
-                    &[],
-                    a.len(),
-                    false,
-                )
+                Reducer::new(DType::F32, code).run(&[out.as_mut_ptr().cast()], &sources, &[], a.len(), false)
             };
             out
         };

@@ -21,23 +21,10 @@ pub(super) struct Context {
 /// The reason.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
-    Mismatch {
-        sequence: u64,
-        lower: (usize, Record),
-        higher: (usize, Record),
-    },
-    Peer {
-        rank: usize,
-        event: PeerEvent,
-        context: Context,
-    },
-    Timeout {
-        missing: Vec<usize>,
-        context: Context,
-    },
-    Aborted {
-        rank: usize,
-    },
+    Mismatch { sequence: u64, lower: (usize, Record), higher: (usize, Record) },
+    Peer { rank: usize, event: PeerEvent, context: Context },
+    Timeout { missing: Vec<usize>, context: Context },
+    Aborted { rank: usize },
 }
 
 const MISMATCH: u64 = 1;
@@ -55,18 +42,12 @@ impl Verdict {
     pub fn propose(&self, header: &ChannelHeader, own: &RankState, rank: usize) {
         // The own words are free: this rank has proposed nothing, or it would have stopped then.
         self.write(&own.verdict);
-        let _ = header.verdict.compare_exchange(
-            0,
-            rank as u32 + 1,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        );
+        let _ = header.verdict.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
     }
 
     fn write(&self, words: &[AtomicU64]) {
         let put = |index: usize, value: u64| words[index].store(value, Ordering::Relaxed);
-        let put_record =
-            |index: usize, record: [u64; 3]| (0..3).for_each(|i| put(index + i, record[i]));
+        let put_record = |index: usize, record: [u64; 3]| (0..3).for_each(|i| put(index + i, record[i]));
         let put_context = |context: &Context| {
             put(2, context.reporter as u64);
             put(3, context.sequence);
@@ -75,11 +56,7 @@ impl Verdict {
         };
         put_record(8, NO_RECORD);
         match self {
-            Verdict::Mismatch {
-                sequence,
-                lower,
-                higher,
-            } => {
+            Verdict::Mismatch { sequence, lower, higher } => {
                 put(0, MISMATCH);
                 put(1, lower.0 as u64);
                 put(2, higher.0 as u64);
@@ -87,11 +64,7 @@ impl Verdict {
                 put_record(5, lower.1.words());
                 put_record(8, higher.1.words());
             }
-            Verdict::Peer {
-                rank,
-                event,
-                context,
-            } => {
+            Verdict::Peer { rank, event, context } => {
                 put(0, PEER);
                 put(1, *rank as u64);
                 put(11, *event as u64);
@@ -102,10 +75,7 @@ impl Verdict {
                 put_context(context);
                 for block in 0..MAX_RANKS / 64 {
                     let bits = missing.iter().filter(|rank| **rank / 64 == block);
-                    put(
-                        MASK + block,
-                        bits.fold(0, |mask, rank| mask | 1 << (rank % 64)),
-                    );
+                    put(MASK + block, bits.fold(0, |mask, rank| mask | 1 << (rank % 64)));
                 }
             }
             Verdict::Aborted { rank } => {
@@ -118,8 +88,7 @@ impl Verdict {
     /// Reads the winning rank's words.
     pub fn read(state: &RankState) -> Option<Verdict> {
         let get = |index: usize| state.verdict[index].load(Ordering::Relaxed);
-        let record =
-            |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
+        let record = |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
         let context = || {
             Some(Context {
                 reporter: get(2) as usize,
@@ -149,9 +118,7 @@ impl Verdict {
                     .collect(),
                 context: context()?,
             },
-            ABORTED => Verdict::Aborted {
-                rank: get(1) as usize,
-            },
+            ABORTED => Verdict::Aborted { rank: get(1) as usize },
             _ => return None,
         })
     }
@@ -159,11 +126,7 @@ impl Verdict {
     /// The error that every rank answers. `last_seen` says what a rank was doing.
     pub fn into_error(self, last_seen: impl Fn(usize) -> String) -> Error {
         match self {
-            Verdict::Mismatch {
-                sequence,
-                lower,
-                higher,
-            } => MismatchError {
+            Verdict::Mismatch { sequence, lower, higher } => MismatchError {
                 rank: higher.0,
                 theirs: higher.1.to_string(),
                 other_rank: lower.0,
@@ -171,11 +134,7 @@ impl Verdict {
                 sequence,
             }
             .into(),
-            Verdict::Peer {
-                rank,
-                event,
-                context,
-            } => PeerError {
+            Verdict::Peer { rank, event, context } => PeerError {
                 rank,
                 event,
                 reporter: context.reporter,
@@ -191,10 +150,7 @@ impl Verdict {
                 waited: context.waited,
                 missing: missing
                     .into_iter()
-                    .map(|rank| MissingRank {
-                        rank,
-                        last_seen: last_seen(rank),
-                    })
+                    .map(|rank| MissingRank { rank, last_seen: last_seen(rank) })
                     .collect(),
             }
             .into(),

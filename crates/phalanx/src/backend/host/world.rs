@@ -59,14 +59,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub fn threads() -> World {
-        let kind = Kind::Threads(ThreadWorld {
-            segments: Mutex::default(),
-            next: 1.into(),
-        });
-        World {
-            kind,
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-        }
+        let kind = Kind::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() });
+        World { kind, cores: std::thread::available_parallelism().map_or(1, usize::from) }
     }
 
     /// The world of the processes that share `file`, and `cores`. The first process to call it does so
@@ -74,21 +68,10 @@ impl World {
     pub fn processes(file: SharedFile, processes: Vec<Process>, cores: usize) -> Result<World> {
         file.extend_to(GRAIN)?;
         let header = file.map(0, GRAIN as usize)?;
-        let world = ProcessWorld {
-            file,
-            header,
-            processes,
-            peers: Mutex::default(),
-            heap: Mutex::default(),
-        };
+        let world = ProcessWorld { file, header, processes, peers: Mutex::default(), heap: Mutex::default() };
         // The first to come finds 0; the first page is the header's own.
-        let _ = world
-            .next()
-            .compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
-        Ok(World {
-            kind: Kind::Processes(world),
-            cores,
-        })
+        let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
+        Ok(World { kind: Kind::Processes(world), cores })
     }
 
     /// This world, now that its processes are known.
@@ -128,10 +111,7 @@ impl World {
             }
             Kind::Processes(world) => {
                 let (offset, len) = place(id);
-                Ok(Segment {
-                    id,
-                    memory: Arc::new(world.file.map(offset, len as usize)?),
-                })
+                Ok(Segment { id, memory: Arc::new(world.file.map(offset, len as usize)?) })
             }
         }
     }
@@ -156,10 +136,7 @@ impl World {
     /// Where `len` bytes at `start` can be found by peers, if they can.
     pub(super) fn locate(&self, start: *const u8, len: usize) -> Location {
         match &self.kind {
-            Kind::Threads(_) => Location {
-                segment: SAME_MEMORY,
-                offset: start as u64,
-            },
+            Kind::Threads(_) => Location { segment: SAME_MEMORY, offset: start as u64 },
             Kind::Processes(world) => world.locate(start, len),
         }
     }
@@ -195,22 +172,11 @@ impl World {
         let (start, offset, arena) = match &self.kind {
             Kind::Threads(_) => {
                 let memory = Mapping::anonymous(len.max(1))?;
-                return Ok(HeapBlock {
-                    start: memory.as_ptr(),
-                    place: Place::Own(memory),
-                });
+                return Ok(HeapBlock { start: memory.as_ptr(), place: Place::Own(memory) });
             }
             Kind::Processes(world) => world.alloc(len)?,
         };
-        Ok(HeapBlock {
-            start,
-            place: Place::Heap {
-                world: self.clone(),
-                arena,
-                offset,
-                len,
-            },
-        })
+        Ok(HeapBlock { start, place: Place::Heap { world: self.clone(), arena, offset, len } })
     }
 }
 
@@ -229,10 +195,7 @@ pub(super) const PRIVATE: SegmentId = 0;
 pub(super) const SAME_MEMORY: SegmentId = u64::MAX;
 
 impl Location {
-    pub const NOWHERE: Location = Location {
-        segment: PRIVATE,
-        offset: 0,
-    };
+    pub const NOWHERE: Location = Location { segment: PRIVATE, offset: 0 };
 
     pub fn is_readable(self) -> bool {
         self.segment != PRIVATE
@@ -255,27 +218,17 @@ impl ProcessWorld {
         let offset = self.next().fetch_add(len, Ordering::Relaxed);
         self.file.extend_to(offset + len)?;
         let memory = Arc::new(self.file.map(offset, len as usize)?);
-        Ok(Segment {
-            id: offset | u64::from(len.trailing_zeros()),
-            memory,
-        })
+        Ok(Segment { id: offset | u64::from(len.trailing_zeros()), memory })
     }
 
     fn locate(&self, start: *const u8, len: usize) -> Location {
         let start = start as usize;
         for arena in lock(&self.heap).iter() {
             if let Some(offset) = arena.offset_of(start, len) {
-                if arena
-                    .withdrawn
-                    .iter()
-                    .any(|(o, l)| offset < o + l && *o < offset + len)
-                {
+                if arena.withdrawn.iter().any(|(o, l)| offset < o + l && *o < offset + len) {
                     break;
                 }
-                return Location {
-                    segment: arena.segment.id,
-                    offset: offset as u64,
-                };
+                return Location { segment: arena.segment.id, offset: offset as u64 };
             }
         }
         Location::NOWHERE
@@ -312,10 +265,7 @@ impl ProcessWorld {
                 peers.entry(location.segment).or_insert(memory)
             }
         };
-        assert!(
-            location.offset < memory.len() as u64,
-            "a peer's location lies in its segment"
-        );
+        assert!(location.offset < memory.len() as u64, "a peer's location lies in its segment");
         // SAFETY: in bounds of the mapping, which is kept in the table as long as the world.
         Ok(unsafe { memory.as_ptr().add(location.offset as usize) })
     }
@@ -345,9 +295,7 @@ impl ProcessWorld {
             committed: false,
         };
         self.commit(&mut arena)?;
-        let offset = arena
-            .take(len)
-            .expect("a new arena holds what it was made for");
+        let offset = arena.take(len).expect("a new arena holds what it was made for");
         arena.used.insert(offset, requested);
         let given = (arena.start(offset), offset, arena.segment.id);
         heap.push(arena);
@@ -356,17 +304,11 @@ impl ProcessWorld {
 
     fn free(&self, arena_id: SegmentId, offset: usize, len: usize) {
         let mut heap = lock(&self.heap);
-        let index = heap
-            .iter()
-            .position(|arena| arena.segment.id == arena_id)
-            .expect("an arena outlives its blocks");
+        let index =
+            heap.iter().position(|arena| arena.segment.id == arena_id).expect("an arena outlives its blocks");
         let arena = &mut heap[index];
         arena.used.remove(&offset);
-        if arena
-            .withdrawn
-            .iter()
-            .any(|(o, l)| offset < o + l && *o < offset + block_len(len))
-        {
+        if arena.withdrawn.iter().any(|(o, l)| offset < o + l && *o < offset + block_len(len)) {
             // Private now: not to be given out as shared.
             return;
         }
@@ -463,8 +405,7 @@ impl Arena {
         if let Some(next) = self.free.remove(&(offset + len)) {
             len += next;
         }
-        if let Some((before, before_len)) =
-            self.free.range(..offset).next_back().map(|(o, l)| (*o, *l))
+        if let Some((before, before_len)) = self.free.range(..offset).next_back().map(|(o, l)| (*o, *l))
             && before + before_len == offset
         {
             self.free.remove(&before);
@@ -495,22 +436,12 @@ enum Place {
     /// Thread ranks: memory of its own.
     Own(#[expect(dead_code, reason = "held for its drop")] Mapping),
     /// Process ranks: a block of the heap.
-    Heap {
-        world: Arc<World>,
-        arena: SegmentId,
-        offset: usize,
-        len: usize,
-    },
+    Heap { world: Arc<World>, arena: SegmentId, offset: usize, len: usize },
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Place::Heap {
-            world,
-            arena,
-            offset,
-            len,
-        } = self
+        if let Place::Heap { world, arena, offset, len } = self
             && let Kind::Processes(world) = &world.kind
         {
             world.free(*arena, *offset, *len);
@@ -518,7 +449,7 @@ impl Drop for Place {
     }
 }
 
-#[cfg(all(test, not(loom), target_os = "linux"))]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
@@ -546,23 +477,13 @@ mod tests {
     #[test]
     fn freed_arenas_are_used_again() {
         let world = world();
-        let blocks: Vec<_> = (0..100)
-            .map(|i| world.alloc(i * 100_000).unwrap())
-            .collect();
-        let Kind::Processes(processes) = &world.kind else {
-            unreachable!()
-        };
+        let blocks: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
+        let Kind::Processes(processes) = &world.kind else { unreachable!() };
         let arenas = lock(&processes.heap).len();
         assert!(arenas > 1);
         drop(blocks);
-        assert!(
-            lock(&processes.heap)
-                .iter()
-                .all(|arena| arena.is_empty() && !arena.committed)
-        );
-        let _again: Vec<_> = (0..100)
-            .map(|i| world.alloc(i * 100_000).unwrap())
-            .collect();
+        assert!(lock(&processes.heap).iter().all(|arena| arena.is_empty() && !arena.committed));
+        let _again: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
         assert_eq!(lock(&processes.heap).len(), arenas);
     }
 

@@ -4,9 +4,7 @@
 //! kept until it is received.
 
 use crate::backend::host::Reducer;
-use crate::backend::{
-    Allocation, Backend, BackendKind, Call, Departure, Direction, Ticket, Transfer,
-};
+use crate::backend::{Allocation, Backend, BackendKind, Call, Departure, Direction, Ticket, Transfer};
 use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError};
 use crate::os::Mapping;
 use std::collections::VecDeque;
@@ -33,11 +31,7 @@ struct Messages {
 
 impl SoloComm {
     pub fn new(timeout: Duration) -> SoloComm {
-        let comm = SoloComm {
-            messages: Mutex::default(),
-            timeout: 0.into(),
-            failed: OnceLock::new(),
-        };
+        let comm = SoloComm { messages: Mutex::default(), timeout: 0.into(), failed: OnceLock::new() };
         comm.set_timeout(timeout);
         comm
     }
@@ -68,9 +62,7 @@ impl SoloComm {
                 .into(),
             ));
         }
-        let Direction::Recv(target) = recv.direction else {
-            unreachable!("a receive")
-        };
+        let Direction::Recv(target) = recv.direction else { unreachable!("a receive") };
         // SAFETY: the posted buffer has as many bytes as were sent, just checked.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
         Ok(())
@@ -100,13 +92,7 @@ impl Backend for SoloComm {
         unsafe {
             if call.operation.reduces() {
                 let reducer = Reducer::new(call.dtype, call.reduction.code);
-                reducer.run(
-                    &[call.recv],
-                    &[call.send],
-                    &[call.reduction.factor],
-                    count,
-                    false,
-                );
+                reducer.run(&[call.recv], &[call.send], &[call.reduction.factor], count, false);
             } else if call.send != call.recv.cast_const() {
                 std::ptr::copy_nonoverlapping(call.send, call.recv, count * call.dtype.size());
             }
@@ -125,10 +111,7 @@ impl Backend for SoloComm {
                 let mut bytes = vec![0; len];
                 // SAFETY: the posted buffer is readable for its length.
                 unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), len) };
-                let waiting = messages
-                    .receives
-                    .iter()
-                    .position(|(_, recv)| recv.tag == transfer.tag);
+                let waiting = messages.receives.iter().position(|(_, recv)| recv.tag == transfer.tag);
                 match waiting {
                     Some(index) => {
                         let (waiting, recv) = messages.receives.remove(index);
@@ -140,10 +123,7 @@ impl Backend for SoloComm {
                 messages.done.push(ticket);
             }
             Direction::Recv(_) => {
-                let found = messages
-                    .sent
-                    .iter()
-                    .position(|(send, _)| send.tag == transfer.tag);
+                let found = messages.sent.iter().position(|(send, _)| send.tag == transfer.tag);
                 match found.and_then(|index| messages.sent.remove(index)) {
                     Some((send, bytes)) => {
                         self.deliver(&send, &bytes, &transfer)?;
@@ -163,25 +143,18 @@ impl Backend for SoloComm {
         // Only this thread could still send, and it waits here.
         let receive = {
             let mut messages = self.lock();
-            let index = messages
-                .receives
-                .iter()
-                .position(|(waiting, _)| *waiting == ticket);
+            let index = messages.receives.iter().position(|(waiting, _)| *waiting == ticket);
             index.map(|index| messages.receives.remove(index).1)
         };
-        let operation = receive.map_or("recv".into(), |r| {
-            format!("recv({} × {}, from rank 0)", r.dtype, r.count)
-        });
+        let operation =
+            receive.map_or("recv".into(), |r| format!("recv({} × {}, from rank 0)", r.dtype, r.count));
         Err(self.fail(
             TimeoutError {
                 operation,
                 sequence: 1,
                 reporter: 0,
                 waited: Duration::ZERO,
-                missing: vec![MissingRank {
-                    rank: 0,
-                    last_seen: "it waits for itself".into(),
-                }],
+                missing: vec![MissingRank { rank: 0, last_seen: "it waits for itself".into() }],
             }
             .into(),
         ))
@@ -216,10 +189,7 @@ impl Backend for SoloComm {
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let memory = Mapping::anonymous(bytes.max(1))?;
-        Ok(Allocation {
-            start: memory.as_ptr(),
-            keep: Box::new(memory),
-        })
+        Ok(Allocation { start: memory.as_ptr(), keep: Box::new(memory) })
     }
 
     fn timeout(&self) -> Duration {

@@ -1,0 +1,116 @@
+//! The host backend's flag protocols under loom: every interleaving, with the memory model's reorderings.
+//!
+//! `protocol.rs` is compiled here a second time, on loom's atomics.
+
+// The types are as they are in the library; not everything they offer is explored.
+#![allow(dead_code)]
+
+mod sync {
+    pub use loom::cell::UnsafeCell;
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+    /// loom has no compiler fences; the symmetric protocol is what it explores.
+    pub fn compiler_fence(_: Ordering) {}
+}
+
+mod os {
+    use crate::sync::AtomicU32;
+
+    pub fn futex_wait(_: &AtomicU32, _: u32, _: std::time::Duration) {}
+    pub fn futex_wake(_: &AtomicU32) {}
+    pub fn heavy_barrier() {}
+}
+
+#[path = "../../phalanx/src/backend/host/protocol.rs"]
+mod protocol;
+
+use loom::sync::Arc;
+use loom::thread;
+use protocol::{Counter, Fences, Gate, LINE_PAYLOAD, Park, StampedLine};
+use sync::{AtomicU32, Ordering, UnsafeCell};
+
+/// A reader that sees the stamp sees the payload, also when the writer writes the line again after the reader
+/// said that it is done.
+#[test]
+fn a_stamp_covers_its_payload() {
+    loom::model(|| {
+        let line = Arc::new(StampedLine::new());
+        let done = Arc::new(Counter::new());
+        let writer = {
+            let (line, done) = (line.clone(), done.clone());
+            thread::spawn(move || {
+                // SAFETY: nobody has read the line yet.
+                unsafe { line.write(1, [1u8; LINE_PAYLOAD].as_ptr(), LINE_PAYLOAD) };
+                while done.get() < 1 {
+                    thread::yield_now();
+                }
+                // SAFETY: its reader is done.
+                unsafe { line.write(2, [2u8; LINE_PAYLOAD].as_ptr(), LINE_PAYLOAD) };
+            })
+        };
+        for stamp in 1..=2u64 {
+            while !line.is(stamp) {
+                thread::yield_now();
+            }
+            let mut read = [0u8; LINE_PAYLOAD];
+            // SAFETY: stamped, and the writer waits for `done`.
+            unsafe { line.read(read.as_mut_ptr(), LINE_PAYLOAD) };
+            assert!(read.iter().all(|byte| u64::from(*byte) == stamp));
+            done.set(stamp);
+        }
+        writer.join().unwrap();
+    });
+}
+
+/// Either the sleeper sees the progress before it sleeps, or whoever makes progress sees the sleeper.
+#[test]
+fn no_wake_up_is_lost() {
+    loom::model(|| {
+        let state = Arc::new((Park::new(), Park::new(), Counter::new()));
+        let publisher = {
+            let state = state.clone();
+            thread::spawn(move || {
+                let (own, sleeper, progress) = &*state;
+                progress.set(1);
+                if own.has_sleepers(Fences::Symmetric) {
+                    sleeper.wake();
+                }
+            })
+        };
+        let (awaited, own, progress) = &*state;
+        own.prepare(std::iter::once(awaited), Fences::Symmetric);
+        let ready = progress.get() == 1;
+        publisher.join().unwrap();
+        // The publisher is through: a sleeper that did not see its progress must have been woken.
+        assert!(ready || !own.is_asleep(), "asleep for ever");
+        own.finish(std::iter::once(awaited));
+    });
+}
+
+/// Once the closer has found the gate empty, its memory is not read any more.
+#[test]
+fn a_closed_gate_keeps_readers_out() {
+    loom::model(|| {
+        let state = Arc::new((Gate::new(), AtomicU32::new(0), UnsafeCell::new(0u32)));
+        let reader = {
+            let state = state.clone();
+            thread::spawn(move || {
+                let (gate, closed, memory) = &*state;
+                if gate.enter(Fences::Symmetric, || closed.load(Ordering::Acquire) != 0) {
+                    // SAFETY: inside the gate the owner leaves the memory alone.
+                    memory.with(|value| assert_eq!(unsafe { *value }, 0));
+                    gate.leave();
+                }
+            })
+        };
+        let (gate, closed, memory) = &*state;
+        closed.store(1, Ordering::Release);
+        Fences::Symmetric.slow_side();
+        while gate.is_inside() {
+            thread::yield_now();
+        }
+        // SAFETY: the gate is closed and nobody is inside; loom reports it if somebody is.
+        memory.with_mut(|value| unsafe { *value = 1 });
+        reader.join().unwrap();
+    });
+}
