@@ -36,6 +36,9 @@ const STREAMING: usize = 32 << 20;
 /// rank reduces everything.
 const ONE_PHASE: usize = 64 << 10;
 
+/// The most bytes a rank reads from its peers in a small reduction.
+const SMALL_READS: usize = 32 << 10;
+
 /// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer
 /// of the all-gather is saved. Below, the results are better in their reader's cache.
 const PUSH: usize = 256 << 10;
@@ -262,6 +265,10 @@ impl<'a> Collective<'a> {
         let blocks = if flow.scattered { self.endpoint.ranks } else { 1 };
         if longest <= INLINE && !flow.scattered {
             return Some(Form::Inline);
+        }
+        // Many ranks that reduce everything for themselves read more than if each reduced a part.
+        if flow.reduced && !flow.scattered && (self.endpoint.ranks - 1) * longest > SMALL_READS {
+            return None;
         }
         let lines = longest.div_ceil(LINE_PAYLOAD);
         if lines <= FEW_LINES && blocks * lines <= SLOT_LINES {

@@ -18,9 +18,9 @@ const POLLS: u32 = 400;
 const POLLS_CROWDED: u32 = 24;
 /// Then, with a core for every rank, polls with a pause between them: some tens of microseconds.
 const PAUSES: u32 = 600;
-/// Then giving the core to others, before going to sleep.
-const YIELDING: Duration = Duration::from_micros(200);
-const YIELDING_CROWDED: Duration = Duration::from_millis(2);
+/// Then giving the core to whoever wants it, before going to sleep. Not short: a rank that sleeps makes
+/// those that wake it late, so that they find others asleep, and many ranks would stay in that state.
+const YIELDING: Duration = Duration::from_millis(10);
 /// Sleeps end after this time at first, and after this time at last, to look whether the peers live.
 const FIRST_SLEEP: Duration = Duration::from_millis(1);
 const LAST_SLEEP: Duration = Duration::from_millis(50);
@@ -197,8 +197,7 @@ impl Endpoint {
             }
         }
         let since = Instant::now();
-        let yielding = if self.crowded { YIELDING_CROWDED } else { YIELDING };
-        while since.elapsed() < yielding {
+        while since.elapsed() < YIELDING {
             std::thread::yield_now();
             if ready()? {
                 return Ok(());

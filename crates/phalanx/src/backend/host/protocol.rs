@@ -186,7 +186,8 @@ impl Park {
 
     /// Wakes the owner if it sleeps.
     pub fn wake(&self) {
-        if self.asleep.swap(0, Ordering::AcqRel) == 1 {
+        // Most do not sleep: looking leaves their line where it is.
+        if self.asleep.load(Ordering::Relaxed) == 1 && self.asleep.swap(0, Ordering::AcqRel) == 1 {
             crate::os::futex_wake(&self.asleep);
         }
     }
