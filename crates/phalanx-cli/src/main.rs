@@ -58,7 +58,8 @@ mod tests {
 
     #[test]
     fn a_cause_is_said_once() {
-        let error = anyhow!("no space").context("cannot write x").context("cannot write x: no space; delete y");
+        let error =
+            anyhow!("no space").context("cannot write x").context("cannot write x: no space; delete y");
         assert_eq!(explain(&error), "cannot write x: no space; delete y");
         assert_eq!(explain(&anyhow!("no space").context("cannot write x")), "cannot write x: no space");
     }

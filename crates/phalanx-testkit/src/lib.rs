@@ -1,7 +1,7 @@
 //! Test tools of phalanx; never published.
 //!
 //! - [`reference`], [`number`], [`minifloat`]: what every collective must deliver, computed without
-//!   looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed.
+//!   looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]: random calls.
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
@@ -13,6 +13,7 @@ pub mod fields;
 pub mod minifloat;
 pub mod number;
 pub mod processes;
+pub mod program;
 pub mod random;
 pub mod reference;
 pub mod ring;

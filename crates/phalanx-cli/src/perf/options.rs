@@ -95,7 +95,8 @@ pub struct PerfArgs {
     /// Ranks as processes, which this program starts itself.
     #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
     pub processes: Option<usize>,
-    /// Tie rank r to core r, or to core r modulo the number of cores (Linux).
+    /// Tie rank r to core r, or to core r modulo the number of cores (Linux). Gives steadier figures:
+    /// without it the system may put two ranks on one core.
     #[arg(long, help_heading = RANKS)]
     pin: bool,
     /// This process is one of the ranks of --processes.

@@ -73,9 +73,7 @@ impl Plan {
         if let Roots::One(root) = self.roots {
             ensure!(root < ranks, "--root {root} does not exist: the ranks are 0 to {}", ranks - 1);
         }
-        let fits = |dtype: &DType| {
-            Layout::new(self.operation, self.largest(), dtype.size(), ranks).is_some()
-        };
+        let fits = |dtype: &DType| Layout::new(self.operation, self.largest(), dtype.size(), ranks).is_some();
         ensure!(
             self.dtypes.iter().any(fits),
             "no size up to {} holds one element for each of {ranks} ranks: raise --maxbytes",

@@ -5,8 +5,11 @@
 
 mod buffers;
 mod communicators;
+mod extremes;
 mod matrix;
 mod messages;
+mod portable;
+mod programs;
 mod requests;
 mod vectors;
 mod world;
@@ -23,6 +26,9 @@ fn main() -> ExitCode {
         requests::SCENARIOS,
         communicators::SCENARIOS,
         communicators::MEASURED,
+        programs::SCENARIOS,
+        portable::SCENARIOS,
+        extremes::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
@@ -36,6 +42,9 @@ fn main() -> ExitCode {
         messages::trials(),
         requests::trials(),
         communicators::trials(),
+        programs::trials(),
+        portable::trials(),
+        extremes::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }

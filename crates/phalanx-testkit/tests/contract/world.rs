@@ -10,13 +10,19 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A scenario on thread ranks and on process ranks, for each of some numbers of ranks.
 pub fn both(scenario: Scenario, worlds: &'static [usize]) -> Vec<Trial> {
-    let mut trials = vec![Trial::test(format!("threads/{}", scenario.name), move || {
-        worlds.iter().try_for_each(|&ranks| on_threads(scenario, ranks, &[]).map(drop))
-    })];
+    both_with(scenario, worlds, &[""])
+}
+
+/// The same for each of some arguments.
+pub fn both_with(scenario: Scenario, worlds: &'static [usize], args: &'static [&'static str]) -> Vec<Trial> {
+    let on_all = move |run: fn(Scenario, usize, &[&str]) -> Result<Vec<String>, Failed>| {
+        worlds
+            .iter()
+            .try_for_each(|ranks| args.iter().try_for_each(|arg| run(scenario, *ranks, &[arg]).map(drop)))
+    };
+    let mut trials = vec![Trial::test(format!("threads/{}", scenario.name), move || on_all(on_threads))];
     if cfg!(target_os = "linux") {
-        trials.push(Trial::test(format!("processes/{}", scenario.name), move || {
-            worlds.iter().try_for_each(|&ranks| on_processes(scenario, ranks, &[]).map(drop))
-        }));
+        trials.push(Trial::test(format!("processes/{}", scenario.name), move || on_all(on_processes)));
     }
     trials
 }

@@ -37,15 +37,19 @@ pub fn trials() -> Vec<Trial> {
     if cfg!(target_os = "linux") {
         for kind in KINDS {
             trials.push(Trial::test(format!("processes/killed/{kind}"), move || killed(kind, VICTIM)));
-            trials.push(Trial::test(format!("processes/stopped/{kind}"), move || stopped(kind)));
+            trials.push(Trial::test(format!("processes/stopped/{kind}"), move || stopped(kind, "free")));
         }
         trials.push(Trial::test("processes/killed/rank_0", || killed(KINDS[0], 0)));
+        // Where peers read and write the memory itself, again and again: each time they are stopped elsewhere.
+        trials.push(Trial::test("processes/stopped/buffers_used_again", || {
+            (0..4).try_for_each(|_| stopped(KINDS[0], "use"))
+        }));
         trials.push(Trial::test("processes/stopped/briefly", stopped_briefly));
-        for how in ["leave", "panic", "exit", "abort"] {
+        for how in ["leave", "panic", "exit", "abort", "late"] {
             trials.push(Trial::test(format!("processes/{how}"), move || gone_process(how)));
         }
     }
-    for how in ["leave", "panic", "abort"] {
+    for how in ["leave", "panic", "abort", "late"] {
         trials.push(Trial::test(format!("threads/{how}"), move || gone_thread(how)));
     }
     trials
@@ -78,7 +82,22 @@ fn round(comm: &Comm, kind: &str, shared: &mut [f32], private: &mut Vec<f32>) ->
     }
 }
 
-/// Works until that fails, and reports the failure. Arguments: the kind, and the timeout in milliseconds.
+/// Fills the buffers after the failure and looks at them again when the rank that was stopped has gone on.
+fn use_for_a_while(buffers: &mut [&mut [f32]]) -> Result<(), String> {
+    const MARK: f32 = -7.5;
+    buffers.iter_mut().for_each(|buffer| buffer.fill(MARK));
+    phase("failed");
+    std::thread::sleep(Duration::from_millis(700));
+    for buffer in buffers {
+        if let Some(index) = buffer.iter().position(|value| *value != MARK) {
+            return Err(format!("after the failure a peer wrote {} to element {index}", buffer[index]));
+        }
+    }
+    Ok(())
+}
+
+/// Works until that fails, and reports the failure. Arguments: the kind, the timeout in milliseconds, and
+/// what is done with the buffers afterwards: `free` or `use`.
 fn work_until_failure(comm: Comm, args: &[String]) -> Outcome {
     let kind = args[0].as_str();
     comm.set_timeout(Duration::from_millis(args[1].parse().map_err(|_| "no timeout")?));
@@ -90,12 +109,15 @@ fn work_until_failure(comm: Comm, args: &[String]) -> Outcome {
         let result = round(&comm, kind, &mut shared, &mut private);
         let took = since.elapsed();
         if let Err(error) = result {
-            // From here on the buffers are this rank's own again: it writes to them, and gives them back.
-            shared.fill(f32::NAN);
-            private.fill(f32::NAN);
-            drop((shared, private));
             let fields = report(comm, &error, took)?;
-            phase("failed");
+            // From here on the buffers are this rank's own again. It gives them back, or it uses them, and
+            // then nobody else may.
+            if args.get(2).is_some_and(|what| what == "use") {
+                use_for_a_while(&mut [&mut shared, &mut private])?;
+            } else {
+                drop((shared, private));
+                phase("failed");
+            }
             return Ok(fields.to_string());
         }
         if rounds == 5 {
@@ -133,8 +155,8 @@ fn killed(kind: &str, victim: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-fn stopped(kind: &str) -> Result<(), Failed> {
-    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(1000).deadline(DEADLINE);
+fn stopped(kind: &str, then: &str) -> Result<(), Failed> {
+    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(1000).arg(then).deadline(DEADLINE);
     let mut world = launch.start()?;
     for rank in 0..RANKS {
         world.await_phase(rank, "working")?;
@@ -143,7 +165,7 @@ fn stopped(kind: &str) -> Result<(), Failed> {
     for rank in (0..RANKS).filter(|rank| *rank != VICTIM) {
         world.await_phase(rank, "failed")?;
     }
-    // The others have given up and freed their buffers; the one that was stopped goes on in the middle of
+    // The others have given up and freed or filled their buffers; the one that was stopped goes on in the middle of
     // whatever it was doing with them.
     world.inject(VICTIM, Fault::Continue)?;
     let reports = reports_but(world.finish(), None)?;
@@ -190,10 +212,16 @@ fn stopped_briefly() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The deadline of the trials in which a rank comes later than that.
+const LATE_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Five rounds together, then rank [`VICTIM`] goes in the way that is asked for; the others go on.
 fn go(comm: Comm, how: &str) -> Outcome {
     let rank = comm.rank();
     let mut buffer = vec![1.0f32; 100_000];
+    if how == "late" {
+        comm.set_timeout(LATE_TIMEOUT);
+    }
     for rounds in 0.. {
         if rounds == 5 && rank == VICTIM {
             match how {
@@ -204,6 +232,7 @@ fn go(comm: Comm, how: &str) -> Outcome {
                     comm.abort();
                     return Ok("aborted".into());
                 }
+                "late" => std::thread::sleep(3 * LATE_TIMEOUT),
                 other => panic!("nobody goes by {other}"),
             }
         }
@@ -219,12 +248,22 @@ fn go(comm: Comm, how: &str) -> Outcome {
 }
 
 fn expect_gone(how: &str, reports: &[String]) -> Result<(), Failed> {
-    let verdict: Fields = one_verdict(reports, RANKS - 1)?;
-    has(&verdict, "rank", VICTIM)?;
+    // Who comes late is told as well, when it comes.
+    let verdict: Fields = one_verdict(reports, if how == "late" { RANKS } else { RANKS - 1 })?;
     has(&verdict, "fatal", true)?;
     match how {
-        "abort" => has(&verdict, "kind", "aborted")?,
+        "abort" => {
+            has(&verdict, "kind", "aborted")?;
+            has(&verdict, "rank", VICTIM)?;
+        }
+        "late" => {
+            has(&verdict, "kind", "timeout")?;
+            has(&verdict, "missing", VICTIM)?;
+            has(&verdict, "sequence", 6)?;
+            return Ok(all_within(reports, LATE_TIMEOUT + Duration::from_secs(1))?);
+        }
         _ => {
+            has(&verdict, "rank", VICTIM)?;
             has(&verdict, "kind", "peer")?;
             let event = match how {
                 "leave" => "Left",
@@ -242,7 +281,8 @@ fn expect_gone(how: &str, reports: &[String]) -> Result<(), Failed> {
 
 fn gone_process(how: &str) -> Result<(), Failed> {
     let ended = Launch::new("gone/go", RANKS).arg(how).deadline(DEADLINE).run()?;
-    expect_gone(how, &reports_but(ended, Some(VICTIM))?)
+    let but = (how != "late").then_some(VICTIM);
+    expect_gone(how, &reports_but(ended, but)?)
 }
 
 fn gone_thread(how: &'static str) -> Result<(), Failed> {
@@ -263,7 +303,7 @@ fn gone_thread(how: &'static str) -> Result<(), Failed> {
         (_, world) => drop(world?),
     }
     let reports = reports.lock().map_err(|_| "a rank panicked with the reports in hand")?;
-    let others = reports.iter().enumerate().filter(|(rank, _)| *rank != VICTIM);
+    let others = reports.iter().enumerate().filter(|(rank, _)| how == "late" || *rank != VICTIM);
     let others: Result<Vec<String>, String> = others
         .map(|(rank, report)| report.clone().unwrap_or_else(|| Err(format!("rank {rank} has no report"))))
         .collect();

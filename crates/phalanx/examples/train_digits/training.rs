@@ -9,6 +9,7 @@ use std::time::Instant;
 
 /// Images per step, of all ranks together.
 const BATCH: usize = 32;
+/// At first; it falls to zero over the epochs.
 const LEARNING_RATE: f32 = 0.05;
 const MOMENTUM: f32 = 0.9;
 
@@ -28,6 +29,7 @@ pub fn train(comm: &Comm, data: &Digits, epochs: usize) -> Result<Outcome> {
     for epoch in 1..=epochs {
         let started = Instant::now();
         let mut loss = 0.0;
+        let learning_rate = LEARNING_RATE * (1.0 - (epoch - 1) as f32 / epochs as f32);
         // The same order on every rank.
         shuffle.shuffle(&mut order);
         for batch in order.chunks(BATCH) {
@@ -40,7 +42,7 @@ pub fn train(comm: &Comm, data: &Digits, epochs: usize) -> Result<Outcome> {
             comm.all_reduce_in_place(&mut gradient, ReduceOp::Sum)?;
             loss += gradient[PARAMETERS] * batch.len() as f32;
             for ((p, v), g) in parameters.iter_mut().zip(&mut velocity).zip(gradient.iter()) {
-                *v = MOMENTUM * *v - LEARNING_RATE * g;
+                *v = MOMENTUM * *v - learning_rate * g;
                 *p += *v;
             }
         }

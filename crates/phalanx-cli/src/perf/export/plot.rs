@@ -13,7 +13,9 @@ use plotters::prelude::*;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-const PIXELS: (u32, u32) = (1200, 900);
+const PIXELS: (u32, u32) = (1500, 900);
+/// Where the legend starts, and the height of one of its lines.
+const LEGEND: (u32, u32) = (1080, 24);
 const FONT: &str = "sans-serif";
 const TEXT_SIZE: u32 = 18;
 /// Colours that colour-blind people, too, can tell apart (Okabe and Ito).
@@ -67,17 +69,20 @@ impl Exporter for Plot {
 /// A line of the picture.
 struct Series {
     name: String,
-    /// The same for the run and the saved run.
-    color: RGBColor,
-    is_saved: bool,
-    points: Vec<(f64, f64)>,
+    style: ShapeStyle,
+    /// The points of the saved run are hollow.
+    points_style: ShapeStyle,
+    /// Size and time.
+    times: Vec<(f64, f64)>,
+    /// Size and bus bandwidth.
+    bandwidths: Vec<(f64, f64)>,
 }
 
-/// A panel of the picture.
-struct Panel {
-    title: &'static str,
-    series: Vec<Series>,
-}
+/// One of the two diagrams: its name, and its points of a line.
+type Panel = (&'static str, fn(&Series) -> &[(f64, f64)]);
+
+const PANELS: [Panel; 2] =
+    [("time (µs)", |series| &series.times), ("bus bandwidth (GB/s)", |series| &series.bandwidths)];
 
 fn draw_on<B: DrawingBackend>(
     area: DrawingArea<B, Shift>,
@@ -89,22 +94,18 @@ where
 {
     plotters::style::register_font(FONT, FontStyle::Normal, dejavu::sans::regular())
         .map_err(|_| anyhow!("the program's own font is damaged"))?;
-    let panel = |title, figure: fn(&Measurement) -> Option<f64>| Panel {
-        title,
-        series: series_of(report, saved, figure),
-    };
-    let panels = [
-        panel("time (µs)", |measurement| Some(measurement.time)),
-        panel("bus bandwidth (GB/s)", |measurement| measurement.busbw),
-    ];
+    let series = series_of(report, saved);
+    // A panel without points (one rank has no bus) is left out.
+    let has_points = |panel: &&Panel| series.iter().any(|series| !panel.1(series).is_empty());
+    let panels: Vec<&Panel> = PANELS.iter().filter(has_points).collect();
 
     area.fill(&WHITE).map_err(explain)?;
     let area = area.margin(10, 0, 0, 0).titled(&title(report), (FONT, TEXT_SIZE + 6)).map_err(explain)?;
-    // A panel without points (one rank has no bus) is left out.
-    let panels: Vec<Panel> = panels.into_iter().filter(|panel| !panel.series.is_empty()).collect();
-    for (part, panel) in area.split_evenly((panels.len().max(1), 1)).iter().zip(&panels) {
-        draw_panel(part, panel)?;
+    let (diagrams, legend) = area.split_horizontally(LEGEND.0);
+    for (part, panel) in diagrams.split_evenly((panels.len().max(1), 1)).iter().zip(panels) {
+        draw_panel(part, panel, &series)?;
     }
+    draw_legend(&legend, &series)?;
     area.present().map_err(explain)
 }
 
@@ -120,12 +121,8 @@ fn title(report: &Report) -> String {
     )
 }
 
-/// The lines of a panel: what was measured in which place, now and then.
-fn series_of(
-    report: &Report,
-    saved: Option<&Report>,
-    figure: fn(&Measurement) -> Option<f64>,
-) -> Vec<Series> {
+/// The lines: what was measured in which place, now and then.
+fn series_of(report: &Report, saved: Option<&Report>) -> Vec<Series> {
     let mut kinds: Vec<String> = Vec::new();
     for row in &report.rows {
         let kind = kind(row);
@@ -135,26 +132,48 @@ fn series_of(
     }
     let places = [(Place::OutOfPlace, "out of place"), (Place::InPlace, "in place")];
     let lines = kinds.iter().flat_map(|kind| places.map(|place| (kind, place)));
-    let runs = [Some((report, "")), saved.map(|saved| (saved, ", saved run"))];
+    let count = kinds.len() * places.len();
 
     let mut all = Vec::new();
-    for ((name, (place, place_name)), color) in lines.zip(COLORS.into_iter().cycle()) {
-        for (run, suffix) in runs.iter().flatten() {
-            let points: Vec<(f64, f64)> = run
-                .rows
-                .iter()
-                .filter(|row| kind(row) == *name)
-                .filter_map(|row| Some((row.size as f64, figure(row.measurement(place)?)?)))
-                // A logarithm needs something above 0.
-                .filter(|&(size, value)| size > 0.0 && value > 0.0)
-                .collect();
-            if !points.is_empty() {
-                let name = format!("{name}{place_name}{suffix}");
-                all.push(Series { name, color, is_saved: !suffix.is_empty(), points });
-            }
+    for (number, (kind, (place, place_name))) in lines.enumerate() {
+        let color = color(number, count);
+        let name = format!("{kind}{place_name}");
+        all.extend(line(report, kind, place, name.clone(), color.stroke_width(3), true));
+        if let Some(saved) = saved {
+            let paler = color.mix(0.45).stroke_width(2);
+            all.extend(line(saved, kind, place, format!("{name}, saved run"), paler, false));
         }
     }
     all
+}
+
+/// A line, if a run has points for it.
+fn line(
+    run: &Report,
+    of: &str,
+    place: Place,
+    name: String,
+    style: ShapeStyle,
+    filled: bool,
+) -> Option<Series> {
+    let points = |figure: fn(&Measurement) -> Option<f64>| -> Vec<(f64, f64)> {
+        let rows = run.rows.iter().filter(|row| kind(row) == of);
+        rows.filter_map(|row| Some((row.size as f64, figure(row.measurement(place)?)?)))
+            // A logarithm needs something above 0.
+            .filter(|&(size, value)| size > 0.0 && value > 0.0)
+            .collect()
+    };
+    let (times, bandwidths) = (points(|m| Some(m.time)), points(|m| m.busbw));
+    let points_style = if filled { style.filled() } else { style };
+    (!times.is_empty()).then_some(Series { name, style, points_style, times, bandwidths })
+}
+
+fn color(number: usize, count: usize) -> RGBColor {
+    if count <= COLORS.len() {
+        return COLORS[number];
+    }
+    let (r, g, b) = HSLColor(number as f64 / count as f64, 0.8, 0.42).rgb();
+    RGBColor(r, g, b)
 }
 
 /// What sets rows of the same size apart, for the legend.
@@ -165,17 +184,21 @@ fn kind(row: &Row) -> String {
     words.iter().map(|word| format!("{word} ")).collect()
 }
 
-fn draw_panel<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> Result<()>
+fn draw_panel<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    &(name, points_of): &Panel,
+    series: &[Series],
+) -> Result<()>
 where
     B::ErrorType: 'static,
 {
-    let points = || panel.series.iter().flat_map(|series| &series.points);
+    let points = || series.iter().flat_map(points_of);
     let (low_x, high_x) = range(points().map(|point| point.0), 2.0);
     let (low_y, high_y) = range(points().map(|point| point.1), 10.0);
     let mut chart = ChartBuilder::on(area)
         .margin(15)
         // Half of the last label stands beyond the axis.
-        .margin_right(50)
+        .margin_right(40)
         .x_label_area_size(50)
         .y_label_area_size(90)
         .build_cartesian_2d((low_x..high_x).log_scale().base(2.0), (low_y..high_y).log_scale())
@@ -183,7 +206,7 @@ where
     chart
         .configure_mesh()
         .x_desc("size")
-        .y_desc(panel.title)
+        .y_desc(name)
         .x_labels(14)
         .x_label_formatter(&|bytes| size::format(bytes.round() as u64))
         .y_label_formatter(&|value| format!("{value}"))
@@ -192,33 +215,31 @@ where
         .bold_line_style(BLACK.mix(0.15))
         .draw()
         .map_err(explain)?;
-
-    for series in &panel.series {
-        // The saved run is paler, and its points are hollow.
-        let style = if series.is_saved {
-            series.color.mix(0.45).stroke_width(2)
-        } else {
-            series.color.stroke_width(3)
-        };
-        chart
-            .draw_series(LineSeries::new(series.points.iter().copied(), style))
-            .map_err(explain)?
-            .label(&series.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style));
-        let filled = if series.is_saved { style } else { style.filled() };
-        chart
-            .draw_series(series.points.iter().map(|&point| Circle::new(point, 4, filled)))
-            .map_err(explain)?;
+    for series in series {
+        let points = points_of(series);
+        let line = LineSeries::new(points.iter().copied(), series.style);
+        chart.draw_series(line).map_err(explain)?;
+        let circle = |&point: &(f64, f64)| Circle::new(point, 4, series.points_style);
+        chart.draw_series(points.iter().map(circle)).map_err(explain)?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.3))
-        .label_font((FONT, TEXT_SIZE))
-        .margin(10)
-        .draw()
-        .map_err(explain)
+    Ok(())
+}
+
+/// The names of the lines, one below the other, as many as there is room for.
+fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, series: &[Series]) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let room = (area.dim_in_pixel().1 / LEGEND.1) as usize - 1;
+    for (series, row) in series.iter().zip(1..=room) {
+        let y = row as i32 * LEGEND.1 as i32;
+        let mark = PathElement::new([(0, y), (24, y)], series.style);
+        area.draw(&mark).map_err(explain)?;
+        let text = if row == room { "…" } else { &series.name };
+        let above = y - TEXT_SIZE as i32 / 2;
+        area.draw(&Text::new(text, (34, above), (FONT, TEXT_SIZE))).map_err(explain)?;
+    }
+    Ok(())
 }
 
 /// The range that holds all values, up to the next powers of `base`.

@@ -159,14 +159,14 @@ impl Park {
     #[inline(always)]
     pub fn has_sleepers(&self, fences: Fences) -> bool {
         fences.fast_side();
-        self.sleepers.load(Ordering::Relaxed) != 0
+        self.sleepers.load(Ordering::Acquire) != 0
     }
 
     /// The sleeper's first half: after this, look once more at what is awaited, then [`sleep`](Self::sleep).
     pub fn prepare<'a>(&self, awaited: impl Iterator<Item = &'a Park>, fences: Fences) {
         self.asleep.store(1, Ordering::Relaxed);
         for peer in awaited {
-            peer.sleepers.fetch_add(1, Ordering::Relaxed);
+            peer.sleepers.fetch_add(1, Ordering::Release);
         }
         fences.slow_side();
     }

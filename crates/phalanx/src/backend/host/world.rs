@@ -240,7 +240,7 @@ impl ProcessWorld {
             arena.offset_of(start as usize, len).is_some_and(|offset| {
                 let end = offset + len;
                 let in_block = arena.used.range(..=offset).next_back().map(|(o, l)| o + l);
-                offset % PAGE == 0 && (end % PAGE == 0 || in_block == Some(end))
+                offset.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || in_block == Some(end))
             })
         })
     }

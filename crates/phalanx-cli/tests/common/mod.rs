@@ -1,0 +1,79 @@
+//! Runs the program for the tests, without what a launcher around the tests may have set.
+
+// Each test program uses a part of it.
+#![allow(dead_code)]
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the slowest of machines may take for what the tests wait for.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program with these arguments, separated by spaces.
+pub fn phalanx(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command.args(arguments.split_whitespace()).stdin(Stdio::null());
+    for name in ["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_JOB", "RANK", "WORLD_SIZE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// `phalanx launch` with these options, of a shell script.
+pub fn launch(options: &str, script: &str) -> Command {
+    let mut command = phalanx(&format!("launch {options} --"));
+    command.args(["sh", "-c", script]);
+    command
+}
+
+/// What a program said and how it ended.
+pub struct Said {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs a command to its end.
+pub fn say(mut command: Command) -> Said {
+    let Output { status, stdout, stderr } = command.output().expect("the program can be started");
+    Said {
+        code: status.code(),
+        stdout: String::from_utf8_lossy(&stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&stderr).into_owned(),
+    }
+}
+
+/// Waits until something is true.
+pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true() {
+        assert!(start.elapsed() < PATIENCE, "not after {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a process runs. One that has ended and only waits to be reaped does not.
+pub fn runs(pid: i32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+        Err(_) => false,
+    }
+}
+
+/// The number in a file, once it is there as a whole line.
+pub fn number_in(path: &Path) -> Option<i32> {
+    std::fs::read_to_string(path).ok()?.strip_suffix('\n')?.parse().ok()
+}
+
+/// The processes that a process has started.
+pub fn children_of(pid: u32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Sends a signal.
+pub fn signal(pid: i32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process id is not 0");
+    rustix::process::kill_process(pid, signal).expect("the process is there");
+}

@@ -1,0 +1,202 @@
+//! `phalanx launch` from outside: output, exit status, signals, and that nothing is left behind.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use common::{eventually, launch, number_in, phalanx, runs, say, signal};
+use rustix::process::Signal;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// A script that writes its process id to a file of its rank, and then does something.
+fn with_pid_file(folder: &Path, then: &str) -> String {
+    format!("echo $$ > {}/$PHALANX_RANK; {then}", folder.display())
+}
+
+/// The process ids of so many ranks, once they are all there.
+fn pids(folder: &Path, ranks: usize) -> Vec<i32> {
+    let read =
+        || (0..ranks).map(|rank| number_in(&folder.join(rank.to_string()))).collect::<Option<Vec<i32>>>();
+    eventually("all ranks have started", || read().is_some());
+    read().unwrap()
+}
+
+#[test]
+fn every_line_has_its_rank_in_front() {
+    let said = say(launch("-n 3", "echo out; echo err >&2; printf last"));
+    assert_eq!(said.code, Some(0));
+    let expected = ["[0] last", "[0] out", "[1] last", "[1] out", "[2] last", "[2] out"];
+    assert_eq!(sorted(&said.stdout), expected);
+    assert_eq!(sorted(&said.stderr), ["[0] err", "[1] err", "[2] err"]);
+}
+
+#[test]
+fn without_prefix_the_output_is_left_alone() {
+    let said = say(launch("-n 2 --no-prefix", "echo out"));
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "out\nout\n"));
+}
+
+#[test]
+fn bytes_that_are_no_text_are_kept() {
+    let output = launch("-n 1", r"printf '\377\000\n'").output().unwrap();
+    assert_eq!(output.stdout, b"[0] \xff\x00\n");
+}
+
+#[test]
+fn ranks_learn_who_they_are() {
+    let script =
+        "echo $PHALANX_RANK $PHALANX_WORLD_SIZE $PHALANX_LOCAL_RANK $PHALANX_LOCAL_WORLD_SIZE $PHALANX_JOB";
+    let said = say(launch("-n 2", script));
+    let lines = sorted(&said.stdout);
+    let job = lines[0].strip_prefix("[0] 0 2 0 2 ").expect("rank 0 knows its place");
+    assert_eq!(job.len(), 32, "128 bits");
+    assert_eq!(lines[1], format!("[1] 1 2 1 2 {job}"));
+    let other_job = say(launch("-n 1", "echo $PHALANX_JOB"));
+    assert!(!other_job.stdout.contains(job));
+}
+
+#[test]
+fn rank_0_reads_what_is_piped_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("input");
+    std::fs::write(&file, "hello\n").unwrap();
+    let mut command = launch("-n 2", "cat");
+    command.stdin(std::fs::File::open(&file).unwrap());
+    assert_eq!(say(command).stdout, "[0] hello\n");
+}
+
+#[test]
+fn the_first_failure_is_reported_and_ends_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    // It fails once the others are there, so that there is something to end.
+    let others = [0, 2].map(|rank| folder.path().join(rank.to_string()).display().to_string());
+    let fail = format!(
+        "while [ ! -s {} ] || [ ! -s {} ]; do sleep 0.01; done; echo why >&2; exit 7",
+        others[0], others[1]
+    );
+    let script = format!("if [ $PHALANX_RANK = 1 ]; then {fail}; fi; sleep 1000 & wait");
+    let start = Instant::now();
+    let said = say(launch("-n 3", &with_pid_file(folder.path(), &script)));
+    assert_eq!(said.code, Some(7), "{}", said.stderr);
+    assert!(start.elapsed() < common::PATIENCE, "the others were not ended");
+    let report = said.stderr.find("rank 1 failed first: exit status 7").expect("the rank is named");
+    assert!(said.stderr[report..].contains("    why"), "its last line is shown: {}", said.stderr);
+    for pid in pids(folder.path(), 3) {
+        eventually("the rank has ended", || !runs(pid));
+    }
+}
+
+#[test]
+fn a_signal_that_kills_a_rank_is_named() {
+    let said = say(launch("-n 2", "[ $PHALANX_RANK = 0 ] && kill -SEGV $$; sleep 1000"));
+    assert_eq!(said.code, Some(128 + 11));
+    assert!(said.stderr.contains("rank 0 failed first: killed by SIGSEGV"), "{}", said.stderr);
+}
+
+#[test]
+fn ranks_that_ignore_the_request_to_end_are_killed() {
+    let start = Instant::now();
+    let said =
+        say(launch("-n 2", "[ $PHALANX_RANK = 0 ] && { sleep 0.5; exit 1; }; trap '' TERM; sleep 1000"));
+    assert_eq!(said.code, Some(1));
+    assert!(start.elapsed() < common::PATIENCE);
+}
+
+#[test]
+fn descendants_of_a_rank_end_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let descendant = folder.path().join("descendant");
+    let script = format!(
+        "if [ $PHALANX_RANK = 0 ]; then sleep 1000 & echo $! > {0}; wait; fi
+         while [ ! -s {0} ]; do sleep 0.01; done; exit 3",
+        descendant.display()
+    );
+    assert_eq!(say(launch("-n 2", &script)).code, Some(3));
+    let pid = number_in(&descendant).unwrap();
+    eventually("the descendant has ended", || !runs(pid));
+}
+
+#[test]
+fn a_timeout_ends_the_ranks() {
+    let said = say(launch("-n 2 --timeout 0.5", "[ $PHALANX_RANK = 0 ] || sleep 1000"));
+    assert_eq!(said.code, Some(124));
+    assert!(said.stderr.contains("timeout: rank 1 still ran after"), "{}", said.stderr);
+}
+
+#[test]
+fn signals_are_forwarded() {
+    for (sent, number, name) in
+        [(Signal::TERM, 15, "SIGTERM"), (Signal::INT, 2, "SIGINT"), (Signal::HUP, 1, "SIGHUP")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = launch("-n 2", &with_pid_file(folder.path(), "exec sleep 1000"));
+        let launcher = command.stderr(Stdio::piped()).spawn().unwrap();
+        let ranks = pids(folder.path(), 2);
+        signal(launcher.id() as i32, sent);
+        let output = launcher.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + number), "{name}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(name));
+        assert!(!ranks.iter().any(|&pid| runs(pid)), "{name}: a rank is left");
+    }
+}
+
+#[test]
+fn ranks_may_end_in_good_order_after_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let script =
+        format!("trap 'echo saved; exit 0' TERM; {}", with_pid_file(folder.path(), "sleep 1000 & wait"));
+    let mut command = launch("-n 2", &script);
+    let launcher = command.stdout(Stdio::piped()).spawn().unwrap();
+    pids(folder.path(), 2);
+    signal(launcher.id() as i32, Signal::TERM);
+    let output = launcher.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(sorted(&String::from_utf8_lossy(&output.stdout)), ["[0] saved", "[1] saved"]);
+}
+
+#[test]
+fn killing_the_launcher_leaves_no_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut launcher = launch("-n 3", &with_pid_file(folder.path(), "exec sleep 1000")).spawn().unwrap();
+    let ranks = pids(folder.path(), 3);
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    for pid in ranks {
+        eventually("the rank has ended", || !runs(pid));
+    }
+}
+
+#[test]
+fn output_that_nobody_reads_does_not_keep_the_ranks() {
+    let mut command = launch("-n 2", "while :; do echo line || exit 0; done");
+    let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(launcher.stdout.take());
+    let start = Instant::now();
+    eventually("the launcher has ended", || launcher.try_wait().unwrap().is_some());
+    assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn what_cannot_be_started_is_explained() {
+    let missing = say(phalanx("launch -n 2 -- no-such-program-anywhere"));
+    assert_eq!(missing.code, Some(127));
+    assert!(missing.stderr.contains("no-such-program-anywhere"), "{}", missing.stderr);
+    assert!(missing.stderr.contains("PATH"), "{}", missing.stderr);
+
+    let no_program = say(phalanx("launch -n 2 -- /etc/hostname-is-not-a-program/x"));
+    assert_eq!(no_program.code.map(|code| code == 126 || code == 127), Some(true));
+
+    let folder = say(phalanx("launch -n 2 -- /etc"));
+    assert_eq!(folder.code, Some(126));
+
+    let none = say(phalanx("launch -n 0 -- true"));
+    assert_eq!(none.code, Some(2));
+    assert!(none.stderr.contains("at least 1"), "{}", none.stderr);
+}

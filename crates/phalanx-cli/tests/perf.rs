@@ -1,0 +1,230 @@
+//! `phalanx perf` from outside: every operation right, the table's columns, the files, the comparison.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use common::{children_of, eventually, phalanx, runs, say, signal};
+use rustix::process::Signal;
+use std::path::Path;
+use std::process::Stdio;
+
+const OPERATIONS: [&str; 13] = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "gather",
+    "scatter",
+    "send_recv",
+    "ping_pong",
+    "barrier",
+    "hypercube",
+];
+
+/// Enough iterations for a row, few enough for a test.
+const SHORT: &str = "-n 5 -w 1 -T 30";
+
+/// The rows of a table that ended well.
+fn rows(arguments: &str) -> Vec<Vec<String>> {
+    let said = say(phalanx(&format!("perf {arguments} {SHORT}")));
+    assert_eq!(said.code, Some(0), "{arguments}: {}{}", said.stdout, said.stderr);
+    assert_eq!(said.stderr, "", "{arguments}");
+    let lines = said.stdout.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
+}
+
+fn column(rows: &[Vec<String>], number: usize) -> Vec<&str> {
+    rows.iter().map(|row| row[number].as_str()).collect()
+}
+
+#[test]
+fn a_table_has_the_reference_benchmarks_columns() {
+    for ranks in ["-t 2", "-p 2", "-t 3 -R 1", "-p 3 -R 1"] {
+        let rows = rows(&format!("all_reduce -b 4 -e 64 {ranks}"));
+        assert_eq!(column(&rows, 0), ["4", "16", "64"], "{ranks}");
+        assert_eq!(column(&rows, 1), ["1", "4", "16"], "{ranks}");
+        for row in &rows {
+            assert_eq!(row.len(), 19, "{ranks}: {row:?}");
+            assert_eq!(row[2..5], ["f32", "sum", "-1"], "{ranks}");
+            let number = |column: usize| row[column].parse::<f64>().unwrap();
+            assert!((5..8).chain(9..12).chain(13..19).all(|column| number(column) >= 0.0), "{row:?}");
+            assert_eq!((row[8].as_str(), row[12].as_str()), ("0", "0"), "{ranks}: #wrong");
+            assert_eq!((&row[5], &row[9]), (&row[13], &row[16]), "the time is the median");
+            assert!(number(13) <= number(14) && number(14) <= number(15), "percentiles ascend");
+        }
+    }
+}
+
+#[test]
+fn the_head_and_the_end_say_what_was_measured() {
+    let said = say(phalanx(&format!("perf broadcast -b 1K -e 1K -t 2 {SHORT}")));
+    for text in [
+        concat!("# phalanx ", env!("CARGO_PKG_VERSION"), " perf broadcast"),
+        "# 2 ranks (threads), backend host, private memory, not pinned",
+        "# CPU: ",
+        "median (p50)",
+        "#wrong",
+        "# Out of bounds values : 0 OK",
+        "# Avg bus bandwidth    : ",
+    ] {
+        assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
+    }
+}
+
+#[test]
+fn every_operation_is_right_among_threads() {
+    for operation in OPERATIONS {
+        let rows = rows(&format!("{operation} -t 4 -b 100 -e 100K -f 30 -c 2"));
+        assert!(!rows.is_empty(), "{operation}");
+    }
+}
+
+#[test]
+fn every_operation_is_right_among_processes() {
+    for operation in OPERATIONS {
+        let rows = rows(&format!("{operation} -p 2 -b 64 -e 256K -f 64 -r all"));
+        assert!(!rows.is_empty(), "{operation}");
+    }
+}
+
+#[test]
+fn every_type_and_reduction_is_right() {
+    for (operation, ranks) in [("all_reduce", "-t 3"), ("reduce_scatter", "-t 2"), ("reduce", "-p 2")] {
+        let rows = rows(&format!("{operation} {ranks} -b 3000 -e 3000 -d all -o all"));
+        assert_eq!(rows.len(), 14 * 6, "{operation}");
+    }
+}
+
+#[test]
+fn an_odd_number_of_ranks_and_of_elements_is_right() {
+    for operation in OPERATIONS.iter().filter(|name| **name != "hypercube") {
+        rows(&format!("{operation} -t 5 -b 1001 -e 7007 -i 3003 -d u16 -r 4"));
+    }
+}
+
+#[test]
+fn sizes_are_those_of_the_larger_buffer() {
+    assert_eq!(rows("all_gather -t 2 -b 1K -e 1K")[0][..2], ["1024", "128"]);
+    assert_eq!(rows("reduce_scatter -t 2 -b 1K -e 1K -d f64")[0][..2], ["1024", "64"]);
+    assert_eq!(rows("barrier -t 2")[0][..5], ["0", "0", "none", "none", "-1"]);
+    // Too small to hold an element for each rank: left out.
+    assert_eq!(column(&rows("all_to_all -t 4 -b 4 -e 64"), 0), ["16", "64"]);
+}
+
+#[test]
+fn options_that_change_the_table_do() {
+    assert_eq!(rows("all_reduce -t 2 -b 4 -e 4 -I 1")[0].len(), 27);
+    assert_eq!(rows("all_reduce -t 2 -b 4 -e 4 -N 3").len(), 3);
+    assert_eq!(rows("all_reduce -t 2 -b 4 -e 4 -c 0")[0][8], "N/A");
+    assert_eq!(column(&rows("reduce -t 2 -b 4 -e 4 -r all"), 4), ["0", "1"]);
+    rows("all_reduce -t 2 -b 4 -e 4 -m 4 --pin");
+    let averaged = say(phalanx(&format!("perf all_reduce -t 2 -b 4 -e 4 -a {SHORT}")));
+    assert!(averaged.stdout.contains("average over a loop"), "{}", averaged.stdout);
+}
+
+#[test]
+fn a_saved_run_can_be_compared_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let saved = path("saved.json");
+    rows(&format!("all_reduce -t 2 -b 4 -e 64 -J {saved} --csv {}", path("run.csv")));
+
+    let csv = std::fs::read_to_string(path("run.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 2 * 3);
+    assert!(csv.starts_with("operation,ranks,"));
+
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&saved).unwrap()).unwrap();
+    assert_eq!(json["options"]["operation"], "all_reduce");
+    assert_eq!(json["rows"][2]["size"], 64);
+    assert_eq!(json["rows"][0]["in_place"]["wrong"], 0);
+    assert!(json["machine"]["usable_cores"].as_u64().unwrap() >= 1);
+
+    let pictures = ["run.svg", "run.png"].map(path);
+    for picture in &pictures {
+        let compared = rows(&format!("all_reduce -t 2 -b 16 -e 256 --compare {saved} --plot {picture}"));
+        let is_ratio = |text: &str| text.parse::<f64>().is_ok_and(|ratio| ratio > 0.0);
+        assert_eq!(compared[0].len(), 21);
+        assert!(is_ratio(&compared[0][19]) && is_ratio(&compared[0][20]), "{:?}", compared[0]);
+        assert_eq!(compared[2][19..], ["N/A", "N/A"], "256 bytes were not saved");
+    }
+    let svg = std::fs::read_to_string(&pictures[0]).unwrap();
+    assert!(svg.contains("saved run"));
+    assert!(std::fs::read(&pictures[1]).unwrap().starts_with(b"\x89PNG"));
+
+    let other = say(phalanx(&format!("perf all_gather -t 2 --compare {saved}")));
+    assert_eq!(other.code, Some(1));
+    assert!(other.stderr.contains("is a run of all_reduce"), "{}", other.stderr);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    for (arguments, code, text) in [
+        ("all_reduce -t 2 -b 8 -e 4", 1, "--minbytes 8 is above --maxbytes 4"),
+        ("hypercube -t 3", 1, "hypercube needs"),
+        ("ping_pong -t 1", 1, "at least 2"),
+        ("reduce -t 2 -r 2", 1, "--root 2 does not exist"),
+        ("all_reduce -t 2 -e 1", 1, "--maxbytes"),
+        ("all_reduce -t 2 -p 2", 2, "cannot be used with"),
+        ("all_reduce -d f33", 2, "no element type"),
+        ("all_reduce -t 2 --json /nowhere/run.json", 1, "/nowhere/run.json"),
+        ("all_reduce -t 2 --compare /nowhere/run.json", 1, "/nowhere/run.json"),
+        ("all_reduce -t 2 --plot run.pdf", 1, ".svg or .png"),
+    ] {
+        let said = say(phalanx(&format!("perf {arguments}")));
+        assert_eq!(said.code, Some(code), "{arguments}: {}", said.stderr);
+        assert!(said.stderr.contains(text), "{arguments}: {}", said.stderr);
+        assert_eq!(said.stdout.lines().filter(|line| !line.starts_with('#')).count(), 0, "{arguments}");
+    }
+}
+
+#[test]
+fn another_launchers_ranks_are_used() {
+    let perf = format!("{} perf all_reduce -b 4 -e 4 {SHORT}", env!("CARGO_BIN_EXE_phalanx"));
+    let said = say(phalanx(&format!("launch -n 2 -- {perf}")));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stdout.contains("[0] # 2 ranks (launched processes)"), "{}", said.stdout);
+    assert!(!said.stdout.contains("[1]"), "rank 0 alone prints:\n{}", said.stdout);
+
+    let refused = say(phalanx(&format!("launch -n 1 -- {perf} -t 2")));
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("leave out -t and -p"), "{}", refused.stderr);
+}
+
+/// A run that goes on until it is ended, once its two ranks write rows.
+fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
+    let json = folder.join("run.json");
+    let mut command = phalanx(&format!("perf all_reduce -p 2 -N 0 -b 4 -e 4 {SHORT} -J {}", json.display()));
+    let run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("the ranks write rows", || {
+        std::fs::read_to_string(&json).is_ok_and(|text| text.contains("in_place"))
+    });
+    let ranks = children_of(run.id());
+    assert_eq!(ranks.len(), 2);
+    (run, ranks)
+}
+
+#[test]
+fn a_killed_rank_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, ranks) = endless_run(folder.path());
+    signal(ranks[1], Signal::KILL);
+    let output = run.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(137), "{stderr}");
+    assert!(stderr.contains("rank 1 failed first: killed by SIGKILL"), "{stderr}");
+    eventually("the other rank has ended", || !runs(ranks[0]));
+}
+
+#[test]
+fn an_interrupted_run_leaves_no_rank_and_what_it_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, ranks) = endless_run(folder.path());
+    signal(run.id() as i32, Signal::INT);
+    assert_eq!(run.wait_with_output().unwrap().status.code(), Some(130));
+    assert!(!ranks.iter().any(|&pid| runs(pid)));
+    let text = std::fs::read_to_string(folder.path().join("run.json")).unwrap();
+    assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "the file is complete");
+}

@@ -1,0 +1,230 @@
+//! Programs of collectives that are the same for all ranks: random ones meet each other in every order.
+
+use crate::number::Number;
+use crate::random::{self, Random};
+use crate::reference::{self, Combine};
+use crate::ring::same_values;
+use crate::with_number;
+use phalanx::{Comm, DType};
+
+/// The most ranks of a program.
+pub const RANKS: usize = 8;
+
+/// A collective, in the form with equal blocks or in the v-form.
+#[allow(missing_docs, reason = "the names are the methods'")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    AllGatherV,
+    ReduceScatterV,
+    GatherV,
+    ScatterV,
+    AllToAllV,
+}
+
+use Operation::*;
+
+impl Operation {
+    /// Every one of them.
+    pub const ALL: [Operation; 13] = [
+        AllReduce,
+        Broadcast,
+        Reduce,
+        AllGather,
+        ReduceScatter,
+        AllToAll,
+        Gather,
+        Scatter,
+        AllGatherV,
+        ReduceScatterV,
+        GatherV,
+        ScatterV,
+        AllToAllV,
+    ];
+}
+
+/// One call of a program, the same for all ranks.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// What is called.
+    pub operation: Operation,
+    /// The buffers' type.
+    pub dtype: DType,
+    /// Which reduction, of [`Combine::all`].
+    pub combine: usize,
+    /// The root, reduced modulo the number of ranks.
+    pub root: usize,
+    /// Whether the form in place is used, where there is one.
+    pub in_place: bool,
+    /// Elements for each pair of ranks; operations with equal blocks use the first.
+    pub lengths: Vec<usize>,
+    /// Ranks with their bit set use memory from `Comm::alloc`.
+    pub shared: u8,
+    /// Of the inputs.
+    pub seed: u64,
+}
+
+impl Step {
+    /// Any step, with blocks of up to `longest` elements, most of them much shorter.
+    pub fn random(random: &mut Random, longest: usize) -> Step {
+        let length = |random: &mut Random| match random.below(4) {
+            0 => random.below(longest / 1000 + 2),
+            1 | 2 => random.below(longest / 30 + 2),
+            _ => random.below(longest + 1),
+        };
+        Step {
+            operation: Operation::ALL[random.below(Operation::ALL.len())],
+            dtype: DType::ALL[random.below(DType::ALL.len())],
+            combine: random.below(6),
+            root: random.below(RANKS),
+            in_place: random.below(2) == 0,
+            lengths: (0..RANKS * RANKS).map(|_| length(random)).collect(),
+            shared: [0, 0xff, random.next() as u8][random.below(3)],
+            seed: random.next(),
+        }
+    }
+
+    /// Does it, as one of the ranks, and compares this rank's result with the reference.
+    pub fn perform(&self, comm: &Comm) -> Result<(), String> {
+        with_number!(self.dtype, T => perform::<T>(comm, self))
+    }
+}
+
+/// One call on this rank, with inputs and results of all ranks at hand.
+fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), String> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let root = step.root % ranks;
+    let count = step.lengths[0];
+    let matrix: Vec<Vec<usize>> = match step.operation {
+        AllToAllV => step.lengths.chunks(RANKS).map(|row| row[..ranks].to_vec()).take(ranks).collect(),
+        _ => vec![vec![count; ranks]; ranks],
+    };
+    let counts = match step.operation {
+        AllGatherV | ReduceScatterV | GatherV | ScatterV => step.lengths[..ranks].to_vec(),
+        _ => vec![count; ranks],
+    };
+    let whole = counts.iter().sum::<usize>();
+    let input_len = |from: usize| match step.operation {
+        AllReduce | Broadcast | Reduce => count,
+        AllGather | Gather | AllGatherV | GatherV => counts[from],
+        ReduceScatter | Scatter | ReduceScatterV | ScatterV => whole,
+        AllToAll | AllToAllV => matrix[from].iter().sum(),
+    };
+    let inputs: Vec<Vec<T>> =
+        (0..ranks).map(|r| random::values(step.seed.wrapping_add(r as u64), input_len(r))).collect();
+    let combine = &Combine::<T>::all(ranks)[step.combine];
+    let expected = match step.operation {
+        AllReduce => reference::all_reduce(&inputs, combine),
+        Broadcast => reference::broadcast(&inputs, root),
+        Reduce => reference::reduce(&inputs, combine, root),
+        AllGather | AllGatherV => reference::all_gather(&inputs),
+        ReduceScatter | ReduceScatterV => reference::reduce_scatter(&inputs, &counts, combine),
+        AllToAll | AllToAllV => reference::all_to_all(&inputs, &matrix),
+        Gather | GatherV => reference::gather(&inputs, root),
+        Scatter | ScatterV => reference::scatter(&inputs, &counts, root),
+    };
+
+    let op = combine.reduction(rank);
+    let shared = step.shared & (1 << rank) != 0;
+    if step.in_place
+        && let Some(result) = perform_in_place(comm, step, &inputs[rank], (op, root, count, shared))
+    {
+        let result = result?;
+        return if expected[rank].is_empty() { Ok(()) } else { same_values(&result, &expected[rank]) };
+    }
+    let send = Memory::new(comm, shared, &inputs[rank])?;
+    let mut recv = Memory::new(comm, shared, &vec![T::from_small(0); expected[rank].len()])?;
+    let (send, recv) = (send.slice(), recv.slice_mut());
+    let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
+    match step.operation {
+        AllReduce => comm.all_reduce(send, recv, op),
+        Broadcast => comm.broadcast(send, recv, root),
+        Reduce => comm.reduce(send, recv, op, root),
+        AllGather => comm.all_gather(send, recv),
+        ReduceScatter => comm.reduce_scatter(send, recv, op),
+        AllToAll => comm.all_to_all(send, recv),
+        Gather => comm.gather(send, recv, root),
+        Scatter => comm.scatter(send, recv, root),
+        AllGatherV => comm.all_gather_v(send, recv, &counts),
+        ReduceScatterV => comm.reduce_scatter_v(send, recv, &counts, op),
+        GatherV => comm.gather_v(send, recv, &counts, root),
+        ScatterV => comm.scatter_v(send, &counts, recv, root),
+        AllToAllV => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),
+    }
+    .map_err(|error| error.to_string())?;
+    same_values(recv, &expected[rank])
+}
+
+/// The same in place; `None` if the operation has no such form.
+fn perform_in_place<T: Number>(
+    comm: &Comm,
+    step: &Step,
+    input: &[T],
+    (op, root, count, shared): (phalanx::Reduction<T>, usize, usize, bool),
+) -> Option<Result<Vec<T>, String>> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let own = rank * count..(rank + 1) * count;
+    let mut start = vec![T::from_small(1); count * ranks];
+    match step.operation {
+        AllGather | Gather => start[own.clone()].copy_from_slice(input),
+        AllReduce | Broadcast | Reduce | ReduceScatter | AllToAll | Scatter => start = input.to_vec(),
+        _ => return None,
+    }
+    let mut memory = match Memory::new(comm, shared, &start) {
+        Ok(memory) => memory,
+        Err(problem) => return Some(Err(problem)),
+    };
+    let buffer = memory.slice_mut();
+    let outcome = match step.operation {
+        AllReduce => comm.all_reduce_in_place(buffer, op),
+        Broadcast => comm.broadcast_in_place(buffer, root),
+        Reduce => comm.reduce_in_place(buffer, op, root),
+        AllGather => comm.all_gather_in_place(buffer),
+        ReduceScatter => comm.reduce_scatter_in_place(buffer, op),
+        AllToAll => comm.all_to_all_in_place(buffer),
+        Gather => comm.gather_in_place(buffer, root),
+        _ => comm.scatter_in_place(buffer, root),
+    };
+    let result = match step.operation {
+        ReduceScatter | Scatter => buffer[own].to_vec(),
+        _ => buffer.to_vec(),
+    };
+    Some(outcome.map(|()| result).map_err(|error| error.to_string()))
+}
+
+enum Memory<T: Number> {
+    Private(Vec<T>),
+    Shared(phalanx::HostBuffer<T>),
+}
+
+impl<T: Number> Memory<T> {
+    fn new(comm: &Comm, shared: bool, content: &[T]) -> Result<Memory<T>, String> {
+        if !shared {
+            return Ok(Memory::Private(content.to_vec()));
+        }
+        let mut buffer = comm.alloc(content.len()).map_err(|error| error.to_string())?;
+        buffer.copy_from_slice(content);
+        Ok(Memory::Shared(buffer))
+    }
+
+    fn slice(&self) -> &[T] {
+        match self {
+            Memory::Private(vec) => vec,
+            Memory::Shared(buffer) => buffer,
+        }
+    }
+
+    fn slice_mut(&mut self) -> &mut [T] {
+        match self {
+            Memory::Private(vec) => vec,
+            Memory::Shared(buffer) => buffer,
+        }
+    }
+}
