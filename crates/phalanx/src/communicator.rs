@@ -271,7 +271,8 @@ impl Portable {
 impl Inner {
     fn sync(&mut self) -> Result<()> {
         let backend = self.comm.backend.clone();
-        crate::p2p::wait_all(self.pending.drain(..).map(|ticket| (&*backend, ticket)))?;
+        let pending: Vec<_> = self.pending.drain(..).map(|ticket| (&*backend, ticket)).collect();
+        crate::p2p::wait_all(&pending)?;
         self.comm.sync()
     }
 }

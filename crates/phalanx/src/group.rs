@@ -77,7 +77,7 @@ impl<'env> Group<'env> {
                 }
             }
         }
-        wait_all(tickets).and(outcome)?;
+        wait_all(&tickets).and(outcome)?;
         self.calls.iter().try_for_each(|(comm, call)| comm.run_call(call))
     }
 }

@@ -18,11 +18,21 @@ pub(crate) fn receiving<R: Target + ?Sized>(buf: &mut R, peer: usize, tag: u32) 
     Transfer { direction, peer, tag, dtype: <R::Elem as Element>::DTYPE, count: buf.len() }
 }
 
-/// Waits for all of them, also if some fail; answers the first error.
-pub(crate) fn wait_all<'a>(tickets: impl IntoIterator<Item = (&'a dyn Backend, Ticket)>) -> Result<()> {
+/// Waits for all of them, also if some fail; answers the first error. While one communicator's transfer is
+/// waited for, those of the others move along: their peers may need them first.
+pub(crate) fn wait_all(tickets: &[(&dyn Backend, Ticket)]) -> Result<()> {
     let mut outcome = Ok(());
-    for (backend, ticket) in tickets {
-        outcome = outcome.and(backend.wait(ticket));
+    for (index, (backend, ticket)) in tickets.iter().enumerate() {
+        let others = &tickets[index + 1..];
+        let meanwhile = || {
+            for (other, _) in others {
+                if !std::ptr::addr_eq(*other, *backend) {
+                    // An error is that communicator's, and its own wait will answer it.
+                    let _ = other.progress();
+                }
+            }
+        };
+        outcome = outcome.and(backend.wait(*ticket, &meanwhile));
     }
     outcome
 }
@@ -73,10 +83,10 @@ impl Comm {
             let received = self.backend.post(receiving(recv, source, 0))?;
             let sent = self.backend.post(sending(send, dest, 0));
             let outcome = match sent {
-                Ok(sent) => self.backend.wait(sent),
+                Ok(sent) => self.backend.wait(sent, &|| ()),
                 Err(error) => Err(error),
             };
-            self.backend.wait(received).and(outcome)
+            self.backend.wait(received, &|| ()).and(outcome)
         }
     }
 
@@ -93,6 +103,6 @@ impl Comm {
     fn transfer(&self, transfer: Transfer) -> Result<()> {
         // SAFETY: the caller borrows the buffer until the ticket is settled, here.
         let ticket = unsafe { self.backend.post(transfer) }?;
-        self.backend.wait(ticket)
+        self.backend.wait(ticket, &|| ())
     }
 }

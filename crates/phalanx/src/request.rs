@@ -204,7 +204,7 @@ impl Requests {
     }
 
     fn wait_for_message(&self, ticket: Ticket) -> Result<()> {
-        let result = self.backend.wait(ticket);
+        let result = self.backend.wait(ticket, &|| ());
         self.message_ended();
         result
     }

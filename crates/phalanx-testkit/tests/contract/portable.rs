@@ -162,7 +162,7 @@ fn wrong_calls(comm: &dyn Communicator) -> Outcome {
             ("null", comm.send(0, 4, dtype, 0, 0)),
             ("null", comm.recv(0, 4, dtype, 0, 0)),
             ("a count", comm.all_reduce(at, usize::MAX, dtype, sum)),
-            ("a count", comm.all_gather(at, at, usize::MAX / 16, dtype)),
+            ("a count", comm.all_gather(at, at, usize::MAX / 8, dtype)),
             ("a count", comm.send(at, usize::MAX / 4, dtype, 0, 0)),
         ]
     };

@@ -244,8 +244,8 @@ pub(crate) trait Backend: Send + Sync {
     /// true `test` for the ticket has answered, or any of them failed.
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket>;
 
-    /// Waits for a transfer, moving all others along.
-    fn wait(&self, ticket: Ticket) -> Result<()>;
+    /// Waits for a transfer, moving all others along; calls `meanwhile` again and again.
+    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()>;
 
     /// Moves all transfers along; whether this one is done (and its ticket spent).
     fn test(&self, ticket: Ticket) -> Result<bool>;

@@ -583,7 +583,8 @@ impl<'a> Collective<'a> {
                 Operation::AllReduce if self.takes_pushes(call, flow) && self.all_take_pushes() => {
                     self.push(call, flow)?;
                 }
-                Operation::AllReduce if (ranks - 1) * flow.longest() > ONE_PHASE || self.all_readable(0) => {
+                // In one phase everybody reads all of everybody's contribution, which may be in place.
+                Operation::AllReduce if (ranks - 1) * flow.longest() > ONE_PHASE || self.any_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
                 _ => self.one_phase(call, flow, send)?,
@@ -613,6 +614,11 @@ impl<'a> Collective<'a> {
 
     fn all_take_pushes(&self) -> bool {
         self.all_readable(0) && self.state.openings.iter().all(|opening| opening.data[4] == OPEN_TO_PUSHES)
+    }
+
+    /// Whether any rank's buffer can be read by its peers.
+    fn any_readable(&self, which: usize) -> bool {
+        self.state.openings.iter().any(|opening| opening.locations()[which].is_readable())
     }
 
     /// Whether every rank's buffer (0: `send`, 1: `recv`) can be read by its peers.
@@ -926,11 +932,12 @@ impl<'a> Collective<'a> {
                 let reads = readers.includes(peer);
                 let needed = if reads { needed } else { needed.min(step.first) };
                 self.endpoint.wait(peer, || done.get() >= needed)?;
-                if reads {
-                    drained = drained.min(done.get());
+                let seen = done.get();
+                if reads || seen < step.first {
+                    drained = drained.min(seen);
                 }
             }
-            self.state.drained[step.ring] = drained.max(needed).min(number);
+            self.state.drained[step.ring] = drained.min(number);
         }
         Ok(self.endpoint.channel.ring_chunk(self.endpoint.rank, step.ring, number))
     }

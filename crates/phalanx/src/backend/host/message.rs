@@ -110,8 +110,10 @@ struct Unexpected {
 /// Both directions between this rank and one other.
 #[derive(Default)]
 struct Peer {
-    /// Posted sends that are not written yet, in order; of the first, how many bytes are.
+    /// Posted sends that are not written yet, in order; of the first, whether its opening is, and how many
+    /// bytes.
     sends: VecDeque<usize>,
+    opened: bool,
     written: usize,
     /// Sends whose buffer the receiver reads: the message's number and the transfer.
     unread: VecDeque<(u64, usize)>,
@@ -171,7 +173,12 @@ impl Messages {
                     .position(|message| matches(&message.opening, plane, transfer.tag))
                     .and_then(|index| peer.unexpected.remove(index));
                 match found {
-                    Some(message) => inner.deliver_unexpected(endpoint, ticket, &message)?,
+                    Some(message) => {
+                        if let Err(error) = inner.deliver_unexpected(endpoint, ticket, &message) {
+                            let _ = inner.settle(Ticket(ticket), Err(error.clone()));
+                            return Err(error);
+                        }
+                    }
                     None => peer.receives.push_back(ticket),
                 }
             }
@@ -196,7 +203,7 @@ impl Messages {
         inner.settle(ticket, outcome)
     }
 
-    pub fn wait(&self, endpoint: &Endpoint, ticket: Ticket) -> Result<()> {
+    pub fn wait(&self, endpoint: &Endpoint, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
         let polls = if endpoint.crowded { 4 } else { POLLS };
         {
             let mut inner = self.lock();
@@ -205,6 +212,7 @@ impl Messages {
                 if inner.settle(ticket, outcome)? {
                     return Ok(());
                 }
+                meanwhile();
             }
         }
         let subject = || {
@@ -214,6 +222,7 @@ impl Messages {
         };
         let waited = endpoint.wait_long(
             &mut || {
+                meanwhile();
                 let mut inner = self.lock();
                 inner.progress(endpoint)?;
                 Ok(inner.is_done(ticket))
@@ -337,7 +346,7 @@ impl Inner {
         let bytes = count * dtype.size();
         let state = &mut self.peers[peer];
 
-        if state.written == 0 {
+        if !state.opened {
             if state.sent - mailbox.taken_messages.get() >= MAIL_SLOTS as u64 {
                 return false;
             }
@@ -380,7 +389,10 @@ impl Inner {
                     endpoint.announce_progress();
                     return true;
                 }
-                Way::Ring => return self.write_ring(endpoint, peer, index, source, bytes),
+                Way::Ring => {
+                    state.opened = true;
+                    return self.write_ring(endpoint, peer, index, source, bytes);
+                }
             }
             endpoint.announce_progress();
             self.finish(index);
@@ -415,6 +427,7 @@ impl Inner {
             mailbox.sent_chunks.set(state.sent_chunks);
         }
         endpoint.announce_progress();
+        state.opened = false;
         state.written = 0;
         self.finish(index);
         true
@@ -563,7 +576,16 @@ impl Inner {
         match arrived.destination {
             Destination::Posted(index) => self.finish(index),
             Destination::Aside(bytes) => {
-                state.unexpected.push_back(Unexpected { opening: arrived.opening, bytes });
+                let message = Unexpected { opening: arrived.opening, bytes };
+                // Its receive may have been posted while it came.
+                let late = state.receives.iter().position(|index| {
+                    let posted = posted[*index].as_ref().expect("queues hold posted transfers");
+                    matches(&message.opening, posted.plane, posted.transfer.tag)
+                });
+                match late.and_then(|position| state.receives.remove(position)) {
+                    Some(index) => self.deliver_unexpected(endpoint, index, &message)?,
+                    None => state.unexpected.push_back(message),
+                }
             }
         }
         Ok(true)
@@ -572,10 +594,7 @@ impl Inner {
     /// Gives a message that was put aside to its receive.
     fn deliver_unexpected(&mut self, endpoint: &Endpoint, ticket: usize, message: &Unexpected) -> Result<()> {
         let transfer = self.posted(ticket).transfer;
-        if let Err(error) = self.check_match(endpoint, transfer.peer, ticket, &message.opening) {
-            let _ = self.settle(Ticket(ticket), Err(error.clone()));
-            return Err(error);
-        }
+        self.check_match(endpoint, transfer.peer, ticket, &message.opening)?;
         let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
         // SAFETY: the target has as many bytes as were sent, just checked.
         unsafe { super::reduce::copy(target, message.bytes.as_ptr(), message.bytes.len(), false) };

@@ -132,7 +132,7 @@ impl HostComm {
             reduce::copy(target, source, ours.len(rank) * size, false);
         }
         for ticket in tickets {
-            if let Err(error) = self.messages.wait(&self.endpoint, ticket) {
+            if let Err(error) = self.messages.wait(&self.endpoint, ticket, &|| ()) {
                 failed = Some(error);
             }
         }
@@ -170,8 +170,8 @@ impl Backend for HostComm {
         self.closing(unsafe { self.messages.post(&self.endpoint, transfer, Plane::User) })
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<()> {
-        let result = self.messages.wait(&self.endpoint, ticket);
+    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        let result = self.messages.wait(&self.endpoint, ticket, meanwhile);
         if result.is_ok() { result } else { self.closing(result) }
     }
 

@@ -136,7 +136,7 @@ impl Backend for SoloComm {
         Ok(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<()> {
+    fn wait(&self, ticket: Ticket, _meanwhile: &dyn Fn()) -> Result<()> {
         if self.test(ticket)? {
             return Ok(());
         }
