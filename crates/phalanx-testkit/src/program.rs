@@ -86,8 +86,8 @@ impl Step {
             root: random.below(RANKS),
             in_place: random.below(2) == 0,
             lengths: (0..RANKS * RANKS).map(|_| length(random)).collect(),
-            shared: [0, 0xff, random.next() as u8][random.below(3)],
-            seed: random.next(),
+            shared: [0, 0xff, random.next_u64() as u8][random.below(3)],
+            seed: random.next_u64(),
         }
     }
 

@@ -14,7 +14,7 @@ impl Random {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,7 +24,7 @@ impl Random {
 
     /// A number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
+        (self.next_u64() % limit.max(1) as u64) as usize
     }
 }
 
@@ -39,7 +39,7 @@ pub fn values<T: Number>(seed: u64, len: usize) -> Vec<T> {
 }
 
 fn value<T: Number>(random: &mut Random) -> T {
-    let bits = random.next();
+    let bits = random.next_u64();
     let class = bits >> 56;
     let Some((exponent_bits, mantissa_bits)) = layout(T::DTYPE) else {
         return T::from_pattern(if class < 64 { bits % 16 } else { bits });

@@ -10,7 +10,7 @@ use crate::backend::{Backend, Call, Direction, Ticket, Transfer};
 use crate::buffer::{Owned, Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::Reduction;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -172,31 +172,39 @@ impl Requests {
         }
     }
 
-    fn start(&self, call: Call<'static>) -> Arc<Outcome> {
+    fn start(&self, call: Call<'static>) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
         let mut worker = lock(&self.worker);
-        let (sender, _) = worker.get_or_insert_with(|| {
-            let (sender, receiver) = channel();
-            let (backend, jobs) = (self.backend.clone(), self.jobs.clone());
-            let thread = std::thread::Builder::new().name(format!("phalanx-{}", self.backend.rank()));
-            let handle = thread.spawn(move || work(&*backend, &receiver, &jobs));
-            (sender, handle.expect("a thread for requests can be started"))
-        });
+        let sender = match &*worker {
+            Some((sender, _)) => sender,
+            None => {
+                let (sender, receiver) = channel();
+                let (backend, jobs) = (self.backend.clone(), self.jobs.clone());
+                let name = format!("phalanx-{}", self.backend.rank());
+                let handle = start_thread(name, move || work(&*backend, &receiver, &jobs))?;
+                &worker.insert((sender, handle)).0
+            }
+        };
         self.jobs.fetch_add(1, Ordering::AcqRel);
         let job = Job { call, outcome: outcome.clone() };
         sender.send(job).expect("the worker lives as long as its sender");
-        outcome
+        Ok(outcome)
     }
 
-    fn message_started(self: &Arc<Requests>) {
+    /// Makes sure that there is a thread that moves messages along.
+    fn start_mover(&self) -> Result<()> {
+        let mut mover = lock(&self.mover);
+        if mover.is_none() {
+            let (backend, messages) = (self.backend.clone(), self.messages.clone());
+            let name = format!("phalanx-m{}", self.backend.rank());
+            *mover = Some(start_thread(name, move || move_messages(&*backend, &messages))?);
+        }
+        Ok(())
+    }
+
+    fn message_started(&self) {
         lock(&self.messages.state).messages += 1;
         self.messages.changed.notify_all();
-        lock(&self.mover).get_or_insert_with(|| {
-            let (backend, messages) = (self.backend.clone(), self.messages.clone());
-            let thread = std::thread::Builder::new().name(format!("phalanx-m{}", self.backend.rank()));
-            let handle = thread.spawn(move || move_messages(&*backend, &messages));
-            handle.expect("a thread for messages can be started")
-        });
     }
 
     fn message_ended(&self) {
@@ -221,6 +229,13 @@ impl Requests {
             let _ = handle.join();
         }
     }
+}
+
+fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(body).map_err(|e| {
+        let remedy = "a request needs a thread: raise `ulimit -u`, or use the operation without `start_`";
+        Error::system("starting a thread", e, remedy)
+    })
 }
 
 fn work(backend: &dyn Backend, jobs: &Receiver<Job>, under_way: &AtomicUsize) {
@@ -279,9 +294,9 @@ fn move_messages(backend: &dyn Backend, moving: &Moving) {
 /// # }
 /// ```
 impl Comm {
-    fn request<B>(&self, buffers: B, call: Call<'static>) -> Request<B> {
-        let work = Work::Job(self.requests.start(call));
-        Request { buffers: ManuallyDrop::new(buffers), work, requests: self.requests.clone() }
+    fn request<B>(&self, buffers: B, call: Call<'static>) -> Result<Request<B>> {
+        let work = Work::Job(self.requests.start(call)?);
+        Ok(Request { buffers: ManuallyDrop::new(buffers), work, requests: self.requests.clone() })
     }
 
     /// Starts an [`all_reduce_in_place`](Comm::all_reduce_in_place).
@@ -291,13 +306,13 @@ impl Comm {
         op: impl Into<Reduction<B::Elem>>,
     ) -> Result<Request<B>> {
         let call = self.shape().all_reduce_in_place(&mut buf, op.into())?;
-        Ok(self.request(buf, call))
+        self.request(buf, call)
     }
 
     /// Starts a [`broadcast_in_place`](Comm::broadcast_in_place).
     pub fn start_broadcast<B: Owned>(&self, mut buf: B, root: usize) -> Result<Request<B>> {
         let call = self.shape().broadcast_in_place(&mut buf, root)?;
-        Ok(self.request(buf, call))
+        self.request(buf, call)
     }
 
     /// Starts a [`reduce_in_place`](Comm::reduce_in_place).
@@ -308,7 +323,7 @@ impl Comm {
         root: usize,
     ) -> Result<Request<B>> {
         let call = self.shape().reduce_in_place(&mut buf, op.into(), root)?;
-        Ok(self.request(buf, call))
+        self.request(buf, call)
     }
 
     /// Starts an [`all_gather`](Comm::all_gather).
@@ -318,7 +333,7 @@ impl Comm {
         R: Owned + Target<Elem = S::Elem>,
     {
         let call = self.shape().all_gather(&send, &mut recv)?;
-        Ok(self.request((send, recv), call))
+        self.request((send, recv), call)
     }
 
     /// Starts a [`reduce_scatter`](Comm::reduce_scatter).
@@ -333,7 +348,7 @@ impl Comm {
         R: Owned + Target<Elem = S::Elem>,
     {
         let call = self.shape().reduce_scatter(&send, &mut recv, op.into())?;
-        Ok(self.request((send, recv), call))
+        self.request((send, recv), call)
     }
 
     /// Starts an [`all_to_all`](Comm::all_to_all).
@@ -343,7 +358,7 @@ impl Comm {
         R: Owned + Target<Elem = S::Elem>,
     {
         let call = self.shape().all_to_all(&send, &mut recv)?;
-        Ok(self.request((send, recv), call))
+        self.request((send, recv), call)
     }
 
     fn message<B: Source>(
@@ -355,6 +370,7 @@ impl Comm {
         tag: u32,
     ) -> Result<Request<B>> {
         self.shape().check_rank(operation, "peer", peer)?;
+        self.requests.start_mover()?;
         let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
         // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
         let ticket = unsafe { self.backend.post(Transfer { direction, peer, tag, dtype, count }) }?;

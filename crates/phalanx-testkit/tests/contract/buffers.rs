@@ -21,7 +21,7 @@ impl Memory {
 
     /// A buffer for `len` elements to send from.
     pub fn send<T: Number>(self, comm: &Comm, len: usize) -> phalanx::Result<Buffer<T>> {
-        self.buffer(comm, len, comm.rank() % 2 == 0)
+        self.buffer(comm, len, comm.rank().is_multiple_of(2))
     }
 
     /// A buffer for `len` elements to receive into, or to work on in place.

@@ -138,9 +138,9 @@ fn all_cells<T: Number>(comm: &Comm, tables: &Tables<T>) -> Outcome {
     }
     // Every second combination of memory, place and reduction; the other half at the next number of ranks.
     let parity = comm.world_size();
-    walk.size(LARGE.div_ceil(blocks), |variant, combine| (variant + combine + parity) % 2 == 0)?;
+    walk.size(LARGE.div_ceil(blocks), |variant, combine| (variant + combine + parity).is_multiple_of(2))?;
     // A quarter of the types, one reduction for each combination of memory and place.
-    if (T::DTYPE as usize + comm.world_size()) % 4 == 0 {
+    if (T::DTYPE as usize + comm.world_size()).is_multiple_of(4) {
         let count = (LARGEST / size_of::<T>()).div_ceil(blocks);
         walk.size(count, |variant, combine| variant % 6 == combine)?;
     }
@@ -234,7 +234,7 @@ impl<T: Number> Walk<'_, T> {
         let reduction = || cell.combine.expect("a reducing operation").0.reduction(rank);
         // A buffer that a rank does not need may be there or not.
         let is_root = rank == cell.root;
-        let absent = !is_root && cell.number % 2 == 0;
+        let absent = !is_root && cell.number.is_multiple_of(2);
         match tables.operation {
             AllReduce => comm.all_reduce(&send[..], recv, reduction()),
             Broadcast if absent => comm.broadcast(&[][..], recv, cell.root),

@@ -163,7 +163,7 @@ fn grouped_ring(comm: &Comm) -> Outcome {
     for (i, size) in SIZES.into_iter().enumerate() {
         let send = ring.window(start(rank, next, i), size);
         let mut recv = vec![0f64; size];
-        let mut first = vec![0f64; 3];
+        let mut first = [0f64; 3];
         comm.group(|g| {
             g.send(&send, next)?;
             g.send(&send[..size.min(3)], next)?;

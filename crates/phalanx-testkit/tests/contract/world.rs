@@ -8,6 +8,9 @@ use std::time::Duration;
 /// A world that takes longer hangs: on a busy machine the slowest one takes a tenth of this.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Runs a scenario with so many ranks and these arguments.
+type Run = fn(Scenario, usize, &[&str]) -> Result<Vec<String>, Failed>;
+
 /// A scenario on thread ranks and on process ranks, for each of some numbers of ranks.
 pub fn both(scenario: Scenario, worlds: &'static [usize]) -> Vec<Trial> {
     both_with(scenario, worlds, &[""])
@@ -15,7 +18,7 @@ pub fn both(scenario: Scenario, worlds: &'static [usize]) -> Vec<Trial> {
 
 /// The same for each of some arguments.
 pub fn both_with(scenario: Scenario, worlds: &'static [usize], args: &'static [&'static str]) -> Vec<Trial> {
-    let on_all = move |run: fn(Scenario, usize, &[&str]) -> Result<Vec<String>, Failed>| {
+    let on_all = move |run: Run| {
         worlds
             .iter()
             .try_for_each(|ranks| args.iter().try_for_each(|arg| run(scenario, *ranks, &[arg]).map(drop)))

@@ -1,6 +1,7 @@
 //! The variables that launchers set, and our own.
 
 use crate::backend::BackendKind;
+use crate::backend::host::MAX_RANKS;
 use crate::error::{Error, UsageError};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -87,6 +88,14 @@ impl Environment {
         self.number(name)?.ok_or_else(expected)
     }
 
+    /// A number of ranks, which must be there and be possible.
+    fn ranks(&self, name: &str, because: &str) -> Result<usize, UsageError> {
+        match self.required(name, because)? {
+            ranks @ 1..=MAX_RANKS => Ok(ranks),
+            ranks => Err(setting(name, &ranks.to_string(), format!("1 to {MAX_RANKS} ranks"))),
+        }
+    }
+
     /// The backend that `PHALANX_BACKEND` asks for.
     pub fn backend(&self) -> Result<Option<BackendKind>, Error> {
         match self.get("PHALANX_BACKEND") {
@@ -122,7 +131,7 @@ impl Environment {
 
     fn phalanx_launch(&self) -> Result<Place, Error> {
         let rank = self.required("PHALANX_RANK", "PHALANX_WORLD_SIZE")?;
-        let world_size = self.required("PHALANX_WORLD_SIZE", "PHALANX_RANK")?;
+        let world_size = self.ranks("PHALANX_WORLD_SIZE", "PHALANX_RANK")?;
         self.check_one_host("PHALANX_LOCAL_WORLD_SIZE", world_size)?;
         let job = self.get("PHALANX_JOB").unwrap_or("").to_owned();
         if job.is_empty() && world_size > 1 {
@@ -135,7 +144,7 @@ impl Environment {
 
     fn torchrun(&self) -> Result<Place, Error> {
         let rank = self.required("RANK", "WORLD_SIZE")?;
-        let world_size = self.required("WORLD_SIZE", "RANK")?;
+        let world_size = self.ranks("WORLD_SIZE", "RANK")?;
         self.check_one_host("LOCAL_WORLD_SIZE", world_size)?;
         let part = |name: &str| self.get(name).unwrap_or("").to_owned();
         if world_size > 1 && (part("MASTER_ADDR").is_empty() || part("MASTER_PORT").is_empty()) {

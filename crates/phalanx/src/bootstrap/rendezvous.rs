@@ -5,7 +5,7 @@
 //! (no file), and belongs to a user: both sides check with the kernel who is at the other end.
 
 use super::environment::Place;
-use crate::backend::host::{NewChannel, World};
+use crate::backend::host::{MAX_RANKS, NewChannel, World};
 use crate::error::{BootstrapError, Error, Result};
 use crate::os::{Address, Connection, CpuSet, Process, SharedFile, usable_cpus, user_id};
 use std::io;
@@ -147,8 +147,12 @@ fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline
         Err(error) => {
             // Nobody shall wait for what will not come.
             let reason = error.to_string();
+            let missing = match &error {
+                Error::Bootstrap(error) => error.missing.as_slice(),
+                _ => &[],
+            };
             for guest in guests.iter().flatten() {
-                let _ = refuse(&guest.connection, &reason);
+                let _ = refuse(&guest.connection, &reason, missing);
             }
             Err(error)
         }
@@ -188,7 +192,7 @@ fn receive_guest(
     let hello = connection.receive(&mut bytes).ok().and_then(|()| Hello::from_bytes(&bytes));
     let Some(hello) = hello.filter(|hello| hello.job == job) else {
         tracing::warn!("a process that does not belong to the job tried to join it");
-        let _ = refuse(&connection, "this is not the job, or the version of phalanx, that was expected");
+        let _ = refuse(&connection, "this is not the job, or the version of phalanx, that was expected", &[]);
         return Ok(());
     };
     let (rank, world_size) = (hello.rank as usize, hello.world_size as usize);
@@ -205,7 +209,7 @@ fn receive_guest(
     if let Some(problem) = problem {
         let error =
             Error::bootstrap(problem, "give each process a rank of its own and the same number of ranks");
-        let _ = refuse(&connection, &error.to_string());
+        let _ = refuse(&connection, &error.to_string(), &[]);
         return Err(error);
     }
     match connection.receive_process() {
@@ -216,13 +220,17 @@ fn receive_guest(
     Ok(())
 }
 
-/// A refusal: a zero, and the reason.
-fn refuse(connection: &Connection, reason: &str) -> io::Result<()> {
+/// A refusal: a zero, the reason, and the ranks that are missing.
+fn refuse(connection: &Connection, reason: &str, missing: &[usize]) -> io::Result<()> {
     let reason = &reason.as_bytes()[..reason.len().min(MAX_REASON)];
-    let mut bytes = Vec::with_capacity(12 + reason.len());
+    let mut bytes = Vec::with_capacity(16 + reason.len() + 4 * missing.len());
     bytes.extend_from_slice(&0u64.to_le_bytes());
     bytes.extend_from_slice(&(reason.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&(missing.len() as u32).to_le_bytes());
     bytes.extend_from_slice(reason);
+    for rank in missing {
+        bytes.extend_from_slice(&(*rank as u32).to_le_bytes());
+    }
     connection.send(&bytes)
 }
 
@@ -326,12 +334,21 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
 }
 
 fn refusal(connection: &Connection) -> io::Result<Error> {
-    let mut len = [0; 4];
-    connection.receive(&mut len)?;
-    let mut reason = vec![0; (u32::from_le_bytes(len) as usize).min(MAX_REASON)];
+    let number = || -> io::Result<usize> {
+        let mut bytes = [0; 4];
+        connection.receive(&mut bytes)?;
+        Ok(u32::from_le_bytes(bytes) as usize)
+    };
+    let (reason_len, missing_len) = (number()?, number()?);
+    let mut reason = vec![0; reason_len.min(MAX_REASON)];
     connection.receive(&mut reason)?;
-    let reason = String::from_utf8_lossy(&reason);
-    Ok(Error::bootstrap(format!("rank 0 says: {reason}"), "all ranks have ended the attempt"))
+    let missing = (0..missing_len.min(MAX_RANKS)).map(|_| number()).collect::<io::Result<_>>()?;
+    Ok(BootstrapError {
+        problem: format!("rank 0 says: {}", String::from_utf8_lossy(&reason)),
+        remedy: "all ranks have ended the attempt".into(),
+        missing,
+    }
+    .into())
 }
 
 #[cfg(test)]

@@ -299,7 +299,9 @@ impl Inner {
             Direction::Send(_) => self.peers[peer].sent,
             Direction::Recv(_) => self.peers[peer].received,
         };
-        (number + 1, record(&posted.transfer))
+        // A block of a collective belongs to that collective's number, which is its tag.
+        let number = if posted.plane == Plane::Internal { posted.transfer.tag.into() } else { number + 1 };
+        (number, record(&posted.transfer, posted.plane))
     }
 
     fn progress(&mut self, endpoint: &Endpoint) -> Result<()> {
@@ -481,17 +483,21 @@ impl Inner {
             return Ok(());
         }
         let dtype = DType::from_code(opening.dtype).unwrap_or(DType::U8);
-        let sent = Record {
-            operation: Operation::Send,
+        let sent = Transfer {
+            direction: Direction::Send(std::ptr::null()),
+            peer: endpoint.rank,
             dtype,
-            reduction: ReductionCode::Sum,
-            root: endpoint.rank as u32,
-            count: opening.bytes / dtype.size() as u64,
-            counts: 0,
+            count: opening.bytes as usize / dtype.size(),
+            ..*transfer
         };
-        let (ours, theirs) = ((endpoint.rank, record(transfer)), (peer, sent));
+        let plane = self.posted(index).plane;
+        let (ours, theirs) = ((endpoint.rank, record(transfer, plane)), (peer, record(&sent, plane)));
         let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
-        let sequence = self.peers[peer].received + 1;
+        // The library's own messages have the number of their collective as tag.
+        let sequence = match plane {
+            Plane::User => self.peers[peer].received + 1,
+            Plane::Internal => transfer.tag.into(),
+        };
         Err(endpoint.fail(&Verdict::Mismatch { sequence, lower, higher }))
     }
 
@@ -610,17 +616,22 @@ fn write_lines(slot: &MailSlot, stamp: u64, source: *const u8, bytes: usize) {
     }
 }
 
-/// A transfer as errors show it.
-fn record(transfer: &Transfer) -> Record {
+/// A transfer as errors show it: a message, or a block of the collective that it carries out.
+fn record(transfer: &Transfer, plane: Plane) -> Record {
+    let message = match transfer.direction {
+        Direction::Send(_) => Operation::Send,
+        Direction::Recv(_) => Operation::Recv,
+    };
+    let (operation, counts) = match plane {
+        Plane::User => (message, 0),
+        Plane::Internal => (Operation::AllToAllV, message as u64),
+    };
     Record {
-        operation: match transfer.direction {
-            Direction::Send(_) => Operation::Send,
-            Direction::Recv(_) => Operation::Recv,
-        },
+        operation,
         dtype: transfer.dtype,
         reduction: ReductionCode::Sum,
         root: transfer.peer as u32,
         count: transfer.count as u64,
-        counts: 0,
+        counts,
     }
 }

@@ -16,7 +16,8 @@ pub(super) struct Record {
     pub root: u32,
     /// Elements of a block; the sum over all blocks if they differ.
     pub count: u64,
-    /// Hash of the list of block lengths if they differ, else 0.
+    /// Hash of the list of block lengths if they differ, else 0. Of a block of an all_to_all_v: which way
+    /// it goes.
     pub counts: u64,
 }
 
@@ -89,15 +90,19 @@ impl fmt::Display for Record {
             return Ok(());
         }
         write!(f, "({}", self.dtype)?;
+        // A block of an all_to_all_v says in `counts` which way it goes; the call itself has 0 there.
+        let block =
+            Operation::from_code(self.counts as u8).filter(|_| self.operation == Operation::AllToAllV);
         match self.operation {
-            Operation::AllToAllV => {}
+            Operation::AllToAllV if block.is_none() => {}
+            Operation::AllToAllV => write!(f, " × {}", self.count)?,
             _ if self.counts != 0 => write!(f, " × {} in blocks", self.count)?,
             _ => write!(f, " × {}", self.count)?,
         }
         if self.operation.reduces() {
             write!(f, ", {}", self.reduction.name())?;
         }
-        match self.operation {
+        match block.unwrap_or(self.operation) {
             operation if operation.is_rooted() => write!(f, ", root {}", self.root)?,
             Operation::Send => write!(f, ", to rank {}", self.root)?,
             Operation::Recv => write!(f, ", from rank {}", self.root)?,

@@ -4,7 +4,7 @@
 //! process ranks map it from the region's file, in which space is given out once and never again (the file
 //! is sparse, and the pages of a segment that is no longer used go back to the system).
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::os::{Mapping, Process, SharedFile};
 use crate::sync::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, HashMap};
@@ -23,6 +23,9 @@ pub(super) type SegmentId = u64;
 
 /// Segments start and end at multiples of this.
 const GRAIN: u64 = 1 << 16;
+
+/// The longest segment: more than a host has, and little enough for many to fit a file's offsets.
+const LARGEST: u64 = 1 << 44;
 
 /// The ranks of one region.
 pub(crate) struct World {
@@ -214,6 +217,13 @@ impl ProcessWorld {
     }
 
     fn create_segment(&self, len: usize) -> Result<Segment> {
+        if len as u64 > LARGEST {
+            return Err(Error::system(
+                "memfd",
+                std::io::ErrorKind::OutOfMemory.into(),
+                format!("{len} bytes of shared memory were asked for, {LARGEST} are the most at once"),
+            ));
+        }
         let len = (len as u64).max(GRAIN).next_power_of_two();
         let offset = self.next().fetch_add(len, Ordering::Relaxed);
         self.file.extend_to(offset + len)?;
