@@ -1,6 +1,6 @@
 //! Test tools of phalanx; never published.
 //!
-//! - [`reference`], [`number`], [`minifloat`]: what every collective must deliver, computed without
+//! - [`reference`](mod@reference), [`number`], [`minifloat`]: what every collective must deliver, computed without
 //!   looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]: random calls.
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
