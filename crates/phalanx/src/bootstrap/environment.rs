@@ -132,7 +132,7 @@ impl Environment {
     fn phalanx_launch(&self) -> Result<Place, Error> {
         let rank = self.required("PHALANX_RANK", "PHALANX_WORLD_SIZE")?;
         let world_size = self.ranks("PHALANX_WORLD_SIZE", "PHALANX_RANK")?;
-        self.check_one_host("PHALANX_LOCAL_WORLD_SIZE", world_size)?;
+        self.check_one_host("PHALANX_LOCAL_RANK", "PHALANX_LOCAL_WORLD_SIZE", world_size)?;
         let job = self.get("PHALANX_JOB").unwrap_or("").to_owned();
         if job.is_empty() && world_size > 1 {
             let expected =
@@ -145,7 +145,7 @@ impl Environment {
     fn torchrun(&self) -> Result<Place, Error> {
         let rank = self.required("RANK", "WORLD_SIZE")?;
         let world_size = self.ranks("WORLD_SIZE", "RANK")?;
-        self.check_one_host("LOCAL_WORLD_SIZE", world_size)?;
+        self.check_one_host("LOCAL_RANK", "LOCAL_WORLD_SIZE", world_size)?;
         let part = |name: &str| self.get(name).unwrap_or("").to_owned();
         if world_size > 1 && (part("MASTER_ADDR").is_empty() || part("MASTER_PORT").is_empty()) {
             let name = if part("MASTER_ADDR").is_empty() { "MASTER_ADDR" } else { "MASTER_PORT" };
@@ -164,8 +164,12 @@ impl Environment {
         Ok(Place { launcher: "torchrun", rank, world_size, job: job.join(" ") })
     }
 
-    /// Shared memory needs all ranks on one host.
-    fn check_one_host(&self, local: &str, world_size: usize) -> Result<(), Error> {
+    /// Shared memory needs all ranks on one host. `local_rank` is for applications; it must make sense.
+    fn check_one_host(&self, local_rank: &str, local: &str, world_size: usize) -> Result<(), Error> {
+        if let Some(rank) = self.number(local_rank)?.filter(|rank| *rank >= world_size) {
+            let expected = format!("less than the number of ranks, {world_size}");
+            return Err(setting(local_rank, &rank.to_string(), expected).into());
+        }
         match self.number(local)? {
             Some(here) if here != world_size => Err(Error::Unsupported {
                 what: format!("a world of {world_size} ranks of which {here} are on this host ({local})"),
