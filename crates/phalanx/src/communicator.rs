@@ -9,8 +9,9 @@ use crate::comm::Comm;
 use crate::dtype::DType;
 use crate::error::{Result, UsageError};
 use crate::op::ReduceOp;
+use crate::sync::lock;
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// Collective communication on raw memory.
 ///
@@ -193,10 +194,6 @@ struct Inner {
 struct Events {
     next: u64,
     alive: HashSet<u64>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Portable {

@@ -12,10 +12,11 @@ use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::op::Reduction;
+use crate::sync::lock;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -114,10 +115,6 @@ impl Outcome {
     fn is_there(&self) -> bool {
         lock(&self.result).is_some()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A started collective.

@@ -1,6 +1,12 @@
-//! The atomics of the shared-memory protocols. The test kit puts loom's in their place.
+//! The atomics of the shared-memory protocols, in whose place the test kit puts loom's; and locking.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks, also after a holder panicked: what is behind a lock here is consistent at every step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// [`std::cell::UnsafeCell`] with loom's interface.
 #[repr(transparent)]

@@ -17,8 +17,9 @@ use crate::backend::{Direction, Operation, Ticket, Transfer};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::ReductionCode;
+use crate::sync::lock;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Payload of a message's opening that is not taken by its header.
 const INLINE: usize = LINE_PAYLOAD - 16;
@@ -154,7 +155,7 @@ impl Messages {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// # Safety

@@ -6,9 +6,9 @@
 
 use crate::error::{Error, Result};
 use crate::os::{Mapping, Process, SharedFile};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, lock};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A piece of shared memory: how all ranks call it, and where it is in this process.
 #[derive(Clone)]
@@ -53,11 +53,6 @@ pub(super) struct ProcessWorld {
     /// Segments of peers that were mapped to read from them.
     peers: Mutex<HashMap<SegmentId, Arc<Mapping>>>,
     heap: Mutex<Vec<Arena>>,
-}
-
-/// A lock whose data stays consistent even if a holder panicked: nothing here panics half-way.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl World {

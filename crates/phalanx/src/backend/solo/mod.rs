@@ -7,9 +7,10 @@ use crate::backend::host::Reducer;
 use crate::backend::{Allocation, Backend, BackendKind, Call, Departure, Direction, Ticket, Transfer};
 use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError};
 use crate::os::Mapping;
+use crate::sync::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// The only rank of a communicator.
@@ -37,7 +38,7 @@ impl SoloComm {
     }
 
     fn lock(&self) -> MutexGuard<'_, Messages> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.messages)
     }
 
     fn check(&self) -> Result<()> {
