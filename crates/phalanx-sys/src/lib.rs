@@ -5,5 +5,7 @@
 //! versions differ, and a function that is not there is an error when it is needed, not before.
 
 mod library;
+#[cfg(unix)]
+pub mod nccl;
 
 pub use library::{Attempt, Library, MissingFunction, NotFound, Place, Search};

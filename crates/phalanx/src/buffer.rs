@@ -1,34 +1,43 @@
 //! Buffers: what an operation reads from and writes to.
 
-use crate::dtype::Element;
-use crate::host::HostBuffer;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 
-/// Memory an operation can read: slices, arrays, vectors, and memory from [`Comm::alloc`](crate::Comm::alloc).
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::host::HostBuffer;
+use crate::lane::{Lane, Lent};
+
+/// Memory an operation can read: slices, arrays, vectors, memory from [`Comm::alloc`](crate::Comm::alloc), and
+/// GPU memory (cudarc's `CudaSlice` and its views).
 ///
 /// # Safety
-/// `as_ptr` points to `len` initialised elements that stay where they are, and are not written, for as
-/// long as the buffer is borrowed.
+/// What [`lend`](Source::lend) points to are `len` initialised elements that stay where they are, and are not
+/// written, for as long as the buffer is borrowed; if they are GPU memory, also until the work that is on the
+/// lane's stream when the `Lent` is dropped is complete.
 pub unsafe trait Source {
     /// The type of the elements.
     type Elem: Element;
-    /// Address of the first element.
-    fn as_ptr(&self) -> *const Self::Elem;
     /// Number of elements.
     fn len(&self) -> usize;
     /// Whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Lends the elements to an operation on a lane, for reading.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`](crate::UsageError::Memory) if that lane cannot use this memory.
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>>;
 }
 
 /// Memory an operation can write; the counterpart of [`Source`].
 ///
 /// # Safety
-/// As for [`Source`]; moreover, while the buffer is mutably borrowed nobody else reads or writes the
-/// elements that `as_mut_ptr` points to.
+/// As for [`Source`]; moreover, during that time nobody else reads or writes the elements.
 pub unsafe trait Target: Source {
-    /// Address of the first element, for writing.
-    fn as_mut_ptr(&mut self) -> *mut Self::Elem;
+    /// Lends the elements to an operation on a lane, for writing.
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>>;
 }
 
 macro_rules! slice_like {
@@ -36,17 +45,20 @@ macro_rules! slice_like {
         // SAFETY: a slice's elements are initialised and do not move while it is borrowed.
         unsafe impl<$($generics)*> Source for $ty {
             type Elem = T;
-            fn as_ptr(&self) -> *const T {
-                <[T]>::as_ptr(self)
-            }
+            #[inline]
             fn len(&self) -> usize {
                 <[T]>::len(self)
+            }
+            #[inline]
+            fn lend<'a>(&'a self, _lane: &'a Lane) -> Result<Lent<'a>> {
+                Ok(Lent::host(<[T]>::as_ptr(self).cast_mut().cast()))
             }
         }
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<$($generics)*> Target for $ty {
-            fn as_mut_ptr(&mut self) -> *mut T {
-                <[T]>::as_mut_ptr(self)
+            #[inline]
+            fn lend_mut<'a>(&'a mut self, _lane: &'a Lane) -> Result<Lent<'a>> {
+                Ok(Lent::host(<[T]>::as_mut_ptr(self).cast()))
             }
         }
     )*};
@@ -63,33 +75,38 @@ slice_like! {
 // SAFETY: what holds for the buffer behind the reference holds for the reference.
 unsafe impl<B: Source + ?Sized> Source for &B {
     type Elem = B::Elem;
-    fn as_ptr(&self) -> *const B::Elem {
-        (**self).as_ptr()
-    }
+    #[inline]
     fn len(&self) -> usize {
         (**self).len()
+    }
+    #[inline]
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+        (**self).lend(lane)
     }
 }
 
 // SAFETY: what holds for the buffer behind the reference holds for the reference.
 unsafe impl<B: Source + ?Sized> Source for &mut B {
     type Elem = B::Elem;
-    fn as_ptr(&self) -> *const B::Elem {
-        (**self).as_ptr()
-    }
+    #[inline]
     fn len(&self) -> usize {
         (**self).len()
+    }
+    #[inline]
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+        (**self).lend(lane)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<B: Target + ?Sized> Target for &mut B {
-    fn as_mut_ptr(&mut self) -> *mut B::Elem {
-        (**self).as_mut_ptr()
+    #[inline]
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+        (**self).lend_mut(lane)
     }
 }
 
-/// A buffer that can be given away to a request and back: owned memory.
+/// A buffer that can be given away to a request and back: owned host memory.
 ///
 /// # Safety
 /// The elements stay at the same address when the value itself is moved (heap or shared memory).

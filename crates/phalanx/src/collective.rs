@@ -3,8 +3,10 @@
 use crate::backend::{Blocks, Call, Operation};
 use crate::buffer::{Source, Target};
 use crate::comm::Comm;
+use crate::dtype::Element;
 use crate::error::{Result, UsageError};
-use crate::op::{RawReduction, ReduceOp, Reduction};
+use crate::lane::{Lane, Lent};
+use crate::op::Reduction;
 
 /// What the checks need to know of a communicator.
 #[derive(Debug, Clone, Copy)]
@@ -75,289 +77,148 @@ impl Shape {
 
     // --- whole buffers --------------------------------------------------------------------------------
 
-    pub fn all_reduce<S, R>(&self, send: &S, recv: &mut R, op: Reduction<S::Elem>) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        same_len("all_reduce", "recv", recv.len(), send.len(), "as many as the send buffer")?;
-        Ok(call::<S>(Operation::AllReduce, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(send.len()))
-            .reducing(op.into()))
+    pub fn all_reduce(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        same_len("all_reduce", "recv", recv, send, "as many as the send buffer")?;
+        Ok(self.whole(Operation::AllReduce, send))
     }
 
-    pub fn all_reduce_in_place<R: Target + ?Sized>(
-        &self,
-        buf: &mut R,
-        op: Reduction<R::Elem>,
-    ) -> Result<Call<'static>> {
-        let recv = buf.as_mut_ptr();
-        Ok(call::<R>(Operation::AllReduce, recv, recv, Blocks::Equal(buf.len())).reducing(op.into()))
-    }
-
-    pub fn broadcast<S, R>(&self, send: &S, recv: &mut R, root: usize) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    pub fn broadcast(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("broadcast", "root", root)?;
         if root == self.rank {
-            same_len("broadcast", "send", send.len(), recv.len(), "as many as the recv buffer, at the root")?;
+            same_len("broadcast", "send", send, recv, "as many as the recv buffer, at the root")?;
         }
-        let blocks = Blocks::Equal(recv.len());
-        Ok(call::<S>(Operation::Broadcast, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
+        Ok(self.whole(Operation::Broadcast, recv).rooted(root))
     }
 
-    pub fn broadcast_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<Call<'static>> {
-        self.check_rank("broadcast_in_place", "root", root)?;
-        let recv = buf.as_mut_ptr();
-        Ok(call::<R>(Operation::Broadcast, recv, recv, Blocks::Equal(buf.len())).rooted(root))
-    }
-
-    pub fn reduce<S, R>(
-        &self,
-        send: &S,
-        recv: &mut R,
-        op: Reduction<S::Elem>,
-        root: usize,
-    ) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    pub fn reduce(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("reduce", "root", root)?;
         if root == self.rank {
-            same_len("reduce", "recv", recv.len(), send.len(), "as many as the send buffer, at the root")?;
+            same_len("reduce", "recv", recv, send, "as many as the send buffer, at the root")?;
         }
-        Ok(call::<S>(Operation::Reduce, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(send.len()))
-            .rooted(root)
-            .reducing(op.into()))
+        Ok(self.whole(Operation::Reduce, send).rooted(root))
     }
 
-    pub fn reduce_in_place<R: Target + ?Sized>(
-        &self,
-        buf: &mut R,
-        op: Reduction<R::Elem>,
-        root: usize,
-    ) -> Result<Call<'static>> {
-        self.check_rank("reduce_in_place", "root", root)?;
-        let recv = buf.as_mut_ptr();
-        Ok(call::<R>(Operation::Reduce, recv, recv, Blocks::Equal(buf.len()))
-            .rooted(root)
-            .reducing(op.into()))
+    /// An operation on buffers that are one block each; all that can be wrong with them in place is the root.
+    pub fn whole(&self, operation: Operation, len: usize) -> Call<'static> {
+        Call { blocks: Blocks::Equal(len), ..Call::empty(operation) }
+    }
+
+    pub fn whole_in_place(&self, operation: Operation, len: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank(operation.name(), "root", root)?;
+        Ok(self.whole(operation, len).rooted(root))
     }
 
     // --- equal blocks ---------------------------------------------------------------------------------
 
-    pub fn all_gather<S, R>(&self, send: &S, recv: &mut R) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let expected = self.all_blocks("all_gather", send.len())?;
-        same_len("all_gather", "recv", recv.len(), expected, "ranks × the send buffer")?;
-        Ok(call::<S>(Operation::AllGather, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(send.len())))
+    pub fn all_gather(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        let expected = self.all_blocks("all_gather", send)?;
+        same_len("all_gather", "recv", recv, expected, "ranks × the send buffer")?;
+        Ok(self.whole(Operation::AllGather, send))
     }
 
-    pub fn all_gather_in_place<R: Target + ?Sized>(&self, buf: &mut R) -> Result<Call<'static>> {
-        let block = self.share("all_gather", "in-place", buf.len())?;
-        let recv = buf.as_mut_ptr();
-        Ok(call::<R>(Operation::AllGather, recv.wrapping_add(self.rank * block), recv, Blocks::Equal(block)))
-    }
-
-    pub fn gather<S, R>(&self, send: &S, recv: &mut R, root: usize) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    pub fn gather(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("gather", "root", root)?;
         if root == self.rank {
-            let expected = self.all_blocks("gather", send.len())?;
-            same_len("gather", "recv", recv.len(), expected, "ranks × the send buffer, at the root")?;
+            let expected = self.all_blocks("gather", send)?;
+            same_len("gather", "recv", recv, expected, "ranks × the send buffer, at the root")?;
         }
-        let blocks = Blocks::Equal(send.len());
-        Ok(call::<S>(Operation::Gather, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
+        Ok(self.whole(Operation::Gather, send).rooted(root))
     }
 
-    pub fn gather_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<Call<'static>> {
-        self.check_rank("gather_in_place", "root", root)?;
-        let block = self.share("gather", "in-place", buf.len())?;
-        let recv = buf.as_mut_ptr();
-        let own = recv.wrapping_add(self.rank * block);
-        Ok(call::<R>(Operation::Gather, own, recv, Blocks::Equal(block)).rooted(root))
+    pub fn reduce_scatter(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        let expected = self.all_blocks("reduce_scatter", recv)?;
+        same_len("reduce_scatter", "send", send, expected, "ranks × the recv buffer")?;
+        Ok(self.whole(Operation::ReduceScatter, recv))
     }
 
-    pub fn reduce_scatter<S, R>(
-        &self,
-        send: &S,
-        recv: &mut R,
-        op: Reduction<S::Elem>,
-    ) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let expected = self.all_blocks("reduce_scatter", recv.len())?;
-        same_len("reduce_scatter", "send", send.len(), expected, "ranks × the recv buffer")?;
-        let blocks = Blocks::Equal(recv.len());
-        Ok(call::<S>(Operation::ReduceScatter, send.as_ptr(), recv.as_mut_ptr(), blocks).reducing(op.into()))
-    }
-
-    pub fn reduce_scatter_in_place<R: Target + ?Sized>(
-        &self,
-        buf: &mut R,
-        op: Reduction<R::Elem>,
-    ) -> Result<Call<'static>> {
-        let block = self.share("reduce_scatter", "in-place", buf.len())?;
-        let send = buf.as_mut_ptr();
-        let own = send.wrapping_add(self.rank * block);
-        Ok(call::<R>(Operation::ReduceScatter, send, own, Blocks::Equal(block)).reducing(op.into()))
-    }
-
-    pub fn scatter<S, R>(&self, send: &S, recv: &mut R, root: usize) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    pub fn scatter(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("scatter", "root", root)?;
         if root == self.rank {
-            let expected = self.all_blocks("scatter", recv.len())?;
-            same_len("scatter", "send", send.len(), expected, "ranks × the recv buffer, at the root")?;
+            let expected = self.all_blocks("scatter", recv)?;
+            same_len("scatter", "send", send, expected, "ranks × the recv buffer, at the root")?;
         }
-        let blocks = Blocks::Equal(recv.len());
-        Ok(call::<S>(Operation::Scatter, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
+        Ok(self.whole(Operation::Scatter, recv).rooted(root))
     }
 
-    pub fn scatter_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<Call<'static>> {
-        self.check_rank("scatter_in_place", "root", root)?;
-        let block = self.share("scatter", "in-place", buf.len())?;
-        let send = buf.as_mut_ptr();
-        let own = send.wrapping_add(self.rank * block);
-        Ok(call::<R>(Operation::Scatter, send, own, Blocks::Equal(block)).rooted(root))
+    pub fn all_to_all(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        let block = self.share("all_to_all", "send", send)?;
+        same_len("all_to_all", "recv", recv, send, "as many as the send buffer")?;
+        Ok(self.whole(Operation::AllToAll, block))
     }
 
-    pub fn all_to_all<S, R>(&self, send: &S, recv: &mut R) -> Result<Call<'static>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let block = self.share("all_to_all", "send", send.len())?;
-        same_len("all_to_all", "recv", recv.len(), send.len(), "as many as the send buffer")?;
-        Ok(call::<S>(Operation::AllToAll, send.as_ptr(), recv.as_mut_ptr(), Blocks::Equal(block)))
-    }
-
-    pub fn all_to_all_in_place<R: Target + ?Sized>(&self, buf: &mut R) -> Result<Call<'static>> {
-        let block = self.share("all_to_all", "in-place", buf.len())?;
-        let recv = buf.as_mut_ptr();
-        Ok(call::<R>(Operation::AllToAll, recv, recv, Blocks::Equal(block)))
+    /// One buffer of `len` elements, which holds all ranks' blocks.
+    pub fn blocks_in_place(&self, operation: Operation, len: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank(operation.name(), "root", root)?;
+        let block = self.share(operation.name(), "in-place", len)?;
+        Ok(self.whole(operation, block).rooted(root))
     }
 
     // --- blocks of different lengths ------------------------------------------------------------------
 
-    pub fn all_gather_v<'a, S, R>(&self, send: &S, recv: &mut R, counts: &'a [usize]) -> Result<Call<'a>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    pub fn all_gather_v<'a>(&self, send: usize, recv: usize, counts: &'a [usize]) -> Result<Call<'a>> {
         let operation = "all_gather_v";
         self.check_counts(operation, "counts", counts)?;
-        same_len(operation, "send", send.len(), counts[self.rank], "counts[rank]")?;
-        same_len(operation, "recv", recv.len(), total(operation, counts)?, "the sum of the counts")?;
-        Ok(call::<S>(Operation::AllGatherV, send.as_ptr(), recv.as_mut_ptr(), Blocks::Each(counts)))
+        same_len(operation, "send", send, counts[self.rank], "counts[rank]")?;
+        same_len(operation, "recv", recv, total(operation, counts)?, "the sum of the counts")?;
+        Ok(each(Operation::AllGatherV, counts))
     }
 
-    pub fn gather_v<'a, S, R>(
+    pub fn gather_v<'a>(
         &self,
-        send: &S,
-        recv: &mut R,
+        send: usize,
+        recv: usize,
         counts: &'a [usize],
         root: usize,
-    ) -> Result<Call<'a>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    ) -> Result<Call<'a>> {
         let operation = "gather_v";
         self.check_rank(operation, "root", root)?;
         self.check_counts(operation, "counts", counts)?;
-        same_len(operation, "send", send.len(), counts[self.rank], "counts[rank]")?;
+        same_len(operation, "send", send, counts[self.rank], "counts[rank]")?;
         let all = total(operation, counts)?;
         if root == self.rank {
-            same_len(operation, "recv", recv.len(), all, "the sum of the counts, at the root")?;
+            same_len(operation, "recv", recv, all, "the sum of the counts, at the root")?;
         }
-        let blocks = Blocks::Each(counts);
-        Ok(call::<S>(Operation::GatherV, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
+        Ok(each(Operation::GatherV, counts).rooted(root))
     }
 
-    pub fn scatter_v<'a, S, R>(
+    pub fn scatter_v<'a>(
         &self,
-        send: &S,
+        send: usize,
+        recv: usize,
         counts: &'a [usize],
-        recv: &mut R,
         root: usize,
-    ) -> Result<Call<'a>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    ) -> Result<Call<'a>> {
         let operation = "scatter_v";
         self.check_rank(operation, "root", root)?;
         self.check_counts(operation, "counts", counts)?;
-        same_len(operation, "recv", recv.len(), counts[self.rank], "counts[rank]")?;
+        same_len(operation, "recv", recv, counts[self.rank], "counts[rank]")?;
         let all = total(operation, counts)?;
         if root == self.rank {
-            same_len(operation, "send", send.len(), all, "the sum of the counts, at the root")?;
+            same_len(operation, "send", send, all, "the sum of the counts, at the root")?;
         }
-        let blocks = Blocks::Each(counts);
-        Ok(call::<S>(Operation::ScatterV, send.as_ptr(), recv.as_mut_ptr(), blocks).rooted(root))
+        Ok(each(Operation::ScatterV, counts).rooted(root))
     }
 
-    pub fn reduce_scatter_v<'a, S, R>(
-        &self,
-        send: &S,
-        recv: &mut R,
-        counts: &'a [usize],
-        op: Reduction<S::Elem>,
-    ) -> Result<Call<'a>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    pub fn reduce_scatter_v<'a>(&self, send: usize, recv: usize, counts: &'a [usize]) -> Result<Call<'a>> {
         let operation = "reduce_scatter_v";
         self.check_counts(operation, "counts", counts)?;
-        same_len(operation, "recv", recv.len(), counts[self.rank], "counts[rank]")?;
-        same_len(operation, "send", send.len(), total(operation, counts)?, "the sum of the counts")?;
-        Ok(call::<S>(Operation::ReduceScatterV, send.as_ptr(), recv.as_mut_ptr(), Blocks::Each(counts))
-            .reducing(op.into()))
+        same_len(operation, "recv", recv, counts[self.rank], "counts[rank]")?;
+        same_len(operation, "send", send, total(operation, counts)?, "the sum of the counts")?;
+        Ok(each(Operation::ReduceScatterV, counts))
     }
 
-    pub fn all_to_all_v<'a, S, R>(
+    pub fn all_to_all_v<'a>(
         &self,
-        send: &S,
+        send: usize,
         send_counts: &'a [usize],
-        recv: &mut R,
+        recv: usize,
         recv_counts: &'a [usize],
-    ) -> Result<Call<'a>>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
+    ) -> Result<Call<'a>> {
         let operation = "all_to_all_v";
         self.check_counts(operation, "send counts", send_counts)?;
         self.check_counts(operation, "recv counts", recv_counts)?;
-        same_len(
-            operation,
-            "send",
-            send.len(),
-            total(operation, send_counts)?,
-            "the sum of the send counts",
-        )?;
-        same_len(
-            operation,
-            "recv",
-            recv.len(),
-            total(operation, recv_counts)?,
-            "the sum of the recv counts",
-        )?;
+        same_len(operation, "send", send, total(operation, send_counts)?, "the sum of the send counts")?;
+        same_len(operation, "recv", recv, total(operation, recv_counts)?, "the sum of the recv counts")?;
         let (own_sent, own_received) = (send_counts[self.rank], recv_counts[self.rank]);
         same_len(
             operation,
@@ -366,28 +227,12 @@ impl Shape {
             own_sent,
             "send_counts[rank], what this rank gives itself",
         )?;
-        let blocks = Blocks::Each(send_counts);
-        let call = call::<S>(Operation::AllToAllV, send.as_ptr(), recv.as_mut_ptr(), blocks);
-        Ok(Call { recv_blocks: Blocks::Each(recv_counts), ..call })
+        Ok(Call { recv_blocks: Blocks::Each(recv_counts), ..each(Operation::AllToAllV, send_counts) })
     }
 }
 
-fn call<S: Source + ?Sized>(
-    operation: Operation,
-    send: *const S::Elem,
-    recv: *mut S::Elem,
-    blocks: Blocks<'_>,
-) -> Call<'_> {
-    Call {
-        operation,
-        dtype: <S::Elem as crate::Element>::DTYPE,
-        reduction: ReduceOp::Sum.into(),
-        root: 0,
-        send: send.cast(),
-        recv: recv.cast(),
-        blocks,
-        recv_blocks: blocks,
-    }
+fn each(operation: Operation, counts: &[usize]) -> Call<'_> {
+    Call { blocks: Blocks::Each(counts), ..Call::empty(operation) }
 }
 
 impl<'a> Call<'a> {
@@ -395,8 +240,31 @@ impl<'a> Call<'a> {
         Call { root, ..self }
     }
 
-    fn reducing(self, reduction: RawReduction) -> Call<'a> {
-        Call { reduction, ..self }
+    pub(crate) fn reducing<T>(self, reduction: impl Into<Reduction<T>>) -> Call<'a>
+    where
+        T: Element,
+    {
+        Call { reduction: reduction.into().into(), ..self }
+    }
+
+    /// With its buffers.
+    #[inline]
+    pub(crate) fn between<T: Element>(self, send: &Lent<'_>, recv: &Lent<'_>, lane: &Lane) -> Call<'a> {
+        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.from_to(send.span(), recv.span())
+    }
+
+    /// With one buffer: the smaller of the two is `rank`'s block in the larger.
+    #[inline]
+    pub(crate) fn inside<T: Element>(self, buffer: &Lent<'_>, lane: &Lane, rank: usize) -> Call<'a> {
+        use Operation::{AllGather, Gather, ReduceScatter, Scatter};
+        let whole = buffer.span();
+        let own = || whole.at(self.blocks.offset(rank) * size_of::<T>());
+        let (send, recv) = match self.operation {
+            AllGather | Gather => (own(), whole),
+            ReduceScatter | Scatter => (whole, own()),
+            _ => (whole, whole),
+        };
+        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.from_to(send, recv)
     }
 }
 
@@ -409,6 +277,23 @@ impl<'a> Call<'a> {
 ///
 /// `…_in_place` works on one buffer; blocks are then at the places they have in the larger buffer.
 impl Comm {
+    /// Lends the buffers to a checked call and carries it out.
+    #[inline]
+    fn out_of_place<S, R>(&self, call: Call<'_>, send: &S, recv: &mut R) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let (send, recv) = (send.lend(&self.lane)?, recv.lend_mut(&self.lane)?);
+        self.run_call(&call.between::<S::Elem>(&send, &recv, &self.lane))
+    }
+
+    #[inline]
+    fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
+        let lent = buf.lend_mut(&self.lane)?;
+        self.run_call(&call.inside::<R::Elem>(&lent, &self.lane, self.rank()))
+    }
+
     /// Combines all ranks' buffers; everybody gets the result.
     ///
     /// `recv.len() == send.len()`, the same on every rank. NCCL's `ncclAllReduce`, MPI's `MPI_Allreduce`.
@@ -429,7 +314,8 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().all_reduce(send, recv, op.into())?)
+        let call = self.shape().all_reduce(send.len(), recv.len())?;
+        self.out_of_place(call.reducing(op), send, recv)
     }
 
     /// [`all_reduce`](Comm::all_reduce) of one buffer.
@@ -437,7 +323,7 @@ impl Comm {
     where
         R: Target + ?Sized,
     {
-        self.run_call(&self.shape().all_reduce_in_place(buf, op.into())?)
+        self.in_place(self.shape().whole(Operation::AllReduce, buf.len()).reducing(op), buf)
     }
 
     /// Gives the root's buffer to everybody.
@@ -449,12 +335,12 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().broadcast(send, recv, root)?)
+        self.out_of_place(self.shape().broadcast(send.len(), recv.len(), root)?, send, recv)
     }
 
     /// [`broadcast`](Comm::broadcast) of one buffer: read at the root, written elsewhere.
     pub fn broadcast_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<()> {
-        self.run_call(&self.shape().broadcast_in_place(buf, root)?)
+        self.in_place(self.shape().whole_in_place(Operation::Broadcast, buf.len(), root)?, buf)
     }
 
     /// Combines all ranks' buffers; the root gets the result.
@@ -472,7 +358,8 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().reduce(send, recv, op.into(), root)?)
+        let call = self.shape().reduce(send.len(), recv.len(), root)?;
+        self.out_of_place(call.reducing(op), send, recv)
     }
 
     /// [`reduce`](Comm::reduce) of one buffer, which is written at the root only.
@@ -485,7 +372,8 @@ impl Comm {
     where
         R: Target + ?Sized,
     {
-        self.run_call(&self.shape().reduce_in_place(buf, op.into(), root)?)
+        let call = self.shape().whole_in_place(Operation::Reduce, buf.len(), root)?;
+        self.in_place(call.reducing(op), buf)
     }
 
     /// Puts all ranks' buffers one behind the other, in rank order; everybody gets the result.
@@ -496,12 +384,12 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().all_gather(send, recv)?)
+        self.out_of_place(self.shape().all_gather(send.len(), recv.len())?, send, recv)
     }
 
     /// [`all_gather`](Comm::all_gather) with this rank's block already at `rank × len / world_size`.
     pub fn all_gather_in_place<R: Target + ?Sized>(&self, buf: &mut R) -> Result<()> {
-        self.run_call(&self.shape().all_gather_in_place(buf)?)
+        self.in_place(self.shape().blocks_in_place(Operation::AllGather, buf.len(), 0)?, buf)
     }
 
     /// [`all_gather`](Comm::all_gather) of blocks of different lengths.
@@ -513,7 +401,7 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().all_gather_v(send, recv, counts)?)
+        self.out_of_place(self.shape().all_gather_v(send.len(), recv.len(), counts)?, send, recv)
     }
 
     /// Combines all ranks' buffers; each rank gets its block of the result.
@@ -529,7 +417,8 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().reduce_scatter(send, recv, op.into())?)
+        let call = self.shape().reduce_scatter(send.len(), recv.len())?;
+        self.out_of_place(call.reducing(op), send, recv)
     }
 
     /// [`reduce_scatter`](Comm::reduce_scatter) of one buffer. The result is in this rank's block, at
@@ -538,7 +427,8 @@ impl Comm {
     where
         R: Target + ?Sized,
     {
-        self.run_call(&self.shape().reduce_scatter_in_place(buf, op.into())?)
+        let call = self.shape().blocks_in_place(Operation::ReduceScatter, buf.len(), 0)?;
+        self.in_place(call.reducing(op), buf)
     }
 
     /// [`reduce_scatter`](Comm::reduce_scatter) into blocks of different lengths.
@@ -556,7 +446,8 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().reduce_scatter_v(send, recv, counts, op.into())?)
+        let call = self.shape().reduce_scatter_v(send.len(), recv.len(), counts)?;
+        self.out_of_place(call.reducing(op), send, recv)
     }
 
     /// Every rank gives every rank a block: block `j` of rank `i` becomes block `i` of rank `j`.
@@ -567,12 +458,12 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().all_to_all(send, recv)?)
+        self.out_of_place(self.shape().all_to_all(send.len(), recv.len())?, send, recv)
     }
 
     /// [`all_to_all`](Comm::all_to_all) of one buffer.
     pub fn all_to_all_in_place<R: Target + ?Sized>(&self, buf: &mut R) -> Result<()> {
-        self.run_call(&self.shape().all_to_all_in_place(buf)?)
+        self.in_place(self.shape().blocks_in_place(Operation::AllToAll, buf.len(), 0)?, buf)
     }
 
     /// [`all_to_all`](Comm::all_to_all) of blocks of different lengths.
@@ -590,7 +481,8 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().all_to_all_v(send, send_counts, recv, recv_counts)?)
+        let call = self.shape().all_to_all_v(send.len(), send_counts, recv.len(), recv_counts)?;
+        self.out_of_place(call, send, recv)
     }
 
     /// Puts all ranks' buffers one behind the other, in rank order, at the root.
@@ -602,13 +494,13 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().gather(send, recv, root)?)
+        self.out_of_place(self.shape().gather(send.len(), recv.len(), root)?, send, recv)
     }
 
     /// [`gather`](Comm::gather) of one buffer, as long on every rank as at the root, with this rank's block
     /// at `rank × len / world_size`. Written at the root only.
     pub fn gather_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<()> {
-        self.run_call(&self.shape().gather_in_place(buf, root)?)
+        self.in_place(self.shape().blocks_in_place(Operation::Gather, buf.len(), root)?, buf)
     }
 
     /// [`gather`](Comm::gather) of blocks of different lengths: `counts` as in
@@ -618,7 +510,7 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().gather_v(send, recv, counts, root)?)
+        self.out_of_place(self.shape().gather_v(send.len(), recv.len(), counts, root)?, send, recv)
     }
 
     /// Gives each rank its block of the root's buffer.
@@ -630,13 +522,13 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().scatter(send, recv, root)?)
+        self.out_of_place(self.shape().scatter(send.len(), recv.len(), root)?, send, recv)
     }
 
     /// [`scatter`](Comm::scatter) of one buffer, as long on every rank as at the root; this rank's block
     /// comes to `rank × len / world_size`.
     pub fn scatter_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<()> {
-        self.run_call(&self.shape().scatter_in_place(buf, root)?)
+        self.in_place(self.shape().blocks_in_place(Operation::Scatter, buf.len(), root)?, buf)
     }
 
     /// [`scatter`](Comm::scatter) of blocks of different lengths: `counts` as in
@@ -646,7 +538,7 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.run_call(&self.shape().scatter_v(send, counts, recv, root)?)
+        self.out_of_place(self.shape().scatter_v(send.len(), recv.len(), counts, root)?, send, recv)
     }
 
     /// Waits until every rank has come here. `MPI_Barrier`.

@@ -7,6 +7,7 @@ use crate::communicator::{Communicator, Portable};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::host::HostBuffer;
+use crate::lane::Lane;
 use crate::request::Requests;
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -37,13 +38,15 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
+    pub(crate) lane: Lane,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
 
 impl Comm {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Comm {
         let requests = Arc::new(Requests::new(backend.clone()));
-        Comm { backend, requests, one_thread_at_a_time: PhantomData }
+        let lane = backend.lane();
+        Comm { backend, requests, lane, one_thread_at_a_time: PhantomData }
     }
 
     /// Settings for a new communicator.
@@ -89,11 +92,12 @@ impl Comm {
         unsafe { self.backend.collective(call) }
     }
 
-    /// Waits until the collectives that were started with `start_…` are complete. On the host, all others
-    /// are complete when they return. An error of a request is its [`wait`](crate::Request::wait)'s to tell.
+    /// Waits until this rank's operations are complete: those that were started with `start_…`, and those on
+    /// GPU memory; others are complete when they return. The wait has the deadline of any other. An error of a
+    /// request is its [`wait`](crate::Request::wait)'s to tell.
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_jobs();
-        Ok(())
+        self.backend.sync()
     }
 
     /// Makes communicators of parts of this one: one for each colour.

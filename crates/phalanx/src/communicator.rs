@@ -4,7 +4,7 @@
 //! through `Arc<dyn Communicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
 //! [`Comm`] instead; [`Comm::into_communicator`] goes from one to the other.
 
-use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::backend::{Blocks, Call, Direction, Operation, Space, Ticket, Transfer};
 use crate::comm::Comm;
 use crate::dtype::DType;
 use crate::error::{Result, UsageError};
@@ -219,7 +219,9 @@ impl Portable {
         if call.operation.is_rooted() {
             check_root(operation, call.root, self.world_size)?;
         }
-        lock(&self.inner).comm.run_call(&call)
+        let inner = lock(&self.inner);
+        let space = inner.space();
+        inner.comm.run_call(&Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call })
     }
 
     fn check_len(&self, operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<()> {
@@ -249,6 +251,7 @@ impl Portable {
             return Err(UsageError::NullPointer { operation, buffer, count }.into());
         }
         let mut inner = lock(&self.inner);
+        let transfer = Transfer { space: inner.space(), stream: inner.comm.lane.stream(), ..transfer };
         // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
         let ticket = unsafe { inner.comm.backend.post(transfer) }?;
         inner.pending.push(ticket);
@@ -266,6 +269,11 @@ impl Portable {
 }
 
 impl Inner {
+    /// Which memory the caller's addresses are in: the backend's own.
+    fn space(&self) -> Space {
+        if self.comm.backend.is_stream_ordered() { Space::Device } else { Space::Host }
+    }
+
     fn sync(&mut self) -> Result<()> {
         let backend = self.comm.backend.clone();
         let pending: Vec<_> = self.pending.drain(..).map(|ticket| (&*backend, ticket)).collect();
@@ -331,12 +339,12 @@ impl Communicator for Portable {
 
     unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()> {
         let direction = Direction::Send(ptr as *const u8);
-        self.post("send", Transfer { direction, peer: dest, tag, dtype, count })
+        self.post("send", Transfer::host(direction, dest, tag, dtype, count))
     }
 
     unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32) -> Result<()> {
         let direction = Direction::Recv(ptr as *mut u8);
-        self.post("recv", Transfer { direction, peer: src, tag, dtype, count })
+        self.post("recv", Transfer::host(direction, src, tag, dtype, count))
     }
 
     fn sync(&self) -> Result<()> {

@@ -4,9 +4,12 @@
 //! - [`MismatchError`], [`PeerError`], [`TimeoutError`], [`Error::Aborted`]: the communicator has failed.
 //!   Every rank gets the same verdict, now and from every later call; what an operation had already
 //!   written to its output buffer is unspecified. Drop the communicator and make a new one.
+//! - [`LibraryError`]: a C library refused a call ([`fatal`](LibraryError::fatal) says whether the communicator
+//!   has failed); [`Error::LibraryNotFound`], [`Error::MissingFunction`]: it is not there, or too old.
 //! - [`SystemError`], [`Error::Unsupported`], [`Error::Bootstrap`]: the operating system or the
 //!   environment refused something; the text names the remedy.
 
+use phalanx_sys::{MissingFunction, NotFound};
 use std::io;
 use std::time::Duration;
 
@@ -41,6 +44,15 @@ pub enum Error {
     /// The ranks could not find each other, or the launcher's variables make no sense.
     #[error(transparent)]
     Bootstrap(Box<BootstrapError>),
+    /// A library that is needed was not found where libraries may be.
+    #[error(transparent)]
+    LibraryNotFound(Box<NotFound>),
+    /// The loaded version of a library lacks a function.
+    #[error(transparent)]
+    MissingFunction(Box<MissingFunction>),
+    /// A library refused a call, or failed.
+    #[error(transparent)]
+    Library(Box<LibraryError>),
     /// This build, platform or backend cannot do what was asked.
     #[error("{what} is not available: {why}; {remedy}")]
     Unsupported {
@@ -58,7 +70,11 @@ impl Error {
     ///
     /// After a usage error, or a refusal by the operating system, it works on.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Error::Mismatch(_) | Error::Peer(_) | Error::Timeout(_) | Error::Aborted { .. })
+        match self {
+            Error::Mismatch(_) | Error::Peer(_) | Error::Timeout(_) | Error::Aborted { .. } => true,
+            Error::Library(error) => error.fatal,
+            _ => false,
+        }
     }
 
     pub(crate) fn system(call: &'static str, source: io::Error, remedy: impl Into<String>) -> Error {
@@ -88,7 +104,10 @@ boxed_variants!(
     Peer(PeerError),
     Timeout(TimeoutError),
     System(SystemError),
-    Bootstrap(BootstrapError)
+    Bootstrap(BootstrapError),
+    LibraryNotFound(NotFound),
+    MissingFunction(MissingFunction),
+    Library(LibraryError)
 );
 
 /// An argument that cannot be right, seen before anything was started.
@@ -183,6 +202,16 @@ pub enum UsageError {
     Event {
         /// The handle.
         event: u64,
+    },
+    /// A buffer is in memory that the communicator cannot use.
+    #[error("the buffer is in {memory}, the communicator works on {wanted}; {remedy}")]
+    Memory {
+        /// Where the buffer is.
+        memory: String,
+        /// Where it would have to be.
+        wanted: String,
+        /// What to do.
+        remedy: &'static str,
     },
     /// A null pointer with a count that is not zero.
     #[error("{operation}: the {buffer} pointer is null but {count} elements were announced")]
@@ -293,6 +322,35 @@ pub struct MissingRank {
 fn describe_missing(missing: &[MissingRank]) -> String {
     let ranks: Vec<String> = missing.iter().map(|m| format!("rank {} ({})", m.rank, m.last_seen)).collect();
     ranks.join(", ")
+}
+
+/// A C library refused a call, or failed in one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{library}: {function} answered {code} ({text}){}", self.place())]
+pub struct LibraryError {
+    /// `NCCL`, `CUDA`, …
+    pub library: &'static str,
+    /// The C function.
+    pub function: &'static str,
+    /// Its answer.
+    pub code: i32,
+    /// What the library says about it.
+    pub text: String,
+    /// This rank, the operation and its number on the communicator (from 1), where there are any.
+    pub context: Option<(usize, String, u64)>,
+    /// Whether the communicator has failed: every later call gives the same answer.
+    pub fatal: bool,
+}
+
+impl LibraryError {
+    fn place(&self) -> String {
+        match &self.context {
+            Some((rank, operation, sequence)) => {
+                format!(", on rank {rank} in {operation} (operation number {sequence})")
+            }
+            None => String::new(),
+        }
+    }
 }
 
 /// The operating system refused a call.

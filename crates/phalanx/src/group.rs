@@ -5,10 +5,11 @@
 //! order. At the end all messages are posted at once and moved along together, and then the collectives are
 //! carried out in the order of their calls (`ncclGroupStart`, `ncclGroupEnd`).
 
-use crate::backend::{Call, Transfer};
+use crate::backend::{Backend, Call, Operation, Ticket, Transfer};
 use crate::buffer::{Source, Target};
 use crate::comm::Comm;
 use crate::error::Result;
+use crate::lane::Lent;
 use crate::op::Reduction;
 use crate::p2p::{receiving, sending, wait_all};
 use std::marker::PhantomData;
@@ -20,6 +21,8 @@ use std::marker::PhantomData;
 pub struct Group<'env> {
     transfers: Vec<(&'env Comm, Transfer)>,
     calls: Vec<(&'env Comm, Call<'env>)>,
+    /// The buffers of both, until the group has ended.
+    lent: Vec<Lent<'env>>,
     /// Invariant in `'env`, as scoped threads are; neither `Send` nor `Sync`.
     env: PhantomData<(&'env mut &'env (), *const ())>,
 }
@@ -51,7 +54,7 @@ pub struct CommGroup<'group, 'env> {
 /// # }
 /// ```
 pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R> {
-    let mut group = Group { transfers: Vec::new(), calls: Vec::new(), env: PhantomData };
+    let mut group = Group { transfers: Vec::new(), calls: Vec::new(), lent: Vec::new(), env: PhantomData };
     let result = f(&mut group)?;
     group.end()?;
     Ok(result)
@@ -64,21 +67,35 @@ impl<'env> Group<'env> {
     }
 
     fn end(self) -> Result<()> {
-        let mut tickets = Vec::with_capacity(self.transfers.len());
-        let mut outcome = Ok(());
-        for (comm, transfer) in self.transfers {
-            // SAFETY: the buffers are borrowed for 'env, which outlives this call, and all tickets are
-            // settled below.
-            match unsafe { comm.backend.post(transfer) } {
-                Ok(ticket) => tickets.push((&*comm.backend, ticket)),
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+        let mut backends: Vec<&dyn Backend> = Vec::new();
+        let comms =
+            self.transfers.iter().map(|(comm, _)| comm).chain(self.calls.iter().map(|(comm, _)| comm));
+        for comm in comms {
+            if !backends.iter().any(|known| std::ptr::addr_eq(*known, &*comm.backend)) {
+                backends.push(&*comm.backend);
             }
         }
-        wait_all(&tickets).and(outcome)?;
-        self.calls.iter().try_for_each(|(comm, call)| comm.run_call(call))
+        for backend in &backends {
+            backend.start_group();
+        }
+        let mut tickets = Vec::with_capacity(self.transfers.len());
+        let started = self.start(&mut tickets);
+        // Ended also if starting failed: nothing of this thread may stay in a group.
+        let ended = backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and);
+        wait_all(&tickets).and(started).and(ended)?;
+        let on_host = |(comm, _): &&(&Comm, Call<'_>)| !comm.backend.is_stream_ordered();
+        self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
+    }
+
+    /// Posts the messages, and queues what is stream-ordered.
+    fn start(&self, tickets: &mut Vec<(&'env dyn Backend, Ticket)>) -> Result<()> {
+        for (comm, transfer) in &self.transfers {
+            // SAFETY: the buffers are lent for 'env, which outlives this call, and all tickets are settled
+            // by `end`.
+            tickets.push((&*comm.backend, unsafe { comm.backend.post(*transfer) }?));
+        }
+        let queued = |(comm, _): &&(&Comm, Call<'_>)| comm.backend.is_stream_ordered();
+        self.calls.iter().filter(queued).try_for_each(|(comm, call)| comm.run_call(call))
     }
 }
 
@@ -90,8 +107,23 @@ impl Comm {
 }
 
 impl<'env> CommGroup<'_, 'env> {
-    fn call(&mut self, call: Call<'env>) -> Result<()> {
-        self.group.calls.push((self.comm, call));
+    fn out_of_place<S, R>(&mut self, call: Call<'env>, send: &'env S, recv: &'env mut R) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let lane = &self.comm.lane;
+        let (send, recv) = (send.lend(lane)?, recv.lend_mut(lane)?);
+        self.group.calls.push((self.comm, call.between::<S::Elem>(&send, &recv, lane)));
+        self.group.lent.extend([send, recv]);
+        Ok(())
+    }
+
+    fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
+        let lane = &self.comm.lane;
+        let lent = buf.lend_mut(lane)?;
+        self.group.calls.push((self.comm, call.inside::<R::Elem>(&lent, lane, self.comm.rank())));
+        self.group.lent.push(lent);
         Ok(())
     }
 
@@ -108,14 +140,20 @@ impl<'env> CommGroup<'_, 'env> {
     /// See [`Comm::send_tagged`].
     pub fn send_tagged<S: Source + ?Sized>(&mut self, buf: &'env S, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("send", "peer", peer)?;
-        self.group.transfers.push((self.comm, sending(buf, peer, tag)));
+        let lane = &self.comm.lane;
+        let lent = buf.lend(lane)?;
+        self.group.transfers.push((self.comm, sending::<S::Elem>(buf.len(), &lent, lane, peer, tag)));
+        self.group.lent.push(lent);
         Ok(())
     }
 
     /// See [`Comm::recv_tagged`].
     pub fn recv_tagged<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("recv", "peer", peer)?;
-        self.group.transfers.push((self.comm, receiving(buf, peer, tag)));
+        let (lane, count) = (&self.comm.lane, buf.len());
+        let lent = buf.lend_mut(lane)?;
+        self.group.transfers.push((self.comm, receiving::<R::Elem>(count, &lent, lane, peer, tag)));
+        self.group.lent.push(lent);
         Ok(())
     }
 
@@ -130,7 +168,8 @@ impl<'env> CommGroup<'_, 'env> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.call(self.comm.shape().all_reduce(send, recv, op.into())?)
+        let call = self.comm.shape().all_reduce(send.len(), recv.len())?;
+        self.out_of_place(call.reducing(op), send, recv)
     }
 
     /// See [`Comm::all_reduce_in_place`].
@@ -142,12 +181,13 @@ impl<'env> CommGroup<'_, 'env> {
     where
         R: Target + ?Sized,
     {
-        self.call(self.comm.shape().all_reduce_in_place(buf, op.into())?)
+        let call = self.comm.shape().whole(Operation::AllReduce, buf.len());
+        self.in_place(call.reducing(op), buf)
     }
 
     /// See [`Comm::broadcast_in_place`].
     pub fn broadcast_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
-        self.call(self.comm.shape().broadcast_in_place(buf, root)?)
+        self.in_place(self.comm.shape().whole_in_place(Operation::Broadcast, buf.len(), root)?, buf)
     }
 
     /// See [`Comm::reduce`].
@@ -162,7 +202,8 @@ impl<'env> CommGroup<'_, 'env> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.call(self.comm.shape().reduce(send, recv, op.into(), root)?)
+        let call = self.comm.shape().reduce(send.len(), recv.len(), root)?;
+        self.out_of_place(call.reducing(op), send, recv)
     }
 
     /// See [`Comm::all_gather`].
@@ -171,7 +212,7 @@ impl<'env> CommGroup<'_, 'env> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.call(self.comm.shape().all_gather(send, recv)?)
+        self.out_of_place(self.comm.shape().all_gather(send.len(), recv.len())?, send, recv)
     }
 
     /// See [`Comm::reduce_scatter`].
@@ -185,7 +226,8 @@ impl<'env> CommGroup<'_, 'env> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.call(self.comm.shape().reduce_scatter(send, recv, op.into())?)
+        let call = self.comm.shape().reduce_scatter(send.len(), recv.len())?;
+        self.out_of_place(call.reducing(op), send, recv)
     }
 
     /// See [`Comm::all_to_all`].
@@ -194,6 +236,6 @@ impl<'env> CommGroup<'_, 'env> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        self.call(self.comm.shape().all_to_all(send, recv)?)
+        self.out_of_place(self.comm.shape().all_to_all(send.len(), recv.len())?, send, recv)
     }
 }

@@ -51,6 +51,7 @@ mod dtype;
 mod error;
 mod group;
 mod host;
+mod lane;
 mod op;
 mod os;
 mod p2p;
@@ -63,12 +64,14 @@ pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};
 pub use communicator::{Communicator, StreamSyncOps};
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use error::{
-    BootstrapError, Error, MismatchError, MissingRank, PeerError, PeerEvent, Result, SharedIoError,
-    SystemError, TimeoutError, UsageError,
+    BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
+    SharedIoError, SystemError, TimeoutError, UsageError,
 };
 pub use group::{CommGroup, Group, group};
 pub use host::HostBuffer;
+pub use lane::{Lane, Lent};
 pub use op::{PreMulSum, ReduceOp, Reduction};
+pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use request::Request;
 
 /// The communicator of this process, from the launcher's variables; a world of one if there are none.

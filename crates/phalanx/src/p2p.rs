@@ -5,17 +5,32 @@ use crate::buffer::{Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::{Result, UsageError};
+use crate::lane::{Lane, Lent};
 
-/// The transfer that sends a buffer.
-pub(crate) fn sending<S: Source + ?Sized>(buf: &S, peer: usize, tag: u32) -> Transfer {
-    let direction = Direction::Send(buf.as_ptr().cast());
-    Transfer { direction, peer, tag, dtype: <S::Elem as Element>::DTYPE, count: buf.len() }
+/// The transfer that sends a buffer that was lent.
+pub(crate) fn sending<T: Element>(
+    count: usize,
+    lent: &Lent<'_>,
+    lane: &Lane,
+    peer: usize,
+    tag: u32,
+) -> Transfer {
+    let span = lent.span();
+    let direction = Direction::Send(span.start);
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: lane.stream() }
 }
 
-/// The transfer that receives into a buffer.
-pub(crate) fn receiving<R: Target + ?Sized>(buf: &mut R, peer: usize, tag: u32) -> Transfer {
-    let direction = Direction::Recv(buf.as_mut_ptr().cast());
-    Transfer { direction, peer, tag, dtype: <R::Elem as Element>::DTYPE, count: buf.len() }
+/// The transfer that receives into a buffer that was lent.
+pub(crate) fn receiving<T: Element>(
+    count: usize,
+    lent: &Lent<'_>,
+    lane: &Lane,
+    peer: usize,
+    tag: u32,
+) -> Transfer {
+    let span = lent.span();
+    let direction = Direction::Recv(span.start);
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: lane.stream() }
 }
 
 /// Waits for all of them, also if some fail; answers the first error. While one communicator's transfer is
@@ -60,13 +75,16 @@ impl Comm {
     /// [`send`](Comm::send) with a tag.
     pub fn send_tagged<S: Source + ?Sized>(&self, buf: &S, peer: usize, tag: u32) -> Result<()> {
         self.check_other("send", peer)?;
-        self.transfer(sending(buf, peer, tag))
+        let lent = buf.lend(&self.lane)?;
+        self.transfer(sending::<S::Elem>(buf.len(), &lent, &self.lane, peer, tag))
     }
 
     /// [`recv`](Comm::recv) with a tag.
     pub fn recv_tagged<R: Target + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
         self.shape().check_rank("recv", "peer", peer)?;
-        self.transfer(receiving(buf, peer, tag))
+        let count = buf.len();
+        let lent = buf.lend_mut(&self.lane)?;
+        self.transfer(receiving::<R::Elem>(count, &lent, &self.lane, peer, tag))
     }
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
@@ -78,11 +96,14 @@ impl Comm {
     {
         self.shape().check_rank("send_recv", "destination", dest)?;
         self.shape().check_rank("send_recv", "source", source)?;
-        // SAFETY: both buffers are borrowed until both tickets are settled, here.
+        let (count, expected) = (send.len(), recv.len());
+        let (send, recv) = (send.lend(&self.lane)?, recv.lend_mut(&self.lane)?);
+        let receive = receiving::<S::Elem>(expected, &recv, &self.lane, source, 0);
+        let send = sending::<S::Elem>(count, &send, &self.lane, dest, 0);
+        // SAFETY: both buffers are lent until both tickets are settled, here.
         unsafe {
-            let received = self.backend.post(receiving(recv, source, 0))?;
-            let sent = self.backend.post(sending(send, dest, 0));
-            let outcome = match sent {
+            let received = self.backend.post(receive)?;
+            let outcome = match self.backend.post(send) {
                 Ok(sent) => self.backend.wait(sent, &|| ()),
                 Err(error) => Err(error),
             };
@@ -101,7 +122,7 @@ impl Comm {
     }
 
     fn transfer(&self, transfer: Transfer) -> Result<()> {
-        // SAFETY: the caller borrows the buffer until the ticket is settled, here.
+        // SAFETY: the caller has lent the buffer until the ticket is settled, here.
         let ticket = unsafe { self.backend.post(transfer) }?;
         self.backend.wait(ticket, &|| ())
     }

@@ -6,7 +6,7 @@
 //! Collectives are carried out by a thread of the communicator, in the order in which they were started, and
 //! before any collective that is called later. Messages are posted at once; a thread moves them along.
 
-use crate::backend::{Backend, Call, Direction, Ticket, Transfer};
+use crate::backend::{Backend, Call, Direction, Operation, Ticket, Transfer};
 use crate::buffer::{Owned, Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
@@ -296,66 +296,80 @@ impl Comm {
         Ok(Request { buffers: ManuallyDrop::new(buffers), work, requests: self.requests.clone() })
     }
 
-    /// Starts an [`all_reduce_in_place`](Comm::all_reduce_in_place).
-    pub fn start_all_reduce<B: Owned>(
-        &self,
-        mut buf: B,
-        op: impl Into<Reduction<B::Elem>>,
-    ) -> Result<Request<B>> {
-        let call = self.shape().all_reduce_in_place(&mut buf, op.into())?;
+    fn request_in_place<B: Owned>(&self, mut buf: B, call: Call<'static>) -> Result<Request<B>> {
+        let call = call.inside::<B::Elem>(&buf.lend_mut(&self.lane)?, &self.lane, self.rank());
         self.request(buf, call)
     }
 
+    fn request_out_of_place<S, R>(&self, send: S, mut recv: R, call: Call<'static>) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let call = call.between::<S::Elem>(&send.lend(&self.lane)?, &recv.lend_mut(&self.lane)?, &self.lane);
+        self.request((send, recv), call)
+    }
+
+    /// Starts an [`all_reduce_in_place`](Comm::all_reduce_in_place).
+    pub fn start_all_reduce<B: Owned>(
+        &self,
+        buf: B,
+        op: impl Into<Reduction<B::Elem>>,
+    ) -> Result<Request<B>> {
+        let call = self.shape().whole(Operation::AllReduce, buf.len()).reducing(op);
+        self.request_in_place(buf, call)
+    }
+
     /// Starts a [`broadcast_in_place`](Comm::broadcast_in_place).
-    pub fn start_broadcast<B: Owned>(&self, mut buf: B, root: usize) -> Result<Request<B>> {
-        let call = self.shape().broadcast_in_place(&mut buf, root)?;
-        self.request(buf, call)
+    pub fn start_broadcast<B: Owned>(&self, buf: B, root: usize) -> Result<Request<B>> {
+        let call = self.shape().whole_in_place(Operation::Broadcast, buf.len(), root)?;
+        self.request_in_place(buf, call)
     }
 
     /// Starts a [`reduce_in_place`](Comm::reduce_in_place).
     pub fn start_reduce<B: Owned>(
         &self,
-        mut buf: B,
+        buf: B,
         op: impl Into<Reduction<B::Elem>>,
         root: usize,
     ) -> Result<Request<B>> {
-        let call = self.shape().reduce_in_place(&mut buf, op.into(), root)?;
-        self.request(buf, call)
+        let call = self.shape().whole_in_place(Operation::Reduce, buf.len(), root)?;
+        self.request_in_place(buf, call.reducing(op))
     }
 
     /// Starts an [`all_gather`](Comm::all_gather).
-    pub fn start_all_gather<S, R>(&self, send: S, mut recv: R) -> Result<Request<(S, R)>>
+    pub fn start_all_gather<S, R>(&self, send: S, recv: R) -> Result<Request<(S, R)>>
     where
         S: Owned,
         R: Owned + Target<Elem = S::Elem>,
     {
-        let call = self.shape().all_gather(&send, &mut recv)?;
-        self.request((send, recv), call)
+        let call = self.shape().all_gather(send.len(), recv.len())?;
+        self.request_out_of_place(send, recv, call)
     }
 
     /// Starts a [`reduce_scatter`](Comm::reduce_scatter).
     pub fn start_reduce_scatter<S, R>(
         &self,
         send: S,
-        mut recv: R,
+        recv: R,
         op: impl Into<Reduction<S::Elem>>,
     ) -> Result<Request<(S, R)>>
     where
         S: Owned,
         R: Owned + Target<Elem = S::Elem>,
     {
-        let call = self.shape().reduce_scatter(&send, &mut recv, op.into())?;
-        self.request((send, recv), call)
+        let call = self.shape().reduce_scatter(send.len(), recv.len())?;
+        self.request_out_of_place(send, recv, call.reducing(op))
     }
 
     /// Starts an [`all_to_all`](Comm::all_to_all).
-    pub fn start_all_to_all<S, R>(&self, send: S, mut recv: R) -> Result<Request<(S, R)>>
+    pub fn start_all_to_all<S, R>(&self, send: S, recv: R) -> Result<Request<(S, R)>>
     where
         S: Owned,
         R: Owned + Target<Elem = S::Elem>,
     {
-        let call = self.shape().all_to_all(&send, &mut recv)?;
-        self.request((send, recv), call)
+        let call = self.shape().all_to_all(send.len(), recv.len())?;
+        self.request_out_of_place(send, recv, call)
     }
 
     fn message<B: Source>(
@@ -370,7 +384,7 @@ impl Comm {
         self.requests.start_mover()?;
         let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
         // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
-        let ticket = unsafe { self.backend.post(Transfer { direction, peer, tag, dtype, count }) }?;
+        let ticket = unsafe { self.backend.post(Transfer::host(direction, peer, tag, dtype, count)) }?;
         self.requests.message_started();
         Ok(Request {
             buffers: ManuallyDrop::new(buffer),
@@ -391,13 +405,13 @@ impl Comm {
 
     /// Starts a [`send_tagged`](Comm::send_tagged).
     pub fn start_send_tagged<B: Owned>(&self, buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
-        let direction = Direction::Send(buf.as_ptr().cast());
+        let direction = Direction::Send(buf.lend(&self.lane)?.span().start);
         self.message("start_send", buf, direction, peer, tag)
     }
 
     /// Starts a [`recv_tagged`](Comm::recv_tagged).
     pub fn start_recv_tagged<B: Owned>(&self, mut buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
-        let direction = Direction::Recv(buf.as_mut_ptr().cast());
+        let direction = Direction::Recv(buf.lend_mut(&self.lane)?.span().start);
         self.message("start_recv", buf, direction, peer, tag)
     }
 }

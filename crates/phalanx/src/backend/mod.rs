@@ -8,8 +8,10 @@
 pub(crate) mod host;
 pub(crate) mod solo;
 
+use crate::communicator::StreamSyncOps;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::lane::Lane;
 use crate::op::{RawReduction, ReductionCode};
 use std::time::Duration;
 
@@ -142,6 +144,45 @@ impl Blocks<'_> {
     }
 }
 
+/// Which memory an address is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Space {
+    Host,
+    Device,
+}
+
+/// Where a buffer starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub start: *mut u8,
+    pub space: Space,
+}
+
+impl Span {
+    #[inline]
+    pub fn host(start: *mut u8) -> Span {
+        Span { start, space: Space::Host }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn device(address: u64) -> Span {
+        Span { start: address as *mut u8, space: Space::Device }
+    }
+
+    /// So many bytes further.
+    pub fn at(self, bytes: usize) -> Span {
+        Span { start: self.start.wrapping_add(bytes), ..self }
+    }
+}
+
+/// A stream of a GPU (`cudaStream_t`, `hipStream_t`); null for host backends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stream(pub *mut std::ffi::c_void);
+
+impl Stream {
+    pub const NONE: Stream = Stream(std::ptr::null_mut());
+}
+
 /// One rank's part in a collective, checked.
 ///
 /// What `send` and `recv` point to is given by the operation, with `blocks` as the unit:
@@ -163,12 +204,22 @@ pub(crate) struct Call<'a> {
     pub root: usize,
     pub send: *const u8,
     pub recv: *mut u8,
+    /// Which memory `send` and `recv` are in: [`Space::Host`] unless the backend is one for GPUs.
+    pub spaces: [Space; 2],
     pub blocks: Blocks<'a>,
     /// all_to_all_v only: the blocks of `recv`, where `blocks` are those of `send`.
     pub recv_blocks: Blocks<'a>,
+    /// Behind whose work the operation comes.
+    pub stream: Stream,
 }
 
 impl Call<'_> {
+    /// With its buffers.
+    #[inline]
+    pub fn from_to(self, send: Span, recv: Span) -> Self {
+        Call { send: send.start, recv: recv.start, spaces: [send.space, recv.space], ..self }
+    }
+
     /// A call without data.
     pub fn empty(operation: Operation) -> Call<'static> {
         Call {
@@ -178,8 +229,10 @@ impl Call<'_> {
             root: 0,
             send: std::ptr::null(),
             recv: std::ptr::null_mut(),
+            spaces: [Space::Host; 2],
             blocks: Blocks::Equal(0),
             recv_blocks: Blocks::Equal(0),
+            stream: Stream::NONE,
         }
     }
 }
@@ -200,6 +253,16 @@ pub(crate) struct Transfer {
     pub dtype: DType,
     /// Elements.
     pub count: usize,
+    pub space: Space,
+    /// Behind whose work it comes.
+    pub stream: Stream,
+}
+
+impl Transfer {
+    /// A message between buffers in host memory.
+    pub fn host(direction: Direction, peer: usize, tag: u32, dtype: DType, count: usize) -> Transfer {
+        Transfer { direction, peer, tag, dtype, count, space: Space::Host, stream: Stream::NONE }
+    }
 }
 
 // SAFETY: a transfer is a description; the contract of `Backend::post` says how long its memory lives,
@@ -230,7 +293,17 @@ pub(crate) trait Backend: Send + Sync {
     fn rank(&self) -> usize;
     fn world_size(&self) -> usize;
 
-    /// Takes part in a collective; complete when it returns.
+    /// The lane on which operations run unless another is named.
+    fn lane(&self) -> Lane {
+        Lane::host()
+    }
+
+    /// Whether operations on device memory are enqueued on a stream, and complete later.
+    fn is_stream_ordered(&self) -> bool {
+        false
+    }
+
+    /// Takes part in a collective. Complete when it returns; on device memory, enqueued.
     ///
     /// # Safety
     /// The call was checked, its memory is valid as its table says, and no other thread is inside
@@ -252,6 +325,25 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Moves all transfers along; whether any is still under way.
     fn progress(&self) -> Result<bool>;
+
+    /// Between this and `end_group`, operations of stream-ordered backends are only queued, on this thread
+    /// and over all communicators.
+    fn start_group(&self) {}
+
+    /// Starts what was queued, if this ends the outermost group.
+    fn end_group(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Waits until this rank's work is complete.
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Events and streams, if there are any.
+    fn stream_sync(&self) -> Option<&dyn StreamSyncOps> {
+        None
+    }
 
     /// A communicator of the ranks with the same colour, ordered by key and then by rank.
     ///

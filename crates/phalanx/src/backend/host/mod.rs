@@ -117,7 +117,7 @@ impl HostComm {
             for (direction, count) in
                 [(Direction::Recv(target), places.len(peer)), (Direction::Send(source), ours.len(peer))]
             {
-                let transfer = Transfer { direction, peer, tag, dtype: call.dtype, count };
+                let transfer = Transfer::host(direction, peer, tag, call.dtype, count);
                 // SAFETY: the buffers are the caller's until all tickets are settled below.
                 match unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) } {
                     Ok(ticket) => tickets.push(ticket),

@@ -1,0 +1,192 @@
+//! The table of functions.
+
+use super::*;
+use crate::{Library, MissingFunction, NotFound};
+use std::ffi::{CStr, c_char, c_uint};
+use std::path::Path;
+
+/// A function of the library and the release that has it first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function {
+    /// Its name.
+    pub name: &'static str,
+    /// The version code of the first release that has it; 0 if it was always there.
+    pub since: u32,
+}
+
+macro_rules! api {
+    ($( $name:ident $(| $other:ident)? ($($argument:ident: $ty:ty),*) $(-> $answer:ty)?, since $major:literal $minor:literal $patch:literal; )*) => {
+        /// The functions that the loaded library has. Each is `None` if it has not.
+        #[derive(Debug, Clone, Copy)]
+        #[allow(missing_docs)]
+        pub struct Functions {
+            $(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*
+        }
+
+        impl Functions {
+            fn load(library: &Library) -> Functions {
+                // SAFETY: the types are those of the C header.
+                unsafe {
+                    Functions {
+                        $($name: library.symbol(cstr(concat!(stringify!($name), "\0")))
+                            $(.or_else(|| library.symbol(cstr(concat!(stringify!($other), "\0")))))?,)*
+                    }
+                }
+            }
+
+            /// Names of those that are not there, with the release that has them first.
+            fn missing(&self) -> Vec<Function> {
+                let mut missing = Vec::new();
+                $(if self.$name.is_none() {
+                    missing.push(Function { name: stringify!($name), since: version_code($major, $minor, $patch) });
+                })*
+                missing
+            }
+        }
+
+        /// Every function of the table.
+        pub const FUNCTIONS: &[Function] =
+            &[$(Function { name: stringify!($name), since: version_code($major, $minor, $patch) }),*];
+    };
+}
+
+fn cstr(name: &'static str) -> &'static CStr {
+    CStr::from_bytes_with_nul(name.as_bytes()).expect("the macro adds one NUL")
+}
+
+api! {
+    ncclGetVersion(version: *mut c_int) -> ncclResult_t, since 2 3 4;
+    ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t, since 2 0 0;
+    ncclCommInitRank(comm: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_int) -> ncclResult_t, since 2 0 0;
+    ncclCommInitAll(comms: *mut ncclComm_t, devices: c_int, list: *const c_int) -> ncclResult_t, since 2 0 0;
+    ncclCommInitRankConfig(comm: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t) -> ncclResult_t, since 2 14 3;
+    ncclCommInitRankScalable(comm: *mut ncclComm_t, ranks: c_int, rank: c_int, ids: c_int, list: *mut ncclUniqueId, config: *mut ncclConfig_t) -> ncclResult_t, since 2 23 4;
+
+    ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t, since 2 0 0;
+    ncclCommAbort(comm: ncclComm_t) -> ncclResult_t, since 2 4 2;
+    ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t, since 2 14 3;
+    ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> ncclResult_t, since 2 28 7;
+
+    ncclCommSplit(comm: ncclComm_t, color: c_int, key: c_int, new: *mut ncclComm_t, config: *mut ncclConfig_t) -> ncclResult_t, since 2 18 1;
+    ncclCommShrink(comm: ncclComm_t, excluded: *mut c_int, count: c_int, new: *mut ncclComm_t, config: *mut ncclConfig_t, flags: c_int) -> ncclResult_t, since 2 27 3;
+    ncclCommGetUniqueId(comm: ncclComm_t, id: *mut ncclUniqueId) -> ncclResult_t, since 2 29 2;
+    ncclCommGrow(comm: ncclComm_t, ranks: c_int, id: *const ncclUniqueId, rank: c_int, new: *mut ncclComm_t, config: *mut ncclConfig_t) -> ncclResult_t, since 2 29 2;
+
+    ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t, since 2 0 0;
+    ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t, since 2 0 0;
+    ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t, since 2 0 0;
+
+    ncclGetErrorString(result: ncclResult_t) -> *const c_char, since 2 0 0;
+    ncclCommGetAsyncError(comm: ncclComm_t, error: *mut ncclResult_t) -> ncclResult_t, since 2 4 2;
+    ncclGetLastError(comm: ncclComm_t) -> *const c_char, since 2 13 4;
+    ncclResetDebugInit(), since 2 24 3;
+
+    ncclAllReduce(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 0 0;
+    ncclBroadcast(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 2 12;
+    ncclBcast(buffer: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 0 0;
+    ncclReduce(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t, root: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 0 0;
+    ncclAllGather(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 0 0;
+    ncclReduceScatter(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 0 0;
+    ncclAlltoAll | ncclAllToAll(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 28 3;
+    ncclGather(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 28 3;
+    ncclScatter(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 28 3;
+
+    ncclSend(send: *const c_void, count: usize, dtype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 7 3;
+    ncclRecv(recv: *mut c_void, count: usize, dtype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 7 3;
+    ncclPutSignal(local: *const c_void, count: usize, dtype: ncclDataType_t, peer: c_int, window: ncclWindow_t, offset: usize, signal: c_int, context: c_int, flags: c_uint, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 29 2;
+    ncclSignal(peer: c_int, signal: c_int, context: c_int, flags: c_uint, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 29 2;
+    ncclWaitSignal(count: c_int, signals: *mut ncclWaitSignalDesc_t, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 29 2;
+
+    ncclGroupStart() -> ncclResult_t, since 2 0 0;
+    ncclGroupEnd() -> ncclResult_t, since 2 0 0;
+    ncclGroupSimulateEnd(info: *mut ncclSimInfo_t) -> ncclResult_t, since 2 22 3;
+
+    ncclRedOpCreatePreMulSum(op: *mut ncclRedOp_t, scalar: *mut c_void, dtype: ncclDataType_t, residence: c_int, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
+    ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
+
+    ncclMemAlloc(start: *mut *mut c_void, bytes: usize) -> ncclResult_t, since 2 19 3;
+    ncclMemFree(start: *mut c_void) -> ncclResult_t, since 2 19 3;
+    ncclCommRegister(comm: ncclComm_t, start: *mut c_void, bytes: usize, handle: *mut *mut c_void) -> ncclResult_t, since 2 19 3;
+    ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t, since 2 19 3;
+    ncclCommWindowRegister(comm: ncclComm_t, start: *mut c_void, bytes: usize, window: *mut ncclWindow_t, flags: c_int) -> ncclResult_t, since 2 27 3;
+    ncclCommWindowDeregister(comm: ncclComm_t, window: ncclWindow_t) -> ncclResult_t, since 2 27 3;
+    ncclWinGetUserPtr(comm: ncclComm_t, window: ncclWindow_t, start: *mut *mut c_void) -> ncclResult_t, since 2 29 2;
+
+    ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t, since 2 29 7;
+    ncclCommResume(comm: ncclComm_t) -> ncclResult_t, since 2 29 7;
+    ncclCommMemStats(comm: ncclComm_t, stat: c_int, value: *mut u64) -> ncclResult_t, since 2 29 7;
+
+    ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;
+    ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;
+    ncclParamDumpAll(), since 2 30 4;
+}
+
+/// A loaded library: its functions, version and place.
+#[derive(Debug)]
+pub struct Api {
+    library: Library,
+    functions: Functions,
+    name: &'static str,
+    version: u32,
+}
+
+impl std::ops::Deref for Api {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}
+
+impl Api {
+    /// Loads the library that a search finds, and asks for its version.
+    ///
+    /// # Errors
+    /// [`NotFound`] if none loads.
+    pub fn load(search: &Search) -> Result<Api, NotFound> {
+        let library = search.open()?;
+        let functions = Functions::load(&library);
+        let mut version = 0;
+        if let Some(get_version) = functions.ncclGetVersion {
+            // SAFETY: the pointer is valid; the function needs no initialisation.
+            unsafe { get_version(&raw mut version) };
+        }
+        Ok(Api { library, functions, name: search.name, version: version as u32 })
+    }
+
+    /// The version code: 22809 is 2.28.9.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// `NCCL` or `RCCL`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        self.library.path()
+    }
+
+    /// The library.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// The functions that it lacks.
+    pub fn missing(&self) -> Vec<Function> {
+        self.functions.missing()
+    }
+
+    /// The error for a function that is not there.
+    #[cold]
+    pub fn lacks(&self, function: &'static str) -> MissingFunction {
+        MissingFunction {
+            function,
+            library: self.name,
+            version: version_text(self.version),
+            path: self.path().to_owned(),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Structures that grow with the releases.
+
+use super::version_code;
+use std::ffi::{c_char, c_float, c_int, c_uint};
+use std::mem::offset_of;
+
+/// What is not set.
+pub const UNDEF_INT: c_int = c_int::MIN;
+
+/// Settings of a communicator, with the fields of every release up to 2.32.
+///
+/// The library reads as much as `size` says and then goes by `version`: both must describe one layout, no
+/// newer than the library (see [`ncclConfig_t::for_version`]).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct ncclConfig_t {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub blocking: c_int,
+    pub cgaClusterSize: c_int,
+    pub minCTAs: c_int,
+    pub maxCTAs: c_int,
+    pub netName: *const c_char,
+    pub splitShare: c_int,
+    pub trafficClass: c_int,
+    pub commName: *const c_char,
+    pub collnetEnable: c_int,
+    pub CTAPolicy: c_int,
+    pub shrinkShare: c_int,
+    pub nvlsCTAs: c_int,
+    pub nChannelsPerNetPeer: c_int,
+    pub nvlinkCentricSched: c_int,
+    pub graphUsageMode: c_int,
+    pub numRmaCtx: c_int,
+    pub maxP2pPeers: c_int,
+    pub graphStreamOrdering: c_int,
+    pub launchOrderImplicit: c_int,
+    pub numRmaSig: c_int,
+    pub rmaEagerInit: c_int,
+    pub hostCftMode: c_int,
+    pub nvlsHostMode: c_int,
+}
+
+/// A layout: the first release that has it, the bytes that are used, the size that is declared.
+type Layout = (u32, usize, usize);
+
+/// Size of a structure whose last field ends at `end`, padded to its alignment.
+const fn padded(end: usize) -> usize {
+    end.next_multiple_of(align_of::<ncclConfig_t>())
+}
+
+const INT: usize = size_of::<c_int>();
+
+/// Every layout, the oldest first: version code, bytes of fields, `sizeof`.
+pub const CONFIG_LAYOUTS: [Layout; 10] = [
+    layout(version_code(2, 14, 3), offset_of!(ncclConfig_t, blocking) + INT),
+    layout(version_code(2, 17, 1), offset_of!(ncclConfig_t, splitShare)),
+    layout(version_code(2, 18, 1), offset_of!(ncclConfig_t, splitShare) + INT),
+    layout(version_code(2, 26, 2), offset_of!(ncclConfig_t, trafficClass) + INT),
+    layout(version_code(2, 27, 3), offset_of!(ncclConfig_t, nvlsCTAs) + INT),
+    layout(version_code(2, 28, 3), offset_of!(ncclConfig_t, nvlinkCentricSched) + INT),
+    layout(version_code(2, 29, 2), offset_of!(ncclConfig_t, numRmaCtx) + INT),
+    layout(version_code(2, 30, 3), offset_of!(ncclConfig_t, maxP2pPeers) + INT),
+    layout(version_code(2, 30, 7), offset_of!(ncclConfig_t, graphStreamOrdering) + INT),
+    layout(version_code(2, 31, 0), offset_of!(ncclConfig_t, nvlsHostMode) + INT),
+];
+
+const fn layout(version: u32, end: usize) -> Layout {
+    (version, end, padded(end))
+}
+
+impl ncclConfig_t {
+    /// Nothing set, in the newest layout that a library of this version knows. `None` before 2.14, which has
+    /// no configuration.
+    pub fn for_version(library: u32) -> Option<ncclConfig_t> {
+        let (version, _, size) = CONFIG_LAYOUTS.into_iter().rfind(|(version, ..)| *version <= library)?;
+        let (unset, none) = (UNDEF_INT, std::ptr::null());
+        Some(ncclConfig_t {
+            size,
+            magic: 0xcafe_beef,
+            version,
+            blocking: unset,
+            cgaClusterSize: unset,
+            minCTAs: unset,
+            maxCTAs: unset,
+            netName: none,
+            splitShare: unset,
+            trafficClass: unset,
+            commName: none,
+            collnetEnable: unset,
+            CTAPolicy: unset,
+            shrinkShare: unset,
+            nvlsCTAs: unset,
+            nChannelsPerNetPeer: unset,
+            nvlinkCentricSched: unset,
+            graphUsageMode: unset,
+            numRmaCtx: unset,
+            maxP2pPeers: unset,
+            graphStreamOrdering: unset,
+            launchOrderImplicit: unset,
+            numRmaSig: unset,
+            rmaEagerInit: unset,
+            hostCftMode: unset,
+            nvlsHostMode: unset,
+        })
+    }
+}
+
+/// What `ncclGroupSimulateEnd` answers (2.22).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct ncclSimInfo_t {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub estimatedTime: c_float,
+}
+
+impl ncclSimInfo_t {
+    /// Nothing known.
+    pub const fn new() -> ncclSimInfo_t {
+        ncclSimInfo_t {
+            size: size_of::<ncclSimInfo_t>(),
+            magic: 0x7468_5283,
+            version: version_code(2, 22, 3),
+            estimatedTime: -1.0,
+        }
+    }
+}
+
+impl Default for ncclSimInfo_t {
+    fn default() -> Self {
+        ncclSimInfo_t::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_is_no_newer_than_the_library() {
+        assert!(ncclConfig_t::for_version(21003).is_none());
+        for (library, version, size) in [
+            (21403, 21403, 24),
+            (21718, 21701, 40),
+            (21801, 21801, 48),
+            (22605, 22602, 48),
+            (22703, 22703, 72),
+            (22809, 22803, 80),
+            (22907, 22902, 88),
+            (23004, 23003, 96),
+            (23007, 23007, 96),
+            (23203, 23100, 120),
+        ] {
+            let config = ncclConfig_t::for_version(library).unwrap();
+            assert_eq!((config.version, config.size), (version, size), "library {library}");
+        }
+    }
+}

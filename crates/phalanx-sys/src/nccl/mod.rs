@@ -1,0 +1,175 @@
+//! NCCL's C interface (and RCCL's, which is the same but for a few names).
+//!
+//! Names are the C library's own. Codes are integer newtypes, since a newer library may answer codes that this
+//! table does not know.
+
+#![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
+
+mod api;
+mod config;
+
+pub use api::{Api, FUNCTIONS, Function};
+pub use config::{CONFIG_LAYOUTS, UNDEF_INT, ncclConfig_t, ncclSimInfo_t};
+
+use crate::Search;
+use std::ffi::{c_int, c_void};
+
+/// Where NCCL may be.
+pub const NCCL: Search = Search {
+    name: "NCCL",
+    files: &["libnccl.so.2", "libnccl.so"],
+    variable: "PHALANX_NCCL_LIB",
+    homes: &["NCCL_HOME", "NCCL_ROOT", "CUDA_HOME", "CUDA_PATH"],
+    wheels: &["nvidia/nccl/lib"],
+    global: false,
+};
+
+/// Where RCCL may be.
+pub const RCCL: Search = Search {
+    name: "RCCL",
+    files: &["librccl.so.1", "librccl.so"],
+    variable: "PHALANX_RCCL_LIB",
+    homes: &["RCCL_HOME", "ROCM_PATH", "ROCM_HOME"],
+    wheels: &["_rocm_sdk_libraries/lib"],
+    global: false,
+};
+
+/// A communicator.
+pub type ncclComm_t = *mut c_void;
+/// A window: memory that all ranks registered together.
+pub type ncclWindow_t = *mut c_void;
+/// `cudaStream_t` or `hipStream_t`.
+pub type stream_t = *mut c_void;
+/// A reduction: a built-in one, or a handle.
+pub type ncclRedOp_t = c_int;
+/// A parameter of the library (2.30).
+pub type ncclParamHandle_t = *mut c_void;
+
+/// What identifies a communicator while it is made.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ncclUniqueId {
+    /// Opaque.
+    pub internal: [u8; NCCL_UNIQUE_ID_BYTES],
+}
+
+/// Size of an id.
+pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
+
+/// A function's answer.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ncclResult_t(pub c_int);
+
+/// The answers that are known.
+#[allow(missing_docs)]
+impl ncclResult_t {
+    pub const Success: Self = Self(0);
+    pub const UnhandledCudaError: Self = Self(1);
+    pub const SystemError: Self = Self(2);
+    pub const InternalError: Self = Self(3);
+    pub const InvalidArgument: Self = Self(4);
+    pub const InvalidUsage: Self = Self(5);
+    pub const RemoteError: Self = Self(6);
+    pub const InProgress: Self = Self(7);
+    pub const Timeout: Self = Self(8);
+}
+
+/// An element type.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ncclDataType_t(pub c_int);
+
+#[allow(missing_docs)]
+impl ncclDataType_t {
+    pub const Int8: Self = Self(0);
+    pub const Uint8: Self = Self(1);
+    pub const Int32: Self = Self(2);
+    pub const Uint32: Self = Self(3);
+    pub const Int64: Self = Self(4);
+    pub const Uint64: Self = Self(5);
+    pub const Float16: Self = Self(6);
+    pub const Float32: Self = Self(7);
+    pub const Float64: Self = Self(8);
+    /// Since 2.10.
+    pub const Bfloat16: Self = Self(9);
+    /// Since 2.24.
+    pub const Float8e4m3: Self = Self(10);
+    /// Since 2.24.
+    pub const Float8e5m2: Self = Self(11);
+}
+
+/// The built-in reductions.
+#[allow(missing_docs)]
+pub mod red_op {
+    use super::ncclRedOp_t;
+    pub const Sum: ncclRedOp_t = 0;
+    pub const Prod: ncclRedOp_t = 1;
+    pub const Max: ncclRedOp_t = 2;
+    pub const Min: ncclRedOp_t = 3;
+    /// Since 2.10.
+    pub const Avg: ncclRedOp_t = 4;
+}
+
+/// Where the scalar of a pre-multiplied sum is: read when an operation is executed.
+pub const ncclScalarDevice: c_int = 0;
+/// Where the scalar of a pre-multiplied sum is: copied during the call.
+pub const ncclScalarHostImmediate: c_int = 1;
+
+/// A window like any other.
+pub const NCCL_WIN_DEFAULT: c_int = 0;
+/// A window at the same offset on every rank, on which collectives are fastest.
+pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
+/// Operations on the window are ordered.
+pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
+/// What a window's start must be aligned to.
+pub const NCCL_WIN_REQUIRED_ALIGNMENT: usize = 4096;
+
+/// Shrink a healthy communicator.
+pub const NCCL_SHRINK_DEFAULT: c_int = 0;
+/// Abort what is under way, then shrink.
+pub const NCCL_SHRINK_ABORT: c_int = 1;
+/// The colour of a rank that takes no part in a split.
+pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
+/// Suspend: give memory back.
+pub const NCCL_SUSPEND_MEM: c_int = 1;
+
+/// What `ncclCommMemStats` counts.
+#[allow(missing_docs)]
+pub mod mem_stat {
+    use std::ffi::c_int;
+    pub const GpuMemSuspend: c_int = 0;
+    pub const GpuMemSuspended: c_int = 1;
+    pub const GpuMemPersist: c_int = 2;
+    pub const GpuMemTotal: c_int = 3;
+}
+
+/// How many signals of a peer to wait for.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ncclWaitSignalDesc_t {
+    /// Number of signals.
+    pub opCnt: c_int,
+    /// From whom.
+    pub peer: c_int,
+    /// Which signal.
+    pub sigIdx: c_int,
+    /// Which context.
+    pub ctx: c_int,
+}
+
+/// The version number of a release, as `ncclGetVersion` counts.
+pub const fn version_code(major: u32, minor: u32, patch: u32) -> u32 {
+    if major <= 2 && minor <= 8 {
+        major * 1000 + minor * 100 + patch
+    } else {
+        major * 10000 + minor * 100 + patch
+    }
+}
+
+/// A version number as people write it.
+pub fn version_text(code: u32) -> String {
+    let (major, rest) =
+        if code < 10_000 { (code / 1000, code % 1000) } else { (code / 10_000, code % 10_000) };
+    format!("{major}.{}.{}", rest / 100, rest % 100)
+}

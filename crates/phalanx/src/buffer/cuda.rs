@@ -1,0 +1,118 @@
+//! cudarc's device memory as buffers.
+//!
+//! An operation runs on its lane's stream, which may be another than the one that the memory is used on. cudarc
+//! keeps, for each slice, an event behind its last read and its last write, so that other streams (and the
+//! slice's own end) wait for them. Where it tracks nothing (memory that was made before the context had a second
+//! stream, tracking switched off) the slice's stream itself is made to wait.
+
+use super::{Source, Target};
+use crate::dtype::Element;
+use crate::error::{Error, Result, UsageError};
+use crate::lane::{Lane, Lent};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+};
+use std::sync::Arc;
+
+/// What orders later users of a slice behind the operation that borrowed it.
+#[derive(Debug)]
+pub(crate) enum Order<'a> {
+    /// cudarc records its event when this is dropped.
+    Tracked { _event: SyncOnDrop<'a> },
+    /// The slice's stream waits for the operation's when this is dropped.
+    Joined { slice: Arc<CudaStream>, operation: &'a CudaStream },
+}
+
+impl Drop for Order<'_> {
+    fn drop(&mut self) {
+        if let Order::Joined { slice, operation } = self {
+            // An error is kept in the context, whose next call answers it.
+            slice.context().record_err(slice.join(operation));
+        }
+    }
+}
+
+/// How a slice is lent to a lane.
+struct Plan<'a> {
+    operation: &'a CudaStream,
+    /// The slice's stream, if it is another.
+    slice: Option<Arc<CudaStream>>,
+    /// Whether cudarc tracks the use of slices on both streams.
+    managed: bool,
+}
+
+impl<'a> Plan<'a> {
+    #[inline]
+    fn new(slice: &Arc<CudaStream>, lane: &'a Lane) -> Result<Plan<'a>> {
+        let Some(operation) = lane.cuda_stream() else {
+            return Err(wrong_memory(slice, "host memory".into()));
+        };
+        let (ours, theirs) = (slice.context(), operation.context());
+        if ours.cu_ctx() != theirs.cu_ctx() {
+            return Err(wrong_memory(slice, format!("GPU {} and its primary context", theirs.ordinal())));
+        }
+        Ok(Plan {
+            operation,
+            slice: (slice.cu_stream() != operation.cu_stream()).then(|| slice.clone()),
+            managed: ours.is_managing_stream_synchronization() && theirs.is_managing_stream_synchronization(),
+        })
+    }
+
+    #[inline]
+    fn lent(self, (address, event): (CUdeviceptr, SyncOnDrop<'a>)) -> Lent<'a> {
+        let tracked = self.managed && matches!(event, SyncOnDrop::Record(Some(_)));
+        let order = match self.slice {
+            _ if tracked => Some(Order::Tracked { _event: event }),
+            None => None,
+            Some(slice) => {
+                slice.context().record_err(self.operation.join(&slice));
+                Some(Order::Joined { slice, operation: self.operation })
+            }
+        };
+        Lent::device(address, order)
+    }
+}
+
+#[cold]
+fn wrong_memory(slice: &CudaStream, wanted: String) -> Error {
+    UsageError::Memory {
+        memory: format!("the memory of GPU {}", slice.context().ordinal()),
+        wanted,
+        remedy: "use a communicator of that GPU (Comm::gpu says which one it has), or copy the buffer",
+    }
+    .into()
+}
+
+macro_rules! device_memory {
+    ($($ty:ty),*) => {$(
+        // SAFETY: device memory of `len` elements, borrowed; the plan orders what comes later behind the operation.
+        unsafe impl<T: Element> Source for $ty {
+            type Elem = T;
+            #[inline]
+            fn len(&self) -> usize {
+                DeviceSlice::len(self)
+            }
+            #[inline]
+            fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+                let plan = Plan::new(DeviceSlice::stream(self), lane)?;
+                let pointer = self.device_ptr(plan.operation);
+                Ok(plan.lent(pointer))
+            }
+        }
+    )*};
+    (mut $($ty:ty),*) => {$(
+        // SAFETY: as above, and `&mut self` is exclusive.
+        unsafe impl<T: Element> Target for $ty {
+            #[inline]
+            fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+                let plan = Plan::new(DeviceSlice::stream(self), lane)?;
+                let pointer = self.device_ptr_mut(plan.operation);
+                Ok(plan.lent(pointer))
+            }
+        }
+    )*};
+}
+
+device_memory! { CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T> }
+device_memory! { mut CudaSlice<T>, CudaViewMut<'_, T> }
