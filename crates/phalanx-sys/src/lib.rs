@@ -4,6 +4,7 @@
 //! it; each library's module has its types, constants and a table of its functions, all of them optional:
 //! versions differ, and a function that is not there is an error when it is needed, not before.
 
+pub mod cuda;
 mod library;
 #[cfg(unix)]
 pub mod nccl;

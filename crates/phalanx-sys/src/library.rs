@@ -210,13 +210,18 @@ fn open(file: &Path, global: bool) -> Result<libloading::Library, String> {
     let visibility = if global { RTLD_GLOBAL } else { RTLD_LOCAL };
     // SAFETY: the libraries that a `Search` names have initialisers that are fit to run in any process.
     let opened = unsafe { Library::open(Some(file), RTLD_NOW | visibility) };
-    opened.map(Into::into).map_err(|error| error.to_string())
+    opened.map(Into::into).map_err(|error| describe_error(&error))
+}
+
+/// The loader's own words.
+fn describe_error(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(not(unix))]
 fn open(file: &Path, _global: bool) -> Result<libloading::Library, String> {
     // SAFETY: the libraries that a `Search` names have initialisers that are fit to run in any process.
-    unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())
+    unsafe { libloading::Library::new(file) }.map_err(|error| describe_error(&error))
 }
 
 /// The entries of a folder whose names start with `prefix`, sorted.

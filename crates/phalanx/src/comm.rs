@@ -11,6 +11,8 @@ use crate::lane::Lane;
 use crate::request::Requests;
 use std::cell::Cell;
 use std::marker::PhantomData;
+#[cfg(feature = "cuda")]
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -133,9 +135,53 @@ impl Comm {
         self.run_call(&Call::empty(Operation::Finalize))
     }
 
+    /// Gives up this handle without leaving the communicator.
+    #[cfg(feature = "cuda")]
+    fn disband(self) {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: each field is taken once, and `this` is not dropped.
+        unsafe {
+            drop(std::ptr::read(&raw const this.backend));
+            drop(std::ptr::read(&raw const this.requests));
+            drop(std::ptr::read(&raw const this.lane));
+        }
+    }
+
     /// Fails the communicator for every rank: their calls answer [`Error::Aborted`] with this rank's number.
     pub fn abort(self) {
         self.backend.abort();
+    }
+
+    /// This communicator with another stream: operations on GPU memory are enqueued there.
+    ///
+    /// Operations of one communicator are carried out in the order of the calls, whatever their streams. The
+    /// stream has to be one of the communicator's GPU; communicators of host memory ignore it.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for a stream of another GPU.
+    #[cfg(feature = "cuda")]
+    pub fn on(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<OnStream<'_>> {
+        let mut lane = Lane::host();
+        if let Some(nccl) = self.backend.nccl() {
+            nccl.adopt(stream)?;
+            lane = Lane::cuda(stream.clone());
+        }
+        let (backend, requests) = (self.backend.clone(), self.requests.clone());
+        let comm = Comm { backend, requests, lane, one_thread_at_a_time: PhantomData };
+        Ok(OnStream { comm: ManuallyDrop::new(comm), of: PhantomData })
+    }
+
+    /// The stream on which operations on GPU memory are enqueued; `None` without GPU. cudarc allocates on it:
+    /// `comm.cuda_stream().unwrap().alloc_zeros(…)`.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
+        self.lane.cuda_stream()
+    }
+
+    /// The number of this rank's GPU in its process; `None` without.
+    #[cfg(feature = "cuda")]
+    pub fn gpu(&self) -> Option<usize> {
+        self.backend.nccl().map(|nccl| nccl.gpu())
     }
 
     /// This rank's end as the portable trait, for runtimes that hold pointers as `u64`.
@@ -150,6 +196,34 @@ impl Drop for Comm {
         self.requests.stop();
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         self.backend.depart(departure);
+    }
+}
+
+/// A communicator whose operations go to another stream: see [`Comm::on`].
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub struct OnStream<'a> {
+    /// Not dropped: the communicator ends with the one it was made from.
+    comm: ManuallyDrop<Comm>,
+    /// Keeps it on that one's thread.
+    of: PhantomData<&'a Comm>,
+}
+
+#[cfg(feature = "cuda")]
+impl std::ops::Deref for OnStream<'_> {
+    type Target = Comm;
+
+    fn deref(&self) -> &Comm {
+        &self.comm
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for OnStream<'_> {
+    fn drop(&mut self) {
+        // SAFETY: dropped once, here, and not used afterwards.
+        let comm = unsafe { ManuallyDrop::take(&mut self.comm) };
+        comm.disband();
     }
 }
 
@@ -179,6 +253,20 @@ impl std::fmt::Debug for Comm {
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
     timeout: Option<Duration>,
+    backend: Option<BackendKind>,
+    gpu: Option<usize>,
+    #[cfg(feature = "cuda")]
+    nccl: crate::nccl::Config,
+}
+
+/// What a communicator is made with.
+pub(crate) struct Settings {
+    pub timeout: Duration,
+    pub backend: Option<BackendKind>,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs are numbered"))]
+    pub gpu: Option<usize>,
+    #[cfg(feature = "cuda")]
+    pub nccl: crate::nccl::Config,
 }
 
 impl Builder {
@@ -189,20 +277,46 @@ impl Builder {
         self
     }
 
+    /// What carries the data. Default: `PHALANX_BACKEND`, else NCCL if each rank has a GPU, else the host, else
+    /// solo for one rank.
+    pub fn backend(mut self, backend: BackendKind) -> Builder {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Which GPU this rank uses, as the process numbers those it sees. Default: the rank's number on its host.
+    pub fn gpu(mut self, gpu: usize) -> Builder {
+        self.gpu = Some(gpu);
+        self
+    }
+
+    /// Settings of NCCL communicators.
+    #[cfg(feature = "cuda")]
+    pub fn nccl(mut self, config: crate::nccl::Config) -> Builder {
+        self.nccl = config;
+        self
+    }
+
     /// As [`phalanx::init`](crate::init), with these settings.
     pub fn init(self) -> Result<Comm> {
-        bootstrap::init(self.resolve_timeout()?)
+        bootstrap::init(self.settings()?)
     }
 
     /// As [`phalanx::run`](crate::run), with these settings.
     pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
-        bootstrap::run_threads(ranks, self.resolve_timeout()?, f)
+        bootstrap::run_threads(ranks, &self.settings()?, f)
     }
 
-    fn resolve_timeout(&self) -> Result<Duration> {
-        match self.timeout {
-            Some(timeout) => Ok(timeout),
-            None => bootstrap::timeout_from_environment().map_err(Error::from),
-        }
+    fn settings(self) -> Result<Settings> {
+        Ok(Settings {
+            timeout: match self.timeout {
+                Some(timeout) => timeout,
+                None => bootstrap::timeout_from_environment().map_err(Error::from)?,
+            },
+            backend: self.backend,
+            gpu: self.gpu,
+            #[cfg(feature = "cuda")]
+            nccl: self.nccl,
+        })
     }
 }

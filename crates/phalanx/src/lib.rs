@@ -32,7 +32,8 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
-//! | `PHALANX_BACKEND` | `solo`, `host` or `auto` |
+//! | `PHALANX_BACKEND` | `solo`, `host`, `nccl` or `auto`: NCCL if each rank has a GPU, else the host, else solo for one rank |
+//! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB` | the shared libraries of NCCL and of the CUDA driver, if they are not where they are looked for |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: who this rank is, and of which job |
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | the same on this host |
 //! | `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
@@ -60,6 +61,8 @@ mod sync;
 
 pub use backend::BackendKind;
 pub use buffer::{Owned, Source, Target};
+#[cfg(feature = "cuda")]
+pub use comm::OnStream;
 pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};
 pub use communicator::{Communicator, StreamSyncOps};
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
@@ -73,6 +76,16 @@ pub use lane::{Lane, Lent};
 pub use op::{PreMulSum, ReduceOp, Reduction};
 pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use request::Request;
+
+/// What only NCCL has.
+#[cfg(feature = "cuda")]
+pub mod nccl {
+    pub use crate::backend::nccl::Config;
+}
+
+/// cudarc, in the version whose slices and streams are buffers and lanes here.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 
 /// The communicator of this process, from the launcher's variables; a world of one if there are none.
 ///

@@ -6,6 +6,8 @@
 //! deadlines, the operating system) it reports.
 
 pub(crate) mod host;
+#[cfg(feature = "cuda")]
+pub(crate) mod nccl;
 pub(crate) mod solo;
 
 use crate::communicator::StreamSyncOps;
@@ -23,6 +25,8 @@ pub enum BackendKind {
     Solo,
     /// Shared memory between the threads of a process or the processes of a host.
     Host,
+    /// NVIDIA's library for GPUs: each rank has one.
+    Nccl,
 }
 
 impl BackendKind {
@@ -31,6 +35,7 @@ impl BackendKind {
         match self {
             BackendKind::Solo => "solo",
             BackendKind::Host => "host",
+            BackendKind::Nccl => "nccl",
         }
     }
 }
@@ -63,10 +68,11 @@ pub(crate) enum Operation {
     Finalize,
     Send,
     Recv,
+    Init,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 18] = [
+    const ALL: [(Operation, &'static str); 19] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -85,6 +91,7 @@ impl Operation {
         (Operation::Finalize, "finalize"),
         (Operation::Send, "send"),
         (Operation::Recv, "recv"),
+        (Operation::Init, "init"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -108,7 +115,7 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        matches!(self, Operation::Barrier | Operation::Finalize | Operation::Split)
+        matches!(self, Operation::Barrier | Operation::Finalize | Operation::Split | Operation::Init)
     }
 }
 
@@ -296,6 +303,12 @@ pub(crate) trait Backend: Send + Sync {
     /// The lane on which operations run unless another is named.
     fn lane(&self) -> Lane {
         Lane::host()
+    }
+
+    /// The NCCL backend's own features.
+    #[cfg(feature = "cuda")]
+    fn nccl(&self) -> Option<&nccl::NcclComm> {
+        None
     }
 
     /// Whether operations on device memory are enqueued on a stream, and complete later.

@@ -29,7 +29,7 @@ const READ: [&str; 14] = [
 ];
 
 /// Backends that are planned: their names are understood, and refused with a reason.
-const PLANNED: [&str; 4] = ["nccl", "rccl", "nvshmem", "mpi"];
+const PLANNED: [&str; 3] = ["rccl", "nvshmem", "mpi"];
 
 /// This process's place among the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,12 +102,13 @@ impl Environment {
             None | Some("" | "auto") => Ok(None),
             Some("solo") => Ok(Some(BackendKind::Solo)),
             Some("host") => Ok(Some(BackendKind::Host)),
+            Some("nccl") => Ok(Some(BackendKind::Nccl)),
             Some(name) if PLANNED.contains(&name) => Err(Error::Unsupported {
                 what: format!("the backend {name} (PHALANX_BACKEND)"),
-                why: "this version has the backends solo and host".into(),
+                why: "this version has the backends solo, host and nccl".into(),
                 remedy: "unset PHALANX_BACKEND, or set it to host".into(),
             }),
-            Some(name) => Err(setting("PHALANX_BACKEND", name, "solo, host or auto").into()),
+            Some(name) => Err(setting("PHALANX_BACKEND", name, "solo, host, nccl or auto").into()),
         }
     }
 
@@ -243,7 +244,7 @@ mod tests {
             let error = environment(variables).place().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        for backend in ["nccl", "NCCL"] {
+        for backend in ["mpi", "NCCL"] {
             assert!(environment(&[("PHALANX_BACKEND", backend)]).backend().is_err());
         }
         for timeout in ["", "0", "-3", "soon", "inf", "1e300"] {

@@ -5,54 +5,95 @@ mod rendezvous;
 
 pub(crate) use environment::timeout_from_environment;
 
-use crate::backend::BackendKind;
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
 use crate::backend::solo::SoloComm;
-use crate::comm::Comm;
+use crate::backend::{Backend, BackendKind};
+use crate::comm::{Comm, Settings};
 use crate::error::{Error, Result, UsageError};
 use environment::{Environment, Place};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What [`Comm`] answers to the environment of this process.
-pub(crate) fn init(timeout: Duration) -> Result<Comm> {
-    init_from(&Environment::current(), timeout)
+pub(crate) fn init(settings: Settings) -> Result<Comm> {
+    init_from(&Environment::current(), settings)
 }
 
-fn init_from(environment: &Environment, timeout: Duration) -> Result<Comm> {
-    let forced = environment.backend()?;
+fn init_from(environment: &Environment, settings: Settings) -> Result<Comm> {
     let place = environment.place()?;
     let world_size = place.as_ref().map_or(1, |place| place.world_size);
     check_world_size(world_size)?;
-    let backend = match forced {
-        Some(BackendKind::Solo) if world_size > 1 => {
-            return Err(UsageError::Setting {
-                name: "PHALANX_BACKEND".into(),
-                value: "solo".into(),
-                expected: format!("host, since there are {world_size} ranks"),
-            }
-            .into());
-        }
-        Some(forced) => forced,
-        None if world_size == 1 => BackendKind::Solo,
-        None => BackendKind::Host,
+    let launcher = place.as_ref().map_or("none", |place| place.launcher);
+    let backend = choose(environment, &settings, world_size, launcher)?;
+    let timeout = settings.timeout;
+    let host = || match &place {
+        Some(place) if world_size > 1 => join(place, timeout),
+        _ => Ok(thread_ranks(1, timeout)?.remove(0)),
     };
-    tracing::info!(
-        backend = backend.name(),
-        world_size,
-        reason = if forced.is_some() { "PHALANX_BACKEND" } else { "the number of ranks" },
-        launcher = place.as_ref().map_or("none", |place| place.launcher),
-        "communicator"
-    );
-    match (backend, place) {
-        (BackendKind::Solo, _) => Ok(Comm::new(Arc::new(SoloComm::new(timeout)))),
-        (BackendKind::Host, Some(place)) if world_size > 1 => join(&place, timeout),
-        (BackendKind::Host, _) => {
-            let world = Arc::new(World::threads());
-            let channel = NewChannel::create(&world, 1)?;
-            Ok(Comm::new(Arc::new(HostComm::attach(world, channel, 0, vec![0], timeout))))
-        }
+    match backend {
+        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)))),
+        BackendKind::Host => Ok(Comm::new(Arc::new(host()?))),
+        BackendKind::Nccl => on_gpu(host()?, &settings),
     }
+}
+
+/// Which backend carries the communicator: what the program or `PHALANX_BACKEND` says; else NCCL if each rank
+/// has a GPU, solo for one rank, the host for several. Logged with the reason.
+fn choose(
+    environment: &Environment,
+    settings: &Settings,
+    world_size: usize,
+    launcher: &str,
+) -> Result<BackendKind> {
+    let forced = match settings.backend {
+        Some(backend) => Some((backend, "Builder::backend")),
+        None => environment.backend()?.map(|backend| (backend, "PHALANX_BACKEND")),
+    };
+    let (backend, reason) = match forced {
+        Some((BackendKind::Solo, name)) if world_size > 1 => {
+            let expected = format!("another, since there are {world_size} ranks");
+            return Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into());
+        }
+        Some((backend, name)) => (backend, name.to_owned()),
+        None => match gpus_for(world_size) {
+            Ok(()) => (BackendKind::Nccl, "each rank has a GPU".to_owned()),
+            Err(why) if world_size == 1 => (BackendKind::Solo, format!("one rank, without GPU: {why}")),
+            Err(why) => (BackendKind::Host, format!("several ranks, without GPUs: {why}")),
+        },
+    };
+    tracing::info!(backend = backend.name(), world_size, reason, launcher, "communicator");
+    if backend == BackendKind::Nccl {
+        gpus_for(world_size)?;
+    }
+    Ok(backend)
+}
+
+#[cfg(feature = "cuda")]
+fn gpus_for(ranks: usize) -> Result<()> {
+    crate::backend::nccl::available(ranks)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus_for(_ranks: usize) -> Result<()> {
+    Err(Error::Unsupported {
+        what: "NCCL".into(),
+        why: "phalanx was built without its feature `cuda`".into(),
+        remedy: "build it with the feature".into(),
+    })
+}
+
+/// The communicator on GPUs of the ranks of a host communicator. Collective.
+#[cfg(feature = "cuda")]
+fn on_gpu(host: HostComm, settings: &Settings) -> Result<Comm> {
+    let gpu = settings.gpu.unwrap_or(host.rank());
+    let nccl = crate::backend::nccl::NcclComm::join(host, gpu, settings.nccl.clone())?;
+    Ok(Comm::new(Arc::new(nccl)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(host: HostComm, _settings: &Settings) -> Result<Comm> {
+    gpus_for(host.world_size())?;
+    unreachable!("the error above")
 }
 
 fn check_world_size(world_size: usize) -> Result<()> {
@@ -64,31 +105,41 @@ fn check_world_size(world_size: usize) -> Result<()> {
 }
 
 /// Meets the other processes of this host and takes this rank's place in their region.
-fn join(place: &Place, timeout: Duration) -> Result<Comm> {
+fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
     if !crate::os::PROCESS_RANKS {
         // The typed error of this platform.
         crate::os::SharedFile::create()?;
     }
     let met = rendezvous::meet(place, timeout)?;
     let members = (0..place.world_size).collect();
-    let host = HostComm::attach(met.world, met.channel, place.rank, members, timeout);
-    Ok(Comm::new(Arc::new(host)))
+    Ok(HostComm::attach(met.world, met.channel, place.rank, members, timeout))
 }
 
 /// Ranks as threads: see [`run`](crate::run).
 pub(crate) fn run_threads<R: Send>(
     ranks: usize,
-    timeout: Duration,
+    settings: &Settings,
     f: impl Fn(Comm) -> R + Sync,
 ) -> Result<Vec<R>> {
     check_world_size(ranks)?;
-    let comms = thread_comms(ranks, timeout)?;
-    let f = &f;
+    let backend = choose(&Environment::current(), settings, ranks, "threads")?;
+    if backend == BackendKind::Solo {
+        return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout))))]);
+    }
+    let hosts = thread_ranks(ranks, settings.timeout)?;
+    let body = |host| {
+        let comm = match backend {
+            BackendKind::Nccl => on_gpu(host, settings)?,
+            _ => Comm::new(Arc::new(host)),
+        };
+        Ok(f(comm))
+    };
+    let body = &body;
     std::thread::scope(|scope| {
         let mut threads = Vec::with_capacity(ranks);
-        for comm in comms {
-            let name = format!("rank {}", comm.rank());
-            let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, move || f(comm));
+        for host in hosts {
+            let name = format!("rank {}", host.rank());
+            let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, move || body(host));
             // On an error the communicators of the ranks that were not started are dropped, and those that
             // were are told that these have left.
             threads.push(thread.map_err(|e| {
@@ -98,22 +149,19 @@ pub(crate) fn run_threads<R: Send>(
         }
         let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         let results = ended.into_iter().map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p)));
-        Ok(results.collect())
+        results.collect()
     })
 }
 
-fn thread_comms(ranks: usize, timeout: Duration) -> Result<Vec<Comm>> {
-    if ranks == 1 {
-        return Ok(vec![Comm::new(Arc::new(SoloComm::new(timeout)))]);
-    }
+/// The host communicators of ranks that are threads of this process.
+fn thread_ranks(ranks: usize, timeout: Duration) -> Result<Vec<HostComm>> {
     let world = Arc::new(World::threads());
     let channel = NewChannel::create(&world, ranks)?;
     (0..ranks)
         .map(|rank| {
             let opened = NewChannel::open(&world, channel.id())?;
             let members = (0..ranks).collect();
-            let host = HostComm::attach(world.clone(), opened, rank, members, timeout);
-            Ok(Comm::new(Arc::new(host)))
+            Ok(HostComm::attach(world.clone(), opened, rank, members, timeout))
         })
         .collect()
 }

@@ -282,7 +282,7 @@ impl Endpoint {
     }
 
     /// Whether a peer cannot answer any more.
-    fn gone(&self, rank: usize) -> Option<PeerEvent> {
+    pub fn gone(&self, rank: usize) -> Option<PeerEvent> {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_LEFT => Some(PeerEvent::Left),
             LIFE_PANICKED => Some(PeerEvent::Panicked),
@@ -297,7 +297,7 @@ impl Endpoint {
 
     /// Who holds everybody up. Of a collective, those who have not called it. If all have, or for a message,
     /// the rank at the end of the chain of those who wait for one another.
-    fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
+    pub fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
         if !is_message(record) {
             let absent: Vec<usize> = (0..self.ranks)
                 .filter(|rank| {
@@ -351,7 +351,7 @@ impl Endpoint {
     }
 
     /// The verdict if this rank and `peer` announced different calls under the same number.
-    fn compare_records(&self, peer: usize, sequence: u64) -> Option<Verdict> {
+    pub fn compare_records(&self, peer: usize, sequence: u64) -> Option<Verdict> {
         let own = self.own().announced(sequence)?;
         let theirs = self.channel.state(peer).announced(sequence)?;
         (own != theirs).then(|| {

@@ -12,6 +12,7 @@
 //! | `record.rs`, `verdict.rs` | who called what, and why the communicator failed |
 //! | `collective.rs`, `reduce.rs` | collectives and their arithmetic |
 //! | `message.rs` | point to point |
+//! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
 
 mod collective;
 mod endpoint;
@@ -21,10 +22,14 @@ pub(crate) mod protocol;
 mod record;
 mod reduce;
 mod verdict;
+#[cfg(feature = "cuda")]
+mod witness;
 mod world;
 
 pub(crate) use layout::MAX_RANKS;
 pub(crate) use reduce::Reducer;
+#[cfg(feature = "cuda")]
+pub(crate) use witness::{Subject, Witness};
 pub(crate) use world::World;
 
 use crate::backend::{
@@ -184,6 +189,47 @@ impl Backend for HostComm {
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+        // SAFETY: the caller's contract.
+        let part = unsafe { self.part(color, key) }?;
+        Ok(part.map(|part| Box::new(part) as Box<dyn Backend>))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let block = self.endpoint.world.alloc(bytes)?;
+        Ok(Allocation { start: block.start, keep: Box::new(block) })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.endpoint.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.endpoint.set_timeout(timeout);
+    }
+
+    fn abort(&self) {
+        let verdict = verdict::Verdict::Aborted { rank: self.endpoint.rank };
+        self.endpoint.fail(&verdict);
+        self.endpoint.close_buffers();
+    }
+
+    fn depart(&self, departure: Departure) {
+        self.endpoint.depart(departure);
+    }
+}
+
+impl HostComm {
+    /// The world rank of the communicator's rank 0.
+    #[cfg(feature = "cuda")]
+    pub fn first_member(&self) -> usize {
+        self.endpoint.members()[0]
+    }
+
+    /// [`Backend::split`], not boxed.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    pub unsafe fn part(&self, color: Option<u32>, key: i64) -> Result<Option<HostComm>> {
         let ranks = self.endpoint.ranks;
         let timeout = self.timeout();
         // Who goes where.
@@ -232,39 +278,14 @@ impl Backend for HostComm {
         let rank = members.iter().position(|rank| *rank == self.endpoint.rank).expect("one of them");
         let world_ranks = members.iter().map(|rank| self.endpoint.members()[*rank]).collect();
         let world = self.endpoint.world.clone();
-        Ok(Some(Box::new(HostComm::attach(world, channel, rank, world_ranks, timeout))))
+        Ok(Some(HostComm::attach(world, channel, rank, world_ranks, timeout)))
     }
 
-    fn alloc(&self, bytes: usize) -> Result<Allocation> {
-        let block = self.endpoint.world.alloc(bytes)?;
-        Ok(Allocation { start: block.start, keep: Box::new(block) })
-    }
-
-    fn timeout(&self) -> Duration {
-        self.endpoint.timeout()
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.endpoint.set_timeout(timeout);
-    }
-
-    fn abort(&self) {
-        let verdict = verdict::Verdict::Aborted { rank: self.endpoint.rank };
-        self.endpoint.fail(&verdict);
-        self.endpoint.close_buffers();
-    }
-
-    fn depart(&self, departure: Departure) {
-        self.endpoint.depart(departure);
-    }
-}
-
-impl HostComm {
-    /// An all_gather of a few words, as a step of `split`.
+    /// An all_gather of a few words, as a step of `split` or of another backend's set-up.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
-    unsafe fn tell_all<const N: usize>(&self, own: &[u64; N], all: &mut [[u64; N]]) -> Result<()> {
+    pub unsafe fn tell_all<const N: usize>(&self, own: &[u64; N], all: &mut [[u64; N]]) -> Result<()> {
         let call = Call {
             dtype: DType::U64,
             send: own.as_ptr().cast(),

@@ -123,6 +123,12 @@ impl RankState {
         slot.sequence.store(sequence, Ordering::Release);
     }
 
+    /// Takes back the announcement of `sequence`.
+    #[cfg(feature = "cuda")]
+    pub fn withdraw(&self, sequence: u64) {
+        self.records[sequence as usize % RECORDS].sequence.store(0, Ordering::Release);
+    }
+
     /// The call that this rank announced under `sequence`, unless it has not come or is long past.
     pub fn announced(&self, sequence: u64) -> Option<Record> {
         read(&self.records[sequence as usize % RECORDS], sequence)

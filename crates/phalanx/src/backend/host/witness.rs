@@ -1,0 +1,139 @@
+//! A channel on which nothing is moved: the ranks of another backend's communicator tell each other here what
+//! they call, see who is gone, and give up together, with one verdict.
+
+use super::HostComm;
+use super::layout::RECORDS;
+use super::record::Record;
+use super::verdict::{Context, Verdict};
+use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
+use crate::error::{Error, PeerEvent, Result};
+use crate::op::{RawReduction, ReductionCode};
+use std::time::{Duration, Instant};
+
+/// A peer that left may have done its part of what this rank still waits for; after this time it has not.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// One rank's end of it.
+pub(crate) struct Witness(HostComm);
+
+/// What a rank waits in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Subject {
+    sequence: u64,
+    record: Record,
+}
+
+impl Subject {
+    pub fn call(sequence: u64, call: &Call<'_>) -> Subject {
+        Subject { sequence, record: Record::of(call) }
+    }
+
+    /// A message; `sequence` counts this rank's messages.
+    pub fn message(sequence: u64, transfer: &Transfer) -> Subject {
+        let operation = match transfer.direction {
+            Direction::Send(_) => Operation::Send,
+            Direction::Recv(_) => Operation::Recv,
+        };
+        let call = Call {
+            root: transfer.peer,
+            dtype: transfer.dtype,
+            reduction: RawReduction { code: ReductionCode::Sum, factor: 0 },
+            blocks: Blocks::Equal(transfer.count),
+            ..Call::empty(operation)
+        };
+        Subject { sequence, record: Record::of(&call) }
+    }
+
+    /// The operation with its arguments, and its number.
+    pub fn describe(&self) -> (String, u64) {
+        (self.record.to_string(), self.sequence)
+    }
+
+    fn peer(&self) -> Option<usize> {
+        matches!(self.record.operation, Operation::Send | Operation::Recv)
+            .then_some(self.record.root as usize)
+    }
+}
+
+impl Witness {
+    pub fn new(channel: HostComm) -> Witness {
+        Witness(channel)
+    }
+
+    /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
+    #[inline]
+    pub fn announce(&self, subject: &Subject) {
+        self.0.endpoint.own().announce(subject.sequence, &subject.record);
+    }
+
+    /// Takes back what was announced: its number is free again.
+    pub fn withdraw(&self, subject: &Subject) {
+        self.0.endpoint.own().withdraw(subject.sequence);
+    }
+
+    /// Says that a collective, and all before it, is complete.
+    pub fn complete(&self, sequence: u64) {
+        self.0.endpoint.own().done_operation.set(sequence);
+    }
+
+    /// The verdict, if there is one.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        self.0.endpoint.check()
+    }
+
+    /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
+    /// ranks and answers the verdict.
+    pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
+        let endpoint = &self.0.endpoint;
+        endpoint.check()?;
+        let waited = since.elapsed();
+        let context = || Context {
+            reporter: endpoint.rank,
+            sequence: subject.sequence,
+            record: subject.record,
+            waited,
+        };
+        let awaited: Vec<usize> = match subject.peer() {
+            Some(peer) => vec![peer],
+            None => endpoint.peers().collect(),
+        };
+        if subject.peer().is_none() {
+            let first = subject.sequence.saturating_sub(RECORDS as u64 - 1).max(1);
+            for sequence in first..=subject.sequence {
+                if let Some(mismatch) = endpoint.peers().find_map(|p| endpoint.compare_records(p, sequence)) {
+                    return Err(endpoint.fail(&mismatch));
+                }
+            }
+        }
+        for &rank in &awaited {
+            match endpoint.gone(rank) {
+                Some(PeerEvent::Left) if waited < GRACE => {}
+                Some(event) => return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() })),
+                None => {}
+            }
+        }
+        if waited >= endpoint.timeout() {
+            let missing = endpoint.missing(&awaited, subject.sequence, &subject.record);
+            return Err(endpoint.fail(&Verdict::Timeout { missing, context: context() }));
+        }
+        Ok(())
+    }
+
+    /// Gives up for all ranks, because this one failed; answers the verdict that holds.
+    pub fn give_up(&self) -> Error {
+        self.0.endpoint.fail(&Verdict::Aborted { rank: self.0.endpoint.rank })
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.0.timeout()
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.0.set_timeout(timeout);
+    }
+
+    pub fn depart(&self, departure: Departure) {
+        self.0.depart(departure);
+    }
+}

@@ -1,0 +1,325 @@
+//! Collectives and messages as calls of the library. Addresses are in device memory here.
+
+use super::communicator::Communicator;
+use super::device::StreamMemory;
+use crate::backend::{Blocks, Call, Direction, Operation, Transfer};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::{RawReduction, ReductionCode};
+use phalanx_sys::nccl::{ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarHostImmediate, red_op};
+
+/// Whether the library has more to do before the operation is enqueued (`ncclInProgress`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    Enqueued,
+    InProgress,
+}
+
+/// What an operation needs until it is enqueued.
+#[derive(Default)]
+pub(super) struct Needs {
+    reduction: Option<ncclRedOp_t>,
+    /// Freed behind the operation, on its stream.
+    pub scratch: Option<StreamMemory>,
+}
+
+impl Needs {
+    pub fn is_empty(&self) -> bool {
+        self.reduction.is_none() && self.scratch.is_none()
+    }
+}
+
+impl Communicator {
+    /// What an answer means.
+    #[inline]
+    pub(super) fn progress(&self, result: ncclResult_t, function: &'static str) -> Result<Progress> {
+        match result {
+            ncclResult_t::Success => Ok(Progress::Enqueued),
+            ncclResult_t::InProgress => Ok(Progress::InProgress),
+            error => Err(self.library.error(error, function).into()),
+        }
+    }
+
+    /// Enqueues a collective.
+    ///
+    /// # Safety
+    /// The contract of `Backend::collective`, with addresses in this device's memory; the device's turn is held, or
+    /// this is inside a group.
+    pub(super) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+        use Operation::*;
+        // SAFETY: the caller's contract, in each.
+        unsafe {
+            match call.operation {
+                AllReduce | Reduce | ReduceScatter => self.reducing(call, needs),
+                Broadcast | AllGather => self.moving(call),
+                AllToAll if std::ptr::eq(call.send, call.recv) => self.all_to_all_in_place(call, needs),
+                AllToAll | Gather | Scatter => self.rearranging(call),
+                ReduceScatterV => self.reduce_scatter_v(call, needs),
+                AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
+                Barrier | Split | Finalize | Init | Send | Recv => unreachable!("nothing to enqueue"),
+            }
+        }
+    }
+
+    unsafe fn reducing(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+        let library = self.library;
+        let (dtype, op) = (reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
+        let (send, recv, count) = (call.send.cast(), call.recv.cast(), call.blocks.longest());
+        let (comm, stream) = (self.handle(), call.stream.0);
+        // SAFETY: the caller's contract; the types are the header's.
+        unsafe {
+            match call.operation {
+                Operation::AllReduce => {
+                    let f = library.need(library.ncclAllReduce, "ncclAllReduce")?;
+                    self.progress(f(send, recv, count, dtype, op, comm, stream), "ncclAllReduce")
+                }
+                Operation::Reduce => {
+                    let f = library.need(library.ncclReduce, "ncclReduce")?;
+                    let root = call.root as i32;
+                    self.progress(f(send, recv, count, dtype, op, root, comm, stream), "ncclReduce")
+                }
+                _ => {
+                    let f = library.need(library.ncclReduceScatter, "ncclReduceScatter")?;
+                    self.progress(f(send, recv, count, dtype, op, comm, stream), "ncclReduceScatter")
+                }
+            }
+        }
+    }
+
+    /// What only moves, moves as bytes: every type can.
+    unsafe fn moving(&self, call: &Call<'_>) -> Result<Progress> {
+        let library = self.library;
+        let bytes = call.blocks.longest() * call.dtype.size();
+        let (send, recv, dtype) = (call.send.cast(), call.recv.cast(), ncclDataType_t::Uint8);
+        let (comm, stream) = (self.handle(), call.stream.0);
+        // SAFETY: the caller's contract; the types are the header's.
+        unsafe {
+            if call.operation == Operation::Broadcast {
+                let f = library.need(library.ncclBroadcast, "ncclBroadcast")?;
+                self.progress(f(send, recv, bytes, dtype, call.root as i32, comm, stream), "ncclBroadcast")
+            } else {
+                let f = library.need(library.ncclAllGather, "ncclAllGather")?;
+                self.progress(f(send, recv, bytes, dtype, comm, stream), "ncclAllGather")
+            }
+        }
+    }
+
+    /// Operations that came with 2.28, and are messages before.
+    unsafe fn rearranging(&self, call: &Call<'_>) -> Result<Progress> {
+        let library = self.library;
+        let bytes = call.blocks.longest() * call.dtype.size();
+        let (send, recv, dtype) = (call.send.cast(), call.recv.cast(), ncclDataType_t::Uint8);
+        let (comm, stream, root) = (self.handle(), call.stream.0, call.root as i32);
+        // SAFETY: the caller's contract; the types are the header's.
+        unsafe {
+            match call.operation {
+                Operation::AllToAll => match library.ncclAlltoAll {
+                    Some(f) => self.progress(f(send, recv, bytes, dtype, comm, stream), "ncclAlltoAll"),
+                    None => self.messages(call),
+                },
+                Operation::Gather => match library.ncclGather {
+                    Some(f) => self.progress(f(send, recv, bytes, dtype, root, comm, stream), "ncclGather"),
+                    None => self.messages(call),
+                },
+                _ => match library.ncclScatter {
+                    Some(f) => self.progress(f(send, recv, bytes, dtype, root, comm, stream), "ncclScatter"),
+                    None => self.messages(call),
+                },
+            }
+        }
+    }
+
+    /// The library has no in-place form: the blocks are sent from a copy.
+    unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+        let bytes = call.blocks.longest() * call.dtype.size() * self.ranks;
+        let _current = self.device.enter()?;
+        let scratch = StreamMemory::new(&self.device, bytes, call.stream)?;
+        let copy = scratch.start;
+        needs.scratch = Some(scratch);
+        // SAFETY: the scratch lives on the stream until after the operation; the buffer has so many bytes.
+        unsafe {
+            self.device.copy(copy, call.send, bytes, call.stream)?;
+            self.rearranging(&Call { send: copy, ..*call })
+        }
+    }
+
+    /// One reduce for each block, to the rank that gets it.
+    unsafe fn reduce_scatter_v(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+        let library = self.library;
+        let reduce = library.need(library.ncclReduce, "ncclReduce")?;
+        let (dtype, op) = (reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
+        self.grouped(|| {
+            for rank in (0..self.ranks).filter(|rank| call.blocks.len(*rank) > 0) {
+                let (count, offset) = (call.blocks.len(rank), call.blocks.offset(rank) * call.dtype.size());
+                let (send, recv) = (call.send.wrapping_add(offset).cast(), call.recv.cast());
+                let (comm, stream) = (self.handle(), call.stream.0);
+                // SAFETY: the caller's contract; the block lies in the buffer.
+                let result = unsafe { reduce(send, recv, count, dtype, op, rank as i32, comm, stream) };
+                self.progress(result, "ncclReduce")?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A collective as messages: this rank's sends and receives in one group.
+    unsafe fn messages(&self, call: &Call<'_>) -> Result<Progress> {
+        use Operation::{AllGatherV, AllToAll, AllToAllV, Gather, GatherV, Scatter, ScatterV};
+        let size = call.dtype.size();
+        // Which block of `send` goes to a peer, and which block of `recv` comes from it.
+        let (to, from): (fn(usize, usize) -> usize, Blocks<'_>) = match call.operation {
+            AllToAll | AllToAllV | Scatter | ScatterV => (|peer, _| peer, call.recv_blocks),
+            AllGatherV | Gather | GatherV => (|_, own| own, call.blocks),
+            _ => unreachable!("not made of messages"),
+        };
+        let scatters = matches!(call.operation, Scatter | ScatterV);
+        let gathers = matches!(call.operation, Gather | GatherV);
+        let from = if call.operation == AllToAll { call.blocks } else { from };
+        self.grouped(|| {
+            for peer in 0..self.ranks {
+                let sends = (!scatters || self.rank == call.root) && (!gathers || peer == call.root);
+                let receives = (!scatters || peer == call.root) && (!gathers || self.rank == call.root);
+                let block = to(peer, self.rank);
+                if sends {
+                    let whole = !matches!(call.operation, AllGatherV | Gather | GatherV);
+                    let offset = if whole { call.blocks.offset(block) * size } else { 0 };
+                    let source = call.send.wrapping_add(offset);
+                    // SAFETY: the caller's contract; the block lies in the buffer.
+                    unsafe { self.send_bytes(source, call.blocks.len(block) * size, peer, call.stream.0)? };
+                }
+                if receives {
+                    let (offset, len) = if scatters {
+                        (0, call.blocks.len(self.rank))
+                    } else {
+                        (from.offset(peer), from.len(peer))
+                    };
+                    let target = call.recv.wrapping_add(offset * size);
+                    // SAFETY: as above.
+                    unsafe { self.recv_bytes(target, len * size, peer, call.stream.0)? };
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Enqueues messages, all at once.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Communicator::enqueue).
+    pub(super) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
+        self.grouped(|| {
+            transfers.iter().try_for_each(|transfer| {
+                let (bytes, stream) = (transfer.count * transfer.dtype.size(), transfer.stream.0);
+                // SAFETY: the caller's contract.
+                unsafe {
+                    match transfer.direction {
+                        Direction::Send(source) => self.send_bytes(source, bytes, transfer.peer, stream),
+                        Direction::Recv(target) => self.recv_bytes(target, bytes, transfer.peer, stream),
+                    }
+                }
+            })
+        })
+    }
+
+    /// Nothing is sent where there is nothing to send: the peer knows it too.
+    unsafe fn send_bytes(
+        &self,
+        source: *const u8,
+        bytes: usize,
+        peer: usize,
+        stream: *mut std::ffi::c_void,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let send = self.library.need(self.library.ncclSend, "ncclSend")?;
+        // SAFETY: the caller's contract.
+        let result =
+            unsafe { send(source.cast(), bytes, ncclDataType_t::Uint8, peer as i32, self.handle(), stream) };
+        self.progress(result, "ncclSend").map(drop)
+    }
+
+    unsafe fn recv_bytes(
+        &self,
+        target: *mut u8,
+        bytes: usize,
+        peer: usize,
+        stream: *mut std::ffi::c_void,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let recv = self.library.need(self.library.ncclRecv, "ncclRecv")?;
+        // SAFETY: the caller's contract.
+        let result =
+            unsafe { recv(target.cast(), bytes, ncclDataType_t::Uint8, peer as i32, self.handle(), stream) };
+        self.progress(result, "ncclRecv").map(drop)
+    }
+
+    /// Calls of the library that start together. The group ends also if one fails: no thread stays inside.
+    pub(super) fn grouped(&self, calls: impl FnOnce() -> Result<()>) -> Result<Progress> {
+        let start = self.library.need(self.library.ncclGroupStart, "ncclGroupStart")?;
+        let end = self.library.need(self.library.ncclGroupEnd, "ncclGroupEnd")?;
+        // SAFETY: ended below, on this thread.
+        self.progress(unsafe { start() }, "ncclGroupStart")?;
+        let called = calls();
+        // SAFETY: started above, on this thread.
+        let ended = self.progress(unsafe { end() }, "ncclGroupEnd");
+        called.and(ended)
+    }
+
+    /// The library's reduction; a pre-multiplied sum is made for the operation.
+    fn reduction(&self, dtype: DType, reduction: RawReduction, needs: &mut Needs) -> Result<ncclRedOp_t> {
+        Ok(match reduction.code {
+            ReductionCode::Sum => red_op::Sum,
+            ReductionCode::Prod => red_op::Prod,
+            ReductionCode::Min => red_op::Min,
+            ReductionCode::Max => red_op::Max,
+            ReductionCode::Avg => red_op::Avg,
+            ReductionCode::PreMulSum => {
+                let name = "ncclRedOpCreatePreMulSum";
+                let create = self.library.need(self.library.ncclRedOpCreatePreMulSum, name)?;
+                let (mut op, mut factor) = (0, reduction.factor);
+                let (dtype, scalar) = (reduced_type(dtype)?, (&raw mut factor).cast());
+                // SAFETY: the factor has the type's bits at its start (little endian) and is read during the call.
+                let result =
+                    unsafe { create(&raw mut op, scalar, dtype, ncclScalarHostImmediate, self.handle()) };
+                self.progress(result, name)?;
+                needs.reduction = Some(op);
+                op
+            }
+        })
+    }
+
+    /// Gives back what was needed only until the operation was enqueued.
+    pub(super) fn release(&self, needs: &mut Needs) {
+        if let (Some(op), Some(destroy)) = (needs.reduction.take(), self.library.ncclRedOpDestroy) {
+            // SAFETY: made for one operation, which is enqueued; destroyed once.
+            unsafe { destroy(op, self.handle()) };
+        }
+    }
+}
+
+/// The type in reductions.
+fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
+    Ok(match dtype {
+        DType::F32 => ncclDataType_t::Float32,
+        DType::F64 => ncclDataType_t::Float64,
+        DType::F16 => ncclDataType_t::Float16,
+        DType::Bf16 => ncclDataType_t::Bfloat16,
+        DType::F8E4M3 => ncclDataType_t::Float8e4m3,
+        DType::F8E5M2 => ncclDataType_t::Float8e5m2,
+        DType::I8 => ncclDataType_t::Int8,
+        DType::U8 => ncclDataType_t::Uint8,
+        DType::I32 => ncclDataType_t::Int32,
+        DType::U32 => ncclDataType_t::Uint32,
+        DType::I64 => ncclDataType_t::Int64,
+        DType::U64 => ncclDataType_t::Uint64,
+        DType::I16 | DType::U16 => {
+            return Err(Error::Unsupported {
+                what: format!("a reduction of {dtype}"),
+                why: "NCCL has no 16-bit integers (it moves them, as bytes)".into(),
+                remedy: "convert to i32 or u32, or use the host backend".into(),
+            });
+        }
+    })
+}

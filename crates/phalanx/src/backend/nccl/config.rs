@@ -1,0 +1,133 @@
+//! Settings of a communicator.
+
+use super::library::Library;
+use crate::error::{Error, Result};
+use phalanx_sys::nccl::{ncclConfig_t, version_code, version_text};
+use std::ffi::{CStr, CString};
+use std::mem::offset_of;
+
+/// Settings of NCCL communicators (`ncclConfig_t`). What is not set is the library's default.
+///
+/// A setting that the loaded NCCL does not know yet is an error when a communicator is made, not ignored.
+/// Communicators are always made without blocking, so there is no such setting.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Thread blocks in a cluster, 0 to 8 (2.17).
+    pub cga_cluster_size: Option<i32>,
+    /// Fewest thread blocks an operation uses (2.17).
+    pub min_ctas: Option<i32>,
+    /// Most thread blocks an operation uses (2.17).
+    pub max_ctas: Option<i32>,
+    /// Which network module, by name: `IB`, `Socket`, … (2.17).
+    pub net_name: Option<String>,
+    /// Whether children of a split share the parent's resources (2.18).
+    pub split_share: Option<i32>,
+    /// The network's traffic class (2.26).
+    pub traffic_class: Option<i32>,
+    /// A name for logs and profilers (2.27). NCCL keeps the pointer, so that the text is never freed.
+    pub comm_name: Option<String>,
+    /// Whether collective networks are used (2.27).
+    pub collnet_enable: Option<i32>,
+    /// How thread blocks are given out: 0 default, 1 efficiency, 2 none (2.27).
+    pub cta_policy: Option<i32>,
+    /// Whether children of a shrink share the parent's resources (2.27).
+    pub shrink_share: Option<i32>,
+    /// Thread blocks for NVLink SHARP (2.27).
+    pub nvls_ctas: Option<i32>,
+    /// Channels for each network peer (2.28).
+    pub channels_per_net_peer: Option<i32>,
+    /// Whether scheduling is centred on NVLink (2.28).
+    pub nvlink_centric_sched: Option<i32>,
+    /// How the communicator is used in CUDA graphs: 0 never, 1 in one at a time, 2 mixed (2.29).
+    pub graph_usage_mode: Option<i32>,
+    /// Number of contexts for put and signal (2.29).
+    pub rma_contexts: Option<i32>,
+    /// Most peers for point-to-point (2.30).
+    pub max_p2p_peers: Option<i32>,
+    /// Whether launches of a CUDA graph are ordered among streams (2.30.7).
+    pub graph_stream_ordering: Option<i32>,
+}
+
+/// A configuration as the library reads it, with the texts it points to.
+pub(crate) struct RawConfig {
+    raw: Box<ncclConfig_t>,
+    _net_name: Option<CString>,
+}
+
+impl RawConfig {
+    pub fn as_mut(&mut self) -> *mut ncclConfig_t {
+        &raw mut *self.raw
+    }
+}
+
+impl Config {
+    /// In the layout of the loaded library, non-blocking.
+    pub(crate) fn raw(&self, library: &Library) -> Result<RawConfig> {
+        let version = library.version();
+        let raw = ncclConfig_t::for_version(version);
+        let mut raw = raw.ok_or_else(|| Error::from(library.lacks("ncclCommInitRankConfig")))?;
+        raw.blocking = 0;
+        macro_rules! set {
+            ($($setting:ident => $field:ident since $major:literal $minor:literal $patch:literal),* $(,)?) => {$(
+                if let Some(value) = self.$setting {
+                    needs(library, stringify!($setting), version_code($major, $minor, $patch), offset_of!(ncclConfig_t, $field) < raw.size)?;
+                    raw.$field = value;
+                }
+            )*};
+        }
+        set! {
+            cga_cluster_size => cgaClusterSize since 2 17 1,
+            min_ctas => minCTAs since 2 17 1,
+            max_ctas => maxCTAs since 2 17 1,
+            split_share => splitShare since 2 18 1,
+            traffic_class => trafficClass since 2 26 2,
+            collnet_enable => collnetEnable since 2 27 3,
+            cta_policy => CTAPolicy since 2 27 3,
+            shrink_share => shrinkShare since 2 27 3,
+            nvls_ctas => nvlsCTAs since 2 27 3,
+            channels_per_net_peer => nChannelsPerNetPeer since 2 28 3,
+            nvlink_centric_sched => nvlinkCentricSched since 2 28 3,
+            graph_usage_mode => graphUsageMode since 2 29 2,
+            rma_contexts => numRmaCtx since 2 29 2,
+            max_p2p_peers => maxP2pPeers since 2 30 3,
+            graph_stream_ordering => graphStreamOrdering since 2 30 7,
+        }
+        let net_name = self.net_name.as_deref().map(|name| text("net_name", name)).transpose()?;
+        if let Some(name) = &net_name {
+            needs(library, "net_name", version_code(2, 17, 1), true)?;
+            // Copied by the library during the call.
+            raw.netName = name.as_ptr();
+        }
+        if let Some(name) = &self.comm_name {
+            needs(library, "comm_name", version_code(2, 27, 3), true)?;
+            // Kept by the library, by all communicators that are split from this one, too.
+            let kept: &'static CStr = Box::leak(text("comm_name", name)?.into_boxed_c_str());
+            raw.commName = kept.as_ptr();
+        }
+        Ok(RawConfig { raw: Box::new(raw), _net_name: net_name })
+    }
+}
+
+fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) -> Result<()> {
+    if library.version() >= since && in_layout {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("the NCCL setting {setting}"),
+        why: format!(
+            "it came with NCCL {}, and {} ({}) is loaded",
+            version_text(since),
+            version_text(library.version()),
+            library.path().display()
+        ),
+        remedy: "leave it unset, or load a newer NCCL (PHALANX_NCCL_LIB)".into(),
+    })
+}
+
+fn text(setting: &'static str, value: &str) -> Result<CString> {
+    CString::new(value).map_err(|_| {
+        let (name, expected) = (setting.to_owned(), "a text without NUL characters".to_owned());
+        crate::UsageError::Setting { name, value: value.to_owned(), expected }.into()
+    })
+}

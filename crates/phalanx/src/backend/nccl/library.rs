@@ -1,0 +1,125 @@
+//! The loaded library, and its answers as errors.
+
+use crate::backend::host::Subject;
+use crate::error::{Error, LibraryError, Result};
+use phalanx_sys::nccl::{Api, NCCL, ncclResult_t};
+use std::ffi::CStr;
+use std::sync::Mutex;
+
+/// Most characters of the library's own account of an error that are kept.
+const ACCOUNT: usize = 1024;
+
+/// The loaded NCCL.
+pub(crate) struct Library {
+    api: Api,
+}
+
+impl std::ops::Deref for Library {
+    type Target = Api;
+
+    fn deref(&self) -> &Api {
+        &self.api
+    }
+}
+
+/// Loads NCCL, once for the process; a failure is not remembered.
+pub(crate) fn load() -> Result<&'static Library> {
+    static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
+    let mut loaded = crate::sync::lock(&LOADED);
+    if let Some(library) = *loaded {
+        return Ok(library);
+    }
+    let api = Api::load(&NCCL)?;
+    tracing::info!(
+        version = phalanx_sys::nccl::version_text(api.version()),
+        path = %api.path().display(),
+        found = api.library().place().origin,
+        "NCCL"
+    );
+    let others: Vec<_> = NCCL.loaded().into_iter().filter(|path| path != api.path()).collect();
+    if !others.is_empty() {
+        tracing::warn!(
+            "this process has loaded another NCCL too: {others:?} beside {:?}; communicators of the two know \
+             nothing of each other",
+            api.path()
+        );
+    }
+    let library: &'static Library = Box::leak(Box::new(Library { api }));
+    *loaded = Some(library);
+    Ok(library)
+}
+
+impl Library {
+    /// A function that must be there.
+    #[inline]
+    pub fn need<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
+        function.ok_or_else(|| self.api.lacks(name).into())
+    }
+
+    /// The error for an answer.
+    #[cold]
+    pub fn error(&self, result: ncclResult_t, function: &'static str) -> LibraryError {
+        LibraryError {
+            library: self.api.name(),
+            function,
+            code: result.0,
+            text: self.describe(result),
+            context: None,
+            fatal: false,
+        }
+    }
+
+    /// What the library says about an answer, and about its last error.
+    fn describe(&self, result: ncclResult_t) -> String {
+        let mut text = match self.api.ncclGetErrorString {
+            // SAFETY: any code is allowed; the text is static.
+            Some(describe) => unsafe { text_at(describe(result)) },
+            None => String::new(),
+        };
+        if let Some(last_error) = self.api.ncclGetLastError {
+            // SAFETY: the communicator is not looked at; the answer is an array of the library that ends in NUL at
+            // 1024 bytes at the latest, which other threads may overwrite meanwhile: it is copied, bounded, lossily.
+            let account = unsafe { text_at(last_error(std::ptr::null_mut())) };
+            if !account.is_empty() {
+                text = format!("{text}: {}", account.trim());
+            }
+        }
+        text
+    }
+}
+
+/// A text of the library.
+///
+/// # Safety
+/// Null, or bytes that are readable up to a NUL or for `ACCOUNT`.
+unsafe fn text_at(start: *const std::ffi::c_char) -> String {
+    if start.is_null() {
+        return String::new();
+    }
+    let mut bytes = Vec::new();
+    for index in 0..ACCOUNT {
+        // SAFETY: within the caller's bound; volatile, since another thread may write.
+        let byte = unsafe { start.add(index).cast::<u8>().read_volatile() };
+        if byte == 0 {
+            break;
+        }
+        bytes.push(byte);
+    }
+    bytes.push(0);
+    let text = CStr::from_bytes_until_nul(&bytes).expect("ends in NUL");
+    text.to_string_lossy().into_owned()
+}
+
+impl LibraryError {
+    /// With the operation in which it happened.
+    pub(crate) fn within(mut self, rank: usize, subject: &Subject) -> LibraryError {
+        let (operation, sequence) = subject.describe();
+        self.context = Some((rank, operation, sequence));
+        self
+    }
+
+    pub(crate) fn fatal(mut self) -> Error {
+        self.fatal = true;
+        self.into()
+    }
+}

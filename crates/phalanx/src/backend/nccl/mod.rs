@@ -1,0 +1,343 @@
+//! The NCCL backend: ranks are GPUs, one to a thread or a process.
+//!
+//! How it differs from the model: operations on device memory are enqueued on a stream and complete later
+//! (`sync` waits for them); on host memory, which is copied to the GPU and back, they are complete when they return.
+//! Reductions are the library's: in an order of its own, and f16, bf16 and fp8 in their own precision. There
+//! are no tags. Messages are matched with the collectives in one order.
+//!
+//! Beside the library's communicator, the ranks share two channels of the host backend: one on which they set up and
+//! meet (`control`), and one on which they announce their calls (`witness.rs` there), by which a missing, dead
+//! or differing rank is found and named, which NCCL itself does not do.
+//!
+//! | file | what |
+//! |---|---|
+//! | `library.rs`, `config.rs` | the loaded library, its answers, its settings |
+//! | `device.rs`, `staging.rs` | the GPU; host memory on its way there |
+//! | `communicator.rs` | the C communicator: made, waited for, failed, ended |
+//! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
+//! | `collective.rs` | calls of the library |
+
+mod collective;
+mod communicator;
+mod config;
+mod device;
+mod group;
+mod library;
+mod operation;
+mod staging;
+
+pub use config::Config;
+
+use crate::backend::host::{HostComm, Witness};
+use crate::backend::{
+    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
+};
+use crate::error::{Error, Result, UsageError};
+use crate::lane::Lane;
+use crate::sync::lock;
+use communicator::{Communicator, Origin};
+use cudarc::driver::CudaStream;
+use device::{Device, PinnedMemory};
+use phalanx_sys::nccl::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// One rank's end of a communicator on GPUs.
+pub(crate) struct NcclComm {
+    communicator: Arc<Communicator>,
+    control: HostComm,
+    stream: Arc<CudaStream>,
+    /// Every stream on which operations were enqueued: it lives as long as the communicator.
+    streams: Mutex<Vec<Arc<CudaStream>>>,
+    config: Config,
+    messages: Mutex<Messages>,
+}
+
+/// Messages that were posted and not enqueued: those posted until the next operation, or wait, go together.
+#[derive(Default)]
+struct Messages {
+    queued: Vec<Transfer>,
+    /// Number of the next ticket, and of the first that is not enqueued yet.
+    next: usize,
+    first_queued: usize,
+    failed: Option<Error>,
+}
+
+/// Whether so many ranks of this host can have a GPU each; an error says what is missing.
+pub(crate) fn available(ranks: usize) -> Result<()> {
+    let gpus = device::count()?;
+    if gpus < ranks {
+        return Err(Error::Unsupported {
+            what: format!("NCCL for {ranks} ranks of this host"),
+            why: format!("each needs a GPU of its own, and this process sees {gpus}"),
+            remedy: "use fewer ranks, or look at CUDA_VISIBLE_DEVICES".into(),
+        });
+    }
+    library::load().map(drop)
+}
+
+impl NcclComm {
+    /// Makes the communicator of all ranks of a host channel, this rank on its GPU. Collective.
+    pub fn join(control: HostComm, gpu: usize, config: Config) -> Result<NcclComm> {
+        let library = library::load()?;
+        let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+        let mut made: Result<()> = Ok(());
+        if control.rank() == 0 {
+            let get = library.need(library.ncclGetUniqueId, "ncclGetUniqueId")?;
+            // SAFETY: an out-pointer on the stack, written during the call.
+            let result = unsafe { get(&raw mut id) };
+            if result != phalanx_sys::nccl::ncclResult_t::Success {
+                made = Err(library.error(result, "ncclGetUniqueId").into());
+            }
+        }
+        // Told also if it could not be made: the others wait for it.
+        // SAFETY: nobody else uses `control` yet.
+        let id = unsafe { tell_id(&control, id) }?;
+        made?;
+        let device = Device::open(gpu);
+        // SAFETY: as above. A rank without a GPU must not leave the others waiting in the library.
+        let agreed = unsafe { agree(&control, device.is_ok(), "open its GPU") };
+        let device = device?;
+        agreed?;
+        let stream = device.context.default_stream();
+        NcclComm::assemble(control, device, stream, config, &Origin::Id(id), || Ok(()))
+    }
+
+    /// Makes the library's communicator of the ranks of `control`. `meanwhile` comes after this rank's part has started.
+    fn assemble(
+        control: HostComm,
+        device: Device,
+        stream: Arc<CudaStream>,
+        config: Config,
+        origin: &Origin<'_>,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<NcclComm> {
+        let (rank, ranks) = (control.rank(), control.world_size());
+        // SAFETY: nobody else uses `control` yet.
+        let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
+        let witness = Witness::new(witness);
+        let started = Communicator::start(library::load()?, device, witness, (rank, ranks), origin, &config);
+        // SAFETY: as above. Starting does not wait for the others, so that all can say how it went.
+        let agreed = unsafe { agree(&control, started.is_ok(), "start the communicator") };
+        let communicator = started?;
+        if let Err(error) = agreed {
+            return Err(communicator.fail(error));
+        }
+        meanwhile()?;
+        communicator.finish()?;
+        // SAFETY: as above.
+        unsafe { control.collective(&Call::empty(Operation::Barrier)) }?;
+        Ok(NcclComm {
+            communicator: Arc::new(communicator),
+            control,
+            streams: Mutex::new(vec![stream.clone()]),
+            stream,
+            config,
+            messages: Mutex::default(),
+        })
+    }
+
+    /// The ordinal of its GPU.
+    pub fn gpu(&self) -> usize {
+        self.communicator.device.context.ordinal()
+    }
+
+    /// Keeps a stream alive on which operations will be enqueued.
+    pub fn adopt(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let (theirs, ours) = (stream.context(), &self.communicator.device.context);
+        if theirs.cu_ctx() != ours.cu_ctx() {
+            return Err(UsageError::Memory {
+                memory: format!("a stream of GPU {}", theirs.ordinal()),
+                wanted: format!("GPU {} and its primary context", ours.ordinal()),
+                remedy: "make the stream on the communicator's GPU (Comm::gpu)",
+            }
+            .into());
+        }
+        let mut streams = lock(&self.streams);
+        if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {
+            streams.push(stream.clone());
+        }
+        Ok(())
+    }
+
+    /// Enqueues the messages that were posted.
+    fn flush(&self) -> Result<()> {
+        let transfers = {
+            let mut messages = lock(&self.messages);
+            if messages.queued.is_empty() {
+                return Ok(());
+            }
+            messages.first_queued = messages.next;
+            std::mem::take(&mut messages.queued)
+        };
+        // SAFETY: the contract of `post`: the memory is valid until its ticket is settled, which `wait` does after this.
+        let result = unsafe { operation::messages(&self.communicator, &transfers) };
+        if let Err(error) = &result {
+            lock(&self.messages).failed = Some(error.clone());
+        }
+        result
+    }
+}
+
+/// Gives rank 0's id to all.
+///
+/// # Safety
+/// As for [`Backend::collective`].
+unsafe fn tell_id(control: &HostComm, mut id: ncclUniqueId) -> Result<ncclUniqueId> {
+    let start = id.internal.as_mut_ptr();
+    let call = Call {
+        send: start,
+        recv: start,
+        blocks: Blocks::Equal(NCCL_UNIQUE_ID_BYTES),
+        ..Call::empty(Operation::Broadcast)
+    };
+    // SAFETY: the caller's contract; the id's bytes are on the stack, in place.
+    unsafe { control.collective(&call) }?;
+    Ok(id)
+}
+
+/// Whether all ranks could do something; an error that names the first that could not.
+///
+/// # Safety
+/// As for [`Backend::collective`].
+unsafe fn agree(control: &HostComm, could: bool, what: &str) -> Result<()> {
+    let mut all = vec![[0u64; 1]; control.world_size()];
+    // SAFETY: the caller's contract.
+    unsafe { control.tell_all(&[u64::from(could)], all.as_mut_slice()) }?;
+    match all.iter().position(|could| *could == [0]) {
+        None => Ok(()),
+        Some(rank) => Err(Error::Unsupported {
+            what: "the NCCL communicator".into(),
+            why: format!("rank {rank} could not {what}"),
+            remedy: "see that rank's error".into(),
+        }),
+    }
+}
+
+impl Backend for NcclComm {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nccl
+    }
+
+    fn rank(&self) -> usize {
+        self.communicator.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.communicator.ranks
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::cuda(self.stream.clone())
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        true
+    }
+
+    fn nccl(&self) -> Option<&NcclComm> {
+        Some(self)
+    }
+
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        self.flush()?;
+        if !call.operation.is_empty_handed() {
+            // SAFETY: the caller's contract.
+            return unsafe { operation::collective(&self.communicator, call) };
+        }
+        // A barrier, or the end: everybody's work is complete, and everybody has come.
+        self.communicator.sync()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.control.collective(call) }.map_err(|error| self.communicator.fail(error))
+    }
+
+    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+        self.communicator.check()?;
+        let mut messages = lock(&self.messages);
+        messages.queued.push(transfer);
+        messages.next += 1;
+        Ok(Ticket(messages.next - 1))
+    }
+
+    fn wait(&self, ticket: Ticket, _meanwhile: &dyn Fn()) -> Result<()> {
+        let is_queued = ticket.0 >= lock(&self.messages).first_queued;
+        if is_queued {
+            return self.flush();
+        }
+        lock(&self.messages).failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn test(&self, ticket: Ticket) -> Result<bool> {
+        self.wait(ticket, &|| ()).map(|()| true)
+    }
+
+    /// Nothing moves on its own: the order of messages and collectives is that of the rank's calls.
+    fn progress(&self) -> Result<bool> {
+        self.communicator.check().map(|()| false)
+    }
+
+    fn start_group(&self) {
+        group::start(&self.communicator);
+    }
+
+    fn end_group(&self) -> Result<()> {
+        let flushed = self.flush();
+        flushed.and(group::end(&self.communicator))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.flush()?;
+        self.communicator.sync()
+    }
+
+    unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+        self.flush()?;
+        let parent = &self.communicator;
+        parent.check()?;
+        let subject = parent.next_collective(&Call::empty(Operation::Split));
+        // SAFETY: the caller's contract.
+        let control = unsafe { self.control.part(color, key) }.map_err(|error| parent.fail(error))?;
+        let settle = || parent.settle(&subject, Instant::now());
+        let Some(control) = control else {
+            parent.take_no_part()?;
+            return settle().map(|()| None);
+        };
+        let device = parent.device.clone();
+        // The first member is in no other part: its rank is the colour.
+        let origin =
+            Origin::Split { parent, color: control.first_member() as i32, key: control.rank() as i32 };
+        let (stream, config) = (self.stream.clone(), self.config.clone());
+        let part = NcclComm::assemble(control, device, stream, config, &origin, settle)?;
+        Ok(Some(Box::new(part)))
+    }
+
+    /// Pinned memory, which the GPU reads without a copy in between.
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let device = &self.communicator.device;
+        let _current = device.enter()?;
+        let memory = PinnedMemory::new(device, bytes)?;
+        Ok(Allocation { start: memory.start, keep: Box::new(memory) })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.communicator.witness.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.communicator.witness.set_timeout(timeout);
+        self.control.set_timeout(timeout);
+    }
+
+    fn abort(&self) {
+        self.control.abort();
+        self.communicator.fail(Error::Aborted { rank: self.rank() });
+    }
+
+    fn depart(&self, departure: Departure) {
+        if let Err(error) = self.flush() {
+            tracing::error!("messages were posted and not waited for, and failed: {error}");
+        }
+        self.communicator.depart(departure);
+        self.control.depart(departure);
+    }
+}

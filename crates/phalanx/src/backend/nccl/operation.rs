@@ -1,0 +1,282 @@
+//! An operation from its call to its end: host memory in, the library, host memory out.
+
+use super::collective::{Needs, Progress};
+use super::communicator::Communicator;
+use super::group;
+use super::staging::{Return, Stage};
+use crate::backend::host::Subject;
+use crate::backend::{Call, Direction, Operation, Space, Stream, Transfer};
+use crate::error::Result;
+use crate::sync::lock;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// An operation that the library has taken.
+pub(super) struct Started {
+    pub communicator: Arc<Communicator>,
+    subject: Subject,
+    stream: Stream,
+    progress: Progress,
+    needs: Needs,
+    returns: Vec<Return>,
+}
+
+/// What comes after operations were enqueued.
+pub(super) struct Aftermath;
+
+impl Aftermath {
+    /// Waits for what is in progress, then for what is in host memory.
+    pub fn of_all(started: Vec<Started>) -> Result<()> {
+        let since = Instant::now();
+        let mut outcome = Ok(());
+        for one in &started {
+            outcome = outcome.and(one.communicator.settle_unless_failed(&one.subject, since));
+        }
+        for one in started {
+            outcome = match outcome {
+                Ok(()) => one.complete(),
+                Err(error) => {
+                    one.abandon();
+                    Err(error)
+                }
+            };
+        }
+        outcome
+    }
+}
+
+impl Started {
+    /// Waits for what is still to be enqueued, and for host memory.
+    fn finish(self) -> Result<()> {
+        if self.progress == Progress::InProgress
+            && let Err(error) = self.communicator.settle(&self.subject, Instant::now())
+        {
+            self.abandon();
+            return Err(error);
+        }
+        if self.is_simple() { Ok(()) } else { self.complete() }
+    }
+
+    /// On device memory, and nothing was needed: enqueued is all.
+    fn is_simple(&self) -> bool {
+        self.returns.is_empty() && self.needs.is_empty()
+    }
+
+    /// The operation is enqueued: brings host memory back.
+    fn complete(mut self) -> Result<()> {
+        self.communicator.release(&mut self.needs);
+        if self.returns.is_empty() {
+            return Ok(());
+        }
+        let communicator = self.communicator.clone();
+        let brought = communicator.device.enter().and_then(|_current| {
+            self.returns.iter().try_for_each(|back| back.download(&communicator.device, self.stream))
+        });
+        if let Err(error) = brought.and_then(|()| communicator.wait_for(self.stream, &self.subject)) {
+            self.abandon();
+            return Err(error);
+        }
+        for back in self.returns {
+            back.finish(&communicator.stages);
+        }
+        Ok(())
+    }
+
+    /// The library has dropped it; copies to the device may still be under way, and are waited for.
+    pub fn cancel(self) {
+        let _ = self.communicator.wait_for(self.stream, &self.subject);
+        self.abandon();
+    }
+
+    /// It failed: what the GPU may still use is never freed.
+    fn abandon(self) {
+        if !self.is_simple() {
+            tracing::warn!("memory that a failed operation may still use is leaked");
+            std::mem::forget((self.needs, self.returns));
+        }
+    }
+}
+
+/// Bytes that this rank reads from `send`, writes to `recv`.
+struct Footprint {
+    send: usize,
+    recv: usize,
+}
+
+impl Footprint {
+    fn of(call: &Call<'_>, rank: usize, ranks: usize) -> Footprint {
+        use Operation::*;
+        let all = |blocks: crate::backend::Blocks<'_>| blocks.offset(ranks);
+        let (own, whole, at_root) = (call.blocks.len(rank), all(call.blocks), rank == call.root);
+        let (send, recv) = match call.operation {
+            AllReduce => (own, own),
+            Broadcast => (if at_root { own } else { 0 }, own),
+            Reduce => (own, if at_root { own } else { 0 }),
+            AllGather | AllGatherV => (own, whole),
+            Gather | GatherV => (own, if at_root { whole } else { 0 }),
+            ReduceScatter | ReduceScatterV => (whole, own),
+            Scatter | ScatterV => (if at_root { whole } else { 0 }, own),
+            AllToAll => (whole, whole),
+            AllToAllV => (whole, all(call.recv_blocks)),
+            Barrier | Split | Finalize | Init | Send | Recv => (0, 0),
+        };
+        Footprint { send: send * call.dtype.size(), recv: recv * call.dtype.size() }
+    }
+}
+
+/// Carries a collective out, or queues it in a group.
+///
+/// # Safety
+/// The contract of `Backend::collective`.
+pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_>) -> Result<()> {
+    communicator.check()?;
+    let subject = communicator.next_collective(call);
+    if call.spaces == [Space::Device; 2] && !group::is_open() {
+        // The common case: nothing to bring, nothing to keep.
+        let mut needs = Needs::default();
+        // SAFETY: the caller's contract; the turn is held.
+        let progress = {
+            let _turn = lock(communicator.device.turn);
+            unsafe { communicator.enqueue(call, &mut needs) }?
+        };
+        if progress == Progress::Enqueued && needs.is_empty() {
+            return Ok(());
+        }
+        let communicator = communicator.clone();
+        let stream = call.stream;
+        return Started { communicator, subject, stream, progress, needs, returns: Vec::new() }.finish();
+    }
+    let (mut needs, mut returns) = (Needs::default(), Vec::new());
+    // SAFETY: the caller's contract.
+    let call = unsafe { bring(communicator, call, &mut returns) }?;
+    let grouped = group::is_open();
+    let enqueued = {
+        let _turn = (!grouped).then(|| lock(communicator.device.turn));
+        // SAFETY: as above; the addresses are on the device now.
+        unsafe { communicator.enqueue(&call, &mut needs) }
+    };
+    let mut started = Started {
+        communicator: communicator.clone(),
+        subject,
+        stream: call.stream,
+        progress: Progress::Enqueued,
+        needs,
+        returns,
+    };
+    match enqueued {
+        Ok(progress) => started.progress = progress,
+        Err(error) => {
+            started.cancel();
+            return Err(error);
+        }
+    }
+    if grouped {
+        group::defer(started);
+        return Ok(());
+    }
+    started.finish()
+}
+
+/// Brings host memory to the device: the call with the addresses there.
+///
+/// # Safety
+/// The contract of `Backend::collective`.
+unsafe fn bring<'a>(
+    communicator: &Communicator,
+    call: &Call<'a>,
+    returns: &mut Vec<Return>,
+) -> Result<Call<'a>> {
+    let Communicator { device, stages, rank, ranks, .. } = communicator;
+    let bytes = Footprint::of(call, *rank, *ranks);
+    let (send, recv) = (call.send.addr(), call.recv.addr());
+    let overlap = call.spaces == [Space::Host; 2]
+        && (send < recv + bytes.recv && recv < send + bytes.send || send == recv);
+    let mut moved = Call { spaces: [Space::Device; 2], ..*call };
+    let _current = device.enter()?;
+    if overlap {
+        // In place: one stage for both.
+        let start = call.send.min(call.recv.cast_const());
+        let end = (send + bytes.send).max(recv + bytes.recv);
+        let all = end - start.addr();
+        let stage = stages.take(device, all)?;
+        // SAFETY: both buffers are readable, and the larger holds the smaller.
+        unsafe { stage.fill(device, start, all, call.stream) }?;
+        moved.send = stage.address().wrapping_add(send - start.addr());
+        moved.recv = stage.address().wrapping_add(recv - start.addr());
+        let target = if bytes.recv == 0 { std::ptr::null_mut() } else { call.recv };
+        returns.push(stage.returning(recv - start.addr(), target, bytes.recv));
+        return Ok(moved);
+    }
+    if call.spaces[0] == Space::Host && bytes.send > 0 {
+        let stage: Stage = stages.take(device, bytes.send)?;
+        // SAFETY: the caller's contract: readable where it is read.
+        unsafe { stage.fill(device, call.send, bytes.send, call.stream) }?;
+        moved.send = stage.address();
+        returns.push(stage.returning(0, std::ptr::null_mut(), 0));
+    }
+    if call.spaces[1] == Space::Host && bytes.recv > 0 {
+        let stage = stages.take(device, bytes.recv)?;
+        moved.recv = stage.address();
+        returns.push(stage.returning(0, call.recv, bytes.recv));
+    }
+    Ok(moved)
+}
+
+/// Carries messages out together, or queues them in a group.
+///
+/// # Safety
+/// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is complete.
+pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Transfer]) -> Result<()> {
+    let Some(first) = transfers.first() else { return Ok(()) };
+    communicator.check()?;
+    let (device, stages) = (&communicator.device, &communicator.stages);
+    let mut returns = Vec::new();
+    let mut moved = Vec::with_capacity(transfers.len());
+    let mut subject = communicator.next_message(first);
+    for transfer in transfers {
+        subject = communicator.next_message(transfer);
+        let bytes = transfer.count * transfer.dtype.size();
+        if transfer.space == Space::Device {
+            moved.push(*transfer);
+            continue;
+        }
+        let _current = device.enter()?;
+        let stage = stages.take(device, bytes)?;
+        let (direction, back) = match transfer.direction {
+            Direction::Send(source) => {
+                // SAFETY: the caller's contract.
+                unsafe { stage.fill(device, source, bytes, transfer.stream) }?;
+                (Direction::Send(stage.address()), (std::ptr::null_mut(), 0))
+            }
+            Direction::Recv(target) => (Direction::Recv(stage.address()), (target, bytes)),
+        };
+        moved.push(Transfer { direction, space: Space::Device, ..*transfer });
+        returns.push(stage.returning(0, back.0, back.1));
+    }
+    let grouped = group::is_open();
+    let enqueued = {
+        let _turn = (!grouped).then(|| lock(device.turn));
+        // SAFETY: the caller's contract; the addresses are on the device now.
+        unsafe { communicator.exchange(&moved) }
+    };
+    let mut started = Started {
+        communicator: communicator.clone(),
+        subject,
+        stream: first.stream,
+        progress: Progress::Enqueued,
+        needs: Needs::default(),
+        returns,
+    };
+    match enqueued {
+        Ok(progress) => started.progress = progress,
+        Err(error) => {
+            started.cancel();
+            return Err(error);
+        }
+    }
+    if grouped {
+        group::defer(started);
+        return Ok(());
+    }
+    started.finish()
+}
