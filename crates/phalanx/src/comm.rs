@@ -135,6 +135,17 @@ impl Comm {
         self.run_call(&Call::empty(Operation::Finalize))
     }
 
+    /// Moves to a stream of its own, if there are streams.
+    pub(crate) fn make_portable(&mut self) {
+        #[cfg(feature = "cuda")]
+        if let Some(nccl) = self.backend.nccl() {
+            match nccl.make_portable() {
+                Ok(lane) => self.lane = lane,
+                Err(error) => tracing::warn!("the communicator stays on the default stream: {error}"),
+            }
+        }
+    }
+
     /// Gives up this handle without leaving the communicator.
     #[cfg(feature = "cuda")]
     fn disband(self) {
@@ -176,6 +187,12 @@ impl Comm {
     #[cfg(feature = "cuda")]
     pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
         self.lane.cuda_stream()
+    }
+
+    /// What only NCCL has; `None` on other backends.
+    #[cfg(feature = "cuda")]
+    pub fn nccl(&self) -> Option<crate::nccl::Nccl<'_>> {
+        self.backend.nccl().map(|nccl| nccl.surface(&self.lane))
     }
 
     /// The number of this rank's GPU in its process; `None` without.

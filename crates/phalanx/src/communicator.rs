@@ -4,14 +4,14 @@
 //! through `Arc<dyn Communicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
 //! [`Comm`] instead; [`Comm::into_communicator`] goes from one to the other.
 
-use crate::backend::{Blocks, Call, Direction, Operation, Space, Ticket, Transfer};
+use crate::backend::{Backend, Blocks, Call, Direction, Operation, Space, Ticket, Transfer};
 use crate::comm::Comm;
 use crate::dtype::DType;
 use crate::error::{Result, UsageError};
 use crate::op::ReduceOp;
 use crate::sync::lock;
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Collective communication on raw memory.
 ///
@@ -156,7 +156,8 @@ fn check_root(operation: &'static str, rank: usize, world_size: usize) -> Result
 
 /// Events between the communicator's stream and the application's, to overlap computing and communicating.
 ///
-/// Events and streams are handles of the backend, as `u64`. On solo and host there are no streams:
+/// Events and streams are handles of the backend, as `u64`: on NCCL a stream is its `CUstream`, and has to be known to
+/// the communicator ([`Comm::on`] makes it so; 0, the default stream, always is). On solo and host there are no streams:
 /// operations are complete when they return, so every event has happened when it is recorded, and waiting
 /// for one waits for nothing; handles are checked all the same.
 pub trait StreamSyncOps {
@@ -182,6 +183,8 @@ pub(crate) struct Portable {
     world_size: usize,
     inner: Mutex<Inner>,
     events: Mutex<Events>,
+    /// The backend, if it has streams of its own.
+    streams: Option<Arc<dyn Backend>>,
 }
 
 struct Inner {
@@ -197,10 +200,12 @@ struct Events {
 }
 
 impl Portable {
-    pub fn new(comm: Comm) -> Portable {
+    pub fn new(mut comm: Comm) -> Portable {
+        comm.make_portable();
         let (rank, world_size) = (comm.rank(), comm.world_size());
+        let streams = comm.backend.stream_sync().is_some().then(|| comm.backend.clone());
         let inner = Mutex::new(Inner { comm, pending: Vec::new() });
-        Portable { rank, world_size, inner, events: Mutex::default() }
+        Portable { rank, world_size, inner, events: Mutex::default(), streams }
     }
 
     /// Checks what can be checked of raw buffers, and carries the call out.
@@ -363,7 +368,9 @@ impl Communicator for Portable {
     }
 
     fn as_stream_sync(&self) -> Option<&dyn StreamSyncOps> {
-        Some(self)
+        Some(self.streams.as_deref().map_or(self as &dyn StreamSyncOps, |backend| {
+            backend.stream_sync().expect("kept because it has")
+        }))
     }
 
     unsafe fn reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp, root: usize) -> Result<()> {

@@ -203,6 +203,12 @@ pub enum UsageError {
         /// The handle.
         event: u64,
     },
+    /// A stream handle that this communicator does not know.
+    #[error("stream {stream:#x} is not known to the communicator; Comm::on makes a stream known")]
+    Stream {
+        /// The handle.
+        stream: u64,
+    },
     /// A buffer is in memory that the communicator cannot use.
     #[error("the buffer is in {memory}, the communicator works on {wanted}; {remedy}")]
     Memory {

@@ -53,6 +53,8 @@ mod error;
 mod group;
 mod host;
 mod lane;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 mod op;
 mod os;
 mod p2p;
@@ -76,12 +78,6 @@ pub use lane::{Lane, Lent};
 pub use op::{PreMulSum, ReduceOp, Reduction};
 pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use request::Request;
-
-/// What only NCCL has.
-#[cfg(feature = "cuda")]
-pub mod nccl {
-    pub use crate::backend::nccl::Config;
-}
 
 /// cudarc, in the version whose slices and streams are buffers and lanes here.
 #[cfg(feature = "cuda")]

@@ -153,6 +153,27 @@ pub(crate) fn run_threads<R: Send>(
     })
 }
 
+/// Communicators for one thread that drives several GPUs. Set-up needs all ranks at once: a thread for each.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu_ranks(
+    gpus: &[usize],
+    timeout: Duration,
+    config: &crate::nccl::Config,
+) -> Result<Vec<Comm>> {
+    check_world_size(gpus.len())?;
+    gpus_for(1)?;
+    let hosts = thread_ranks(gpus.len(), timeout)?;
+    std::thread::scope(|scope| {
+        let join = |(host, gpu): (HostComm, &usize)| {
+            let (gpu, config) = (*gpu, config.clone());
+            scope.spawn(move || crate::backend::nccl::NcclComm::join(host, gpu, config))
+        };
+        let threads: Vec<_> = hosts.into_iter().zip(gpus).map(join).collect();
+        let joined = threads.into_iter().map(|thread| thread.join().expect("set-up does not panic"));
+        joined.map(|nccl| Ok(Comm::new(Arc::new(nccl?)))).collect()
+    })
+}
+
 /// The host communicators of ranks that are threads of this process.
 fn thread_ranks(ranks: usize, timeout: Duration) -> Result<Vec<HostComm>> {
     let world = Arc::new(World::threads());

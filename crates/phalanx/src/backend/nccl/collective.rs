@@ -24,6 +24,11 @@ pub(super) struct Needs {
 }
 
 impl Needs {
+    /// A reduction that was made already.
+    pub fn with_reduction(op: ncclRedOp_t) -> Needs {
+        Needs { reduction: Some(op), scratch: None }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.reduction.is_none() && self.scratch.is_none()
     }
@@ -269,6 +274,9 @@ impl Communicator {
 
     /// The library's reduction; a pre-multiplied sum is made for the operation.
     fn reduction(&self, dtype: DType, reduction: RawReduction, needs: &mut Needs) -> Result<ncclRedOp_t> {
+        if let Some(made) = needs.reduction {
+            return Ok(made);
+        }
         Ok(match reduction.code {
             ReductionCode::Sum => red_op::Sum,
             ReductionCode::Prod => red_op::Prod,
@@ -300,7 +308,7 @@ impl Communicator {
 }
 
 /// The type in reductions.
-fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
+pub(super) fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
     Ok(match dtype {
         DType::F32 => ncclDataType_t::Float32,
         DType::F64 => ncclDataType_t::Float64,

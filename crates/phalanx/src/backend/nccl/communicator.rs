@@ -6,12 +6,14 @@
 use super::config::Config;
 use super::device::Device;
 use super::library::Library;
+use super::memory::Handle;
 use super::staging::Stages;
 use crate::backend::host::{Subject, Witness};
 use crate::backend::{Call, Departure, Operation, Stream};
 use crate::error::{Error, Result};
 use crate::sync::lock;
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, OnceLock};
@@ -24,7 +26,7 @@ const NAP: Duration = Duration::from_micros(50);
 /// ... and looks for errors and at the peers this often.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long the end of a communicator (of one that works, and of one that failed) may take in the library.
-const ENDING: Duration = Duration::from_secs(10);
+pub(super) const ENDING: Duration = Duration::from_secs(10);
 
 /// One rank's communicator in the library, and what belongs to it.
 pub(crate) struct Communicator {
@@ -39,6 +41,8 @@ pub(crate) struct Communicator {
     last: Mutex<Last>,
     failed: OnceLock<Error>,
     ended: AtomicBool,
+    /// What to give back to the library before the end, by number.
+    registrations: Mutex<BTreeMap<u64, Handle>>,
 }
 
 /// What this rank enqueued last.
@@ -86,6 +90,7 @@ impl Communicator {
             last: Mutex::new(Last { collectives: 0, messages: 0, subject: None, stream: Stream::NONE }),
             failed: OnceLock::new(),
             ended: AtomicBool::new(false),
+            registrations: Mutex::default(),
         };
         communicator.witness.announce(&communicator.making());
         let mut config = config.raw(library)?;
@@ -241,6 +246,63 @@ impl Communicator {
         Ok(())
     }
 
+    /// Number of the last collective.
+    pub fn collectives(&self) -> u64 {
+        lock(&self.last).collectives
+    }
+
+    /// Notes that something was enqueued that is no collective and no message.
+    pub fn used(&self, stream: Stream) {
+        let mut last = lock(&self.last);
+        last.stream = stream;
+        let collectives = last.collectives;
+        last.subject.get_or_insert_with(|| Subject::call(collectives, &Call::empty(Operation::Init)));
+    }
+
+    /// Calls the library with the communicator, and waits until it has done it.
+    pub fn call(&self, function: &'static str, f: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<()> {
+        self.check()?;
+        let result = {
+            let _turn = lock(self.device.turn);
+            f(self.handle())
+        };
+        match result {
+            ncclResult_t::Success => Ok(()),
+            ncclResult_t::InProgress => {
+                self.settle(&Subject::call(self.collectives(), &Call::empty(Operation::Init)), Instant::now())
+            }
+            error => Err(self.library.error(error, function).into()),
+        }
+    }
+
+    /// One look for an error.
+    pub fn look_for_error(&self) -> Result<()> {
+        self.check()?;
+        self.settle(&Subject::call(self.collectives(), &Call::empty(Operation::Init)), Instant::now())
+    }
+
+    /// Keeps what has to be given back before the end; answers its number.
+    pub fn keep_registration(&self, handle: Handle) -> u64 {
+        let mut registrations = lock(&self.registrations);
+        let number = registrations.last_key_value().map_or(0, |(last, _)| last + 1);
+        registrations.insert(number, handle);
+        number
+    }
+
+    pub fn registration(&self, number: u64) -> Option<Handle> {
+        lock(&self.registrations).get(&number).copied()
+    }
+
+    /// Gives a registration back, unless the communicator has ended, which did so.
+    pub fn end_registration(&self, number: u64) {
+        let handle = lock(&self.registrations).remove(&number);
+        if let Some(handle) = handle
+            && !self.ended.load(Ordering::Acquire)
+        {
+            self.deregister(handle);
+        }
+    }
+
     /// Waits until a stream's work is complete, with the deadline, looking for errors and at the peers.
     pub fn wait_for(&self, stream: Stream, subject: &Subject) -> Result<()> {
         self.check()?;
@@ -284,9 +346,9 @@ impl Communicator {
             return;
         }
         let Some(abort) = self.library.ncclCommAbort else { return };
-        let (handle, turn) = (Handle(self.handle()), self.device.turn);
+        let (handle, turn) = (Raw(self.handle()), self.device.turn);
         let aborted = bounded("phalanx-abort", move || {
-            let Handle(handle) = { handle };
+            let Raw(handle) = { handle };
             let _turn = lock(turn);
             // SAFETY: called once, since `ended` was not set; the only thread inside, by the lock.
             unsafe { abort(handle) };
@@ -302,15 +364,10 @@ impl Communicator {
     /// Waits, for a while, until the last stream has nothing left of an aborted operation.
     fn drain(&self) {
         let stream = lock(&self.last).stream;
-        let Ok(_current) = self.device.enter() else { return };
-        let since = Instant::now();
-        while since.elapsed() < ENDING {
-            match self.device.is_idle(stream) {
-                Ok(false) => std::thread::sleep(Duration::from_millis(1)),
-                Ok(true) | Err(_) => return,
-            }
+        let drained = self.device.enter().and_then(|_current| self.device.wait_idle(stream, ENDING));
+        if let Err(error) = drained {
+            tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
         }
-        tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended after {ENDING:?}");
     }
 
     /// The end: waits for the work, finalizes and destroys; aborts what does not end, or must not wait.
@@ -330,6 +387,9 @@ impl Communicator {
         if let Err(error) = self.sync() {
             tracing::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
             return false;
+        }
+        for (_, handle) in std::mem::take(&mut *lock(&self.registrations)) {
+            self.deregister(handle);
         }
         let finalizing = Subject::call(lock(&self.last).collectives + 1, &Call::empty(Operation::Finalize));
         if let Some(finalize) = self.library.ncclCommFinalize {
@@ -351,9 +411,9 @@ impl Communicator {
         if self.ended.swap(true, Ordering::AcqRel) {
             return true;
         }
-        let (handle, turn) = (Handle(self.handle()), self.device.turn);
+        let (handle, turn) = (Raw(self.handle()), self.device.turn);
         let destroyed = bounded("phalanx-destroy", move || {
-            let Handle(handle) = { handle };
+            let Raw(handle) = { handle };
             let _turn = lock(turn);
             // SAFETY: finalized and without error; called once, since `ended` was not set.
             unsafe { destroy(handle) };
@@ -369,9 +429,9 @@ impl Communicator {
     }
 }
 
-struct Handle(ncclComm_t);
+struct Raw(ncclComm_t);
 // SAFETY: moving a communicator between threads is fine (NCCL's user guide, thread safety).
-unsafe impl Send for Handle {}
+unsafe impl Send for Raw {}
 
 /// Runs `f` in a thread of its own; whether it came back in time.
 fn bounded(name: &str, f: impl FnOnce() + Send + 'static) -> bool {

@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, DriverError};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// A GPU and its primary context.
 #[derive(Clone)]
@@ -74,6 +75,25 @@ impl Device {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             error => Err(failed("cuStreamQuery", DriverError(error)).fatal()),
         }
+    }
+
+    /// Waits until a stream's work is complete, without any rank in mind.
+    pub fn wait_idle(&self, stream: Stream, limit: Duration) -> Result<()> {
+        let since = Instant::now();
+        while !self.is_idle(stream)? {
+            if since.elapsed() > limit {
+                return Err(failed("cuStreamQuery", DriverError(CUresult::CUDA_ERROR_NOT_READY)).into());
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    /// Writes zeroes, behind the stream's work.
+    pub fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's memory of so many bytes, which it has just allocated.
+        let result = unsafe { sys::cuMemsetD8Async(start as CUdeviceptr, 0, bytes, stream.0.cast()) };
+        check("cuMemsetD8Async", result)
     }
 
     /// Copies between device memory, behind the stream's work.

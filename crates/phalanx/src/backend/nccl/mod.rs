@@ -16,6 +16,8 @@
 //! | `communicator.rs` | the C communicator: made, waited for, failed, ended |
 //! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
 //! | `collective.rs` | calls of the library |
+//! | `streams.rs` | events between streams, for the portable trait |
+//! | `memory.rs`, `surface.rs` | memory that the library knows; what only NCCL has |
 
 mod collective;
 mod communicator;
@@ -23,15 +25,22 @@ mod config;
 mod device;
 mod group;
 mod library;
+mod memory;
 mod operation;
 mod staging;
+mod streams;
+mod surface;
 
 pub use config::Config;
+pub use memory::{Buffer, Registration};
+pub use surface::{MemoryStatistic, Nccl, init_all, version};
 
 use crate::backend::host::{HostComm, Witness};
 use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
 };
+use crate::collective::Shape;
+use crate::communicator::StreamSyncOps;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::Lane;
 use crate::sync::lock;
@@ -41,6 +50,7 @@ use device::{Device, PinnedMemory};
 use phalanx_sys::nccl::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use streams::Events;
 
 /// One rank's end of a communicator on GPUs.
 pub(crate) struct NcclComm {
@@ -51,6 +61,9 @@ pub(crate) struct NcclComm {
     streams: Mutex<Vec<Arc<CudaStream>>>,
     config: Config,
     messages: Mutex<Messages>,
+    events: Events,
+    /// The stream of the portable trait, if there is one.
+    portable: Mutex<Option<Arc<CudaStream>>>,
 }
 
 /// Messages that were posted and not enqueued: those posted until the next operation, or wait, go together.
@@ -134,7 +147,18 @@ impl NcclComm {
             stream,
             config,
             messages: Mutex::default(),
+            events: Events::default(),
+            portable: Mutex::default(),
         })
+    }
+
+    /// NCCL's own features, with operations on a lane.
+    pub fn surface<'a>(&'a self, lane: &'a Lane) -> Nccl<'a> {
+        Nccl { comm: self, lane }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape { rank: self.rank(), world_size: self.world_size() }
     }
 
     /// The ordinal of its GPU.
@@ -158,6 +182,19 @@ impl NcclComm {
             streams.push(stream.clone());
         }
         Ok(())
+    }
+
+    /// A stream of its own for the portable trait, so that communication runs beside what the application computes.
+    pub fn make_portable(&self) -> Result<Lane> {
+        let _current = self.communicator.device.enter()?;
+        let stream = self.communicator.device.context.new_stream()?;
+        *lock(&self.portable) = Some(stream.clone());
+        self.adopt(&stream)?;
+        Ok(Lane::cuda(stream))
+    }
+
+    fn portable_stream(&self) -> Arc<CudaStream> {
+        lock(&self.portable).clone().unwrap_or_else(|| self.stream.clone())
     }
 
     /// Enqueues the messages that were posted.
@@ -274,6 +311,10 @@ impl Backend for NcclComm {
     /// Nothing moves on its own: the order of messages and collectives is that of the rank's calls.
     fn progress(&self) -> Result<bool> {
         self.communicator.check().map(|()| false)
+    }
+
+    fn stream_sync(&self) -> Option<&dyn StreamSyncOps> {
+        Some(self)
     }
 
     fn start_group(&self) {

@@ -128,12 +128,25 @@ impl Footprint {
 ///
 /// # Safety
 /// The contract of `Backend::collective`.
+#[inline]
 pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_>) -> Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { collective_with(communicator, call, Needs::default()) }
+}
+
+/// [`collective`] with a reduction that was made for it.
+///
+/// # Safety
+/// As for [`collective`].
+pub(super) unsafe fn collective_with(
+    communicator: &Arc<Communicator>,
+    call: &Call<'_>,
+    mut needs: Needs,
+) -> Result<()> {
     communicator.check()?;
     let subject = communicator.next_collective(call);
     if call.spaces == [Space::Device; 2] && !group::is_open() {
         // The common case: nothing to bring, nothing to keep.
-        let mut needs = Needs::default();
         // SAFETY: the caller's contract; the turn is held.
         let progress = {
             let _turn = lock(communicator.device.turn);
@@ -146,7 +159,7 @@ pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
         let stream = call.stream;
         return Started { communicator, subject, stream, progress, needs, returns: Vec::new() }.finish();
     }
-    let (mut needs, mut returns) = (Needs::default(), Vec::new());
+    let mut returns = Vec::new();
     // SAFETY: the caller's contract.
     let call = unsafe { bring(communicator, call, &mut returns) }?;
     let grouped = group::is_open();

@@ -1,0 +1,306 @@
+//! Memory that NCCL knows: allocated by it, registered with a communicator, or a window of all ranks.
+
+use super::communicator::Communicator;
+use super::device::Current;
+use crate::backend::host::Subject;
+use crate::backend::{Call, Operation, Stream};
+use crate::dtype::Element;
+use crate::error::{Error, Result, UsageError};
+use crate::lane::{Lane, Lent};
+use crate::sync::lock;
+use crate::{Source, Target};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
+use phalanx_sys::nccl::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclResult_t, ncclWindow_t};
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How a [`Buffer`] is known to its communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Registration {
+    /// Not at all: operations copy through the library's own memory where they have to.
+    Plain,
+    /// By this rank alone (`ncclCommRegister`, 2.19): all ranks have to register theirs, or none.
+    Local,
+    /// As a window at the same place on all ranks (`ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`, 2.27):
+    /// the fastest.
+    Symmetric,
+}
+
+/// What a communicator has to give back for a buffer.
+#[derive(Clone, Copy)]
+pub(super) enum Handle {
+    Local(*mut c_void),
+    Window(ncclWindow_t),
+}
+
+// SAFETY: an opaque value for calls under the device's lock.
+unsafe impl Send for Handle {}
+
+/// GPU memory from NCCL (`ncclMemAlloc`), registered with a communicator as far as the library can.
+///
+/// It is zero at first. A buffer of every operation, and of cudarc through [`view`](Buffer::view) and
+/// [`view_mut`](Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it; if that does not end the
+/// memory is leaked, with a line in the log. It may outlive its communicator.
+pub struct Buffer<T: Element> {
+    communicator: Arc<Communicator>,
+    /// cudarc's handle on memory that is not cudarc's to free.
+    slice: ManuallyDrop<CudaSlice<T>>,
+    start: CUdeviceptr,
+    registration: Registration,
+    /// Its number among the communicator's registrations.
+    number: Option<u64>,
+}
+
+impl<T: Element> Buffer<T> {
+    /// Collective unless `wanted` is plain.
+    pub(super) fn new(
+        communicator: &Arc<Communicator>,
+        stream: &Arc<CudaStream>,
+        len: usize,
+        wanted: Registration,
+    ) -> Result<Buffer<T>> {
+        communicator.check()?;
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| bytes.max(1).checked_next_multiple_of(ALIGNMENT));
+        let bytes =
+            bytes.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| UsageError::Overflow {
+                operation: "alloc",
+                what: "the length in bytes",
+                value: format!("{len} × {}", size_of::<T>()),
+                limit: isize::MAX.to_string(),
+            })?;
+        let _current = communicator.device.enter()?;
+        let start = allocate(communicator, bytes)?;
+        // SAFETY: memory of at least `len` elements on the stream's device, zeroed before anybody reads it.
+        let slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<T>(start, len) });
+        let mut buffer = Buffer {
+            communicator: communicator.clone(),
+            slice,
+            start,
+            registration: Registration::Plain,
+            number: None,
+        };
+        communicator.device.clear(start as *mut u8, bytes, Stream(stream.cu_stream().cast()))?;
+        let handle = match wanted {
+            Registration::Plain => None,
+            Registration::Local => register(communicator, start, bytes)?,
+            Registration::Symmetric => open_window(communicator, start, bytes)?,
+        };
+        // The library may have nothing to register (one rank, an unfit transport), and says so with a null handle.
+        if let Some(handle) = handle {
+            buffer.registration = wanted;
+            buffer.number = Some(communicator.keep_registration(handle));
+        }
+        Ok(buffer)
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How the communicator knows it; less than was asked for where the library has nothing to gain from it.
+    pub fn registration(&self) -> Registration {
+        self.registration
+    }
+
+    /// For cudarc's copies and kernels, reading.
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.slice.as_view()
+    }
+
+    /// For cudarc's copies and kernels.
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
+    }
+
+    pub(super) fn window(&self) -> Option<ncclWindow_t> {
+        let number = self.number?;
+        match self.communicator.registration(number)? {
+            Handle::Window(window) => Some(window),
+            Handle::Local(_) => None,
+        }
+    }
+}
+
+/// Windows begin and end at multiples of this, and so does all memory here.
+const ALIGNMENT: usize = NCCL_WIN_REQUIRED_ALIGNMENT;
+
+fn allocate(communicator: &Communicator, bytes: usize) -> Result<CUdeviceptr> {
+    let library = communicator.library;
+    let allocate = library.need(library.ncclMemAlloc, "ncclMemAlloc")?;
+    let mut start = std::ptr::null_mut();
+    let _turn = lock(communicator.device.turn);
+    // SAFETY: an out-pointer on the stack, written during the call; the device is current.
+    match unsafe { allocate(&raw mut start, bytes) } {
+        ncclResult_t::Success => Ok(start as CUdeviceptr),
+        error => Err(library.error(error, "ncclMemAlloc").into()),
+    }
+}
+
+fn register(communicator: &Communicator, start: CUdeviceptr, bytes: usize) -> Result<Option<Handle>> {
+    let library = communicator.library;
+    let register = library.need(library.ncclCommRegister, "ncclCommRegister")?;
+    let mut handle = Box::new(std::ptr::null_mut());
+    let result = {
+        let _turn = lock(communicator.device.turn);
+        // SAFETY: a usable communicator; memory that lives until it is deregistered; the out-pointer is in a box.
+        unsafe { register(communicator.handle(), start as *mut c_void, bytes, &raw mut *handle) }
+    };
+    settled(communicator, result, "ncclCommRegister")?;
+    Ok((!handle.is_null()).then_some(Handle::Local(*handle)))
+}
+
+/// Collective.
+fn open_window(communicator: &Communicator, start: CUdeviceptr, bytes: usize) -> Result<Option<Handle>> {
+    let library = communicator.library;
+    let register = library.need(library.ncclCommWindowRegister, "ncclCommWindowRegister")?;
+    // The library may write to it later, from another thread: it stays where it is, also if waiting fails.
+    let window: &'static mut ncclWindow_t = Box::leak(Box::new(std::ptr::null_mut()));
+    let out: *mut ncclWindow_t = window;
+    let result = {
+        let _turn = lock(communicator.device.turn);
+        let flags = NCCL_WIN_COLL_SYMMETRIC;
+        // SAFETY: a usable communicator; memory of ncclMemAlloc, aligned, that lives until the window is closed.
+        unsafe { register(communicator.handle(), start as *mut c_void, bytes, out, flags) }
+    };
+    settled(communicator, result, "ncclCommWindowRegister")?;
+    // SAFETY: leaked above, and written only before `settled` returned.
+    let window = unsafe { *Box::from_raw(out) };
+    Ok((!window.is_null()).then_some(Handle::Window(window)))
+}
+
+fn settled(communicator: &Communicator, result: ncclResult_t, function: &'static str) -> Result<()> {
+    match result {
+        ncclResult_t::Success => Ok(()),
+        ncclResult_t::InProgress => {
+            let subject = Subject::call(communicator.collectives(), &Call::empty(Operation::Init));
+            communicator.settle(&subject, Instant::now())
+        }
+        error => Err(communicator.library.error(error, function).into()),
+    }
+}
+
+impl Communicator {
+    /// Gives a registration back to the library.
+    pub(super) fn deregister(&self, handle: Handle) {
+        let result = {
+            let _turn = lock(self.device.turn);
+            // SAFETY: registered with this communicator, which has not ended; given back once.
+            unsafe {
+                match handle {
+                    Handle::Local(handle) => {
+                        self.library.ncclCommDeregister.map(|f| f(self.handle(), handle))
+                    }
+                    Handle::Window(window) => {
+                        self.library.ncclCommWindowDeregister.map(|f| f(self.handle(), window))
+                    }
+                }
+            }
+        };
+        if let Some(result) = result
+            && let Err(error) = settled(self, result, "deregistering")
+        {
+            tracing::warn!(rank = self.rank, "a buffer could not be deregistered: {error}");
+        }
+    }
+}
+
+impl<T: Element> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if let Err(error) = self.wait_for_users() {
+            tracing::error!(
+                rank = self.communicator.rank,
+                "GPU memory is leaked: work that may use it has not ended ({error})"
+            );
+            return;
+        }
+        let communicator = &self.communicator;
+        if let Some(number) = self.number {
+            communicator.end_registration(number);
+        }
+        let Ok(_current) = communicator.device.enter() else { return };
+        // SAFETY: taken once; cudarc forgets the memory, and frees its events.
+        let start = unsafe { ManuallyDrop::take(&mut self.slice) }.leak();
+        if let Some(free) = communicator.library.ncclMemFree {
+            let _turn = lock(communicator.device.turn);
+            // SAFETY: allocated by ncclMemAlloc, deregistered, not in use; freed once.
+            unsafe { free(start as *mut c_void) };
+        }
+    }
+}
+
+impl<T: Element> Buffer<T> {
+    /// Waits until the streams have done what they were given with this memory.
+    fn wait_for_users(&mut self) -> Result<()> {
+        let device = self.communicator.device.clone();
+        let _current: Current = device.enter()?;
+        let stream = self.slice.stream().clone();
+        // The slice's stream is put behind all users that cudarc knows.
+        drop(self.slice.device_ptr_mut(&stream));
+        device.wait_idle(Stream(stream.cu_stream().cast()), super::communicator::ENDING)
+    }
+}
+
+// SAFETY: device memory of `len` elements, borrowed; cudarc's slice orders later users.
+unsafe impl<T: Element> Source for Buffer<T> {
+    type Elem = T;
+
+    fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+        self.slice.lend(lane)
+    }
+}
+
+// SAFETY: as above, and `&mut self` is exclusive.
+unsafe impl<T: Element> Target for Buffer<T> {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+        self.slice.lend_mut(lane)
+    }
+}
+
+impl<T: Element> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("nccl::Buffer")
+            .field("dtype", &T::DTYPE)
+            .field("len", &self.len())
+            .field("start", &format_args!("{:#x}", self.start))
+            .field("registration", &self.registration)
+            .finish()
+    }
+}
+
+/// The most that the library offers, no error if that is less than a window.
+pub(super) fn best(communicator: &Communicator) -> Registration {
+    let library = communicator.library;
+    if library.ncclCommWindowRegister.is_some() {
+        Registration::Symmetric
+    } else if library.ncclCommRegister.is_some() {
+        Registration::Local
+    } else {
+        Registration::Plain
+    }
+}
+
+/// The error for a buffer that is no window where one is needed.
+pub(super) fn not_a_window(registration: Registration) -> Error {
+    Error::Unsupported {
+        what: "a one-sided operation".into(),
+        why: format!("its target is memory with {registration:?} registration"),
+        remedy: "allocate it with Registration::Symmetric, on every rank".into(),
+    }
+}

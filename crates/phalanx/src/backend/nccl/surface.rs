@@ -1,0 +1,266 @@
+//! [`Nccl`]: what only NCCL has, for one communicator.
+
+use super::NcclComm;
+use super::collective::{Needs, reduced_type};
+use super::memory::{Buffer, Registration, best, not_a_window};
+use crate::backend::Backend;
+use crate::bootstrap;
+use crate::comm::{Comm, DEFAULT_TIMEOUT};
+use crate::dtype::Element;
+use crate::error::{Result, UsageError};
+use crate::lane::Lane;
+use crate::sync::lock;
+use crate::{ReduceOp, Source};
+use cudarc::driver::{CudaContext, CudaStream};
+use phalanx_sys::nccl::{
+    NCCL_SUSPEND_MEM, mem_stat, ncclRedOp_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
+};
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::Arc;
+
+/// NCCL's own features, for one communicator.
+#[derive(Clone, Copy)]
+pub struct Nccl<'a> {
+    pub(super) comm: &'a NcclComm,
+    pub(super) lane: &'a Lane,
+}
+
+/// The version of the NCCL that is (or would be) loaded, as `major.minor.patch`.
+///
+/// # Errors
+/// [`Error::LibraryNotFound`](crate::Error) with every place that was tried: a program can go on with one device.
+pub fn version() -> Result<String> {
+    Ok(version_text(super::library::load()?.version()))
+}
+
+/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`).
+///
+/// Operations of several of them go into one [`group`](crate::group): outside of one, each waits for the others
+/// when it is the first.
+pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
+    bootstrap::gpu_ranks(gpus, DEFAULT_TIMEOUT, &super::Config::default())
+}
+
+/// A number about a communicator's GPU memory, in bytes (`ncclCommMemStat_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryStatistic {
+    /// What suspending gives back.
+    Suspendable,
+    /// Whether it is suspended: 1 or 0.
+    Suspended,
+    /// What suspending does not give back.
+    Persistent,
+    /// All of it.
+    Total,
+}
+
+impl<'a> Nccl<'a> {
+    /// The loaded library's version.
+    pub fn version(&self) -> String {
+        version_text(self.comm.communicator.library.version())
+    }
+
+    /// The loaded library's file.
+    pub fn library(&self) -> &'static Path {
+        self.comm.communicator.library.path()
+    }
+
+    /// The GPU's context.
+    pub fn context(&self) -> &'a Arc<CudaContext> {
+        &self.comm.communicator.device.context
+    }
+
+    /// The C handle (`ncclComm_t`), for calls that phalanx does not have. It is valid until the communicator ends
+    /// or fails; whoever uses it keeps NCCL's rules: one thread at a time, the same order of calls on every rank.
+    pub fn raw_handle(&self) -> *mut c_void {
+        self.comm.communicator.handle()
+    }
+
+    /// Whether an error was noticed since the last look, without waiting (`ncclCommGetAsyncError`). An error ends the
+    /// communicator, on all ranks.
+    pub fn async_error(&self) -> Result<()> {
+        self.comm.communicator.look_for_error()
+    }
+
+    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them,
+    /// else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        self.alloc_as(len, best(&self.comm.communicator))
+    }
+
+    /// [`alloc`](Nccl::alloc) with a choice. `ncclMemAlloc`, `ncclCommRegister`, `ncclCommWindowRegister`.
+    ///
+    /// # Errors
+    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
+    pub fn alloc_as<T: Element>(&self, len: usize, registration: Registration) -> Result<Buffer<T>> {
+        Buffer::new(&self.comm.communicator, self.stream(), len, registration)
+    }
+
+    fn stream(&self) -> &'a Arc<CudaStream> {
+        self.lane.cuda_stream().expect("a communicator of GPUs has a stream")
+    }
+
+    /// Sums the ranks' buffers, each multiplied by a factor that is in GPU memory and read when the operation is
+    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`). For a factor known on the host use
+    /// [`PreMulSum`](crate::PreMulSum).
+    pub fn all_reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: crate::Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        if factor.len() != 1 {
+            let (actual, expected) = (factor.len(), 1);
+            let (operation, buffer, rule) = ("all_reduce_scaled", "factor", "one factor");
+            return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
+        }
+        let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(ReduceOp::Sum);
+        let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
+        let factor = factor.lend(self.lane)?;
+        let call = call.between::<S::Elem>(&send, &recv, self.lane);
+        if factor.span().space == crate::backend::Space::Host
+            || call.spaces != [crate::backend::Space::Device; 2]
+        {
+            return Err(UsageError::Memory {
+                memory: "host memory".into(),
+                wanted: "GPU memory, for the buffers and the factor".into(),
+                remedy: "use all_reduce with PreMulSum for a factor on the host",
+            }
+            .into());
+        }
+        let communicator = &self.comm.communicator;
+        let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;
+        let needs = Needs::with_reduction(op);
+        // SAFETY: the buffers and the factor are lent until the operation is enqueued; this is the one thread inside.
+        unsafe { super::operation::collective_with(communicator, &call, needs) }
+    }
+
+    fn create_scale<T: Element>(&self, factor: *mut c_void) -> Result<ncclRedOp_t> {
+        let communicator = &self.comm.communicator;
+        let (library, name) = (communicator.library, "ncclRedOpCreatePreMulSum");
+        let create = library.need(library.ncclRedOpCreatePreMulSum, name)?;
+        let mut op = 0;
+        let dtype = reduced_type(T::DTYPE)?;
+        let _turn = lock(communicator.device.turn);
+        // SAFETY: a usable communicator; the scalar is read on the device when the operation is carried out.
+        let result = unsafe { create(&raw mut op, factor, dtype, ncclScalarDevice, communicator.handle()) };
+        communicator.progress(result, name)?;
+        Ok(op)
+    }
+
+    /// Frees GPU memory that the communicator does not need while it is not used (`ncclCommSuspend`, 2.29.7).
+    /// Collective; no operation until [`resume`](Nccl::resume).
+    pub fn suspend(&self) -> Result<()> {
+        self.comm.sync()?;
+        let communicator = &self.comm.communicator;
+        let suspend = communicator.library.need(communicator.library.ncclCommSuspend, "ncclCommSuspend")?;
+        // SAFETY: a usable communicator with no work under way.
+        communicator.call("ncclCommSuspend", |comm| unsafe { suspend(comm, NCCL_SUSPEND_MEM) })
+    }
+
+    /// Takes the memory back (`ncclCommResume`, 2.29.7). Collective.
+    pub fn resume(&self) -> Result<()> {
+        let communicator = &self.comm.communicator;
+        let resume = communicator.library.need(communicator.library.ncclCommResume, "ncclCommResume")?;
+        // SAFETY: a usable communicator.
+        communicator.call("ncclCommResume", |comm| unsafe { resume(comm) })
+    }
+
+    /// How much GPU memory the communicator has (`ncclCommMemStats`, 2.29.7).
+    pub fn memory(&self, statistic: MemoryStatistic) -> Result<u64> {
+        let communicator = &self.comm.communicator;
+        let name = "ncclCommMemStats";
+        let stats = communicator.library.need(communicator.library.ncclCommMemStats, name)?;
+        let statistic = match statistic {
+            MemoryStatistic::Suspendable => mem_stat::GpuMemSuspend,
+            MemoryStatistic::Suspended => mem_stat::GpuMemSuspended,
+            MemoryStatistic::Persistent => mem_stat::GpuMemPersist,
+            MemoryStatistic::Total => mem_stat::GpuMemTotal,
+        };
+        let mut value = 0;
+        // SAFETY: a usable communicator; the out-pointer is written during the call.
+        communicator.call(name, |comm| unsafe { stats(comm, statistic, &raw mut value) })?;
+        Ok(value)
+    }
+
+    /// Writes a buffer into a peer's part of a window, at an offset in elements, and then raises the peer's
+    /// signal (`ncclPutSignal`, 2.29.2). The peer sees the data after [`wait_signals`](Nccl::wait_signals).
+    pub fn put_signal<S: Source + ?Sized>(
+        &self,
+        send: &S,
+        peer: usize,
+        target: &Buffer<S::Elem>,
+        offset: usize,
+    ) -> Result<()> {
+        let communicator = &self.comm.communicator;
+        let name = "ncclPutSignal";
+        let put = communicator.library.need(communicator.library.ncclPutSignal, name)?;
+        self.comm.shape().check_rank("put_signal", "peer", peer)?;
+        let end = offset.checked_add(send.len());
+        if end.is_none_or(|end| end > target.len()) {
+            return Err(UsageError::Length {
+                operation: "put_signal",
+                buffer: "target",
+                actual: target.len(),
+                expected: end.unwrap_or(usize::MAX),
+                rule: "the offset and the length of the send buffer",
+            }
+            .into());
+        }
+        let window = target.window().ok_or_else(|| not_a_window(target.registration()))?;
+        self.comm.flush()?;
+        let count = send.len() * size_of::<S::Elem>();
+        let lent = send.lend(self.lane)?;
+        let (source, stream) = (lent.span().start.cast_const().cast(), self.lane.stream().0);
+        let bytes = phalanx_sys::nccl::ncclDataType_t::Uint8;
+        let offset = offset * size_of::<S::Elem>();
+        communicator.used(self.lane.stream());
+        // SAFETY: the source is lent until the operation is enqueued; the window holds the target range on every rank.
+        communicator.call(name, |comm| unsafe {
+            put(source, count, bytes, peer as i32, window, offset, 0, 0, 0, comm, stream)
+        })
+    }
+
+    /// Raises a peer's signal without data (`ncclSignal`, 2.29.2).
+    pub fn signal(&self, peer: usize) -> Result<()> {
+        let communicator = &self.comm.communicator;
+        let signal = communicator.library.need(communicator.library.ncclSignal, "ncclSignal")?;
+        self.comm.shape().check_rank("signal", "peer", peer)?;
+        self.comm.flush()?;
+        communicator.used(self.lane.stream());
+        let stream = self.lane.stream().0;
+        // SAFETY: a usable communicator and a stream of its device.
+        communicator.call("ncclSignal", |comm| unsafe { signal(peer as i32, 0, 0, 0, comm, stream) })
+    }
+
+    /// The stream goes on when so many signals of each peer have come (`ncclWaitSignal`, 2.29.2): pairs of peer and
+    /// number.
+    pub fn wait_signals(&self, signals: &[(usize, u32)]) -> Result<()> {
+        let communicator = &self.comm.communicator;
+        let wait = communicator.library.need(communicator.library.ncclWaitSignal, "ncclWaitSignal")?;
+        let mut descriptions = Vec::with_capacity(signals.len());
+        for &(peer, count) in signals {
+            self.comm.shape().check_rank("wait_signals", "peer", peer)?;
+            descriptions.push(ncclWaitSignalDesc_t {
+                opCnt: count as i32,
+                peer: peer as i32,
+                sigIdx: 0,
+                ctx: 0,
+            });
+        }
+        self.comm.flush()?;
+        communicator.used(self.lane.stream());
+        let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
+        // SAFETY: a usable communicator; the descriptions are read during the call.
+        communicator
+            .call("ncclWaitSignal", |comm| unsafe { wait(count, descriptions.as_mut_ptr(), comm, stream) })
+    }
+}
+
+impl std::fmt::Debug for Nccl<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nccl").field("version", &self.version()).field("library", &self.library()).finish()
+    }
+}

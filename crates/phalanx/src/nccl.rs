@@ -1,0 +1,18 @@
+//! What only NCCL has: reached through [`Comm::nccl`](crate::Comm::nccl).
+//!
+//! ```no_run
+//! # fn main() -> phalanx::Result<()> {
+//! use phalanx::{BackendKind, Comm, ReduceOp};
+//! for result in Comm::builder().backend(BackendKind::Nccl).run(2, |comm| -> phalanx::Result<()> {
+//!     let nccl = comm.nccl().expect("the backend was chosen");
+//!     let mut gradients = nccl.alloc::<f32>(1 << 20)?; // symmetric memory, where the library has it
+//!     comm.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
+//!     comm.sync()
+//! })? {
+//!     result?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+pub use crate::backend::nccl::{Buffer, Config, MemoryStatistic, Nccl, Registration, init_all, version};
