@@ -1,0 +1,283 @@
+//! Every collective on GPU memory: types × reductions × sizes × place, against a naive reference.
+
+use crate::world::{both, done, download, expect, must, upload, value, values};
+use libtest_mimic::Trial;
+use phalanx::cudarc::driver::DeviceRepr;
+use phalanx::{Comm, DType, PreMulSum, ReduceOp};
+use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::{Number, Scenario, with_number};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("reductions", reductions),
+    Scenario::rank("movements", movements),
+    Scenario::rank("in_place", in_place),
+    Scenario::rank("vectors", vectors),
+    Scenario::rank("host_memory", host_memory),
+    Scenario::rank("large", large),
+];
+
+const SIZES: [usize; 5] = [0, 1, 17, 4099, 70_001];
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect()
+}
+
+/// The types that NCCL reduces.
+fn is_reduced(dtype: DType) -> bool {
+    !matches!(dtype, DType::I16 | DType::U16)
+}
+
+fn reductions(comm: Comm, _: &[String]) -> Outcome {
+    for dtype in DType::ALL {
+        with_number!(dtype, T => reduce_all::<T>(&comm, dtype))?;
+    }
+    done()
+}
+
+/// The combined value of all ranks at an index.
+fn combined(op: ReduceOp, ranks: usize, index: usize) -> i32 {
+    let all = (0..ranks).map(|rank| value(rank, index));
+    match op {
+        ReduceOp::Sum => all.sum(),
+        ReduceOp::Prod => all.product(),
+        ReduceOp::Min => all.min().unwrap_or(0),
+        ReduceOp::Max => all.max().unwrap_or(0),
+        _ => unreachable!("an average is not whole"),
+    }
+}
+
+fn reduce_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), String> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    if !is_reduced(dtype) {
+        let mut buffer = upload(comm, &values::<T>(rank, 3))?;
+        let refused = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap_err();
+        assert!(refused.to_string().contains("16-bit"), "{refused}");
+        return Ok(());
+    }
+    for len in SIZES {
+        for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max] {
+            let what = |operation: &str| format!("{operation} of {len} {dtype}, {op}");
+            let whole = |index: usize| T::from_small(combined(op, ranks, index));
+            let send = upload(comm, &values::<T>(rank, len))?;
+            let mut recv = upload(comm, &values::<T>(7, len))?;
+            must("all_reduce", comm.all_reduce(&send, &mut recv, op))?;
+            expect(what("all_reduce"), &download(comm, &recv)?, whole)?;
+
+            let root = len % ranks;
+            let mut recv = upload(comm, &values::<T>(7, len))?;
+            must("reduce", comm.reduce(&send, &mut recv, op, root))?;
+            let got = download(comm, &recv)?;
+            if rank == root {
+                expect(what("reduce"), &got, whole)?;
+            } else {
+                expect(what("reduce, not the root"), &got, |index| T::from_small(value(7, index)))?;
+            }
+
+            let all = upload(comm, &values::<T>(rank, len * ranks))?;
+            let mut own = upload(comm, &values::<T>(7, len))?;
+            must("reduce_scatter", comm.reduce_scatter(&all, &mut own, op))?;
+            expect(what("reduce_scatter"), &download(comm, &own)?, |index| whole(rank * len + index))?;
+        }
+        // The same on every rank: the average is that, and a factor of two doubles the sum.
+        let send = upload(comm, &values::<T>(0, len))?;
+        let mut recv = upload(comm, &values::<T>(7, len))?;
+        must("avg", comm.all_reduce(&send, &mut recv, ReduceOp::Avg))?;
+        expect(format!("avg of {len} {dtype}"), &download(comm, &recv)?, |index| {
+            T::from_small(value(0, index))
+        })?;
+        // NCCL 2.28.3 and 2.28.9 multiply only whole 16-byte packs where there is one rank.
+        if ranks > 1 {
+            must("pre-mul-sum", comm.all_reduce(&send, &mut recv, PreMulSum(T::from_small(2))))?;
+            let scaled = |index| T::from_small(2 * ranks as i32 * value(0, index));
+            expect(format!("pre-mul-sum of {len} {dtype}"), &download(comm, &recv)?, scaled)?;
+        }
+    }
+    Ok(())
+}
+
+fn movements(comm: Comm, _: &[String]) -> Outcome {
+    for dtype in DType::ALL {
+        with_number!(dtype, T => move_all::<T>(&comm, dtype))?;
+    }
+    done()
+}
+
+fn move_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), String> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let of = |rank: usize, index: usize| T::from_small(value(rank, index));
+    for len in SIZES {
+        let root = len % ranks;
+        let what = |operation: &str| format!("{operation} of {len} {dtype}, root {root}");
+        let send = upload(comm, &values::<T>(rank, len))?;
+        let all = upload(comm, &values::<T>(rank, len * ranks))?;
+
+        let mut recv = upload(comm, &values::<T>(7, len))?;
+        must("broadcast", comm.broadcast(&send, &mut recv, root))?;
+        expect(what("broadcast"), &download(comm, &recv)?, |index| of(root, index))?;
+
+        let mut gathered = upload(comm, &values::<T>(7, len * ranks))?;
+        must("all_gather", comm.all_gather(&send, &mut gathered))?;
+        expect(what("all_gather"), &download(comm, &gathered)?, |index| of(index / len, index % len))?;
+
+        let mut gathered = upload(comm, &values::<T>(7, len * ranks))?;
+        must("gather", comm.gather(&send, &mut gathered, root))?;
+        let got = download(comm, &gathered)?;
+        expect(
+            what("gather"),
+            &got,
+            |index| {
+                if rank == root { of(index / len, index % len) } else { of(7, index) }
+            },
+        )?;
+
+        must("scatter", comm.scatter(&all, &mut recv, root))?;
+        expect(what("scatter"), &download(comm, &recv)?, |index| of(root, rank * len + index))?;
+
+        must("all_to_all", comm.all_to_all(&all, &mut gathered))?;
+        let transposed = |index: usize| of(index / len, rank * len + index % len);
+        expect(what("all_to_all"), &download(comm, &gathered)?, transposed)?;
+    }
+    Ok(())
+}
+
+fn in_place(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let of = |rank: usize, index: usize| value(rank, index) as f32;
+    let sum = |index: usize| combined(ReduceOp::Sum, ranks, index) as f32;
+    for len in SIZES {
+        let root = len % ranks;
+        let whole = || upload(&comm, &values::<f32>(rank, len));
+        let blocks = || upload(&comm, &values::<f32>(rank, len * ranks));
+
+        let mut buffer = whole()?;
+        must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        expect("all_reduce in place", &download(&comm, &buffer)?, sum)?;
+
+        let mut buffer = whole()?;
+        must("reduce", comm.reduce_in_place(&mut buffer, ReduceOp::Sum, root))?;
+        if rank == root {
+            expect("reduce in place", &download(&comm, &buffer)?, sum)?;
+        }
+
+        let mut buffer = whole()?;
+        must("broadcast", comm.broadcast_in_place(&mut buffer, root))?;
+        expect("broadcast in place", &download(&comm, &buffer)?, |index| of(root, index))?;
+
+        let own = |index: usize| of(index / len, index);
+        let mut buffer = blocks()?;
+        must("all_gather", comm.all_gather_in_place(&mut buffer))?;
+        expect("all_gather in place", &download(&comm, &buffer)?, own)?;
+
+        let mut buffer = blocks()?;
+        must("gather", comm.gather_in_place(&mut buffer, root))?;
+        let expected = |index: usize| if rank == root { own(index) } else { of(rank, index) };
+        expect("gather in place", &download(&comm, &buffer)?, expected)?;
+
+        let mut buffer = blocks()?;
+        must("reduce_scatter", comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum))?;
+        let expected = |index: usize| if index / len == rank { sum(index) } else { of(rank, index) };
+        expect("reduce_scatter in place", &download(&comm, &buffer)?, expected)?;
+
+        let mut buffer = blocks()?;
+        must("scatter", comm.scatter_in_place(&mut buffer, root))?;
+        let expected = |index: usize| of(if index / len == rank { root } else { rank }, index);
+        expect("scatter in place", &download(&comm, &buffer)?, expected)?;
+
+        let mut buffer = blocks()?;
+        must("all_to_all", comm.all_to_all_in_place(&mut buffer))?;
+        let expected = |index: usize| of(index / len, rank * len + index % len);
+        expect("all_to_all in place", &download(&comm, &buffer)?, expected)?;
+    }
+    done()
+}
+
+/// Blocks of different lengths, one of them empty.
+fn vectors(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let of = |rank: usize, index: usize| value(rank, index) as i64;
+    let counts: Vec<usize> = (0..ranks).map(|rank| if rank == 1 { 0 } else { 1000 * rank + 3 }).collect();
+    let start = |rank: usize| counts[..rank].iter().sum::<usize>();
+    let all: usize = counts.iter().sum();
+    let owner =
+        |index: usize| (0..ranks).rfind(|rank| start(*rank) <= index && counts[*rank] > 0).unwrap_or(0);
+    let gathered = |index: usize| of(owner(index), index - start(owner(index)));
+    let root = ranks - 1;
+    let send = upload(&comm, &values::<i64>(rank, counts[rank]))?;
+    let long = upload(&comm, &values::<i64>(rank, all))?;
+
+    let mut recv = upload(&comm, &values::<i64>(7, all))?;
+    must("all_gather_v", comm.all_gather_v(&send, &mut recv, &counts))?;
+    expect("all_gather_v", &download(&comm, &recv)?, gathered)?;
+
+    let mut recv = upload(&comm, &values::<i64>(7, all))?;
+    must("gather_v", comm.gather_v(&send, &mut recv, &counts, root))?;
+    let expected = |index: usize| if rank == root { gathered(index) } else { of(7, index) };
+    expect("gather_v", &download(&comm, &recv)?, expected)?;
+
+    let mut own = upload(&comm, &values::<i64>(7, counts[rank]))?;
+    must("scatter_v", comm.scatter_v(&long, &counts, &mut own, root))?;
+    expect("scatter_v", &download(&comm, &own)?, |index| of(root, start(rank) + index))?;
+
+    must("reduce_scatter_v", comm.reduce_scatter_v(&long, &mut own, &counts, ReduceOp::Sum))?;
+    let sum = |index: usize| i64::from(combined(ReduceOp::Sum, ranks, start(rank) + index));
+    expect("reduce_scatter_v", &download(&comm, &own)?, sum)?;
+
+    // Rank i sends i + j + 1 elements to rank j, but nothing to its right neighbour.
+    let count =
+        |from: usize, to: usize| if ranks > 2 && to == (from + 1) % ranks { 0 } else { from + to + 1 };
+    let to: Vec<usize> = (0..ranks).map(|peer| count(rank, peer)).collect();
+    let from: Vec<usize> = (0..ranks).map(|peer| count(peer, rank)).collect();
+    let send = upload(&comm, &values::<i64>(rank, to.iter().sum()))?;
+    let mut recv = upload(&comm, &values::<i64>(7, from.iter().sum()))?;
+    must("all_to_all_v", comm.all_to_all_v(&send, &to, &mut recv, &from))?;
+    let got = download(&comm, &recv)?;
+    let mut rest = &got[..];
+    for (peer, len) in from.iter().enumerate() {
+        let (block, further) = rest.split_at(*len);
+        let offset: usize = (0..rank).map(|to| count(peer, to)).sum();
+        expect(format!("all_to_all_v from {peer}"), block, |index| of(peer, offset + index))?;
+        rest = further;
+    }
+    done()
+}
+
+/// Host memory, alone and together with GPU memory, is complete when the call returns.
+fn host_memory(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let sum = |index: usize| combined(ReduceOp::Sum, ranks, index) as f32;
+    for len in SIZES {
+        let host = values::<f32>(rank, len);
+        let device = upload(&comm, &host)?;
+        let mut result = vec![7.0; len];
+        must("host to host", comm.all_reduce(&host, &mut result, ReduceOp::Sum))?;
+        expect("host to host", &result, sum)?;
+        result.fill(7.0);
+        must("device to host", comm.all_reduce(&device, &mut result, ReduceOp::Sum))?;
+        expect("device to host", &result, sum)?;
+        let mut result = upload(&comm, &vec![7.0f32; len])?;
+        must("host to device", comm.all_reduce(&host, &mut result, ReduceOp::Sum))?;
+        expect("host to device", &download(&comm, &result)?, sum)?;
+        let mut pinned = must("alloc", comm.alloc::<f32>(len))?;
+        pinned.copy_from_slice(&host);
+        must("pinned", comm.all_reduce_in_place(&mut pinned, ReduceOp::Sum))?;
+        expect("pinned", &pinned, sum)?;
+    }
+    done()
+}
+
+/// More than 2³¹ bytes in one operation, where the GPU is large enough for it.
+fn large(comm: Comm, _: &[String]) -> Outcome {
+    let len = (1usize << 31) + 4099;
+    let stream = crate::world::stream(&comm);
+    let Ok(mut buffer) = stream.alloc_zeros::<u8>(len) else {
+        return Ok("not enough memory".into());
+    };
+    let one = stream.clone_htod(&[1u8]).map_err(|e| e.to_string())?;
+    let mut last = buffer.slice_mut(len - 1..);
+    stream.memcpy_dtod(&one, &mut last).map_err(|e| e.to_string())?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    must("sync", comm.sync())?;
+    let end = stream.clone_dtoh(&buffer.slice(len - 2..)).map_err(|e| e.to_string())?;
+    expect("the end of 2 GiB", &end, |index| if index == 1 { comm.world_size() as u8 } else { 0 })?;
+    done()
+}

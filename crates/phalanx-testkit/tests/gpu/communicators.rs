@@ -1,0 +1,159 @@
+//! Making, splitting and ending communicators; the portable trait.
+
+use crate::world::{both, done, download, expect, must, stream, upload, value, values};
+use libtest_mimic::Trial;
+use phalanx::cudarc::driver::DevicePtr;
+use phalanx::nccl::Config;
+use phalanx::{BackendKind, Comm, DType, ReduceOp};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::scenario::Outcome;
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("identity", identity),
+    Scenario::rank("split", split),
+    Scenario::rank("cycles", cycles),
+    Scenario::rank("portable", portable),
+    Scenario::rank("finalize", finalize),
+];
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
+    trials.push(Trial::test("settings", settings));
+    trials
+}
+
+fn identity(comm: Comm, _: &[String]) -> Outcome {
+    assert_eq!((comm.backend(), comm.gpu()), (BackendKind::Nccl, Some(comm.rank())));
+    let nccl = comm.nccl().ok_or("the backend's own features")?;
+    assert!(nccl.version().starts_with("2.") && !nccl.raw_handle().is_null());
+    assert_eq!(nccl.context().ordinal(), comm.rank());
+    must("async_error", nccl.async_error())?;
+    must("barrier", comm.barrier())?;
+    done()
+}
+
+/// By parity, in reverse order; with ranks that stay out; of a part.
+fn split(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let color = (rank % 2) as u32;
+    let part = must("split", comm.split(Some(color), -(rank as i64)))?.ok_or("in one part")?;
+    let members: Vec<usize> = (0..ranks).rev().filter(|other| other % 2 == rank % 2).collect();
+    assert_eq!(members[part.rank()], rank);
+    let mut buffer = upload(&part, &values::<f32>(rank, 1000))?;
+    must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    let sum = |index: usize| members.iter().map(|member| value(*member, index)).sum::<i32>() as f32;
+    expect("the part's sum", &download(&part, &buffer)?, sum)?;
+    let some = must("split", comm.split((rank != 0).then_some(0), 0))?;
+    assert_eq!(some.is_some(), rank != 0);
+    if let Some(some) = some {
+        let again = must("split of a split", some.split(Some(7), 0))?.ok_or("in it")?;
+        must("barrier", again.barrier())?;
+    }
+    // The parent works on.
+    must("barrier", comm.barrier())?;
+    done()
+}
+
+/// What comes and goes again leaves nothing: threads, descriptors.
+fn cycles(comm: Comm, _: &[String]) -> Outcome {
+    let rounds = std::env::var("PHALANX_TEST_CYCLES").map_or(10, |rounds| rounds.parse().expect("a number"));
+    let mut before = None;
+    for round in 0..rounds {
+        let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+        let mut buffer = upload(&part, &[1.0f32; 16])?;
+        must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        must("sync", part.sync())?;
+        drop(part);
+        must("barrier", comm.barrier())?;
+        if round == 4 {
+            before = Some(resources());
+        }
+    }
+    let after = resources();
+    if let Some((threads, descriptors)) = before {
+        // Other thread ranks' ends may be under way: theirs and ours.
+        let slack = 4 * comm.world_size();
+        if after.0 > threads + slack || after.1 > descriptors + slack {
+            return Err(format!(
+                "threads and descriptors grew from {before:?} to {after:?} in {rounds} rounds"
+            ));
+        }
+    }
+    done()
+}
+
+/// Threads and descriptors of this process.
+fn resources() -> (usize, usize) {
+    let count = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
+    (count("/proc/self/task"), count("/proc/self/fd"))
+}
+
+/// The portable trait on addresses of GPU memory, and events between streams.
+fn portable(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let compute = stream(&comm).clone();
+    drop(must("on", comm.on(&compute))?);
+    let communicator = comm.into_communicator();
+    let ops = communicator.as_stream_sync().ok_or("streams")?;
+    let buffer = compute.clone_htod(&values::<f32>(rank, 4099)).map_err(|e| e.to_string())?;
+    let (address, guard) = buffer.device_ptr(&compute);
+    let ready = must("create_event", ops.create_event())?;
+    must("record", ops.record_on_stream(ready, compute.cu_stream() as u64))?;
+    must("wait", ops.comm_stream_wait_event(ready))?;
+    // SAFETY: the buffer has 4099 f32 and lives until `sync`.
+    must("all_reduce", unsafe { communicator.all_reduce(address, 4099, DType::F32, ReduceOp::Sum) })?;
+    must("record", ops.record_on_comm_stream(ready))?;
+    must("wait", ops.stream_wait_event(compute.cu_stream() as u64, ready))?;
+    drop(guard);
+    let sums = compute.clone_dtoh(&buffer).map_err(|e| e.to_string())?;
+    expect("the sum", &sums, |index| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32)?;
+    must("destroy", ops.destroy_event(ready))?;
+    assert!(ops.record_on_comm_stream(ready).is_err(), "a destroyed event");
+    assert!(ops.record_on_stream(1 << 40, 77).is_err(), "an unknown stream");
+    // Messages match in the order of posting; nothing moves before `sync`.
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let received = compute.clone_htod(&vec![7.0f32; 4099]).map_err(|e| e.to_string())?;
+    let (target, guard) = received.device_ptr(&compute);
+    compute.synchronize().map_err(|e| e.to_string())?;
+    // SAFETY: both buffers have 4099 f32 and live until `sync`.
+    unsafe {
+        must("recv", communicator.recv(target, 4099, DType::F32, left, 5))?;
+        must("send", communicator.send(address, 4099, DType::F32, right, 5))?;
+    }
+    must("sync", communicator.sync())?;
+    drop(guard);
+    expect("the message", &compute.clone_dtoh(&received).map_err(|e| e.to_string())?, |index| {
+        (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32
+    })?;
+    must("barrier", communicator.barrier())?;
+    let part = must("split", communicator.split(0, 0))?.ok_or("in it")?;
+    must("barrier", part.barrier())?;
+    done()
+}
+
+fn finalize(comm: Comm, _: &[String]) -> Outcome {
+    let mut buffer = upload(&comm, &vec![1.0f32; 1 << 20])?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    must("finalize", comm.finalize())?;
+    done()
+}
+
+/// A setting is used, or refused by name if the library is too old for it.
+fn settings() -> Result<(), libtest_mimic::Failed> {
+    let run = |change: fn(&mut Config)| {
+        let mut config = Config::default();
+        change(&mut config);
+        Comm::builder().backend(BackendKind::Nccl).nccl(config).run(1, |comm| comm.barrier())
+    };
+    run(|config| config.max_ctas = Some(4))?.remove(0)?;
+    let version = phalanx::nccl::version()?;
+    let is_new =
+        version.split('.').nth(1).is_some_and(|minor| minor.parse::<u32>().is_ok_and(|minor| minor >= 30));
+    match run(|config| config.max_p2p_peers = Some(8)) {
+        Ok(_) => assert!(is_new, "{version} knows no max_p2p_peers"),
+        Err(error) => assert!(!is_new && error.to_string().contains("max_p2p_peers"), "{error}"),
+    }
+    let nul = run(|config| config.comm_name = Some("a\0b".into())).map(drop).unwrap_err();
+    assert!(nul.to_string().contains("comm_name"), "{nul}");
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! What goes wrong is an error that names the rank, on all ranks, within the deadline; GPUs are usable afterwards.
+
+use crate::world::{done, expect, launch, must, stream, upload, values};
+use libtest_mimic::{Failed, Trial};
+use phalanx::{BackendKind, Comm, Error, PeerEvent, ReduceOp};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::fault::Fault;
+use phalanx_testkit::processes::{World, phase};
+use phalanx_testkit::scenario::Outcome;
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] =
+    &[Scenario::rank("endless", endless), Scenario::process("missing_at_init", missing_at_init)];
+
+/// The ranks' deadline here.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// What comes on top, at most: noticing, aborting, and a GPU that has to finish.
+const SLACK: Duration = Duration::from_secs(4);
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    let trials = [
+        Trial::test("threads/absent", move || absent(gpus)),
+        Trial::test("threads/panic", move || panic(gpus)),
+        Trial::test("threads/abort", move || abort(gpus)),
+        Trial::test("threads/mismatch", move || mismatch(gpus)),
+        Trial::test("threads/dropped_early", move || dropped_early(gpus)),
+        Trial::test("processes/killed", move || killed(gpus)),
+        Trial::test("processes/stopped", move || stopped(gpus)),
+        Trial::test("processes/missing_at_init", move || missing(gpus)),
+    ];
+    trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
+}
+
+fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
+    let builder = Comm::builder().backend(BackendKind::Nccl).timeout(TIMEOUT);
+    Ok(must("run", builder.run(gpus, f))?)
+}
+
+/// The GPU does what it should, in a communicator of its own.
+fn still_works(gpu: usize) -> Result<(), String> {
+    let builder = Comm::builder().backend(BackendKind::Nccl).gpu(gpu).timeout(TIMEOUT);
+    let results = must(
+        "a new communicator",
+        builder.run(1, |comm| -> Result<(), String> {
+            let mut buffer = upload(&comm, &values::<f32>(1, 1000))?;
+            must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+            expect("afterwards", &crate::world::download(&comm, &buffer)?, |index| {
+                values::<f32>(1, 1000)[index]
+            })
+        }),
+    )?;
+    results.into_iter().collect()
+}
+
+/// One rank does not come to the operation: the others say which one, and all GPUs work afterwards.
+fn absent(gpus: usize) -> Result<(), Failed> {
+    let late = gpus - 1;
+    let errors = world(gpus, |comm| {
+        if comm.rank() == late {
+            std::thread::sleep(TIMEOUT + SLACK);
+            return comm.barrier().err();
+        }
+        let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).ok()?;
+        let since = Instant::now();
+        let enqueued = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
+        let error = enqueued.and_then(|()| comm.sync()).err();
+        assert!(since.elapsed() < TIMEOUT + SLACK, "after {:?}", since.elapsed());
+        error
+    })?;
+    for error in errors {
+        let Some(Error::Timeout(timeout)) = error else { return Err(format!("{error:?}").into()) };
+        assert_eq!(
+            timeout.missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(),
+            [late],
+            "{timeout}"
+        );
+        assert!(timeout.operation.starts_with("all_reduce(f32 × 100000, sum"), "{timeout}");
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+fn panic(gpus: usize) -> Result<(), Failed> {
+    let ended = std::panic::catch_unwind(|| {
+        world(gpus, |comm| {
+            if comm.rank() == 0 {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).expect("upload");
+            let result = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync());
+            let Err(Error::Peer(peer)) = result else { panic!("{result:?}") };
+            assert_eq!((peer.rank, peer.event), (0, PeerEvent::Panicked));
+        })
+    });
+    assert!(
+        ended.is_err_and(|panic| panic.downcast_ref::<&str>() == Some(&"on purpose")),
+        "rank 0's own panic"
+    );
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+fn abort(gpus: usize) -> Result<(), Failed> {
+    let errors = world(gpus, |comm| {
+        if comm.rank() == 1 {
+            comm.abort();
+            return None;
+        }
+        let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).ok()?;
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync()).err()
+    })?;
+    for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != 1) {
+        assert!(matches!(error, Some(Error::Aborted { rank: 1 })), "rank {rank}: {error:?}");
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// Different operations that wait for each other for ever are told apart, by name.
+fn mismatch(gpus: usize) -> Result<(), Failed> {
+    let errors = world(gpus, |comm| {
+        let mut buffer = upload(&comm, &vec![1.0f32; 1 << 22]).ok()?;
+        let mut other = upload(&comm, &vec![1.0f32; 1 << 22]).ok()?;
+        // NCCL would never end this: each waits for the other's operation.
+        let enqueued = if comm.rank() == 0 {
+            comm.recv(&mut other, 1)
+        } else {
+            comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)
+        };
+        enqueued.and_then(|()| comm.sync()).err()
+    })?;
+    for error in errors {
+        assert!(matches!(error, Some(Error::Timeout(_) | Error::Mismatch(_))), "{error:?}");
+    }
+    let errors = world(gpus, |comm| {
+        let mut buffer = upload(&comm, &vec![1.0f32; 1 << 22]).ok()?;
+        let enqueued = if comm.rank() == 0 {
+            let mut all = upload(&comm, &vec![1.0f32; (1 << 22) * comm.world_size()]).ok()?;
+            comm.all_gather(&buffer, &mut all)
+        } else {
+            comm.send(&buffer, 0).and_then(|()| comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))
+        };
+        enqueued.and_then(|()| comm.sync()).err()
+    })?;
+    for error in errors {
+        let Some(Error::Mismatch(mismatch)) = &error else { return Err(format!("{error:?}").into()) };
+        assert!(mismatch.ours.starts_with("all_gather"), "{mismatch}");
+        assert!(mismatch.theirs.starts_with("all_reduce"), "{mismatch}");
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// A rank that leaves before the others need it no more.
+fn dropped_early(gpus: usize) -> Result<(), Failed> {
+    let errors = world(gpus, |comm| {
+        if comm.rank() == 0 {
+            return None;
+        }
+        let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).ok()?;
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync()).err()
+    })?;
+    for error in errors.into_iter().skip(1) {
+        let Some(Error::Peer(peer)) = error else { return Err(format!("{error:?}").into()) };
+        assert_eq!((peer.rank, peer.event), (0, PeerEvent::Left), "{peer}");
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// all_reduce after all_reduce, until something happens; reports the error, how long it took to notice and whether the
+/// GPU works.
+fn endless(comm: Comm, _: &[String]) -> Outcome {
+    comm.set_timeout(TIMEOUT);
+    let gpu = comm.gpu().ok_or("a GPU")?;
+    let mut buffer = upload(&comm, &vec![1.0f32; 1 << 24])?;
+    must("warm-up", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
+    must("warm-up", comm.sync())?;
+    phase("running");
+    let (error, waited) = loop {
+        let since = Instant::now();
+        let result = (0..20).try_for_each(|_| comm.all_reduce_in_place(&mut buffer, ReduceOp::Max));
+        if let Err(error) = result.and_then(|()| comm.sync()) {
+            break (error, since.elapsed());
+        }
+    };
+    phase("noticed");
+    // The same verdict for every later call, and the buffer can be used and freed.
+    let again = comm.all_reduce_in_place(&mut buffer, ReduceOp::Max).unwrap_err();
+    assert_eq!(again.to_string(), error.to_string());
+    stream(&comm).clone_dtoh(&buffer).map_err(|e| e.to_string())?;
+    drop((buffer, comm));
+    still_works(gpu)?;
+    Ok(format!("{}\t{error}", waited.as_secs_f64()))
+}
+
+/// Starts the endless scenario, and lets it run for a moment.
+fn running(gpus: usize) -> Result<World, Failed> {
+    let mut world = launch(SCENARIOS[0], gpus, "").start()?;
+    for rank in 0..gpus {
+        world.await_phase(rank, "running")?;
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    Ok(world)
+}
+
+fn killed(gpus: usize) -> Result<(), Failed> {
+    let mut world = running(gpus)?;
+    world.inject(1, Fault::Kill)?;
+    for ended in world.finish().into_iter().filter(|ended| ended.rank != 1) {
+        let report = ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
+        let (waited, error) = report.split_once('\t').ok_or("two fields")?;
+        assert!(waited.parse::<f64>()? < TIMEOUT.as_secs_f64(), "{report}");
+        assert!(error.contains("rank 1 is gone: its process ended"), "{report}");
+    }
+    Ok(())
+}
+
+fn stopped(gpus: usize) -> Result<(), Failed> {
+    let mut world = running(gpus)?;
+    world.inject(0, Fault::Stop)?;
+    for rank in 1..gpus {
+        world.await_phase(rank, "noticed")?;
+    }
+    world.inject(0, Fault::Continue)?;
+    for ended in world.finish() {
+        let report = ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
+        let (waited, error) = report.split_once('\t').ok_or("two fields")?;
+        assert!(waited.parse::<f64>()? < (TIMEOUT + 2 * SLACK).as_secs_f64(), "{report}");
+        assert!(error.contains("timeout") && error.contains("rank 0"), "{report}");
+    }
+    Ok(())
+}
+
+/// A process that has to say that a rank never came.
+fn missing_at_init(_: &[String]) -> Outcome {
+    let since = Instant::now();
+    let error = Comm::builder().timeout(TIMEOUT).init().map(drop).unwrap_err();
+    assert!(since.elapsed() < TIMEOUT + SLACK, "after {:?}", since.elapsed());
+    assert!(error.to_string().contains("rank 1"), "{error}");
+    done()
+}
+
+fn missing(gpus: usize) -> Result<(), Failed> {
+    let launch = launch(SCENARIOS[1], gpus, "").without_rank(1);
+    Ok(launch.reports().map(drop)?)
+}

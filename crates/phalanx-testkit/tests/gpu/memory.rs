@@ -1,0 +1,109 @@
+//! Memory that NCCL knows.
+
+use crate::world::{both, done, expect, must, stream, value, values};
+use libtest_mimic::Trial;
+use phalanx::nccl::Registration;
+use phalanx::{Comm, Error, ReduceOp};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::scenario::Outcome;
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("registrations", registrations),
+    Scenario::rank("outlives_its_communicator", outlives),
+    Scenario::rank("scaled", scaled),
+    Scenario::rank("newer_functions", newer_functions),
+];
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect()
+}
+
+fn registrations(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    for wanted in [Registration::Plain, Registration::Local, Registration::Symmetric] {
+        for len in [0, 1, 4099, 1 << 20] {
+            let mut buffer = must("alloc", nccl.alloc_as::<f32>(len, wanted))?;
+            let zeroes = stream(&comm).clone_dtoh(&buffer.view()).map_err(|e| e.to_string())?;
+            expect("zero at first", &zeroes, |_| 0.0)?;
+            stream(&comm)
+                .memcpy_htod(&values::<f32>(rank, len), &mut buffer.view_mut())
+                .map_err(|e| e.to_string())?;
+            must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+            must("sync", comm.sync())?;
+            let got = stream(&comm).clone_dtoh(&buffer.view()).map_err(|e| e.to_string())?;
+            let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+            expect(format!("{buffer:?}"), &got, sum)?;
+            // Dropped with the operation in flight.
+            must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
+        }
+    }
+    let best = must("alloc", nccl.alloc::<f32>(1 << 20))?;
+    Ok(format!("{:?}", best.registration()))
+}
+
+fn outlives(comm: Comm, _: &[String]) -> Outcome {
+    let stream = stream(&comm).clone();
+    let mut buffer = must("alloc", comm.nccl().ok_or("NCCL")?.alloc::<f32>(1000))?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    drop(comm);
+    stream.memcpy_htod(&[1.0f32; 1000], &mut buffer.view_mut()).map_err(|e| e.to_string())?;
+    expect("still there", &stream.clone_dtoh(&buffer.view()).map_err(|e| e.to_string())?, |_| 1.0)?;
+    done()
+}
+
+/// A factor in GPU memory, read when the operation is carried out.
+fn scaled(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    let upload = |values: &[f32]| stream(&comm).clone_htod(values).map_err(|e| e.to_string());
+    let factor = upload(&[(rank + 1) as f32])?;
+    let send = upload(&vec![2.0; 4096])?;
+    let mut recv = upload(&vec![0.0; 4096])?;
+    must("all_reduce_scaled", nccl.all_reduce_scaled(&send, &mut recv, &factor))?;
+    must("sync", comm.sync())?;
+    let got = stream(&comm).clone_dtoh(&recv).map_err(|e| e.to_string())?;
+    expect("factor × 2, summed", &got, |_| (1..=ranks).sum::<usize>() as f32 * 2.0)?;
+    let refused = nccl.all_reduce_scaled(&send, &mut recv, &[1.0f32]).unwrap_err();
+    assert!(refused.to_string().contains("GPU memory"), "{refused}");
+    let refused = nccl.all_reduce_scaled(&send, &mut recv, &send).unwrap_err();
+    assert!(refused.to_string().contains("one factor"), "{refused}");
+    done()
+}
+
+/// Each works, or is missing with the function's name, the library's version and its path.
+fn newer_functions(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    let missing = |name: &str, error: Error| match error {
+        Error::MissingFunction(missing) if missing.function == name => Ok(()),
+        other => Err(format!("{name}: {other}")),
+    };
+    match nccl.memory(phalanx::nccl::MemoryStatistic::Total) {
+        Ok(bytes) => assert!(bytes > 0),
+        Err(error) => missing("ncclCommMemStats", error)?,
+    }
+    match nccl.suspend() {
+        Ok(()) => must("resume", nccl.resume())?,
+        Err(error) => missing("ncclCommSuspend", error)?,
+    }
+    let target = must("alloc", nccl.alloc::<f32>(1024))?;
+    let source = stream(&comm).clone_htod(&[rank as f32; 512]).map_err(|e| e.to_string())?;
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    if ranks > 1 {
+        match nccl.put_signal(&source, right, &target, 512) {
+            Ok(()) => {
+                must("wait_signals", nccl.wait_signals(&[(left, 1)]))?;
+                must("sync", comm.sync())?;
+                let got = stream(&comm).clone_dtoh(&target.view()).map_err(|e| e.to_string())?;
+                let expected = |index: usize| if index < 512 { 0.0 } else { left as f32 };
+                expect("what the left neighbour put", &got, expected)?;
+                assert!(nccl.put_signal(&source, right, &target, 513).is_err(), "beyond the end");
+                assert!(nccl.put_signal(&source, ranks, &target, 0).is_err(), "no such peer");
+            }
+            Err(error) => missing("ncclPutSignal", error)?,
+        }
+    }
+    must("barrier", comm.barrier())?;
+    done()
+}

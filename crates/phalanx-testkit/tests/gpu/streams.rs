@@ -1,0 +1,136 @@
+//! Buffers and streams: nothing is freed, overwritten or read while an operation runs.
+
+use crate::world::{both, done, expect, must, stream, upload, value, values};
+use libtest_mimic::Trial;
+use phalanx::{Comm, ReduceOp, UsageError};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::scenario::Outcome;
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("other_stream", other_stream),
+    Scenario::rank("dropped_at_once", dropped_at_once),
+    Scenario::rank("overwritten_at_once", overwritten_at_once),
+    Scenario::rank("many_streams", many_streams),
+    Scenario::rank("current_device", current_device),
+];
+
+/// Elements: large enough that an operation takes a while.
+const LEN: usize = 1 << 22;
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
+    trials.push(Trial::test("wrong_memory", move || Ok(wrong_memory(gpus)?)).with_ignored_flag(gpus < 2));
+    trials
+}
+
+fn sum(ranks: usize) -> impl Fn(usize) -> f32 {
+    move |index| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32
+}
+
+/// Memory of one stream, operations on another: each waits for the other, without a word from the caller.
+fn other_stream(comm: Comm, _: &[String]) -> Outcome {
+    let compute = stream(&comm).clone();
+    let communication = compute.context().new_stream().map_err(|e| e.to_string())?;
+    let on = must("on", comm.on(&communication))?;
+    for _ in 0..5 {
+        let send = upload(&comm, &values::<f32>(comm.rank(), LEN))?;
+        let mut recv = compute.alloc_zeros::<f32>(LEN).map_err(|e| e.to_string())?;
+        must("all_reduce", on.all_reduce(&send, &mut recv, ReduceOp::Sum))?;
+        let got = compute.clone_dtoh(&recv).map_err(|e| e.to_string())?;
+        expect("read on the other stream", &got, sum(comm.world_size()))?;
+    }
+    must("sync", on.sync())?;
+    done()
+}
+
+/// Buffers are dropped while the operation is in flight, and their memory given to others.
+fn dropped_at_once(comm: Comm, _: &[String]) -> Outcome {
+    let compute = stream(&comm).clone();
+    let communication = compute.context().new_stream().map_err(|e| e.to_string())?;
+    let on = must("on", comm.on(&communication))?;
+    let mut result = compute.alloc_zeros::<f32>(LEN).map_err(|e| e.to_string())?;
+    for _ in 0..10 {
+        let send = upload(&comm, &values::<f32>(comm.rank(), LEN))?;
+        must("all_reduce", on.all_reduce(&send, &mut result, ReduceOp::Sum))?;
+        drop(send);
+        // The allocator may hand out the same memory again.
+        let poison = compute.clone_htod(&vec![f32::NAN; LEN]).map_err(|e| e.to_string())?;
+        drop(poison);
+        let got = compute.clone_dtoh(&result).map_err(|e| e.to_string())?;
+        expect("after the drop", &got, sum(comm.world_size()))?;
+    }
+    done()
+}
+
+/// The send buffer is overwritten right after the call.
+fn overwritten_at_once(comm: Comm, _: &[String]) -> Outcome {
+    let compute = stream(&comm).clone();
+    let communication = compute.context().new_stream().map_err(|e| e.to_string())?;
+    let on = must("on", comm.on(&communication))?;
+    let fresh = values::<f32>(comm.rank(), LEN);
+    let mut send = upload(&comm, &fresh)?;
+    let mut recv = compute.alloc_zeros::<f32>(LEN).map_err(|e| e.to_string())?;
+    for _ in 0..10 {
+        must("all_reduce", on.all_reduce(&send, &mut recv, ReduceOp::Sum))?;
+        compute.memset_zeros(&mut send).map_err(|e| e.to_string())?;
+        let got = compute.clone_dtoh(&recv).map_err(|e| e.to_string())?;
+        expect("not what was written later", &got, sum(comm.world_size()))?;
+        compute.memcpy_htod(&fresh, &mut send).map_err(|e| e.to_string())?;
+    }
+    done()
+}
+
+/// One communicator, operations on three streams in turn, each on the result of the one before.
+fn many_streams(comm: Comm, _: &[String]) -> Outcome {
+    let context = stream(&comm).context().clone();
+    let streams: Vec<_> =
+        (0..3).map(|_| context.new_stream()).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+    let mut buffer = upload(&comm, &vec![1.0f32; 100_000])?;
+    for round in 0..9 {
+        let on = must("on", comm.on(&streams[round % 3]))?;
+        must("all_reduce", on.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
+    }
+    must("sync", comm.sync())?;
+    let got = stream(&comm).clone_dtoh(&buffer).map_err(|e| e.to_string())?;
+    expect("nine maxima", &got, |_| 1.0)?;
+    done()
+}
+
+/// The device that was current is current afterwards.
+fn current_device(comm: Comm, _: &[String]) -> Outcome {
+    use phalanx::cudarc::driver::sys::cuCtxGetCurrent;
+    let current = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: an out-pointer on the stack, written during the call.
+        unsafe { cuCtxGetCurrent(&raw mut context) };
+        context as usize
+    };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            assert_eq!(current(), 0, "nothing is current on a new thread");
+            let mut host = vec![1.0f32; 1000];
+            must("all_reduce", comm.all_reduce_in_place(&mut host, ReduceOp::Sum))?;
+            must("barrier", comm.barrier())?;
+            drop(must("split", comm.split(Some(0), 0))?);
+            drop(comm);
+            assert_eq!(current(), 0, "nor after using a communicator");
+            done()
+        });
+        thread.join().map_err(|_| "panicked".to_owned())?
+    })
+}
+
+/// Memory of another GPU, or of the wrong kind, is refused before anything is enqueued.
+fn wrong_memory(gpus: usize) -> Result<(), String> {
+    let mut comms = must("init_all", phalanx::nccl::init_all(&[0, 1]))?;
+    assert!(gpus >= 2);
+    let mut foreign = upload(&comms[1], &[1.0f32; 10])?;
+    let refused = comms[0].all_reduce_in_place(&mut foreign, ReduceOp::Sum).unwrap_err();
+    assert!(matches!(refused, phalanx::Error::Usage(UsageError::Memory { .. })), "{refused}");
+    assert!(comms[0].on(stream(&comms[1])).is_err());
+    let host = must("host", Comm::builder().backend(phalanx::BackendKind::Host).run(1, |comm| comm))?;
+    let refused = host[0].all_reduce_in_place(&mut foreign, ReduceOp::Sum).unwrap_err();
+    assert!(refused.to_string().contains("host memory"), "{refused}");
+    comms.clear();
+    Ok(())
+}

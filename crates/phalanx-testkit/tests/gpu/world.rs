@@ -1,0 +1,129 @@
+//! Worlds of ranks with a GPU each, and buffers to fill and check.
+
+use libtest_mimic::{Failed, Trial};
+use phalanx::cudarc::driver::{CudaSlice, CudaStream};
+use phalanx::{BackendKind, Comm};
+use phalanx_testkit::processes::Launch;
+use phalanx_testkit::scenario::{Body, Context, Outcome};
+use phalanx_testkit::{Number, Scenario};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a trial may take; the ranks' own deadline is half of it.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Most ranks of a world.
+const MOST: usize = 4;
+
+/// How many ranks can have a GPU, or why none can.
+pub fn gpus() -> Result<usize, String> {
+    phalanx::nccl::version().map_err(|error| error.to_string())?;
+    (1..=MOST)
+        .rev()
+        .find(|ranks| {
+            let world = Comm::builder().backend(BackendKind::Nccl).timeout(DEADLINE).run(*ranks, |_| ());
+            world.is_ok()
+        })
+        .ok_or_else(|| {
+            let one = Comm::builder().backend(BackendKind::Nccl).run(1, |_| ());
+            one.err().map_or_else(|| "no GPU".into(), |error| error.to_string())
+        })
+}
+
+/// A scenario on threads and on processes, with every number of ranks from `fewest`.
+pub fn both(scenario: Scenario, fewest: usize, gpus: usize, args: &'static [&'static str]) -> Vec<Trial> {
+    // Without GPUs the trials are ignored, and only their names count.
+    let worlds = move || fewest..=gpus;
+    let on_threads = Trial::test(format!("threads/{}", scenario.name), move || {
+        worlds().try_for_each(|ranks| args.iter().try_for_each(|arg| threads(scenario, ranks, arg)))
+    });
+    let on_processes = Trial::test(format!("processes/{}", scenario.name), move || {
+        worlds().try_for_each(|ranks| args.iter().try_for_each(|arg| processes(scenario, ranks, arg)))
+    });
+    vec![on_threads.with_ignored_flag(gpus < fewest), on_processes.with_ignored_flag(gpus < fewest)]
+}
+
+pub fn threads(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed> {
+    let Body::Rank(body) = scenario.body else { unreachable!("a rank's part") };
+    let args = [arg.to_owned()];
+    let run =
+        Comm::builder().backend(BackendKind::Nccl).timeout(DEADLINE / 2).run(ranks, |comm| body(comm, &args));
+    let outcomes = run.context(|| format!("{ranks} thread ranks, {arg}"))?;
+    let mut problems = outcomes.iter().enumerate().filter_map(|(rank, outcome)| {
+        outcome.as_ref().err().map(|problem| format!("\n  rank {rank}: {problem}"))
+    });
+    match problems.next() {
+        None => Ok(()),
+        Some(first) => {
+            Err(format!("{ranks} thread ranks, {arg}:{first}{}", problems.collect::<String>()).into())
+        }
+    }
+}
+
+pub fn launch(scenario: Scenario, ranks: usize, arg: &str) -> Launch {
+    Launch::new(scenario.name, ranks).deadline(DEADLINE).arg(arg).env("PHALANX_BACKEND", "nccl")
+}
+
+fn processes(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed> {
+    let reports = launch(scenario, ranks, arg).reports();
+    reports.map(drop).map_err(|problems| format!("{ranks} process ranks, {arg}:{problems}").into())
+}
+
+/// The stream that buffers are made on.
+pub fn stream(comm: &Comm) -> &Arc<CudaStream> {
+    comm.cuda_stream().expect("a communicator on a GPU")
+}
+
+/// A copy in GPU memory.
+pub fn upload<T: Number>(comm: &Comm, values: &[T]) -> Result<CudaSlice<T>, String>
+where
+    T: phalanx::cudarc::driver::DeviceRepr,
+{
+    stream(comm).clone_htod(values).context(|| "upload".into())
+}
+
+/// What GPU memory holds when the work before is complete.
+pub fn download<T: Number>(comm: &Comm, buffer: &CudaSlice<T>) -> Result<Vec<T>, String>
+where
+    T: phalanx::cudarc::driver::DeviceRepr,
+{
+    comm.sync().context(|| "sync".into())?;
+    stream(comm).clone_dtoh(buffer).context(|| "download".into())
+}
+
+/// Small whole numbers, different on every rank, whose sums and products every type has exactly.
+pub fn value(rank: usize, index: usize) -> i32 {
+    ((rank + index) % 3) as i32
+}
+
+pub fn values<T: Number>(rank: usize, len: usize) -> Vec<T> {
+    (0..len).map(|index| T::from_small(value(rank, index))).collect()
+}
+
+/// An error that names the first difference.
+pub fn expect<T: Number>(
+    what: impl std::fmt::Display,
+    actual: &[T],
+    expected: impl Fn(usize) -> T,
+) -> Result<(), String> {
+    for (index, value) in actual.iter().enumerate() {
+        if !value.same(expected(index)) {
+            return Err(format!(
+                "{what}: element {index} of {} is {value:?}, expected {:?}",
+                actual.len(),
+                expected(index)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A scenario's part that must succeed.
+pub fn must<T>(what: &str, result: phalanx::Result<T>) -> Result<T, String> {
+    result.context(|| what.to_owned())
+}
+
+/// Nothing to report.
+pub fn done() -> Outcome {
+    Ok(String::new())
+}
