@@ -272,6 +272,7 @@ pub struct Builder {
     timeout: Option<Duration>,
     backend: Option<BackendKind>,
     gpu: Option<usize>,
+    check: Option<bool>,
     #[cfg(feature = "cuda")]
     nccl: crate::nccl::Config,
 }
@@ -283,7 +284,7 @@ pub(crate) struct Settings {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs are numbered"))]
     pub gpu: Option<usize>,
     #[cfg(feature = "cuda")]
-    pub nccl: crate::nccl::Config,
+    pub nccl: Arc<crate::backend::nccl::NcclSettings>,
 }
 
 impl Builder {
@@ -304,6 +305,14 @@ impl Builder {
     /// Which GPU this rank uses, as the process numbers those it sees. Default: the rank's number on its host.
     pub fn gpu(mut self, gpu: usize) -> Builder {
         self.gpu = Some(gpu);
+        self
+    }
+
+    /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
+    /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. The
+    /// host backend always does; on NCCL it costs a meeting of the ranks for each operation.
+    pub fn check(mut self, check: bool) -> Builder {
+        self.check = Some(check);
         self
     }
 
@@ -333,7 +342,13 @@ impl Builder {
             backend: self.backend,
             gpu: self.gpu,
             #[cfg(feature = "cuda")]
-            nccl: self.nccl,
+            nccl: Arc::new(crate::backend::nccl::NcclSettings {
+                config: self.nccl,
+                check: match self.check {
+                    Some(check) => check,
+                    None => bootstrap::check_from_environment().map_err(Error::from)?,
+                },
+            }),
         })
     }
 }

@@ -33,6 +33,7 @@
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
 //! | `PHALANX_BACKEND` | `solo`, `host`, `nccl` or `auto`: NCCL if each rank has a GPU, else the host, else solo for one rank |
+//! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host backend always does) |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB` | the shared libraries of NCCL and of the CUDA driver, if they are not where they are looked for |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: who this rank is, and of which job |
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | the same on this host |

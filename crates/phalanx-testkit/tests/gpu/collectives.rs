@@ -16,7 +16,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("large", large),
 ];
 
-const SIZES: [usize; 5] = [0, 1, 17, 4099, 70_001];
+const SIZES: [usize; 6] = [0, 1, 17, 4099, 70_001, 300_007];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect()
@@ -85,12 +85,9 @@ fn reduce_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), S
         expect(format!("avg of {len} {dtype}"), &download(comm, &recv)?, |index| {
             T::from_small(value(0, index))
         })?;
-        // NCCL 2.28.3 and 2.28.9 multiply only whole 16-byte packs where there is one rank.
-        if ranks > 1 {
-            must("pre-mul-sum", comm.all_reduce(&send, &mut recv, PreMulSum(T::from_small(2))))?;
-            let scaled = |index| T::from_small(2 * ranks as i32 * value(0, index));
-            expect(format!("pre-mul-sum of {len} {dtype}"), &download(comm, &recv)?, scaled)?;
-        }
+        must("pre-mul-sum", comm.all_reduce(&send, &mut recv, PreMulSum(T::from_small(2))))?;
+        let scaled = |index| T::from_small(2 * ranks as i32 * value(0, index));
+        expect(format!("pre-mul-sum of {len} {dtype}"), &download(comm, &recv)?, scaled)?;
     }
     Ok(())
 }

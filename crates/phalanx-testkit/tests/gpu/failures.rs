@@ -2,6 +2,7 @@
 
 use crate::world::{done, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
+use phalanx::cudarc::driver::CudaSlice;
 use phalanx::{BackendKind, Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
@@ -23,6 +24,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/panic", move || panic(gpus)),
         Trial::test("threads/abort", move || abort(gpus)),
         Trial::test("threads/mismatch", move || mismatch(gpus)),
+        Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
         Trial::test("processes/killed", move || killed(gpus)),
         Trial::test("processes/stopped", move || stopped(gpus)),
@@ -129,20 +131,54 @@ fn mismatch(gpus: usize) -> Result<(), Failed> {
     for error in errors {
         assert!(matches!(error, Some(Error::Timeout(_) | Error::Mismatch(_))), "{error:?}");
     }
-    let errors = world(gpus, |comm| {
-        let mut buffer = upload(&comm, &vec![1.0f32; 1 << 22]).ok()?;
-        let enqueued = if comm.rank() == 0 {
-            let mut all = upload(&comm, &vec![1.0f32; (1 << 22) * comm.world_size()]).ok()?;
-            comm.all_gather(&buffer, &mut all)
-        } else {
-            comm.send(&buffer, 0).and_then(|()| comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))
-        };
-        enqueued.and_then(|()| comm.sync()).err()
-    })?;
-    for error in errors {
-        let Some(Error::Mismatch(mismatch)) = &error else { return Err(format!("{error:?}").into()) };
-        assert!(mismatch.ours.starts_with("all_gather"), "{mismatch}");
-        assert!(mismatch.theirs.starts_with("all_reduce"), "{mismatch}");
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// In checked mode, calls that differ are an error before anything is enqueued, the same on all ranks.
+fn checked(gpus: usize) -> Result<(), Failed> {
+    type Differs = fn(&Comm, &mut CudaSlice<f32>) -> phalanx::Result<()>;
+    let cases: [(Differs, Differs, &str, &str); 4] = [
+        (
+            |comm, buffer| comm.all_reduce_in_place(buffer, ReduceOp::Sum),
+            |comm, buffer| comm.all_reduce_in_place(&mut buffer.slice_mut(1..), ReduceOp::Sum),
+            "all_reduce(f32 × 1200, sum)",
+            "all_reduce(f32 × 1199, sum)",
+        ),
+        (
+            |comm, buffer| comm.all_reduce_in_place(buffer, ReduceOp::Sum),
+            |comm, buffer| comm.all_reduce_in_place(buffer, ReduceOp::Max),
+            "all_reduce(f32 × 1200, sum)",
+            "all_reduce(f32 × 1200, max)",
+        ),
+        (
+            |comm, buffer| comm.broadcast_in_place(buffer, 0),
+            |comm, buffer| comm.broadcast_in_place(buffer, 1),
+            "broadcast(f32 × 1200, root 0)",
+            "broadcast(f32 × 1200, root 1)",
+        ),
+        (
+            |comm, buffer| comm.all_reduce_in_place(buffer, ReduceOp::Sum),
+            |comm, buffer| comm.broadcast_in_place(buffer, 0),
+            "all_reduce(f32 × 1200, sum)",
+            "broadcast(f32 × 1200, root 0)",
+        ),
+    ];
+    for (first, others, ours, theirs) in cases {
+        let builder = Comm::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).check(true);
+        let errors = must(
+            "run",
+            builder.run(gpus, |comm| {
+                let mut buffer = upload(&comm, &vec![1.0f32; 1200]).ok()?;
+                must("the same on all", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)).ok()?;
+                let call = if comm.rank() == 0 { first } else { others };
+                call(&comm, &mut buffer).err()
+            }),
+        )?;
+        for error in errors {
+            let Some(Error::Mismatch(mismatch)) = error else { return Err(format!("{error:?}").into()) };
+            assert_eq!((&*mismatch.ours, &*mismatch.theirs), (ours, theirs));
+            assert_eq!((mismatch.other_rank, mismatch.rank, mismatch.sequence), (0, 1, 2));
+        }
     }
     Ok((0..gpus).try_for_each(still_works)?)
 }
@@ -232,7 +268,7 @@ fn missing_at_init(_: &[String]) -> Outcome {
     let since = Instant::now();
     let error = Comm::builder().timeout(TIMEOUT).init().map(drop).unwrap_err();
     assert!(since.elapsed() < TIMEOUT + SLACK, "after {:?}", since.elapsed());
-    assert!(error.to_string().contains("rank 1"), "{error}");
+    assert!(error.to_string().contains("have not come: [1]"), "{error}");
     done()
 }
 

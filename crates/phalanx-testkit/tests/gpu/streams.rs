@@ -96,8 +96,9 @@ fn many_streams(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// The device that was current is current afterwards.
+/// The device that was current is current afterwards, whichever GPU the communicator has.
 fn current_device(comm: Comm, _: &[String]) -> Outcome {
+    use phalanx::cudarc::driver::CudaContext;
     use phalanx::cudarc::driver::sys::cuCtxGetCurrent;
     let current = || {
         let mut context = std::ptr::null_mut();
@@ -105,19 +106,21 @@ fn current_device(comm: Comm, _: &[String]) -> Outcome {
         unsafe { cuCtxGetCurrent(&raw mut context) };
         context as usize
     };
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(move || {
-            assert_eq!(current(), 0, "nothing is current on a new thread");
-            let mut host = vec![1.0f32; 1000];
-            must("all_reduce", comm.all_reduce_in_place(&mut host, ReduceOp::Sum))?;
-            must("barrier", comm.barrier())?;
-            drop(must("split", comm.split(Some(0), 0))?);
-            drop(comm);
-            assert_eq!(current(), 0, "nor after using a communicator");
-            done()
-        });
-        thread.join().map_err(|_| "panicked".to_owned())?
-    })
+    let first = CudaContext::new(0).map_err(|e| e.to_string())?;
+    first.bind_to_thread().map_err(|e| e.to_string())?;
+    let before = current();
+    let mut host = vec![1.0f32; 1000];
+    must("all_reduce", comm.all_reduce_in_place(&mut host, ReduceOp::Sum))?;
+    assert_eq!(current(), before, "after an operation");
+    must("barrier", comm.barrier())?;
+    let buffer = must("alloc", comm.nccl().ok_or("NCCL")?.alloc::<f32>(1000))?;
+    assert_eq!(current(), before, "after making memory");
+    drop(buffer);
+    drop(must("split", comm.split(Some(0), 0))?);
+    assert_eq!(current(), before, "after splitting");
+    drop(comm);
+    assert_eq!(current(), before, "after the end");
+    done()
 }
 
 /// Memory of another GPU, or of the wrong kind, is refused before anything is enqueued.

@@ -50,6 +50,19 @@ pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
     }
 }
 
+/// Whether calls are compared before they move anything: `PHALANX_CHECK`.
+#[cfg(feature = "cuda")]
+pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
+    match std::env::var_os("PHALANX_CHECK") {
+        None => Ok(false),
+        Some(value) => match &*value.to_string_lossy() {
+            "" | "0" => Ok(false),
+            "1" => Ok(true),
+            other => Err(setting("PHALANX_CHECK", other, "0 or 1")),
+        },
+    }
+}
+
 fn parse_timeout(value: &str) -> Result<Duration, UsageError> {
     let seconds = value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0);
     seconds

@@ -3,9 +3,13 @@
 mod environment;
 mod rendezvous;
 
+#[cfg(feature = "cuda")]
+pub(crate) use environment::check_from_environment;
 pub(crate) use environment::timeout_from_environment;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
+#[cfg(feature = "cuda")]
+use crate::backend::nccl::{NcclComm, NcclSettings};
 use crate::backend::solo::SoloComm;
 use crate::backend::{Backend, BackendKind};
 use crate::comm::{Comm, Settings};
@@ -86,7 +90,7 @@ fn gpus_for(_ranks: usize) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn on_gpu(host: HostComm, settings: &Settings) -> Result<Comm> {
     let gpu = settings.gpu.unwrap_or(host.rank());
-    let nccl = crate::backend::nccl::NcclComm::join(host, gpu, settings.nccl.clone())?;
+    let nccl = NcclComm::join(host, gpu, settings.nccl.clone())?;
     Ok(Comm::new(Arc::new(nccl)))
 }
 
@@ -155,18 +159,14 @@ pub(crate) fn run_threads<R: Send>(
 
 /// Communicators for one thread that drives several GPUs. Set-up needs all ranks at once: a thread for each.
 #[cfg(feature = "cuda")]
-pub(crate) fn gpu_ranks(
-    gpus: &[usize],
-    timeout: Duration,
-    config: &crate::nccl::Config,
-) -> Result<Vec<Comm>> {
+pub(crate) fn gpu_ranks(gpus: &[usize], timeout: Duration, settings: Arc<NcclSettings>) -> Result<Vec<Comm>> {
     check_world_size(gpus.len())?;
     gpus_for(1)?;
     let hosts = thread_ranks(gpus.len(), timeout)?;
     std::thread::scope(|scope| {
         let join = |(host, gpu): (HostComm, &usize)| {
-            let (gpu, config) = (*gpu, config.clone());
-            scope.spawn(move || crate::backend::nccl::NcclComm::join(host, gpu, config))
+            let (gpu, settings) = (*gpu, settings.clone());
+            scope.spawn(move || NcclComm::join(host, gpu, settings))
         };
         let threads: Vec<_> = hosts.into_iter().zip(gpus).map(join).collect();
         let joined = threads.into_iter().map(|thread| thread.join().expect("set-up does not panic"));

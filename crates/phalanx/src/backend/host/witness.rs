@@ -6,7 +6,7 @@ use super::layout::RECORDS;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
 use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
-use crate::error::{Error, PeerEvent, Result};
+use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,32 @@ impl Subject {
             ..Call::empty(operation)
         };
         Subject { sequence, record: Record::of(&call) }
+    }
+
+    /// How many words a subject has on its way to the other ranks.
+    pub const WORDS: usize = 4;
+
+    pub fn words(&self) -> [u64; Subject::WORDS] {
+        let [head, count, counts] = self.record.words();
+        [self.sequence, head, count, counts]
+    }
+
+    /// The error for what two ranks call under one number.
+    pub fn mismatch(
+        lower: (usize, &[u64; Subject::WORDS]),
+        higher: (usize, &[u64; Subject::WORDS]),
+    ) -> Error {
+        let text = |[_, head, count, counts]: [u64; Subject::WORDS]| {
+            Record::from_words([head, count, counts]).map_or("an unknown call".into(), |r| r.to_string())
+        };
+        MismatchError {
+            rank: higher.0,
+            theirs: text(*higher.1),
+            other_rank: lower.0,
+            ours: text(*lower.1),
+            sequence: lower.1[0],
+        }
+        .into()
     }
 
     /// The operation with its arguments, and its number.

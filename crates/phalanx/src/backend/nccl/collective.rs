@@ -55,6 +55,7 @@ impl Communicator {
         // SAFETY: the caller's contract, in each.
         unsafe {
             match call.operation {
+                AllReduce | Reduce | ReduceScatter if self.ranks == 1 => self.reducing_alone(call, needs),
                 AllReduce | Reduce | ReduceScatter => self.reducing(call, needs),
                 Broadcast | AllGather => self.moving(call),
                 AllToAll if std::ptr::eq(call.send, call.recv) => self.all_to_all_in_place(call, needs),
@@ -89,6 +90,39 @@ impl Communicator {
                 }
             }
         }
+    }
+
+    /// One rank. What multiplies there (a pre-multiplied sum, an average) leaves out the last elements of some
+    /// lengths, up to 2.30 at least (`oneRankReduce` in its source: blocks of the length's quotient, rounded
+    /// down). An average of one is its sum; for the other, the length is cut where the quotients are whole.
+    unsafe fn reducing_alone(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+        /// Bytes that one block of the kernel takes, most blocks, and bytes that many blocks share evenly.
+        const BLOCK: usize = 16 * 1024;
+        const BLOCKS: usize = 32;
+        const EVEN: usize = BLOCKS * 16;
+        if call.reduction.code == ReductionCode::Avg {
+            let sum = RawReduction { code: ReductionCode::Sum, factor: 0 };
+            // SAFETY: the caller's contract.
+            return unsafe { self.reducing(&Call { reduction: sum, ..*call }, needs) };
+        }
+        if call.reduction.code != ReductionCode::PreMulSum {
+            // SAFETY: the caller's contract.
+            return unsafe { self.reducing(call, needs) };
+        }
+        let (size, len) = (call.dtype.size(), call.blocks.len(0) * call.dtype.size());
+        let mut done = 0;
+        self.grouped(|| {
+            while done < len {
+                let rest = len - done;
+                let bytes = if rest >= BLOCK * BLOCKS { rest - rest % EVEN } else { rest.min(BLOCK) };
+                let (send, recv) = (call.send.wrapping_add(done), call.recv.wrapping_add(done));
+                let piece = Call { send, recv, blocks: Blocks::Equal(bytes / size), ..*call };
+                // SAFETY: the caller's contract; the piece lies in the buffers.
+                unsafe { self.reducing(&piece, needs) }?;
+                done += bytes;
+            }
+            Ok(())
+        })
     }
 
     /// What only moves, moves as bytes: every type can.

@@ -262,13 +262,15 @@ impl Communicator {
     /// Calls the library with the communicator, and waits until it has done it.
     pub fn call(&self, function: &'static str, f: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<()> {
         self.check()?;
+        let _current = self.device.enter()?;
         let result = {
             let _turn = lock(self.device.turn);
             f(self.handle())
         };
         match result {
-            ncclResult_t::Success => Ok(()),
-            ncclResult_t::InProgress => {
+            // Some functions answer success while a thread of the library still works for them, and will write to
+            // what they were given (ncclCommWindowRegister of 2.28).
+            ncclResult_t::Success | ncclResult_t::InProgress => {
                 self.settle(&Subject::call(self.collectives(), &Call::empty(Operation::Init)), Instant::now())
             }
             error => Err(self.library.error(error, function).into()),
@@ -384,6 +386,7 @@ impl Communicator {
 
     /// Finalizes and destroys; false if the communicator has to be aborted.
     fn end(&self) -> bool {
+        let Ok(_current) = self.device.enter() else { return false };
         if let Err(error) = self.sync() {
             tracing::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
             return false;

@@ -2,8 +2,7 @@
 
 use super::communicator::Communicator;
 use super::device::Current;
-use crate::backend::host::Subject;
-use crate::backend::{Call, Operation, Stream};
+use crate::backend::Stream;
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::{Lane, Lent};
@@ -16,7 +15,6 @@ use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// How a [`Buffer`] is known to its communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,12 +151,10 @@ fn register(communicator: &Communicator, start: CUdeviceptr, bytes: usize) -> Re
     let library = communicator.library;
     let register = library.need(library.ncclCommRegister, "ncclCommRegister")?;
     let mut handle = Box::new(std::ptr::null_mut());
-    let result = {
-        let _turn = lock(communicator.device.turn);
-        // SAFETY: a usable communicator; memory that lives until it is deregistered; the out-pointer is in a box.
-        unsafe { register(communicator.handle(), start as *mut c_void, bytes, &raw mut *handle) }
-    };
-    settled(communicator, result, "ncclCommRegister")?;
+    // SAFETY: a usable communicator; memory that lives until it is deregistered; the out-pointer is in a box.
+    communicator.call("ncclCommRegister", |comm| unsafe {
+        register(comm, start as *mut c_void, bytes, &raw mut *handle)
+    })?;
     Ok((!handle.is_null()).then_some(Handle::Local(*handle)))
 }
 
@@ -169,49 +165,32 @@ fn open_window(communicator: &Communicator, start: CUdeviceptr, bytes: usize) ->
     // The library may write to it later, from another thread: it stays where it is, also if waiting fails.
     let window: &'static mut ncclWindow_t = Box::leak(Box::new(std::ptr::null_mut()));
     let out: *mut ncclWindow_t = window;
-    let result = {
-        let _turn = lock(communicator.device.turn);
-        let flags = NCCL_WIN_COLL_SYMMETRIC;
-        // SAFETY: a usable communicator; memory of ncclMemAlloc, aligned, that lives until the window is closed.
-        unsafe { register(communicator.handle(), start as *mut c_void, bytes, out, flags) }
-    };
-    settled(communicator, result, "ncclCommWindowRegister")?;
-    // SAFETY: leaked above, and written only before `settled` returned.
+    let flags = NCCL_WIN_COLL_SYMMETRIC;
+    // SAFETY: a usable communicator; memory of ncclMemAlloc, aligned, that lives until the window is closed.
+    communicator.call("ncclCommWindowRegister", |comm| unsafe {
+        register(comm, start as *mut c_void, bytes, out, flags)
+    })?;
+    // SAFETY: leaked above; the library has written it, since nothing is in progress any more.
     let window = unsafe { *Box::from_raw(out) };
     Ok((!window.is_null()).then_some(Handle::Window(window)))
-}
-
-fn settled(communicator: &Communicator, result: ncclResult_t, function: &'static str) -> Result<()> {
-    match result {
-        ncclResult_t::Success => Ok(()),
-        ncclResult_t::InProgress => {
-            let subject = Subject::call(communicator.collectives(), &Call::empty(Operation::Init));
-            communicator.settle(&subject, Instant::now())
-        }
-        error => Err(communicator.library.error(error, function).into()),
-    }
 }
 
 impl Communicator {
     /// Gives a registration back to the library.
     pub(super) fn deregister(&self, handle: Handle) {
-        let result = {
-            let _turn = lock(self.device.turn);
-            // SAFETY: registered with this communicator, which has not ended; given back once.
-            unsafe {
-                match handle {
-                    Handle::Local(handle) => {
-                        self.library.ncclCommDeregister.map(|f| f(self.handle(), handle))
-                    }
-                    Handle::Window(window) => {
-                        self.library.ncclCommWindowDeregister.map(|f| f(self.handle(), window))
-                    }
+        // SAFETY: registered with this communicator, which has not ended; given back once.
+        let given_back = unsafe {
+            match (handle, self.library.ncclCommDeregister, self.library.ncclCommWindowDeregister) {
+                (Handle::Local(handle), Some(f), _) => {
+                    self.call("ncclCommDeregister", |comm| f(comm, handle))
                 }
+                (Handle::Window(window), _, Some(f)) => {
+                    self.call("ncclCommWindowDeregister", |comm| f(comm, window))
+                }
+                _ => Ok(()),
             }
         };
-        if let Some(result) = result
-            && let Err(error) = settled(self, result, "deregistering")
-        {
+        if let Err(error) = given_back {
             tracing::warn!(rank = self.rank, "a buffer could not be deregistered: {error}");
         }
     }

@@ -35,7 +35,7 @@ pub use config::Config;
 pub use memory::{Buffer, Registration};
 pub use surface::{MemoryStatistic, Nccl, init_all, version};
 
-use crate::backend::host::{HostComm, Witness};
+use crate::backend::host::{HostComm, Subject, Witness};
 use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
 };
@@ -59,11 +59,19 @@ pub(crate) struct NcclComm {
     stream: Arc<CudaStream>,
     /// Every stream on which operations were enqueued: it lives as long as the communicator.
     streams: Mutex<Vec<Arc<CudaStream>>>,
-    config: Config,
+    settings: Arc<NcclSettings>,
     messages: Mutex<Messages>,
     events: Events,
     /// The stream of the portable trait, if there is one.
     portable: Mutex<Option<Arc<CudaStream>>>,
+}
+
+/// What communicators, and those split from them, are made with.
+#[derive(Debug, Default)]
+pub(crate) struct NcclSettings {
+    pub config: Config,
+    /// Whether calls are compared between the ranks before anything is enqueued.
+    pub check: bool,
 }
 
 /// Messages that were posted and not enqueued: those posted until the next operation, or wait, go together.
@@ -91,7 +99,7 @@ pub(crate) fn available(ranks: usize) -> Result<()> {
 
 impl NcclComm {
     /// Makes the communicator of all ranks of a host channel, this rank on its GPU. Collective.
-    pub fn join(control: HostComm, gpu: usize, config: Config) -> Result<NcclComm> {
+    pub fn join(control: HostComm, gpu: usize, settings: Arc<NcclSettings>) -> Result<NcclComm> {
         let library = library::load()?;
         let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
         let mut made: Result<()> = Ok(());
@@ -113,7 +121,7 @@ impl NcclComm {
         let device = device?;
         agreed?;
         let stream = device.context.default_stream();
-        NcclComm::assemble(control, device, stream, config, &Origin::Id(id), || Ok(()))
+        NcclComm::assemble(control, device, stream, settings, &Origin::Id(id), || Ok(()))
     }
 
     /// Makes the library's communicator of the ranks of `control`. `meanwhile` comes after this rank's part has started.
@@ -121,7 +129,7 @@ impl NcclComm {
         control: HostComm,
         device: Device,
         stream: Arc<CudaStream>,
-        config: Config,
+        settings: Arc<NcclSettings>,
         origin: &Origin<'_>,
         meanwhile: impl FnOnce() -> Result<()>,
     ) -> Result<NcclComm> {
@@ -129,7 +137,8 @@ impl NcclComm {
         // SAFETY: nobody else uses `control` yet.
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
         let witness = Witness::new(witness);
-        let started = Communicator::start(library::load()?, device, witness, (rank, ranks), origin, &config);
+        let started =
+            Communicator::start(library::load()?, device, witness, (rank, ranks), origin, &settings.config);
         // SAFETY: as above. Starting does not wait for the others, so that all can say how it went.
         let agreed = unsafe { agree(&control, started.is_ok(), "start the communicator") };
         let communicator = started?;
@@ -145,7 +154,7 @@ impl NcclComm {
             control,
             streams: Mutex::new(vec![stream.clone()]),
             stream,
-            config,
+            settings,
             messages: Mutex::default(),
             events: Events::default(),
             portable: Mutex::default(),
@@ -195,6 +204,24 @@ impl NcclComm {
 
     fn portable_stream(&self) -> Arc<CudaStream> {
         lock(&self.portable).clone().unwrap_or_else(|| self.stream.clone())
+    }
+
+    /// Compares a call with the other ranks' before anything is enqueued: NCCL itself would hang, or answer wrong data.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    unsafe fn compare(&self, call: &Call<'_>) -> Result<()> {
+        let communicator = &self.communicator;
+        communicator.check()?;
+        let own = Subject::call(communicator.collectives() + 1, call);
+        let mut all = vec![[0u64; Subject::WORDS]; communicator.ranks];
+        // SAFETY: the caller's contract.
+        unsafe { self.control.tell_all(&own.words(), all.as_mut_slice()) }
+            .map_err(|error| communicator.fail(error))?;
+        match all.iter().position(|theirs| *theirs != all[0]) {
+            None => Ok(()),
+            Some(rank) => Err(communicator.fail(Subject::mismatch((0, &all[0]), (rank, &all[rank])))),
+        }
     }
 
     /// Enqueues the messages that were posted.
@@ -279,6 +306,10 @@ impl Backend for NcclComm {
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         self.flush()?;
         if !call.operation.is_empty_handed() {
+            if self.settings.check {
+                // SAFETY: the caller's contract.
+                unsafe { self.compare(call) }?;
+            }
             // SAFETY: the caller's contract.
             return unsafe { operation::collective(&self.communicator, call) };
         }
@@ -347,8 +378,8 @@ impl Backend for NcclComm {
         // The first member is in no other part: its rank is the colour.
         let origin =
             Origin::Split { parent, color: control.first_member() as i32, key: control.rank() as i32 };
-        let (stream, config) = (self.stream.clone(), self.config.clone());
-        let part = NcclComm::assemble(control, device, stream, config, &origin, settle)?;
+        let (stream, settings) = (self.stream.clone(), self.settings.clone());
+        let part = NcclComm::assemble(control, device, stream, settings, &origin, settle)?;
         Ok(Some(Box::new(part)))
     }
 

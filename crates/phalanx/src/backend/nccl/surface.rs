@@ -39,7 +39,7 @@ pub fn version() -> Result<String> {
 /// Operations of several of them go into one [`group`](crate::group): outside of one, each waits for the others
 /// when it is the first.
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, DEFAULT_TIMEOUT, &super::Config::default())
+    bootstrap::gpu_ranks(gpus, DEFAULT_TIMEOUT, Arc::default())
 }
 
 /// A number about a communicator's GPU memory, in bytes (`ncclCommMemStat_t`).
