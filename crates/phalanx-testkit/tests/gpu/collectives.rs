@@ -85,7 +85,12 @@ fn reduce_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), S
         expect(format!("avg of {len} {dtype}"), &download(comm, &recv)?, |index| {
             T::from_small(value(0, index))
         })?;
-        must("pre-mul-sum", comm.all_reduce(&send, &mut recv, PreMulSum(T::from_small(2))))?;
+        let scaled = comm.all_reduce(&send, &mut recv, PreMulSum(T::from_small(2)));
+        if ranks == 1 && matches!(dtype, DType::F8E4M3 | DType::F8E5M2) {
+            assert!(matches!(scaled, Err(phalanx::Error::Unsupported { .. })), "{scaled:?}");
+            continue;
+        }
+        must("pre-mul-sum", scaled)?;
         let scaled = |index| T::from_small(2 * ranks as i32 * value(0, index));
         expect(format!("pre-mul-sum of {len} {dtype}"), &download(comm, &recv)?, scaled)?;
     }

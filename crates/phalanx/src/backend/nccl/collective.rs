@@ -109,6 +109,13 @@ impl Communicator {
             // SAFETY: the caller's contract.
             return unsafe { self.reducing(call, needs) };
         }
+        if matches!(call.dtype, DType::F8E4M3 | DType::F8E5M2) {
+            return Err(Error::Unsupported {
+                what: format!("a pre-multiplied sum of {} by one rank", call.dtype),
+                why: "NCCL has no kernel for it".into(),
+                remedy: "use more ranks, or multiply before".into(),
+            });
+        }
         let (size, len) = (call.dtype.size(), call.blocks.len(0) * call.dtype.size());
         let mut done = 0;
         self.grouped(|| {

@@ -5,7 +5,7 @@ use crate::error::{Error, LibraryError, Result};
 use crate::sync::lock;
 use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, DriverError};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -46,7 +46,9 @@ impl Drop for Current {
 }
 
 impl Device {
+    /// The GPU with this number; opened once for the process, so that all communicators share its context and its turn.
     pub fn open(ordinal: usize) -> Result<Device> {
+        static OPENED: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
         let count = count()?;
         if ordinal >= count {
             return Err(Error::Unsupported {
@@ -55,9 +57,14 @@ impl Device {
                 remedy: "use fewer ranks, or look at CUDA_VISIBLE_DEVICES".into(),
             });
         }
+        let mut opened = lock(&OPENED);
+        if let Some(device) = opened.get(&ordinal) {
+            return Ok(device.clone());
+        }
         let _current = current()?;
-        let context = CudaContext::new(ordinal)?;
-        Ok(Device { context, turn: turn(ordinal) })
+        let device = Device { context: CudaContext::new(ordinal)?, turn: Box::leak(Box::default()) };
+        opened.insert(ordinal, device.clone());
+        Ok(device)
     }
 
     /// Makes the device current until the guard is dropped.
@@ -242,13 +249,6 @@ impl Drop for PinnedMemory {
         // SAFETY: allocated by `new`, freed once; no copy is under way, by the contract of the copies.
         unsafe { sys::cuMemFreeHost(self.start.cast()) };
     }
-}
-
-/// The lock of a device, one for the process.
-fn turn(ordinal: usize) -> &'static Mutex<()> {
-    static TURNS: Mutex<Option<HashMap<usize, &'static Mutex<()>>>> = Mutex::new(None);
-    let mut turns = lock(&TURNS);
-    turns.get_or_insert_default().entry(ordinal).or_insert_with(|| Box::leak(Box::default()))
 }
 
 fn current() -> Result<Current> {
