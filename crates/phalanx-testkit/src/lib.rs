@@ -4,10 +4,13 @@
 //!   looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]: random calls.
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
+//! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
 //!
 //! Not here: the tests themselves (`tests/`).
 
+#[cfg(target_os = "linux")]
+pub mod emulated;
 pub mod fault;
 pub mod fields;
 pub mod minifloat;

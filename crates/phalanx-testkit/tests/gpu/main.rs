@@ -1,6 +1,7 @@
 //! The GPU suite: NCCL on GPU memory, with ranks as threads and as processes, one GPU each.
 //!
-//! It runs on the machine's GPUs, as many as four. Without any it reports its trials as ignored, with the reason.
+//! It runs on the machine's GPUs, as many as four. Without any it runs, in a process of its own, on the emulated CUDA
+//! driver and NCCL of the test kit, which are loaded in the same way.
 
 mod collectives;
 mod communicators;
@@ -11,6 +12,7 @@ mod streams;
 mod world;
 
 use libtest_mimic::Arguments;
+use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes;
 use std::process::ExitCode;
 
@@ -29,7 +31,10 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // The trials share the GPUs, and some of them stop or kill ranks.
     args.test_threads = Some(1);
-    let gpus = world::gpus();
+    let gpus = match world::gpus() {
+        Ok(gpus) => gpus,
+        Err(reason) => return on_emulated_gpus(&reason),
+    };
     let mut trials = Vec::new();
     for module in [
         collectives::trials,
@@ -39,11 +44,32 @@ fn main() -> ExitCode {
         memory::trials,
         failures::trials,
     ] {
-        trials.extend(module(gpus.clone().unwrap_or(0)));
-    }
-    if let Err(reason) = gpus {
-        eprintln!("ignored: {reason}");
-        trials = trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect();
+        trials.extend(module(gpus));
     }
     libtest_mimic::run(&args, trials).exit_code()
+}
+
+/// Runs this program again, where it finds the emulated libraries.
+fn on_emulated_gpus(reason: &str) -> ExitCode {
+    const EMULATED: &str = "PHALANX_TEST_EMULATED_GPUS";
+    if std::env::var_os(EMULATED).is_some() {
+        eprintln!("not even emulated GPUs: {reason}");
+        return ExitCode::FAILURE;
+    }
+    eprintln!("no GPUs ({reason}): the trials run on emulated ones");
+    let status = Emulated::new().and_then(|emulated| {
+        let mut command = emulated.set("DEVICES", 4).command(std::env::current_exe()?);
+        command.args(std::env::args_os().skip(1)).env(EMULATED, "1").status()
+    });
+    match status {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(status) => {
+            eprintln!("on emulated GPUs: {status}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("the emulated libraries cannot be used: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -1,0 +1,191 @@
+//! The functions that allocate and free memory, and that say what a pointer is.
+
+use super::capture;
+use super::context::{Context, current};
+use super::device::index;
+use super::error::{INVALID_VALUE, NOT_SUPPORTED};
+use super::memory::{self, Allocation, Kind, Range};
+use super::queue::{Plain, Stream};
+use super::stream;
+use crate::call::{Answer, Code};
+use crate::handles::Handle;
+use crate::pointers::{In, Out};
+use crate::settings::settings;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+/// Memory of a device that can be used at once.
+pub fn allocate(context: &Context, kind: Kind, size: usize) -> Result<u64, Code> {
+    if size == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let address = memory::reserve(kind, context.device, context.handle, size)?;
+    memory::open(address);
+    Ok(address)
+}
+
+fn allocate_in(stream: &Arc<Stream>, size: usize, to: Out<u64>) -> Answer {
+    if !settings().async_alloc {
+        return Err(NOT_SUPPORTED);
+    }
+    if size == 0 {
+        to.set(0);
+        return Ok(());
+    }
+    let context = &stream.context;
+    let address = memory::reserve(Kind::Pool, context.device, context.handle, size)?;
+    // Accessible when the stream gets there, and not before.
+    capture::enqueue(stream, Arc::new(Plain(move || memory::open(address))))?;
+    to.set(address);
+    Ok(())
+}
+
+fn free_in(function: &'static str, stream: &Arc<Stream>, address: u64) -> Answer {
+    if address == 0 {
+        return Ok(());
+    }
+    // A graph that frees may be launched never or often.
+    if capture::of(stream).is_none() {
+        memory::announce_free(function, address, &[Kind::Pool, Kind::Device]);
+    }
+    capture::enqueue(stream, Arc::new(Plain(move || memory::close(address))))
+}
+
+/// Frees at once, whatever still uses the memory. CUDA may wait for the device here, which no caller may rely on.
+pub fn free(function: &'static str, address: u64, kinds: &[Kind]) -> Answer {
+    if address != 0 {
+        memory::announce_free(function, address, kinds);
+        memory::close(address);
+    }
+    Ok(())
+}
+
+/// Stores an attribute of a pointer. `data` points to what the attribute's documentation says.
+fn put_attribute(data: *mut c_void, attribute: c_int, allocation: &Allocation) -> Answer {
+    let host = allocation.kind == Kind::Host;
+    let words = |value: u64| put(data, value);
+    match attribute {
+        1 => words(allocation.context),
+        // CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE.
+        2 => put(data, if host { 1u32 } else { 2 }),
+        3 => words(allocation.address),
+        4 if host => words(allocation.address),
+        6 => put(data, 1u8),
+        7 => words(allocation.id),
+        8 => put(data, 0u8),
+        9 => put(data, allocation.device as i32),
+        11 => words(allocation.address),
+        12 => words(allocation.size),
+        13 => put(data, 1u8),
+        _ => return Err(INVALID_VALUE),
+    }
+    Ok(())
+}
+
+fn put<T>(data: *mut c_void, value: T) {
+    // SAFETY: the caller's buffer is of the type that the attribute has.
+    unsafe { data.cast::<T>().write_unaligned(value) }
+}
+
+fn attributed(address: u64) -> Option<Allocation> {
+    memory::find(address).filter(|allocation| address < allocation.address + allocation.size)
+}
+
+exported! {
+    fn cuMemAlloc_v2(address: Out<u64>, size: usize) {
+        let context = current()?;
+        capture::refuse_unsafe_call()?;
+        address.set(allocate(&context, Kind::Device, size)?);
+        Ok(())
+    }
+
+    fn cuMemFree_v2(address: u64) {
+        current()?;
+        capture::refuse_unsafe_call()?;
+        free(FUNCTION, address, &[Kind::Device, Kind::Pool])
+    }
+
+    fn cuMemAllocAsync(address: Out<u64>, size: usize, stream: Handle) {
+        allocate_in(&stream::find(FUNCTION, stream)?, size, address)
+    }
+
+    fn cuMemFreeAsync(address: u64, stream: Handle) {
+        free_in(FUNCTION, &stream::find(FUNCTION, stream)?, address)
+    }
+
+    fn cuMemHostAlloc(address: Out<u64>, size: usize, _flags: c_uint) {
+        let context = current()?;
+        capture::refuse_unsafe_call()?;
+        address.set(allocate(&context, Kind::Host, size)?);
+        Ok(())
+    }
+
+    fn cuMemAllocHost_v2(address: Out<u64>, size: usize) {
+        let context = current()?;
+        capture::refuse_unsafe_call()?;
+        address.set(allocate(&context, Kind::Host, size)?);
+        Ok(())
+    }
+
+    fn cuMemFreeHost(address: u64) {
+        current()?;
+        capture::refuse_unsafe_call()?;
+        free(FUNCTION, address, &[Kind::Host])
+    }
+
+    fn cuMemHostGetDevicePointer_v2(device: Out<u64>, host: u64, _flags: c_uint) {
+        attributed(host).filter(|allocation| allocation.kind == Kind::Host).ok_or(INVALID_VALUE)?;
+        device.set(host);
+        Ok(())
+    }
+
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let context = current()?;
+        let all = settings().device_memory;
+        total.set(all as usize);
+        free.set((all - memory::used(context.device)) as usize);
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
+        let allocation = attributed(address).ok_or(super::error::NOT_FOUND)?;
+        base.set(allocation.address);
+        size.set(allocation.size as usize);
+        Ok(())
+    }
+
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: u64) {
+        let allocation = attributed(address).ok_or(INVALID_VALUE)?;
+        put_attribute(data, attribute, &allocation)
+    }
+
+    fn cuPointerGetAttributes(number: c_uint, attributes: In<c_int>, data: In<*mut c_void>, address: u64) {
+        let allocation = attributed(address);
+        for (attribute, data) in attributes.slice(number as usize).iter().zip(data.slice(number as usize)) {
+            // Unlike the call for one attribute, this one answers null for pointers that it does not know.
+            match &allocation {
+                Some(allocation) => put_attribute(*data, *attribute, allocation)?,
+                None if matches!(attribute, 2 | 9) => put(*data, 0u32),
+                None => put(*data, 0u64),
+            }
+        }
+        Ok(())
+    }
+
+    fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, device: c_int) {
+        pool.set(0x900 + index(device)? as u64);
+        Ok(())
+    }
+
+    fn cuDeviceGetMemPool(pool: Out<Handle>, device: c_int) {
+        pool.set(0x900 + index(device)? as u64);
+        Ok(())
+    }
+}
+
+/// What a call was given to use; checked as far as it can be at the call.
+pub fn given(function: &'static str, role: &'static str, address: u64, len: usize) -> Range {
+    let range = Range { function, role, address, len };
+    range.check(memory::When::Called);
+    range
+}

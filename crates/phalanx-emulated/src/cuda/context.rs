@@ -1,0 +1,270 @@
+//! Contexts, and which one is current in a thread.
+
+use super::capture;
+use super::device::{check_initialized, index};
+use super::error::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED};
+use super::memory;
+use super::queue::{Kind, Stream, Streams};
+use crate::call::{Answer, Code};
+use crate::handles::{self, Handle, Handles};
+use crate::lock;
+use crate::pointers::{In, Out};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A context: a device's streams and memory.
+pub struct Context {
+    pub handle: Handle,
+    pub device: usize,
+    legacy: OnceLock<Arc<Stream>>,
+    streams: Streams,
+    peers: Mutex<HashSet<Handle>>,
+}
+
+static CONTEXTS: Handles<Context> = Handles::new("context");
+
+/// The primary context of each device that has one, and how often it was retained.
+static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
+
+struct Primary {
+    context: Arc<Context>,
+    retained: usize,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Context {
+    fn start(device: usize) -> Arc<Context> {
+        let context = Arc::new(Context {
+            handle: handles::fresh(),
+            device,
+            legacy: OnceLock::new(),
+            streams: Streams::default(),
+            peers: Mutex::default(),
+        });
+        let legacy = Stream::start(&context, Kind::Legacy, 0);
+        // The context was made here, so nobody was faster.
+        let _ = context.legacy.set(legacy);
+        CONTEXTS.insert(context.handle, Arc::clone(&context));
+        context
+    }
+
+    /// The default stream.
+    pub fn legacy(&self) -> &Arc<Stream> {
+        self.legacy.get().expect("a context starts with its default stream")
+    }
+
+    /// All streams that somebody still holds or that still work.
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        self.streams.all()
+    }
+
+    pub(super) fn add(&self, stream: &Arc<Stream>) {
+        self.streams.add(stream);
+    }
+
+    fn synchronize(&self) {
+        self.streams().iter().map(Stream::mark).for_each(|mark| mark.wait());
+    }
+
+    /// Ends a context as CUDA does: when its work is done, its memory goes.
+    fn destroy(&self, function: &'static str) {
+        self.synchronize();
+        CONTEXTS.end(function, self.handle, "the end of the context");
+        for stream in self.streams() {
+            super::stream::forget(function, &stream);
+        }
+        memory::free_context(function, self.handle);
+    }
+}
+
+/// The context that is current in this thread.
+pub fn current() -> Result<Arc<Context>, Code> {
+    check_initialized()?;
+    let handle = CURRENT.with_borrow(|stack| stack.last().copied()).filter(|handle| *handle != 0);
+    CONTEXTS.find(handle.ok_or(INVALID_CONTEXT)?).ok_or(CONTEXT_IS_DESTROYED)
+}
+
+fn set_current(handle: Handle) {
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.push(handle);
+    });
+}
+
+fn retain(device: usize) -> Arc<Context> {
+    let mut all = lock(&PRIMARY);
+    if let Some(primary) = all.iter_mut().find(|primary| primary.context.device == device) {
+        primary.retained += 1;
+        return Arc::clone(&primary.context);
+    }
+    let context = Context::start(device);
+    all.push(Primary { context: Arc::clone(&context), retained: 1 });
+    context
+}
+
+fn release(function: &'static str, device: usize) -> Answer {
+    let mut all = lock(&PRIMARY);
+    let Some(place) = all.iter().position(|primary| primary.context.device == device) else {
+        return Err(INVALID_CONTEXT);
+    };
+    all[place].retained -= 1;
+    if all[place].retained == 0 {
+        let primary = all.swap_remove(place);
+        drop(all);
+        primary.context.destroy(function);
+    }
+    Ok(())
+}
+
+/// The context of a device that the CUDA runtime, and so NCCL, uses: the primary one, retained until the process ends.
+pub fn runtime_context(device: usize) -> Arc<Context> {
+    static RETAINED: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+    let mut retained = lock(&RETAINED);
+    let known = retained.iter().find(|context| context.device == device).map(Arc::clone);
+    known.unwrap_or_else(|| {
+        let context = retain(device);
+        retained.push(Arc::clone(&context));
+        context
+    })
+}
+
+/// What the CUDA runtime does when it is told to use a device.
+pub fn runtime_set_device(device: usize) {
+    set_current(runtime_context(device).handle);
+}
+
+/// The device that the CUDA runtime works on in this thread.
+pub fn runtime_device() -> usize {
+    current().map_or(0, |context| context.device)
+}
+
+/// What any call of the CUDA runtime does: a thread without a context gets the primary one of its device.
+pub fn runtime_ensure(device: usize) {
+    if current().is_err() {
+        runtime_set_device(device);
+    }
+}
+
+/// The context of a handle.
+pub fn find(handle: Handle) -> Result<Arc<Context>, Code> {
+    CONTEXTS.find(handle).ok_or(INVALID_CONTEXT)
+}
+
+exported! {
+    fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) {
+        context.set(retain(index(device)?).handle);
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
+        release(FUNCTION, index(device)?)
+    }
+
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, active: Out<c_int>) {
+        let device = index(device)?;
+        flags.set(0);
+        active.set(c_int::from(lock(&PRIMARY).iter().any(|primary| primary.context.device == device)));
+        Ok(())
+    }
+
+    fn cuCtxCreate_v2(context: Out<Handle>, _flags: c_uint, device: c_int) {
+        create(context, device)
+    }
+
+    fn cuCtxCreate_v4(context: Out<Handle>, _params: In<c_void>, _flags: c_uint, device: c_int) {
+        create(context, device)
+    }
+
+    fn cuCtxDestroy_v2(context: Handle) {
+        let context = CONTEXTS.get(FUNCTION, context);
+        if lock(&PRIMARY).iter().any(|primary| primary.context.handle == context.handle) {
+            return Err(INVALID_CONTEXT);
+        }
+        context.destroy(FUNCTION);
+        CURRENT.with_borrow_mut(|stack| stack.retain(|handle| *handle != context.handle));
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(context: Out<Handle>) {
+        check_initialized()?;
+        context.set(CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0)));
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(context: Handle) {
+        check_initialized()?;
+        if context == 0 {
+            CURRENT.with_borrow_mut(Vec::pop);
+            return Ok(());
+        }
+        set_current(find(context)?.handle);
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(context: Handle) {
+        check_initialized()?;
+        let context = find(context)?;
+        CURRENT.with_borrow_mut(|stack| stack.push(context.handle));
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(context: Out<Handle>) {
+        check_initialized()?;
+        context.set(CURRENT.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)?);
+        Ok(())
+    }
+
+    fn cuCtxGetDevice(device: Out<c_int>) {
+        device.set(current()?.device as c_int);
+        Ok(())
+    }
+
+    fn cuCtxSynchronize() {
+        let context = current()?;
+        capture::refuse_in(&context)?;
+        context.synchronize();
+        Ok(())
+    }
+
+    fn cuCtxSetFlags(_flags: c_uint) {
+        current().map(drop)
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
+        current()?;
+        least.set(0);
+        greatest.set(-5);
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(value: Out<usize>, _limit: c_int) {
+        current()?;
+        value.set(1024);
+        Ok(())
+    }
+
+    fn cuCtxSetLimit(_limit: c_int, _value: usize) {
+        current().map(drop)
+    }
+
+    fn cuCtxEnablePeerAccess(peer: Handle, flags: c_uint) {
+        let context = current()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let fresh = lock(&context.peers).insert(find(peer)?.handle);
+        if fresh { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
+    }
+}
+
+fn create(to: Out<Handle>, device: c_int) -> Answer {
+    let context = Context::start(index(device)?);
+    CURRENT.with_borrow_mut(|stack| stack.push(context.handle));
+    to.set(context.handle);
+    Ok(())
+}

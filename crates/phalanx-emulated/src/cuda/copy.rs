@@ -1,0 +1,213 @@
+//! Copies and fills.
+//!
+//! Host memory that is not page-locked is read before the call returns, and written before the call returns, as
+//! CUDA does. Everything else happens when the stream gets there.
+
+use super::allocation::given;
+use super::capture;
+use super::context::current;
+use super::error::INVALID_VALUE;
+use super::memory::Range;
+use super::queue::{Plain, Stream};
+use super::stream;
+use crate::call::{Answer, Code};
+use crate::handles::Handle;
+use std::sync::Arc;
+
+/// One end of a copy.
+#[derive(Clone, Copy)]
+enum End {
+    /// Memory of a device, or page-locked memory.
+    Ours(Range),
+    /// Any memory of the process.
+    Pageable { address: u64, len: usize },
+}
+
+impl End {
+    fn new(function: &'static str, role: &'static str, address: u64, len: usize) -> Result<End, Code> {
+        if address == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let ours = Range { function, role, address, len }.is_ours();
+        Ok(if ours { End::Ours(given(function, role, address, len)) } else { End::Pageable { address, len } })
+    }
+
+    fn device(function: &'static str, role: &'static str, address: u64, len: usize) -> Result<End, Code> {
+        if address == 0 {
+            return Err(INVALID_VALUE);
+        }
+        Ok(End::Ours(given(function, role, address, len)))
+    }
+
+    fn is_pageable(self) -> bool {
+        matches!(self, End::Pageable { .. })
+    }
+
+    fn read(self) -> Vec<u8> {
+        match self {
+            End::Ours(range) => range.read(),
+            // SAFETY: the caller's memory, which it promised to keep until the copy is done.
+            End::Pageable { address, len } => {
+                unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec()
+            }
+        }
+    }
+
+    fn write(self, bytes: &[u8]) {
+        match self {
+            End::Ours(range) => range.write(bytes),
+            // SAFETY: the caller's memory, which it promised to keep until the copy is done.
+            End::Pageable { address, .. } => unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len());
+            },
+        }
+    }
+}
+
+fn copy(stream: &Arc<Stream>, to: End, from: End) -> Answer {
+    let captures = capture::of(stream).is_some();
+    if from.is_pageable() && !captures {
+        let staged = from.read();
+        return perform(stream, to.is_pageable(), move || to.write(&staged));
+    }
+    perform(stream, to.is_pageable() && !captures, move || to.write(&from.read()))
+}
+
+/// Enqueues, and waits if the call has to.
+fn perform(stream: &Arc<Stream>, waits: bool, work: impl Fn() + Send + Sync + 'static) -> Answer {
+    capture::enqueue(stream, Arc::new(Plain(work)))?;
+    if waits {
+        stream.mark().wait();
+    }
+    Ok(())
+}
+
+fn to_device(
+    function: &'static str,
+    stream: Handle,
+    to: u64,
+    from: u64,
+    len: usize,
+) -> Result<Arc<Stream>, Code> {
+    let stream = stream::find(function, stream)?;
+    if len > 0 {
+        let to = End::device(function, "the destination", to, len)?;
+        copy(&stream, to, End::new(function, "the source", from, len)?)?;
+    }
+    Ok(stream)
+}
+
+fn to_host(
+    function: &'static str,
+    stream: Handle,
+    to: u64,
+    from: u64,
+    len: usize,
+) -> Result<Arc<Stream>, Code> {
+    let stream = stream::find(function, stream)?;
+    if len > 0 {
+        let from = End::device(function, "the source", from, len)?;
+        copy(&stream, End::new(function, "the destination", to, len)?, from)?;
+    }
+    Ok(stream)
+}
+
+fn between(function: &'static str, stream: Handle, to: u64, from: u64, len: usize) -> Answer {
+    let stream = stream::find(function, stream)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let to = End::device(function, "the destination", to, len)?;
+    copy(&stream, to, End::device(function, "the source", from, len)?)
+}
+
+fn fill(function: &'static str, stream: Handle, to: u64, pattern: &[u8], count: usize) -> Answer {
+    let stream = stream::find(function, stream)?;
+    if count == 0 {
+        return Ok(());
+    }
+    let to = End::device(function, "the destination", to, count * pattern.len())?;
+    let pattern = pattern.to_vec();
+    perform(&stream, false, move || to.write(&pattern.repeat(count)))
+}
+
+exported! {
+    fn cuMemcpyHtoD_v2(to: u64, from: u64, len: usize) {
+        // Page-locked memory has been read when this returns, too.
+        to_device(FUNCTION, 0, to, from, len).map(|stream| stream.mark().wait())
+    }
+
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, len: usize, stream: Handle) {
+        to_device(FUNCTION, stream, to, from, len).map(drop)
+    }
+
+    fn cuMemcpyDtoH_v2(to: u64, from: u64, len: usize) {
+        to_host(FUNCTION, 0, to, from, len).map(|stream| stream.mark().wait())
+    }
+
+    fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, len: usize, stream: Handle) {
+        to_host(FUNCTION, stream, to, from, len).map(drop)
+    }
+
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, len: usize) {
+        between(FUNCTION, 0, to, from, len)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: Handle) {
+        between(FUNCTION, stream, to, from, len)
+    }
+
+    fn cuMemcpyPeer(to: u64, to_context: Handle, from: u64, from_context: Handle, len: usize) {
+        super::context::find(to_context)?;
+        super::context::find(from_context)?;
+        between(FUNCTION, 0, to, from, len)
+    }
+
+    fn cuMemcpyPeerAsync(to: u64, to_context: Handle, from: u64, from_context: Handle, len: usize, stream: Handle) {
+        super::context::find(to_context)?;
+        super::context::find(from_context)?;
+        between(FUNCTION, stream, to, from, len)
+    }
+
+    fn cuMemcpy(to: u64, from: u64, len: usize) {
+        any(FUNCTION, 0, to, from, len)
+    }
+
+    fn cuMemcpyAsync(to: u64, from: u64, len: usize, stream: Handle) {
+        any(FUNCTION, stream, to, from, len)
+    }
+
+    fn cuMemsetD8_v2(to: u64, value: u8, count: usize) {
+        fill(FUNCTION, 0, to, &[value], count)
+    }
+
+    fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Handle) {
+        fill(FUNCTION, stream, to, &[value], count)
+    }
+
+    fn cuMemsetD16_v2(to: u64, value: u16, count: usize) {
+        fill(FUNCTION, 0, to, &value.to_ne_bytes(), count)
+    }
+
+    fn cuMemsetD16Async(to: u64, value: u16, count: usize, stream: Handle) {
+        fill(FUNCTION, stream, to, &value.to_ne_bytes(), count)
+    }
+
+    fn cuMemsetD32_v2(to: u64, value: u32, count: usize) {
+        fill(FUNCTION, 0, to, &value.to_ne_bytes(), count)
+    }
+
+    fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: Handle) {
+        fill(FUNCTION, stream, to, &value.to_ne_bytes(), count)
+    }
+}
+
+fn any(function: &'static str, stream: Handle, to: u64, from: u64, len: usize) -> Answer {
+    current()?;
+    let stream = stream::find(function, stream)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let from = End::new(function, "the source", from, len)?;
+    copy(&stream, End::new(function, "the destination", to, len)?, from)
+}

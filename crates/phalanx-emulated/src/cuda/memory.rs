@@ -1,0 +1,313 @@
+//! Where memory comes from, and who may touch it.
+//!
+//! Each device, and page-locked host memory, has a range of addresses of its own that is given out once and never
+//! again. An allocation ends (up to the alignment of 256 bytes) at a page that cannot be accessed; freed, it cannot
+//! be accessed either. Everything that the emulator itself reads or writes is checked against the list of allocations
+//! first, because a message says more than a crash.
+
+use super::error::OUT_OF_MEMORY;
+use crate::call::Code;
+use crate::handles::Handle;
+use crate::lock;
+use crate::settings::settings;
+use crate::violation::violation;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+const PAGE: u64 = 4096;
+/// What CUDA promises of an allocation's start.
+const ALIGNMENT: u64 = 256;
+/// Addresses of one device.
+const ARENA: u64 = 1 << 40;
+/// What memory holds that nobody wrote: a NaN in each float type but the 8-bit ones.
+pub const GARBAGE: u8 = 0xff;
+/// Larger allocations start with zeros, for speed.
+const MOST_GARBAGE: usize = 64 << 20;
+
+/// How memory was allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `cuMemAlloc`.
+    Device,
+    /// `cuMemAllocAsync`.
+    Pool,
+    /// `ncclMemAlloc`.
+    Nccl,
+    /// `cuMemHostAlloc`.
+    Host,
+}
+
+/// One allocation.
+#[derive(Debug, Clone)]
+pub struct Allocation {
+    pub address: u64,
+    pub size: u64,
+    pub kind: Kind,
+    pub device: usize,
+    pub context: Handle,
+    /// A number of its own (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
+    pub id: u64,
+    live: bool,
+    /// The call that freed it, from when it was called: the stream may not be there yet.
+    freed_by: Option<&'static str>,
+    registrations: usize,
+}
+
+#[derive(Default)]
+struct Memory {
+    allocations: BTreeMap<u64, Allocation>,
+    arenas: BTreeMap<usize, Arena>,
+    ids: u64,
+}
+
+struct Arena {
+    start: u64,
+    next: u64,
+    used: u64,
+}
+
+static MEMORY: Mutex<Memory> =
+    Mutex::new(Memory { allocations: BTreeMap::new(), arenas: BTreeMap::new(), ids: 0 });
+
+/// The arena of host memory, among those of devices.
+const HOST: usize = usize::MAX;
+
+/// When a use is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// At the call: a stream may allocate it later.
+    Called,
+    /// When the stream gets there.
+    Performed,
+}
+
+/// A range of memory that a call was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The function that was called, for messages.
+    pub function: &'static str,
+    /// What the range is to it.
+    pub role: &'static str,
+    pub address: u64,
+    pub len: usize,
+}
+
+/// Takes addresses for an allocation that nobody can access yet.
+pub fn reserve(kind: Kind, device: usize, context: Handle, size: usize) -> Result<u64, Code> {
+    let size = size as u64;
+    let mut memory = lock(&MEMORY);
+    let place = if kind == Kind::Host { HOST } else { device };
+    let limit = if kind == Kind::Host { ARENA / 2 } else { settings().device_memory };
+    let arena = memory.arenas.entry(place).or_insert_with(Arena::map);
+    if size > limit.saturating_sub(arena.used) {
+        return Err(OUT_OF_MEMORY);
+    }
+    let bytes = pages(size) + PAGE;
+    if arena.next + bytes > arena.start + ARENA {
+        violation("memory", "this process has used up the emulator's addresses");
+    }
+    // NCCL's memory is aligned for windows; the rest ends where its pages end.
+    let offset = if kind == Kind::Nccl { 0 } else { pages(size) - size.next_multiple_of(ALIGNMENT) };
+    let address = arena.next + offset;
+    arena.next += bytes;
+    arena.used += size;
+    memory.ids += 1;
+    let id = memory.ids;
+    let allocation = Allocation {
+        address,
+        size,
+        kind,
+        device,
+        context,
+        id,
+        live: false,
+        freed_by: None,
+        registrations: 0,
+    };
+    memory.allocations.insert(address, allocation);
+    Ok(address)
+}
+
+fn pages(size: u64) -> u64 {
+    size.next_multiple_of(PAGE)
+}
+
+impl Arena {
+    fn map() -> Arena {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, at an address that the system chooses.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), ARENA as usize, ProtFlags::empty(), flags) };
+        match start {
+            Ok(start) => Arena { start: start as u64, next: start as u64, used: 0 },
+            Err(error) => violation("memory", format!("no room for a device's addresses: {error}")),
+        }
+    }
+}
+
+impl Allocation {
+    fn pages(&self) -> (*mut c_void, usize) {
+        let start = self.address & !(PAGE - 1);
+        (start as *mut c_void, pages(self.size) as usize)
+    }
+
+    fn protect(&self, access: MprotectFlags) {
+        let (start, len) = self.pages();
+        // SAFETY: the pages belong to this allocation alone. Whoever still accesses them when they become
+        // inaccessible crashes, which is this crate's purpose.
+        let done = unsafe { mprotect(start, len, access) };
+        if let Err(error) = done {
+            violation("memory", format!("the access to {len} bytes cannot be changed: {error}"));
+        }
+    }
+}
+
+/// Makes an allocation accessible; a graph does it at each launch.
+pub fn open(address: u64) {
+    let mut memory = lock(&MEMORY);
+    let Some(allocation) = memory.allocations.get_mut(&address).filter(|allocation| !allocation.live) else {
+        return;
+    };
+    allocation.live = true;
+    allocation.protect(MprotectFlags::READ | MprotectFlags::WRITE);
+    let (start, len) = allocation.pages();
+    if allocation.kind != Kind::Host && len <= MOST_GARBAGE {
+        // SAFETY: the pages were made accessible just now, and nobody knows of them yet.
+        unsafe { start.cast::<u8>().write_bytes(GARBAGE, len) };
+    }
+}
+
+/// Says that an allocation is about to go: nobody may use it in a later call.
+pub fn announce_free(function: &'static str, address: u64, kinds: &[Kind]) {
+    let mut memory = lock(&MEMORY);
+    let Some(allocation) = memory.allocations.get_mut(&address) else {
+        violation(function, format!("{address:#x} is not the start of an allocation"));
+    };
+    if let Some(before) = allocation.freed_by {
+        violation(function, format!("the memory at {address:#x} was freed by {before} before"));
+    }
+    if !kinds.contains(&allocation.kind) {
+        violation(function, format!("the memory at {address:#x} is of another kind ({:?})", allocation.kind));
+    }
+    if allocation.registrations > 0 {
+        violation(function, format!("the memory at {address:#x} is registered with a communicator"));
+    }
+    allocation.freed_by = Some(function);
+}
+
+/// Makes an allocation inaccessible.
+pub fn close(address: u64) {
+    let mut memory = lock(&MEMORY);
+    let Some(allocation) = memory.allocations.get_mut(&address).filter(|allocation| allocation.live) else {
+        return;
+    };
+    allocation.live = false;
+    allocation.protect(MprotectFlags::empty());
+    let (start, len) = allocation.pages();
+    // SAFETY: the pages belong to this allocation alone, and it is gone.
+    let given_back = unsafe { madvise(start, len, Advice::LinuxDontNeed) };
+    if let Err(error) = given_back {
+        violation("memory", format!("{len} bytes cannot be given back: {error}"));
+    }
+    let (size, place) =
+        (allocation.size, if allocation.kind == Kind::Host { HOST } else { allocation.device });
+    if let Some(arena) = memory.arenas.get_mut(&place) {
+        arena.used -= size;
+    }
+}
+
+/// Frees what a context allocated, at its end.
+pub fn free_context(function: &'static str, context: Handle) {
+    let mut addresses = Vec::new();
+    for allocation in lock(&MEMORY).allocations.values_mut().filter(|a| a.context == context && a.live) {
+        allocation.freed_by.get_or_insert(function);
+        addresses.push(allocation.address);
+    }
+    addresses.into_iter().for_each(close);
+}
+
+/// Bytes that are allocated on a device.
+pub fn used(device: usize) -> u64 {
+    lock(&MEMORY).arenas.get(&device).map_or(0, |arena| arena.used)
+}
+
+/// The allocation that an address is in.
+pub fn find(address: u64) -> Option<Allocation> {
+    lock(&MEMORY).find(address).cloned()
+}
+
+/// Counts a registration of the allocation that an address is in, up or down.
+pub fn register(address: u64, up: bool) {
+    let mut memory = lock(&MEMORY);
+    let start = memory.find(address).map(|allocation| allocation.address);
+    if let Some(allocation) = start.and_then(|start| memory.allocations.get_mut(&start)) {
+        allocation.registrations =
+            if up { allocation.registrations + 1 } else { allocation.registrations - 1 };
+    }
+}
+
+impl Memory {
+    fn find(&self, address: u64) -> Option<&Allocation> {
+        let (_, allocation) = self.allocations.range(..=address).next_back()?;
+        // The page behind an allocation still belongs to it: an address in there is an overrun and not a stranger.
+        (address < allocation.address + pages(allocation.size) + PAGE).then_some(allocation)
+    }
+}
+
+impl Range {
+    /// Whether it is the emulator's memory at all, and not anything of the process.
+    pub fn is_ours(&self) -> bool {
+        find(self.address).is_some()
+    }
+
+    /// Ends the process if the range must not be used.
+    pub fn check(&self, when: When) {
+        if self.len == 0 {
+            return;
+        }
+        let Range { role, address, len, .. } = *self;
+        let refuse =
+            |why: String| violation(self.function, format!("{role} ({len} bytes at {address:#x}) {why}"));
+        let Some(allocation) = find(address) else { refuse("is not memory of a device".into()) };
+        if let Some(function) = allocation.freed_by.filter(|_| when == When::Called || !allocation.live) {
+            refuse(format!("was freed by {function}"));
+        }
+        if address + len as u64 > allocation.address + allocation.size {
+            let (size, start) = (allocation.size, allocation.address);
+            refuse(format!("is beyond its allocation, which has {size} bytes at {start:#x}"));
+        }
+        if when == When::Performed && !allocation.live {
+            refuse("is used before the stream that allocates it got there, or after a graph freed it".into());
+        }
+    }
+
+    /// A copy of the bytes.
+    pub fn read(&self) -> Vec<u8> {
+        self.check(When::Performed);
+        let mut bytes = vec![0; self.len];
+        // SAFETY: the range is in a live allocation; if somebody frees it at this moment, the crash is meant.
+        unsafe { std::ptr::copy_nonoverlapping(self.address as *const u8, bytes.as_mut_ptr(), self.len) };
+        bytes
+    }
+
+    /// Stores bytes at the start of the range.
+    pub fn write(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len, "a write stays in its range");
+        self.check(When::Performed);
+        // SAFETY: the range is in a live allocation; if somebody frees it at this moment, the crash is meant.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address as *mut u8, bytes.len()) };
+    }
+
+    /// Whether the two have a byte in common.
+    pub fn overlaps(&self, other: &Range) -> bool {
+        let end = |range: &Range| range.address + range.len as u64;
+        self.address < end(other) && other.address < end(self)
+    }
+
+    /// A part of it.
+    pub fn part(&self, offset: usize, len: usize) -> Range {
+        Range { address: self.address + offset as u64, len, ..*self }
+    }
+}

@@ -1,0 +1,437 @@
+//! A communicator's state, and who may call what when.
+//!
+//! The rules, each broken one a violation: no call after Destroy or Abort; while the state is `ncclInProgress` only
+//! GetAsyncError and Abort; no two threads inside communicators of one device; Abort instead of Destroy after an
+//! error.
+
+use super::config::Config;
+use super::result::*;
+use super::transport::mailbox::{Mailbox, Stopped};
+use super::transport::message::{Message, Tag};
+use super::transport::rendezvous::Peer;
+use super::transport::{self, Address};
+use crate::call::{Answer, Code, check_fork};
+use crate::cuda::context;
+use crate::handles::{self, Handle, Handles};
+use crate::lock;
+use crate::random::{self, Random};
+use crate::settings::{failure, settings};
+use crate::violation::violation;
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
+
+/// One rank's communicator.
+pub struct Communicator {
+    pub handle: Handle,
+    /// The number that all its ranks know it by.
+    pub number: u64,
+    pub rank: u32,
+    pub ranks: u32,
+    /// As callers count devices.
+    pub device: usize,
+    pub config: Config,
+    pub mailbox: Arc<Mailbox>,
+    pub random: Random,
+    peers: OnceLock<Vec<Peer>>,
+    state: Mutex<State>,
+    changed: Condvar,
+    stopped: AtomicBool,
+}
+
+/// What changes about a communicator.
+#[derive(Default)]
+pub struct State {
+    /// What GetAsyncError answers.
+    pub result: Code,
+    pub phase: Phase,
+    /// Threads that work on it in the background.
+    jobs: usize,
+    /// Operations that were bound and have not ended, and those that a stream works on.
+    pending: usize,
+    running: usize,
+    /// Graphs that have operations of it.
+    pub graphs: usize,
+    /// How many there were of each.
+    pub collectives: u64,
+    pub exchanges: u64,
+    pub operations: u64,
+    pub sends: HashMap<u32, u64>,
+    pub receives: HashMap<u32, u64>,
+    pub reductions: super::reduction::Reductions,
+    pub registrations: super::registration::Registrations,
+    pub windows: super::window::Windows,
+}
+
+/// What a communicator is fit for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    #[default]
+    Ready,
+    Suspended,
+    Revoked,
+    Finalized,
+}
+
+/// What a call needs a communicator to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Ready for operations.
+    Ready,
+    /// Alive and idle: questions, derived communicators.
+    Idle,
+    /// Not erroneous: the last call.
+    End,
+    /// Anything that was not ended.
+    Any,
+}
+
+static COMMUNICATORS: Handles<Communicator> = Handles::new("communicator");
+
+/// The thread that is inside a communicator of each device, how deep, and where.
+static INSIDE: Mutex<Option<HashMap<usize, Visit>>> = Mutex::new(None);
+
+struct Visit {
+    thread: ThreadId,
+    depth: usize,
+    function: &'static str,
+}
+
+/// A call on a communicator. While it lasts no other thread may be inside one of the same device.
+pub struct Call {
+    communicator: Arc<Communicator>,
+    _visit: Inside,
+}
+
+/// That this thread is inside a device's communicators.
+pub struct Inside(usize);
+
+impl Deref for Call {
+    type Target = Arc<Communicator>;
+
+    fn deref(&self) -> &Arc<Communicator> {
+        &self.communicator
+    }
+}
+
+impl Inside {
+    /// Goes in; another thread in there is a violation.
+    pub fn enter(function: &'static str, device: usize) -> Inside {
+        let me = std::thread::current().id();
+        let mut inside = lock(&INSIDE);
+        let visit =
+            inside.get_or_insert_default().entry(device).or_insert(Visit { thread: me, depth: 0, function });
+        if visit.thread != me {
+            let (other, where_) = (visit.thread, visit.function);
+            violation(
+                function,
+                format!(
+                    "{other:?} is inside {where_} on a communicator of the same device; one thread at a time"
+                ),
+            );
+        }
+        visit.depth += 1;
+        drop(inside);
+        // Some calls take their time, so that others meet them.
+        if random::shared().chance(0.03) {
+            random::shared().dawdle();
+        }
+        Inside(device)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let mut inside = lock(&INSIDE);
+        if let Some(all) = inside.as_mut()
+            && let Some(visit) = all.get_mut(&self.0)
+        {
+            visit.depth -= 1;
+            if visit.depth == 0 {
+                all.remove(&self.0);
+            }
+        }
+    }
+}
+
+/// Begins a call on a communicator.
+pub fn enter(function: &'static str, handle: Handle, need: Need) -> Result<Call, Code> {
+    check_fork(function);
+    if handle == 0 {
+        return Err(fail(INVALID_ARGUMENT, format!("{function} : comm argument is NULL")));
+    }
+    let communicator = COMMUNICATORS.get(function, handle);
+    let visit = Inside::enter(function, communicator.device);
+    if let Some(code) = failure(function, Some(communicator.rank as i32)) {
+        return Err(fail(code, format!("{function} was told to fail")));
+    }
+    communicator.check(function, need)?;
+    Ok(Call { communicator, _visit: visit })
+}
+
+/// Takes a communicator away from its callers. Its peers still reach it.
+pub fn end(function: &'static str, communicator: &Communicator) {
+    COMMUNICATORS.end(function, communicator.handle, function);
+}
+
+/// The communicator that a handle stood for a moment ago; whoever ended it since broke a rule.
+pub fn still_there(function: &'static str, communicator: &Communicator) {
+    if COMMUNICATORS.find(communicator.handle).is_none() {
+        violation(function, "a communicator was ended while a group had operations on it");
+    }
+}
+
+/// A process that has ranks may have ended.
+pub fn peer_process_ended(address: &Address) {
+    COMMUNICATORS.live().iter().for_each(|communicator| communicator.peer_ended(address));
+}
+
+impl Communicator {
+    /// A rank's communicator that has not met the others yet.
+    pub fn new(
+        function: &str,
+        number: u64,
+        (rank, ranks): (u32, u32),
+        device: usize,
+        config: Config,
+    ) -> Arc<Self> {
+        let handle = handles::fresh();
+        let Some(mailbox) = transport::mailbox((number, rank)) else {
+            violation(function, "the unique id was used for a communicator before");
+        };
+        let communicator = Arc::new(Communicator {
+            handle,
+            number,
+            rank,
+            ranks,
+            device,
+            config,
+            mailbox,
+            random: Random::new(handle),
+            peers: OnceLock::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            stopped: AtomicBool::new(false),
+        });
+        COMMUNICATORS.insert(handle, Arc::clone(&communicator));
+        communicator
+    }
+
+    /// Says where the ranks are.
+    pub fn connect(&self, peers: Vec<Peer>) {
+        // Only who made the communicator connects it, once.
+        let _ = self.peers.set(peers);
+    }
+
+    /// Nothing that arrives concerns it any more.
+    pub fn close(&self) {
+        transport::end((self.number, self.rank));
+        let mut state = self.state();
+        state.registrations.forget();
+        state.windows.forget();
+    }
+
+    pub fn peers(&self) -> &[Peer] {
+        self.peers.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Whether whatever goes on must be given up.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Lets everything that goes on be given up.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.mailbox.wake();
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
+    fn check(&self, function: &str, need: Need) -> Answer {
+        self.config.check_name(function);
+        let state = self.state();
+        match (need, state.result) {
+            (Need::Any, _) => return Ok(()),
+            (_, IN_PROGRESS) => violation(
+                function,
+                "the communicator's state is ncclInProgress; only GetAsyncError and Abort may be called",
+            ),
+            (_, SUCCESS) => {}
+            (Need::End, code) => violation(
+                function,
+                format!("the communicator has failed ({code}); only ncclCommAbort ends it"),
+            ),
+            (_, code) => return Err(fail(code, format!("{function} : the communicator has failed"))),
+        }
+        match (need, state.phase) {
+            (Need::Ready, Phase::Ready) | (Need::Idle | Need::End | Need::Any, _) => Ok(()),
+            (Need::Ready, Phase::Finalized) => violation(function, "the communicator was finalized"),
+            (Need::Ready, phase) => {
+                Err(fail(INVALID_USAGE, format!("{function} : the communicator is {phase:?}")))
+            }
+        }
+    }
+
+    /// Sends something to a rank.
+    pub fn send(&self, to: u32, tag: Tag, body: Vec<u8>) {
+        let message = Message { communicator: self.number, from: self.rank, to, tag, body };
+        transport::send(&self.peers()[to as usize].address, message);
+    }
+
+    /// Waits for something from a rank.
+    pub fn take(&self, from: u32, tag: Tag) -> Result<Vec<u8>, Stopped> {
+        self.mailbox.take(from, tag, || self.is_stopped())
+    }
+
+    /// The number of the next exchange; taken at the call, so that it is the same on all ranks.
+    pub fn next_exchange(&self) -> u64 {
+        let mut state = self.state();
+        state.exchanges += 1;
+        state.exchanges
+    }
+
+    /// Everybody tells everybody something.
+    pub fn exchange(
+        &self,
+        number: u64,
+        with: impl Iterator<Item = u32> + Clone,
+        body: &[u8],
+    ) -> Result<Vec<Vec<u8>>, Stopped> {
+        for rank in with.clone() {
+            self.send(rank, Tag::Exchange(number), body.to_vec());
+        }
+        with.map(|rank| self.take(rank, Tag::Exchange(number))).collect()
+    }
+
+    /// All ranks.
+    pub fn everyone(&self) -> std::ops::Range<u32> {
+        0..self.ranks
+    }
+
+    /// The state that everybody is told from here on, if it is the first to go wrong.
+    pub fn fail(&self, code: Code) {
+        let mut state = self.state();
+        if matches!(state.result, SUCCESS | IN_PROGRESS) {
+            state.result = code;
+        }
+    }
+
+    fn peer_ended(&self, address: &Address) {
+        if !settings().peer_death_is_error {
+            return;
+        }
+        let lives = |(rank, peer): (usize, &Peer)| {
+            peer.address == *address && !self.mailbox.has(rank as u32, Tag::Ended)
+        };
+        if self.peers().iter().enumerate().any(lives) {
+            self.fail(REMOTE_ERROR);
+        }
+    }
+
+    /// Counts work in, from when it is enqueued to when it has ended.
+    pub fn bind(&self) {
+        self.state().pending += 1;
+    }
+
+    /// Does what was bound as so many operations, unless the communicator has been stopped.
+    pub fn perform(&self, operations: usize, work: impl FnOnce()) {
+        let run = {
+            let mut state = self.state();
+            let run = !self.is_stopped();
+            state.running += usize::from(run);
+            run
+        };
+        if run {
+            work();
+        }
+        let mut state = self.state();
+        state.running -= usize::from(run);
+        state.pending -= operations;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until nothing of it is in a stream.
+    pub fn wait_for_operations(&self) -> Result<(), Stopped> {
+        self.wait(|state| state.pending == 0, || self.is_stopped())
+    }
+
+    /// Waits until nobody works on it any more and no graph has it.
+    pub fn wait_for_rest(&self) {
+        let quiet = |state: &State| state.running == 0 && state.jobs == 0 && state.graphs == 0;
+        // Nothing stops this wait: not even an abort returns before graphs are destroyed.
+        let _ = self.wait(quiet, || false);
+    }
+
+    /// Gives up everything that is in streams: what has begun, and what has not.
+    pub fn give_up_operations(&self) {
+        self.stop();
+        // It is stopped already, so this ends as soon as the streams get there.
+        let _ = self.wait(|state| state.pending == 0, || false);
+        self.stopped.store(false, Ordering::Release);
+    }
+
+    /// Waits until no graph has it.
+    pub fn wait_for_graphs(&self) -> Result<(), Stopped> {
+        self.wait(|state| state.graphs == 0, || self.is_stopped())
+    }
+
+    fn wait(&self, done: impl Fn(&State) -> bool, stop: impl Fn() -> bool) -> Result<(), Stopped> {
+        let mut state = self.state();
+        while !done(&state) {
+            if stop() {
+                return Err(Stopped);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    /// A graph has, or has no longer, operations of it.
+    pub fn count_graph(&self, up: bool) {
+        let mut state = self.state();
+        state.graphs = if up { state.graphs + 1 } else { state.graphs - 1 };
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Begins work in the background: the state is InProgress until [`end_job`](Self::end_job).
+    pub fn begin_job(&self) {
+        let mut state = self.state();
+        state.jobs += 1;
+        state.result = IN_PROGRESS;
+    }
+
+    /// Ends work in the background.
+    pub fn end_job(&self, code: Code) {
+        let mut state = self.state();
+        state.jobs -= 1;
+        if state.result == IN_PROGRESS {
+            state.result = code;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+/// Runs with a device current, as NCCL does by way of the CUDA runtime.
+pub fn on_device<T>(device: usize, run: impl FnOnce() -> T) -> T {
+    let before = context::runtime_device();
+    if before == device {
+        context::runtime_ensure(device);
+        return run();
+    }
+    context::runtime_set_device(device);
+    let result = run();
+    if !settings().leaves_device {
+        context::runtime_set_device(before);
+    }
+    result
+}

@@ -1,0 +1,146 @@
+//! Configurations (`ncclConfig_t`), of which each version has a longer one.
+
+use super::result::{INVALID_ARGUMENT, fail};
+use crate::call::Code;
+use crate::pointers::In;
+use crate::settings::settings;
+use crate::violation::violation;
+use std::ffi::{CStr, c_char, c_int};
+
+const MAGIC: u32 = 0xcafe_beef;
+/// `NCCL_CONFIG_UNDEF_INT`.
+const UNDEFINED: c_int = c_int::MIN;
+
+/// The size of the structure from each version on that changed it.
+const SIZES: [(c_int, usize); 7] =
+    [(21403, 24), (21701, 40), (21801, 48), (22703, 72), (22803, 80), (22902, 88), (23003, 96)];
+
+const LONGEST: usize = 96;
+
+/// What a communicator is configured to be, as far as it makes a difference here.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub blocking: bool,
+    name: Option<Name>,
+}
+
+/// NCCL keeps the pointer to a communicator's name and not the name.
+#[derive(Debug, Clone)]
+struct Name {
+    address: usize,
+    text: Vec<u8>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { blocking: settings().blocking.unwrap_or(true), name: None }
+    }
+}
+
+fn size_of_version(version: c_int) -> usize {
+    SIZES.iter().rev().find(|(since, _)| *since <= version).map_or(0, |(_, size)| *size)
+}
+
+impl Config {
+    /// Reads a caller's configuration; what it does not say is as in `base`.
+    pub fn read(function: &str, from: In<u8>, base: &Config) -> Result<Config, Code> {
+        if from.is_null() {
+            return Ok(base.clone());
+        }
+        let header = from.slice(16);
+        let size = usize::from_ne_bytes(header[..8].try_into().expect("8 bytes"));
+        let magic = u32::from_ne_bytes(header[8..12].try_into().expect("4 bytes"));
+        if magic != MAGIC {
+            return Err(fail(
+                INVALID_ARGUMENT,
+                "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER",
+            ));
+        }
+        let version = c_int::from_ne_bytes(header[12..16].try_into().expect("4 bytes"));
+        let loaded = settings().nccl_version;
+        if version > loaded {
+            violation(
+                function,
+                format!("the configuration is of version {version}, the library is {loaded}"),
+            );
+        }
+        if size != size_of_version(version) {
+            let right = size_of_version(version);
+            violation(
+                function,
+                format!("a configuration of version {version} has {right} bytes and not {size}"),
+            );
+        }
+        let mut bytes = [0; LONGEST];
+        bytes[..size].copy_from_slice(from.slice(size));
+        Fields { bytes, size }.interpret(base)
+    }
+
+    /// Ends the process if the name that NCCL points to has changed or is gone.
+    pub fn check_name(&self, function: &str) {
+        let Some(name) = &self.name else { return };
+        // SAFETY: the contract of `ncclConfig_t`; a caller who broke it crashes here or is told below.
+        let text = unsafe { CStr::from_ptr(name.address as *const c_char) };
+        if text.to_bytes() != name.text {
+            violation(function, "the communicator's name (commName) was changed or freed");
+        }
+    }
+}
+
+struct Fields {
+    bytes: [u8; LONGEST],
+    size: usize,
+}
+
+impl Fields {
+    fn int(&self, offset: usize) -> Option<c_int> {
+        let bytes = self.bytes[offset..offset + 4].try_into().expect("4 bytes");
+        (offset + 4 <= self.size).then(|| c_int::from_ne_bytes(bytes)).filter(|value| *value != UNDEFINED)
+    }
+
+    fn pointer(&self, offset: usize) -> Option<usize> {
+        let bytes = self.bytes[offset..offset + 8].try_into().expect("8 bytes");
+        (offset + 8 <= self.size).then(|| usize::from_ne_bytes(bytes)).filter(|address| *address != 0)
+    }
+
+    fn interpret(&self, base: &Config) -> Result<Config, Code> {
+        let flag = 0..=1;
+        let count = 1..=c_int::MAX;
+        let ranges = [
+            ("blocking", 16, flag.clone()),
+            ("cgaClusterSize", 20, 0..=8),
+            ("minCTAs", 24, count.clone()),
+            ("maxCTAs", 28, count.clone()),
+            ("splitShare", 40, flag.clone()),
+            ("trafficClass", 44, 0..=c_int::MAX),
+            ("collnetEnable", 56, flag.clone()),
+            ("CTAPolicy", 60, 0..=3),
+            ("shrinkShare", 64, flag.clone()),
+            ("nvlsCTAs", 68, count.clone()),
+            ("nChannelsPerNetPeer", 72, count.clone()),
+            ("nvlinkCentricSched", 76, flag.clone()),
+            ("graphUsageMode", 80, 0..=2),
+            ("numRmaCtx", 84, count.clone()),
+            ("maxP2pPeers", 88, count),
+            ("graphStreamOrdering", 92, flag),
+        ];
+        for (name, offset, range) in ranges {
+            if let Some(value) = self.int(offset).filter(|value| !range.contains(value)) {
+                return Err(fail(INVALID_ARGUMENT, format!("Invalid config {name} attribute value {value}")));
+            }
+        }
+        if self.int(24).zip(self.int(28)).is_some_and(|(least, most)| least > most) {
+            return Err(fail(INVALID_ARGUMENT, "Invalid config min/max channels attribute value"));
+        }
+        let blocking = self.int(16).map_or(base.blocking, |value| value == 1);
+        let name = self.pointer(48).map(|address| {
+            // SAFETY: the contract of `ncclConfig_t`: null or a string.
+            let text = unsafe { CStr::from_ptr(address as *const c_char) }.to_bytes().to_vec();
+            Name { address, text }
+        });
+        Ok(Config {
+            blocking: settings().blocking.unwrap_or(blocking),
+            name: name.or_else(|| base.name.clone()),
+        })
+    }
+}

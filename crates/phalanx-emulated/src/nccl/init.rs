@@ -1,0 +1,161 @@
+//! How communicators begin.
+
+use super::communicator::{Communicator, end, on_device};
+use super::config::Config;
+use super::group::{self, Job, note};
+use super::result::*;
+use super::transport::mailbox::Stopped;
+use super::transport::rendezvous::{self, UniqueId};
+use crate::call::{Answer, Code, check_fork};
+use crate::cuda::{capture, context, device};
+use crate::handles::Handle;
+use crate::pointers::{In, Out};
+use crate::settings::settings;
+use crate::violation::violation;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// Which rank of how many, checked.
+fn ranks(function: &str, rank: c_int, ranks: c_int) -> Result<(u32, u32), Code> {
+    if ranks < 1 || rank < 0 || rank >= ranks {
+        return Err(fail(INVALID_ARGUMENT, format!("{function} : invalid rank requested : {rank}/{ranks}")));
+    }
+    Ok((rank as u32, ranks as u32))
+}
+
+/// What every communicator begins with: the driver, and a device that is current and captures nothing.
+pub fn device_for_init(function: &str) -> Result<usize, Code> {
+    check_fork(function);
+    device::initialize().map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("Cuda failure {code}")))?;
+    let device = context::runtime_device();
+    context::runtime_ensure(device);
+    if capture::any(&context::runtime_context(device)) {
+        violation(function, "a communicator must not begin while a stream of its device is captured");
+    }
+    Ok(device)
+}
+
+fn init(
+    function: &'static str,
+    to: Out<Handle>,
+    (rank, of): (c_int, c_int),
+    id: UniqueId,
+    config: Config,
+) -> Answer {
+    if to.is_null() {
+        return Err(fail(INVALID_ARGUMENT, format!("{function} : newcomm argument is NULL")));
+    }
+    let place = ranks(function, rank, of)?;
+    let (number, _) = id.parts()?;
+    let device = device_for_init(function)?;
+    let communicator = Communicator::new(function, number, place, device, config);
+    // The handle is there at once, and good for GetAsyncError and Abort.
+    to.set(communicator.handle);
+    begin(function, communicator, to, move |communicator| meet(function, communicator, &id))
+}
+
+/// Begins a communicator with a job that connects it.
+pub fn begin(
+    function: &'static str,
+    communicator: Arc<Communicator>,
+    to: Out<Handle>,
+    connect: impl FnOnce(&Communicator) -> Result<Code, Stopped> + Send + 'static,
+) -> Answer {
+    communicator.state().result = IN_PROGRESS;
+    let worker = Arc::clone(&communicator);
+    let body = move || {
+        if settings().init_hangs {
+            worker.mailbox.wait_for_ever(|| worker.is_stopped());
+        }
+        let code = connect(&worker).unwrap_or(INTERNAL_ERROR);
+        if worker.config.blocking {
+            if code == SUCCESS {
+                worker.state().result = SUCCESS;
+            } else {
+                end(function, &worker);
+                worker.close();
+                to.set(0);
+            }
+        }
+        code
+    };
+    group::work(Job { function, communicator, body: Box::new(body) })
+}
+
+fn meet(function: &str, communicator: &Communicator, id: &UniqueId) -> Result<Code, Stopped> {
+    let place = (communicator.rank, communicator.ranks);
+    let device = device::physical(communicator.device);
+    let stop = || communicator.is_stopped();
+    Ok(match rendezvous::meet(function, id, place, device, &communicator.mailbox, stop)? {
+        Ok(peers) => {
+            communicator.connect(peers);
+            SUCCESS
+        }
+        Err(code) => code,
+    })
+}
+
+exported! {
+    fn ncclGetUniqueId(id: Out<UniqueId>) {
+        check_fork(FUNCTION);
+        if id.is_null() {
+            return Err(fail(INVALID_ARGUMENT, "GetUniqueId : out argument is NULL"));
+        }
+        id.set(UniqueId::new());
+        Ok(())
+    }
+
+    fn ncclCommInitRank(comm: Out<Handle>, count: c_int, id: UniqueId, rank: c_int) {
+        note(init(FUNCTION, comm, (rank, count), id, Config::default()))
+    }
+
+    fn ncclCommInitRankConfig(comm: Out<Handle>, count: c_int, id: UniqueId, rank: c_int, config: In<u8>) {
+        let config = note(Config::read(FUNCTION, config, &Config::default()))?;
+        note(init(FUNCTION, comm, (rank, count), id, config))
+    }
+
+    fn ncclCommInitRankScalable(
+        comm: Out<Handle>, count: c_int, rank: c_int, number: c_int, ids: In<UniqueId>, config: In<u8>,
+    ) {
+        let config = note(Config::read(FUNCTION, config, &Config::default()))?;
+        if number < 1 || number > count || ids.is_null() {
+            return note(Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : invalid number of ids {number}"))));
+        }
+        // Ranks find each other at the first; the others only divide the work in NCCL.
+        note(init(FUNCTION, comm, (rank, count), ids.slice(number as usize)[0], config))
+    }
+
+    fn ncclCommInitAll(comms: Out<Handle>, count: c_int, devices: In<c_int>) {
+        device::initialize().map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("Cuda failure {code}")))?;
+        if comms.is_null() || count < 1 || count as usize > settings().devices.len() {
+            return Err(fail(INVALID_ARGUMENT, format!("CommInitAll : invalid device count requested : {count}")));
+        }
+        init_all(FUNCTION, comms, count, devices)
+    }
+}
+
+fn init_all(function: &'static str, comms: Out<Handle>, count: c_int, devices: In<c_int>) -> Answer {
+    let chosen: Vec<usize> = if devices.is_null() {
+        (0..count as usize).collect()
+    } else {
+        let known = |device: &c_int| {
+            device::index(*device).map_err(|_| fail(UNHANDLED_CUDA_ERROR, "invalid device ordinal"))
+        };
+        devices.slice(count as usize).iter().map(known).collect::<Result<_, Code>>()?
+    };
+    let repeated = (1..chosen.len()).find(|n| chosen[..*n].contains(&chosen[*n]));
+    if let Some(n) = repeated {
+        return Err(fail(INVALID_USAGE, format!("Duplicate GPU detected: device {}", chosen[n])));
+    }
+    let id = UniqueId::new();
+    group::ncclGroupStart();
+    for (rank, device) in chosen.into_iter().enumerate() {
+        let begin = || init(function, comms.nth(rank), (rank as c_int, count), id, Config::default());
+        // An error is the group's, too.
+        let _ = note(on_device(device, begin));
+    }
+    match group::ncclGroupEnd() {
+        SUCCESS => Ok(()),
+        code => Err(code),
+    }
+}

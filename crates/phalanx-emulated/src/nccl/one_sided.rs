@@ -1,0 +1,65 @@
+//! The functions that write to a peer's window, and signals.
+
+use super::collective::{To, operate, refuse_flags};
+use super::communicator::{Need, enter};
+use super::group::note;
+use super::operation::{Arguments, Awaited, Kind, peer};
+use super::result::*;
+use super::window;
+use crate::call::Answer;
+use crate::handles::Handle;
+use crate::pointers::In;
+use std::ffi::{c_int, c_uint};
+
+fn nothing() -> Arguments {
+    Arguments { send: 0, receive: 0, count: 0, dtype: 0, reduction: None }
+}
+
+fn wait(function: &'static str, to: To, awaited: Vec<Awaited>) -> Answer {
+    let call = enter(function, to.comm, Need::Ready)?;
+    for one in &awaited {
+        peer(function, &call, one.peer)?;
+        if one.number < 0 {
+            return Err(fail(
+                INVALID_ARGUMENT,
+                format!("{function} : {} signals cannot be waited for", one.number),
+            ));
+        }
+    }
+    drop(call);
+    operate(function, to, Kind::WaitSignal(awaited), nothing())
+}
+
+exported! {
+    fn ncclPutSignal(
+        send: u64, count: usize, dtype: c_int, to: c_int, window: Handle, offset: usize, signal: c_int, context: c_int,
+        flags: c_uint, comm: Handle, stream: Handle,
+    ) {
+        note((|| {
+            refuse_flags(FUNCTION, flags)?;
+            let call = enter(FUNCTION, comm, Need::Ready)?;
+            let peer = peer(FUNCTION, &call, to)?;
+            let window = window::number(FUNCTION, &call, window)?;
+            drop(call);
+            let kind = Kind::PutSignal { peer, window, offset: offset as u64, signal, context };
+            operate(FUNCTION, To { comm, stream }, kind, Arguments { send, receive: 0, count, dtype, reduction: None })
+        })())
+    }
+
+    fn ncclSignal(to: c_int, signal: c_int, context: c_int, flags: c_uint, comm: Handle, stream: Handle) {
+        note((|| {
+            refuse_flags(FUNCTION, flags)?;
+            let call = enter(FUNCTION, comm, Need::Ready)?;
+            let peer = peer(FUNCTION, &call, to)?;
+            drop(call);
+            operate(FUNCTION, To { comm, stream }, Kind::Signal { peer, signal, context }, nothing())
+        })())
+    }
+
+    fn ncclWaitSignal(number: c_int, awaited: In<Awaited>, comm: Handle, stream: Handle) {
+        if number < 1 || awaited.is_null() {
+            return note(Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : there is nothing to wait for"))));
+        }
+        note(wait(FUNCTION, To { comm, stream }, awaited.slice(number as usize).to_vec()))
+    }
+}

@@ -1,0 +1,235 @@
+//! An operation: what a call asked for.
+
+use super::communicator::Communicator;
+use super::reduce::Combine;
+use super::result::{INVALID_ARGUMENT, INVALID_USAGE, fail};
+use super::types::DataType;
+use crate::call::Code;
+use crate::cuda::allocation::given;
+use crate::cuda::memory::{Range, When};
+use crate::violation::violation;
+use std::sync::Arc;
+
+/// What an operation does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    AllReduce,
+    Broadcast { root: u32 },
+    Reduce { root: u32 },
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather { root: u32 },
+    Scatter { root: u32 },
+    Send { peer: u32 },
+    Recv { peer: u32 },
+    PutSignal { peer: u32, window: u64, offset: u64, signal: i32, context: i32 },
+    Signal { peer: u32, signal: i32, context: i32 },
+    WaitSignal(Vec<Awaited>),
+}
+
+/// Signals that are waited for (`ncclWaitSignalDesc_t`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Awaited {
+    pub number: i32,
+    pub peer: i32,
+    pub signal: i32,
+    pub context: i32,
+}
+
+/// How contributions are combined, and this rank's factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reduction {
+    pub combine: Combine,
+    pub factor: Factor,
+}
+
+/// Where a factor is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Factor {
+    None,
+    /// Its bytes, read when the operator was made.
+    Value([u8; 8]),
+    /// In memory that is read when the operation runs.
+    Device(Range),
+}
+
+/// An operation of one rank.
+#[derive(Clone)]
+pub struct Operation {
+    pub function: &'static str,
+    pub communicator: Arc<Communicator>,
+    pub kind: Kind,
+    pub send: Option<Range>,
+    pub receive: Option<Range>,
+    /// Elements of a block: what the call was given.
+    pub count: usize,
+    pub dtype: DataType,
+    pub reduction: Option<Reduction>,
+}
+
+/// The arguments of a call, before they were looked at.
+pub struct Arguments {
+    pub send: u64,
+    pub receive: u64,
+    pub count: usize,
+    pub dtype: i32,
+    pub reduction: Option<Reduction>,
+}
+
+impl Kind {
+    pub fn is_collective(&self) -> bool {
+        self.code() < 8
+    }
+
+    /// A number for each kind, and its root.
+    pub fn code(&self) -> u64 {
+        match self {
+            Kind::AllReduce => 0,
+            Kind::Broadcast { .. } => 1,
+            Kind::Reduce { .. } => 2,
+            Kind::AllGather => 3,
+            Kind::ReduceScatter => 4,
+            Kind::AllToAll => 5,
+            Kind::Gather { .. } => 6,
+            Kind::Scatter { .. } => 7,
+            Kind::Send { .. } => 8,
+            Kind::Recv { .. } => 9,
+            Kind::PutSignal { .. } => 10,
+            Kind::Signal { .. } => 11,
+            Kind::WaitSignal(_) => 12,
+        }
+    }
+
+    pub fn root(&self) -> Option<u32> {
+        match self {
+            Kind::Broadcast { root }
+            | Kind::Reduce { root }
+            | Kind::Gather { root }
+            | Kind::Scatter { root } => Some(*root),
+            _ => None,
+        }
+    }
+
+    /// How many blocks are sent and received, by a rank of so many.
+    fn blocks(&self, rank: u32, ranks: u32) -> (usize, usize) {
+        let all = ranks as usize;
+        let at = |root: &u32, blocks: usize| if *root == rank { blocks } else { 0 };
+        match self {
+            Kind::AllReduce => (1, 1),
+            Kind::Broadcast { root } => (at(root, 1), 1),
+            Kind::Reduce { root } => (1, at(root, 1)),
+            Kind::AllGather => (1, all),
+            Kind::ReduceScatter => (all, 1),
+            Kind::AllToAll => (all, all),
+            Kind::Gather { root } => (1, at(root, all)),
+            Kind::Scatter { root } => (at(root, all), 1),
+            Kind::Send { .. } | Kind::PutSignal { .. } => (1, 0),
+            Kind::Recv { .. } => (0, 1),
+            Kind::Signal { .. } | Kind::WaitSignal(_) => (0, 0),
+        }
+    }
+
+    /// Where the receive buffer starts relative to the send buffer when they are the same: in blocks.
+    fn in_place(&self, rank: u32) -> Option<i64> {
+        match self {
+            Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => Some(0),
+            Kind::AllGather => Some(-i64::from(rank)),
+            Kind::ReduceScatter => Some(i64::from(rank)),
+            Kind::Gather { root } => Some(-i64::from(*root)),
+            Kind::Scatter { root } => Some(i64::from(*root)),
+            _ => None,
+        }
+    }
+}
+
+impl Operation {
+    /// An operation from a call's arguments; `None` if there is nothing to do.
+    pub fn new(
+        function: &'static str,
+        communicator: &Arc<Communicator>,
+        kind: Kind,
+        arguments: Arguments,
+    ) -> Result<Option<Operation>, Code> {
+        let Arguments { send, receive, count, dtype, reduction } = arguments;
+        let dtype = DataType::from_code(dtype)?;
+        let (rank, ranks) = (communicator.rank, communicator.ranks);
+        let peers = match &kind {
+            Kind::Send { peer } | Kind::Recv { peer } => Some(*peer),
+            other => other.root(),
+        };
+        if let Some(peer) = peers.filter(|peer| *peer >= ranks) {
+            return Err(fail(
+                INVALID_ARGUMENT,
+                format!("{function} : invalid root or peer {} (0 to {})", peer as i32, ranks - 1),
+            ));
+        }
+        if matches!(dtype, DataType::F8E4M3 | DataType::F8E5M2) && reduction.is_some() {
+            super::reduction::check_float8()?;
+        }
+        // NCCL drops empty collectives, but not empty messages.
+        if count == 0 && kind.is_collective() {
+            return Ok(None);
+        }
+        let (sent, received) = kind.blocks(rank, ranks);
+        let range = |role, address, blocks: usize| -> Result<Option<Range>, Code> {
+            let len = blocks * count * dtype.size();
+            if len == 0 {
+                return Ok(None);
+            }
+            if address == 0 {
+                return Err(fail(INVALID_ARGUMENT, format!("{function} : {role} argument is NULL")));
+            }
+            Ok(Some(given(function, role, address, len)))
+        };
+        let send = range("the send buffer", send, sent)?;
+        let receive = range("the receive buffer", receive, received)?;
+        let operation = Operation {
+            function,
+            communicator: Arc::clone(communicator),
+            kind,
+            send,
+            receive,
+            count,
+            dtype,
+            reduction,
+        };
+        operation.check_overlap();
+        Ok(Some(operation))
+    }
+
+    /// Bytes of a block.
+    pub fn block(&self) -> usize {
+        self.count * self.dtype.size()
+    }
+
+    /// Whether the buffers share memory.
+    pub fn is_in_place(&self) -> bool {
+        self.send.zip(self.receive).is_some_and(|(send, receive)| send.overlaps(&receive))
+    }
+
+    fn check_overlap(&self) {
+        if !self.is_in_place() {
+            return;
+        }
+        let (Some(send), Some(receive)) = (self.send, self.receive) else { return };
+        let apart = receive.address as i64 - send.address as i64;
+        if self.kind.in_place(self.communicator.rank).map(|blocks| blocks * self.block() as i64)
+            != Some(apart)
+        {
+            violation(self.function, "the buffers overlap, and not in the way of the operation in place");
+        }
+    }
+
+    /// Ends the process if a buffer was freed since the call.
+    pub fn check_buffers(&self) {
+        self.send.iter().chain(&self.receive).for_each(|range| range.check(When::Called));
+    }
+}
+
+/// A peer's number, checked.
+pub fn peer(function: &str, communicator: &Communicator, peer: i32) -> Result<u32, Code> {
+    let known = u32::try_from(peer).ok().filter(|peer| *peer < communicator.ranks);
+    known.ok_or_else(|| fail(INVALID_USAGE, format!("{function} : invalid peer {peer}")))
+}

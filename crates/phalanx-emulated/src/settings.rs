@@ -1,0 +1,200 @@
+//! Settings: environment variables, read when the library is used first.
+//!
+//! | Variable | Meaning | Default |
+//! |---|---|---|
+//! | `EMULATED_DEVICES` | number of devices of the host; `CUDA_VISIBLE_DEVICES` chooses among them | 4 |
+//! | `EMULATED_DEVICE_MEMORY` | bytes of memory of each device | 16 GiB |
+//! | `EMULATED_COMPUTE_CAPABILITY` | `major.minor` | 9.0 |
+//! | `EMULATED_DRIVER_VERSION` | what `cuDriverGetVersion` answers | 12080 |
+//! | `EMULATED_ASYNC_ALLOC` | `0`: no memory pools, so cudarc frees with `cuMemFree` | 1 |
+//! | `EMULATED_SEED` | of all adversarial choices | 0 |
+//! | `EMULATED_DELAY_US` | `least..most`: how late streams and background work are, in microseconds | `0..300` |
+//! | `EMULATED_NCCL_VERSION` | `2.28.9`: reported version; layouts and types of later ones are refused | 2.30.7 |
+//! | `EMULATED_FAIL` | `function:n:code`, comma-separated: the n-th call (from 1; `*` for all) answers the code and does nothing; `function@rank:n:code` counts and fails only the calls on communicators in which this process has that rank | |
+//! | `EMULATED_IN_PROGRESS` | fraction of the operations of non-blocking communicators that answer `ncclInProgress` and are enqueued late | 0.5 |
+//! | `EMULATED_ASYNC_ERROR` | `n:code` or `n:code@rank`: the n-th operation of a communicator (from 1) raises an asynchronous error and never ends | |
+//! | `EMULATED_PEER_DEATH` | what a peer's process that ended does: `hang` or `error` (`ncclRemoteError`) | `hang` |
+//! | `EMULATED_MISMATCH` | what ranks that call different things do: `end` the process or `hang` | `end` |
+//! | `EMULATED_INIT` | `hang`: communicators are never ready | |
+//! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
+//! | `EMULATED_FINALIZE` | `local`: the end of a communicator does not wait for ranks of other processes | `collective` |
+//! | `EMULATED_REGISTER`, `EMULATED_WINDOWS` | `null`: registrations and windows succeed with null handles | |
+//! | `EMULATED_LEAVES_DEVICE` | `1`: NCCL calls leave the communicator's device current | 0 |
+//! | `NCCL_COMM_BLOCKING` | as in NCCL, overrides every communicator's configuration | |
+//!
+//! A value that cannot be understood ends the process.
+
+use crate::lock;
+use crate::violation::violation;
+use std::collections::HashMap;
+use std::str::FromStr;
+use std::sync::{Mutex, OnceLock};
+
+/// All settings.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the table above has them")]
+pub struct Settings {
+    pub devices: Vec<usize>,
+    pub device_memory: u64,
+    pub compute_capability: (i32, i32),
+    pub driver_version: i32,
+    pub async_alloc: bool,
+    pub seed: u64,
+    pub delay_us: (u64, u64),
+    pub nccl_version: i32,
+    pub failures: Vec<Failure>,
+    pub in_progress: f64,
+    pub async_error: Option<AsyncError>,
+    pub peer_death_is_error: bool,
+    pub mismatch_hangs: bool,
+    pub init_hangs: bool,
+    pub abort_hangs: bool,
+    pub finalize_is_local: bool,
+    pub null_registrations: bool,
+    pub null_windows: bool,
+    pub leaves_device: bool,
+    pub blocking: Option<bool>,
+}
+
+/// A function's call that fails.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "EMULATED_FAIL, above")]
+pub struct Failure {
+    pub function: String,
+    pub rank: Option<i32>,
+    /// `None`: every call.
+    pub nth: Option<u64>,
+    pub code: i32,
+}
+
+/// An operation that raises an asynchronous error.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "EMULATED_ASYNC_ERROR, above")]
+pub struct AsyncError {
+    pub nth: u64,
+    pub code: i32,
+    pub rank: Option<i32>,
+}
+
+/// The settings of this process.
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(read)
+}
+
+fn read() -> Settings {
+    Settings {
+        devices: visible(value("EMULATED_DEVICES", 4)),
+        device_memory: value("EMULATED_DEVICE_MEMORY", 16 << 30),
+        compute_capability: pair("EMULATED_COMPUTE_CAPABILITY", ".", (9, 0)),
+        driver_version: value("EMULATED_DRIVER_VERSION", 12080),
+        async_alloc: value("EMULATED_ASYNC_ALLOC", 1) != 0,
+        seed: value("EMULATED_SEED", 0),
+        delay_us: delay(),
+        nccl_version: text("EMULATED_NCCL_VERSION").map_or(23007, |text| version(&text)),
+        failures: text("EMULATED_FAIL")
+            .map_or_else(Vec::new, |text| text.split(',').map(one_failure).collect()),
+        in_progress: value("EMULATED_IN_PROGRESS", 0.5),
+        async_error: text("EMULATED_ASYNC_ERROR").map(|text| async_error(&text)),
+        peer_death_is_error: choice("EMULATED_PEER_DEATH", ["hang", "error"]),
+        mismatch_hangs: choice("EMULATED_MISMATCH", ["end", "hang"]),
+        init_hangs: choice("EMULATED_INIT", ["", "hang"]),
+        abort_hangs: choice("EMULATED_ABORT", ["", "hang"]),
+        finalize_is_local: choice("EMULATED_FINALIZE", ["collective", "local"]),
+        null_registrations: choice("EMULATED_REGISTER", ["", "null"]),
+        null_windows: choice("EMULATED_WINDOWS", ["", "null"]),
+        leaves_device: value("EMULATED_LEAVES_DEVICE", 0) != 0,
+        blocking: text("NCCL_COMM_BLOCKING").map(|text| text != "0"),
+    }
+}
+
+fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+fn bad(name: &str, text: &str) -> ! {
+    violation("settings", format!("{name}={text} cannot be understood"))
+}
+
+fn value<T: FromStr>(name: &str, default: T) -> T {
+    text(name).map_or(default, |text| text.parse().unwrap_or_else(|_| bad(name, &text)))
+}
+
+/// Whether the second of two words was chosen; the first is the default.
+fn choice(name: &str, words: [&str; 2]) -> bool {
+    text(name).is_some_and(|text| match words.iter().position(|word| *word == text) {
+        Some(index) => index == 1,
+        None => bad(name, &text),
+    })
+}
+
+fn pair<T: FromStr>(name: &str, between: &str, default: (T, T)) -> (T, T) {
+    let Some(text) = text(name) else { return default };
+    let halves = text.split_once(between).map(|(a, b)| (a.parse(), b.parse()));
+    let Some((Ok(first), Ok(second))) = halves else { bad(name, &text) };
+    (first, second)
+}
+
+fn delay() -> (u64, u64) {
+    let (least, most) = pair("EMULATED_DELAY_US", "..", (0, 300));
+    if least > most {
+        bad("EMULATED_DELAY_US", &format!("{least}..{most}"));
+    }
+    (least, most)
+}
+
+fn visible(devices: usize) -> Vec<usize> {
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Err(_) => (0..devices).collect(),
+        // As in CUDA, the first entry that is not a device ends the list.
+        Ok(list) => {
+            list.split(',').map_while(|one| one.trim().parse().ok().filter(|n| *n < devices)).collect()
+        }
+    }
+}
+
+/// The code of a version such as 2.28.9.
+fn version(text: &str) -> i32 {
+    let parts: Result<Vec<i32>, _> = text.split('.').map(str::parse).collect();
+    match parts.as_deref() {
+        Ok([major, minor, patch]) => major * 10000 + minor * 100 + patch,
+        _ => bad("EMULATED_NCCL_VERSION", text),
+    }
+}
+
+fn one_failure(text: &str) -> Failure {
+    let refuse = || -> ! { bad("EMULATED_FAIL", text) };
+    let parts: Vec<&str> = text.split(':').collect();
+    let [function, nth, code] = parts[..] else { refuse() };
+    let (function, rank) = match function.split_once('@') {
+        Some((function, rank)) => (function, Some(rank.parse().unwrap_or_else(|_| refuse()))),
+        None => (function, None),
+    };
+    let nth = (nth != "*").then(|| nth.parse().unwrap_or_else(|_| refuse()));
+    Failure { function: function.into(), rank, nth, code: code.parse().unwrap_or_else(|_| refuse()) }
+}
+
+fn async_error(text: &str) -> AsyncError {
+    let refuse = || -> ! { bad("EMULATED_ASYNC_ERROR", text) };
+    let (numbers, rank) = match text.split_once('@') {
+        Some((numbers, rank)) => (numbers, Some(rank.parse::<i32>().unwrap_or_else(|_| refuse()))),
+        None => (text, None),
+    };
+    let Some((nth, code)) = numbers.split_once(':') else { refuse() };
+    let (Ok(nth), Ok(code)) = (nth.parse(), code.parse()) else { refuse() };
+    AsyncError { nth, code, rank }
+}
+
+/// The code with which this call of a function is to fail: a call as such (`rank` is `None`), or one on a
+/// communicator in which this process has a rank.
+pub(crate) fn failure(function: &str, rank: Option<i32>) -> Option<i32> {
+    static CALLS: Mutex<Option<HashMap<(String, Option<i32>), u64>>> = Mutex::new(None);
+    let told = |failure: &&Failure| failure.function == function && failure.rank == rank;
+    // Most runs are told of no failure at all.
+    settings().failures.iter().find(told)?;
+    let mut calls = lock(&CALLS);
+    let count = calls.get_or_insert_default().entry((function.to_owned(), rank)).or_default();
+    *count += 1;
+    let mut told = settings().failures.iter().filter(told);
+    told.find(|failure| failure.nth.is_none_or(|nth| nth == *count)).map(|failure| failure.code)
+}

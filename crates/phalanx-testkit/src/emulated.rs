@@ -1,0 +1,170 @@
+//! Shows processes the emulated CUDA driver and NCCL (crate `phalanx-emulated`) instead of real ones.
+//!
+//! An [`Emulated`] is a folder in which the emulator has the names of the real libraries; processes that start with
+//! [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its versions, what
+//! fails) is listed in its `settings` module.
+
+use crate::processes::Launch;
+use object::{Object, ObjectSection};
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// The file that cargo builds.
+const FILE: &str = "libphalanx_emulated.so";
+
+/// The names under which programs look for the real libraries.
+const NAMES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnccl.so.2", "libnccl.so"];
+
+/// The functions that came with a version of NCCL.
+const SINCE: [(&str, &[&str]); 8] = [
+    ("2.19.3", &["ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister"]),
+    ("2.22.3", &["ncclGroupSimulateEnd"]),
+    ("2.23.4", &["ncclCommInitRankScalable"]),
+    ("2.27.3", &["ncclCommShrink", "ncclCommWindowRegister", "ncclCommWindowDeregister"]),
+    ("2.28.3", &["ncclAlltoAll", "ncclGather", "ncclScatter"]),
+    ("2.28.7", &["ncclCommRevoke"]),
+    (
+        "2.29.2",
+        &[
+            "ncclCommGetUniqueId",
+            "ncclCommGrow",
+            "ncclPutSignal",
+            "ncclSignal",
+            "ncclWaitSignal",
+            "ncclWinGetUserPtr",
+        ],
+    ),
+    ("2.29.7", &["ncclCommSuspend", "ncclCommResume", "ncclCommMemStats"]),
+];
+
+/// Bytes of an entry of `.dynsym`.
+const SYMBOL: usize = 24;
+
+/// A folder with the emulated libraries, and settings for them. The folder goes when this is dropped.
+#[derive(Debug)]
+pub struct Emulated {
+    folder: TempDir,
+    settings: Vec<(String, String)>,
+}
+
+impl Emulated {
+    /// The newest version, with every function.
+    pub fn new() -> io::Result<Emulated> {
+        let folder = tempfile::Builder::new().prefix("phalanx-emulated-").tempdir()?;
+        let library = built()?;
+        for name in NAMES {
+            std::os::unix::fs::symlink(&library, folder.path().join(name))?;
+        }
+        Ok(Emulated { folder, settings: Vec::new() })
+    }
+
+    /// A version of NCCL such as `2.18.1`: it says so, and lacks the functions that came later.
+    pub fn nccl(version: &str) -> io::Result<Emulated> {
+        let later = |since: &str| numbers(since) > numbers(version);
+        let lacks: Vec<&str> = SINCE
+            .iter()
+            .filter(|(since, _)| later(since))
+            .flat_map(|(_, functions)| *functions)
+            .copied()
+            .collect();
+        Ok(Emulated::without(&lacks)?.set("NCCL_VERSION", version))
+    }
+
+    /// The newest version, without some functions: the loader does not find them.
+    pub fn without(functions: &[&str]) -> io::Result<Emulated> {
+        let emulated = Emulated::new()?;
+        // One file for both libraries, so that they stay one library when both are loaded.
+        let copy = emulated.folder.path().join(FILE);
+        std::fs::write(&copy, hide(std::fs::read(built()?)?, functions)?)?;
+        for name in NAMES {
+            let link = emulated.folder.path().join(name);
+            std::fs::remove_file(&link)?;
+            std::os::unix::fs::symlink(&copy, link)?;
+        }
+        Ok(emulated)
+    }
+
+    /// Sets `EMULATED_name`.
+    pub fn set(mut self, name: &str, value: impl ToString) -> Emulated {
+        self.settings.push((format!("EMULATED_{name}"), value.to_string()));
+        self
+    }
+
+    /// The folder; there is room in it for what a test's processes share.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The variables of a process that shall find it.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let mut path = self.folder.path().display().to_string();
+        if let Ok(others) = std::env::var("LD_LIBRARY_PATH") {
+            path = format!("{path}:{others}");
+        }
+        let mut environment = vec![("LD_LIBRARY_PATH".to_owned(), path)];
+        environment.extend(self.settings.iter().cloned());
+        environment
+    }
+
+    /// A command that finds it.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command.envs(self.environment());
+        command
+    }
+
+    /// Processes that find it.
+    pub fn launch(&self, launch: Launch) -> Launch {
+        self.environment().iter().fold(launch, |launch, (name, value)| launch.env(name, value))
+    }
+}
+
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map(|number| number.parse().unwrap_or(0)).collect()
+}
+
+/// The library that cargo built beside this test.
+fn built() -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let near: Vec<PathBuf> = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .flat_map(|folder| [folder.join(FILE), folder.join("deps").join(FILE)])
+        .collect();
+    near.into_iter().find(|path| path.exists()).ok_or_else(|| {
+        let text = format!(
+            "{FILE} is not beside {}; cargo builds it for whoever depends on phalanx-testkit",
+            program.display()
+        );
+        io::Error::new(io::ErrorKind::NotFound, text)
+    })
+}
+
+/// Takes the names away from symbols of a shared library.
+fn hide(mut library: Vec<u8>, names: &[&str]) -> io::Result<Vec<u8>> {
+    let (symbols, strings) = {
+        let file = object::File::parse(&*library).map_err(io::Error::other)?;
+        (section(&file, ".dynsym")?, section(&file, ".dynstr")?)
+    };
+    let texts = library[strings].to_vec();
+    for entry in library[symbols].chunks_exact_mut(SYMBOL) {
+        let (name, _) = entry.split_at_mut(4);
+        let offset = u32::from_le_bytes([name[0], name[1], name[2], name[3]]) as usize;
+        let text: Vec<u8> = texts[offset..].iter().copied().take_while(|byte| *byte != 0).collect();
+        if names.iter().any(|name| name.as_bytes() == text) {
+            // The empty string; the loader's hash table still leads here, and the names differ.
+            name.fill(0);
+        }
+    }
+    Ok(library)
+}
+
+fn section(file: &object::File<'_>, name: &str) -> io::Result<Range<usize>> {
+    let range = file.section_by_name(name).and_then(|section| section.file_range());
+    let (start, len) = range.ok_or_else(|| io::Error::other(format!("no section {name}")))?;
+    Ok(start as usize..(start + len) as usize)
+}
