@@ -1,6 +1,6 @@
 //! What goes wrong is an error that names the rank, on all ranks, within the deadline; GPUs are usable afterwards.
 
-use crate::world::{done, expect, launch, must, stream, upload, values};
+use crate::world::{done, elements, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::CudaSlice;
 use phalanx::{BackendKind, Comm, Error, PeerEvent, ReduceOp};
@@ -118,8 +118,8 @@ fn abort(gpus: usize) -> Result<(), Failed> {
 /// Different operations that wait for each other for ever are told apart, by name.
 fn mismatch(gpus: usize) -> Result<(), Failed> {
     let errors = world(gpus, |comm| {
-        let mut buffer = upload(&comm, &vec![1.0f32; 1 << 22]).ok()?;
-        let mut other = upload(&comm, &vec![1.0f32; 1 << 22]).ok()?;
+        let mut buffer = upload(&comm, &vec![1.0f32; elements(1 << 22)]).ok()?;
+        let mut other = upload(&comm, &vec![1.0f32; elements(1 << 22)]).ok()?;
         // NCCL would never end this: each waits for the other's operation.
         let enqueued = if comm.rank() == 0 {
             comm.recv(&mut other, 1)
@@ -204,7 +204,7 @@ fn dropped_early(gpus: usize) -> Result<(), Failed> {
 fn endless(comm: Comm, _: &[String]) -> Outcome {
     comm.set_timeout(TIMEOUT);
     let gpu = comm.gpu().ok_or("a GPU")?;
-    let mut buffer = upload(&comm, &vec![1.0f32; 1 << 24])?;
+    let mut buffer = upload(&comm, &vec![1.0f32; elements(1 << 24)])?;
     must("warm-up", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
     must("warm-up", comm.sync())?;
     phase("running");

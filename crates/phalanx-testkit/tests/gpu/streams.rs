@@ -1,6 +1,6 @@
 //! Buffers and streams: nothing is freed, overwritten or read while an operation runs.
 
-use crate::world::{both, done, expect, must, stream, upload, value, values};
+use crate::world::{both, done, elements, expect, must, stream, upload, value, values};
 use libtest_mimic::Trial;
 use phalanx::{Comm, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
@@ -14,8 +14,10 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("current_device", current_device),
 ];
 
-/// Elements: large enough that an operation takes a while.
-const LEN: usize = 1 << 22;
+/// Large enough that an operation takes a while.
+fn len() -> usize {
+    elements(1 << 22)
+}
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
@@ -33,8 +35,8 @@ fn other_stream(comm: Comm, _: &[String]) -> Outcome {
     let communication = compute.context().new_stream().map_err(|e| e.to_string())?;
     let on = must("on", comm.on(&communication))?;
     for _ in 0..5 {
-        let send = upload(&comm, &values::<f32>(comm.rank(), LEN))?;
-        let mut recv = compute.alloc_zeros::<f32>(LEN).map_err(|e| e.to_string())?;
+        let send = upload(&comm, &values::<f32>(comm.rank(), len()))?;
+        let mut recv = compute.alloc_zeros::<f32>(len()).map_err(|e| e.to_string())?;
         must("all_reduce", on.all_reduce(&send, &mut recv, ReduceOp::Sum))?;
         let got = compute.clone_dtoh(&recv).map_err(|e| e.to_string())?;
         expect("read on the other stream", &got, sum(comm.world_size()))?;
@@ -48,13 +50,13 @@ fn dropped_at_once(comm: Comm, _: &[String]) -> Outcome {
     let compute = stream(&comm).clone();
     let communication = compute.context().new_stream().map_err(|e| e.to_string())?;
     let on = must("on", comm.on(&communication))?;
-    let mut result = compute.alloc_zeros::<f32>(LEN).map_err(|e| e.to_string())?;
+    let mut result = compute.alloc_zeros::<f32>(len()).map_err(|e| e.to_string())?;
     for _ in 0..10 {
-        let send = upload(&comm, &values::<f32>(comm.rank(), LEN))?;
+        let send = upload(&comm, &values::<f32>(comm.rank(), len()))?;
         must("all_reduce", on.all_reduce(&send, &mut result, ReduceOp::Sum))?;
         drop(send);
         // The allocator may hand out the same memory again.
-        let poison = compute.clone_htod(&vec![f32::NAN; LEN]).map_err(|e| e.to_string())?;
+        let poison = compute.clone_htod(&vec![f32::NAN; len()]).map_err(|e| e.to_string())?;
         drop(poison);
         let got = compute.clone_dtoh(&result).map_err(|e| e.to_string())?;
         expect("after the drop", &got, sum(comm.world_size()))?;
@@ -67,9 +69,9 @@ fn overwritten_at_once(comm: Comm, _: &[String]) -> Outcome {
     let compute = stream(&comm).clone();
     let communication = compute.context().new_stream().map_err(|e| e.to_string())?;
     let on = must("on", comm.on(&communication))?;
-    let fresh = values::<f32>(comm.rank(), LEN);
+    let fresh = values::<f32>(comm.rank(), len());
     let mut send = upload(&comm, &fresh)?;
-    let mut recv = compute.alloc_zeros::<f32>(LEN).map_err(|e| e.to_string())?;
+    let mut recv = compute.alloc_zeros::<f32>(len()).map_err(|e| e.to_string())?;
     for _ in 0..10 {
         must("all_reduce", on.all_reduce(&send, &mut recv, ReduceOp::Sum))?;
         compute.memset_zeros(&mut send).map_err(|e| e.to_string())?;

@@ -15,6 +15,18 @@ pub const DEADLINE: Duration = Duration::from_secs(120);
 /// Most ranks of a world.
 const MOST: usize = 4;
 
+/// Set where the GPUs are emulated (not `PHALANX_…`: those are taken from rank processes).
+pub const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
+
+pub fn are_emulated() -> bool {
+    std::env::var_os(EMULATED).is_some()
+}
+
+/// So many elements on a GPU; an emulated one computes on this machine's cores.
+pub fn elements(len: usize) -> usize {
+    if are_emulated() { len / 128 } else { len }
+}
+
 /// How many ranks can have a GPU, or why none can.
 pub fn gpus() -> Result<usize, String> {
     phalanx::nccl::version().map_err(|error| error.to_string())?;

@@ -92,44 +92,17 @@ impl Communicator {
         }
     }
 
-    /// One rank. What multiplies there (a pre-multiplied sum, an average) leaves out the last elements of some
-    /// lengths, up to 2.30 at least (`oneRankReduce` in its source: blocks of the length's quotient, rounded
-    /// down). An average of one is its sum; for the other, the length is cut where the quotients are whole.
+    /// One rank: nothing to combine, but a pre-multiplied sum multiplies, with a kernel of its own.
     unsafe fn reducing_alone(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        /// Bytes that one block of the kernel takes, most blocks, and bytes that many blocks share evenly.
-        const BLOCK: usize = 16 * 1024;
-        const BLOCKS: usize = 32;
-        const EVEN: usize = BLOCKS * 16;
-        if call.reduction.code == ReductionCode::Avg {
-            let sum = RawReduction { code: ReductionCode::Sum, factor: 0 };
-            // SAFETY: the caller's contract.
-            return unsafe { self.reducing(&Call { reduction: sum, ..*call }, needs) };
+        let mut call = *call;
+        match call.reduction.code {
+            // The library makes a multiplication by one of it.
+            ReductionCode::Avg => call.reduction = RawReduction { code: ReductionCode::Sum, factor: 0 },
+            ReductionCode::PreMulSum => can_multiply_alone(call.dtype, call.blocks.len(0))?,
+            _ => {}
         }
-        if call.reduction.code != ReductionCode::PreMulSum {
-            // SAFETY: the caller's contract.
-            return unsafe { self.reducing(call, needs) };
-        }
-        if matches!(call.dtype, DType::F8E4M3 | DType::F8E5M2) {
-            return Err(Error::Unsupported {
-                what: format!("a pre-multiplied sum of {} by one rank", call.dtype),
-                why: "NCCL has no kernel for it".into(),
-                remedy: "use more ranks, or multiply before".into(),
-            });
-        }
-        let (size, len) = (call.dtype.size(), call.blocks.len(0) * call.dtype.size());
-        let mut done = 0;
-        self.grouped(|| {
-            while done < len {
-                let rest = len - done;
-                let bytes = if rest >= BLOCK * BLOCKS { rest - rest % EVEN } else { rest.min(BLOCK) };
-                let (send, recv) = (call.send.wrapping_add(done), call.recv.wrapping_add(done));
-                let piece = Call { send, recv, blocks: Blocks::Equal(bytes / size), ..*call };
-                // SAFETY: the caller's contract; the piece lies in the buffers.
-                unsafe { self.reducing(&piece, needs) }?;
-                done += bytes;
-            }
-            Ok(())
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.reducing(&call, needs) }
     }
 
     /// What only moves, moves as bytes: every type can.
@@ -346,6 +319,23 @@ impl Communicator {
             unsafe { destroy(op, self.handle()) };
         }
     }
+}
+
+/// Whether the kernel that multiplies for one rank does so with all elements. It has none for 8-bit floats, and it
+/// gives each of its blocks the length's quotient, rounded down, so that the last elements of some lengths are left
+/// out (`oneRankReduce` in the source, up to 2.30 at least).
+fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
+    let bytes = len * dtype.size();
+    let blocks = bytes.div_ceil(16 * 1024).clamp(1, 32);
+    let covered = (len / blocks).next_multiple_of(16 / dtype.size()) * blocks;
+    if covered >= len && !matches!(dtype, DType::F8E4M3 | DType::F8E5M2) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("a pre-multiplied sum of {len} × {dtype} by one rank"),
+        why: "NCCL's kernel for one rank leaves out elements, or does not exist".into(),
+        remedy: "multiply before, or use a multiple of 512 bytes (no 8-bit floats)".into(),
+    })
 }
 
 /// The type in reductions.
