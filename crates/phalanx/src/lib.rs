@@ -57,6 +57,10 @@ mod p2p;
 mod request;
 mod sync;
 
+/// For `phalanx launch` and the tests: no part of the interface.
+#[doc(hidden)]
+pub use bootstrap::store;
+
 pub use backend::BackendKind;
 pub use buffer::{Owned, Source, Target};
 pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};

@@ -2,6 +2,7 @@
 
 mod environment;
 mod rendezvous;
+pub mod store;
 
 pub(crate) use environment::timeout_from_environment;
 

@@ -13,3 +13,6 @@ pub(crate) use linux::*;
 mod portable;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use portable::*;
+
+mod poll;
+pub(crate) use poll::{Waker, poll_sockets};
