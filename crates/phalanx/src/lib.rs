@@ -57,11 +57,11 @@ mod p2p;
 mod request;
 mod sync;
 
+pub use backend::BackendKind;
+pub use bootstrap::HostTopology;
 /// For `phalanx launch` and the tests: no part of the interface.
 #[doc(hidden)]
 pub use bootstrap::store;
-
-pub use backend::BackendKind;
 pub use buffer::{Owned, Source, Target};
 pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};
 pub use communicator::{Communicator, StreamSyncOps};

@@ -8,6 +8,7 @@
 pub(crate) mod host;
 pub(crate) mod solo;
 
+use crate::bootstrap::HostTopology;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{RawReduction, ReductionCode};
@@ -229,6 +230,11 @@ pub(crate) trait Backend: Send + Sync {
     fn kind(&self) -> BackendKind;
     fn rank(&self) -> usize;
     fn world_size(&self) -> usize;
+
+    /// Who shares a host. Unless a backend says otherwise, all do.
+    fn host_topology(&self) -> HostTopology {
+        HostTopology::one_host(self.world_size())
+    }
 
     /// Takes part in a collective; complete when it returns.
     ///

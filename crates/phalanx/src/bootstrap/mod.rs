@@ -1,10 +1,13 @@
 //! Who am I, who are the others: from the launcher's variables to a communicator.
 
 mod environment;
+mod hosts;
+mod meeting;
 mod rendezvous;
 pub mod store;
 
 pub(crate) use environment::timeout_from_environment;
+pub use hosts::HostTopology;
 
 use crate::backend::BackendKind;
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
@@ -47,7 +50,14 @@ fn init_from(environment: &Environment, timeout: Duration) -> Result<Comm> {
     );
     match (backend, place) {
         (BackendKind::Solo, _) => Ok(Comm::new(Arc::new(SoloComm::new(timeout)))),
-        (BackendKind::Host, Some(place)) if world_size > 1 => join(&place, timeout),
+        (BackendKind::Host, Some(place)) if world_size > 1 => {
+            if !place.one_host {
+                // The launcher's nodes may be parts of one host.
+                let store = meeting::open_store(environment, &place, timeout)?;
+                hosts::exchange(&store, timeout)?.check_one_host()?;
+            }
+            join(&place, timeout)
+        }
         (BackendKind::Host, _) => {
             let world = Arc::new(World::threads());
             let channel = NewChannel::create(&world, 1)?;

@@ -16,3 +16,6 @@ pub(crate) use portable::*;
 
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};
+
+mod surroundings;
+pub(crate) use surroundings::{Surroundings, host_name};

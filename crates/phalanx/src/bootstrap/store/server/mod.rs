@@ -9,7 +9,7 @@ mod connection;
 use super::protocol::{End, Group, Reply};
 use super::room::{Outbox, Room};
 use super::session::Token;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UsageError};
 use crate::os::{Waker, poll_sockets};
 use connection::{Connection, Step};
 use std::collections::{BTreeMap, HashMap};
@@ -37,6 +37,19 @@ pub struct Settings {
 
 /// Silence that means loss: with what it takes to notice and to tell, less than two seconds.
 pub const SILENCE: Duration = Duration::from_millis(1500);
+
+/// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
+pub fn silence_from(value: Option<&str>) -> Result<Duration> {
+    let Some(text) = value else {
+        return Ok(SILENCE);
+    };
+    let seconds = text.trim().parse().ok().filter(|seconds: &f64| (0.1..=86400.0).contains(seconds));
+    Ok(seconds.map(Duration::from_secs_f64).ok_or_else(|| UsageError::Setting {
+        name: "PHALANX_HEARTBEAT_TIMEOUT".into(),
+        value: text.into(),
+        expected: "a number of seconds, 0.1 to 86400".into(),
+    })?)
+}
 
 impl Default for Settings {
     fn default() -> Settings {
