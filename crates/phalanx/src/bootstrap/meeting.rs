@@ -13,7 +13,6 @@ use super::environment::{Environment, Place, setting};
 use super::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
 use crate::error::{Error, Result, UsageError};
 use std::io::ErrorKind;
-use std::net::{IpAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// What is added to torchrun's port.
@@ -42,7 +41,7 @@ fn settings(place: &Place, silence: Duration) -> Settings {
 }
 
 fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Result<Server> {
-    check_reachable(&rendezvous.address)?;
+    server::check_reachable(&rendezvous.address)?;
     let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
     let settings = Settings { epoch: rendezvous.epoch, ..settings };
     loop {
@@ -51,22 +50,6 @@ fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Resul
             outcome => return outcome,
         }
     }
-}
-
-/// Many hosts know their own name as a loopback address, under which nobody else would find the store.
-fn check_reachable(address: &str) -> Result<()> {
-    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
-    let means_it = name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-    let mut addresses = address.to_socket_addrs().into_iter().flatten().peekable();
-    if means_it || addresses.peek().is_none() || !addresses.all(|address| address.ip().is_loopback()) {
-        return Ok(());
-    }
-    Err(Error::bootstrap(
-        format!(
-            "on this host, {name} is a loopback address: no other host would reach the store at {address}"
-        ),
-        "set PHALANX_STORE to an address of this host that the others know (IP:port), for all ranks",
-    ))
 }
 
 /// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its

@@ -14,7 +14,7 @@ use crate::os::{Waker, poll_sockets};
 use connection::{Connection, Step};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
@@ -131,6 +131,24 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+/// Whether other hosts can reach a store at this address, which is one of this host.
+///
+/// Many hosts know their own name as a loopback address, under which nobody else would find the store.
+pub fn check_reachable(address: &str) -> Result<()> {
+    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
+    let means_it = name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    let mut addresses = address.to_socket_addrs().into_iter().flatten().peekable();
+    if means_it || addresses.peek().is_none() || !addresses.all(|address| address.ip().is_loopback()) {
+        return Ok(());
+    }
+    Err(Error::bootstrap(
+        format!(
+            "on this host, {name} is a loopback address: no other host would reach the store at {address}"
+        ),
+        "set the store's address to one of this host that the others know (IP:port), for all ranks",
+    ))
 }
 
 fn bind(address: &str) -> Result<TcpListener> {
