@@ -2,11 +2,12 @@
 //!
 //! The kernel kills the ranks then, but not what they have started. A small process of its own, the guard,
 //! notices the launcher's end by the end of a pipe, and kills every process that is in a rank's process group or
-//! has the job's id in its environment.
+//! has the variables of this part of the job in its environment.
 //!
 //! What escapes: a process that left its rank's group and cleared or overwrote its environment, or runs as
 //! another user; and everything but the ranks, if launcher and guard are killed together.
 
+use super::part::Part;
 use rustix::process::{Pid, Signal};
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
@@ -25,8 +26,8 @@ const ROUNDS: usize = 100;
 pub struct Guard(Option<(Child, ChildStdin)>);
 
 impl Guard {
-    /// Starts a guard over the processes of a job. Without one, the job runs all the same.
-    pub fn start(job: &str) -> Guard {
+    /// Starts a guard over the processes of a node's part of a job. Without one, the job runs all the same.
+    pub fn start(part: &Part) -> Guard {
         let start = || {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -38,7 +39,10 @@ impl Guard {
         };
         let guard = start().map_err(|e| eprintln!("phalanx launch: going on without a guard: {e}"));
         let mut guard = Guard(guard.ok());
-        guard.say(&format!("job {job}"));
+        // Another node may be on the same machine: what its launcher has started is not ours.
+        for mark in part.marks() {
+            guard.say(&format!("mark {mark}"));
+        }
         guard
     }
 
@@ -72,11 +76,11 @@ impl Drop for Guard {
 
 /// The guard itself: listens to the launcher, and acts when it falls silent.
 pub fn run() -> ExitCode {
-    let (mut job, mut groups) = (String::new(), HashSet::new());
+    let (mut marks, mut groups) = (Vec::new(), HashSet::new());
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         match line.split_once(' ') {
-            Some(("job", id)) => job = id.to_owned(),
+            Some(("mark", mark)) => marks.push(mark.to_owned()),
             Some(("group", group)) => groups.extend(group.parse().ok().and_then(Pid::from_raw)),
             Some(("forget", group)) => {
                 group.parse().ok().and_then(Pid::from_raw).map(|group| groups.remove(&group));
@@ -88,26 +92,21 @@ pub fn run() -> ExitCode {
     for group in groups {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
-    let mut killed = 0;
     for _ in 0..ROUNDS {
-        match kill_processes_of(&job) {
-            0 => break,
-            more => killed += more,
+        if kill_marked(&marks) == 0 {
+            break;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    eprintln!(
-        "phalanx launch: the launcher was killed, and its job was ended ({killed} processes had to be looked for)"
-    );
+    eprintln!("phalanx launch: the launcher was killed; its ranks and what they had started were ended");
     ExitCode::FAILURE
 }
 
-/// Kills the processes that have the job's id in their environment; answers how many there were.
+/// Kills the processes that have all these variables in their environment; answers how many there were.
 #[cfg(target_os = "linux")]
-fn kill_processes_of(job: &str) -> usize {
+fn kill_marked(marks: &[String]) -> usize {
     use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
-    let marker = format!("PHALANX_JOB={job}");
-    if job.is_empty() {
+    if marks.is_empty() {
         return 0;
     }
     let Ok(processes) = std::fs::read_dir("/proc") else {
@@ -121,7 +120,9 @@ fn kill_processes_of(job: &str) -> usize {
                 return false;
             };
             let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let is_ours = environment.split(|byte| *byte == 0).any(|entry| entry == marker.as_bytes());
+            let has =
+                |mark: &String| environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes());
+            let is_ours = marks.iter().all(has);
             is_ours && pidfd_send_signal(&process, Signal::KILL).is_ok()
         })
         .count()
@@ -129,6 +130,6 @@ fn kill_processes_of(job: &str) -> usize {
 
 /// Where processes cannot be looked at, their groups have to do.
 #[cfg(not(target_os = "linux"))]
-fn kill_processes_of(_job: &str) -> usize {
+fn kill_marked(_marks: &[String]) -> usize {
     0
 }

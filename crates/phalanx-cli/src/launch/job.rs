@@ -155,7 +155,7 @@ impl Job {
             let _ = to_queue.send(Event::Signal(signal));
         });
         let forwarder = forwarder.map_err(error)?;
-        let mut guard = Guard::start(&part.job);
+        let mut guard = Guard::start(part);
 
         let mut ranks: Vec<Rank> = Vec::with_capacity(self.ranks);
         for local in 0..self.ranks {

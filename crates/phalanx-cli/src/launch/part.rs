@@ -52,6 +52,11 @@ impl Part {
             None => command.env_remove("PHALANX_STORE").env_remove("PHALANX_TOKEN"),
         };
     }
+
+    /// What all processes of this part have in their environment, and no others.
+    pub fn marks(&self) -> [String; 2] {
+        [format!("PHALANX_JOB={}", self.job), format!("PHALANX_NODE_RANK={}", self.node)]
+    }
 }
 
 /// The only node: the store listens on the loopback interface, on any port. It ends when it is dropped.
