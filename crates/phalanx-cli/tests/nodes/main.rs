@@ -13,6 +13,8 @@ mod network;
 mod node;
 #[cfg(target_os = "linux")]
 mod rank;
+#[cfg(target_os = "linux")]
+mod torchrun;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -25,8 +27,8 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // Time limits are checked: trials must not take the cores from one another.
     args.test_threads.get_or_insert(1);
-    let trials = loopback::trials().into_iter().chain(namespaces::trials());
-    libtest_mimic::run(&args, trials.collect()).exit_code()
+    let trials = [loopback::trials(), torchrun::trials(), namespaces::trials()];
+    libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }
 
 #[cfg(not(target_os = "linux"))]
