@@ -102,7 +102,8 @@ impl Environment {
         let part = |name: &str| self.get(name).unwrap_or("").to_owned();
         let (host, port) = (part("MASTER_ADDR"), part("MASTER_PORT"));
         if host.is_empty() {
-            let expected = "the address (host:port) of the job's store, since its ranks are on several hosts";
+            let expected = "the address (host:port) of the job's store, since its ranks are on several hosts; or, \
+                            for ranks without GPUs, start them with mpirun or srun --mpi=pmix";
             return Err(setting("PHALANX_STORE", "", expected));
         }
         let number: u16 = port.trim().parse().map_err(|_| setting("MASTER_PORT", &port, "a port number"))?;
@@ -124,7 +125,8 @@ impl Environment {
                 "the ranks are on several hosts, and nothing says how they know each other: neither \
                  PHALANX_TOKEN nor PHALANX_TOKEN_FILE is set",
                 "make a secret (openssl rand -hex 32), give each host a file with it that only you can read, \
-                 and set PHALANX_TOKEN_FILE to its path on all hosts",
+                 and set PHALANX_TOKEN_FILE to its path on all hosts; ranks without GPUs need none: start them \
+                 with mpirun or srun",
             ));
         };
         Token::from_file(path)
