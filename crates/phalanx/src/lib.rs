@@ -39,7 +39,7 @@
 //! | `PHALANX_RESTART_COUNT` | set by `phalanx launch`: how often the job was started again |
 //! | `PHALANX_STORE` | `host:port` of the job's store, where ranks of several hosts meet; set by `phalanx launch`; under torchrun, default `MASTER_ADDR` with `MASTER_PORT` + 1000 |
 //! | `PHALANX_TOKEN`, `PHALANX_TOKEN_FILE` | the secret of the job's ranks, or a file (mode 600) with it; `phalanx launch` sets the first; under torchrun on several hosts the user sets one |
-//! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store takes a rank for lost; default 1.5. For the process that hosts the store: the launcher, or rank 0 |
+//! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store takes a rank for lost; default 1.4. For the process that hosts the store: the launcher, or rank 0 |
 //! | `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
 //!
 //! # Platforms

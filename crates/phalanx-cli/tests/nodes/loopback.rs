@@ -193,8 +193,7 @@ fn a_killed_launcher(job: &Job, victim: usize) -> Result<(), Failed> {
     let (code, said) = if victim == 0 { second.end()? } else { first.end()? };
     equal(code, Some(1), &said)?;
     says(&said, &format!("node {victim} (lost)"))?;
-    // It is seen by the end of the connection, not by silence.
-    if started.elapsed() > Duration::from_secs(2) {
+    if started.elapsed() > Duration::from_secs(3) {
         return Err(format!("it took {:?}", started.elapsed()).into());
     }
     for rank in ranks {

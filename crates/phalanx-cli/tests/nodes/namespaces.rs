@@ -9,8 +9,8 @@ use libtest_mimic::{Failed, Trial};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// By when a loss is known to all.
-const LIMIT: Duration = Duration::from_secs(2);
+/// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
+const LIMIT: Duration = Duration::from_secs(3);
 
 pub fn trials() -> Vec<Trial> {
     let obstacle = obstacle();
@@ -133,8 +133,7 @@ fn node_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> R
     nodes[0].wait_for("node 1 (lost)")?;
     nodes[1].wait_for("(lost)")?;
     let took = started.elapsed();
-    // The launchers look every now and then.
-    if took > LIMIT + Duration::from_millis(500) {
+    if took > LIMIT {
         return Err(format!("it took {took:?}").into());
     }
     for node in nodes {

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `protocol/` | messages and their bytes |
 //! | `session.rs` | token, keys, authenticated frames |
+//! | `watch.rs` | the silence of others, and one's own sleep |
 //! | `room/` | values, exchanges, who is there: without sockets and clocks |
 //! | `server/` | the listener's thread |
 //! | `client/` | a member's end |
@@ -20,6 +21,7 @@ pub mod protocol;
 mod room;
 pub mod server;
 pub mod session;
+mod watch;
 
 pub use client::{Member, Store};
 pub use protocol::Group;

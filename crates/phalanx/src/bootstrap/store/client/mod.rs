@@ -5,6 +5,7 @@ mod connect;
 use super::protocol::{End, Group, MAX_KEY, MAX_REPLY, MAX_VALUE, Malformed, Reply, Request};
 use super::server::Server;
 use super::session::Key;
+use super::watch::Watch;
 use super::{Host, Lost, Rendezvous};
 use crate::error::{BootstrapError, Error, Result};
 use crate::sync::lock;
@@ -93,9 +94,7 @@ impl Store {
         let session = connect::join(rendezvous, member, deadline)?;
         let system =
             |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
-        let interval = session.silence / 8;
         let stream = session.stream.try_clone().map_err(system("dup"))?;
-        stream.set_read_timeout(Some(interval)).map_err(system("setsockopt"))?;
         stream.set_write_timeout(Some(session.silence)).map_err(system("setsockopt"))?;
         let Session { stream: read_half, to, from, silence, rest } = session;
         let link = Arc::new(Link {
@@ -294,9 +293,12 @@ impl Link {
     /// The thread: takes in what the store says until the connection ends, and shows signs of life.
     fn listen(&self, mut stream: TcpStream, mut key: Key, mut input: Vec<u8>) {
         let mut bytes = vec![0; 64 << 10];
+        let interval = self.silence / 8;
         let mut heard = Instant::now();
+        let mut watch = Watch::new(self.silence);
         let mut leaving = None;
         loop {
+            heard += watch.held_up(Instant::now());
             match self.take_in(&mut key, &mut input) {
                 Ok(true) => heard = Instant::now(),
                 Ok(false) => {}
@@ -307,9 +309,12 @@ impl Link {
                 if leaving.get_or_insert_with(Instant::now).elapsed() > LEAVING {
                     return;
                 }
-            } else if lock(&self.sender).last.elapsed() >= self.silence / 8 {
+            } else if lock(&self.sender).last.elapsed() >= interval {
                 self.send(&Request::Heartbeat);
             }
+            // To the point at which silence becomes a loss.
+            let left = self.silence.saturating_sub(heard.elapsed()).min(interval);
+            let _ = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
             match stream.read(&mut bytes) {
                 Ok(0) => return self.ended("it closed the connection"),
                 Ok(n) => input.extend_from_slice(&bytes[..n]),

@@ -225,6 +225,11 @@ impl Connection {
         }
     }
 
+    /// Takes time off its silence in which nobody could have heard it.
+    pub fn pardon(&mut self, held_up: Duration) {
+        self.heard += held_up;
+    }
+
     /// When it needs attention by itself.
     pub fn next_deadline(&self, settings: &Settings) -> Instant {
         match self.member() {

@@ -9,6 +9,7 @@ mod connection;
 use super::protocol::{End, Group, Reply};
 use super::room::{Outbox, Room};
 use super::session::Token;
+use super::watch::Watch;
 use crate::error::{Error, Result, UsageError};
 use crate::os::{Waker, poll_sockets};
 use connection::{Connection, Step};
@@ -36,7 +37,7 @@ pub struct Settings {
 }
 
 /// Silence that means loss: with what it takes to notice and to tell, less than two seconds.
-pub const SILENCE: Duration = Duration::from_millis(1500);
+pub const SILENCE: Duration = Duration::from_millis(1400);
 
 /// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
 pub fn silence_from(value: Option<&str>) -> Result<Duration> {
@@ -183,10 +184,13 @@ struct Service {
 
 impl Service {
     fn run(mut self) {
+        let mut watch = Watch::new(self.settings.silence);
         loop {
             let ready = self.wait();
-            // Judged is what was known when waiting ended: a thread that was held up accuses nobody.
+            // Judged is what was known when waiting ended, and only time in which this thread was awake.
             let now = Instant::now();
+            let held_up = watch.held_up(now);
+            self.connections.values_mut().for_each(|connection| connection.pardon(held_up));
             self.waker.clear();
             while let Ok(command) = self.commands.try_recv() {
                 match command {
@@ -218,7 +222,8 @@ impl Service {
         let connections =
             self.connections.values().map(|connection| connection.next_deadline(&self.settings));
         let next = rooms.into_iter().flatten().chain(connections).min();
-        let timeout = next.map(|next| next.saturating_duration_since(now));
+        // Somebody to watch means looking around; and nobody has been there long when the first comes.
+        let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
         let streams: Vec<_> = self.connections.values().map(Connection::interest).collect();
         let ready = poll_sockets(&self.listener, &self.waker, &streams, timeout);
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
