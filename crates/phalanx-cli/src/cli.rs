@@ -16,10 +16,13 @@ pub struct Cli {
 pub enum Command {
     /// Measure how fast an operation is, and check that its results are right.
     Perf(Box<crate::perf::options::PerfArgs>),
-    /// Start a program several times on this machine, as ranks that find each other.
+    /// Start a program several times, as ranks that find each other.
     Launch(crate::launch::options::LaunchArgs),
     /// Show what this machine offers, and try a real communication on it.
     Doctor(crate::doctor::options::DoctorArgs),
+    /// What `phalanx launch` starts beside the ranks.
+    #[command(name = crate::launch::guard::SUBCOMMAND, hide = true)]
+    Guard,
 }
 
 const EXAMPLES: &str = "\

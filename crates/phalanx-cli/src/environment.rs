@@ -5,13 +5,20 @@
 use std::env;
 
 /// Variables that say something about ranks, and whether their value may be shown.
-const VARIABLES: [(&str, bool); 12] = [
+const VARIABLES: [(&str, bool); 19] = [
     ("PHALANX_RANK", true),
     ("PHALANX_WORLD_SIZE", true),
     ("PHALANX_LOCAL_RANK", true),
     ("PHALANX_LOCAL_WORLD_SIZE", true),
     // Whoever knows the id of a job is let in.
     ("PHALANX_JOB", false),
+    ("PHALANX_NODE_RANK", true),
+    ("PHALANX_NNODES", true),
+    ("PHALANX_RESTART_COUNT", true),
+    ("PHALANX_STORE", true),
+    ("PHALANX_TOKEN", false),
+    ("PHALANX_TOKEN_FILE", true),
+    ("PHALANX_HEARTBEAT_TIMEOUT", true),
     ("PHALANX_BACKEND", true),
     ("PHALANX_TIMEOUT", true),
     ("RANK", true),

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Guard => Ok(launch::guard::run()),
     };
     result.unwrap_or_else(|error| {
         // `phalanx perf … | head` is no failure worth a message.

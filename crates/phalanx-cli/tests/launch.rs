@@ -174,6 +174,128 @@ fn killing_the_launcher_leaves_no_rank() {
 }
 
 #[test]
+fn killing_the_launcher_leaves_no_descendant_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    // In the rank's group; in the group with nothing in its environment; in a session of its own; and one that
+    // nobody is the parent of any more.
+    let script = format!(
+        "sleep 1000 & echo $! > {}
+         env -i sleep 1000 & echo $! > {}
+         setsid sh -c 'echo $$ > {}; exec sleep 1000' &
+         (setsid sh -c 'echo $$ > {}; exec sleep 1000' &)
+         wait",
+        at("group"),
+        at("bare"),
+        at("session"),
+        at("orphan")
+    );
+    let mut launcher = launch("-n 1", &script).stderr(Stdio::piped()).spawn().unwrap();
+    let names = ["group", "bare", "session", "orphan"];
+    let read = || names.iter().map(|name| number_in(&folder.path().join(name))).collect::<Option<Vec<i32>>>();
+    eventually("all processes have started", || read().is_some_and(|pids| pids.iter().all(|pid| runs(*pid))));
+    launcher.kill().unwrap();
+    // The guard says so when it is done, and ends: the stream ends with it.
+    let output = launcher.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the launcher was killed"));
+    for (name, pid) in names.iter().zip(read().unwrap()) {
+        eventually(&format!("{name} has ended"), || !runs(pid));
+    }
+}
+
+#[test]
+fn a_job_that_has_ended_leaves_no_guard() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = folder.path().join("launcher");
+    let script = format!(
+        "echo $PPID > {0}.part; mv {0}.part {0}; while [ -e {0} ]; do sleep 0.01; done",
+        pid.display()
+    );
+    let launcher = launch("-n 1", &script).spawn().unwrap();
+    eventually("the rank has started", || number_in(&pid).is_some());
+    let children = common::children_of(launcher.id());
+    assert_eq!(children.len(), 2, "a rank and the guard");
+    std::fs::remove_file(&pid).unwrap();
+    assert!(launcher.wait_with_output().unwrap().status.success());
+    assert!(!children.into_iter().any(runs));
+}
+
+#[test]
+fn a_restart_that_succeeds_is_a_success() {
+    let script = "echo attempt $PHALANX_RESTART_COUNT $PHALANX_JOB; [ $PHALANX_RESTART_COUNT = 2 ] || exit 3";
+    let said = say(launch("-n 2 --max-restarts 3", script));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("exit status 3"), "{}", said.stderr);
+    assert!(said.stderr.contains("restart 2 of at most 3"), "{}", said.stderr);
+    assert!(!said.stderr.contains("restart 3"), "{}", said.stderr);
+    // Ranks of one attempt are of one job, those of another of another.
+    let job_of = |attempt: &str| {
+        let jobs = said.stdout.lines().filter_map(|line| line.split_once(&format!("attempt {attempt} ")));
+        let mut jobs: Vec<&str> = jobs.map(|(_, job)| job).collect();
+        jobs.dedup();
+        jobs.concat()
+    };
+    assert_eq!(job_of("2").len(), 32, "{}", said.stdout);
+    assert_ne!(job_of("2"), job_of("1"));
+}
+
+#[test]
+fn restarts_are_counted() {
+    let said = say(launch("-n 2 --max-restarts 1", "[ $PHALANX_RANK = 1 ] && exit 4; sleep 1000"));
+    assert_eq!(said.code, Some(4));
+    assert_eq!(said.stderr.matches("rank 1 failed first: exit status 4").count(), 2, "{}", said.stderr);
+}
+
+#[test]
+fn what_was_asked_to_end_is_not_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = launch("-n 2 --max-restarts 5", &with_pid_file(folder.path(), "exec sleep 1000"));
+    let launcher = command.stderr(Stdio::piped()).spawn().unwrap();
+    pids(folder.path(), 2);
+    signal(launcher.id() as i32, Signal::TERM);
+    let output = launcher.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + 15));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("restart"));
+}
+
+#[test]
+fn every_rank_has_its_log_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("new").join("logs");
+    let script = "echo out $PHALANX_RANK; echo err $PHALANX_RANK >&2; [ $PHALANX_RANK = 0 ] || exit $PHALANX_RESTART_COUNT";
+    let options = format!("-n 2 --max-restarts 1 --log-dir {}", logs.display());
+    // It is restarted only if it fails, and it fails only when it was restarted.
+    let said = say(launch(&options, script));
+    assert_eq!((said.code, sorted(&said.stdout)), (Some(0), vec!["[0] out 0", "[1] out 1"]));
+    let read = |name: &str| std::fs::read_to_string(logs.join(name)).unwrap();
+    assert_eq!((read("rank-0.out"), read("rank-0.err")), ("out 0\n".into(), "err 0\n".into()));
+    assert_eq!((read("rank-1.out"), read("rank-1.err")), ("out 1\n".into(), "err 1\n".into()));
+
+    let script = script.replace("exit $PHALANX_RESTART_COUNT", "exit 9");
+    let said = say(launch(&format!("{options} --no-prefix"), &script));
+    assert_eq!(said.code, Some(9));
+    assert!(sorted(&said.stdout).contains(&"out 1"), "no prefix: {}", said.stdout);
+    assert_eq!(read("rank-1.restart-1.err"), "err 1\n");
+    let log = logs.join("rank-1.err").display().to_string();
+    assert!(said.stderr.contains(&format!("all of it is in {log}")), "{}", said.stderr);
+}
+
+#[test]
+fn log_files_that_cannot_be_are_explained() {
+    let said = say(launch("-n 1 --log-dir /proc/nowhere", "true"));
+    assert_eq!(said.code, Some(1));
+    assert!(said.stderr.contains("/proc/nowhere"), "{}", said.stderr);
+}
+
+#[test]
+fn ranks_are_told_where_the_store_is() {
+    let said = say(launch("-n 2", "echo $PHALANX_STORE $PHALANX_TOKEN $PHALANX_NODE_RANK $PHALANX_NNODES"));
+    let lines = sorted(&said.stdout);
+    assert!(lines[0].starts_with("[0] 127.0.0.1:") && lines[0].ends_with(" 0 1"), "{}", said.stdout);
+    assert_eq!(lines[0].strip_prefix("[0]"), lines[1].strip_prefix("[1]"));
+}
+
+#[test]
 fn output_that_nobody_reads_does_not_keep_the_ranks() {
     let mut command = launch("-n 2", "while :; do echo line || exit 0; done");
     let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

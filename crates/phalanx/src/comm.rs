@@ -1,7 +1,7 @@
 //! [`Comm`]: one rank's communicator; making one, and how it ends.
 
 use crate::backend::{Backend, BackendKind, Call, Departure, Operation};
-use crate::bootstrap;
+use crate::bootstrap::{self, HostTopology};
 use crate::collective::Shape;
 use crate::communicator::{Communicator, Portable};
 use crate::dtype::Element;
@@ -69,6 +69,11 @@ impl Comm {
     /// What carries the data.
     pub fn backend(&self) -> BackendKind {
         self.backend.kind()
+    }
+
+    /// Which ranks share a host, as the ranks found out when they met.
+    pub fn host_topology(&self) -> HostTopology {
+        self.backend.host_topology()
     }
 
     /// How long a wait may take before it is an error.

@@ -37,6 +37,11 @@
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB` | the shared libraries of NCCL and of the CUDA driver, if they are not where they are looked for |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: who this rank is, and of which job |
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | the same on this host |
+//! | `PHALANX_NODE_RANK`, `PHALANX_NNODES` | set by `phalanx launch`: which host this is, of how many |
+//! | `PHALANX_RESTART_COUNT` | set by `phalanx launch`: how often the job was started again |
+//! | `PHALANX_STORE` | `host:port` of the job's store, where ranks of several hosts meet; set by `phalanx launch`; under torchrun, default `MASTER_ADDR` with `MASTER_PORT` + 1000 |
+//! | `PHALANX_TOKEN`, `PHALANX_TOKEN_FILE` | the secret of the job's ranks, or a file (mode 600) with it; `phalanx launch` sets the first; under torchrun on several hosts the user sets one |
+//! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store takes a rank for lost; default 1.4. For the process that hosts the store: the launcher, or rank 0 |
 //! | `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
 //!
 //! # Platforms
@@ -63,6 +68,10 @@ mod request;
 mod sync;
 
 pub use backend::BackendKind;
+pub use bootstrap::HostTopology;
+/// For `phalanx launch` and the tests: no part of the interface.
+#[doc(hidden)]
+pub use bootstrap::store;
 pub use buffer::{Owned, Source, Target};
 #[cfg(feature = "cuda")]
 pub use comm::OnStream;

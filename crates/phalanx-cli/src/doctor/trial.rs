@@ -77,6 +77,7 @@ fn among_processes(ranks: usize) -> Result<()> {
         arguments: vec!["doctor".into(), "--as-rank".into()],
         ranks,
         output: Output::Swallowed,
+        log_dir: None,
         timeout: Some(PATIENCE),
     };
     match job.run(|_| {})? {
@@ -91,7 +92,7 @@ fn among_processes(ranks: usize) -> Result<()> {
         Outcome::TimedOut { running, .. } => {
             bail!("ranks {running:?} still ran after {} s", PATIENCE.as_secs())
         }
-        Outcome::Interrupted { .. } => bail!("interrupted"),
+        Outcome::Interrupted { .. } | Outcome::Elsewhere(_) | Outcome::NotStarted(_) => bail!("interrupted"),
     }
 }
 

@@ -3,9 +3,10 @@
 //! Everything after `--` belongs to the program that is started.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::time::Duration;
 
-/// Start a program several times on this machine, as ranks that find each other.
+/// Start a program several times, as ranks that find each other: on this machine, or on several.
 ///
 /// Each copy gets its rank and the number of ranks in environment variables, which `phalanx::init()`
 /// reads. Its output appears with its rank in front of every line. When a rank fails, the others are
@@ -14,10 +15,10 @@ use std::time::Duration;
 ///
 /// If the standard input is no terminal, rank 0 reads it; the other ranks have none.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  phalanx launch -n 4 -- ./train --epochs 3")]
+#[command(after_help = EXAMPLES)]
 pub struct LaunchArgs {
-    /// How many ranks to start.
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse_ranks)]
+    /// How many ranks to start on this machine.
+    #[arg(short = 'n', long = "ranks", visible_alias = "nproc-per-node", value_name = "N", value_parser = parse_ranks)]
     pub ranks: usize,
 
     /// End the ranks that still run after this many seconds; the exit status is then 124.
@@ -28,9 +29,51 @@ pub struct LaunchArgs {
     #[arg(long)]
     pub no_prefix: bool,
 
+    /// Start all ranks again, at most so often, when one has failed.
+    ///
+    /// The ranks find in PHALANX_RESTART_COUNT how often that was done.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_restarts: u32,
+
+    /// Write each rank's output to files in this folder as well: rank-0.out, rank-0.err, …
+    #[arg(long, value_name = "FOLDER")]
+    pub log_dir: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub nodes: NodeArgs,
+
     /// The program to start, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  phalanx launch -n 4 -- ./train --epochs 3
+
+  Four ranks on each of two machines, alpha and beta, which have the same secret in a file (mode 600):
+  alpha$ phalanx launch --nnodes 2 --node-rank 0 --store alpha:29400 --token-file T -n 4 -- ./train
+  beta$  phalanx launch --nnodes 2 --node-rank 1 --store alpha:29400 --token-file T -n 4 -- ./train";
+
+/// Several machines: `phalanx launch` runs once on each.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Several machines")]
+pub struct NodeArgs {
+    /// On how many machines the job runs.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_nodes)]
+    pub nnodes: usize,
+
+    /// Which of them this is, from 0.
+    #[arg(long, value_name = "K", requires = "store", requires = "token_file")]
+    pub node_rank: Option<usize>,
+
+    /// Where the machines meet: an address of node 0 that all of them reach, with a port that is free there.
+    #[arg(long, visible_alias = "rdzv-endpoint", value_name = "HOST:PORT", requires = "node_rank")]
+    pub store: Option<String>,
+
+    /// A file with a secret of at least 16 characters, the same on all machines, that only you can read.
+    #[arg(long, value_name = "FILE", requires = "node_rank")]
+    pub token_file: Option<String>,
 }
 
 impl LaunchArgs {
@@ -51,6 +94,10 @@ pub fn parse_ranks(text: &str) -> Result<usize, String> {
         Ok(ranks) => Ok(ranks),
         Err(_) => Err(format!("{text:?} is no number of ranks: expected 1, 2, 3, …")),
     }
+}
+
+fn parse_nodes(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|nodes| *nodes > 0).ok_or_else(|| format!("{text:?} is no number of machines"))
 }
 
 /// Reads a duration in seconds, which may have a fraction.

@@ -3,7 +3,9 @@
 //! Bytes are kept as they are: a rank's output need not be UTF-8.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,6 +15,8 @@ use std::thread::JoinHandle;
 pub enum Output {
     /// Every line is passed on with `[rank] ` in front.
     Prefixed,
+    /// Every line is passed on as it is.
+    Plain,
     /// The ranks write to the launcher's own output; a terminal stays a terminal.
     Inherited,
     /// Nothing is passed on; the last lines of standard error are kept for the report.
@@ -24,7 +28,16 @@ impl Output {
     pub fn stdio(self) -> Stdio {
         match self {
             Output::Inherited => Stdio::inherit(),
-            Output::Prefixed | Output::Swallowed => Stdio::piped(),
+            Output::Prefixed | Output::Plain | Output::Swallowed => Stdio::piped(),
+        }
+    }
+
+    /// What stands before every line that is passed on; `None` if none is.
+    fn prefix(self, rank: usize) -> Option<String> {
+        match self {
+            Output::Prefixed => Some(format!("[{rank}] ")),
+            Output::Plain => Some(String::new()),
+            Output::Inherited | Output::Swallowed => None,
         }
     }
 }
@@ -55,11 +68,45 @@ impl Tail {
     }
 }
 
+/// The files that a rank's output is written to: `rank-3.out` and `rank-3.err`, after a restart
+/// `rank-3.restart-1.out`.
+pub struct LogFiles {
+    pub out: File,
+    pub err: File,
+    pub err_path: PathBuf,
+}
+
+impl LogFiles {
+    pub fn create(dir: &Path, rank: usize, restart: u32) -> io::Result<LogFiles> {
+        let name = match restart {
+            0 => format!("rank-{rank}"),
+            restart => format!("rank-{rank}.restart-{restart}"),
+        };
+        let create = |ending: &str| {
+            let path = dir.join(format!("{name}.{ending}"));
+            let explain = |e: io::Error| {
+                io::Error::new(e.kind(), format!("the log file {} cannot be written: {e}", path.display()))
+            };
+            Ok::<_, io::Error>((File::create(&path).map_err(explain)?, path))
+        };
+        let ((out, _), (err, err_path)) = (create("out")?, create("err")?);
+        Ok(LogFiles { out, err, err_path })
+    }
+}
+
 /// Passes a rank's standard output on, in a thread of its own.
-pub fn pass_stdout(output: Output, rank: usize, stream: impl Read + Send + 'static) -> JoinHandle<()> {
-    std::thread::spawn(move || match output {
-        Output::Prefixed => pass_on(stream, rank, None, |line| write_line(io::stdout().lock(), line)),
-        _ => pass_on(stream, rank, None, |_| Ok(())),
+pub fn pass_stdout(
+    output: Output,
+    rank: usize,
+    stream: impl Read + Send + 'static,
+    log: Option<File>,
+) -> JoinHandle<()> {
+    let log = log.map(Log::new);
+    std::thread::spawn(move || match output.prefix(rank) {
+        Some(prefix) => {
+            pass_on(stream, &prefix, None, log, |line| write_line(io::stdout().lock(), line));
+        }
+        None => pass_on(stream, "", None, log, |_| Ok(())),
     })
 }
 
@@ -68,14 +115,34 @@ pub fn pass_stderr(
     output: Output,
     rank: usize,
     stream: impl Read + Send + 'static,
+    log: Option<File>,
     tail: Tail,
 ) -> JoinHandle<()> {
-    std::thread::spawn(move || match output {
-        Output::Prefixed => {
-            pass_on(stream, rank, Some(&tail), |line| write_line(io::stderr().lock(), line));
+    let log = log.map(Log::new);
+    std::thread::spawn(move || match output.prefix(rank) {
+        Some(prefix) => {
+            pass_on(stream, &prefix, Some(&tail), log, |line| write_line(io::stderr().lock(), line));
         }
-        _ => pass_on(stream, rank, Some(&tail), |_| Ok(())),
+        None => pass_on(stream, "", Some(&tail), log, |_| Ok(())),
     })
+}
+
+/// A log file. When it cannot be written any more it is given up, and the ranks go on.
+struct Log(Option<File>);
+
+impl Log {
+    fn new(file: File) -> Log {
+        Log(Some(file))
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(file) = &mut self.0
+            && let Err(e) = file.write_all(bytes)
+        {
+            eprintln!("phalanx launch: a log file cannot be written any more: {e}");
+            self.0 = None;
+        }
+    }
 }
 
 fn write_line(mut to: impl Write, line: &[u8]) -> io::Result<()> {
@@ -84,17 +151,17 @@ fn write_line(mut to: impl Write, line: &[u8]) -> io::Result<()> {
     to.flush()
 }
 
-/// Reads lines to the end of the stream, and hands each to `write` with the rank in front.
+/// Reads lines to the end of the stream, and hands each to `write` with `prefix` in front.
 ///
 /// It ends early when `write` fails: the stream is closed, so that the rank, too, learns that nobody
 /// reads any more.
 fn pass_on(
     stream: impl Read,
-    rank: usize,
+    prefix: &str,
     tail: Option<&Tail>,
+    mut log: Option<Log>,
     mut write: impl FnMut(&[u8]) -> io::Result<()>,
 ) {
-    let prefix = format!("[{rank}] ");
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
@@ -103,6 +170,9 @@ fn pass_on(
         match stream.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
+        }
+        if let Some(log) = &mut log {
+            log.write(&line[prefix.len()..]);
         }
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
@@ -123,7 +193,7 @@ mod tests {
     fn passed(input: &[u8]) -> (Vec<u8>, Vec<String>) {
         let tail = Tail::default();
         let mut written = Vec::new();
-        pass_on(input, 3, Some(&tail), |line| {
+        pass_on(input, "[3] ", Some(&tail), None, |line| {
             written.extend_from_slice(line);
             Ok(())
         });
@@ -162,7 +232,7 @@ mod tests {
     #[test]
     fn reading_stops_when_nobody_listens() {
         let mut lines = 0;
-        pass_on(&b"1\n2\n3\n"[..], 0, None, |_| {
+        pass_on(&b"1\n2\n3\n"[..], "", None, None, |_| {
             lines += 1;
             Err(io::ErrorKind::BrokenPipe.into())
         });

@@ -4,10 +4,12 @@
 //! can never reach a stranger that got the same process id.
 
 use super::job::Job;
-use super::output::{self, Tail};
+use super::output::{self, LogFiles, Tail};
+use super::part::Part;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,26 +20,27 @@ const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
 /// A started rank.
 pub struct Rank {
+    number: usize,
     child: Child,
     pid: Pid,
     readers: Vec<JoinHandle<()>>,
     tail: Tail,
+    log: Option<PathBuf>,
     /// Set once the rank has ended and was reaped.
     pub status: Option<ExitStatus>,
 }
 
 impl Rank {
-    /// Starts rank number `rank` of a job.
-    pub fn start(job: &Job, id: &str, rank: usize) -> io::Result<Rank> {
+    /// Starts this node's rank number `local` of a job.
+    pub fn start(job: &Job, part: &Part, local: usize) -> io::Result<Rank> {
+        let number = part.first + local;
+        let logs =
+            job.log_dir.as_deref().map(|dir| LogFiles::create(dir, number, part.restart)).transpose()?;
         let mut command = Command::new(&job.program);
+        part.tell(&mut command, local);
         command
             .args(&job.arguments)
-            .env("PHALANX_RANK", rank.to_string())
-            .env("PHALANX_WORLD_SIZE", job.ranks.to_string())
-            .env("PHALANX_LOCAL_RANK", rank.to_string())
-            .env("PHALANX_LOCAL_WORLD_SIZE", job.ranks.to_string())
-            .env("PHALANX_JOB", id)
-            .stdin(standard_input(rank))
+            .stdin(standard_input(number))
             .stdout(job.output.stdio())
             .stderr(job.output.stdio())
             // A group of its own: signals reach a rank's descendants too, and a key press in the
@@ -49,13 +52,17 @@ impl Rank {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id is above 0");
         let tail = Tail::default();
         let mut readers = Vec::new();
+        let (out, err, log) = match logs {
+            Some(logs) => (Some(logs.out), Some(logs.err), Some(logs.err_path)),
+            None => (None, None, None),
+        };
         if let Some(stream) = child.stdout.take() {
-            readers.push(output::pass_stdout(job.output, rank, stream));
+            readers.push(output::pass_stdout(job.output, number, stream, out));
         }
         if let Some(stream) = child.stderr.take() {
-            readers.push(output::pass_stderr(job.output, rank, stream, tail.clone()));
+            readers.push(output::pass_stderr(job.output, number, stream, err, tail.clone()));
         }
-        Ok(Rank { child, pid, readers, tail, status: None })
+        Ok(Rank { number, child, pid, readers, tail, log, status: None })
     }
 
     /// Calls `ended` from a thread once the rank has ended, with whether it succeeded. It stays unreaped.
@@ -71,6 +78,21 @@ impl Rank {
                 }
             }
         });
+    }
+
+    /// Its number among all ranks of the job.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Its process group, which has the number of its process.
+    pub fn group(&self) -> Pid {
+        self.pid
+    }
+
+    /// The file with its standard error, if there is one.
+    pub fn log(&self) -> Option<&Path> {
+        self.log.as_deref()
     }
 
     pub fn is_running(&self) -> bool {

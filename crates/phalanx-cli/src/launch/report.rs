@@ -3,6 +3,7 @@
 //! The rank that failed first comes first: what the others say after that is mostly its echo.
 
 use super::job::{Failure, Outcome};
+use super::notice::Notice;
 use super::signals;
 use std::ffi::OsStr;
 use std::io;
@@ -18,6 +19,8 @@ pub fn print_failure(failure: &Failure) {
 pub fn print_end(outcome: &Outcome) {
     match outcome {
         Outcome::Success | Outcome::Failed(_) => {}
+        Outcome::NotStarted(error) => eprintln!("phalanx launch: {error}"),
+        Outcome::Elsewhere(notice) => eprint!("{}", describe_notice(notice)),
         Outcome::TimedOut { after, running } => {
             let ranks: Vec<String> = running.iter().map(usize::to_string).collect();
             let noun = if running.len() == 1 { "rank" } else { "ranks" };
@@ -46,13 +49,25 @@ fn describe_failure(failure: &Failure) -> String {
         others => text += &format!("; ending the {others} others"),
     }
     text.push('\n');
-    if !failure.last_words.is_empty() {
-        text += "phalanx launch: the last lines of its standard error:\n";
-        for line in &failure.last_words {
-            text += &format!("    {line}\n");
-        }
+    text += &describe_last_words(&failure.last_words);
+    if let Some(log) = &failure.log {
+        text += &format!("phalanx launch: all of it is in {}\n", log.display());
     }
     text
+}
+
+fn describe_last_words(lines: &[String]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    let lines = lines.iter().map(|line| format!("    {line}\n"));
+    format!("phalanx launch: the last lines of its standard error:\n{}", lines.collect::<String>())
+}
+
+/// What happened on another node.
+fn describe_notice(notice: &Notice) -> String {
+    let Notice { node, host, what, last_words, .. } = notice;
+    format!("phalanx launch: node {node} ({host}): {what}\n{}", describe_last_words(last_words))
 }
 
 /// `exit status 3`, `killed by SIGKILL`.
@@ -94,11 +109,13 @@ mod tests {
             after: Duration::from_millis(1250),
             others: 3,
             last_words: vec!["oh no".to_owned()],
+            log: Some("logs/rank-2.err".into()),
         };
         assert_eq!(
             describe_failure(&failure),
             "phalanx launch: rank 2 failed first: killed by SIGSEGV, after 1.2 s; ending the 3 others\n\
-             phalanx launch: the last lines of its standard error:\n    oh no\n"
+             phalanx launch: the last lines of its standard error:\n    oh no\n\
+             phalanx launch: all of it is in logs/rank-2.err\n"
         );
     }
 

@@ -159,8 +159,14 @@ pub fn start_processes(ranks: usize) -> Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
     arguments.push("--as-rank".into());
-    let job =
-        Job { program: program.into_os_string(), arguments, ranks, output: Output::Inherited, timeout: None };
+    let job = Job {
+        program: program.into_os_string(),
+        arguments,
+        ranks,
+        output: Output::Inherited,
+        log_dir: None,
+        timeout: None,
+    };
     let outcome = job.run(|failure| {
         // A rank that exits with 1 has said why itself.
         if failure.status.code() != Some(1) {

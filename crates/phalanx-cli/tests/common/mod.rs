@@ -14,9 +14,12 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub fn phalanx(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
-    for name in ["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_JOB", "RANK", "WORLD_SIZE"] {
-        command.env_remove(name);
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
+            command.env_remove(name);
+        }
     }
+    command.env_remove("RANK").env_remove("WORLD_SIZE");
     command
 }
 

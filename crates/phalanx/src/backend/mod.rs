@@ -10,6 +10,7 @@ pub(crate) mod host;
 pub(crate) mod nccl;
 pub(crate) mod solo;
 
+use crate::bootstrap::HostTopology;
 use crate::communicator::StreamSyncOps;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -314,6 +315,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether operations on device memory are enqueued on a stream, and complete later.
     fn is_stream_ordered(&self) -> bool {
         false
+    }
+
+    /// Who shares a host. Unless a backend says otherwise, all do.
+    fn host_topology(&self) -> HostTopology {
+        HostTopology::one_host(self.world_size())
     }
 
     /// Takes part in a collective. Complete when it returns; on device memory, enqueued.

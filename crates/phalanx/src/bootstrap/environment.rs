@@ -11,13 +11,18 @@ use std::time::Duration;
 pub(crate) struct Environment(HashMap<String, String>);
 
 /// Every variable that is read. `docs/environment.md` has them with their meaning.
-const READ: [&str; 14] = [
+const READ: [&str; 19] = [
     "PHALANX_RANK",
     "PHALANX_WORLD_SIZE",
     "PHALANX_LOCAL_RANK",
     "PHALANX_LOCAL_WORLD_SIZE",
     "PHALANX_JOB",
     "PHALANX_BACKEND",
+    "PHALANX_STORE",
+    "PHALANX_TOKEN",
+    "PHALANX_TOKEN_FILE",
+    "PHALANX_RESTART_COUNT",
+    "PHALANX_HEARTBEAT_TIMEOUT",
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -39,6 +44,8 @@ pub(crate) struct Place {
     pub world_size: usize,
     /// What the ranks of this job have in common and no other job has.
     pub job: String,
+    /// Whether all ranks are on this host, as far as the launcher says.
+    pub one_host: bool,
 }
 
 /// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
@@ -70,7 +77,7 @@ fn parse_timeout(value: &str) -> Result<Duration, UsageError> {
         .ok_or_else(|| setting("PHALANX_TIMEOUT", value, "a number of seconds greater than 0"))
 }
 
-fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
+pub(super) fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
     UsageError::Setting { name: name.into(), value: value.into(), expected: expected.into() }
 }
 
@@ -83,11 +90,16 @@ impl Environment {
         Environment(READ.iter().filter_map(read).collect())
     }
 
-    fn get(&self, name: &str) -> Option<&str> {
+    #[cfg(test)]
+    pub fn of(variables: &[(&str, &str)]) -> Environment {
+        Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    fn number(&self, name: &str) -> Result<Option<usize>, UsageError> {
+    pub(super) fn number(&self, name: &str) -> Result<Option<usize>, UsageError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -146,20 +158,20 @@ impl Environment {
     fn phalanx_launch(&self) -> Result<Place, Error> {
         let rank = self.required("PHALANX_RANK", "PHALANX_WORLD_SIZE")?;
         let world_size = self.ranks("PHALANX_WORLD_SIZE", "PHALANX_RANK")?;
-        self.check_one_host("PHALANX_LOCAL_RANK", "PHALANX_LOCAL_WORLD_SIZE", world_size)?;
+        let one_host = self.one_host("PHALANX_LOCAL_RANK", "PHALANX_LOCAL_WORLD_SIZE", world_size)?;
         let job = self.get("PHALANX_JOB").unwrap_or("").to_owned();
         if job.is_empty() && world_size > 1 {
             let expected =
                 "the job's id, the same for all ranks and for no other job (`phalanx launch` sets it)";
             return Err(setting("PHALANX_JOB", "", expected).into());
         }
-        Ok(Place { launcher: "phalanx launch", rank, world_size, job })
+        Ok(Place { launcher: "phalanx launch", rank, world_size, job, one_host })
     }
 
     fn torchrun(&self) -> Result<Place, Error> {
         let rank = self.required("RANK", "WORLD_SIZE")?;
         let world_size = self.ranks("WORLD_SIZE", "RANK")?;
-        self.check_one_host("LOCAL_RANK", "LOCAL_WORLD_SIZE", world_size)?;
+        let one_host = self.one_host("LOCAL_RANK", "LOCAL_WORLD_SIZE", world_size)?;
         let part = |name: &str| self.get(name).unwrap_or("").to_owned();
         if world_size > 1 && (part("MASTER_ADDR").is_empty() || part("MASTER_PORT").is_empty()) {
             let name = if part("MASTER_ADDR").is_empty() { "MASTER_ADDR" } else { "MASTER_PORT" };
@@ -175,22 +187,23 @@ impl Environment {
             part("TORCHELASTIC_RUN_ID"),
             part("TORCHELASTIC_RESTART_COUNT"),
         ];
-        Ok(Place { launcher: "torchrun", rank, world_size, job: job.join(" ") })
+        Ok(Place { launcher: "torchrun", rank, world_size, job: job.join(" "), one_host })
     }
 
-    /// Shared memory needs all ranks on one host. `local_rank` is for applications; it must make sense.
-    fn check_one_host(&self, local_rank: &str, local: &str, world_size: usize) -> Result<(), Error> {
+    /// Whether the launcher says that all ranks are on this host, or nothing about it. `local_rank` is for
+    /// applications; it must make sense.
+    fn one_host(&self, local_rank: &str, local: &str, world_size: usize) -> Result<bool, Error> {
         if let Some(rank) = self.number(local_rank)?.filter(|rank| *rank >= world_size) {
             let expected = format!("less than the number of ranks, {world_size}");
             return Err(setting(local_rank, &rank.to_string(), expected).into());
         }
         match self.number(local)? {
-            Some(here) if here != world_size => Err(Error::Unsupported {
-                what: format!("a world of {world_size} ranks of which {here} are on this host ({local})"),
-                why: "the host backend shares memory, and this version has no other for host memory".into(),
-                remedy: "start all ranks on one host".into(),
-            }),
-            _ => Ok(()),
+            Some(here) if here == 0 || here > world_size => {
+                let expected = format!("1 to the number of ranks, {world_size}");
+                Err(setting(local, &here.to_string(), expected).into())
+            }
+            Some(here) => Ok(here == world_size),
+            None => Ok(true),
         }
     }
 }
@@ -200,7 +213,7 @@ mod tests {
     use super::*;
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
-        Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
+        Environment::of(variables)
     }
 
     #[test]
@@ -267,8 +280,19 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_are_refused() {
-        let torchrun = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
-        assert!(matches!(environment(&torchrun).place(), Err(Error::Unsupported { .. })));
+    fn ranks_elsewhere_are_noticed() {
+        let torchrun = |local| {
+            let variables = [
+                ("RANK", "1"),
+                ("WORLD_SIZE", "4"),
+                ("LOCAL_WORLD_SIZE", local),
+                ("MASTER_ADDR", "alpha"),
+                ("MASTER_PORT", "29500"),
+            ];
+            environment(&variables).place()
+        };
+        assert!(torchrun("4").unwrap().unwrap().one_host);
+        assert!(!torchrun("2").unwrap().unwrap().one_host);
+        assert!(torchrun("5").unwrap_err().to_string().contains("LOCAL_WORLD_SIZE=\"5\""));
     }
 }

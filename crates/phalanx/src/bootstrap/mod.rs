@@ -1,11 +1,15 @@
 //! Who am I, who are the others: from the launcher's variables to a communicator.
 
 mod environment;
+mod hosts;
+mod meeting;
 mod rendezvous;
+pub mod store;
 
 #[cfg(feature = "cuda")]
 pub(crate) use environment::check_from_environment;
 pub(crate) use environment::timeout_from_environment;
+pub use hosts::HostTopology;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
 #[cfg(feature = "cuda")]
@@ -31,7 +35,14 @@ fn init_from(environment: &Environment, settings: Settings) -> Result<Comm> {
     let backend = choose(environment, &settings, world_size, launcher)?;
     let timeout = settings.timeout;
     let host = || match &place {
-        Some(place) if world_size > 1 => join(place, timeout),
+        Some(place) if world_size > 1 => {
+            if !place.one_host {
+                // The launcher's nodes may be parts of one host.
+                let store = meeting::open_store(environment, place, timeout)?;
+                hosts::exchange(&store, timeout)?.check_one_host()?;
+            }
+            join(place, timeout)
+        }
         _ => Ok(thread_ranks(1, timeout)?.remove(0)),
     };
     match backend {

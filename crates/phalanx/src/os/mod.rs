@@ -13,3 +13,9 @@ pub(crate) use linux::*;
 mod portable;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use portable::*;
+
+mod poll;
+pub(crate) use poll::{Waker, poll_sockets};
+
+mod surroundings;
+pub(crate) use surroundings::{Surroundings, host_name};

@@ -1,0 +1,172 @@
+//! The launchers of a job's nodes, which meet in the store: they agree on numbers, tell each other how their
+//! parts end, and notice when one of them is lost.
+
+use super::job::Outcome;
+use super::notice::Notice;
+use super::part::{self, Part, StoreAt};
+use anyhow::{Context, Result, ensure};
+use phalanx::store::{Group, Host, Member, Rendezvous, Server, Store, Token, server};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often a launcher looks whether something has happened elsewhere.
+const TICK: Duration = Duration::from_millis(200);
+/// How long telling the others may take: whoever is still there answers sooner.
+const TELLING: Duration = Duration::from_secs(5);
+/// The other nodes may run on for as long as they like.
+const FOR_EVER: Duration = Duration::MAX;
+
+/// This launcher among the launchers.
+pub struct Nodes {
+    store: Arc<Store>,
+    /// On node 0.
+    server: Option<Server>,
+    at: StoreAt,
+    node: usize,
+    nodes: usize,
+    host: String,
+}
+
+/// What a launcher says before an attempt.
+#[derive(Serialize, Deserialize)]
+struct Beginning {
+    ranks: usize,
+    /// Node 0's choice.
+    job: String,
+}
+
+/// What a launcher says after it.
+#[derive(Serialize, Deserialize)]
+struct End {
+    notice: Option<Notice>,
+    restarts_left: u32,
+}
+
+impl Nodes {
+    /// Meets the other launchers; node 0 begins the store.
+    pub fn meet(address: &str, token: Token, node: usize, nodes: usize, timeout: Duration) -> Result<Nodes> {
+        let count = |n: usize| u32::try_from(n).context("too many nodes");
+        let size = count(nodes)?;
+        let server = if node == 0 {
+            server::check_reachable(address)?;
+            let settings = phalanx::store::Settings { nodes: Some(size), ..part::settings()? };
+            Some(Server::start(address, token.clone(), settings)?)
+        } else {
+            None
+        };
+        let address = address.to_owned();
+        let rendezvous =
+            Rendezvous { address: address.clone(), token: token.clone(), epoch: 0, host: Host::Rank(0) };
+        let member = Member { group: Group::Nodes, rank: count(node)?, size };
+        let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
+        store.exchange("nodes", b"", timeout)?;
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Ok(Nodes { store, server, at: StoreAt { address, token }, node, nodes, host })
+    }
+
+    /// Begins an attempt with the others: whose ranks have which numbers, and the attempt's id.
+    pub fn begin(&self, restart: u32, ranks: usize) -> Result<Part> {
+        if let Some(server) = &self.server {
+            // Before the others can start ranks of the new epoch: they wait for this node below.
+            server.begin_epoch(restart);
+        }
+        let own = serde_json::to_vec(&Beginning { ranks, job: part::job_id()? })?;
+        let all = self.store.exchange(&format!("begin {restart}"), &own, FOR_EVER)?;
+        let all: Vec<Beginning> =
+            all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
+        let sum = |nodes: &[Beginning]| nodes.iter().map(|node| node.ranks).sum::<usize>();
+        ensure!(all.len() == self.nodes, "{} of {} nodes answered", all.len(), self.nodes);
+        Ok(Part {
+            job: all[0].job.clone(),
+            restart,
+            first: sum(&all[..self.node]),
+            ranks,
+            world_size: sum(&all),
+            node: self.node,
+            nodes: self.nodes,
+            store: Some(self.at.clone()),
+        })
+    }
+
+    /// Tells the others that this node's part ends before its time. If another node's did so first, answers
+    /// what that one said.
+    pub fn tell(&self, restart: u32, outcome: &Outcome) -> Option<Outcome> {
+        let own = Notice::of(outcome, self.node, &self.host)?;
+        if matches!(outcome, Outcome::Elsewhere(_)) {
+            return None;
+        }
+        let first = self.store.set_first(&key(restart), &own.to_bytes(), TELLING).ok()?;
+        Notice::from_bytes(&first).filter(|first| *first != own).map(Outcome::Elsewhere)
+    }
+
+    /// Calls `heard` when another node's part ends before its time, or a node is lost; until the answer is
+    /// dropped.
+    pub fn listen(&self, restart: u32, heard: impl FnOnce(Notice) + Send + 'static) -> Listening {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (store, stopped, node) = (self.store.clone(), stop.clone(), self.node);
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let notice = match store.get(&key(restart), TICK) {
+                    Ok(bytes) => Notice::from_bytes(&bytes).filter(|notice| notice.node != node),
+                    Err(_) => store.lost().first().map(|lost| Notice::lost(lost.rank, &lost.why)),
+                };
+                match notice {
+                    Some(notice) => return heard(notice),
+                    // What this node has said itself stays there: do not ask for it without a pause.
+                    None => std::thread::sleep(TICK / 10),
+                }
+            }
+        });
+        Listening { stop, thread: Some(thread) }
+    }
+
+    /// Waits until the attempt has ended on all nodes. Answers how it ended for the job, and whether it is to
+    /// be started again; the same on all nodes.
+    pub fn conclude(&self, restart: u32, outcome: Outcome, restarts_left: u32) -> (Outcome, bool) {
+        let notice = Notice::of(&outcome, self.node, &self.host);
+        let own = serde_json::to_vec(&End { notice, restarts_left }).expect("text and numbers");
+        let ends = self.store.exchange(&format!("end {restart}"), &own, FOR_EVER);
+        let ends = ends.map(|all| all.iter().filter_map(|end| serde_json::from_slice(end).ok()).collect());
+        let ends: Vec<End> = match ends {
+            Ok(ends) => ends,
+            Err(error) => {
+                let lost = self.store.lost().first().map(|lost| (lost.rank, lost.why.clone()));
+                let (node, why) = lost.unwrap_or((self.node, error.to_string()));
+                let news = matches!(outcome, Outcome::Success);
+                return (if news { Outcome::Elsewhere(Notice::lost(node, &why)) } else { outcome }, false);
+            }
+        };
+        let failed = ends.iter().find_map(|end| end.notice.clone());
+        let all_may = ends
+            .iter()
+            .all(|end| end.restarts_left > 0 && end.notice.as_ref().is_none_or(|notice| notice.may_restart));
+        match (outcome, failed) {
+            (outcome, None) => (outcome, false),
+            // The others have failed in the very last moment.
+            (Outcome::Success, Some(notice)) => (Outcome::Elsewhere(notice), all_may),
+            (outcome, Some(_)) => (outcome, all_may),
+        }
+    }
+}
+
+fn key(restart: u32) -> String {
+    format!("ending {restart}")
+}
+
+/// Listens until it is dropped.
+pub struct Listening {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

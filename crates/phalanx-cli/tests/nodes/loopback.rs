@@ -1,0 +1,249 @@
+//! Several launchers on one machine.
+
+use super::common::{self, eventually, number_in, runs, signal};
+use super::node::Node;
+use super::rank::PART;
+use libtest_mimic::{Failed, Trial};
+use rustix::process::Signal;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    let mut add = |name: &str, run: fn(&Job) -> Result<(), Failed>| {
+        trials.push(Trial::test(format!("loopback/{name}"), move || run(&Job::new())));
+    };
+    add("ranks_are_numbered_over_the_nodes", ranks_are_numbered_over_the_nodes);
+    add("nodes_of_one_host_share_memory", nodes_of_one_host_share_memory);
+    add("a_failure_ends_all_nodes", a_failure_ends_all_nodes);
+    add("a_program_that_cannot_be_started_ends_all_nodes", a_program_that_cannot_be_started);
+    add("a_restart_restarts_all_nodes", a_restart_restarts_all_nodes);
+    add("a_signal_to_one_launcher_ends_all_nodes", a_signal_to_one_launcher);
+    add("a_killed_launcher_is_a_lost_node", |job| a_killed_launcher(job, 1));
+    add("the_killed_launcher_of_the_store_is_a_lost_node", |job| a_killed_launcher(job, 0));
+    add("another_token_is_refused", another_token_is_refused);
+    add("two_launchers_of_one_node_are_refused", two_launchers_of_one_node);
+    add("options_that_miss_something_are_explained", options_that_miss_something);
+    trials
+}
+
+/// The files and the port of a job.
+pub struct Job {
+    pub folder: tempfile::TempDir,
+    pub token: PathBuf,
+    pub store: String,
+}
+
+impl Job {
+    fn new() -> Job {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        Job::at(free.local_addr().unwrap().to_string())
+    }
+
+    pub fn at(store: String) -> Job {
+        let folder = tempfile::tempdir().unwrap();
+        let token = token_file(folder.path(), "token", "the secret of this test");
+        Job { folder, token, store }
+    }
+
+    /// `phalanx launch` of one node, with more options and a program.
+    pub fn node(&self, rank: usize, nodes: usize, options: &str, program: &[&str]) -> Command {
+        let (store, token) = (&self.store, self.token.display());
+        let mut command = common::phalanx(&format!(
+            "launch --nnodes {nodes} --node-rank {rank} --store {store} --token-file {token} {options} --"
+        ));
+        command.args(program).env("PHALANX_TIMEOUT", "30");
+        command
+    }
+
+    fn shell(&self, rank: usize, options: &str, script: &str) -> Node {
+        Node::start(self.node(rank, 2, options, &["sh", "-c", script]))
+    }
+}
+
+fn token_file(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+fn says(said: &str, what: &str) -> Result<(), Failed> {
+    if said.contains(what) { Ok(()) } else { Err(format!("it should say {what:?}:\n{said}").into()) }
+}
+
+fn equal<T: PartialEq + std::fmt::Debug>(actual: T, expected: T, said: &str) -> Result<(), Failed> {
+    if actual == expected { Ok(()) } else { Err(format!("{actual:?}, not {expected:?}:\n{said}").into()) }
+}
+
+fn ranks_are_numbered_over_the_nodes(job: &Job) -> Result<(), Failed> {
+    let script = "echo rank $PHALANX_RANK of $PHALANX_WORLD_SIZE, $PHALANX_LOCAL_RANK of \
+                  $PHALANX_LOCAL_WORLD_SIZE here, node $PHALANX_NODE_RANK of $PHALANX_NNODES, job $PHALANX_JOB";
+    // The second launcher comes first, and waits.
+    let second = job.shell(1, "-n 1", script);
+    let first = job.shell(0, "-n 2", script);
+    let ((code, a), (other, b)) = (first.end()?, second.end()?);
+    equal((code, other), (Some(0), Some(0)), &format!("{a}{b}"))?;
+    says(&a, "[0] rank 0 of 3, 0 of 2 here, node 0 of 2, job ")?;
+    says(&a, "[1] rank 1 of 3, 1 of 2 here, node 0 of 2, job ")?;
+    says(&b, "[2] rank 2 of 3, 0 of 1 here, node 1 of 2, job ")?;
+    let id = |said: &str| said.trim().rsplit(' ').next().unwrap().to_owned();
+    equal(id(&a), id(&b), &a)
+}
+
+/// One machine, two launchers: the ranks find out by their handshake that they share a host.
+fn nodes_of_one_host_share_memory(job: &Job) -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let start = |rank| {
+        let mut command = job.node(rank, 2, "-n 2", &[program.to_str().unwrap()]);
+        command.env(PART, "init");
+        Node::start(command)
+    };
+    let nodes = [0, 1].map(start);
+    for node in nodes {
+        let (code, said) = node.end()?;
+        equal((code, said.matches("sum 10 on 1 host").count()), (Some(0), 2), &said)?;
+    }
+    Ok(())
+}
+
+fn a_failure_ends_all_nodes(job: &Job) -> Result<(), Failed> {
+    let first = job.shell(0, "-n 2", "sleep 1000");
+    let second =
+        job.shell(1, "-n 2", "[ $PHALANX_RANK = 3 ] || exec sleep 1000; sleep 0.3; echo why >&2; exit 7");
+    let started = Instant::now();
+    let ((code, a), (other, b)) = (first.end()?, second.end()?);
+    equal((code, other), (Some(7), Some(7)), &format!("{a}{b}"))?;
+    says(&b, "rank 3 failed first: exit status 7")?;
+    says(&a, "node 1 (")?;
+    says(&a, "rank 3 failed first: exit status 7")?;
+    says(&a, "    why")?;
+    if started.elapsed() > Duration::from_secs(10) {
+        return Err(format!("it took {:?}", started.elapsed()).into());
+    }
+    Ok(())
+}
+
+fn a_program_that_cannot_be_started(job: &Job) -> Result<(), Failed> {
+    let first = job.shell(0, "-n 1", "sleep 1000");
+    let second = Node::start(job.node(1, 2, "-n 1", &["no-such-program-anywhere"]));
+    let ((code, a), (other, b)) = (first.end()?, second.end()?);
+    equal((code, other), (Some(127), Some(127)), &format!("{a}{b}"))?;
+    says(&a, "cannot start no-such-program-anywhere")?;
+    says(&b, "cannot start no-such-program-anywhere")
+}
+
+fn a_restart_restarts_all_nodes(job: &Job) -> Result<(), Failed> {
+    let script = "echo attempt $PHALANX_RESTART_COUNT; [ $PHALANX_RANK.$PHALANX_RESTART_COUNT = 1.0 ] && exit 5; \
+                  [ $PHALANX_RESTART_COUNT = 1 ] || exec sleep 1000";
+    let nodes = [0, 1].map(|node| job.shell(node, "-n 1 --max-restarts 2", script));
+    for node in nodes {
+        let (code, said) = node.end()?;
+        equal(code, Some(0), &said)?;
+        says(&said, "rank 1 failed first: exit status 5")?;
+        says(&said, "restart 1 of at most 2")?;
+        says(&said, "attempt 1")?;
+        equal(said.contains("attempt 2"), false, &said)?;
+    }
+    // Ranks join the store of their own epoch.
+    let program = std::env::current_exe()?;
+    let script = format!("[ $PHALANX_RESTART_COUNT = 1 ] || exit 5; exec {}", program.display());
+    let job = Job::new();
+    let nodes = [0, 1].map(|rank| {
+        let mut command = job.node(rank, 2, "-n 1 --max-restarts 1", &["sh", "-c", &script]);
+        command.env(PART, "init");
+        Node::start(command)
+    });
+    for node in nodes {
+        let (code, said) = node.end()?;
+        equal(code, Some(0), &said)?;
+        says(&said, "sum 3 on 1 host")?;
+    }
+    Ok(())
+}
+
+fn a_signal_to_one_launcher(job: &Job) -> Result<(), Failed> {
+    let nodes = [0, 1].map(|node| job.shell(node, "-n 1", "echo started; exec sleep 1000"));
+    for node in &nodes {
+        node.wait_for("started")?;
+    }
+    signal(nodes[1].pid(), Signal::TERM);
+    let [first, second] = nodes;
+    let ((code, a), (other, b)) = (first.end()?, second.end()?);
+    equal((code, other), (Some(128 + 15), Some(128 + 15)), &format!("{a}{b}"))?;
+    says(&a, "node 1 (")?;
+    says(&a, "its launcher got SIGTERM")
+}
+
+/// The others say which node is lost and end, and nothing is left of the node itself.
+fn a_killed_launcher(job: &Job, victim: usize) -> Result<(), Failed> {
+    let pid = |node: usize| job.folder.path().join(node.to_string());
+    let mut nodes = [0, 1].map(|node| {
+        let script = format!("echo $$ > {}; exec sleep 1000", pid(node).display());
+        job.shell(node, "-n 1", &script)
+    });
+    let read = |node: usize| number_in(&pid(node));
+    eventually("the ranks have started", || (0..2).all(|node| read(node).is_some()));
+    let ranks = [0, 1].map(|node| read(node).unwrap());
+    nodes[victim].kill();
+    let started = Instant::now();
+    let [first, second] = nodes;
+    let (code, said) = if victim == 0 { second.end()? } else { first.end()? };
+    equal(code, Some(1), &said)?;
+    says(&said, &format!("node {victim} (lost)"))?;
+    if started.elapsed() > Duration::from_secs(3) {
+        return Err(format!("it took {:?}", started.elapsed()).into());
+    }
+    for rank in ranks {
+        eventually("the rank has ended", || !runs(rank));
+    }
+    Ok(())
+}
+
+fn another_token_is_refused(job: &Job) -> Result<(), Failed> {
+    let first = job.shell(0, "-n 1", "true");
+    let other = Job {
+        folder: tempfile::tempdir()?,
+        token: token_file(job.folder.path(), "other", "a secret of another job"),
+        store: job.store.clone(),
+    };
+    let (code, said) = other.shell(1, "-n 1", "true").end()?;
+    equal(code, Some(1), &said)?;
+    says(&said, "another token")?;
+    // The job goes on.
+    let (code, said) = job.shell(1, "-n 1", "true").end()?;
+    equal(code, Some(0), &said)?;
+    equal(first.end()?.0, Some(0), &said)
+}
+
+fn two_launchers_of_one_node(job: &Job) -> Result<(), Failed> {
+    let nodes = [0, 1, 1].map(|node| Node::start(job.node(node, 3, "-n 1", &["true"])));
+    let mut all = String::new();
+    for node in nodes {
+        let (code, said) = node.end()?;
+        equal(code, Some(1), &said)?;
+        all += &said;
+    }
+    equal(all.matches("two processes claim to be node 1").count(), 3, &all)
+}
+
+fn options_that_miss_something(job: &Job) -> Result<(), Failed> {
+    let token = job.token.display();
+    let open = token_file(job.folder.path(), "open", "a secret that all can read");
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644))?;
+    for (options, expected) in [
+        ("--nnodes 2".to_owned(), "--node-rank"),
+        ("--nnodes 2 --node-rank 1".to_owned(), "--store"),
+        (format!("--nnodes 2 --node-rank 2 --store 127.0.0.1:1 --token-file {token}"), "count from 0"),
+        ("--nnodes 2 --node-rank 0 --store 127.0.0.1:1 --token-file /nowhere".to_owned(), "/nowhere"),
+        (format!("--nnodes 2 --node-rank 0 --store 127.0.0.1:0 --token-file {}", open.display()), "mode 644"),
+        (format!("--nnodes 2 --node-rank 0 --store 192.0.2.1:1 --token-file {token}"), "none of this host's"),
+    ] {
+        let said = common::say(common::phalanx(&format!("launch {options} -n 1 -- true")));
+        equal(said.code == Some(0), false, &said.stderr)?;
+        says(&said.stderr, expected)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! `phalanx launch` on several nodes: launchers on the loopback interface, and in network namespaces whose
+//! wire is cut.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[cfg(target_os = "linux")]
+mod loopback;
+#[cfg(target_os = "linux")]
+mod namespaces;
+#[cfg(target_os = "linux")]
+mod network;
+#[cfg(target_os = "linux")]
+mod node;
+#[cfg(target_os = "linux")]
+mod rank;
+#[cfg(target_os = "linux")]
+mod torchrun;
+
+use libtest_mimic::Arguments;
+use std::process::ExitCode;
+
+#[cfg(target_os = "linux")]
+fn main() -> ExitCode {
+    if let Some(code) = rank::serve() {
+        return code;
+    }
+    let mut args = Arguments::from_args();
+    // Time limits are checked: trials must not take the cores from one another.
+    args.test_threads.get_or_insert(1);
+    let trials = [loopback::trials(), torchrun::trials(), namespaces::trials()];
+    libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() -> ExitCode {
+    libtest_mimic::run(&Arguments::from_args(), Vec::new()).exit_code()
+}

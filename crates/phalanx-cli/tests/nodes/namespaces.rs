@@ -1,0 +1,146 @@
+//! Nodes with networks of their own, and what happens when the wire between them is cut.
+
+use super::loopback::Job;
+use super::network::{Network, obstacle};
+use super::node::Node;
+use super::rank::{MEMBER, PART};
+use super::torchrun;
+use libtest_mimic::{Failed, Trial};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
+const LIMIT: Duration = Duration::from_secs(3);
+
+pub fn trials() -> Vec<Trial> {
+    let obstacle = obstacle();
+    let mut trials = Vec::new();
+    let mut add = |name: &str, run: fn(&Network) -> Result<(), Failed>| {
+        let trial = Trial::test(format!("namespaces/{name}"), move || run(&Network::new()?));
+        // Without the right to make namespaces they cannot run, and say so; where it must be there, they fail.
+        trials.push(match &obstacle {
+            None => trial,
+            Some(_) if std::env::var_os("PHALANX_TEST_NAMESPACES").is_some() => trial,
+            Some(why) => trial.with_kind(format!("cannot run: {why}")).with_ignored_flag(true),
+        });
+    };
+    add("ranks_of_all_nodes_start_and_end", ranks_start_and_end);
+    add("host_memory_between_hosts_is_mpis_work", host_memory_is_mpis_work);
+    add("torchrun_on_two_hosts_meets_and_is_told_of_mpi", torchrun_on_two_hosts);
+    add("ranks_cut_off_both_ways_are_named", |network| ranks_cut_off(network, Network::cut));
+    add("ranks_that_cannot_be_heard_are_named", |network| ranks_cut_off(network, |n| n.cut_from(1)));
+    add("ranks_that_hear_nothing_are_named", |network| ranks_cut_off(network, |n| n.cut_from(0)));
+    add("a_node_cut_off_both_ways_ends_the_job", |network| node_cut_off(network, Network::cut));
+    add("a_node_that_cannot_be_heard_ends_the_job", |network| node_cut_off(network, |n| n.cut_from(1)));
+    add("a_node_that_hears_nothing_ends_the_job", |network| node_cut_off(network, |n| n.cut_from(0)));
+    trials
+}
+
+fn launch(network: &Network, job: &Job, options: &str, program: &[&str]) -> [Node; 2] {
+    [0, 1]
+        .map(|node| Node::start(network.inside(node, job.node(node, 2, options, program).env(PART, "init"))))
+}
+
+fn job(network: &Network) -> Job {
+    Job::at(format!("{}:29400", network.address(0)))
+}
+
+fn ranks_start_and_end(network: &Network) -> Result<(), Failed> {
+    let job = job(network);
+    let nodes =
+        launch(network, &job, "-n 2", &["sh", "-c", "echo here is $PHALANX_RANK of $PHALANX_WORLD_SIZE"]);
+    for (node, ranks) in nodes.into_iter().zip([[0, 1], [2, 3]]) {
+        let (code, said) = node.end()?;
+        let all = ranks.iter().all(|rank| said.contains(&format!("[{rank}] here is {rank} of 4")));
+        if code != Some(0) || !all {
+            return Err(format!("{code:?}: {said}").into());
+        }
+    }
+    Ok(())
+}
+
+/// The ranks have one kernel, and are told apart by their namespaces.
+fn host_memory_is_mpis_work(network: &Network) -> Result<(), Failed> {
+    let job = job(network);
+    let program = std::env::current_exe()?;
+    for node in launch(network, &job, "-n 1", &[program.to_str().unwrap()]) {
+        let (_, said) = node.end()?;
+        for part in ["2 ranks without GPUs on 2 hosts or containers", "MPI's work", "mpirun -n 2 --host"] {
+            if !said.contains(part) {
+                return Err(format!("it should say {part:?}:\n{said}").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// torchrun's variables on two hosts: rank 0 hosts the store, beside torchrun's own.
+fn torchrun_on_two_hosts(network: &Network) -> Result<(), Failed> {
+    let ranks = [0, 1].map(|rank| {
+        let command = torchrun::rank(rank, network.address(0), 29500);
+        Node::start(network.inside(rank, &command))
+    });
+    for rank in ranks {
+        let (_, said) = rank.end()?;
+        if !said.contains("2 ranks without GPUs on 2 hosts or containers") {
+            return Err(said.into());
+        }
+    }
+    Ok(())
+}
+
+/// Ranks 0 (with the store) and 1 on one side, rank 2 on the other.
+fn ranks_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> Result<(), Failed> {
+    let ranks = [0, 1, 2].map(|rank| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let member = format!("{}:29500 {rank} 3", network.address(0));
+        command.env(PART, "member").env(MEMBER, member);
+        Node::start(network.inside(usize::from(rank == 2), &command))
+    });
+    for rank in &ranks {
+        rank.wait_for("ready")?;
+    }
+    // Long enough for heartbeats to go both ways.
+    std::thread::sleep(Duration::from_millis(500));
+    cut(network)?;
+    let started = Instant::now();
+    for rank in &ranks[..2] {
+        rank.wait_for("lost 2: ")?;
+    }
+    let near = started.elapsed();
+    // What it can know: it is the one that is cut off, or the store's host is.
+    ranks[2].wait_for("lost ")?;
+    let far = started.elapsed();
+    let said = ranks.each_ref().map(Node::said);
+    if near > LIMIT || far > LIMIT {
+        return Err(format!("it took {near:?} and {far:?}: {said:?}").into());
+    }
+    let verdict = |said: &str| said.lines().find(|line| line.starts_with("lost")).map(str::to_owned);
+    let same = verdict(&said[0]) == verdict(&said[1]);
+    let far_names = said[2].contains("lost 2: ") || said[2].contains("lost 0: it hosts the store");
+    if same && far_names { Ok(()) } else { Err(format!("{said:?}").into()) }
+}
+
+fn node_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> Result<(), Failed> {
+    let job = job(network);
+    let nodes = launch(network, &job, "-n 1", &["sh", "-c", "echo started; exec sleep 1000"]);
+    for node in &nodes {
+        node.wait_for("started")?;
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    cut(network)?;
+    let started = Instant::now();
+    nodes[0].wait_for("node 1 (lost)")?;
+    nodes[1].wait_for("(lost)")?;
+    let took = started.elapsed();
+    if took > LIMIT {
+        return Err(format!("it took {took:?}").into());
+    }
+    for node in nodes {
+        let (code, said) = node.end()?;
+        if code != Some(1) {
+            return Err(format!("{code:?}: {said}").into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! Two network namespaces with a wire between them, for tests that cut it.
+
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Two namespaces, A and B, removed when dropped.
+pub struct Network {
+    names: [String; 2],
+    addresses: [String; 2],
+}
+
+/// Why there can be none here, if that is so.
+pub fn obstacle() -> Option<String> {
+    Network::new().err()
+}
+
+impl Network {
+    pub fn new() -> Result<Network, String> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (pid, n) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let network = Network {
+            names: ["a", "b"].map(|end| format!("phx{pid}{end}{n}")),
+            addresses: ["10.213.57.1", "10.213.57.2"].map(str::to_owned),
+        };
+        for name in &network.names {
+            ip(&format!("netns add {name}"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        let [a, b] = &network.names;
+        ip(&format!("link add wire netns {a} type veth peer name wire netns {b}"))?;
+        for (name, address) in network.names.iter().zip(&network.addresses) {
+            ip(&format!("-n {name} address add {address}/24 dev wire"))?;
+            ip(&format!("-n {name} link set wire up"))?;
+        }
+        Ok(network)
+    }
+
+    /// The address of an end: 0 or 1.
+    pub fn address(&self, end: usize) -> &str {
+        &self.addresses[end]
+    }
+
+    /// The same command, in an end.
+    pub fn inside(&self, end: usize, command: &Command) -> Command {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &self.names[end]]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside
+    }
+
+    /// Nothing passes any more.
+    pub fn cut(&self) -> Result<(), String> {
+        ip(&format!("-n {} link set wire down", self.names[1]))
+    }
+
+    /// Nothing from `end` arrives any more; the other direction still works.
+    pub fn cut_from(&self, end: usize) -> Result<(), String> {
+        // It sends to a hardware address that nobody has.
+        let (name, other) = (&self.names[end], &self.addresses[1 - end]);
+        ip(&format!("-n {name} neighbour replace {other} lladdr 02:00:00:00:00:99 dev wire nud permanent"))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = ip(&format!("netns delete {name}"));
+        }
+    }
+}
+
+fn ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments.split(' ')).stdin(Stdio::null()).output();
+    let output = output.map_err(|e| format!("ip: {e}"))?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {}", why.trim())) }
+}

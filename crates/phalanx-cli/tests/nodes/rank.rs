@@ -1,0 +1,72 @@
+//! What this test program does when it is started as a rank.
+
+use phalanx::store::{Host, Rendezvous, Server, Settings, Store, Token};
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Names the part that a process plays.
+pub const PART: &str = "NODES_TEST_PART";
+/// For the part `member`: the store's address, this rank, and the number of ranks.
+pub const MEMBER: &str = "NODES_TEST_MEMBER";
+/// Longer than anything here takes when it works.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// In a process that a test started: plays its part.
+pub fn serve() -> Option<ExitCode> {
+    match std::env::var(PART).ok()?.as_str() {
+        "init" => init(),
+        "member" => member(),
+        part => panic!("there is no part {part}"),
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+/// Environment and `phalanx::init()`: what it answers.
+fn init() {
+    let sum = || {
+        let comm = phalanx::Comm::builder().timeout(PATIENCE).init()?;
+        let mut sum = [comm.rank() as u64 + 1];
+        comm.all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum)?;
+        let hosts = comm.host_topology().num_hosts();
+        comm.finalize()?;
+        Ok::<_, phalanx::Error>(format!("sum {} on {hosts} host", sum[0]))
+    };
+    match sum() {
+        Ok(text) => println!("{text}"),
+        Err(error) => println!("error: {error}"),
+    }
+}
+
+/// A rank in a store, which rank 0 hosts: says when all are there, and whom it loses.
+fn member() {
+    let member = std::env::var(MEMBER).unwrap();
+    let mut words = member.split(' ');
+    let address = words.next().unwrap().to_owned();
+    let mut number = || words.next().unwrap().parse::<usize>().unwrap();
+    let (rank, size) = (number(), number());
+    let token = Token::new("the token of this test").unwrap();
+    let server = (rank == 0).then(|| Server::start(&address, token.clone(), Settings::default()).unwrap());
+    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0) };
+    let store = Store::connect(&rendezvous, rank, size, PATIENCE).unwrap();
+    let store = match server {
+        Some(server) => store.hosting(server),
+        None => store,
+    };
+    store.exchange("all", b"", PATIENCE).unwrap();
+    say("ready");
+    let lost = store.wait_for_loss(0, PATIENCE);
+    for lost in lost {
+        say(&format!("lost {}: {}", lost.rank, lost.why));
+    }
+    // Until it is ended, so that its own end is no news to the others.
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        std::thread::sleep(PATIENCE);
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
+}

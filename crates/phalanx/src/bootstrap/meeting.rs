@@ -1,0 +1,253 @@
+//! Where the job's store is, and joining it.
+//!
+//! | started by | the store is in | its address | its token |
+//! |---|---|---|---|
+//! | `phalanx launch` | the (first) launcher | `PHALANX_STORE` | `PHALANX_TOKEN`, set by the launcher |
+//! | torchrun, one host | rank 0 | told over the Unix socket of `rendezvous.rs` | made there, told with it |
+//! | torchrun, several hosts | rank 0 | `MASTER_ADDR` and `MASTER_PORT` + 1000 | `PHALANX_TOKEN` or `PHALANX_TOKEN_FILE`, by the user |
+//!
+//! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
+//! host. `PHALANX_STORE` names another address for any launcher.
+
+use super::environment::{Environment, Place, setting};
+use super::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
+use crate::comm::Comm;
+use crate::error::{Error, Result, UsageError};
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What is added to torchrun's port.
+const PORT_OFFSET: u16 = 1000;
+
+/// How long rank 0 tries to get the store's port: that of a job before may still be ending.
+const PORT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Joins the job's store; as rank 0 of a job that our launcher did not start, begins it.
+pub(crate) fn open_store(environment: &Environment, place: &Place, timeout: Duration) -> Result<Store> {
+    let deadline = Instant::now() + timeout;
+    let rendezvous = environment.rendezvous(place)?;
+    let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    match rendezvous {
+        Some(rendezvous) if rendezvous.host == Host::Rank(0) && place.rank == 0 => {
+            let server = host(&rendezvous, settings(place, silence), deadline)?;
+            Ok(Store::connect(&rendezvous, 0, place.world_size, timeout)?.hosting(server))
+        }
+        Some(rendezvous) => Store::connect(&rendezvous, place.rank, place.world_size, timeout),
+        None => open_local_store(place, silence, timeout),
+    }
+}
+
+fn settings(place: &Place, silence: Duration) -> Settings {
+    Settings { ranks: u32::try_from(place.world_size).ok(), silence, ..Settings::default() }
+}
+
+fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Result<Server> {
+    server::check_reachable(&rendezvous.address)?;
+    let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
+    let settings = Settings { epoch: rendezvous.epoch, ..settings };
+    loop {
+        match Server::start(&rendezvous.address, rendezvous.token.clone(), settings.clone()) {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its
+/// own, and tells the others when they meet.
+fn open_local_store(place: &Place, silence: Duration, timeout: Duration) -> Result<Store> {
+    let comm = Comm::new(Arc::new(super::join(place, timeout)?));
+    let mut told = [0; 128];
+    let mut begun = None;
+    if place.rank == 0 {
+        let token =
+            Token::random().map_err(|e| Error::system("getrandom", e, "the store needs a random token"))?;
+        let server = Server::start("127.0.0.1:0", token.clone(), settings(place, silence))?;
+        let text = format!("{} {}", server.address(), token.reveal());
+        told[..text.len()].copy_from_slice(text.as_bytes());
+        begun = Some(server);
+    }
+    comm.broadcast_in_place(&mut told, 0)?;
+    let text = String::from_utf8_lossy(&told);
+    let (address, token) = text.trim_end_matches('\0').split_once(' ').unwrap_or_default();
+    let token = Token::new(token)
+        .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
+    let rendezvous = Rendezvous { address: address.to_owned(), token, epoch: 0, host: Host::Rank(0) };
+    let store = Store::connect(&rendezvous, place.rank, place.world_size, timeout)?;
+    Ok(match begun {
+        Some(server) => store.hosting(server),
+        None => store,
+    })
+}
+
+impl Environment {
+    /// Where the job's store is; `None` if no variable says so, and all ranks are on this host.
+    pub(super) fn rendezvous(&self, place: &Place) -> Result<Option<Rendezvous>> {
+        let (address, host) = match self.get("PHALANX_STORE") {
+            Some(address) if place.launcher == "phalanx launch" => (address.to_owned(), Host::Launcher),
+            Some(address) => (address.to_owned(), Host::Rank(0)),
+            None if place.one_host => return Ok(None),
+            None => (self.beside_torchruns_store()?, Host::Rank(0)),
+        };
+        let restarts = ["PHALANX_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"];
+        let epoch = match self.number(restarts[0])? {
+            Some(epoch) => epoch,
+            None => self.number(restarts[1])?.unwrap_or(0),
+        };
+        let epoch = u32::try_from(epoch)
+            .map_err(|_| setting(restarts[0], &epoch.to_string(), "a number of restarts"))?;
+        Ok(Some(Rendezvous { address, token: self.token()?, epoch, host }))
+    }
+
+    fn beside_torchruns_store(&self) -> std::result::Result<String, UsageError> {
+        let part = |name: &str| self.get(name).unwrap_or("").to_owned();
+        let (host, port) = (part("MASTER_ADDR"), part("MASTER_PORT"));
+        if host.is_empty() {
+            let expected = "the address (host:port) of the job's store, since its ranks are on several hosts; or, \
+                            for ranks without GPUs, start them with mpirun or srun --mpi=pmix";
+            return Err(setting("PHALANX_STORE", "", expected));
+        }
+        let number: u16 = port.trim().parse().map_err(|_| setting("MASTER_PORT", &port, "a port number"))?;
+        let port = number.checked_add(PORT_OFFSET).unwrap_or(number - PORT_OFFSET);
+        // An IPv6 address stands in brackets before a port.
+        Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+    }
+
+    fn token(&self) -> Result<Token> {
+        let bad = |name: &str, value: &str| {
+            let least = Token::MIN_LEN;
+            setting(name, value, format!("a secret of at least {least} characters, the same for all ranks"))
+        };
+        if let Some(token) = self.get("PHALANX_TOKEN") {
+            return Ok(Token::new(token).ok_or_else(|| bad("PHALANX_TOKEN", "(not shown)"))?);
+        }
+        let Some(path) = self.get("PHALANX_TOKEN_FILE") else {
+            return Err(Error::bootstrap(
+                "the ranks are on several hosts, and nothing says how they know each other: neither \
+                 PHALANX_TOKEN nor PHALANX_TOKEN_FILE is set",
+                "make a secret (openssl rand -hex 32), give each host a file with it that only you can read, \
+                 and set PHALANX_TOKEN_FILE to its path on all hosts; ranks without GPUs need none: start them \
+                 with mpirun or srun",
+            ));
+        };
+        Token::from_file(path)
+    }
+}
+
+impl Token {
+    /// Of a file that only its owner can read.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] if it cannot be read, others could read it too, or it is too short.
+    pub fn from_file(path: &str) -> Result<Token> {
+        let problem = |problem: String| {
+            let remedy = "a token file has one line, a secret of at least 16 characters, and mode 600";
+            Error::bootstrap(problem, remedy)
+        };
+        let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
+            ErrorKind::InvalidData => problem(format!("the token file {path} is no text")),
+            _ => problem(format!("the token file {path} cannot be read: {e}")),
+        })?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = std::fs::metadata(path).map_or(0, |file| file.permissions().mode()) & 0o777;
+            if mode & 0o077 != 0 {
+                return Err(problem(format!(
+                    "others may read or write the token file {path} (mode {mode:o})"
+                )));
+            }
+        }
+        Token::new(&text).ok_or_else(|| problem(format!("the token in the file {path} is too short")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(launcher: &'static str, rank: usize, one_host: bool) -> Place {
+        Place { launcher, rank, world_size: 2, job: "job".into(), one_host }
+    }
+
+    fn rendezvous(variables: &[(&str, &str)], place: &Place) -> Result<Option<Rendezvous>> {
+        Environment::of(variables).rendezvous(place)
+    }
+
+    const TOKEN: (&str, &str) = ("PHALANX_TOKEN", "0123456789abcdef");
+
+    #[test]
+    fn each_launcher_has_its_place_for_the_store() {
+        let launched = place("phalanx launch", 1, true);
+        let found =
+            rendezvous(&[("PHALANX_STORE", "127.0.0.1:5"), TOKEN, ("PHALANX_RESTART_COUNT", "2")], &launched);
+        let found = found.unwrap().unwrap();
+        assert_eq!((&*found.address, found.epoch, found.host), ("127.0.0.1:5", 2, Host::Launcher));
+
+        let torchrun = |host, port, place: &Place| {
+            let variables =
+                [("MASTER_ADDR", host), ("MASTER_PORT", port), ("TORCHELASTIC_RESTART_COUNT", "1"), TOKEN];
+            rendezvous(&variables, place)
+        };
+        let several = place("torchrun", 1, false);
+        let found = torchrun("alpha", "29500", &several).unwrap().unwrap();
+        assert_eq!((&*found.address, found.epoch, found.host), ("alpha:30500", 1, Host::Rank(0)));
+        assert_eq!(torchrun("fe80::1", "65000", &several).unwrap().unwrap().address, "[fe80::1]:64000");
+        assert!(torchrun("alpha", "many", &several).unwrap_err().to_string().contains("MASTER_PORT"));
+        // On one host no port has to be agreed on.
+        assert!(torchrun("localhost", "29500", &place("torchrun", 1, true)).unwrap().is_none());
+    }
+
+    #[test]
+    fn several_hosts_need_a_token() {
+        let several = place("torchrun", 0, false);
+        let with = |extra: &[(&str, &str)]| {
+            rendezvous(&[&[("MASTER_ADDR", "alpha"), ("MASTER_PORT", "29500")], extra].concat(), &several)
+        };
+        assert!(with(&[TOKEN]).is_ok());
+        assert!(with(&[]).unwrap_err().to_string().contains("PHALANX_TOKEN_FILE"));
+        let error = with(&[("PHALANX_TOKEN", "secret")]).unwrap_err().to_string();
+        assert!(error.contains("at least 16 characters") && !error.contains("\"secret\""), "{error}");
+        let error = with(&[("PHALANX_TOKEN_FILE", "/nowhere/token")]).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/token"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_token_file_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("phalanx-token-{}", std::process::id()));
+        let name = path.to_str().unwrap();
+        let write = |text: &str, mode| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            Token::from_file(name)
+        };
+        assert_eq!(write("0123456789abcdef\n", 0o600).unwrap().reveal(), "0123456789abcdef");
+        for mode in [0o640, 0o604, 0o620] {
+            assert!(write("0123456789abcdef\n", mode).unwrap_err().to_string().contains("others may read"));
+        }
+        assert!(write("short\n", 0o600).unwrap_err().to_string().contains("too short"));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn ranks_of_one_host_find_a_store_without_variables() {
+        let job = Place { job: format!("local store {}", std::process::id()), ..place("torchrun", 0, true) };
+        let stores = std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|rank| {
+                let job = Place { rank, ..job.clone() };
+                scope.spawn(move || open_store(&Environment::of(&[]), &job, Duration::from_secs(20)).unwrap())
+            });
+            ranks.map(|rank| rank.join().unwrap())
+        });
+        let exchanged = std::thread::scope(|scope| {
+            let ranks = stores.each_ref().map(|store| {
+                scope.spawn(move || store.exchange("k", b"x", Duration::from_secs(20)).unwrap())
+            });
+            ranks.map(|rank| rank.join().unwrap())
+        });
+        assert_eq!(exchanged, [[b"x"; 2]; 2]);
+    }
+}

@@ -1,0 +1,181 @@
+//! From an address to an authenticated connection: retries, the greeting, and who refused whom.
+
+use super::Member;
+use crate::bootstrap::store::Rendezvous;
+use crate::bootstrap::store::protocol::{Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION};
+use crate::bootstrap::store::session::{self, Key};
+use crate::error::{Error, Result};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// How long one attempt to reach the store, or one answer of it, may take.
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// How long to wait between attempts, at most.
+const PAUSE: Duration = Duration::from_millis(200);
+/// A store that closes the connection so often in the greeting means it.
+const CLOSURES: u32 = 3;
+
+/// An authenticated connection.
+pub struct Session {
+    pub stream: TcpStream,
+    pub to: Key,
+    pub from: Key,
+    pub silence: Duration,
+    /// Received after the welcome.
+    pub rest: Vec<u8>,
+}
+
+/// Why an attempt failed.
+enum Failed {
+    /// Nobody is there, yet.
+    Absent(io::Error),
+    /// The connection was closed before the welcome.
+    Closed(io::Error),
+    /// It will not get better.
+    Final(Error),
+}
+
+/// Connects and joins; tries again until `deadline` while nobody answers.
+pub fn join(rendezvous: &Rendezvous, member: Member, deadline: Instant) -> Result<Session> {
+    let started = Instant::now();
+    let mut closures = 0;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let (problem, remedy) = match attempt(rendezvous, member, deadline) {
+            Ok(session) => return Ok(session),
+            Err(Failed::Final(error)) => return Err(error),
+            Err(Failed::Closed(e)) => {
+                closures += 1;
+                (
+                    format!(
+                        "the store at {} ends the connection without a welcome ({e})",
+                        rendezvous.address
+                    ),
+                    "it has another token, or is no store: see that all ranks have the same PHALANX_TOKEN \
+                     (or token file) and PHALANX_STORE",
+                )
+            }
+            Err(Failed::Absent(e)) => (
+                format!(
+                    "after {:.1?} the store at {} cannot be reached ({e})",
+                    started.elapsed(),
+                    rendezvous.address
+                ),
+                "see that the launcher or the rank that hosts it runs, and that no firewall is in between",
+            ),
+        };
+        if closures >= CLOSURES || Instant::now() >= deadline {
+            return Err(Error::bootstrap(problem, remedy));
+        }
+        std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+        pause = (pause * 2).min(PAUSE);
+    }
+}
+
+fn attempt(
+    rendezvous: &Rendezvous,
+    member: Member,
+    deadline: Instant,
+) -> std::result::Result<Session, Failed> {
+    let patience = || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        left.clamp(Duration::from_millis(10), ATTEMPT)
+    };
+    let mut stream = open(&rendezvous.address, patience).map_err(Failed::Absent)?;
+    let prepared = stream.set_nodelay(true).and_then(|()| {
+        stream.set_read_timeout(Some(patience()))?;
+        stream.set_write_timeout(Some(patience()))
+    });
+    prepared.map_err(Failed::Closed)?;
+
+    let nonce = session::nonce().map_err(Failed::Closed)?;
+    let ours = Greeting { side: Side::Client, version: VERSION, nonce };
+    let mut bytes = [0; Greeting::LEN];
+    stream.write_all(&ours.encode()).and_then(|()| stream.read_exact(&mut bytes)).map_err(Failed::Closed)?;
+    let stranger = |Malformed(why): Malformed| {
+        Failed::Final(Error::bootstrap(
+            format!("what answers at {} is no store of phalanx: {why}", rendezvous.address),
+            "another program has the port: choose another (PHALANX_STORE)",
+        ))
+    };
+    let theirs = Greeting::decode(&bytes).map_err(stranger)?;
+    if theirs.side != Side::Server {
+        return Err(stranger(Malformed("it is a client, too")));
+    }
+    if theirs.version != VERSION {
+        return Err(Failed::Final(Error::bootstrap(
+            format!(
+                "the store at {} speaks version {} of the protocol, this {} version {VERSION}",
+                rendezvous.address,
+                theirs.version,
+                member.group.member(),
+            ),
+            "use one version of phalanx in all processes of the job",
+        )));
+    }
+    let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs);
+    let Member { group, rank, size } = member;
+    let join = Request::Join { group, rank, size, epoch: rendezvous.epoch };
+    stream.write_all(&to.seal(&join.encode())).map_err(Failed::Closed)?;
+
+    let (reply, rest) = first_reply(&mut stream, &mut from, rendezvous)?;
+    match reply {
+        Reply::Welcome { silence } => {
+            Ok(Session { stream, to, from, silence: Duration::from_millis(silence.into()), rest })
+        }
+        Reply::Refused { reason, .. } => Err(Failed::Final(Error::bootstrap(
+            format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, group.member()),
+            "give each process a number of its own, and all the same size, job and restart count",
+        ))),
+        _ => Err(stranger(Malformed("it answers without a welcome"))),
+    }
+}
+
+fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, patience()) {
+            // While nobody listens on a port, the kernel may give that very port to the client, which then
+            // is connected to itself and keeps the store from binding it.
+            Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                failed = ErrorKind::ConnectionRefused.into();
+            }
+            Ok(stream) => return Ok(stream),
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed)
+}
+
+fn first_reply(
+    stream: &mut TcpStream,
+    from: &mut Key,
+    rendezvous: &Rendezvous,
+) -> std::result::Result<(Reply, Vec<u8>), Failed> {
+    let mut input = Vec::new();
+    loop {
+        let mut bytes = [0; 4096];
+        let n = stream.read(&mut bytes).map_err(Failed::Closed)?;
+        if n == 0 {
+            return Err(Failed::Closed(ErrorKind::UnexpectedEof.into()));
+        }
+        input.extend_from_slice(&bytes[..n]);
+        let opened = from.open(&input, MAX_REPLY).and_then(|opened| {
+            opened.map(|opened| Ok((Reply::decode(opened.message)?, opened.taken))).transpose()
+        });
+        match opened {
+            Ok(None) => {}
+            Ok(Some((reply, taken))) => return Ok((reply, input.split_off(taken))),
+            Err(Malformed(why)) => {
+                return Err(Failed::Final(Error::bootstrap(
+                    format!(
+                        "what answers at {} does not prove that it is this job's store: {why}",
+                        rendezvous.address
+                    ),
+                    "see that the address is right (PHALANX_STORE), and that nobody stands in between",
+                )));
+            }
+        }
+    }
+}

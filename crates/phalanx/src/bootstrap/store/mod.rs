@@ -1,0 +1,64 @@
+//! The store: where the members of a job meet when they do not share memory.
+//!
+//! One process (the launcher, or rank 0) listens on a TCP port; everybody else connects to it and stays
+//! connected. The store keeps small values, gathers one from each (`exchange`), and watches: a connection
+//! that closes without a goodbye, or says nothing for longer than the limit, means a lost member, and all others are
+//! told. Data never goes through it.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `protocol/` | messages and their bytes |
+//! | `session.rs` | token, keys, authenticated frames |
+//! | `watch.rs` | the silence of others, and one's own sleep |
+//! | `room/` | values, exchanges, who is there: without sockets and clocks |
+//! | `server/` | the listener's thread |
+//! | `client/` | a member's end |
+//!
+//! What it defends against, and what not: `docs/security.md`.
+
+pub mod client;
+pub mod protocol;
+mod room;
+pub mod server;
+pub mod session;
+mod watch;
+
+pub use client::{Member, Store};
+pub use protocol::Group;
+pub use server::{Server, Settings};
+pub use session::Token;
+
+use std::time::Instant;
+
+/// How to find a job's store.
+#[derive(Debug, Clone)]
+pub struct Rendezvous {
+    /// `host:port`.
+    pub address: String,
+    /// The job's.
+    pub token: Token,
+    /// How often the job was restarted.
+    pub epoch: u32,
+    /// In whose process it is.
+    pub host: Host,
+}
+
+/// In whose process a store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Host {
+    /// `phalanx launch`.
+    Launcher,
+    /// A rank.
+    Rank(u32),
+}
+
+/// A member that is lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// Which.
+    pub rank: usize,
+    /// What became of it.
+    pub why: String,
+    /// When this member learned of it.
+    pub since: Instant,
+}

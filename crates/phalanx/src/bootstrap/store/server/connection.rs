@@ -1,0 +1,256 @@
+//! One connection of the store's server: what it has proved, and its bytes in both directions.
+
+use super::Settings;
+use super::is_not_now;
+use crate::bootstrap::store::protocol::{
+    End, Greeting, Group, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Side, VERSION,
+};
+use crate::bootstrap::store::session::{self, Key, Token};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// The most that waits to be sent to a member that does not read: two of the longest replies.
+const MAX_UNSENT: usize = 2 * MAX_REPLY;
+
+pub struct Connection {
+    stream: TcpStream,
+    peer: SocketAddr,
+    phase: Phase,
+    /// Received, and not used yet: never more than the longest frame and what one call reads.
+    input: Vec<u8>,
+    output: Vec<u8>,
+    opened: Instant,
+    /// When the last message came.
+    heard: Instant,
+    sent: Instant,
+    end: Option<End>,
+}
+
+enum Phase {
+    /// It has to send its greeting.
+    New,
+    /// It has to prove that it knows the token, by its first request.
+    Greeted { from: Key, to: Key },
+    /// It has joined, or is about to be refused.
+    Proved { from: Key, to: Key, member: Option<(Group, u32)> },
+}
+
+/// What a connection wants.
+pub enum Step {
+    /// Nothing yet.
+    Nothing,
+    Join {
+        group: Group,
+        rank: u32,
+        size: u32,
+        epoch: u32,
+    },
+    Ask {
+        group: Group,
+        rank: u32,
+        request: Request,
+    },
+}
+
+impl Connection {
+    pub fn new(stream: TcpStream, peer: SocketAddr, now: Instant) -> io::Result<Connection> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Connection {
+            stream,
+            peer,
+            phase: Phase::New,
+            input: Vec::new(),
+            output: Vec::new(),
+            opened: now,
+            heard: now,
+            sent: now,
+            end: None,
+        })
+    }
+
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Who it is, once it was let in.
+    pub fn member(&self) -> Option<(Group, u32)> {
+        match &self.phase {
+            Phase::Proved { member, .. } => *member,
+            _ => None,
+        }
+    }
+
+    /// Its socket, and whether there is something to send.
+    pub fn interest(&self) -> (&TcpStream, bool) {
+        (&self.stream, !self.output.is_empty())
+    }
+
+    pub fn admit(&mut self, group: Group, rank: u32) {
+        if let Phase::Proved { member, .. } = &mut self.phase {
+            *member = Some((group, rank));
+        }
+    }
+
+    /// Ends it, at the next sweep.
+    pub fn break_off(&mut self, end: End) {
+        self.end.get_or_insert(end);
+    }
+
+    /// Takes in what has come.
+    pub fn receive(&mut self) {
+        let mut bytes = [0; 16 << 10];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => self.break_off(End::Closed),
+            Ok(n) => self.input.extend_from_slice(&bytes[..n]),
+            Err(e) if is_not_now(&e) => {}
+            Err(_) => self.break_off(End::Closed),
+        }
+        self.flush();
+    }
+
+    /// The next thing it wants of those that have come.
+    pub fn next_step(&mut self, token: &Token, now: Instant) -> Step {
+        loop {
+            match self.advance(token, now) {
+                Ok(Some(Step::Nothing)) => {}
+                Ok(Some(step)) => return step,
+                Ok(None) => return Step::Nothing,
+                Err(Malformed(why)) => {
+                    tracing::warn!("{} is cut off by the store: {why}", self.peer);
+                    self.break_off(End::Broken);
+                    self.input.clear();
+                    return Step::Nothing;
+                }
+            }
+        }
+    }
+
+    /// Uses up one message; `None` if none is complete.
+    fn advance(&mut self, token: &Token, now: Instant) -> Result<Option<Step>, Malformed> {
+        match &mut self.phase {
+            Phase::New => {
+                let Some(bytes) = self.input.get(..Greeting::LEN) else {
+                    return Ok(None);
+                };
+                let theirs = Greeting::decode(bytes)?;
+                if theirs.side != Side::Client {
+                    return Err(Malformed("it is no client"));
+                }
+                let nonce = session::nonce().map_err(|_| Malformed("there is no randomness"))?;
+                let ours = Greeting { side: Side::Server, version: VERSION, nonce };
+                let (from, to) = session::keys(token, &theirs, &ours);
+                self.input.drain(..Greeting::LEN);
+                self.phase = Phase::Greeted { from, to };
+                self.output.extend_from_slice(&ours.encode());
+                self.flush();
+                if theirs.version != VERSION {
+                    // It has been told ours, and can say so.
+                    return Err(Malformed("it speaks another version"));
+                }
+                Ok(Some(Step::Nothing))
+            }
+            Phase::Greeted { from, .. } => {
+                let Some(opened) = from.open(&self.input, MAX_JOIN)? else {
+                    return Ok(None);
+                };
+                let Request::Join { group, rank, size, epoch } = Request::decode(opened.message)? else {
+                    return Err(Malformed("it does not say who it is"));
+                };
+                let taken = opened.taken;
+                self.input.drain(..taken);
+                self.heard = now;
+                let Phase::Greeted { from, to } = std::mem::replace(&mut self.phase, Phase::New) else {
+                    unreachable!("the phase was matched above");
+                };
+                self.phase = Phase::Proved { from, to, member: None };
+                Ok(Some(Step::Join { group, rank, size, epoch }))
+            }
+            Phase::Proved { from, member: Some((group, rank)), .. } if self.end.is_none() => {
+                let Some(opened) = from.open(&self.input, MAX_REQUEST)? else {
+                    return Ok(None);
+                };
+                let (request, taken) = (Request::decode(opened.message)?, opened.taken);
+                let step = match request {
+                    Request::Heartbeat => Step::Nothing,
+                    Request::Goodbye => {
+                        self.end = Some(End::Left);
+                        Step::Nothing
+                    }
+                    Request::Deaf => {
+                        self.end = Some(End::Deaf);
+                        Step::Nothing
+                    }
+                    Request::Join { .. } => return Err(Malformed("it joins twice")),
+                    request => Step::Ask { group: *group, rank: *rank, request },
+                };
+                self.input.drain(..taken);
+                self.heard = now;
+                Ok(Some(step))
+            }
+            Phase::Proved { .. } => Ok(None),
+        }
+    }
+
+    pub fn send(&mut self, reply: &Reply) {
+        if let Phase::Proved { to, .. } = &mut self.phase {
+            let frame = to.seal(&reply.encode());
+            self.output.extend_from_slice(&frame);
+            self.sent = Instant::now();
+            self.flush();
+        }
+    }
+
+    /// Sends as much as the network takes.
+    pub fn flush(&mut self) {
+        let mut done = 0;
+        while done < self.output.len() {
+            match self.stream.write(&self.output[done..]) {
+                Ok(n) => done += n,
+                Err(e) if is_not_now(&e) => break,
+                Err(_) => {
+                    self.break_off(End::Closed);
+                    done = self.output.len();
+                }
+            }
+        }
+        self.output.drain(..done);
+    }
+
+    /// Says that the store is alive, if it has said nothing for `interval`.
+    pub fn keep_alive(&mut self, now: Instant, interval: Duration) {
+        if self.member().is_some() && now.saturating_duration_since(self.sent) >= interval {
+            self.send(&Reply::Heartbeat);
+        }
+    }
+
+    /// Takes time off its silence in which nobody could have heard it.
+    pub fn pardon(&mut self, held_up: Duration) {
+        self.heard += held_up;
+    }
+
+    /// When it needs attention by itself.
+    pub fn next_deadline(&self, settings: &Settings) -> Instant {
+        match self.member() {
+            Some(_) => (self.sent + settings.silence / 8).min(self.heard + settings.silence),
+            None => self.opened + settings.patience,
+        }
+    }
+
+    /// Whether it has ended, or must end.
+    pub fn verdict(&self, now: Instant, settings: &Settings) -> Option<End> {
+        let silent = now.saturating_duration_since(self.heard);
+        if self.end.is_some() {
+            self.end
+        } else if self.member().is_none() {
+            // A slow stranger gets no more time by sending a byte now and then.
+            (now >= self.opened + settings.patience).then_some(End::Broken)
+        } else if silent >= settings.silence {
+            Some(End::Silent(u32::try_from(silent.as_millis()).unwrap_or(u32::MAX)))
+        } else {
+            // It is alive and does not read: it would keep what it is sent in our memory.
+            (self.output.len() > MAX_UNSENT).then_some(End::Broken)
+        }
+    }
+}

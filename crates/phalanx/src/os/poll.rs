@@ -1,0 +1,85 @@
+//! Waiting for many sockets at once.
+
+#[cfg(target_os = "linux")]
+pub(crate) use linux::*;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use portable::*;
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+    use std::io;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    /// Ends a [`poll_sockets`] in another thread.
+    pub(crate) struct Waker(OwnedFd);
+
+    impl Waker {
+        pub fn new() -> io::Result<Waker> {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            Ok(Waker(rustix::event::eventfd(0, flags)?))
+        }
+
+        pub fn wake(&self) {
+            // It can only fail if it was woken 2^64 times and never cleared.
+            let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        }
+
+        pub fn clear(&self) {
+            let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        }
+    }
+
+    /// Waits until the listener, the waker or one of the streams is ready, at most for `timeout`. A stream is
+    /// ready when it can be read, has ended, or, where its `bool` says so, can be written. Answers which are.
+    pub(crate) fn poll_sockets(
+        listener: &TcpListener,
+        waker: &Waker,
+        streams: &[(&TcpStream, bool)],
+        timeout: Option<Duration>,
+    ) -> Vec<bool> {
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN), PollFd::new(&waker.0, PollFlags::IN)];
+        fds.extend(streams.iter().map(|(stream, write)| {
+            PollFd::new(*stream, if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN })
+        }));
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        // Interrupted or refused: the caller looks again.
+        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
+        fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect()
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod portable {
+    use std::io;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    /// Not needed: waiting is looking again soon.
+    pub(crate) struct Waker;
+
+    impl Waker {
+        pub fn new() -> io::Result<Waker> {
+            Ok(Waker)
+        }
+        pub fn wake(&self) {}
+        pub fn clear(&self) {}
+    }
+
+    /// Sleeps a little, and claims that every stream is ready: the sockets do not block.
+    pub(crate) fn poll_sockets(
+        _listener: &TcpListener,
+        _waker: &Waker,
+        streams: &[(&TcpStream, bool)],
+        timeout: Option<Duration>,
+    ) -> Vec<bool> {
+        let tick = Duration::from_millis(2);
+        std::thread::sleep(timeout.unwrap_or(tick).min(tick));
+        vec![true; streams.len()]
+    }
+}

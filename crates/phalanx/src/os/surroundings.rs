@@ -1,0 +1,46 @@
+//! Where a process is: under which kernel, in which namespaces.
+
+use serde::{Deserialize, Serialize};
+
+/// What processes must have in common to share memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Surroundings {
+    /// Of the kernel: made anew at each start.
+    pub boot: String,
+    /// Inodes of the network, IPC and process namespaces.
+    pub namespaces: [u64; 3],
+    /// The device of `/dev/shm`: what matters of the mounts.
+    pub shared_memory: u64,
+    pub user: u32,
+}
+
+impl Surroundings {
+    /// This process's, if they can be known.
+    #[cfg(target_os = "linux")]
+    pub fn own() -> Option<Surroundings> {
+        use std::os::unix::fs::MetadataExt;
+        let inode = |name: &str| Some(std::fs::metadata(format!("/proc/self/ns/{name}")).ok()?.ino());
+        Some(Surroundings {
+            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned(),
+            namespaces: [inode("net")?, inode("ipc")?, inode("pid")?],
+            // Without one, nothing in it is shared or not shared.
+            shared_memory: std::fs::metadata("/dev/shm").map_or(0, |shm| shm.dev()),
+            user: super::user_id(),
+        })
+    }
+
+    /// This process's: unknown here.
+    #[cfg(not(target_os = "linux"))]
+    pub fn own() -> Option<Surroundings> {
+        None
+    }
+}
+
+/// The name that this host gives itself.
+pub(crate) fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "this host".to_owned(),
+        name => name.to_owned(),
+    }
+}
