@@ -8,6 +8,7 @@ use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::host::HostBuffer;
 use crate::request::Requests;
+use crate::watch::{self, Recorder};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -37,13 +38,16 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
+    pub(crate) recorder: Arc<Recorder>,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
 
 impl Comm {
-    pub(crate) fn new(backend: Arc<dyn Backend>) -> Comm {
-        let requests = Arc::new(Requests::new(backend.clone()));
-        Comm { backend, requests, one_thread_at_a_time: PhantomData }
+    /// `name` is the communicator's in flight records: the same on all its ranks.
+    pub(crate) fn new(backend: Arc<dyn Backend>, name: String) -> Comm {
+        let recorder = Recorder::new(backend.kind(), name, backend.rank(), backend.world_size());
+        let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));
+        Comm { backend, requests, recorder, one_thread_at_a_time: PhantomData }
     }
 
     /// Settings for a new communicator.
@@ -84,9 +88,10 @@ impl Comm {
     #[inline]
     pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
         self.requests.wait_for_jobs();
+        let record = self.recorder.begin(call);
         // SAFETY: `collective.rs` has checked the call against its buffers, which are borrowed by the method
         // that called this; `Comm` is not `Sync` and no job is under way, so no other thread is inside.
-        unsafe { self.backend.collective(call) }
+        self.recorder.end(record, unsafe { self.backend.collective(call) })
     }
 
     /// Waits until the collectives that were started with `start_…` are complete. On the host, all others
@@ -103,9 +108,12 @@ impl Comm {
     /// own order of calls and its own verdict. `ncclCommSplit`, `MPI_Comm_split`.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         self.requests.wait_for_jobs();
+        let record = self.recorder.begin(&Call::empty(Operation::Split));
         // SAFETY: as in `run_call`.
-        let part = unsafe { self.backend.split(color, key) }?;
-        Ok(part.map(|backend| Comm::new(backend.into())))
+        let part = self.recorder.end(record, unsafe { self.backend.split(color, key) })?;
+        let name = self.recorder.child_name(color.unwrap_or(0));
+        self.recorder.skip(self.backend.collectives_of_split() - 1);
+        Ok(part.map(|backend| Comm::new(backend.into(), name)))
     }
 
     /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in
@@ -142,6 +150,9 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.recorder.panicked();
+        }
         // Bounded: each job ends by its own deadline, at the latest.
         self.requests.stop();
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
@@ -187,11 +198,13 @@ impl Builder {
 
     /// As [`phalanx::init`](crate::init), with these settings.
     pub fn init(self) -> Result<Comm> {
+        watch::listen()?;
         bootstrap::init(self.resolve_timeout()?)
     }
 
     /// As [`phalanx::run`](crate::run), with these settings.
     pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
+        watch::listen()?;
         bootstrap::run_threads(ranks, self.resolve_timeout()?, f)
     }
 

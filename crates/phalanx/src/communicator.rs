@@ -4,12 +4,13 @@
 //! through `Arc<dyn Communicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
 //! [`Comm`] instead; [`Comm::into_communicator`] goes from one to the other.
 
-use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::backend::{Blocks, Call, Direction, Operation, Transfer};
 use crate::comm::Comm;
 use crate::dtype::DType;
 use crate::error::{Result, UsageError};
 use crate::op::ReduceOp;
 use crate::sync::lock;
+use crate::watch::Posted;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
@@ -187,7 +188,7 @@ pub(crate) struct Portable {
 struct Inner {
     comm: Comm,
     /// Sends and receives that `sync` waits for.
-    pending: Vec<Ticket>,
+    pending: Vec<Posted>,
 }
 
 #[derive(Default)]
@@ -250,8 +251,8 @@ impl Portable {
         }
         let mut inner = lock(&self.inner);
         // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
-        let ticket = unsafe { inner.comm.backend.post(transfer) }?;
-        inner.pending.push(ticket);
+        let posted = unsafe { inner.comm.post(transfer) }?;
+        inner.pending.push(posted);
         // Start it: what is small is gone at once.
         inner.comm.backend.progress().map(drop)
     }
@@ -267,8 +268,7 @@ impl Portable {
 
 impl Inner {
     fn sync(&mut self) -> Result<()> {
-        let backend = self.comm.backend.clone();
-        let pending: Vec<_> = self.pending.drain(..).map(|ticket| (&*backend, ticket)).collect();
+        let pending: Vec<_> = self.pending.drain(..).map(|posted| (&self.comm, posted)).collect();
         crate::p2p::wait_all(&pending)?;
         self.comm.sync()
     }

@@ -238,6 +238,12 @@ pub enum PeerEvent {
     /// Its thread panicked with the communicator in hand.
     #[error("its thread panicked")]
     Panicked = 2,
+    /// In the middle of an operation its operating system refused it what the operation needs; its log says what.
+    #[error("its operating system refused what the operation needs (see that rank's log)")]
+    Refused = 3,
+    /// Its process has been stopped (SIGSTOP) for longer than `PHALANX_STOPPED_TIMEOUT`.
+    #[error("its process is stopped")]
+    Stopped = 4,
 }
 
 /// A peer is gone.

@@ -64,20 +64,20 @@ impl<'env> Group<'env> {
     }
 
     fn end(self) -> Result<()> {
-        let mut tickets = Vec::with_capacity(self.transfers.len());
+        let mut messages = Vec::with_capacity(self.transfers.len());
         let mut outcome = Ok(());
         for (comm, transfer) in self.transfers {
             // SAFETY: the buffers are borrowed for 'env, which outlives this call, and all tickets are
             // settled below.
-            match unsafe { comm.backend.post(transfer) } {
-                Ok(ticket) => tickets.push((&*comm.backend, ticket)),
+            match unsafe { comm.post(transfer) } {
+                Ok(posted) => messages.push((comm, posted)),
                 Err(error) => {
                     outcome = Err(error);
                     break;
                 }
             }
         }
-        wait_all(&tickets).and(outcome)?;
+        wait_all(&messages).and(outcome)?;
         self.calls.iter().try_for_each(|(comm, call)| comm.run_call(call))
     }
 }

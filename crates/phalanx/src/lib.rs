@@ -56,6 +56,7 @@ mod os;
 mod p2p;
 mod request;
 mod sync;
+mod watch;
 
 pub use backend::BackendKind;
 pub use buffer::{Owned, Source, Target};

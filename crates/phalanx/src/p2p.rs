@@ -1,10 +1,11 @@
 //! Messages from one rank to another.
 
-use crate::backend::{Backend, Direction, Ticket, Transfer};
+use crate::backend::{Direction, Transfer};
 use crate::buffer::{Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::{Result, UsageError};
+use crate::watch::Posted;
 
 /// The transfer that sends a buffer.
 pub(crate) fn sending<S: Source + ?Sized>(buf: &S, peer: usize, tag: u32) -> Transfer {
@@ -20,19 +21,19 @@ pub(crate) fn receiving<R: Target + ?Sized>(buf: &mut R, peer: usize, tag: u32) 
 
 /// Waits for all of them, also if some fail; answers the first error. While one communicator's transfer is
 /// waited for, those of the others move along: their peers may need them first.
-pub(crate) fn wait_all(tickets: &[(&dyn Backend, Ticket)]) -> Result<()> {
+pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
     let mut outcome = Ok(());
-    for (index, (backend, ticket)) in tickets.iter().enumerate() {
-        let others = &tickets[index + 1..];
+    for (index, (comm, posted)) in messages.iter().enumerate() {
+        let others = &messages[index + 1..];
         let meanwhile = || {
             for (other, _) in others {
-                if !std::ptr::addr_eq(*other, *backend) {
+                if !std::ptr::eq(*other, *comm) {
                     // An error is that communicator's, and its own wait will answer it.
-                    let _ = other.progress();
+                    let _ = other.backend.progress();
                 }
             }
         };
-        outcome = outcome.and(backend.wait(*ticket, &meanwhile));
+        outcome = outcome.and(comm.wait(*posted, &meanwhile));
     }
     outcome
 }
@@ -80,13 +81,13 @@ impl Comm {
         self.shape().check_rank("send_recv", "source", source)?;
         // SAFETY: both buffers are borrowed until both tickets are settled, here.
         unsafe {
-            let received = self.backend.post(receiving(recv, source, 0))?;
-            let sent = self.backend.post(sending(send, dest, 0));
+            let received = self.post(receiving(recv, source, 0))?;
+            let sent = self.post(sending(send, dest, 0));
             let outcome = match sent {
-                Ok(sent) => self.backend.wait(sent, &|| ()),
+                Ok(sent) => self.wait(sent, &|| ()),
                 Err(error) => Err(error),
             };
-            self.backend.wait(received, &|| ()).and(outcome)
+            self.wait(received, &|| ()).and(outcome)
         }
     }
 
@@ -102,7 +103,7 @@ impl Comm {
 
     fn transfer(&self, transfer: Transfer) -> Result<()> {
         // SAFETY: the caller borrows the buffer until the ticket is settled, here.
-        let ticket = unsafe { self.backend.post(transfer) }?;
-        self.backend.wait(ticket, &|| ())
+        let posted = unsafe { self.post(transfer) }?;
+        self.wait(posted, &|| ())
     }
 }

@@ -259,6 +259,11 @@ pub(crate) trait Backend: Send + Sync {
     /// No other thread is inside `collective` or `split` of this object.
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
 
+    /// How many of the communicator's operation numbers a split takes.
+    fn collectives_of_split(&self) -> u64 {
+        1
+    }
+
     /// Zeroed memory that is as near to the peers as the backend has it, aligned to 64 bytes.
     fn alloc(&self, bytes: usize) -> Result<Allocation>;
 

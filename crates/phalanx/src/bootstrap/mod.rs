@@ -12,6 +12,7 @@ use crate::comm::Comm;
 use crate::error::{Error, Result, UsageError};
 use environment::{Environment, Place};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What [`Comm`] answers to the environment of this process.
@@ -45,12 +46,12 @@ fn init_from(environment: &Environment, timeout: Duration) -> Result<Comm> {
         "communicator"
     );
     match (backend, place) {
-        (BackendKind::Solo, _) => Ok(Comm::new(Arc::new(SoloComm::new(timeout)))),
+        (BackendKind::Solo, _) => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
         (BackendKind::Host, Some(place)) if world_size > 1 => join(&place, timeout),
         (BackendKind::Host, _) => {
             let world = Arc::new(World::threads());
             let channel = NewChannel::create(&world, 1)?;
-            Ok(Comm::new(Arc::new(HostComm::attach(world, channel, 0, vec![0], timeout))))
+            Ok(Comm::new(Arc::new(HostComm::attach(world, channel, 0, vec![0], timeout)), own_name()))
         }
     }
 }
@@ -72,7 +73,13 @@ fn join(place: &Place, timeout: Duration) -> Result<Comm> {
     let met = rendezvous::meet(place, timeout)?;
     let members = (0..place.world_size).collect();
     let host = HostComm::attach(met.world, met.channel, place.rank, members, timeout);
-    Ok(Comm::new(Arc::new(host)))
+    Ok(Comm::new(Arc::new(host), place.job.clone()))
+}
+
+/// A name for a communicator that lives in this process alone.
+fn own_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Ranks as threads: see [`run`](crate::run).
@@ -104,16 +111,17 @@ pub(crate) fn run_threads<R: Send>(
 
 fn thread_comms(ranks: usize, timeout: Duration) -> Result<Vec<Comm>> {
     if ranks == 1 {
-        return Ok(vec![Comm::new(Arc::new(SoloComm::new(timeout)))]);
+        return Ok(vec![Comm::new(Arc::new(SoloComm::new(timeout)), own_name())]);
     }
     let world = Arc::new(World::threads());
     let channel = NewChannel::create(&world, ranks)?;
+    let name = own_name();
     (0..ranks)
         .map(|rank| {
             let opened = NewChannel::open(&world, channel.id())?;
             let members = (0..ranks).collect();
             let host = HostComm::attach(world.clone(), opened, rank, members, timeout);
-            Ok(Comm::new(Arc::new(host)))
+            Ok(Comm::new(Arc::new(host), name.clone()))
         })
         .collect()
 }

@@ -266,6 +266,22 @@ pub(crate) fn usable_cpus() -> CpuSet {
     set
 }
 
+/// Nanoseconds of a clock that all processes of the host share and that is never set.
+pub(crate) fn monotonic_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The name of this host.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// What changes when the host starts again: processes with the same one have one monotonic clock.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
 /// The user this process runs as.
 pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()

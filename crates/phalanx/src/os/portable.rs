@@ -18,6 +18,22 @@ fn unsupported() -> Error {
     }
 }
 
+/// Nanoseconds since this process first asked.
+pub(crate) fn monotonic_nanos() -> u64 {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Not known.
+pub(crate) fn host_name() -> String {
+    String::new()
+}
+
+/// Every process has a clock of its own.
+pub(crate) fn boot_id() -> String {
+    std::process::id().to_string()
+}
+
 /// Zeroed memory, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Mapping {

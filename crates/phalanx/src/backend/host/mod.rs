@@ -235,6 +235,10 @@ impl Backend for HostComm {
         Ok(Some(Box::new(HostComm::attach(world, channel, rank, world_ranks, timeout))))
     }
 
+    fn collectives_of_split(&self) -> u64 {
+        3
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let block = self.endpoint.world.alloc(bytes)?;
         Ok(Allocation { start: block.start, keep: Box::new(block) })
