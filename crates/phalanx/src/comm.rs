@@ -75,7 +75,8 @@ impl Comm {
         self.backend.timeout()
     }
 
-    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on.
+    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on; to give one operation a deadline
+    /// of its own, set it before and set it back behind it.
     pub fn set_timeout(&self, timeout: Duration) {
         self.backend.set_timeout(timeout);
     }
@@ -114,6 +115,24 @@ impl Comm {
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
         Ok(part.map(|backend| Comm::new(backend.into(), name)))
+    }
+
+    /// A new communicator of the ranks that are still there, in the order of their ranks here: to go on after
+    /// a failure. `MPIX_Comm_shrink`, `ncclCommShrink`.
+    ///
+    /// Every rank that wants to go on calls it. Ranks that died, left or panicked are out, and so are those that
+    /// the verdict found missing, even if they come back: they get [`Error::LeftBehind`]. For all others it
+    /// waits, up to the [deadline](Comm::timeout) (and again for each rank that is lost meanwhile); who has not
+    /// come by then is out, too. All ranks of the new communicator agree on who they are.
+    ///
+    /// This communicator stays failed (if it had not failed, it works on); drop it when its buffers are no
+    /// longer needed. What operations in progress had written to their output buffers is unspecified, and a
+    /// rank may have completed an operation that failed on another: begin again at a point that all ranks have, a
+    /// checkpoint or the last step that was agreed on.
+    pub fn shrink(&self) -> Result<Comm> {
+        self.requests.wait_for_jobs();
+        let (backend, number) = self.backend.shrink()?;
+        Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
     /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in

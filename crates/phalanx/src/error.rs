@@ -3,7 +3,8 @@
 //! - [`UsageError`]: this rank's own arguments are wrong. Nothing was started; the communicator works on.
 //! - [`MismatchError`], [`PeerError`], [`TimeoutError`], [`Error::Aborted`]: the communicator has failed.
 //!   Every rank gets the same verdict, now and from every later call; what an operation had already
-//!   written to its output buffer is unspecified. Drop the communicator and make a new one.
+//!   written to its output buffer is unspecified. Go on with [`Comm::shrink`](crate::Comm::shrink), or drop the
+//!   communicator.
 //! - [`SystemError`], [`Error::Unsupported`], [`Error::Bootstrap`]: the operating system or the
 //!   environment refused something; the text names the remedy.
 
@@ -35,6 +36,15 @@ pub enum Error {
         /// The rank that aborted.
         rank: usize,
     },
+    /// The other ranks have gone on without this one: see [`Comm::shrink`](crate::Comm::shrink).
+    #[error(
+        "rank {rank} was left behind: the other ranks found it missing or gone and have gone on without it; end \
+         this process, or start it again as a new rank of a new job"
+    )]
+    LeftBehind {
+        /// This rank.
+        rank: usize,
+    },
     /// The operating system refused something.
     #[error(transparent)]
     System(Box<SystemError>),
@@ -58,7 +68,14 @@ impl Error {
     ///
     /// After a usage error, or a refusal by the operating system, it works on.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Error::Mismatch(_) | Error::Peer(_) | Error::Timeout(_) | Error::Aborted { .. })
+        matches!(
+            self,
+            Error::Mismatch(_)
+                | Error::Peer(_)
+                | Error::Timeout(_)
+                | Error::Aborted { .. }
+                | Error::LeftBehind { .. }
+        )
     }
 
     pub(crate) fn system(call: &'static str, source: io::Error, remedy: impl Into<String>) -> Error {

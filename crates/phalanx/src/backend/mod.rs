@@ -9,7 +9,7 @@ pub(crate) mod host;
 pub(crate) mod solo;
 
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::{RawReduction, ReductionCode};
 use std::time::Duration;
 
@@ -61,10 +61,11 @@ pub(crate) enum Operation {
     Finalize,
     Send,
     Recv,
+    Shrink,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 18] = [
+    const ALL: [(Operation, &'static str); 19] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -83,6 +84,7 @@ impl Operation {
         (Operation::Finalize, "finalize"),
         (Operation::Send, "send"),
         (Operation::Recv, "recv"),
+        (Operation::Shrink, "shrink"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -106,7 +108,7 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        matches!(self, Operation::Barrier | Operation::Finalize | Operation::Split)
+        matches!(self, Operation::Barrier | Operation::Finalize | Operation::Split | Operation::Shrink)
     }
 }
 
@@ -262,6 +264,16 @@ pub(crate) trait Backend: Send + Sync {
     /// How many of the communicator's operation numbers a split takes.
     fn collectives_of_split(&self) -> u64 {
         1
+    }
+
+    /// A communicator of those ranks that are still there, in their order, and the number of this shrinking of
+    /// this communicator. Waits for them no longer than the deadline, for each rank that is lost meanwhile.
+    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        Err(Error::Unsupported {
+            what: "shrink".into(),
+            why: format!("the backend {} cannot go on without a rank", self.kind()),
+            remedy: "start the job again".into(),
+        })
     }
 
     /// Zeroed memory that is as near to the peers as the backend has it, aligned to 64 bytes.

@@ -3,7 +3,7 @@
 mod environment;
 mod rendezvous;
 
-pub(crate) use environment::timeout_from_environment;
+pub(crate) use environment::{stopped_timeout_from_environment, timeout_from_environment};
 
 use crate::backend::BackendKind;
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};

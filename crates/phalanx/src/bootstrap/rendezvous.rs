@@ -18,6 +18,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x01");
 /// How long a rank that has connected may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How much longer the others wait than rank 0, which may have come later than they.
+const GRACE: Duration = Duration::from_millis(700);
+
 /// How often waiting ranks look around.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -305,7 +308,7 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
         ));
     }
     // A little longer than rank 0 waits, so that its reason arrives.
-    let patience = deadline.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
+    let patience = deadline.saturating_duration_since(Instant::now()) + GRACE;
     let own = Process::current()?;
     let hello =
         Hello { job, rank: place.rank as u32, world_size: place.world_size as u32, cpus: usable_cpus() };

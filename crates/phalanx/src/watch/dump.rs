@@ -67,7 +67,7 @@ pub(super) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> 
     };
     std::fs::create_dir_all(folder).map_err(refused("mkdir"))?;
     let name: String = recorder
-        .name
+        .name()
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
         .take(100)
@@ -108,7 +108,7 @@ fn write_header(
     writeln!(
         json,
         "\"communicator\":{},\"backend\":{},",
-        Quoted(&recorder.name),
+        Quoted(recorder.name()),
         Quoted(recorder.backend.name())
     )?;
     writeln!(json, "\"rank\":{},\"world_size\":{},", recorder.rank, recorder.world_size)?;

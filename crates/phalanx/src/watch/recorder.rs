@@ -91,7 +91,7 @@ pub(super) struct Record {
 pub(crate) struct Recorder {
     pub(super) backend: BackendKind,
     /// The communicator's name: the same on all of its ranks, and no other's.
-    pub(super) name: String,
+    name: String,
     pub(super) rank: usize,
     pub(super) world_size: usize,
     slots: Box<[Slot]>,
@@ -124,6 +124,10 @@ impl Recorder {
         });
         super::signal::register(&recorder);
         recorder
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The name of a communicator that this one's ranks make by their last collective.

@@ -1,12 +1,14 @@
 //! One rank's end of a channel: who the others are, waiting for them, and giving up.
 
 use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
+use super::liveness::Liveness;
 use super::protocol::Fences;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
 use super::world::{Kind, Segment, World};
-use crate::backend::Departure;
+use crate::backend::{Call, Departure, Operation};
 use crate::error::{Error, PeerEvent, Result};
+use crate::os::Halt;
 use crate::sync::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -40,6 +42,7 @@ pub(super) struct Endpoint {
     members: Vec<usize>,
     polls: u32,
     timeout: AtomicU64,
+    fork: crate::os::ForkMark,
 }
 
 /// What a rank waits in, for errors: the number of the operation and what it is.
@@ -70,6 +73,7 @@ impl Endpoint {
             members,
             polls: if crowded { POLLS_CROWDED } else { POLLS },
             timeout: AtomicU64::new(0),
+            fork: crate::os::ForkMark::of_this_process(),
         };
         endpoint.set_timeout(timeout);
         endpoint.channel.header().attached.fetch_add(1, Ordering::AcqRel);
@@ -125,10 +129,40 @@ impl Endpoint {
         self.channel.header().verdict.load(Ordering::Acquire) != 0
     }
 
-    /// An error if the channel has failed.
+    /// An error if the channel has failed, or is not this process's.
     #[inline(always)]
     pub fn check(&self) -> Result<()> {
-        if self.has_failed() { Err(self.verdict()) } else { Ok(()) }
+        if self.has_failed() | self.fork.is_copy() { Err(self.refusal()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        if self.fork.is_copy() { forked() } else { self.verdict() }
+    }
+
+    /// Whether this process is a copy, made by fork, of the one that has the rank. It must leave what they
+    /// share alone.
+    pub fn is_copy(&self) -> bool {
+        self.fork.is_copy()
+    }
+
+    /// The ranks that the channel's verdict, if there is one, says are gone or did not come.
+    pub fn lost(&self) -> Vec<usize> {
+        match self.channel.header().verdict.load(Ordering::Acquire) {
+            0 => Vec::new(),
+            winner => Verdict::read(self.channel.state(winner as usize - 1))
+                .map_or(Vec::new(), |verdict| verdict.lost().to_vec()),
+        }
+    }
+
+    /// Fails the channel since this rank cannot go on in the middle of an operation.
+    #[cold]
+    pub fn fail_refused(&self, error: &Error) -> Error {
+        tracing::error!(rank = self.rank, "{error}");
+        let (sequence, record) =
+            self.own().last_announced().unwrap_or((0, Record::of(&Call::empty(Operation::Barrier))));
+        let context = Context { reporter: self.rank, sequence, record, waited: Duration::ZERO };
+        self.fail(&Verdict::Peer { rank: self.rank, event: PeerEvent::Refused, context })
     }
 
     #[cold]
@@ -218,6 +252,7 @@ impl Endpoint {
     ) -> Result<()> {
         let mut slice = FIRST_SLEEP;
         let mut logged = since;
+        let mut liveness = Liveness::new();
         loop {
             let peers = awaited();
             let parks = || peers.iter().map(|peer| &self.channel.state(*peer).park);
@@ -235,7 +270,7 @@ impl Endpoint {
                 return Ok(());
             }
             self.check()?;
-            if let Some(verdict) = self.find_reason(&awaited(), subject, since) {
+            if let Some(verdict) = self.find_reason(&awaited(), subject, since, &mut liveness) {
                 // It may have become ready while the reason was found: a peer that has left had done its part.
                 return if ready()? { Ok(()) } else { Err(self.fail(&verdict)) };
             }
@@ -261,6 +296,7 @@ impl Endpoint {
         awaited: &[usize],
         subject: &dyn Fn() -> Subject,
         since: Instant,
+        liveness: &mut Liveness,
     ) -> Option<Verdict> {
         let (sequence, record) = subject();
         let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
@@ -274,6 +310,9 @@ impl Endpoint {
                 return Some(Verdict::Peer { rank, event, context: context() });
             }
         }
+        if let Some(rank) = liveness.look(self, awaited) {
+            return Some(Verdict::Peer { rank, event: PeerEvent::Stopped, context: context() });
+        }
         if since.elapsed() >= self.timeout() {
             let missing = self.missing(awaited, sequence, &record);
             return Some(Verdict::Timeout { missing, context: context() });
@@ -282,7 +321,7 @@ impl Endpoint {
     }
 
     /// Whether a peer cannot answer any more.
-    fn gone(&self, rank: usize) -> Option<PeerEvent> {
+    pub fn gone(&self, rank: usize) -> Option<PeerEvent> {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_LEFT => Some(PeerEvent::Left),
             LIFE_PANICKED => Some(PeerEvent::Panicked),
@@ -316,7 +355,7 @@ impl Endpoint {
     }
 
     /// Follows who waits for whom to a rank that does not wait; `None` if the chain is a circle.
-    fn end_of_chain(&self, mut rank: usize) -> Option<usize> {
+    pub fn end_of_chain(&self, mut rank: usize) -> Option<usize> {
         for _ in 0..self.ranks {
             match self.channel.state(rank).life.waits_for.load(Ordering::Acquire) {
                 0 => return Some(rank),
@@ -332,22 +371,34 @@ impl Endpoint {
     /// What a rank was last seen doing, for error messages.
     pub fn last_seen(&self, rank: usize) -> String {
         let state = self.channel.state(rank);
-        let pid = state.life.pid.load(Ordering::Relaxed);
+        let pid = self.pid(rank);
+        let message = state.last_message();
         let mut text = match state.last_announced() {
             _ if pid == 0 => return "it has not joined".into(),
-            None => "it has made no call yet".into(),
+            None if message.is_none() => "it has made no call yet".into(),
+            None => "it has called no collective".into(),
             Some((sequence, record)) if state.done_operation.get() >= sequence => {
                 format!("it has completed {record}, operation number {sequence}, and called nothing since")
             }
             Some((sequence, record)) => format!("it is in {record}, operation number {sequence}"),
         };
+        if let Some(message) = message {
+            text.push_str(&format!(", and its last message is {message}"));
+        }
         if self.world.is_processes() {
             text.push_str(&format!(", process {pid}"));
-            if crate::os::is_stopped(pid) {
-                text.push_str(", which is stopped");
+            match crate::os::halt(pid) {
+                Some(Halt::Stopped) => text.push_str(", which is stopped"),
+                Some(Halt::Traced) => text.push_str(", which is stopped by a debugger"),
+                None => {}
             }
         }
         text
+    }
+
+    /// A rank's process.
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.channel.state(rank).life.pid.load(Ordering::Relaxed)
     }
 
     /// The verdict if this rank and `peer` announced different calls under the same number.
@@ -378,6 +429,9 @@ impl Endpoint {
     }
 
     pub fn depart(&self, departure: Departure) {
+        if self.is_copy() {
+            return;
+        }
         let state = match departure {
             Departure::Left => LIFE_LEFT,
             Departure::Panicked => LIFE_PANICKED,
@@ -389,8 +443,19 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if self.is_copy() {
+            return;
+        }
         let last = self.channel.header().attached.fetch_sub(1, Ordering::AcqRel) == 1;
         self.world.close_segment(&self.segment, last);
+    }
+}
+
+fn forked() -> Error {
+    Error::Unsupported {
+        what: "a communicator of the process before fork".into(),
+        why: "the rank is the process that made it, and this is a copy".into(),
+        remedy: "make communicators after fork, or start the process with exec".into(),
     }
 }
 

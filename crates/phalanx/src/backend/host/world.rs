@@ -9,6 +9,7 @@ use crate::os::{Mapping, Process, SharedFile};
 use crate::sync::{AtomicU64, Ordering, lock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// A piece of shared memory: how all ranks call it, and where it is in this process.
 #[derive(Clone)]
@@ -32,6 +33,8 @@ pub(crate) struct World {
     pub(super) kind: Kind,
     /// Cores that the ranks have between them.
     pub(super) cores: usize,
+    /// How long a peer may be stopped before it counts as gone; if not set, until the deadline.
+    pub(super) stopped_timeout: Option<Duration>,
 }
 
 pub(super) enum Kind {
@@ -53,12 +56,14 @@ pub(super) struct ProcessWorld {
     /// Segments of peers that were mapped to read from them.
     peers: Mutex<HashMap<SegmentId, Arc<Mapping>>>,
     heap: Mutex<Vec<Arena>>,
+    fork: crate::os::ForkMark,
 }
 
 impl World {
     pub fn threads() -> World {
         let kind = Kind::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() });
-        World { kind, cores: std::thread::available_parallelism().map_or(1, usize::from) }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        World { kind, cores, stopped_timeout: None }
     }
 
     /// The world of the processes that share `file`, and `cores`. The first process to call it does so
@@ -66,10 +71,13 @@ impl World {
     pub fn processes(file: SharedFile, processes: Vec<Process>, cores: usize) -> Result<World> {
         file.extend_to(GRAIN)?;
         let header = file.map(0, GRAIN as usize)?;
-        let world = ProcessWorld { file, header, processes, peers: Mutex::default(), heap: Mutex::default() };
+        let (peers, heap, fork) =
+            (Mutex::default(), Mutex::default(), crate::os::ForkMark::of_this_process());
+        let world = ProcessWorld { file, header, processes, peers, heap, fork };
         // The first to come finds 0; the first page is the header's own.
         let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
-        Ok(World { kind: Kind::Processes(world), cores })
+        let stopped_timeout = crate::bootstrap::stopped_timeout_from_environment()?;
+        Ok(World { kind: Kind::Processes(world), cores, stopped_timeout })
     }
 
     /// This world, now that its processes are known.
@@ -97,15 +105,16 @@ impl World {
         }
     }
 
-    /// Opens a segment that a peer made and still holds.
+    /// Opens a segment that a peer has made; an error if none holds it any more and that can be told.
     pub(super) fn open_segment(&self, id: SegmentId) -> Result<Segment> {
         match &self.kind {
             Kind::Threads(world) => {
-                let memory = lock(&world.segments)
-                    .get(&id)
-                    .and_then(Weak::upgrade)
-                    .expect("the maker of a segment holds it until all have opened it");
-                Ok(Segment { id, memory })
+                let memory = lock(&world.segments).get(&id).and_then(Weak::upgrade);
+                let gone = || {
+                    let why = "see the error of the rank that made it";
+                    Error::system("opening a communicator's memory", std::io::ErrorKind::NotFound.into(), why)
+                };
+                Ok(Segment { id, memory: memory.ok_or_else(gone)? })
             }
             Kind::Processes(world) => {
                 let (offset, len) = place(id);
@@ -308,6 +317,10 @@ impl ProcessWorld {
     }
 
     fn free(&self, arena_id: SegmentId, offset: usize, len: usize) {
+        if self.fork.is_copy() {
+            // The process before fork still uses it.
+            return;
+        }
         let mut heap = lock(&self.heap);
         let index =
             heap.iter().position(|arena| arena.segment.id == arena_id).expect("an arena outlives its blocks");
