@@ -6,9 +6,12 @@
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
 //!
-//! Not here: the tests themselves (`tests/`).
+//! - [`faults`]: the fault suite, for the tests and as a program.
+//!
+//! Not here: the other tests (`tests/`).
 
 pub mod fault;
+pub mod faults;
 pub mod fields;
 pub mod minifloat;
 pub mod number;

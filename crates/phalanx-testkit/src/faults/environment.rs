@@ -1,11 +1,11 @@
 //! The launcher's variables: wrong, missing, contradictory; ranks that never come.
 
-use crate::common::{DEADLINE, has, one_verdict, says};
-use libtest_mimic::{Failed, Trial};
+use super::Case;
+use super::common::{DEADLINE, has, one_verdict, says};
+use crate::processes::Launch;
+use crate::scenario::Outcome;
+use crate::{Fields, Scenario, verdict};
 use phalanx::ReduceOp;
-use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::Outcome;
-use phalanx_testkit::{Fields, Scenario, verdict};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -44,13 +44,13 @@ fn init(_: &[String]) -> Outcome {
     Ok(fields.with("took_ms", since.elapsed().as_millis()).to_string())
 }
 
-pub fn trials() -> Vec<Trial> {
+pub fn cases() -> Vec<Case> {
     if !cfg!(target_os = "linux") {
         return Vec::new();
     }
-    let mut trials = Vec::new();
-    let mut add = |name: &str, run: fn() -> Result<(), Failed>| {
-        trials.push(Trial::test(format!("processes/environment/{name}"), run));
+    let mut cases = Vec::new();
+    let mut add = |name: &str, run: fn() -> Result<(), String>| {
+        cases.push(Case::new(format!("processes/environment/{name}"), run));
     };
     add("no_variables", no_variables);
     add("malformed", malformed);
@@ -65,16 +65,16 @@ pub fn trials() -> Vec<Trial> {
     add("late_rank", late_rank);
     add("torchrun", torchrun);
     add("several_hosts", several_hosts);
-    trials
+    cases
 }
 
 /// The fields of one process's report.
-fn one(launch: Launch) -> Result<Fields, Failed> {
+fn one(launch: Launch) -> Result<Fields, String> {
     let reports = launch.deadline(DEADLINE).reports()?;
     Ok(Fields::parse(&reports[0]).ok_or("not a report")?)
 }
 
-fn no_variables() -> Result<(), Failed> {
+fn no_variables() -> Result<(), String> {
     let fields = one(Launch::alone("environment/init"))?;
     has(&fields, "kind", "joined")?;
     has(&fields, "world_size", 1)?;
@@ -82,7 +82,7 @@ fn no_variables() -> Result<(), Failed> {
 }
 
 /// A value that is not what it should be is named, with its variable.
-fn malformed() -> Result<(), Failed> {
+fn malformed() -> Result<(), String> {
     let cases = [
         ("PHALANX_RANK", "abc"),
         ("PHALANX_RANK", ""),
@@ -123,7 +123,7 @@ fn refused(name: &str, value: &str) -> Result<(), String> {
 }
 
 /// Some of the variables but not all: the missing one is named.
-fn incomplete() -> Result<(), Failed> {
+fn incomplete() -> Result<(), String> {
     for name in ["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_JOB"] {
         let launch = Launch::new("environment/init", 2).without_rank(1).env_of(0, name, None);
         let fields = one(launch).map_err(|failed| format!("without {name}: {failed:?}"))?;
@@ -137,7 +137,7 @@ fn incomplete() -> Result<(), Failed> {
 }
 
 /// `PHALANX_TIMEOUT` is in seconds and fractions of them.
-fn timeout_variable() -> Result<(), Failed> {
+fn timeout_variable() -> Result<(), String> {
     for value in ["1", "0.5"] {
         let launch = Launch::new("environment/init", 2).without_rank(1).env("PHALANX_TIMEOUT", value);
         let fields = one(launch)?;
@@ -150,7 +150,7 @@ fn timeout_variable() -> Result<(), Failed> {
 }
 
 /// Every rank that was started is told, in time.
-fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, Failed> {
+fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, String> {
     let reports = launch.deadline(DEADLINE).reports()?;
     let fields: Option<Vec<Fields>> = reports.iter().map(|report| Fields::parse(report)).collect();
     let fields = fields.filter(|fields| fields.len() == started).ok_or("a rank has no report")?;
@@ -167,7 +167,7 @@ fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, 
 }
 
 /// Two processes that both think they are rank 1, in a world of three.
-fn duplicate_rank() -> Result<(), Failed> {
+fn duplicate_rank() -> Result<(), String> {
     let launch = Launch::new("environment/init", 3).env("PHALANX_TIMEOUT", "3");
     let launch = launch.env_of(2, "PHALANX_RANK", Some("1")).env_of(2, "PHALANX_LOCAL_RANK", Some("1"));
     let all = told(launch, 3, Duration::from_secs(5))?;
@@ -178,7 +178,7 @@ fn duplicate_rank() -> Result<(), Failed> {
     Ok(())
 }
 
-fn different_world_sizes() -> Result<(), Failed> {
+fn different_world_sizes() -> Result<(), String> {
     let launch = Launch::new("environment/init", 2).env("PHALANX_TIMEOUT", "3");
     let launch = launch.env_of(1, "PHALANX_WORLD_SIZE", Some("3"));
     let launch = launch.env_of(1, "PHALANX_LOCAL_WORLD_SIZE", Some("3"));
@@ -191,7 +191,7 @@ fn different_world_sizes() -> Result<(), Failed> {
 }
 
 /// Ranks that are never started: the others name them, all alike, when the time is up.
-fn missing_ranks(missing: &[usize]) -> Result<(), Failed> {
+fn missing_ranks(missing: &[usize]) -> Result<(), String> {
     let launch = Launch::new("environment/init", 4).env("PHALANX_TIMEOUT", "2");
     let launch = missing.iter().fold(launch, |launch, rank| launch.without_rank(*rank));
     let all = told(launch, 4 - missing.len(), Duration::from_secs(4))?;
@@ -205,7 +205,7 @@ fn missing_ranks(missing: &[usize]) -> Result<(), Failed> {
     Ok(())
 }
 
-fn dies_before_init() -> Result<(), Failed> {
+fn dies_before_init() -> Result<(), String> {
     let launch = Launch::new("environment/die_before_init", 3).arg(1).env("PHALANX_TIMEOUT", "2");
     let ended = launch.deadline(DEADLINE).run()?;
     for rank in ended.iter().filter(|rank| rank.rank != 1) {
@@ -218,7 +218,7 @@ fn dies_before_init() -> Result<(), Failed> {
 }
 
 /// Whoever comes late but in time is waited for.
-fn late_rank() -> Result<(), Failed> {
+fn late_rank() -> Result<(), String> {
     for late in [0, 1] {
         let reports = Launch::new("environment/late", 3).arg(late).deadline(DEADLINE).reports()?;
         for (rank, report) in reports.iter().enumerate() {
@@ -250,7 +250,7 @@ fn as_torchrun(launch: Launch, ranks: usize, local: usize) -> Launch {
     })
 }
 
-fn torchrun() -> Result<(), Failed> {
+fn torchrun() -> Result<(), String> {
     let launch = as_torchrun(Launch::new("environment/init", 3), 3, 3);
     let reports = launch.deadline(DEADLINE).reports()?;
     for (rank, report) in reports.iter().enumerate() {
@@ -263,7 +263,7 @@ fn torchrun() -> Result<(), Failed> {
 }
 
 /// Ranks of another host cannot be reached through memory: that is said at once, not after a timeout.
-fn several_hosts() -> Result<(), Failed> {
+fn several_hosts() -> Result<(), String> {
     let launch = as_torchrun(Launch::new("environment/init", 4), 4, 2);
     let launch = launch.without_rank(2).without_rank(3).deadline(DEADLINE);
     let reports = launch.reports()?;

@@ -76,7 +76,6 @@ impl Endpoint {
             fork: crate::os::ForkMark::of_this_process(),
         };
         endpoint.set_timeout(timeout);
-        endpoint.channel.header().attached.fetch_add(1, Ordering::AcqRel);
         endpoint.own().life.pid.store(std::process::id(), Ordering::Relaxed);
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         endpoint
@@ -334,29 +333,30 @@ impl Endpoint {
         }
     }
 
-    /// Who holds everybody up. Of a collective, those who have not called it. If all have, or for a message,
-    /// the rank at the end of the chain of those who wait for one another.
+    /// Who holds everybody up: those who have not called the collective, or the ranks that are awaited; and if
+    /// such a rank waits for another itself, the one at the end of the chain.
     fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
+        let is_absent =
+            |rank: &usize| self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence);
+        let mut absent = Vec::new();
         if !is_message(record) {
-            let absent: Vec<usize> = (0..self.ranks)
-                .filter(|rank| {
-                    self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence)
-                })
-                .collect();
-            if !absent.is_empty() {
-                return absent;
-            }
+            absent = (0..self.ranks).filter(is_absent).collect();
         }
+        let suspects = if absent.is_empty() { awaited } else { &absent };
         let mut missing: Vec<usize> =
-            awaited.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
+            suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
         missing.sort_unstable();
         missing.dedup();
         missing
     }
 
-    /// Follows who waits for whom to a rank that does not wait; `None` if the chain is a circle.
+    /// Follows who waits for whom to a rank that does not wait, or was stopped while it did; `None` if the chain is
+    /// a circle.
     pub fn end_of_chain(&self, mut rank: usize) -> Option<usize> {
         for _ in 0..self.ranks {
+            if self.world.is_processes() && crate::os::halt(self.pid(rank)).is_some() {
+                return Some(rank);
+            }
             match self.channel.state(rank).life.waits_for.load(Ordering::Acquire) {
                 0 => return Some(rank),
                 next => rank = next as usize - 1,
@@ -446,7 +446,8 @@ impl Drop for Endpoint {
         if self.is_copy() {
             return;
         }
-        let last = self.channel.header().attached.fetch_sub(1, Ordering::AcqRel) == 1;
+        // Counted by those who have closed it: who comes late finds the others' last words.
+        let last = self.channel.header().closed.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.ranks;
         self.world.close_segment(&self.segment, last);
     }
 }

@@ -56,8 +56,8 @@ pub(super) const PROPOSAL_WORDS: usize = 1 + MAX_RANKS / 64;
 pub(super) struct ChannelHeader {
     /// 0, or one more than the rank whose verdict counts. Set once.
     pub verdict: AtomicU32,
-    /// Ranks that still have the channel open.
-    pub attached: AtomicU32,
+    /// Ranks that have had the channel open and have closed it.
+    pub closed: AtomicU32,
     /// Of a channel made by `shrink`: whether it counts (see `shrink.rs`).
     pub confirmed: AtomicU32,
     /// The last round of `shrink` that is decided, and by whom.

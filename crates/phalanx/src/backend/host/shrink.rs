@@ -113,10 +113,9 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
         if decided(endpoint) >= round {
             return Ok(None);
         }
-        let there: Vec<usize> =
-            before.iter().copied().filter(|rank| has_joined(*rank) && !is_gone(*rank)).collect();
-        let missing: Vec<usize> =
-            before.iter().copied().filter(|rank| !has_joined(*rank) && !is_gone(*rank)).collect();
+        // One look at each, so that nobody who comes just now is neither.
+        let waited_for = before.iter().copied().filter(|rank| !is_gone(*rank));
+        let (there, missing): (Vec<usize>, Vec<usize>) = waited_for.partition(|rank| has_joined(*rank));
         let late = since.elapsed() >= endpoint.timeout();
         // At the deadline everybody proposes: the first may be stopped.
         if late || (missing.is_empty() && there.first() == Some(&endpoint.rank)) {
