@@ -526,7 +526,9 @@ fn judge_meeting(plan: &Plan, fields: &Fields) -> Result<(), String> {
 
 fn judge_failure(plan: &Plan, fields: &Fields) -> Result<(), String> {
     plan.expect(fields)?;
-    if fields.number("step").is_none_or(|step| step < plan.at.unwrap_or(0) as u64) {
+    // An abort ends whatever the others are in, also if they are behind.
+    let early = fields.number("step").is_none_or(|step| step < plan.at.unwrap_or(0) as u64);
+    if early && plan.way != Way::Abort {
         return Err(format!("it failed before anything had happened: {fields}"));
     }
     in_time(fields, if plan.way.comes_back() { TIMEOUT + GRACE } else { NOTICED })
