@@ -78,7 +78,7 @@ fn no_variables() -> Result<(), String> {
     let fields = one(Launch::alone("environment/init"))?;
     has(&fields, "kind", "joined")?;
     has(&fields, "world_size", 1)?;
-    Ok(has(&fields, "backend", "solo")?)
+    has(&fields, "backend", "solo")
 }
 
 /// A value that is not what it should be is named, with its variable.
@@ -100,7 +100,7 @@ fn malformed() -> Result<(), String> {
         ("PHALANX_BACKEND", "carrier-pigeon"),
     ];
     let problems: Vec<String> = cases.iter().filter_map(|(name, value)| refused(name, value).err()).collect();
-    if problems.is_empty() { Ok(()) } else { Err(problems.join("\n").into()) }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("\n")) }
 }
 
 /// Starts one of two ranks: it must not even try to meet the other.
@@ -129,7 +129,7 @@ fn incomplete() -> Result<(), String> {
         let fields = one(launch).map_err(|failed| format!("without {name}: {failed:?}"))?;
         let problem = |problem: String| format!("without {name}: {problem}");
         if fields.get("kind") == Some("joined") {
-            return Err(problem(format!("{fields}")).into());
+            return Err(problem(format!("{fields}")));
         }
         says(&fields, "text", name).map_err(problem)?;
     }
@@ -143,7 +143,7 @@ fn timeout_variable() -> Result<(), String> {
         let fields = one(launch)?;
         has(&fields, "kind", "bootstrap")?;
         if fields.number("took_ms").is_none_or(|ms| !(400..3000).contains(&ms)) {
-            return Err(format!("PHALANX_TIMEOUT={value}: {fields}").into());
+            return Err(format!("PHALANX_TIMEOUT={value}: {fields}"));
         }
     }
     Ok(())
@@ -157,10 +157,10 @@ fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, 
     for fields in &fields {
         match fields.get("kind") {
             Some("bootstrap" | "usage") => {}
-            _ => return Err(format!("not told: {fields}").into()),
+            _ => return Err(format!("not told: {fields}")),
         }
         if fields.number("took_ms").is_none_or(|ms| u128::from(ms) > limit.as_millis()) {
-            return Err(format!("not within {limit:?}: {fields}").into());
+            return Err(format!("not within {limit:?}: {fields}"));
         }
     }
     Ok(fields)
@@ -173,7 +173,7 @@ fn duplicate_rank() -> Result<(), String> {
     let all = told(launch, 3, Duration::from_secs(5))?;
     // Somebody saw the duplicate; whoever did not is told that rank 2 is missing.
     if !all.iter().any(|fields| fields.get("text").is_some_and(|text| text.contains("rank 1"))) {
-        return Err(format!("nobody names the rank that came twice: {all:?}").into());
+        return Err(format!("nobody names the rank that came twice: {all:?}"));
     }
     Ok(())
 }
@@ -269,7 +269,7 @@ fn several_hosts() -> Result<(), String> {
     let reports = launch.reports()?;
     let verdict = one_verdict(&reports, 2)?;
     if verdict.get("kind") == Some("joined") || verdict.number("took_ms").is_none_or(|ms| ms > 1000) {
-        return Err(format!("{verdict}").into());
+        return Err(format!("{verdict}"));
     }
     Ok(())
 }

@@ -138,7 +138,7 @@ fn work_until_failure(comm: Comm, args: &[String]) -> Outcome {
 
 fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, String> {
     if ended.iter().any(|rank| Some(rank.rank) != but && rank.outcome.is_err()) {
-        return Err(describe(&ended).into());
+        return Err(describe(&ended));
     }
     let others = ended.into_iter().filter(|rank| Some(rank.rank) != but);
     Ok(others.filter_map(|rank| rank.outcome.ok()).collect())
@@ -267,7 +267,7 @@ fn expect_gone(how: &str, reports: &[String]) -> Result<(), String> {
             has(&verdict, "kind", "timeout")?;
             has(&verdict, "missing", VICTIM)?;
             has(&verdict, "sequence", 6)?;
-            return Ok(all_within(reports, LATE_TIMEOUT + Duration::from_secs(1))?);
+            return all_within(reports, LATE_TIMEOUT + Duration::from_secs(1));
         }
         _ => {
             has(&verdict, "rank", VICTIM)?;
@@ -306,7 +306,7 @@ fn gone_thread(how: &'static str) -> Result<(), String> {
     match (how, world) {
         // The rank's panic comes back to the caller of `run`, after all others have ended.
         ("panic", Err(problem)) if problem.contains("this rank was told to panic") => {}
-        ("panic", other) => return Err(format!("the panic did not come back: {other:?}").into()),
+        ("panic", other) => return Err(format!("the panic did not come back: {other:?}")),
         (_, world) => drop(world?),
     }
     let reports = reports.lock().map_err(|_| "a rank panicked with the reports in hand")?;

@@ -442,6 +442,8 @@ fn on_processes(plan: &Plan) -> Result<(), String> {
         for rank in (0..plan.ranks).filter(|rank| *rank != plan.victim) {
             world.await_phase(rank, "through").map_err(|problem| format!("{problem}\n{plan:?}"))?;
         }
+        // The others may be at their end before it happens.
+        world.await_stop(plan.victim)?;
         world.inject(plan.victim, Fault::Continue)?;
     }
     let ended = world.finish();

@@ -150,12 +150,12 @@ mod linux {
         for fields in &reports {
             match fields.get("kind") {
                 Some("system" | "bootstrap") => {}
-                _ => return Err(format!("not the right error: {fields}").into()),
+                _ => return Err(format!("not the right error: {fields}")),
             }
         }
         let tells = |fields: &Fields| fields.get("text").is_some_and(|text| text.contains("ulimit"));
         if !reports.iter().any(tells) {
-            return Err(format!("nobody names a remedy: {reports:?}").into());
+            return Err(format!("nobody names a remedy: {reports:?}"));
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ mod linux {
         for fields in reports(launch)? {
             match fields.get("kind") {
                 Some("worked" | "system" | "bootstrap" | "peer" | "timeout") => {}
-                _ => return Err(format!("not the right error: {fields}").into()),
+                _ => return Err(format!("not the right error: {fields}")),
             }
         }
         Ok(())

@@ -233,12 +233,12 @@ fn on_threads(case: &'static Call, ranks: usize) -> std::result::Result<(), Stri
     let outcomes = threads::run_scenario(&SCENARIOS[0], ranks, &[case.name.to_owned()], DEADLINE)?;
     let reports: std::result::Result<Vec<String>, String> = outcomes.iter().cloned().collect();
     let reports = reports.map_err(|_| format!("{ranks} thread ranks: {outcomes:#?}"))?;
-    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}").into())
+    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}"))
 }
 
 fn on_processes(case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
     let reports = Launch::new("mismatch", ranks).arg(case.name).deadline(DEADLINE).reports()?;
-    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}").into())
+    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}"))
 }
 
 fn expect(case: &Call, reports: &[String], ranks: usize) -> std::result::Result<(), String> {

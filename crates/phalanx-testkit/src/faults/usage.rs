@@ -22,7 +22,7 @@ pub fn cases() -> Vec<Case> {
             for ranks in [1, 2, 3] {
                 let outcomes = threads::run_scenario(scenario, ranks, &[], DEADLINE)?;
                 if outcomes.iter().any(|outcome| outcome.is_err()) {
-                    return Err(format!("{ranks} thread ranks: {outcomes:#?}").into());
+                    return Err(format!("{ranks} thread ranks: {outcomes:#?}"));
                 }
             }
             Ok(())
@@ -244,14 +244,14 @@ fn numbers_of_ranks() -> std::result::Result<(), String> {
         match phalanx::run(ranks, |_| ()) {
             Err(Error::Usage(UsageError::WorldSize { world_size, limit })) => {
                 if world_size != ranks || limit == 0 || limit >= 100_000 {
-                    return Err(format!("{ranks} ranks: world_size {world_size}, limit {limit}").into());
+                    return Err(format!("{ranks} ranks: world_size {world_size}, limit {limit}"));
                 }
             }
-            other => return Err(format!("{ranks} ranks: {other:?}").into()),
+            other => return Err(format!("{ranks} ranks: {other:?}")),
         }
         match Comm::builder().run(ranks, |_| ()) {
             Err(Error::Usage(UsageError::WorldSize { .. })) => {}
-            other => return Err(format!("{ranks} ranks from a builder: {other:?}").into()),
+            other => return Err(format!("{ranks} ranks from a builder: {other:?}")),
         }
     }
     // The limit itself is not beyond the limit.

@@ -1,11 +1,11 @@
 //! One rank's end of a channel: who the others are, waiting for them, and giving up.
 
-use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
+use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, MAX_RANKS, RECORDS, RankState};
 use super::liveness::Liveness;
 use super::protocol::Fences;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
-use super::world::{Kind, Segment, World};
+use super::world::{Kind, Segment, Standing, World};
 use crate::backend::{Call, Departure, Operation};
 use crate::error::{Error, PeerEvent, Result};
 use crate::os::Halt;
@@ -76,7 +76,9 @@ impl Endpoint {
             fork: crate::os::ForkMark::of_this_process(),
         };
         endpoint.set_timeout(timeout);
-        endpoint.own().life.pid.store(std::process::id(), Ordering::Relaxed);
+        let pid = std::process::id();
+        endpoint.standing(rank).pid.store(pid, Ordering::Relaxed);
+        endpoint.own().life.pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         endpoint
     }
@@ -238,7 +240,7 @@ impl Endpoint {
             self.check()?;
         }
         let waited = self.sleep_until(ready, awaited, subject, since);
-        self.own().life.waits_for.store(0, Ordering::Release);
+        self.standing(self.rank).waits_for.store(0, Ordering::Release);
         waited
     }
 
@@ -256,7 +258,8 @@ impl Endpoint {
             let peers = awaited();
             let parks = || peers.iter().map(|peer| &self.channel.state(*peer).park);
             if let Some(first) = peers.first() {
-                self.own().life.waits_for.store(*first as u32 + 1, Ordering::Release);
+                let awaited = self.members[*first] as u32 + 1;
+                self.standing(self.rank).waits_for.store(awaited, Ordering::Release);
             }
             let left = self.timeout().saturating_sub(since.elapsed());
             self.own().park.prepare(parks(), self.fences);
@@ -350,22 +353,32 @@ impl Endpoint {
         missing
     }
 
-    /// Follows who waits for whom to a rank that does not wait, or was stopped while it did; `None` if the chain is
-    /// a circle.
-    pub fn end_of_chain(&self, mut rank: usize) -> Option<usize> {
-        for _ in 0..self.ranks {
-            if self.world.is_processes() && crate::os::halt(self.pid(rank)).is_some() {
-                return Some(rank);
+    /// Follows who waits for whom, in whichever communicator, to a rank that does not wait, or was stopped while it
+    /// did; `None` if the chain is a circle. Of ranks that are not in this channel, the one that waits for them.
+    pub fn end_of_chain(&self, rank: usize) -> Option<usize> {
+        let (mut end, mut world_rank) = (rank, self.members[rank]);
+        for _ in 0..MAX_RANKS {
+            if let Some(member) = self.members.iter().position(|member| *member == world_rank) {
+                end = member;
             }
-            match self.channel.state(rank).life.waits_for.load(Ordering::Acquire) {
-                0 => return Some(rank),
-                next => rank = next as usize - 1,
+            let standing = self.world.standing(world_rank);
+            let pid = standing.pid.load(Ordering::Relaxed);
+            if self.world.is_processes() && crate::os::halt(pid).is_some() {
+                return Some(end);
             }
-            if rank == self.rank {
+            match standing.waits_for.load(Ordering::Acquire) {
+                0 => return Some(end),
+                next => world_rank = next as usize - 1,
+            }
+            if world_rank == self.members[self.rank] {
                 return None;
             }
         }
         None
+    }
+
+    fn standing(&self, rank: usize) -> &Standing {
+        self.world.standing(self.members[rank])
     }
 
     /// What a rank was last seen doing, for error messages.

@@ -109,8 +109,6 @@ pub(super) struct Life {
     /// One of the `LIFE_` values.
     pub state: AtomicU32,
     pub pid: AtomicU32,
-    /// One more than the rank it has been waiting for, 0 when it is not waiting.
-    pub waits_for: AtomicU32,
 }
 
 pub(super) const LIFE_ACTIVE: u32 = 1;

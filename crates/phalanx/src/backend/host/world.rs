@@ -4,9 +4,10 @@
 //! process ranks map it from the region's file, in which space is given out once and never again (the file
 //! is sparse, and the pages of a segment that is no longer used go back to the system).
 
+use super::layout::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::os::{Mapping, Process, SharedFile};
-use crate::sync::{AtomicU64, Ordering, lock};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, lock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -42,14 +43,25 @@ pub(super) enum Kind {
     Processes(ProcessWorld),
 }
 
+/// What a rank tells all ranks of the world, whichever communicator they share.
+#[derive(Default)]
+#[repr(C)]
+pub(super) struct Standing {
+    /// One more than the world rank it has been waiting for, 0 when it is not waiting.
+    pub waits_for: AtomicU32,
+    /// Its process.
+    pub pid: AtomicU32,
+}
+
 pub(super) struct ThreadWorld {
+    standings: Box<[Standing]>,
     segments: Mutex<HashMap<SegmentId, Weak<Mapping>>>,
     next: std::sync::atomic::AtomicU64,
 }
 
 pub(super) struct ProcessWorld {
     file: SharedFile,
-    /// The first page of the file: where the next segment goes.
+    /// The first segment of the file: where the next one goes, and the ranks' standings.
     header: Mapping,
     /// Every rank's process, by world rank.
     pub processes: Vec<Process>,
@@ -61,7 +73,8 @@ pub(super) struct ProcessWorld {
 
 impl World {
     pub fn threads() -> World {
-        let kind = Kind::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() });
+        let standings = (0..MAX_RANKS).map(|_| Standing::default()).collect();
+        let kind = Kind::Threads(ThreadWorld { standings, segments: Mutex::default(), next: 1.into() });
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         World { kind, cores, stopped_timeout: None }
     }
@@ -90,6 +103,14 @@ impl World {
 
     pub fn is_processes(&self) -> bool {
         matches!(self.kind, Kind::Processes(_))
+    }
+
+    /// What a rank of the world tells all others.
+    pub(super) fn standing(&self, world_rank: usize) -> &Standing {
+        match &self.kind {
+            Kind::Threads(world) => &world.standings[world_rank],
+            Kind::Processes(world) => world.standing(world_rank),
+        }
     }
 
     /// Makes a segment of at least `len` bytes, zeroed.
@@ -218,6 +239,13 @@ impl ProcessWorld {
     fn next(&self) -> &AtomicU64 {
         // SAFETY: the header's first word is an atomic for every process; the mapping lives as long as self.
         unsafe { &*self.header.as_ptr().cast::<AtomicU64>() }
+    }
+
+    fn standing(&self, world_rank: usize) -> &Standing {
+        assert!(world_rank < MAX_RANKS);
+        // SAFETY: behind the header's first page is an array of MAX_RANKS standings, for every process, of which
+        // zeroes are valid; the mapping lives as long as self.
+        unsafe { &*self.header.as_ptr().add(PAGE).cast::<Standing>().add(world_rank) }
     }
 
     fn create_segment(&self, len: usize) -> Result<Segment> {
@@ -355,6 +383,8 @@ const FIRST_ARENA: usize = 1 << 20;
 
 /// Pages are what memory can be replaced by.
 const PAGE: usize = 4096;
+
+const _: () = assert!(PAGE + MAX_RANKS * size_of::<Standing>() <= GRAIN as usize);
 
 /// Blocks from this size on are whole pages.
 const PAGED: usize = 16 << 10;
