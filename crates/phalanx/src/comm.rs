@@ -34,7 +34,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 ///
 /// # When a call fails
 /// After an error for which [`Error::is_fatal`] holds, every rank gets the same verdict, and so does every
-/// later call. What operations in progress had written to their output buffers is unspecified.
+/// later call. What operations in progress had written to their output buffers is unspecified. The ranks that are
+/// still there can go on with [`shrink`](Comm::shrink).
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
@@ -120,8 +121,9 @@ impl Comm {
     /// A new communicator of the ranks that are still there, in the order of their ranks here: to go on after
     /// a failure. `MPIX_Comm_shrink`, `ncclCommShrink`.
     ///
-    /// Every rank that wants to go on calls it. Ranks that died, left or panicked are out, and so are those that
-    /// the verdict found missing, even if they come back: they get [`Error::LeftBehind`]. For all others it
+    /// Every rank that wants to go on calls it. Ranks that died, left or panicked are out, and so are those whom
+    /// the verdict (a [`PeerError`](crate::PeerError) or [`TimeoutError`](crate::TimeoutError)) names, even if they
+    /// come back: they get [`Error::LeftBehind`]. For all others it
     /// waits, up to the [deadline](Comm::timeout) (and again for each rank that is lost meanwhile); who has not
     /// come by then is out, too. All ranks of the new communicator agree on who they are.
     ///

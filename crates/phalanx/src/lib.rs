@@ -26,12 +26,16 @@
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
 //! - Raw pointers behind `Arc<dyn Communicator>`: [`communicator`].
-//! - What can go wrong: [`Error`].
+//! - What can go wrong: [`Error`]; going on without a rank that is gone: [`Comm::shrink`]; what a rank did last:
+//!   [`Comm::write_flight_record`].
 //!
 //! # Environment
 //! | variable | meaning |
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
+//! | `PHALANX_STOPPED_TIMEOUT` | seconds a peer's process may be stopped (SIGSTOP) before that is an error; default: until the deadline |
+//! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
+//! | `PHALANX_TRACE_SIGNAL` | `USR1` or `USR2`: on this signal ranks write their last operations, too; default: no signal is taken |
 //! | `PHALANX_BACKEND` | `solo`, `host` or `auto` |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: who this rank is, and of which job |
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | the same on this host |

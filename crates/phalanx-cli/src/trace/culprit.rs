@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 /// A rank that comes last has cost the others at least this share of the time before it is called slow.
 const SLOW: f64 = 0.05;
 
+/// Of so many ranks at the most it is told what each was doing.
+const SAID: usize = 8;
+
 /// A call that fails sooner, in nanoseconds, was made after the communicator had failed.
 const REFUSED: u64 = 1_000_000;
 
@@ -39,7 +42,8 @@ fn from_verdict(merged: &Merged, verdict: &Verdict) -> Finding {
             why: verdict.text.clone(),
         }),
         "timeout" => {
-            let doing = verdict.ranks.iter().map(|rank| format!("rank {rank} {}", doing(merged, *rank)));
+            let doing =
+                verdict.ranks.iter().take(SAID).map(|rank| format!("rank {rank} {}", doing(merged, *rank)));
             Finding {
                 ranks: verdict.ranks.clone(),
                 what: "missing".into(),
@@ -152,7 +156,7 @@ fn behind(merged: &Merged) -> Option<Finding> {
     if missing.is_empty() {
         return None;
     }
-    let said = missing.iter().map(|rank| format!("rank {rank} {}", doing(merged, *rank)));
+    let said = missing.iter().take(SAID).map(|rank| format!("rank {rank} {}", doing(merged, *rank)));
     let since = merged.end().saturating_sub(waiting.enqueued_ns);
     let why = format!(
         "others have been waiting in {} (operation number {sequence}) for {}; {}",
@@ -189,7 +193,7 @@ fn unanswered(merged: &Merged) -> Option<Finding> {
     }
     ranks.sort_unstable();
     ranks.dedup();
-    said.truncate(4);
+    said.truncate(SAID);
     let waits = |rank: &usize| {
         merged.ranks.get(rank).is_some_and(|record| record.records.iter().any(Operation::is_under_way))
     };
@@ -222,7 +226,7 @@ fn slower(merged: &Merged) -> Option<Finding> {
         let (last, before) = (arrivals[arrivals.len() - 1], arrivals[arrivals.len() - 2]);
         let entry = cost.entry(last.1).or_default();
         entry.0 += 1;
-        entry.1 += last.0 - before.0;
+        entry.1 = entry.1.saturating_add(last.0 - before.0);
         let (begin, end) = span.unwrap_or((arrivals[0].0, last.0));
         span = Some((begin.min(arrivals[0].0), end.max(last.0)));
     }

@@ -11,6 +11,8 @@ const VERSION: u32 = 1;
 pub const MAX_BYTES: usize = 64 << 20;
 /// The most ranks of a communicator.
 const MAX_RANKS: usize = 1 << 20;
+/// The most operations: the library keeps 1024.
+const MAX_RECORDS: usize = 1 << 14;
 /// The latest time: 2^62 nanoseconds are 146 years.
 const MAX_TIME: u64 = 1 << 62;
 
@@ -130,6 +132,9 @@ pub fn decode(bytes: &[u8]) -> Result<FlightRecord, String> {
     }
     if record.world_size > MAX_RANKS || record.rank >= record.world_size {
         return Err(format!("rank {} of {} ranks is not possible", record.rank, record.world_size));
+    }
+    if record.records.len() > MAX_RECORDS {
+        return Err(format!("{} operations are too many", record.records.len()));
     }
     let outside = |rank: &usize| *rank >= record.world_size;
     let named = record.error.iter().flat_map(|error| &error.ranks);

@@ -22,9 +22,10 @@ pub struct Options {
     pub case: Option<String>,
 }
 
-/// What became of a case.
+/// What became of a family of cases.
 #[derive(Debug, Default, Clone)]
 struct Tally {
+    cases: std::collections::BTreeSet<String>,
     runs: u64,
     failures: u64,
     longest: Duration,
@@ -46,26 +47,37 @@ impl Summary {
         self.0.values().map(|tally| tally.runs).sum()
     }
 
+    fn of(&mut self, case: &Case) -> &mut Tally {
+        let tally = self.0.entry(family(case).to_owned()).or_default();
+        tally.cases.insert(case.name.clone());
+        tally
+    }
+
     fn count(&mut self, case: &Case, outcome: &Result<(), String>, took: Duration) {
-        let tally = self.0.entry(case.name.clone()).or_default();
+        let tally = self.of(case);
         tally.runs += 1;
         tally.failures += u64::from(outcome.is_err());
         tally.longest = tally.longest.max(took);
     }
 }
 
+/// What a case is shown with: those that are always the same, together.
+fn family(case: &Case) -> &str {
+    match case.name.rsplit_once('/') {
+        Some((family, _)) if !case.seeded && family.contains('/') => family,
+        _ => &case.name,
+    }
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| case | runs | failures | longest |")?;
-        writeln!(f, "|---|---:|---:|---:|")?;
+        writeln!(f, "| case | cases | runs | failures | longest |")?;
+        writeln!(f, "|---|---:|---:|---:|---:|")?;
         for (name, tally) in &self.0 {
-            match tally.ignored {
-                Some(reason) => writeln!(f, "| {name} | not run: {reason} | | |")?,
-                None => {
-                    let longest = tally.longest.as_secs_f64();
-                    writeln!(f, "| {name} | {} | {} | {longest:.1} s |", tally.runs, tally.failures)?;
-                }
-            }
+            let Tally { cases, runs, failures, longest, ignored } = tally;
+            let (cases, longest) = (cases.len(), longest.as_secs_f64());
+            let ignored = ignored.map_or(String::new(), |reason| format!(" (not run: {reason})"));
+            writeln!(f, "| {name}{ignored} | {cases} | {runs} | {failures} | {longest:.1} s |")?;
         }
         Ok(())
     }
@@ -77,7 +89,7 @@ pub fn run(options: &Options) -> Summary {
     cases.retain(|case| options.case.as_ref().is_none_or(|part| case.name.contains(part)));
     let mut summary = Summary::default();
     for case in cases.iter().filter(|case| case.ignored.is_some()) {
-        summary.0.insert(case.name.clone(), Tally { ignored: case.ignored, ..Tally::default() });
+        summary.of(case).ignored = case.ignored;
     }
     cases.retain(|case| case.ignored.is_none());
     for case in cases.iter().filter(|case| !case.seeded) {

@@ -213,6 +213,8 @@ mod linux {
             if comm.rank() == 0 { Vec::new() } else { vec![comm.alloc::<f32>(16 << 20).map_err(text)?] };
         let mut own = if comm.rank() == 0 { vec![1f32; 16 << 20] } else { Vec::new() };
         small[0] = 1;
+        // So that nobody waits for memory that is being cleared.
+        comm.barrier().map_err(text)?;
         if comm.rank() == 0 {
             let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
             let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));

@@ -22,7 +22,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const GRACE: Duration = Duration::from_millis(700);
 
 /// How long rank 0 goes on telling those who come that the meeting is over.
-const FAREWELL: Duration = Duration::from_millis(300);
+const FAREWELL: Duration = Duration::from_millis(150);
 
 /// How often waiting ranks look around.
 const TICK: Duration = Duration::from_millis(20);
