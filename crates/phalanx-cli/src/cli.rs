@@ -23,6 +23,8 @@ pub enum Command {
     /// What `phalanx launch` starts beside the ranks.
     #[command(name = crate::launch::guard::SUBCOMMAND, hide = true)]
     Guard,
+    /// Say which rank held the others up, from the ranks' flight records.
+    Trace(crate::trace::options::TraceArgs),
 }
 
 const EXAMPLES: &str = "\
@@ -31,6 +33,7 @@ Examples:
   phalanx perf all_gather -p 4 -d f16  four process ranks, half precision
   phalanx launch -n 4 -- ./train       four ranks of your own program
   phalanx doctor                       what works here, and what does not
+  phalanx trace FOLDER                 who held the others up, after a failure
 
 A rank is one participant of a communication, a thread or a process; ranks are numbered from 0.";
 

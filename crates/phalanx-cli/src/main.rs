@@ -1,4 +1,4 @@
-//! The program `phalanx`: measures, starts and diagnoses the ranks of a collective communication.
+//! The program `phalanx`: measures, starts, diagnoses and traces the ranks of a collective communication.
 //!
 //! Here only: arguments in, exit status out. Each subcommand has a folder of its own.
 
@@ -10,6 +10,7 @@ mod machine;
 mod perf;
 mod pin;
 mod size;
+mod trace;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Guard => Ok(launch::guard::run()),
+        Command::Trace(args) => trace::run(&args),
     };
     result.unwrap_or_else(|error| {
         // `phalanx perf … | head` is no failure worth a message.

@@ -7,11 +7,14 @@
 //! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
 //!
-//! Not here: the tests themselves (`tests/`).
+//! - [`faults`]: the fault suite, for the tests and as a program.
+//!
+//! Not here: the other tests (`tests/`).
 
 #[cfg(target_os = "linux")]
 pub mod emulated;
 pub mod fault;
+pub mod faults;
 pub mod fields;
 pub mod minifloat;
 pub mod number;

@@ -326,6 +326,20 @@ impl World {
         }
     }
 
+    /// Waits until a rank's process is stopped, or has ended.
+    pub fn await_stop(&self, rank: usize) -> Result<(), String> {
+        let stat = format!("/proc/{}/stat", self.rank(rank)?.child.id());
+        while Instant::now() < self.deadline {
+            let stat = std::fs::read_to_string(&stat).unwrap_or_default();
+            let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+            if matches!(state, None | Some('T' | 'Z' | 'X')) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(format!("rank {rank} is neither stopped nor at its end"))
+    }
+
     /// Kills, stops or continues a rank's process.
     pub fn inject(&mut self, rank: usize, fault: Fault) -> Result<(), String> {
         fault::inject(&self.rank(rank)?.child, fault)

@@ -50,6 +50,36 @@ impl Operation {
     ];
 }
 
+/// What can go wrong with a call.
+#[derive(Debug)]
+pub enum Problem {
+    /// The library answers an error.
+    Error(phalanx::Error),
+    /// It says that all went well, and the result is wrong.
+    Wrong(String),
+}
+
+impl From<phalanx::Error> for Problem {
+    fn from(error: phalanx::Error) -> Problem {
+        Problem::Error(error)
+    }
+}
+
+impl From<String> for Problem {
+    fn from(difference: String) -> Problem {
+        Problem::Wrong(difference)
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Problem::Error(error) => error.fmt(f),
+            Problem::Wrong(difference) => f.write_str(difference),
+        }
+    }
+}
+
 /// One call of a program, the same for all ranks.
 #[derive(Debug, Clone)]
 pub struct Step {
@@ -92,13 +122,13 @@ impl Step {
     }
 
     /// Does it, as one of the ranks, and compares this rank's result with the reference.
-    pub fn perform(&self, comm: &Comm) -> Result<(), String> {
+    pub fn perform(&self, comm: &Comm) -> Result<(), Problem> {
         with_number!(self.dtype, T => perform::<T>(comm, self))
     }
 }
 
 /// One call on this rank, with inputs and results of all ranks at hand.
-fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), String> {
+fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), Problem> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let root = step.root % ranks;
     let count = step.lengths[0];
@@ -137,7 +167,7 @@ fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), String> {
         && let Some(result) = perform_in_place(comm, step, &inputs[rank], (op, root, count, shared))
     {
         let result = result?;
-        return if expected[rank].is_empty() { Ok(()) } else { same_values(&result, &expected[rank]) };
+        return if expected[rank].is_empty() { Ok(()) } else { Ok(same_values(&result, &expected[rank])?) };
     }
     let send = Memory::new(comm, shared, &inputs[rank])?;
     let mut recv = Memory::new(comm, shared, &vec![T::from_small(0); expected[rank].len()])?;
@@ -157,9 +187,8 @@ fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), String> {
         GatherV => comm.gather_v(send, recv, &counts, root),
         ScatterV => comm.scatter_v(send, &counts, recv, root),
         AllToAllV => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),
-    }
-    .map_err(|error| error.to_string())?;
-    same_values(recv, &expected[rank])
+    }?;
+    Ok(same_values(recv, &expected[rank])?)
 }
 
 /// The same in place; `None` if the operation has no such form.
@@ -168,7 +197,7 @@ fn perform_in_place<T: Number>(
     step: &Step,
     input: &[T],
     (op, root, count, shared): (phalanx::Reduction<T>, usize, usize, bool),
-) -> Option<Result<Vec<T>, String>> {
+) -> Option<phalanx::Result<Vec<T>>> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let own = rank * count..(rank + 1) * count;
     let mut start = vec![T::from_small(1); count * ranks];
@@ -179,7 +208,7 @@ fn perform_in_place<T: Number>(
     }
     let mut memory = match Memory::new(comm, shared, &start) {
         Ok(memory) => memory,
-        Err(problem) => return Some(Err(problem)),
+        Err(error) => return Some(Err(error)),
     };
     let buffer = memory.slice_mut();
     let outcome = match step.operation {
@@ -196,7 +225,7 @@ fn perform_in_place<T: Number>(
         ReduceScatter | Scatter => buffer[own].to_vec(),
         _ => buffer.to_vec(),
     };
-    Some(outcome.map(|()| result).map_err(|error| error.to_string()))
+    Some(outcome.map(|()| result))
 }
 
 enum Memory<T: Number> {
@@ -205,11 +234,11 @@ enum Memory<T: Number> {
 }
 
 impl<T: Number> Memory<T> {
-    fn new(comm: &Comm, shared: bool, content: &[T]) -> Result<Memory<T>, String> {
+    fn new(comm: &Comm, shared: bool, content: &[T]) -> phalanx::Result<Memory<T>> {
         if !shared {
             return Ok(Memory::Private(content.to_vec()));
         }
-        let mut buffer = comm.alloc(content.len()).map_err(|error| error.to_string())?;
+        let mut buffer = comm.alloc(content.len())?;
         buffer.copy_from_slice(content);
         Ok(Memory::Shared(buffer))
     }

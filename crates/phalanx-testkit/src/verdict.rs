@@ -32,6 +32,7 @@ pub fn fields(error: &Error) -> Fields {
             .with("missing", list(e.missing.iter().map(|m| m.rank)))
             .with("last_seen", e.missing.iter().map(|m| m.last_seen.as_str()).collect::<Vec<_>>().join("; ")),
         Error::Aborted { rank } => fields.with("kind", "aborted").with("rank", rank),
+        Error::LeftBehind { rank } => fields.with("kind", "left behind").with("rank", rank),
         Error::System(e) => fields.with("kind", "system").with("call", e.call),
         Error::Bootstrap(e) => {
             fields.with("kind", "bootstrap").with("missing", list(e.missing.iter().copied()))

@@ -9,6 +9,7 @@ use crate::error::{Error, Result, UsageError};
 use crate::host::HostBuffer;
 use crate::lane::Lane;
 use crate::request::Requests;
+use crate::watch::{self, Recorder};
 use std::cell::Cell;
 use std::marker::PhantomData;
 #[cfg(feature = "cuda")]
@@ -36,19 +37,23 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 ///
 /// # When a call fails
 /// After an error for which [`Error::is_fatal`] holds, every rank gets the same verdict, and so does every
-/// later call. What operations in progress had written to their output buffers is unspecified.
+/// later call. What operations in progress had written to their output buffers is unspecified. The ranks that are
+/// still there can go on with [`shrink`](Comm::shrink).
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
     pub(crate) lane: Lane,
+    pub(crate) recorder: Arc<Recorder>,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
 
 impl Comm {
-    pub(crate) fn new(backend: Arc<dyn Backend>) -> Comm {
-        let requests = Arc::new(Requests::new(backend.clone()));
+    /// `name` is the communicator's in flight records: the same on all its ranks.
+    pub(crate) fn new(backend: Arc<dyn Backend>, name: String) -> Comm {
+        let recorder = Recorder::new(backend.kind(), name, backend.rank(), backend.world_size());
+        let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));
         let lane = backend.lane();
-        Comm { backend, requests, lane, one_thread_at_a_time: PhantomData }
+        Comm { backend, requests, lane, recorder, one_thread_at_a_time: PhantomData }
     }
 
     /// Settings for a new communicator.
@@ -81,7 +86,8 @@ impl Comm {
         self.backend.timeout()
     }
 
-    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on.
+    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on; to give one operation a deadline
+    /// of its own, set it before and set it back behind it.
     pub fn set_timeout(&self, timeout: Duration) {
         self.backend.set_timeout(timeout);
     }
@@ -94,9 +100,10 @@ impl Comm {
     #[inline]
     pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
         self.requests.wait_for_jobs();
+        let record = self.recorder.begin(call);
         // SAFETY: `collective.rs` has checked the call against its buffers, which are borrowed by the method
         // that called this; `Comm` is not `Sync` and no job is under way, so no other thread is inside.
-        unsafe { self.backend.collective(call) }
+        self.recorder.end(record, unsafe { self.backend.collective(call) })
     }
 
     /// Waits until this rank's operations are complete: those that were started with `start_…`, and those on
@@ -114,9 +121,31 @@ impl Comm {
     /// own order of calls and its own verdict. `ncclCommSplit`, `MPI_Comm_split`.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         self.requests.wait_for_jobs();
+        let record = self.recorder.begin(&Call::empty(Operation::Split));
         // SAFETY: as in `run_call`.
-        let part = unsafe { self.backend.split(color, key) }?;
-        Ok(part.map(|backend| Comm::new(backend.into())))
+        let part = self.recorder.end(record, unsafe { self.backend.split(color, key) })?;
+        let name = self.recorder.child_name(color.unwrap_or(0));
+        self.recorder.skip(self.backend.collectives_of_split() - 1);
+        Ok(part.map(|backend| Comm::new(backend.into(), name)))
+    }
+
+    /// A new communicator of the ranks that are still there, in the order of their ranks here: to go on after
+    /// a failure. `MPIX_Comm_shrink`, `ncclCommShrink`.
+    ///
+    /// Every rank that wants to go on calls it. Ranks that died, left or panicked are out, and so are those whom
+    /// the verdict (a [`PeerError`](crate::PeerError) or [`TimeoutError`](crate::TimeoutError)) names, even if they
+    /// come back: they get [`Error::LeftBehind`]. For all others it
+    /// waits, up to the [deadline](Comm::timeout) (and again for each rank that is lost meanwhile); who has not
+    /// come by then is out, too. All ranks of the new communicator agree on who they are.
+    ///
+    /// This communicator stays failed (if it had not failed, it works on); drop it when its buffers are no
+    /// longer needed. What operations in progress had written to their output buffers is unspecified, and a
+    /// rank may have completed an operation that failed on another: begin again at a point that all ranks have, a
+    /// checkpoint or the last step that was agreed on.
+    pub fn shrink(&self) -> Result<Comm> {
+        self.requests.wait_for_jobs();
+        let (backend, number) = self.backend.shrink()?;
+        Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
     /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in
@@ -160,6 +189,7 @@ impl Comm {
             drop(std::ptr::read(&raw const this.backend));
             drop(std::ptr::read(&raw const this.requests));
             drop(std::ptr::read(&raw const this.lane));
+            drop(std::ptr::read(&raw const this.recorder));
         }
     }
 
@@ -182,8 +212,13 @@ impl Comm {
             nccl.adopt(stream)?;
             lane = Lane::cuda(stream.clone());
         }
-        let (backend, requests) = (self.backend.clone(), self.requests.clone());
-        let comm = Comm { backend, requests, lane, one_thread_at_a_time: PhantomData };
+        let comm = Comm {
+            backend: self.backend.clone(),
+            requests: self.requests.clone(),
+            lane,
+            recorder: self.recorder.clone(),
+            one_thread_at_a_time: PhantomData,
+        };
         Ok(OnStream { comm: ManuallyDrop::new(comm), of: PhantomData })
     }
 
@@ -214,6 +249,9 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.recorder.panicked();
+        }
         // Bounded: each job ends by its own deadline, at the latest.
         self.requests.stop();
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
@@ -330,11 +368,13 @@ impl Builder {
 
     /// As [`phalanx::init`](crate::init), with these settings.
     pub fn init(self) -> Result<Comm> {
+        watch::listen()?;
         bootstrap::init(self.settings()?)
     }
 
     /// As [`phalanx::run`](crate::run), with these settings.
     pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
+        watch::listen()?;
         bootstrap::run_threads(ranks, &self.settings()?, f)
     }
 

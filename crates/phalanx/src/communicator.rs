@@ -4,12 +4,13 @@
 //! through `Arc<dyn Communicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
 //! [`Comm`] instead; [`Comm::into_communicator`] goes from one to the other.
 
-use crate::backend::{Backend, Blocks, Call, Direction, Operation, Space, Ticket, Transfer};
+use crate::backend::{Backend, Blocks, Call, Direction, Operation, Space, Transfer};
 use crate::comm::Comm;
 use crate::dtype::DType;
 use crate::error::{Result, UsageError};
 use crate::op::ReduceOp;
 use crate::sync::lock;
+use crate::watch::Posted;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -190,7 +191,7 @@ pub(crate) struct Portable {
 struct Inner {
     comm: Comm,
     /// Sends and receives that `sync` waits for.
-    pending: Vec<Ticket>,
+    pending: Vec<Posted>,
 }
 
 #[derive(Default)]
@@ -258,8 +259,8 @@ impl Portable {
         let mut inner = lock(&self.inner);
         let transfer = Transfer { space: inner.space(), stream: inner.comm.lane.stream(), ..transfer };
         // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
-        let ticket = unsafe { inner.comm.backend.post(transfer) }?;
-        inner.pending.push(ticket);
+        let posted = unsafe { inner.comm.post(transfer) }?;
+        inner.pending.push(posted);
         // Start it: what is small is gone at once.
         inner.comm.backend.progress().map(drop)
     }
@@ -280,8 +281,7 @@ impl Inner {
     }
 
     fn sync(&mut self) -> Result<()> {
-        let backend = self.comm.backend.clone();
-        let pending: Vec<_> = self.pending.drain(..).map(|ticket| (&*backend, ticket)).collect();
+        let pending: Vec<_> = self.pending.drain(..).map(|posted| (&self.comm, posted)).collect();
         crate::p2p::wait_all(&pending)?;
         self.comm.sync()
     }

@@ -3,7 +3,8 @@
 //! - [`UsageError`]: this rank's own arguments are wrong. Nothing was started; the communicator works on.
 //! - [`MismatchError`], [`PeerError`], [`TimeoutError`], [`Error::Aborted`]: the communicator has failed.
 //!   Every rank gets the same verdict, now and from every later call; what an operation had already
-//!   written to its output buffer is unspecified. Drop the communicator and make a new one.
+//!   written to its output buffer is unspecified. Go on with [`Comm::shrink`](crate::Comm::shrink), or drop the
+//!   communicator.
 //! - [`LibraryError`]: a C library refused a call ([`fatal`](LibraryError::fatal) says whether the communicator
 //!   has failed); [`Error::LibraryNotFound`], [`Error::MissingFunction`]: it is not there, or too old.
 //! - [`SystemError`], [`Error::Unsupported`], [`Error::Bootstrap`]: the operating system or the
@@ -36,6 +37,15 @@ pub enum Error {
     #[error("rank {rank} aborted the communicator")]
     Aborted {
         /// The rank that aborted.
+        rank: usize,
+    },
+    /// The other ranks have gone on without this one: see [`Comm::shrink`](crate::Comm::shrink).
+    #[error(
+        "rank {rank} was left behind: the other ranks found it missing or gone and have gone on without it; end \
+         this process, or start it again as a new rank of a new job"
+    )]
+    LeftBehind {
+        /// This rank.
         rank: usize,
     },
     /// The operating system refused something.
@@ -71,7 +81,11 @@ impl Error {
     /// After a usage error, or a refusal by the operating system, it works on.
     pub fn is_fatal(&self) -> bool {
         match self {
-            Error::Mismatch(_) | Error::Peer(_) | Error::Timeout(_) | Error::Aborted { .. } => true,
+            Error::Mismatch(_)
+            | Error::Peer(_)
+            | Error::Timeout(_)
+            | Error::Aborted { .. }
+            | Error::LeftBehind { .. } => true,
             Error::Library(error) => error.fatal,
             _ => false,
         }
@@ -273,6 +287,12 @@ pub enum PeerEvent {
     /// Its thread panicked with the communicator in hand.
     #[error("its thread panicked")]
     Panicked = 2,
+    /// In the middle of an operation its operating system refused it what the operation needs; its log says what.
+    #[error("its operating system refused what the operation needs (see that rank's log)")]
+    Refused = 3,
+    /// Its process has been stopped (SIGSTOP) for longer than `PHALANX_STOPPED_TIMEOUT`.
+    #[error("its process is stopped")]
+    Stopped = 4,
 }
 
 /// A peer is gone.

@@ -5,13 +5,14 @@
 //! order. At the end all messages are posted at once and moved along together, and then the collectives are
 //! carried out in the order of their calls (`ncclGroupStart`, `ncclGroupEnd`).
 
-use crate::backend::{Backend, Call, Operation, Ticket, Transfer};
+use crate::backend::{Backend, Call, Operation, Transfer};
 use crate::buffer::{Source, Target};
 use crate::comm::Comm;
 use crate::error::Result;
 use crate::lane::Lent;
 use crate::op::Reduction;
 use crate::p2p::{receiving, sending, wait_all};
+use crate::watch::Posted;
 use std::marker::PhantomData;
 
 /// Operations of several communicators that start together.
@@ -78,21 +79,21 @@ impl<'env> Group<'env> {
         for backend in &backends {
             backend.start_group();
         }
-        let mut tickets = Vec::with_capacity(self.transfers.len());
-        let started = self.start(&mut tickets);
+        let mut messages = Vec::with_capacity(self.transfers.len());
+        let started = self.start(&mut messages);
         // Ended also if starting failed: nothing of this thread may stay in a group.
         let ended = backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and);
-        wait_all(&tickets).and(started).and(ended)?;
+        wait_all(&messages).and(started).and(ended)?;
         let on_host = |(comm, _): &&(&Comm, Call<'_>)| !comm.backend.is_stream_ordered();
         self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
     }
 
     /// Posts the messages, and queues what is stream-ordered.
-    fn start(&self, tickets: &mut Vec<(&'env dyn Backend, Ticket)>) -> Result<()> {
+    fn start(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
         for (comm, transfer) in &self.transfers {
-            // SAFETY: the buffers are lent for 'env, which outlives this call, and all tickets are settled
+            // SAFETY: the buffers are lent for 'env, which outlives this call, and all messages are settled
             // by `end`.
-            tickets.push((&*comm.backend, unsafe { comm.backend.post(*transfer) }?));
+            messages.push((comm, unsafe { comm.post(*transfer) }?));
         }
         let queued = |(comm, _): &&(&Comm, Call<'_>)| comm.backend.is_stream_ordered();
         self.calls.iter().filter(queued).try_for_each(|(comm, call)| comm.run_call(call))

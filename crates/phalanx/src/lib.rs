@@ -26,7 +26,8 @@
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
 //! - Raw pointers behind `Arc<dyn Communicator>`: [`communicator`].
-//! - What can go wrong: [`Error`].
+//! - What can go wrong: [`Error`]; going on without a rank that is gone: [`Comm::shrink`]; what a rank did last:
+//!   [`Comm::write_flight_record`].
 //!
 //! # Environment
 //! | variable | meaning |
@@ -35,6 +36,9 @@
 //! | `PHALANX_BACKEND` | `solo`, `host`, `nccl` or `auto`: NCCL if each rank has a GPU, else the host, else solo for one rank |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host backend always does) |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB` | the shared libraries of NCCL and of the CUDA driver, if they are not where they are looked for |
+//! | `PHALANX_STOPPED_TIMEOUT` | seconds a peer's process may be stopped (SIGSTOP) before that is an error; default: until the deadline |
+//! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
+//! | `PHALANX_TRACE_SIGNAL` | `USR1` or `USR2`: on this signal ranks write their last operations, too; default: no signal is taken |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: who this rank is, and of which job |
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | the same on this host |
 //! | `PHALANX_NODE_RANK`, `PHALANX_NNODES` | set by `phalanx launch`: which host this is, of how many |
@@ -66,6 +70,7 @@ mod os;
 mod p2p;
 mod request;
 mod sync;
+mod watch;
 
 pub use backend::BackendKind;
 pub use bootstrap::HostTopology;

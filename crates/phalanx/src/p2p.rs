@@ -1,11 +1,12 @@
 //! Messages from one rank to another.
 
-use crate::backend::{Backend, Direction, Ticket, Transfer};
+use crate::backend::{Direction, Transfer};
 use crate::buffer::{Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::{Result, UsageError};
 use crate::lane::{Lane, Lent};
+use crate::watch::Posted;
 
 /// The transfer that sends a buffer that was lent.
 pub(crate) fn sending<T: Element>(
@@ -35,19 +36,19 @@ pub(crate) fn receiving<T: Element>(
 
 /// Waits for all of them, also if some fail; answers the first error. While one communicator's transfer is
 /// waited for, those of the others move along: their peers may need them first.
-pub(crate) fn wait_all(tickets: &[(&dyn Backend, Ticket)]) -> Result<()> {
+pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
     let mut outcome = Ok(());
-    for (index, (backend, ticket)) in tickets.iter().enumerate() {
-        let others = &tickets[index + 1..];
+    for (index, (comm, posted)) in messages.iter().enumerate() {
+        let others = &messages[index + 1..];
         let meanwhile = || {
             for (other, _) in others {
-                if !std::ptr::addr_eq(*other, *backend) {
+                if !std::ptr::eq(*other, *comm) {
                     // An error is that communicator's, and its own wait will answer it.
-                    let _ = other.progress();
+                    let _ = other.backend.progress();
                 }
             }
         };
-        outcome = outcome.and(backend.wait(*ticket, &meanwhile));
+        outcome = outcome.and(comm.wait(*posted, &meanwhile));
     }
     outcome
 }
@@ -102,12 +103,12 @@ impl Comm {
         let send = sending::<S::Elem>(count, &send, &self.lane, dest, 0);
         // SAFETY: both buffers are lent until both tickets are settled, here.
         unsafe {
-            let received = self.backend.post(receive)?;
-            let outcome = match self.backend.post(send) {
-                Ok(sent) => self.backend.wait(sent, &|| ()),
+            let received = self.post(receive)?;
+            let outcome = match self.post(send) {
+                Ok(sent) => self.wait(sent, &|| ()),
                 Err(error) => Err(error),
             };
-            self.backend.wait(received, &|| ()).and(outcome)
+            self.wait(received, &|| ()).and(outcome)
         }
     }
 
@@ -123,7 +124,7 @@ impl Comm {
 
     fn transfer(&self, transfer: Transfer) -> Result<()> {
         // SAFETY: the caller has lent the buffer until the ticket is settled, here.
-        let ticket = unsafe { self.backend.post(transfer) }?;
-        self.backend.wait(ticket, &|| ())
+        let posted = unsafe { self.post(transfer) }?;
+        self.wait(posted, &|| ())
     }
 }

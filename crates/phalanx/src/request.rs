@@ -6,13 +6,14 @@
 //! Collectives are carried out by a thread of the communicator, in the order in which they were started, and
 //! before any collective that is called later. Messages are posted at once; a thread moves them along.
 
-use crate::backend::{Backend, Call, Direction, Operation, Ticket, Transfer};
+use crate::backend::{Backend, Call, Direction, Operation, Transfer};
 use crate::buffer::{Owned, Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::op::Reduction;
 use crate::sync::lock;
+use crate::watch::{Posted, RecordId, Recorder};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -30,7 +31,7 @@ pub struct Request<B> {
 
 enum Work {
     Job(Arc<Outcome>),
-    Message(Ticket),
+    Message(Posted),
     /// The result was taken.
     Over,
 }
@@ -41,7 +42,7 @@ impl<B> Request<B> {
     pub fn wait(mut self) -> Result<B> {
         let result = match std::mem::replace(&mut self.work, Work::Over) {
             Work::Job(outcome) => outcome.take(),
-            Work::Message(ticket) => self.requests.wait_for_message(ticket),
+            Work::Message(posted) => self.requests.wait_for_message(posted),
             Work::Over => unreachable!("wait takes the request"),
         };
         // SAFETY: taken once; `work` is over, so that drop leaves the buffers alone. The operation is
@@ -54,12 +55,12 @@ impl<B> Request<B> {
     pub fn is_done(&mut self) -> bool {
         match &self.work {
             Work::Job(outcome) => outcome.is_there(),
-            Work::Message(ticket) => match self.requests.backend.test(*ticket) {
+            Work::Message(posted) => match self.requests.backend.test(posted.ticket) {
                 Ok(false) => false,
                 result => {
-                    self.requests.message_ended();
+                    let result = self.requests.message_ended(posted.record, result.map(drop));
                     let outcome = Outcome::default();
-                    outcome.put(result.map(drop));
+                    outcome.put(result);
                     self.work = Work::Job(Arc::new(outcome));
                     true
                 }
@@ -120,6 +121,7 @@ impl Outcome {
 /// A started collective.
 struct Job {
     call: Call<'static>,
+    record: RecordId,
     outcome: Arc<Outcome>,
 }
 
@@ -130,6 +132,7 @@ unsafe impl Send for Job {}
 /// The requests of one communicator.
 pub(crate) struct Requests {
     backend: Arc<dyn Backend>,
+    recorder: Arc<Recorder>,
     /// Jobs started and not complete.
     jobs: Arc<AtomicUsize>,
     worker: Mutex<Option<(Sender<Job>, JoinHandle<()>)>>,
@@ -151,9 +154,10 @@ struct MovingState {
 }
 
 impl Requests {
-    pub fn new(backend: Arc<dyn Backend>) -> Requests {
+    pub fn new(backend: Arc<dyn Backend>, recorder: Arc<Recorder>) -> Requests {
         Requests {
             backend,
+            recorder,
             jobs: Arc::default(),
             worker: Mutex::default(),
             messages: Arc::default(),
@@ -176,14 +180,15 @@ impl Requests {
             Some((sender, _)) => sender,
             None => {
                 let (sender, receiver) = channel();
-                let (backend, jobs) = (self.backend.clone(), self.jobs.clone());
+                let (backend, recorder) = (self.backend.clone(), self.recorder.clone());
+                let jobs = self.jobs.clone();
                 let name = format!("phalanx-{}", self.backend.rank());
-                let handle = start_thread(name, move || work(&*backend, &receiver, &jobs))?;
+                let handle = start_thread(name, move || work(&*backend, &recorder, &receiver, &jobs))?;
                 &worker.insert((sender, handle)).0
             }
         };
         self.jobs.fetch_add(1, Ordering::AcqRel);
-        let job = Job { call, outcome: outcome.clone() };
+        let job = Job { record: self.recorder.enqueue(&call), call, outcome: outcome.clone() };
         sender.send(job).expect("the worker lives as long as its sender");
         Ok(outcome)
     }
@@ -204,14 +209,13 @@ impl Requests {
         self.messages.changed.notify_all();
     }
 
-    fn message_ended(&self) {
+    fn message_ended(&self, record: RecordId, result: Result<()>) -> Result<()> {
         lock(&self.messages.state).messages -= 1;
+        self.recorder.end(record, result)
     }
 
-    fn wait_for_message(&self, ticket: Ticket) -> Result<()> {
-        let result = self.backend.wait(ticket, &|| ());
-        self.message_ended();
-        result
+    fn wait_for_message(&self, posted: Posted) -> Result<()> {
+        self.message_ended(posted.record, self.backend.wait(posted.ticket, &|| ()))
     }
 
     /// Ends the threads, after the jobs that were started.
@@ -235,12 +239,13 @@ fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -> Result<Jo
     })
 }
 
-fn work(backend: &dyn Backend, jobs: &Receiver<Job>, under_way: &AtomicUsize) {
+fn work(backend: &dyn Backend, recorder: &Recorder, jobs: &Receiver<Job>, under_way: &AtomicUsize) {
     while let Ok(job) = jobs.recv() {
+        recorder.start(job.record);
         // SAFETY: the call was checked when it was started; its buffers are the request's; the communicator
         // makes no collective call while jobs are under way, and this thread makes one at a time.
         let result = unsafe { backend.collective(&job.call) };
-        job.outcome.put(result);
+        job.outcome.put(recorder.end(job.record, result));
         under_way.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -384,11 +389,11 @@ impl Comm {
         self.requests.start_mover()?;
         let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
         // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
-        let ticket = unsafe { self.backend.post(Transfer::host(direction, peer, tag, dtype, count)) }?;
+        let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) }?;
         self.requests.message_started();
         Ok(Request {
             buffers: ManuallyDrop::new(buffer),
-            work: Work::Message(ticket),
+            work: Work::Message(posted),
             requests: self.requests.clone(),
         })
     }

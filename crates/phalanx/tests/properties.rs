@@ -91,7 +91,7 @@ fn splits_bring_the_right_ranks_together() {
                         {
                             return Err(format!("rank {} is {part:?}, members {members:?}", comm.rank()));
                         }
-                        step.perform(&part)?;
+                        step.perform(&part).map_err(|problem| problem.to_string())?;
                         nested = Some(part);
                     }
                 }

@@ -13,7 +13,7 @@ pub(crate) mod solo;
 use crate::bootstrap::HostTopology;
 use crate::communicator::StreamSyncOps;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lane::Lane;
 use crate::op::{RawReduction, ReductionCode};
 use std::time::Duration;
@@ -70,10 +70,11 @@ pub(crate) enum Operation {
     Send,
     Recv,
     Init,
+    Shrink,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 19] = [
+    const ALL: [(Operation, &'static str); 20] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -93,6 +94,7 @@ impl Operation {
         (Operation::Send, "send"),
         (Operation::Recv, "recv"),
         (Operation::Init, "init"),
+        (Operation::Shrink, "shrink"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -116,7 +118,8 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        matches!(self, Operation::Barrier | Operation::Finalize | Operation::Split | Operation::Init)
+        use Operation::{Barrier, Finalize, Init, Shrink, Split};
+        matches!(self, Barrier | Finalize | Split | Init | Shrink)
     }
 }
 
@@ -369,6 +372,21 @@ pub(crate) trait Backend: Send + Sync {
     /// # Safety
     /// No other thread is inside `collective` or `split` of this object.
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
+
+    /// How many of the communicator's operation numbers a split takes.
+    fn collectives_of_split(&self) -> u64 {
+        1
+    }
+
+    /// A communicator of those ranks that are still there, in their order, and the number of this shrinking of
+    /// this communicator. Waits for them no longer than the deadline, for each rank that is lost meanwhile.
+    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        Err(Error::Unsupported {
+            what: "shrink".into(),
+            why: format!("the backend {} cannot go on without a rank", self.kind()),
+            remedy: "start the job again".into(),
+        })
+    }
 
     /// Zeroed memory that is as near to the peers as the backend has it, aligned to 64 bytes.
     fn alloc(&self, bytes: usize) -> Result<Allocation>;

@@ -50,10 +50,18 @@ pub(crate) struct Place {
 
 /// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
 pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
-    match std::env::var("PHALANX_TIMEOUT") {
-        Err(std::env::VarError::NotPresent) => Ok(crate::comm::DEFAULT_TIMEOUT),
-        Ok(value) => parse_timeout(&value),
-        Err(std::env::VarError::NotUnicode(value)) => parse_timeout(&value.to_string_lossy()),
+    seconds_from_environment("PHALANX_TIMEOUT").map(|seconds| seconds.unwrap_or(crate::comm::DEFAULT_TIMEOUT))
+}
+
+/// How long a peer may be stopped: `PHALANX_STOPPED_TIMEOUT` in seconds, if it is set.
+pub(crate) fn stopped_timeout_from_environment() -> Result<Option<Duration>, UsageError> {
+    seconds_from_environment("PHALANX_STOPPED_TIMEOUT")
+}
+
+fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> {
+    match std::env::var_os(name) {
+        None => Ok(None),
+        Some(value) => parse_seconds(name, &value.to_string_lossy()).map(Some),
     }
 }
 
@@ -70,11 +78,11 @@ pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
     }
 }
 
-fn parse_timeout(value: &str) -> Result<Duration, UsageError> {
+fn parse_seconds(name: &str, value: &str) -> Result<Duration, UsageError> {
     let seconds = value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0);
     seconds
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| setting("PHALANX_TIMEOUT", value, "a number of seconds greater than 0"))
+        .ok_or_else(|| setting(name, value, "a number of seconds greater than 0"))
 }
 
 pub(super) fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
@@ -274,9 +282,9 @@ mod tests {
             assert!(environment(&[("PHALANX_BACKEND", backend)]).backend().is_err());
         }
         for timeout in ["", "0", "-3", "soon", "inf", "1e300"] {
-            assert!(parse_timeout(timeout).is_err(), "{timeout}");
+            assert!(parse_seconds("PHALANX_TIMEOUT", timeout).is_err(), "{timeout}");
         }
-        assert_eq!(parse_timeout(" 2.5 ").unwrap(), Duration::from_millis(2500));
+        assert_eq!(parse_seconds("PHALANX_TIMEOUT", " 2.5 ").unwrap(), Duration::from_millis(2500));
     }
 
     #[test]

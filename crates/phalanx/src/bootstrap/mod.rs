@@ -8,7 +8,7 @@ pub mod store;
 
 #[cfg(feature = "cuda")]
 pub(crate) use environment::check_from_environment;
-pub(crate) use environment::timeout_from_environment;
+pub(crate) use environment::{stopped_timeout_from_environment, timeout_from_environment};
 pub use hosts::HostTopology;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
@@ -20,6 +20,7 @@ use crate::comm::{Comm, Settings};
 use crate::error::{Error, Result, UsageError};
 use environment::{Environment, Place};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What [`Comm`] answers to the environment of this process.
@@ -34,6 +35,7 @@ fn init_from(environment: &Environment, settings: Settings) -> Result<Comm> {
     let launcher = place.as_ref().map_or("none", |place| place.launcher);
     let backend = choose(environment, &settings, world_size, launcher)?;
     let timeout = settings.timeout;
+    let name = place.as_ref().map_or_else(own_name, |place| place.job.clone());
     let host = || match &place {
         Some(place) if world_size > 1 => {
             if !place.one_host {
@@ -46,9 +48,9 @@ fn init_from(environment: &Environment, settings: Settings) -> Result<Comm> {
         _ => Ok(thread_ranks(1, timeout)?.remove(0)),
     };
     match backend {
-        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)))),
-        BackendKind::Host => Ok(Comm::new(Arc::new(host()?))),
-        BackendKind::Nccl => on_gpu(host()?, &settings),
+        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
+        BackendKind::Host => Ok(Comm::new(Arc::new(host()?), name)),
+        BackendKind::Nccl => on_gpu(host()?, name, &settings),
     }
 }
 
@@ -99,14 +101,14 @@ fn gpus_for(_ranks: usize) -> Result<()> {
 
 /// The communicator on GPUs of the ranks of a host communicator. Collective.
 #[cfg(feature = "cuda")]
-fn on_gpu(host: HostComm, settings: &Settings) -> Result<Comm> {
+fn on_gpu(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
     let gpu = settings.gpu.unwrap_or(host.rank());
     let nccl = NcclComm::join(host, gpu, settings.nccl.clone())?;
-    Ok(Comm::new(Arc::new(nccl)))
+    Ok(Comm::new(Arc::new(nccl), name))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_gpu(host: HostComm, _settings: &Settings) -> Result<Comm> {
+fn on_gpu(host: HostComm, _name: String, _settings: &Settings) -> Result<Comm> {
     gpus_for(host.world_size())?;
     unreachable!("the error above")
 }
@@ -130,6 +132,12 @@ fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
     Ok(HostComm::attach(met.world, met.channel, place.rank, members, timeout))
 }
 
+/// A name for a communicator that lives in this process alone.
+fn own_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Ranks as threads: see [`run`](crate::run).
 pub(crate) fn run_threads<R: Send>(
     ranks: usize,
@@ -139,13 +147,14 @@ pub(crate) fn run_threads<R: Send>(
     check_world_size(ranks)?;
     let backend = choose(&Environment::current(), settings, ranks, "threads")?;
     if backend == BackendKind::Solo {
-        return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout))))]);
+        return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name()))]);
     }
     let hosts = thread_ranks(ranks, settings.timeout)?;
+    let name = own_name();
     let body = |host| {
         let comm = match backend {
-            BackendKind::Nccl => on_gpu(host, settings)?,
-            _ => Comm::new(Arc::new(host)),
+            BackendKind::Nccl => on_gpu(host, name.clone(), settings)?,
+            _ => Comm::new(Arc::new(host), name.clone()),
         };
         Ok(f(comm))
     };
@@ -181,7 +190,8 @@ pub(crate) fn gpu_ranks(gpus: &[usize], timeout: Duration, settings: Arc<NcclSet
         };
         let threads: Vec<_> = hosts.into_iter().zip(gpus).map(join).collect();
         let joined = threads.into_iter().map(|thread| thread.join().expect("set-up does not panic"));
-        joined.map(|nccl| Ok(Comm::new(Arc::new(nccl?)))).collect()
+        let name = own_name();
+        joined.map(|nccl| Ok(Comm::new(Arc::new(nccl?), name.clone()))).collect()
     })
 }
 

@@ -7,7 +7,7 @@
 use super::environment::Place;
 use crate::backend::host::{MAX_RANKS, NewChannel, World};
 use crate::error::{BootstrapError, Error, Result};
-use crate::os::{Address, Connection, CpuSet, Process, SharedFile, usable_cpus, user_id};
+use crate::os::{Address, Connection, CpuSet, Listener, Process, SharedFile, usable_cpus, user_id};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +17,12 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x01");
 
 /// How long a rank that has connected may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How much longer the others wait than rank 0, which may have come later than they.
+const GRACE: Duration = Duration::from_millis(700);
+
+/// How long rank 0 goes on telling those who come that the meeting is over.
+const FAREWELL: Duration = Duration::from_millis(150);
 
 /// How often waiting ranks look around.
 const TICK: Duration = Duration::from_millis(20);
@@ -154,7 +160,28 @@ fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline
             for guest in guests.iter().flatten() {
                 let _ = refuse(&guest.connection, &reason, missing);
             }
+            let known = guests.iter().flatten().count();
+            refuse_others(&listener, job, place.world_size - 1 - known, &reason, missing);
             Err(error)
+        }
+    }
+}
+
+/// Ranks that come while the meeting is ended, or just afterwards, are told why: they would wait for rank 0.
+fn refuse_others(listener: &Listener, job: u128, count: usize, reason: &str, missing: &[usize]) {
+    let end = Instant::now() + FAREWELL;
+    let mut told = 0;
+    while told < count && Instant::now() < end {
+        let Ok(Some(connection)) = listener.accept(TICK) else { continue };
+        let mut bytes = [0; HELLO_LEN];
+        if connection.set_timeout(FAREWELL).is_ok()
+            && connection.receive(&mut bytes).is_ok()
+            && Hello::from_bytes(&bytes).is_some_and(|hello| hello.job == job)
+            // All that it sends is taken, or it would find the connection broken before it reads.
+            && connection.receive_process().is_ok()
+            && refuse(&connection, reason, missing).is_ok()
+        {
+            told += 1;
         }
     }
 }
@@ -305,7 +332,7 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
         ));
     }
     // A little longer than rank 0 waits, so that its reason arrives.
-    let patience = deadline.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
+    let patience = deadline.saturating_duration_since(Instant::now()) + GRACE;
     let own = Process::current()?;
     let hello =
         Hello { job, rank: place.rank as u32, world_size: place.world_size as u32, cpus: usable_cpus() };

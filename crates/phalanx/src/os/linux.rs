@@ -242,12 +242,62 @@ impl Process {
     }
 }
 
-/// Whether the process is stopped (SIGSTOP, a debugger), where that can be seen.
-pub(crate) fn is_stopped(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|stat| stat.rsplit_once(')').map(|(_, rest)| rest.trim_start().starts_with(['T', 't'])))
-        .unwrap_or(false)
+/// Why a process does not run, although it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Halt {
+    /// By a signal: SIGSTOP, Ctrl-Z.
+    Stopped,
+    /// By a debugger.
+    Traced,
+}
+
+/// Whether a process is stopped, where that can be seen.
+pub(crate) fn halt(pid: u32) -> Option<Halt> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    match stat.rsplit_once(')')?.1.trim_start().chars().next() {
+        Some('T') => Some(Halt::Stopped),
+        Some('t') => Some(Halt::Traced),
+        _ => None,
+    }
+}
+
+/// Tells a process from its copies: a page that the system clears in what fork makes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkMark {
+    mark: Option<&'static AtomicU32>,
+    generation: u32,
+}
+
+impl ForkMark {
+    pub fn of_this_process() -> ForkMark {
+        static PAGE: OnceLock<Option<Mapping>> = OnceLock::new();
+        static GENERATIONS: AtomicU32 = AtomicU32::new(0);
+        let page = PAGE.get_or_init(|| {
+            let page = Mapping::anonymous(4096).ok()?;
+            // SAFETY: the advice is for this page, which holds nothing but the mark.
+            let advised = unsafe {
+                rustix::mm::madvise(page.as_ptr().cast(), page.len(), rustix::mm::Advice::LinuxWipeOnFork)
+            };
+            advised.ok()?;
+            Some(page)
+        });
+        // SAFETY: the page is never unmapped, and zeroes are an atomic.
+        let mark = page.as_ref().map(|page| unsafe { &*page.as_ptr().cast::<AtomicU32>() });
+        let generation = mark.map_or(0, |mark| {
+            let next = GENERATIONS.load(Ordering::Relaxed) + 1;
+            match mark.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => GENERATIONS.fetch_max(next, Ordering::Relaxed).max(next),
+                Err(present) => present,
+            }
+        });
+        ForkMark { mark, generation }
+    }
+
+    /// Whether this process is a copy of the one whose mark it is.
+    #[inline(always)]
+    pub fn is_copy(self) -> bool {
+        self.mark.is_some_and(|mark| mark.load(Ordering::Relaxed) != self.generation)
+    }
 }
 
 /// The cores this thread may use, as a bit set.
@@ -264,6 +314,17 @@ pub(crate) fn usable_cpus() -> CpuSet {
         }
     }
     set
+}
+
+/// Nanoseconds of a clock that all processes of the host share and that is never set.
+pub(crate) fn monotonic_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// What changes when the host starts again: processes with the same one have one monotonic clock.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 /// The user this process runs as.

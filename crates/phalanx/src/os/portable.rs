@@ -18,6 +18,17 @@ fn unsupported() -> Error {
     }
 }
 
+/// Nanoseconds since this process first asked.
+pub(crate) fn monotonic_nanos() -> u64 {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Every process has a clock of its own.
+pub(crate) fn boot_id() -> String {
+    std::process::id().to_string()
+}
+
 /// Zeroed memory, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -125,9 +136,31 @@ impl Process {
     }
 }
 
+/// Why a process does not run, although it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "what is not known is never told")]
+pub(crate) enum Halt {
+    Stopped,
+    Traced,
+}
+
 /// Whether the process is stopped: unknown here.
-pub(crate) fn is_stopped(_pid: u32) -> bool {
-    false
+pub(crate) fn halt(_pid: u32) -> Option<Halt> {
+    None
+}
+
+/// Copies of a process cannot be told here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkMark;
+
+impl ForkMark {
+    pub fn of_this_process() -> ForkMark {
+        ForkMark
+    }
+
+    pub fn is_copy(self) -> bool {
+        false
+    }
 }
 
 /// The cores this thread may use, as a bit set.

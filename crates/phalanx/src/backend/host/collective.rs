@@ -177,7 +177,7 @@ impl<'a> Flow<'a> {
             Scatter | ScatterV => (root, Who::All, true, false, false),
             // Nothing to give, but everybody opens and hears everybody.
             Barrier | Finalize | AllToAllV => (Who::All, Who::All, false, false, false),
-            Send | Recv | Init => unreachable!("messages are not collectives"),
+            Send | Recv | Init | Shrink => unreachable!("not collectives"),
         };
         let size = call.dtype.size();
         // The data of an all_to_all_v goes as messages; here its ranks only agree.

@@ -1,12 +1,14 @@
 //! One rank's end of a channel: who the others are, waiting for them, and giving up.
 
-use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
+use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, MAX_RANKS, RECORDS, RankState};
+use super::liveness::Liveness;
 use super::protocol::Fences;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
-use super::world::{Kind, Segment, World};
-use crate::backend::Departure;
+use super::world::{Kind, Segment, Standing, World};
+use crate::backend::{Call, Departure, Operation};
 use crate::error::{Error, PeerEvent, Result};
+use crate::os::Halt;
 use crate::sync::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -40,6 +42,7 @@ pub(super) struct Endpoint {
     members: Vec<usize>,
     polls: u32,
     timeout: AtomicU64,
+    fork: crate::os::ForkMark,
 }
 
 /// What a rank waits in, for errors: the number of the operation and what it is.
@@ -70,10 +73,12 @@ impl Endpoint {
             members,
             polls: if crowded { POLLS_CROWDED } else { POLLS },
             timeout: AtomicU64::new(0),
+            fork: crate::os::ForkMark::of_this_process(),
         };
         endpoint.set_timeout(timeout);
-        endpoint.channel.header().attached.fetch_add(1, Ordering::AcqRel);
-        endpoint.own().life.pid.store(std::process::id(), Ordering::Relaxed);
+        let pid = std::process::id();
+        endpoint.standing(rank).pid.store(pid, Ordering::Relaxed);
+        endpoint.own().life.pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         endpoint
     }
@@ -125,10 +130,40 @@ impl Endpoint {
         self.channel.header().verdict.load(Ordering::Acquire) != 0
     }
 
-    /// An error if the channel has failed.
+    /// An error if the channel has failed, or is not this process's.
     #[inline(always)]
     pub fn check(&self) -> Result<()> {
-        if self.has_failed() { Err(self.verdict()) } else { Ok(()) }
+        if self.has_failed() | self.fork.is_copy() { Err(self.refusal()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        if self.fork.is_copy() { forked() } else { self.verdict() }
+    }
+
+    /// Whether this process is a copy, made by fork, of the one that has the rank. It must leave what they
+    /// share alone.
+    pub fn is_copy(&self) -> bool {
+        self.fork.is_copy()
+    }
+
+    /// The ranks that the channel's verdict, if there is one, says are gone or did not come.
+    pub fn lost(&self) -> Vec<usize> {
+        match self.channel.header().verdict.load(Ordering::Acquire) {
+            0 => Vec::new(),
+            winner => Verdict::read(self.channel.state(winner as usize - 1))
+                .map_or(Vec::new(), |verdict| verdict.lost().to_vec()),
+        }
+    }
+
+    /// Fails the channel since this rank cannot go on in the middle of an operation.
+    #[cold]
+    pub fn fail_refused(&self, error: &Error) -> Error {
+        tracing::error!(rank = self.rank, "{error}");
+        let (sequence, record) =
+            self.own().last_announced().unwrap_or((0, Record::of(&Call::empty(Operation::Barrier))));
+        let context = Context { reporter: self.rank, sequence, record, waited: Duration::ZERO };
+        self.fail(&Verdict::Peer { rank: self.rank, event: PeerEvent::Refused, context })
     }
 
     #[cold]
@@ -205,7 +240,7 @@ impl Endpoint {
             self.check()?;
         }
         let waited = self.sleep_until(ready, awaited, subject, since);
-        self.own().life.waits_for.store(0, Ordering::Release);
+        self.standing(self.rank).waits_for.store(0, Ordering::Release);
         waited
     }
 
@@ -218,11 +253,13 @@ impl Endpoint {
     ) -> Result<()> {
         let mut slice = FIRST_SLEEP;
         let mut logged = since;
+        let mut liveness = Liveness::new();
         loop {
             let peers = awaited();
             let parks = || peers.iter().map(|peer| &self.channel.state(*peer).park);
             if let Some(first) = peers.first() {
-                self.own().life.waits_for.store(*first as u32 + 1, Ordering::Release);
+                let awaited = self.members[*first] as u32 + 1;
+                self.standing(self.rank).waits_for.store(awaited, Ordering::Release);
             }
             let left = self.timeout().saturating_sub(since.elapsed());
             self.own().park.prepare(parks(), self.fences);
@@ -235,7 +272,7 @@ impl Endpoint {
                 return Ok(());
             }
             self.check()?;
-            if let Some(verdict) = self.find_reason(&awaited(), subject, since) {
+            if let Some(verdict) = self.find_reason(&awaited(), subject, since, &mut liveness) {
                 // It may have become ready while the reason was found: a peer that has left had done its part.
                 return if ready()? { Ok(()) } else { Err(self.fail(&verdict)) };
             }
@@ -261,6 +298,7 @@ impl Endpoint {
         awaited: &[usize],
         subject: &dyn Fn() -> Subject,
         since: Instant,
+        liveness: &mut Liveness,
     ) -> Option<Verdict> {
         let (sequence, record) = subject();
         let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
@@ -273,6 +311,9 @@ impl Endpoint {
             if let Some(event) = self.gone(rank) {
                 return Some(Verdict::Peer { rank, event, context: context() });
             }
+        }
+        if let Some(rank) = liveness.look(self, awaited) {
+            return Some(Verdict::Peer { rank, event: PeerEvent::Stopped, context: context() });
         }
         if since.elapsed() >= self.timeout() {
             let missing = self.missing(awaited, sequence, &record);
@@ -295,59 +336,82 @@ impl Endpoint {
         }
     }
 
-    /// Who holds everybody up. Of a collective, those who have not called it. If all have, or for a message,
-    /// the rank at the end of the chain of those who wait for one another.
+    /// Who holds everybody up: those who have not called the collective, or the ranks that are awaited; and if
+    /// such a rank waits for another itself, the one at the end of the chain.
     pub fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
+        let is_absent =
+            |rank: &usize| self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence);
+        let mut absent = Vec::new();
         if !is_message(record) {
-            let absent: Vec<usize> = (0..self.ranks)
-                .filter(|rank| {
-                    self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence)
-                })
-                .collect();
-            if !absent.is_empty() {
-                return absent;
-            }
+            absent = (0..self.ranks).filter(is_absent).collect();
         }
+        let suspects = if absent.is_empty() { awaited } else { &absent };
         let mut missing: Vec<usize> =
-            awaited.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
+            suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
         missing.sort_unstable();
         missing.dedup();
         missing
     }
 
-    /// Follows who waits for whom to a rank that does not wait; `None` if the chain is a circle.
-    fn end_of_chain(&self, mut rank: usize) -> Option<usize> {
-        for _ in 0..self.ranks {
-            match self.channel.state(rank).life.waits_for.load(Ordering::Acquire) {
-                0 => return Some(rank),
-                next => rank = next as usize - 1,
+    /// Follows who waits for whom, in whichever communicator, to a rank that does not wait, or was stopped while it
+    /// did; `None` if the chain is a circle. Of ranks that are not in this channel, the one that waits for them.
+    pub fn end_of_chain(&self, rank: usize) -> Option<usize> {
+        let (mut end, mut world_rank) = (rank, self.members[rank]);
+        for _ in 0..MAX_RANKS {
+            if let Some(member) = self.members.iter().position(|member| *member == world_rank) {
+                end = member;
             }
-            if rank == self.rank {
+            let standing = self.world.standing(world_rank);
+            let pid = standing.pid.load(Ordering::Relaxed);
+            if self.world.is_processes() && crate::os::halt(pid).is_some() {
+                return Some(end);
+            }
+            match standing.waits_for.load(Ordering::Acquire) {
+                0 => return Some(end),
+                next => world_rank = next as usize - 1,
+            }
+            if world_rank == self.members[self.rank] {
                 return None;
             }
         }
         None
     }
 
+    fn standing(&self, rank: usize) -> &Standing {
+        self.world.standing(self.members[rank])
+    }
+
     /// What a rank was last seen doing, for error messages.
     pub fn last_seen(&self, rank: usize) -> String {
         let state = self.channel.state(rank);
-        let pid = state.life.pid.load(Ordering::Relaxed);
+        let pid = self.pid(rank);
+        let message = state.last_message();
         let mut text = match state.last_announced() {
             _ if pid == 0 => return "it has not joined".into(),
-            None => "it has made no call yet".into(),
+            None if message.is_none() => "it has made no call yet".into(),
+            None => "it has called no collective".into(),
             Some((sequence, record)) if state.done_operation.get() >= sequence => {
                 format!("it has completed {record}, operation number {sequence}, and called nothing since")
             }
             Some((sequence, record)) => format!("it is in {record}, operation number {sequence}"),
         };
+        if let Some(message) = message {
+            text.push_str(&format!(", and its last message is {message}"));
+        }
         if self.world.is_processes() {
             text.push_str(&format!(", process {pid}"));
-            if crate::os::is_stopped(pid) {
-                text.push_str(", which is stopped");
+            match crate::os::halt(pid) {
+                Some(Halt::Stopped) => text.push_str(", which is stopped"),
+                Some(Halt::Traced) => text.push_str(", which is stopped by a debugger"),
+                None => {}
             }
         }
         text
+    }
+
+    /// A rank's process.
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.channel.state(rank).life.pid.load(Ordering::Relaxed)
     }
 
     /// The verdict if this rank and `peer` announced different calls under the same number.
@@ -378,6 +442,9 @@ impl Endpoint {
     }
 
     pub fn depart(&self, departure: Departure) {
+        if self.is_copy() {
+            return;
+        }
         let state = match departure {
             Departure::Left => LIFE_LEFT,
             Departure::Panicked => LIFE_PANICKED,
@@ -389,8 +456,20 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let last = self.channel.header().attached.fetch_sub(1, Ordering::AcqRel) == 1;
+        if self.is_copy() {
+            return;
+        }
+        // Counted by those who have closed it: who comes late finds the others' last words.
+        let last = self.channel.header().closed.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.ranks;
         self.world.close_segment(&self.segment, last);
+    }
+}
+
+fn forked() -> Error {
+    Error::Unsupported {
+        what: "a communicator of the process before fork".into(),
+        why: "the rank is the process that made it, and this is a copy".into(),
+        remedy: "make communicators after fork, or start the process with exec".into(),
     }
 }
 

@@ -48,13 +48,20 @@ pub(super) const RECORDS: usize = 16;
 /// Words of a verdict: see `verdict.rs`.
 pub(super) const VERDICT_WORDS: usize = 16 + MAX_RANKS / 64;
 
+/// Words of a proposal.
+pub(super) const PROPOSAL_WORDS: usize = 1 + MAX_RANKS / 64;
+
 /// What the whole channel shares.
 #[repr(C, align(128))]
 pub(super) struct ChannelHeader {
     /// 0, or one more than the rank whose verdict counts. Set once.
     pub verdict: AtomicU32,
-    /// Ranks that still have the channel open.
-    pub attached: AtomicU32,
+    /// Ranks that have had the channel open and have closed it.
+    pub closed: AtomicU32,
+    /// Of a channel made by `shrink`: whether it counts (see `shrink.rs`).
+    pub confirmed: AtomicU32,
+    /// The last round of `shrink` that is decided, and by whom.
+    pub decided: AtomicU64,
 }
 
 /// A call as its rank announces it: for comparison and for error messages.
@@ -80,7 +87,20 @@ pub(super) struct RankState {
     pub gates: [Gate; 2],
     pub life: Life,
     pub records: [RecordWords; RECORDS],
+    /// Messages, as far as errors tell of them: the last and the one before.
+    pub messages: [RecordWords; 2],
     pub verdict: [AtomicU64; VERDICT_WORDS],
+    pub shrink: ShrinkWords,
+}
+
+/// One rank's part in the agreement on who goes on: see `shrink.rs`.
+#[repr(C, align(128))]
+pub(super) struct ShrinkWords {
+    /// The round this rank has come to.
+    pub joined: AtomicU64,
+    /// What it proposed in the last round with an even and with an odd number: the new channel's id, and the set
+    /// of its ranks.
+    pub proposals: [[AtomicU64; PROPOSAL_WORDS]; 2],
 }
 
 /// Who a rank is and whether it is there.
@@ -89,8 +109,6 @@ pub(super) struct Life {
     /// One of the `LIFE_` values.
     pub state: AtomicU32,
     pub pid: AtomicU32,
-    /// One more than the rank it has been waiting for, 0 when it is not waiting.
-    pub waits_for: AtomicU32,
 }
 
 pub(super) const LIFE_ACTIVE: u32 = 1;

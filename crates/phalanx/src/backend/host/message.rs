@@ -145,12 +145,14 @@ struct Inner {
     peers: Vec<Peer>,
     /// Peers with something to do.
     active: Vec<usize>,
+    /// The user's messages so far.
+    announced: u64,
 }
 
 impl Messages {
     pub fn new(ranks: usize) -> Messages {
         let peers = (0..ranks).map(|_| Peer::default()).collect();
-        let inner = Inner { posted: Vec::new(), free: Vec::new(), peers, active: Vec::new() };
+        let inner = Inner { posted: Vec::new(), free: Vec::new(), peers, active: Vec::new(), announced: 0 };
         Messages { inner: Mutex::new(inner) }
     }
 
@@ -163,6 +165,10 @@ impl Messages {
     pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
         endpoint.check()?;
         let mut inner = self.lock();
+        if plane == Plane::User {
+            inner.announced += 1;
+            endpoint.own().announce_message(inner.announced, &record(&transfer, plane));
+        }
         let ticket = inner.insert(Posted { transfer, plane, done: false });
         let peer = &mut inner.peers[transfer.peer];
         match transfer.direction {

@@ -10,6 +10,7 @@
 //! | `layout.rs`, `world.rs` | where they lie, and the memory they lie in |
 //! | `endpoint.rs` | waiting, noticing who is gone, giving up |
 //! | `record.rs`, `verdict.rs` | who called what, and why the communicator failed |
+//! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs` | collectives and their arithmetic |
 //! | `message.rs` | point to point |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
@@ -17,10 +18,12 @@
 mod collective;
 mod endpoint;
 mod layout;
+mod liveness;
 mod message;
 pub(crate) mod protocol;
 mod record;
 mod reduce;
+mod shrink;
 mod verdict;
 #[cfg(feature = "cuda")]
 mod witness;
@@ -36,7 +39,7 @@ use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Direction, Operation, Ticket, Transfer,
 };
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use collective::{Collective, State};
 use endpoint::Endpoint;
 use layout::{Channel, Layout};
@@ -93,14 +96,18 @@ impl HostComm {
         HostComm { endpoint, state: UnsafeCell::new(State::new(ranks)), messages: Messages::new(ranks) }
     }
 
-    /// Before an error that ends the communicator reaches the caller, who may then free the buffers.
-    fn closing<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result
-            && error.is_fatal()
-        {
+    /// Before an error that ends the communicator reaches the caller, who may then free the buffers. What the
+    /// operating system refuses in the middle of an operation ends it, too: the peers cannot complete it.
+    #[cold]
+    fn closing(&self, error: Error) -> Error {
+        let error = match error {
+            Error::System(_) => self.endpoint.fail_refused(&error),
+            error => error,
+        };
+        if error.is_fatal() {
             self.endpoint.close_buffers();
         }
-        result
+        error
     }
 
     /// # Safety
@@ -165,33 +172,45 @@ impl Backend for HostComm {
         let result = unsafe { Collective::run(&self.endpoint, state, call) };
         if result.is_ok() && call.operation == Operation::AllToAllV {
             // SAFETY: the caller's contract; the ranks have agreed on the call.
-            return self.closing(unsafe { self.all_to_all_v(call) });
+            return unsafe { self.all_to_all_v(call) }.map_err(|error| self.closing(error));
         }
-        if result.is_ok() { result } else { self.closing(result) }
+        result.map_err(|error| self.closing(error))
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
         // SAFETY: the caller's contract.
-        self.closing(unsafe { self.messages.post(&self.endpoint, transfer, Plane::User) })
+        let posted = unsafe { self.messages.post(&self.endpoint, transfer, Plane::User) };
+        posted.map_err(|error| self.closing(error))
     }
 
     fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
-        let result = self.messages.wait(&self.endpoint, ticket, meanwhile);
-        if result.is_ok() { result } else { self.closing(result) }
+        self.messages.wait(&self.endpoint, ticket, meanwhile).map_err(|error| self.closing(error))
     }
 
     fn test(&self, ticket: Ticket) -> Result<bool> {
-        self.closing(self.messages.test(&self.endpoint, ticket))
+        self.messages.test(&self.endpoint, ticket).map_err(|error| self.closing(error))
     }
 
     fn progress(&self) -> Result<bool> {
-        self.closing(self.messages.progress(&self.endpoint))
+        self.messages.progress(&self.endpoint).map_err(|error| self.closing(error))
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         // SAFETY: the caller's contract.
         let part = unsafe { self.part(color, key) }?;
         Ok(part.map(|part| Box::new(part) as Box<dyn Backend>))
+    }
+
+    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        if self.endpoint.is_copy() {
+            self.endpoint.check()?;
+        }
+        let (shrunk, round) = self.shrink_rounds()?;
+        Ok((Box::new(shrunk), round))
+    }
+
+    fn collectives_of_split(&self) -> u64 {
+        3
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
@@ -208,6 +227,9 @@ impl Backend for HostComm {
     }
 
     fn abort(&self) {
+        if self.endpoint.is_copy() {
+            return;
+        }
         let verdict = verdict::Verdict::Aborted { rank: self.endpoint.rank };
         self.endpoint.fail(&verdict);
         self.endpoint.close_buffers();

@@ -116,11 +116,7 @@ impl RankState {
     /// Announces this rank's call number `sequence`, before it does anything else.
     #[inline(always)]
     pub fn announce(&self, sequence: u64, record: &Record) {
-        let slot = &self.records[sequence as usize % RECORDS];
-        for (word, value) in slot.words.iter().zip(record.words()) {
-            word.store(value, Ordering::Relaxed);
-        }
-        slot.sequence.store(sequence, Ordering::Release);
+        write(&self.records[sequence as usize % RECORDS], sequence, record);
     }
 
     /// Takes back the announcement of `sequence`.
@@ -134,11 +130,34 @@ impl RankState {
         read(&self.records[sequence as usize % RECORDS], sequence)
     }
 
+    /// Announces this rank's message number `number`.
+    #[inline(always)]
+    pub fn announce_message(&self, number: u64, record: &Record) {
+        write(&self.messages[number as usize % 2], number, record);
+    }
+
+    /// The last message this rank announced.
+    pub fn last_message(&self) -> Option<Record> {
+        let last = self.messages.iter().max_by_key(|slot| slot.sequence.load(Ordering::Acquire))?;
+        match last.sequence.load(Ordering::Acquire) {
+            0 => None,
+            number => read(last, number),
+        }
+    }
+
     /// The last call this rank announced.
     pub fn last_announced(&self) -> Option<(u64, Record)> {
         let last = self.records.iter().map(|r| r.sequence.load(Ordering::Acquire)).max()?;
         if last == 0 { None } else { Some((last, self.announced(last)?)) }
     }
+}
+
+#[inline(always)]
+fn write(slot: &RecordWords, sequence: u64, record: &Record) {
+    for (word, value) in slot.words.iter().zip(record.words()) {
+        word.store(value, Ordering::Relaxed);
+    }
+    slot.sequence.store(sequence, Ordering::Release);
 }
 
 fn read(slot: &RecordWords, sequence: u64) -> Option<Record> {

@@ -108,7 +108,9 @@ impl Verdict {
                 event: match get(11) {
                     0 => PeerEvent::Died,
                     1 => PeerEvent::Left,
-                    _ => PeerEvent::Panicked,
+                    2 => PeerEvent::Panicked,
+                    3 => PeerEvent::Refused,
+                    _ => PeerEvent::Stopped,
                 },
                 context: context()?,
             },
@@ -121,6 +123,15 @@ impl Verdict {
             ABORTED => Verdict::Aborted { rank: get(1) as usize },
             _ => return None,
         })
+    }
+
+    /// The ranks that it says are gone or did not come.
+    pub fn lost(&self) -> &[usize] {
+        match self {
+            Verdict::Peer { rank, .. } => std::slice::from_ref(rank),
+            Verdict::Timeout { missing, .. } => missing,
+            Verdict::Mismatch { .. } | Verdict::Aborted { .. } => &[],
+        }
     }
 
     /// The error that every rank answers. `last_seen` says what a rank was doing.

@@ -151,6 +151,11 @@ impl Witness {
         self.0.endpoint.fail(&Verdict::Aborted { rank: self.0.endpoint.rank })
     }
 
+    /// The channel of those who are still there, and the number of this shrinking.
+    pub fn shrink(&self) -> Result<(HostComm, u64)> {
+        self.0.shrink_rounds()
+    }
+
     pub fn timeout(&self) -> Duration {
         self.0.timeout()
     }

@@ -4,11 +4,13 @@
 //! process ranks map it from the region's file, in which space is given out once and never again (the file
 //! is sparse, and the pages of a segment that is no longer used go back to the system).
 
+use super::layout::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::os::{Mapping, Process, SharedFile};
-use crate::sync::{AtomicU64, Ordering, lock};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, lock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// A piece of shared memory: how all ranks call it, and where it is in this process.
 #[derive(Clone)]
@@ -32,6 +34,8 @@ pub(crate) struct World {
     pub(super) kind: Kind,
     /// Cores that the ranks have between them.
     pub(super) cores: usize,
+    /// How long a peer may be stopped before it counts as gone; if not set, until the deadline.
+    pub(super) stopped_timeout: Option<Duration>,
 }
 
 pub(super) enum Kind {
@@ -39,26 +43,40 @@ pub(super) enum Kind {
     Processes(ProcessWorld),
 }
 
+/// What a rank tells all ranks of the world, whichever communicator they share.
+#[derive(Default)]
+#[repr(C)]
+pub(super) struct Standing {
+    /// One more than the world rank it has been waiting for, 0 when it is not waiting.
+    pub waits_for: AtomicU32,
+    /// Its process.
+    pub pid: AtomicU32,
+}
+
 pub(super) struct ThreadWorld {
+    standings: Box<[Standing]>,
     segments: Mutex<HashMap<SegmentId, Weak<Mapping>>>,
     next: std::sync::atomic::AtomicU64,
 }
 
 pub(super) struct ProcessWorld {
     file: SharedFile,
-    /// The first page of the file: where the next segment goes.
+    /// The first segment of the file: where the next one goes, and the ranks' standings.
     header: Mapping,
     /// Every rank's process, by world rank.
     pub processes: Vec<Process>,
     /// Segments of peers that were mapped to read from them.
     peers: Mutex<HashMap<SegmentId, Arc<Mapping>>>,
     heap: Mutex<Vec<Arena>>,
+    fork: crate::os::ForkMark,
 }
 
 impl World {
     pub fn threads() -> World {
-        let kind = Kind::Threads(ThreadWorld { segments: Mutex::default(), next: 1.into() });
-        World { kind, cores: std::thread::available_parallelism().map_or(1, usize::from) }
+        let standings = (0..MAX_RANKS).map(|_| Standing::default()).collect();
+        let kind = Kind::Threads(ThreadWorld { standings, segments: Mutex::default(), next: 1.into() });
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        World { kind, cores, stopped_timeout: None }
     }
 
     /// The world of the processes that share `file`, and `cores`. The first process to call it does so
@@ -66,10 +84,13 @@ impl World {
     pub fn processes(file: SharedFile, processes: Vec<Process>, cores: usize) -> Result<World> {
         file.extend_to(GRAIN)?;
         let header = file.map(0, GRAIN as usize)?;
-        let world = ProcessWorld { file, header, processes, peers: Mutex::default(), heap: Mutex::default() };
+        let (peers, heap, fork) =
+            (Mutex::default(), Mutex::default(), crate::os::ForkMark::of_this_process());
+        let world = ProcessWorld { file, header, processes, peers, heap, fork };
         // The first to come finds 0; the first page is the header's own.
         let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
-        Ok(World { kind: Kind::Processes(world), cores })
+        let stopped_timeout = crate::bootstrap::stopped_timeout_from_environment()?;
+        Ok(World { kind: Kind::Processes(world), cores, stopped_timeout })
     }
 
     /// This world, now that its processes are known.
@@ -82,6 +103,14 @@ impl World {
 
     pub fn is_processes(&self) -> bool {
         matches!(self.kind, Kind::Processes(_))
+    }
+
+    /// What a rank of the world tells all others.
+    pub(super) fn standing(&self, world_rank: usize) -> &Standing {
+        match &self.kind {
+            Kind::Threads(world) => &world.standings[world_rank],
+            Kind::Processes(world) => world.standing(world_rank),
+        }
     }
 
     /// Makes a segment of at least `len` bytes, zeroed.
@@ -97,15 +126,16 @@ impl World {
         }
     }
 
-    /// Opens a segment that a peer made and still holds.
+    /// Opens a segment that a peer has made; an error if none holds it any more and that can be told.
     pub(super) fn open_segment(&self, id: SegmentId) -> Result<Segment> {
         match &self.kind {
             Kind::Threads(world) => {
-                let memory = lock(&world.segments)
-                    .get(&id)
-                    .and_then(Weak::upgrade)
-                    .expect("the maker of a segment holds it until all have opened it");
-                Ok(Segment { id, memory })
+                let memory = lock(&world.segments).get(&id).and_then(Weak::upgrade);
+                let gone = || {
+                    let why = "see the error of the rank that made it";
+                    Error::system("opening a communicator's memory", std::io::ErrorKind::NotFound.into(), why)
+                };
+                Ok(Segment { id, memory: memory.ok_or_else(gone)? })
             }
             Kind::Processes(world) => {
                 let (offset, len) = place(id);
@@ -211,6 +241,13 @@ impl ProcessWorld {
         unsafe { &*self.header.as_ptr().cast::<AtomicU64>() }
     }
 
+    fn standing(&self, world_rank: usize) -> &Standing {
+        assert!(world_rank < MAX_RANKS);
+        // SAFETY: behind the header's first page is an array of MAX_RANKS standings, for every process, of which
+        // zeroes are valid; the mapping lives as long as self.
+        unsafe { &*self.header.as_ptr().add(PAGE).cast::<Standing>().add(world_rank) }
+    }
+
     fn create_segment(&self, len: usize) -> Result<Segment> {
         if len as u64 > LARGEST {
             return Err(Error::system(
@@ -308,6 +345,10 @@ impl ProcessWorld {
     }
 
     fn free(&self, arena_id: SegmentId, offset: usize, len: usize) {
+        if self.fork.is_copy() {
+            // The process before fork still uses it.
+            return;
+        }
         let mut heap = lock(&self.heap);
         let index =
             heap.iter().position(|arena| arena.segment.id == arena_id).expect("an arena outlives its blocks");
@@ -342,6 +383,8 @@ const FIRST_ARENA: usize = 1 << 20;
 
 /// Pages are what memory can be replaced by.
 const PAGE: usize = 4096;
+
+const _: () = assert!(PAGE + MAX_RANKS * size_of::<Standing>() <= GRAIN as usize);
 
 /// Blocks from this size on are whole pages.
 const PAGED: usize = 16 << 10;

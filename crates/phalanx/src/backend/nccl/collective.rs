@@ -62,7 +62,9 @@ impl Communicator {
                 AllToAll | Gather | Scatter => self.rearranging(call),
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
                 AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
-                Barrier | Split | Finalize | Init | Send | Recv => unreachable!("nothing to enqueue"),
+                Barrier | Split | Finalize | Init | Shrink | Send | Recv => {
+                    unreachable!("nothing to enqueue")
+                }
             }
         }
     }

@@ -315,6 +315,7 @@ impl Backend for NcclComm {
         }
         // A barrier, or the end: everybody's work is complete, and everybody has come.
         self.communicator.sync()?;
+        self.communicator.next_collective(call);
         // SAFETY: the caller's contract.
         unsafe { self.control.collective(call) }.map_err(|error| self.communicator.fail(error))
     }
@@ -381,6 +382,12 @@ impl Backend for NcclComm {
         let (stream, settings) = (self.stream.clone(), self.settings.clone());
         let part = NcclComm::assemble(control, device, stream, settings, &origin, settle)?;
         Ok(Some(Box::new(part)))
+    }
+
+    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        let (control, round) = self.communicator.witness.shrink()?;
+        let part = NcclComm::join(control, self.gpu(), self.settings.clone())?;
+        Ok((Box::new(part), round))
     }
 
     /// Pinned memory, which the GPU reads without a copy in between.

@@ -183,6 +183,10 @@ impl Backend for SoloComm {
         Ok(false)
     }
 
+    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        Ok((Box::new(SoloComm::new(self.timeout())), 1))
+    }
+
     unsafe fn split(&self, color: Option<u32>, _key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.check()?;
         Ok(color.map(|_| Box::new(SoloComm::new(self.timeout())) as Box<dyn Backend>))

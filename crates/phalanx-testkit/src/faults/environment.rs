@@ -1,11 +1,11 @@
 //! The launcher's variables: wrong, missing, contradictory; ranks that never come.
 
-use crate::common::{DEADLINE, has, one_verdict, says};
-use libtest_mimic::{Failed, Trial};
+use super::Case;
+use super::common::{DEADLINE, has, one_verdict, says};
+use crate::processes::Launch;
+use crate::scenario::Outcome;
+use crate::{Fields, Scenario, verdict};
 use phalanx::ReduceOp;
-use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::Outcome;
-use phalanx_testkit::{Fields, Scenario, verdict};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -44,13 +44,13 @@ fn init(_: &[String]) -> Outcome {
     Ok(fields.with("took_ms", since.elapsed().as_millis()).to_string())
 }
 
-pub fn trials() -> Vec<Trial> {
+pub fn cases() -> Vec<Case> {
     if !cfg!(target_os = "linux") {
         return Vec::new();
     }
-    let mut trials = Vec::new();
-    let mut add = |name: &str, run: fn() -> Result<(), Failed>| {
-        trials.push(Trial::test(format!("processes/environment/{name}"), run));
+    let mut cases = Vec::new();
+    let mut add = |name: &str, run: fn() -> Result<(), String>| {
+        cases.push(Case::new(format!("processes/environment/{name}"), run));
     };
     add("no_variables", no_variables);
     add("malformed", malformed);
@@ -65,24 +65,24 @@ pub fn trials() -> Vec<Trial> {
     add("late_rank", late_rank);
     add("torchrun", torchrun);
     add("several_hosts", several_hosts);
-    trials
+    cases
 }
 
 /// The fields of one process's report.
-fn one(launch: Launch) -> Result<Fields, Failed> {
+fn one(launch: Launch) -> Result<Fields, String> {
     let reports = launch.deadline(DEADLINE).reports()?;
     Ok(Fields::parse(&reports[0]).ok_or("not a report")?)
 }
 
-fn no_variables() -> Result<(), Failed> {
+fn no_variables() -> Result<(), String> {
     let fields = one(Launch::alone("environment/init"))?;
     has(&fields, "kind", "joined")?;
     has(&fields, "world_size", 1)?;
-    Ok(has(&fields, "backend", "solo")?)
+    has(&fields, "backend", "solo")
 }
 
 /// A value that is not what it should be is named, with its variable.
-fn malformed() -> Result<(), Failed> {
+fn malformed() -> Result<(), String> {
     let cases = [
         ("PHALANX_RANK", "abc"),
         ("PHALANX_RANK", ""),
@@ -100,7 +100,7 @@ fn malformed() -> Result<(), Failed> {
         ("PHALANX_BACKEND", "carrier-pigeon"),
     ];
     let problems: Vec<String> = cases.iter().filter_map(|(name, value)| refused(name, value).err()).collect();
-    if problems.is_empty() { Ok(()) } else { Err(problems.join("\n").into()) }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("\n")) }
 }
 
 /// Starts one of two ranks: it must not even try to meet the other.
@@ -123,13 +123,13 @@ fn refused(name: &str, value: &str) -> Result<(), String> {
 }
 
 /// Some of the variables but not all: the missing one is named.
-fn incomplete() -> Result<(), Failed> {
+fn incomplete() -> Result<(), String> {
     for name in ["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_JOB"] {
         let launch = Launch::new("environment/init", 2).without_rank(1).env_of(0, name, None);
         let fields = one(launch).map_err(|failed| format!("without {name}: {failed:?}"))?;
         let problem = |problem: String| format!("without {name}: {problem}");
         if fields.get("kind") == Some("joined") {
-            return Err(problem(format!("{fields}")).into());
+            return Err(problem(format!("{fields}")));
         }
         says(&fields, "text", name).map_err(problem)?;
     }
@@ -137,48 +137,48 @@ fn incomplete() -> Result<(), Failed> {
 }
 
 /// `PHALANX_TIMEOUT` is in seconds and fractions of them.
-fn timeout_variable() -> Result<(), Failed> {
+fn timeout_variable() -> Result<(), String> {
     for value in ["1", "0.5"] {
         let launch = Launch::new("environment/init", 2).without_rank(1).env("PHALANX_TIMEOUT", value);
         let fields = one(launch)?;
         has(&fields, "kind", "bootstrap")?;
         if fields.number("took_ms").is_none_or(|ms| !(400..3000).contains(&ms)) {
-            return Err(format!("PHALANX_TIMEOUT={value}: {fields}").into());
+            return Err(format!("PHALANX_TIMEOUT={value}: {fields}"));
         }
     }
     Ok(())
 }
 
 /// Every rank that was started is told, in time.
-fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, Failed> {
+fn told(launch: Launch, started: usize, limit: Duration) -> Result<Vec<Fields>, String> {
     let reports = launch.deadline(DEADLINE).reports()?;
     let fields: Option<Vec<Fields>> = reports.iter().map(|report| Fields::parse(report)).collect();
     let fields = fields.filter(|fields| fields.len() == started).ok_or("a rank has no report")?;
     for fields in &fields {
         match fields.get("kind") {
             Some("bootstrap" | "usage") => {}
-            _ => return Err(format!("not told: {fields}").into()),
+            _ => return Err(format!("not told: {fields}")),
         }
         if fields.number("took_ms").is_none_or(|ms| u128::from(ms) > limit.as_millis()) {
-            return Err(format!("not within {limit:?}: {fields}").into());
+            return Err(format!("not within {limit:?}: {fields}"));
         }
     }
     Ok(fields)
 }
 
 /// Two processes that both think they are rank 1, in a world of three.
-fn duplicate_rank() -> Result<(), Failed> {
+fn duplicate_rank() -> Result<(), String> {
     let launch = Launch::new("environment/init", 3).env("PHALANX_TIMEOUT", "3");
     let launch = launch.env_of(2, "PHALANX_RANK", Some("1")).env_of(2, "PHALANX_LOCAL_RANK", Some("1"));
     let all = told(launch, 3, Duration::from_secs(5))?;
     // Somebody saw the duplicate; whoever did not is told that rank 2 is missing.
     if !all.iter().any(|fields| fields.get("text").is_some_and(|text| text.contains("rank 1"))) {
-        return Err(format!("nobody names the rank that came twice: {all:?}").into());
+        return Err(format!("nobody names the rank that came twice: {all:?}"));
     }
     Ok(())
 }
 
-fn different_world_sizes() -> Result<(), Failed> {
+fn different_world_sizes() -> Result<(), String> {
     let launch = Launch::new("environment/init", 2).env("PHALANX_TIMEOUT", "3");
     let launch = launch.env_of(1, "PHALANX_WORLD_SIZE", Some("3"));
     let launch = launch.env_of(1, "PHALANX_LOCAL_WORLD_SIZE", Some("3"));
@@ -191,7 +191,7 @@ fn different_world_sizes() -> Result<(), Failed> {
 }
 
 /// Ranks that are never started: the others name them, all alike, when the time is up.
-fn missing_ranks(missing: &[usize]) -> Result<(), Failed> {
+fn missing_ranks(missing: &[usize]) -> Result<(), String> {
     let launch = Launch::new("environment/init", 4).env("PHALANX_TIMEOUT", "2");
     let launch = missing.iter().fold(launch, |launch, rank| launch.without_rank(*rank));
     let all = told(launch, 4 - missing.len(), Duration::from_secs(4))?;
@@ -205,7 +205,7 @@ fn missing_ranks(missing: &[usize]) -> Result<(), Failed> {
     Ok(())
 }
 
-fn dies_before_init() -> Result<(), Failed> {
+fn dies_before_init() -> Result<(), String> {
     let launch = Launch::new("environment/die_before_init", 3).arg(1).env("PHALANX_TIMEOUT", "2");
     let ended = launch.deadline(DEADLINE).run()?;
     for rank in ended.iter().filter(|rank| rank.rank != 1) {
@@ -218,7 +218,7 @@ fn dies_before_init() -> Result<(), Failed> {
 }
 
 /// Whoever comes late but in time is waited for.
-fn late_rank() -> Result<(), Failed> {
+fn late_rank() -> Result<(), String> {
     for late in [0, 1] {
         let reports = Launch::new("environment/late", 3).arg(late).deadline(DEADLINE).reports()?;
         for (rank, report) in reports.iter().enumerate() {
@@ -250,7 +250,7 @@ fn as_torchrun(launch: Launch, ranks: usize, local: usize) -> Launch {
     })
 }
 
-fn torchrun() -> Result<(), Failed> {
+fn torchrun() -> Result<(), String> {
     let launch = as_torchrun(Launch::new("environment/init", 3), 3, 3);
     let reports = launch.deadline(DEADLINE).reports()?;
     for (rank, report) in reports.iter().enumerate() {
@@ -263,13 +263,13 @@ fn torchrun() -> Result<(), Failed> {
 }
 
 /// Ranks of another host cannot be reached through memory: that is said at once, not after a timeout.
-fn several_hosts() -> Result<(), Failed> {
+fn several_hosts() -> Result<(), String> {
     let launch = as_torchrun(Launch::new("environment/init", 4), 4, 2);
     let launch = launch.without_rank(2).without_rank(3).deadline(DEADLINE);
     let reports = launch.reports()?;
     let verdict = one_verdict(&reports, 2)?;
     if verdict.get("kind") == Some("joined") || verdict.number("took_ms").is_none_or(|ms| ms > 1000) {
-        return Err(format!("{verdict}").into());
+        return Err(format!("{verdict}"));
     }
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! Ranks that are killed, stopped, or go away while others need them.
 
-use crate::common::{DEADLINE, all_within, has, one_verdict, report, says};
-use libtest_mimic::{Failed, Trial};
+use super::Case;
+use super::common::{DEADLINE, all_within, has, one_verdict, report, says};
+use crate::fault::Fault;
+use crate::processes::{Ended, Launch, describe, phase};
+use crate::scenario::Outcome;
+use crate::{Fields, Scenario, threads};
 use phalanx::{Comm, ReduceOp};
-use phalanx_testkit::fault::Fault;
-use phalanx_testkit::processes::{Ended, Launch, describe, phase};
-use phalanx_testkit::scenario::Outcome;
-use phalanx_testkit::{Fields, Scenario, threads};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -32,27 +32,33 @@ const KINDS: [&str; 8] = [
 const RANKS: usize = 4;
 const VICTIM: usize = 2;
 
-pub fn trials() -> Vec<Trial> {
-    let mut trials = Vec::new();
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
     if cfg!(target_os = "linux") {
         for kind in KINDS {
-            trials.push(Trial::test(format!("processes/killed/{kind}"), move || killed(kind, VICTIM)));
-            trials.push(Trial::test(format!("processes/stopped/{kind}"), move || stopped(kind, "free")));
+            cases.push(Case::new(format!("processes/killed/{kind}"), move || killed(kind, VICTIM)));
+            cases.push(Case::new(format!("processes/stopped/{kind}"), move || {
+                stopped(kind, "free", Duration::ZERO)
+            }));
         }
-        trials.push(Trial::test("processes/killed/rank_0", || killed(KINDS[0], 0)));
+        cases.push(Case::new("processes/killed/rank_0", || killed(KINDS[0], 0)));
         // Where peers read and write the memory itself, again and again: each time they are stopped elsewhere.
-        trials.push(Trial::test("processes/stopped/buffers_used_again", || {
-            (0..4).try_for_each(|_| stopped(KINDS[0], "use"))
+        cases.push(Case::new("processes/stopped/buffers_used_again", || {
+            (0..4).try_for_each(|_| stopped(KINDS[0], "use", Duration::ZERO))
         }));
-        trials.push(Trial::test("processes/stopped/briefly", stopped_briefly));
+        // Almost always inside of it: nothing else is done.
+        cases.push(Case::seeded("processes/stopped/inside_a_pushed_all_reduce", |random| {
+            stopped(KINDS[0], "use", Duration::from_micros(random.below(5000) as u64))
+        }));
+        cases.push(Case::new("processes/stopped/briefly", stopped_briefly));
         for how in ["leave", "panic", "exit", "abort", "late"] {
-            trials.push(Trial::test(format!("processes/{how}"), move || gone_process(how)));
+            cases.push(Case::new(format!("processes/{how}"), move || gone_process(how)));
         }
     }
     for how in ["leave", "panic", "abort", "late"] {
-        trials.push(Trial::test(format!("threads/{how}"), move || gone_thread(how)));
+        cases.push(Case::new(format!("threads/{how}"), move || gone_thread(how)));
     }
-    trials
+    cases
 }
 
 /// One round of a kind of work.
@@ -130,15 +136,15 @@ fn work_until_failure(comm: Comm, args: &[String]) -> Outcome {
     unreachable!("the loop has no end")
 }
 
-fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, Failed> {
+fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, String> {
     if ended.iter().any(|rank| Some(rank.rank) != but && rank.outcome.is_err()) {
-        return Err(describe(&ended).into());
+        return Err(describe(&ended));
     }
     let others = ended.into_iter().filter(|rank| Some(rank.rank) != but);
     Ok(others.filter_map(|rank| rank.outcome.ok()).collect())
 }
 
-fn killed(kind: &str, victim: usize) -> Result<(), Failed> {
+fn killed(kind: &str, victim: usize) -> Result<(), String> {
     let launch = Launch::new("gone/work", RANKS).arg(kind).arg(30_000).deadline(DEADLINE);
     let mut world = launch.start()?;
     for rank in 0..RANKS {
@@ -155,12 +161,13 @@ fn killed(kind: &str, victim: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-fn stopped(kind: &str, then: &str) -> Result<(), Failed> {
+fn stopped(kind: &str, then: &str, pause: Duration) -> Result<(), String> {
     let launch = Launch::new("gone/work", RANKS).arg(kind).arg(1000).arg(then).deadline(DEADLINE);
     let mut world = launch.start()?;
     for rank in 0..RANKS {
         world.await_phase(rank, "working")?;
     }
+    std::thread::sleep(pause);
     world.inject(VICTIM, Fault::Stop)?;
     for rank in (0..RANKS).filter(|rank| *rank != VICTIM) {
         world.await_phase(rank, "failed")?;
@@ -199,7 +206,7 @@ fn short_stop(comm: Comm, _: &[String]) -> Outcome {
 }
 
 /// Within the deadline, a rank may be stopped and go on.
-fn stopped_briefly() -> Result<(), Failed> {
+fn stopped_briefly() -> Result<(), String> {
     let mut world = Launch::new("gone/short_stop", RANKS).deadline(DEADLINE).start()?;
     world.await_phase(VICTIM, "working")?;
     for _ in 0..4 {
@@ -247,7 +254,7 @@ fn go(comm: Comm, how: &str) -> Outcome {
     unreachable!("the loop has no end")
 }
 
-fn expect_gone(how: &str, reports: &[String]) -> Result<(), Failed> {
+fn expect_gone(how: &str, reports: &[String]) -> Result<(), String> {
     // Who comes late is told as well, when it comes.
     let verdict: Fields = one_verdict(reports, if how == "late" { RANKS } else { RANKS - 1 })?;
     has(&verdict, "fatal", true)?;
@@ -260,7 +267,7 @@ fn expect_gone(how: &str, reports: &[String]) -> Result<(), Failed> {
             has(&verdict, "kind", "timeout")?;
             has(&verdict, "missing", VICTIM)?;
             has(&verdict, "sequence", 6)?;
-            return Ok(all_within(reports, LATE_TIMEOUT + Duration::from_secs(1))?);
+            return all_within(reports, LATE_TIMEOUT + Duration::from_secs(1));
         }
         _ => {
             has(&verdict, "rank", VICTIM)?;
@@ -279,13 +286,13 @@ fn expect_gone(how: &str, reports: &[String]) -> Result<(), Failed> {
     Ok(())
 }
 
-fn gone_process(how: &str) -> Result<(), Failed> {
+fn gone_process(how: &str) -> Result<(), String> {
     let ended = Launch::new("gone/go", RANKS).arg(how).deadline(DEADLINE).run()?;
     let but = (how != "late").then_some(VICTIM);
     expect_gone(how, &reports_but(ended, but)?)
 }
 
-fn gone_thread(how: &'static str) -> Result<(), Failed> {
+fn gone_thread(how: &'static str) -> Result<(), String> {
     let reports = Arc::new(Mutex::new(vec![None; RANKS]));
     let sink = reports.clone();
     let world = threads::run(RANKS, DEADLINE, move |comm| {
@@ -299,7 +306,7 @@ fn gone_thread(how: &'static str) -> Result<(), Failed> {
     match (how, world) {
         // The rank's panic comes back to the caller of `run`, after all others have ended.
         ("panic", Err(problem)) if problem.contains("this rank was told to panic") => {}
-        ("panic", other) => return Err(format!("the panic did not come back: {other:?}").into()),
+        ("panic", other) => return Err(format!("the panic did not come back: {other:?}")),
         (_, world) => drop(world?),
     }
     let reports = reports.lock().map_err(|_| "a rank panicked with the reports in hand")?;

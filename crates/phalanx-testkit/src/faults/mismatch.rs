@@ -1,11 +1,11 @@
 //! Ranks that do not do the same: an error that names both calls, on every rank.
 
-use crate::common::{DEADLINE, has, one_verdict, report, says};
-use libtest_mimic::{Failed, Trial};
+use super::Case;
+use super::common::{DEADLINE, has, one_verdict, report, says};
+use crate::processes::Launch;
+use crate::scenario::Outcome;
+use crate::{Scenario, threads};
 use phalanx::{Comm, Error, PreMulSum, ReduceOp, Result};
-use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::Outcome;
-use phalanx_testkit::{Scenario, threads};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[Scenario::rank("mismatch", one_case)];
@@ -16,7 +16,7 @@ const DEVIANT: usize = 1;
 /// Barriers before it, so that the number of the operation can be told from the first one.
 const BEFORE: u64 = 3;
 
-struct Case {
+struct Call {
     name: &'static str,
     /// The call; the argument says whether this rank is the deviant.
     call: fn(&Comm, bool) -> Result<()>,
@@ -30,21 +30,21 @@ const fn collective(
     name: &'static str,
     says: &'static [&'static str],
     call: fn(&Comm, bool) -> Result<()>,
-) -> Case {
-    Case { name, call, says, message: false }
+) -> Call {
+    Call { name, call, says, message: false }
 }
 
 const fn message(
     name: &'static str,
     says: &'static [&'static str],
     call: fn(&Comm, bool) -> Result<()>,
-) -> Case {
-    Case { name, call, says, message: true }
+) -> Call {
+    Call { name, call, says, message: true }
 }
 
 const SUM: ReduceOp = ReduceOp::Sum;
 
-const CASES: &[Case] = &[
+const CASES: &[Call] = &[
     collective("operation_small", &["all_reduce", "broadcast"], |comm, deviant| {
         let mut x = [1.0f32; 4];
         if deviant { comm.broadcast_in_place(&mut x, 0) } else { comm.all_reduce_in_place(&mut x, SUM) }
@@ -192,20 +192,20 @@ const CASES: &[Case] = &[
     }),
 ];
 
-pub fn trials() -> Vec<Trial> {
-    let mut trials = Vec::new();
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
     for case in CASES {
-        trials.push(Trial::test(format!("threads/mismatch/{}", case.name), move || {
+        cases.push(Case::new(format!("threads/mismatch/{}", case.name), move || {
             [2, 3, 5].into_iter().try_for_each(|ranks| on_threads(case, ranks))
         }));
         if cfg!(target_os = "linux") {
-            trials.push(Trial::test(format!("processes/mismatch/{}", case.name), move || {
+            cases.push(Case::new(format!("processes/mismatch/{}", case.name), move || {
                 [2, 4].into_iter().try_for_each(|ranks| on_processes(case, ranks))
             }));
         }
     }
-    trials.push(Trial::test("threads/mismatch/waiting_for_different_things", || Ok(deadlock_on_threads()?)));
-    trials
+    cases.push(Case::new("threads/mismatch/waiting_for_different_things", deadlock_on_threads));
+    cases
 }
 
 fn one_case(comm: Comm, args: &[String]) -> Outcome {
@@ -229,19 +229,19 @@ fn one_case(comm: Comm, args: &[String]) -> Outcome {
     }
 }
 
-fn on_threads(case: &'static Case, ranks: usize) -> std::result::Result<(), Failed> {
+fn on_threads(case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
     let outcomes = threads::run_scenario(&SCENARIOS[0], ranks, &[case.name.to_owned()], DEADLINE)?;
     let reports: std::result::Result<Vec<String>, String> = outcomes.iter().cloned().collect();
     let reports = reports.map_err(|_| format!("{ranks} thread ranks: {outcomes:#?}"))?;
-    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}").into())
+    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}"))
 }
 
-fn on_processes(case: &'static Case, ranks: usize) -> std::result::Result<(), Failed> {
+fn on_processes(case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
     let reports = Launch::new("mismatch", ranks).arg(case.name).deadline(DEADLINE).reports()?;
-    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}").into())
+    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}"))
 }
 
-fn expect(case: &Case, reports: &[String], ranks: usize) -> std::result::Result<(), String> {
+fn expect(case: &Call, reports: &[String], ranks: usize) -> std::result::Result<(), String> {
     let verdict = one_verdict(reports, ranks)?;
     has(&verdict, "fatal", true)?;
     // Some rank is named against the deviant; the higher one comes first.

@@ -1,8 +1,8 @@
 //! Small limits of the operating system: a typed error that names the remedy, and never a signal or a hang.
 
-use crate::common::DEADLINE;
-use libtest_mimic::{Failed, Trial};
-use phalanx_testkit::Scenario;
+use super::Case;
+use super::common::DEADLINE;
+use crate::Scenario;
 
 #[cfg(target_os = "linux")]
 pub const SCENARIOS: &[Scenario] = linux::SCENARIOS;
@@ -10,21 +10,21 @@ pub const SCENARIOS: &[Scenario] = linux::SCENARIOS;
 pub const SCENARIOS: &[Scenario] = &[];
 
 #[cfg(not(target_os = "linux"))]
-pub fn trials() -> Vec<Trial> {
+pub fn cases() -> Vec<Case> {
     Vec::new()
 }
 
 #[cfg(target_os = "linux")]
-pub use linux::trials;
+pub use linux::cases;
 
 #[cfg(target_os = "linux")]
 mod linux {
     use super::*;
-    use crate::common::{has, says};
+    use crate::faults::common::{has, says};
+    use crate::processes::Launch;
+    use crate::scenario::Outcome;
+    use crate::{Fields, verdict};
     use phalanx::{Comm, Error, ReduceOp};
-    use phalanx_testkit::processes::Launch;
-    use phalanx_testkit::scenario::Outcome;
-    use phalanx_testkit::{Fields, verdict};
     use rustix::process::{Resource, Rlimit, setrlimit};
 
     pub const SCENARIOS: &[Scenario] = &[
@@ -57,10 +57,10 @@ mod linux {
         }),
     ];
 
-    pub fn trials() -> Vec<Trial> {
-        let mut trials = Vec::new();
-        let mut add = |name: &str, run: fn() -> Result<(), Failed>| {
-            trials.push(Trial::test(format!("processes/limits/{name}"), run));
+    pub fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        let mut add = |name: &str, run: fn() -> Result<(), String>| {
+            cases.push(Case::new(format!("processes/limits/{name}"), run));
         };
         add("files_of_processes", || {
             fails(Launch::new("limits/files_of_processes", 3).arg(1))?;
@@ -89,7 +89,7 @@ mod linux {
         add("memory_of_requests", || ok(Launch::new("limits/memory_of_requests", 2)));
         add("huge_alloc", || ok(Launch::new("limits/huge_alloc", 2)));
         add("huge_alloc_of_threads", || ok(Launch::alone("limits/huge_alloc_of_threads")));
-        trials
+        cases
     }
 
     fn number(args: &[String]) -> Result<u64, String> {
@@ -138,40 +138,40 @@ mod linux {
         })
     }
 
-    fn reports(launch: Launch) -> Result<Vec<Fields>, Failed> {
+    fn reports(launch: Launch) -> Result<Vec<Fields>, String> {
         // Ranks whose peers have failed to join are told after this time.
         let reports = launch.env("PHALANX_TIMEOUT", "4").deadline(DEADLINE).reports()?;
         Ok(reports.iter().map(|report| Fields::parse(report)).collect::<Option<_>>().ok_or("not a report")?)
     }
 
     /// Every rank gets a typed error, and whoever met the limit says what to do.
-    fn fails(launch: Launch) -> Result<(), Failed> {
+    fn fails(launch: Launch) -> Result<(), String> {
         let reports = reports(launch)?;
         for fields in &reports {
             match fields.get("kind") {
                 Some("system" | "bootstrap") => {}
-                _ => return Err(format!("not the right error: {fields}").into()),
+                _ => return Err(format!("not the right error: {fields}")),
             }
         }
         let tells = |fields: &Fields| fields.get("text").is_some_and(|text| text.contains("ulimit"));
         if !reports.iter().any(tells) {
-            return Err(format!("nobody names a remedy: {reports:?}").into());
+            return Err(format!("nobody names a remedy: {reports:?}"));
         }
         Ok(())
     }
 
     /// It works, or it is a typed error: with a limit that is nearly enough, both are right.
-    fn either(launch: Launch) -> Result<(), Failed> {
+    fn either(launch: Launch) -> Result<(), String> {
         for fields in reports(launch)? {
             match fields.get("kind") {
                 Some("worked" | "system" | "bootstrap" | "peer" | "timeout") => {}
-                _ => return Err(format!("not the right error: {fields}").into()),
+                _ => return Err(format!("not the right error: {fields}")),
             }
         }
         Ok(())
     }
 
-    fn ok(launch: Launch) -> Result<(), Failed> {
+    fn ok(launch: Launch) -> Result<(), String> {
         launch.deadline(DEADLINE).reports()?;
         Ok(())
     }

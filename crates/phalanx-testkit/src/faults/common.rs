@@ -1,7 +1,7 @@
 //! What the fault trials share: reports of failed ranks, and comparing them.
 
+use crate::{Fields, verdict};
 use phalanx::{Comm, Error, ReduceOp};
-use phalanx_testkit::{Fields, verdict};
 use std::time::{Duration, Instant};
 
 /// A world that takes longer hangs.

@@ -1,11 +1,11 @@
 //! Wrong arguments: the call says which, nothing is started, and the communicator works on.
 
-use crate::common::DEADLINE;
-use libtest_mimic::{Failed, Trial};
+use super::Case;
+use super::common::DEADLINE;
+use crate::processes::Launch;
+use crate::scenario::Outcome;
+use crate::{Scenario, threads};
 use phalanx::{Comm, Error, PreMulSum, ReduceOp, Result, UsageError};
-use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::Outcome;
-use phalanx_testkit::{Scenario, threads};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("usage/timeouts", |comm, _| timeouts(&comm)),
 ];
 
-pub fn trials() -> Vec<Trial> {
-    let mut trials = Vec::new();
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
     for scenario in SCENARIOS {
-        trials.push(Trial::test(format!("threads/{}", scenario.name), || {
+        cases.push(Case::new(format!("threads/{}", scenario.name), || {
             for ranks in [1, 2, 3] {
                 let outcomes = threads::run_scenario(scenario, ranks, &[], DEADLINE)?;
                 if outcomes.iter().any(|outcome| outcome.is_err()) {
-                    return Err(format!("{ranks} thread ranks: {outcomes:#?}").into());
+                    return Err(format!("{ranks} thread ranks: {outcomes:#?}"));
                 }
             }
             Ok(())
         }));
         if cfg!(target_os = "linux") {
-            trials.push(Trial::test(format!("processes/{}", scenario.name), || {
+            cases.push(Case::new(format!("processes/{}", scenario.name), || {
                 Launch::new(scenario.name, 3).deadline(DEADLINE).reports()?;
                 Ok(())
             }));
         }
     }
-    trials.push(Trial::test("threads/usage/numbers_of_ranks", numbers_of_ranks));
-    trials
+    cases.push(Case::new("threads/usage/numbers_of_ranks", numbers_of_ranks));
+    cases
 }
 
 const SUM: ReduceOp = ReduceOp::Sum;
@@ -239,26 +239,27 @@ fn timeouts(comm: &Comm) -> Outcome {
     Ok(String::new())
 }
 
-fn numbers_of_ranks() -> std::result::Result<(), Failed> {
+fn numbers_of_ranks() -> std::result::Result<(), String> {
     for ranks in [0, 100_000, usize::MAX] {
         match phalanx::run(ranks, |_| ()) {
             Err(Error::Usage(UsageError::WorldSize { world_size, limit })) => {
                 if world_size != ranks || limit == 0 || limit >= 100_000 {
-                    return Err(format!("{ranks} ranks: world_size {world_size}, limit {limit}").into());
+                    return Err(format!("{ranks} ranks: world_size {world_size}, limit {limit}"));
                 }
             }
-            other => return Err(format!("{ranks} ranks: {other:?}").into()),
+            other => return Err(format!("{ranks} ranks: {other:?}")),
         }
         match Comm::builder().run(ranks, |_| ()) {
             Err(Error::Usage(UsageError::WorldSize { .. })) => {}
-            other => return Err(format!("{ranks} ranks from a builder: {other:?}").into()),
+            other => return Err(format!("{ranks} ranks from a builder: {other:?}")),
         }
     }
     // The limit itself is not beyond the limit.
     let many = phalanx::run(64, |comm| {
         let mut sum = [1u32];
         comm.all_reduce_in_place(&mut sum, SUM).map(|()| sum[0])
-    })?;
-    let sums = many.into_iter().collect::<Result<Vec<_>>>()?;
+    });
+    let many = many.map_err(|error| error.to_string())?;
+    let sums = many.into_iter().collect::<Result<Vec<_>>>().map_err(|error| error.to_string())?;
     if sums != [64; 64] { Err("64 ranks do not add up".into()) } else { Ok(()) }
 }

@@ -1,12 +1,12 @@
 //! After a failure nothing is left behind: no file descriptor, no mapping, no file.
 
-use crate::common::DEADLINE;
-use libtest_mimic::{Failed, Trial};
+use super::Case;
+use super::common::DEADLINE;
+use super::holdings::{self, Holdings};
+use crate::Scenario;
+use crate::processes::Launch;
+use crate::scenario::Outcome;
 use phalanx::{Comm, ReduceOp};
-use phalanx_testkit::Scenario;
-use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::Outcome;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -16,33 +16,28 @@ pub const SCENARIOS: &[Scenario] = &[
 
 const WAYS: [&str; 4] = ["finish", "mismatch", "timeout", "leave"];
 
-pub fn trials() -> Vec<Trial> {
+pub fn cases() -> Vec<Case> {
     if !cfg!(target_os = "linux") {
         return Vec::new();
     }
-    let mut trials = Vec::new();
+    let mut cases = Vec::new();
     for way in WAYS {
-        trials.push(Trial::test(format!("processes/leaks/{way}"), move || {
+        cases.push(Case::new(format!("processes/leaks/{way}"), move || {
             in_clean_shm(|| Launch::new("leaks/process_ranks", 3).arg(way).deadline(DEADLINE).reports())
         }));
-        trials.push(Trial::test(format!("threads/leaks/{way}"), move || {
+        cases.push(Case::new(format!("threads/leaks/{way}"), move || {
             in_clean_shm(|| Launch::alone("leaks/thread_ranks").arg(way).deadline(DEADLINE).reports())
         }));
     }
-    trials
+    cases
 }
 
-/// Nothing of this library's name may be new in /dev/shm; the files of other programs are their own matter.
-fn in_clean_shm(run: impl FnOnce() -> Result<Vec<String>, String>) -> Result<(), Failed> {
-    let list = || -> Result<BTreeSet<String>, String> {
-        let entries = std::fs::read_dir("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
-        let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
-        Ok(names.filter(|name| name.to_lowercase().contains("phalanx")).collect())
-    };
-    let before = list()?;
+/// Nothing of this library's name may be new; the objects of other jobs are their own matter.
+fn in_clean_shm(run: impl FnOnce() -> Result<Vec<String>, String>) -> Result<(), String> {
+    let before = holdings::names()?;
     run()?;
-    let new: Vec<_> = list()?.difference(&before).cloned().collect();
-    if new.is_empty() { Ok(()) } else { Err(format!("left in /dev/shm: {new:?}").into()) }
+    let new: Vec<_> = holdings::names()?.into_iter().filter(|name| !before.contains(name)).collect();
+    if new.is_empty() { Ok(()) } else { Err(format!("names are left: {new:?}")) }
 }
 
 /// Works a little and then ends in some way; what the last call answers is other trials' matter.
@@ -81,38 +76,11 @@ fn end_somehow(comm: Comm, way: &str) -> Result<(), String> {
     }
 }
 
-/// Open files, and mappings that are of this library or lie in /dev/shm.
-fn holdings() -> Result<(Vec<String>, Vec<String>), String> {
-    let text = |error: std::io::Error| error.to_string();
-    let open = std::fs::read_dir("/proc/self/fd").map_err(text)?;
-    let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    // The listing itself is open while it is read.
-    let mut files: Vec<String> = targets
-        .map(|target| target.to_string_lossy().into_owned())
-        .filter(|target| !target.starts_with("/proc/"))
-        .collect();
-    files.sort();
-    let maps = std::fs::read_to_string("/proc/self/maps").map_err(text)?;
-    let shared = maps.lines().filter(|line| line.contains("memfd:") || line.contains("/dev/shm/"));
-    Ok((files, shared.map(str::to_owned).collect()))
-}
-
-fn compare(before: &(Vec<String>, Vec<String>)) -> Result<(), String> {
-    let after = holdings()?;
-    if after.0 != before.0 {
-        return Err(format!("open files before: {:?}, after: {:?}", before.0, after.0));
-    }
-    if after.1 != before.1 {
-        return Err(format!("shared mappings are left: {:?}", after.1));
-    }
-    Ok(())
-}
-
 fn process_ranks(way: &str) -> Outcome {
-    let before = holdings()?;
+    let before = Holdings::now()?;
     let comm = phalanx::init().map_err(|error| error.to_string())?;
     end_somehow(comm, way)?;
-    compare(&before)?;
+    before.compare()?;
     Ok(String::new())
 }
 
@@ -123,8 +91,8 @@ fn thread_ranks(way: &str) -> Outcome {
     };
     // Whatever is opened once for the whole process is open after the first world.
     world()?;
-    let before = holdings()?;
+    let before = Holdings::now()?;
     (0..if way == "timeout" { 3 } else { 30 }).try_for_each(|_| world())?;
-    compare(&before)?;
+    before.compare()?;
     Ok(String::new())
 }

@@ -1,0 +1,96 @@
+//! What a person reads: each communicator, who is at fault and why, and what every rank did last.
+
+use super::culprit::{self, Finding, name, time};
+use super::merge::Merged;
+use super::record::{FlightRecord, Operation, State};
+use std::fmt::Write;
+
+/// The text for all communicators.
+pub fn write(merged: &[Merged], last: usize) -> String {
+    let parts: Vec<String> = merged.iter().map(|merged| one(merged, last)).collect();
+    parts.join("\n")
+}
+
+fn one(merged: &Merged, last: usize) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = header(&mut text, merged);
+    for finding in culprit::find(merged) {
+        let Finding { ranks, what, why } = finding;
+        let _ = writeln!(text, "\n  {}: {what}\n    {why}", capital(&name(&ranks)));
+    }
+    for (rank, record) in &merged.ranks {
+        let _ = one_rank(&mut text, merged, *rank, record, last);
+    }
+    text
+}
+
+fn header(text: &mut String, merged: &Merged) -> std::fmt::Result {
+    let Merged { name: communicator, backend, world_size, ranks, .. } = merged;
+    writeln!(
+        text,
+        "communicator {communicator}: {world_size} ranks, backend {backend}, {} records",
+        ranks.len()
+    )?;
+    let absent = merged.absent();
+    if !absent.is_empty() {
+        writeln!(text, "  no record of {}", name(&absent))?;
+    }
+    if merged.different_clocks {
+        writeln!(text, "  the hosts' wall clocks put the times in order: do not trust small differences")?;
+    }
+    let errors = ranks.values().filter_map(|record| record.error.as_ref());
+    if let Some(error) = errors.into_iter().next() {
+        writeln!(text, "  failed: {}", error.text)?;
+    }
+    Ok(())
+}
+
+fn one_rank(
+    text: &mut String,
+    merged: &Merged,
+    rank: usize,
+    record: &FlightRecord,
+    last: usize,
+) -> std::fmt::Result {
+    let FlightRecord { host, process, program, made, lost, reason, .. } = record;
+    writeln!(
+        text,
+        "\n  rank {rank}: {program}, process {process} on {host}; operations: {made}; written on {reason}"
+    )?;
+    if *lost > 0 {
+        writeln!(text, "    the first {lost} are no longer known")?;
+    }
+    let shown = record.records.len().saturating_sub(last);
+    for operation in &record.records[shown..] {
+        writeln!(text, "    {}", line(merged, record, operation))?;
+    }
+    Ok(())
+}
+
+fn line(merged: &Merged, record: &FlightRecord, operation: &Operation) -> String {
+    let at = (operation.enqueued_ns.saturating_sub(merged.start)) as f64 / 1e6;
+    let how = match operation.state {
+        State::Completed => time(operation.ended_ns.saturating_sub(operation.started_ns)),
+        State::Failed => {
+            format!("FAILED after {}", time(operation.ended_ns.saturating_sub(operation.enqueued_ns)))
+        }
+        State::Started => {
+            format!("under way since {}", time(record.written_ns.saturating_sub(operation.started_ns)))
+        }
+        State::Enqueued => {
+            format!(
+                "waiting for its turn since {}",
+                time(record.written_ns.saturating_sub(operation.enqueued_ns))
+            )
+        }
+    };
+    let waited = operation.started_ns.saturating_sub(operation.enqueued_ns);
+    let waited = if waited > 0 { format!(", {} after its call", time(waited)) } else { String::new() };
+    format!("{at:>12.3} ms  {:>6}  {}  {how}{waited}", operation.sequence, operation.describe())
+}
+
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}

@@ -1,0 +1,101 @@
+//! `phalanx trace` from outside: recorded files in, text and timelines out.
+
+mod common;
+
+use common::{phalanx, say};
+use serde_json::Value;
+use std::path::Path;
+
+/// What the program says of the records in `tests/trace/CASE`.
+fn trace(case: &str) -> String {
+    let said = say(phalanx(&format!("trace {}/tests/trace/{case}", env!("CARGO_MANIFEST_DIR"))));
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+    said.stdout
+}
+
+#[test]
+fn a_rank_that_did_not_come() {
+    insta::assert_snapshot!(trace("timeout"));
+}
+
+#[test]
+fn a_rank_that_called_something_else() {
+    insta::assert_snapshot!(trace("mismatch"));
+}
+
+#[test]
+fn a_rank_that_was_killed() {
+    insta::assert_snapshot!(trace("died"));
+}
+
+#[test]
+fn a_hang_without_an_error() {
+    insta::assert_snapshot!(trace("hang"));
+}
+
+#[test]
+fn messages_that_wait_for_each_other() {
+    insta::assert_snapshot!(trace("messages"));
+}
+
+#[test]
+fn a_rank_that_is_slower() {
+    insta::assert_snapshot!(trace("slower"));
+}
+
+#[test]
+fn hosts_with_clocks_of_their_own() {
+    insta::assert_snapshot!(trace("hosts"));
+}
+
+#[test]
+fn a_timeline_for_perfetto() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("timeline.json");
+    let records = format!("{}/tests/trace/hang", env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(say(phalanx(&format!("trace {records} --perfetto {}", file.display()))).code, Some(0));
+    let timeline: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let bars: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+    assert_eq!(bars.len(), 7, "every operation");
+    let open: Vec<&&Value> = bars.iter().filter(|bar| bar["name"] == "all_reduce (not over)").collect();
+    assert_eq!(open.len(), 2);
+    assert_eq!(open[0]["ts"], 1000.0);
+    assert_eq!(open[0]["dur"], 30_000_000.0, "until the record was written");
+    assert_eq!(open[0]["args"]["call"], "all_reduce(f32 × 1000, sum)");
+    assert_eq!(events.iter().filter(|event| event["name"] == "process_name").count(), 3);
+}
+
+#[test]
+fn a_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("timeline.svg");
+    let records = format!("{}/tests/trace/timeout", env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(say(phalanx(&format!("trace {records} --svg {}", file.display()))).code, Some(0));
+    let picture = std::fs::read_to_string(file).unwrap();
+    assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
+    for text in ["rank 0", "rank 1", "rank 2", "all_reduce", "barrier", "job/x: 3 ranks"] {
+        assert!(picture.contains(text), "{text} is in the picture");
+    }
+    // Eleven operations, the background and a legend of five entries, at least.
+    assert!(picture.matches("<rect").count() >= 17);
+}
+
+#[test]
+fn what_is_no_record_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.json"), "{}").unwrap();
+    let said = say(phalanx(&format!("trace {}", folder.path().display())));
+    assert_eq!(said.code, Some(1));
+    assert!(said.stderr.contains("a.json: not a flight record"), "{}", said.stderr);
+    assert!(said.stderr.contains("PHALANX_TRACE_DIR"), "{}", said.stderr);
+    let good = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trace/hang/job_x-rank0-100.json");
+    std::fs::copy(good, folder.path().join("b.json")).unwrap();
+    let said = say(phalanx(&format!("trace {}", folder.path().display())));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stdout.contains("no record of ranks 1 and 2"), "{}", said.stdout);
+    let said = say(phalanx(&format!("trace {}/a.json", folder.path().display())));
+    assert_eq!(said.code, Some(1), "a file that was named must be one");
+    let said = say(phalanx(&format!("trace {} --communicator y", folder.path().display())));
+    assert!(said.stderr.contains("job/x"), "{}", said.stderr);
+}

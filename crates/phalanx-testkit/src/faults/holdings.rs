@@ -1,0 +1,91 @@
+//! What a process holds: to say that nothing is left behind.
+
+/// Open files, shared mappings and threads of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holdings {
+    files: Vec<String>,
+    mappings: Vec<String>,
+    threads: usize,
+}
+
+impl Holdings {
+    /// At this moment.
+    pub fn now() -> Result<Holdings, String> {
+        let text = |error: std::io::Error| error.to_string();
+        let open = std::fs::read_dir("/proc/self/fd").map_err(text)?;
+        let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        // The listing itself is open while it is read.
+        let mut files: Vec<String> = targets
+            .map(|target| target.to_string_lossy().into_owned())
+            .filter(|target| !target.starts_with("/proc/"))
+            .collect();
+        files.sort();
+        let maps = std::fs::read_to_string("/proc/self/maps").map_err(text)?;
+        let shared = maps.lines().filter(|line| line.contains("memfd:") || line.contains("/dev/shm/"));
+        let mappings = shared.map(str::to_owned).collect();
+        let threads = std::fs::read_dir("/proc/self/task").map_err(text)?.count();
+        Ok(Holdings { files, mappings, threads })
+    }
+
+    /// How many of each; addresses may change.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (self.files.len(), self.mappings.len(), self.threads)
+    }
+
+    /// An error that says what is held that was not held before.
+    pub fn compare(&self) -> Result<(), String> {
+        let mut now = Holdings::now()?;
+        // A thread that was joined is still listed for a moment.
+        for _ in 0..50 {
+            if now.threads <= self.threads {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            now = Holdings::now()?;
+        }
+        if now.files != self.files {
+            return Err(format!("open files before: {:?}, after: {:?}", self.files, now.files));
+        }
+        if now.mappings != self.mappings {
+            return Err(format!("shared mappings are left: {:?}", now.mappings));
+        }
+        if now.threads > self.threads {
+            return Err(format!("{} threads before, {} after", self.threads, now.threads));
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of memory that this process uses.
+pub fn resident() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| "no VmRSS".to_owned())
+}
+
+/// Bytes of the shared region that are backed by memory, whoever maps them.
+pub fn region() -> Result<u64, String> {
+    use std::os::unix::fs::MetadataExt;
+    let open = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?;
+    let paths = open.filter_map(|entry| Some(entry.ok()?.path()));
+    let regions = paths.filter(|path| {
+        std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:phalanx"))
+    });
+    Ok(regions.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum())
+}
+
+/// Sockets and shared memory objects of this library that any process of the host has under a name.
+pub fn names() -> Result<Vec<String>, String> {
+    let mut names = Vec::new();
+    if let Ok(entries) = std::fs::read_dir("/dev/shm") {
+        let files = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
+        names.extend(files.filter(|name| name.to_lowercase().contains("phalanx")));
+    }
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    names.extend(
+        sockets.lines().filter_map(|line| line.split_once("@phalanx-")).map(|(_, name)| name.to_owned()),
+    );
+    names.sort();
+    Ok(names)
+}

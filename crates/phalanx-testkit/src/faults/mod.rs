@@ -1,0 +1,135 @@
+//! The fault suite: what happens when something goes wrong. Ranks that die, stop, panic, leave or do something
+//! else than the others; wrong arguments, wrong environments and small limits. Never a hang, never silence, the
+//! same verdict on every rank, and nothing left behind.
+//!
+//! A [`Case`] is written once. `tests/faults` does each of them once, in a short form; the program
+//! (`cargo run --release -p phalanx-testkit -- faults`) does them at length, with seeds: see [`program`].
+
+mod common;
+mod environment;
+mod gone;
+mod holdings;
+mod leaks;
+mod life;
+mod limits;
+mod mismatch;
+pub mod program;
+mod records;
+mod shrink;
+mod special;
+mod usage;
+
+use crate::Scenario;
+use crate::random::Random;
+
+/// What carries the data of the ranks that are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// Shared memory of one host.
+    Host,
+}
+
+impl Backend {
+    /// The backend with this name.
+    pub fn from_name(name: &str) -> Option<Backend> {
+        (name == "host").then_some(Backend::Host)
+    }
+
+    /// Everything that is tried on it.
+    pub fn cases(self) -> Vec<Case> {
+        match self {
+            Backend::Host => host_cases(),
+        }
+    }
+}
+
+/// How much of a case is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// What a test can wait for.
+    Short,
+    /// What the suite's program does.
+    Full,
+}
+
+type Run = Box<dyn Fn(&mut Random, Effort) -> Result<(), String> + Send + Sync>;
+
+/// Something that is broken on purpose, and what must come of it.
+pub struct Case {
+    /// Its name, unique; `processes/…` or `threads/…` by what its ranks are.
+    pub name: String,
+    /// Whether every seed makes another case of it.
+    pub seeded: bool,
+    /// Why it cannot be done here, if it cannot.
+    pub ignored: Option<&'static str>,
+    run: Run,
+}
+
+impl Case {
+    /// Always the same.
+    pub fn new(
+        name: impl Into<String>,
+        run: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) -> Case {
+        Case { name: name.into(), seeded: false, ignored: None, run: Box::new(move |_, _| run()) }
+    }
+
+    /// Another one for every seed.
+    pub fn seeded(
+        name: impl Into<String>,
+        run: impl Fn(&mut Random) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Case {
+        Case { name: name.into(), seeded: true, ignored: None, run: Box::new(move |random, _| run(random)) }
+    }
+
+    /// One that takes its time if it may.
+    pub fn soak(
+        name: impl Into<String>,
+        run: impl Fn(Effort) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Case {
+        Case { name: name.into(), seeded: false, ignored: None, run: Box::new(move |_, effort| run(effort)) }
+    }
+
+    /// Not here, for this reason.
+    pub fn ignored(self, reason: Option<&'static str>) -> Case {
+        Case { ignored: reason, ..self }
+    }
+
+    /// Does it.
+    pub fn run(&self, seed: u64, effort: Effort) -> Result<(), String> {
+        (self.run)(&mut Random::new(seed), effort)
+    }
+}
+
+/// What rank processes may be told to do: for [`processes::serve`](crate::processes::serve).
+pub fn scenarios() -> Vec<Scenario> {
+    [
+        gone::SCENARIOS,
+        mismatch::SCENARIOS,
+        usage::SCENARIOS,
+        environment::SCENARIOS,
+        limits::SCENARIOS,
+        leaks::SCENARIOS,
+        life::SCENARIOS,
+        shrink::SCENARIOS,
+        special::SCENARIOS,
+        records::SCENARIOS,
+    ]
+    .concat()
+}
+
+fn host_cases() -> Vec<Case> {
+    let cases = [
+        gone::cases(),
+        mismatch::cases(),
+        usage::cases(),
+        environment::cases(),
+        limits::cases(),
+        leaks::cases(),
+        life::cases(),
+        shrink::cases(),
+        special::cases(),
+        records::cases(),
+    ];
+    cases.into_iter().flatten().collect()
+}

@@ -1,0 +1,152 @@
+//! Flight records: written by every survivor of a failure, by a rank that panics, and by ranks that hang when they are
+//! asked.
+
+use super::Case;
+use super::common::{DEADLINE, has, one_verdict, report};
+use crate::fault::Fault;
+use crate::processes::{Launch, phase};
+use crate::scenario::{Outcome, Scenario};
+use phalanx::{Comm, ReduceOp};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] =
+    &[Scenario::rank("records/work", work), Scenario::rank("records/hang", |comm, _| hang(&comm))];
+
+pub fn cases() -> Vec<Case> {
+    if !cfg!(target_os = "linux") {
+        return Vec::new();
+    }
+    vec![
+        Case::new("processes/records/on_failure", on_failure),
+        Case::new("processes/records/on_a_signal", on_a_signal),
+    ]
+}
+
+/// A folder that goes when it is no longer needed.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        Folder(std::env::temp_dir().join(format!("phalanx-{name}-{}", std::process::id())))
+    }
+
+    /// The records in it, in the order of their ranks.
+    fn records(&self) -> Result<Vec<String>, String> {
+        let mut paths: Vec<PathBuf> = std::fs::read_dir(&self.0)
+            .map_err(|error| format!("{}: {error}", self.0.display()))?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+            .collect();
+        paths.sort_by_key(|path| path.to_string_lossy().split("-rank").last().map(str::to_owned));
+        paths.iter().map(|path| std::fs::read_to_string(path).map_err(|error| error.to_string())).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn contains(record: &str, part: &str) -> Result<(), String> {
+    if record.contains(part) { Ok(()) } else { Err(format!("{part} is not in {record}")) }
+}
+
+/// Three sums, a split and a message; then rank 1 panics, or in the part, and the others go on.
+fn work(comm: Comm, _: &[String]) -> Outcome {
+    let text = |error: phalanx::Error| error.to_string();
+    let mut buffer = vec![1f32; 5000];
+    for _ in 0..3 {
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Max).map_err(text)?;
+    }
+    let part = comm.split(Some(7), 0).map_err(text)?;
+    let (next, previous) = ((comm.rank() + 1) % comm.world_size(), comm.rank() + comm.world_size() - 1);
+    comm.send_recv(&buffer[..10], next, &mut [0f32; 10], previous % comm.world_size()).map_err(text)?;
+    if comm.rank() == 1 {
+        panic!("this rank was told to panic");
+    }
+    let since = Instant::now();
+    let error = comm.broadcast_in_place(&mut buffer[..17], 1).expect_err("rank 1 is gone");
+    drop(part);
+    Ok(report(comm, &error, since.elapsed())?.to_string())
+}
+
+fn on_failure() -> Result<(), String> {
+    let folder = Folder::new("records");
+    let launch = Launch::new("records/work", 3).env("PHALANX_TRACE_DIR", &folder.0.to_string_lossy());
+    let ended = launch.deadline(DEADLINE).run()?;
+    let reports: Vec<String> = ended.into_iter().filter_map(|rank| rank.outcome.ok()).collect();
+    let verdict = one_verdict(&reports, 2)?;
+    // Three sums, and a split takes three numbers.
+    has(&verdict, "sequence", 7)?;
+    let records = folder.records()?;
+    let wholes: Vec<&String> = records.iter().filter(|record| !record.contains("/4.7\"")).collect();
+    let [zero, one, two] = wholes[..] else {
+        return Err(format!("{} records of the whole: {records:#?}", wholes.len()));
+    };
+    contains(one, "\"reason\":\"panic\"")?;
+    contains(
+        one,
+        "\"operation\":\"send\",\"sequence\":1,\"state\":\"completed\",\"dtype\":\"f32\",\"count\":10,",
+    )?;
+    for (rank, record) in [(0, zero), (2, two)] {
+        contains(record, &format!("\"rank\":{rank},\"world_size\":3"))?;
+        contains(record, "\"reason\":\"failure\",\"error\":{\"kind\":\"panicked\",\"ranks\":[1]")?;
+        contains(record, "\"operation\":\"all_reduce\",\"sequence\":3,\"state\":\"completed\",")?;
+        contains(
+            record,
+            "\"operation\":\"broadcast\",\"sequence\":7,\"state\":\"failed\",\"dtype\":\"f32\",\"count\":17,\"root\":1,",
+        )?;
+    }
+    Ok(())
+}
+
+/// Rank 0 does not come for a while.
+fn hang(comm: &Comm) -> Outcome {
+    if comm.rank() == 0 {
+        phase("hanging");
+        std::thread::sleep(Duration::from_millis(1500));
+    } else {
+        phase("hanging");
+    }
+    comm.all_reduce_in_place(&mut [1u64; 3], ReduceOp::Sum).map_err(|error| error.to_string())?;
+    Ok(String::new())
+}
+
+fn on_a_signal() -> Result<(), String> {
+    let folder = Folder::new("signal");
+    let launch = Launch::new("records/hang", 2).env("PHALANX_TRACE_DIR", &folder.0.to_string_lossy());
+    let mut world = launch.env("PHALANX_TRACE_SIGNAL", "USR1").deadline(DEADLINE).start()?;
+    for rank in 0..2 {
+        world.await_phase(rank, "hanging")?;
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    for rank in 0..2 {
+        world.inject(rank, Fault::Ask)?;
+    }
+    await_files(&folder.0, 2)?;
+    let records = folder.records()?;
+    contains(&records[0], "\"made\":0,")?;
+    contains(&records[1], "\"operation\":\"all_reduce\",\"sequence\":1,\"state\":\"started\",")?;
+    // It was asked, and nothing else.
+    let ended = world.finish();
+    match ended.iter().find(|rank| rank.outcome.is_err()) {
+        None => Ok(()),
+        Some(rank) => Err(format!("{rank:?}")),
+    }
+}
+
+fn await_files(folder: &Path, count: usize) -> Result<(), String> {
+    let since = Instant::now();
+    loop {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+        if entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "json")).count() == count {
+            return Ok(());
+        }
+        if since.elapsed() > Duration::from_secs(1) {
+            return Err(format!("no {count} files in {}", folder.display()));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,246 @@
+//! Going on after a failure, and again, and a thousand times.
+
+use super::common::{DEADLINE, has};
+use super::holdings::{self, Holdings};
+use super::{Case, Effort};
+use crate::fault::{self, Fault};
+use crate::fields::Fields;
+use crate::processes::{Launch, describe, phase};
+use crate::random::Random;
+use crate::scenario::{Context, Outcome, Scenario};
+use crate::{threads, verdict};
+use phalanx::{Comm, Error, ReduceOp};
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("shrink/healthy", |comm, _| healthy(&comm)),
+    Scenario::rank("shrink/one_by_one", |comm, _| one_by_one(comm)),
+    Scenario::rank("shrink/one_does_not_come", |comm, _| one_does_not_come(&comm)),
+    Scenario::rank("shrink/lost_meanwhile", lost_meanwhile),
+    Scenario::process("shrink/soak", |args| {
+        let before = Holdings::now()?;
+        let comm = phalanx::init().map_err(|error| error.to_string())?;
+        let report = soak(comm, args)?;
+        before.compare()?;
+        Ok(report)
+    }),
+    Scenario::process("shrink/soak_of_threads", |args| {
+        let before = Holdings::now()?;
+        let outcomes = phalanx::run(RANKS, |comm| soak(comm, args)).map_err(|error| error.to_string())?;
+        let reports = outcomes.into_iter().collect::<Result<Vec<_>, _>>()?;
+        before.compare()?;
+        Ok(reports[0].clone())
+    }),
+];
+
+const RANKS: usize = 4;
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for scenario in &SCENARIOS[..3] {
+        let name = scenario.name;
+        cases.push(Case::new(format!("threads/{name}"), || {
+            let outcomes = threads::run_scenario(scenario, RANKS, &[], DEADLINE)?;
+            if outcomes.iter().all(Result::is_ok) { Ok(()) } else { Err(format!("{outcomes:#?}")) }
+        }));
+        if cfg!(target_os = "linux") {
+            cases.push(Case::new(format!("processes/{name}"), move || {
+                Launch::new(name, RANKS).deadline(DEADLINE).reports().map(drop)
+            }));
+        }
+    }
+    if cfg!(target_os = "linux") {
+        cases.push(Case::seeded("processes/shrink/lost_meanwhile", lose_two));
+        let rounds = |effort| if effort == Effort::Full { 1000 } else { 40 };
+        let launch = move |launch: Launch, effort| {
+            launch.arg(rounds(effort)).deadline(4 * DEADLINE).reports().map(drop)
+        };
+        cases.push(Case::soak("processes/shrink/soak", move |effort| {
+            launch(Launch::new("shrink/soak", RANKS), effort)
+        }));
+        cases.push(Case::soak("threads/shrink/soak", move |effort| {
+            launch(Launch::alone("shrink/soak_of_threads"), effort)
+        }));
+    }
+    cases
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+fn works(comm: &Comm, len: usize) -> phalanx::Result<()> {
+    let mut ones = vec![1u32; len];
+    comm.all_reduce_in_place(&mut ones, ReduceOp::Sum)?;
+    assert!(ones.iter().all(|one| *one == comm.world_size() as u32), "a wrong sum");
+    Ok(())
+}
+
+/// Nobody is missing: it is the same world again, and the old one works on.
+fn healthy(comm: &Comm) -> Outcome {
+    let again = comm.shrink().map_err(text)?;
+    if (again.rank(), again.world_size()) != (comm.rank(), comm.world_size()) {
+        return Err(format!("{again:?} of {comm:?}"));
+    }
+    let third = again.shrink().map_err(text)?;
+    for comm in [comm, &again, &third] {
+        works(comm, 10_000).map_err(text)?;
+    }
+    let fourth = comm.shrink().map_err(text)?;
+    works(&fourth, 10).map_err(text)?;
+    Ok(String::new())
+}
+
+/// The last rank leaves, the others go on, until one is alone.
+fn one_by_one(mut comm: Comm) -> Outcome {
+    let mut buffer = comm.alloc::<u32>(100_000).map_err(text)?;
+    loop {
+        let ranks = comm.world_size();
+        buffer.fill(1);
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).map_err(text)?;
+        if buffer.iter().any(|sum| *sum != ranks as u32) {
+            return Err(format!("a wrong sum of {ranks} ranks"));
+        }
+        if comm.rank() == ranks - 1 {
+            return Ok(String::new());
+        }
+        match comm.barrier() {
+            Err(Error::Peer(error)) if error.rank == ranks - 1 => {}
+            other => return Err(format!("after rank {} has left: {other:?}", ranks - 1)),
+        }
+        let next = comm.shrink().map_err(text)?;
+        if (next.rank(), next.world_size()) != (comm.rank(), ranks - 1) {
+            return Err(format!("{next:?} of {comm:?}"));
+        }
+        comm = next;
+    }
+}
+
+/// A rank that does something else while the others shrink is left behind, and told so.
+fn one_does_not_come(comm: &Comm) -> Outcome {
+    const TIMEOUT: Duration = Duration::from_millis(400);
+    comm.set_timeout(TIMEOUT);
+    works(comm, 10).map_err(text)?;
+    if comm.rank() == 1 {
+        std::thread::sleep(3 * TIMEOUT);
+        let fields = verdict::expected(comm.barrier(), "barrier of the one that did not come")?;
+        has(&fields, "kind", "timeout")?;
+        has(&fields, "missing", 1)?;
+        let fields = verdict::expected(comm.shrink().map(drop), "shrink of the one that did not come")?;
+        has(&fields, "kind", "left behind")?;
+        return Ok(String::new());
+    }
+    let since = Instant::now();
+    let rest = comm.shrink().map_err(text)?;
+    if since.elapsed() > TIMEOUT + Duration::from_secs(1) {
+        return Err(format!("shrink took {:?}", since.elapsed()));
+    }
+    if rest.world_size() != comm.world_size() - 1 {
+        return Err(format!("{rest:?}"));
+    }
+    works(&rest, 1000).map_err(text)?;
+    Ok(String::new())
+}
+
+/// The first victim dies and the rest shrinks; the second dies meanwhile. Arguments: after how many microseconds.
+fn lost_meanwhile(comm: Comm, args: &[String]) -> Outcome {
+    let ranks = comm.world_size();
+    comm.set_timeout(Duration::from_secs(2));
+    works(&comm, 1000).map_err(text)?;
+    let delay = Duration::from_micros(args[0].parse().map_err(|_| "no delay")?);
+    match comm.rank() {
+        1 => {
+            let _ = fault::inject_here(Fault::Kill);
+        }
+        2 => {
+            std::thread::spawn(move || {
+                std::thread::sleep(delay);
+                let _ = fault::inject_here(Fault::Kill);
+            });
+        }
+        _ => {}
+    }
+    let verdict = loop {
+        if let Err(error) = works(&comm, 1000) {
+            break verdict::fields(&error);
+        }
+    };
+    let mut rest = comm.shrink().map_err(text)?;
+    drop(comm);
+    // The second goes while it shrinks, before or behind.
+    let since = Instant::now();
+    loop {
+        if since.elapsed() > DEADLINE / 2 {
+            return Err(format!("the second is not gone: {rest:?}"));
+        }
+        // All go on until all say that it is enough, so that nobody leaves early.
+        let enough = rest.world_size() == ranks - 2 && since.elapsed() > delay + Duration::from_millis(100);
+        let mut enough = [u8::from(enough)];
+        match works(&rest, 3000).and_then(|()| rest.all_reduce_in_place(&mut enough, ReduceOp::Min)) {
+            Ok(()) if enough == [1] => break,
+            Ok(()) => {}
+            Err(_) => rest = rest.shrink().context(|| "shrink again".into())?,
+        }
+    }
+    Ok(verdict.with("rest", rest.world_size()).to_string())
+}
+
+fn lose_two(random: &mut Random) -> Result<(), String> {
+    let delay = random.below([500, 20_000, 120_000][random.clone().below(3)]);
+    let ended = Launch::new("shrink/lost_meanwhile", 5).arg(delay).deadline(DEADLINE).run()?;
+    for rank in ended.iter().filter(|rank| ![1, 2].contains(&rank.rank)) {
+        let told = || -> Result<(), String> {
+            let fields = Fields::parse(rank.outcome.as_ref()?).ok_or("not a report")?;
+            has(&fields, "rest", 3)?;
+            has(&fields, "event", "Died")
+        };
+        told().map_err(|problem| format!("{problem}, delay {delay} µs:{}", describe(&ended)))?;
+    }
+    Ok(())
+}
+
+/// Again and again a new communicator takes the old one's place, healthy or failed; nothing grows.
+fn soak(comm: Comm, args: &[String]) -> Outcome {
+    const WARM: usize = 20;
+    const GROWTH: u64 = 6 << 20;
+    let rounds: usize = args[0].parse().map_err(|_| "no number of rounds")?;
+    let mut comm = comm;
+    let memory = || Ok::<u64, String>(holdings::resident()? + holdings::region()?);
+    let mut start = (Holdings::now()?, 0);
+    for round in 0..rounds {
+        if round == WARM {
+            comm.barrier().map_err(text)?;
+            start = (Holdings::now()?, memory()?);
+        }
+        if round % 2 == 1 {
+            // A failure that everybody survives.
+            let len = 100 + usize::from(comm.rank() == round % comm.world_size());
+            match comm.all_reduce_in_place(&mut vec![1u8; len], ReduceOp::Sum) {
+                Err(Error::Mismatch(_)) => {}
+                other => return Err(format!("round {round}: {other:?}")),
+            }
+        }
+        let next = comm.shrink().context(|| format!("round {round}"))?;
+        if next.world_size() != comm.world_size() {
+            return Err(format!("round {round}: {next:?} of {comm:?}"));
+        }
+        let mut shared = next.alloc::<u32>(70_000).map_err(text)?;
+        shared.fill(1);
+        next.all_reduce_in_place(&mut shared, ReduceOp::Sum).context(|| format!("round {round}"))?;
+        works(&next, [3, 2000, 30_000][round % 3]).context(|| format!("round {round}"))?;
+        comm = next;
+    }
+    comm.barrier().map_err(text)?;
+    if rounds > WARM {
+        let grown = memory()?.saturating_sub(start.1);
+        if grown > GROWTH {
+            return Err(format!("{grown} bytes more after {rounds} rounds"));
+        }
+        if Holdings::now()?.counts() != start.0.counts() {
+            return Err(format!("{:?} at first, {:?} after {rounds} rounds", start.0, Holdings::now()?));
+        }
+    }
+    phase("soaked");
+    comm.finalize().map_err(text)?;
+    Ok(String::new())
+}

@@ -1,0 +1,324 @@
+//! Faults of their own kind: fork, two aborts at once, a full /dev/shm, no locked memory, memory that is refused in the
+//! middle of an operation, a peer that is stopped for longer than it may be.
+
+use super::Case;
+
+#[cfg(target_os = "linux")]
+pub use linux::{SCENARIOS, cases};
+
+#[cfg(not(target_os = "linux"))]
+pub const SCENARIOS: &[crate::Scenario] = &[];
+
+#[cfg(not(target_os = "linux"))]
+pub fn cases() -> Vec<Case> {
+    Vec::new()
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use super::Case;
+    use crate::fault::Fault;
+    use crate::faults::common::{DEADLINE, all_within, has, one_verdict, report, says};
+    use crate::processes::{Launch, describe, phase};
+    use crate::random::Random;
+    use crate::scenario::Outcome;
+    use crate::{Fields, Scenario, threads, verdict};
+    use phalanx::{Comm, Error, ReduceOp};
+    use rustix::process::{Resource, Rlimit};
+    use std::time::{Duration, Instant};
+
+    pub const SCENARIOS: &[Scenario] = &[
+        Scenario::rank("special/fork", |comm, _| fork(&comm)),
+        Scenario::rank("special/two_aborts", two_aborts),
+        Scenario::process("special/full_shm", |_| full_shm()),
+        Scenario::process("special/no_locked_memory", |_| {
+            lower(Resource::Memlock, 0)?;
+            let comm = phalanx::init().map_err(text)?;
+            works(&comm)?;
+            Ok(String::new())
+        }),
+        Scenario::rank("special/refused", |comm, _| refused(comm)),
+        Scenario::rank("special/stopped", |comm, _| stopped(comm)),
+        Scenario::rank("special/only_messages", |comm, _| only_messages(comm)),
+    ];
+
+    pub fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        cases.push(Case::new("threads/fork", || on_threads("special/fork", 3)));
+        for (name, scenario) in [
+            ("processes/fork", "special/fork"),
+            ("processes/limits/no_locked_memory", "special/no_locked_memory"),
+        ] {
+            cases.push(Case::new(name, || Launch::new(scenario, 3).deadline(DEADLINE).reports().map(drop)));
+        }
+        let full = || Launch::new("special/full_shm", 2).deadline(DEADLINE).reports().map(drop);
+        cases.push(Case::new("processes/limits/full_shm", full).ignored(cannot_mount()));
+        cases.push(Case::seeded("processes/two_aborts", |random| {
+            let seed = random.next_u64();
+            Launch::new("special/two_aborts", 4).arg(seed).deadline(DEADLINE).reports().map(drop)
+        }));
+        cases.push(Case::seeded("threads/two_aborts", |random| {
+            let seed = random.next_u64();
+            let outcomes = threads::run(4, DEADLINE, move |comm| two_aborts(comm, &[seed.to_string()]))?;
+            outcomes.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
+        }));
+        cases.push(Case::new("processes/limits/memory_inside_an_operation", expect_refused));
+        cases.push(Case::new("processes/stopped/for_longer_than_allowed", || expect_stopped(Some("1.2"))));
+        cases.push(Case::new("processes/stopped/for_a_while", || expect_stopped(None)));
+        cases.push(Case::new("processes/only_messages", expect_only_messages));
+        cases
+    }
+
+    fn text(error: Error) -> String {
+        error.to_string()
+    }
+
+    fn on_threads(name: &str, ranks: usize) -> Result<(), String> {
+        let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).ok_or("no such scenario")?;
+        let outcomes = threads::run_scenario(scenario, ranks, &[], DEADLINE)?;
+        outcomes.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
+    }
+
+    fn works(comm: &Comm) -> Result<(), String> {
+        let mut sum = vec![1u32; 50_000];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
+        let right = sum.iter().all(|sum| *sum == comm.world_size() as u32);
+        if right { Ok(()) } else { Err("a wrong sum".into()) }
+    }
+
+    fn lower(resource: Resource, limit: u64) -> Result<(), String> {
+        let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
+        rustix::process::setrlimit(resource, limit).map_err(|error| error.to_string())
+    }
+
+    // --- fork ---------------------------------------------------------------------------------------------
+
+    /// A copy of the process cannot use the communicator, and what it drops does no harm.
+    fn fork(comm: &Comm) -> Outcome {
+        works(comm)?;
+        let buffer = comm.alloc::<u32>(100_000).map_err(text)?;
+        if comm.rank() == 0 {
+            // SAFETY: the child makes a few calls of the library, whose locks nobody holds while this rank is
+            // here, and ends.
+            match unsafe { libc::fork() } {
+                -1 => return Err(std::io::Error::last_os_error().to_string()),
+                0 => {
+                    let refused = matches!(comm.barrier(), Err(Error::Unsupported { .. }))
+                        && matches!(comm.send(&[1], 1), Err(Error::Unsupported { .. }))
+                        && comm.shrink().is_err();
+                    // The copies of the communicator and its memory go, as at the end of a program.
+                    // SAFETY: `comm` is not used again: the child ends here.
+                    drop(unsafe { std::ptr::read(comm) });
+                    drop(buffer);
+                    // SAFETY: always sound.
+                    unsafe { libc::_exit(if refused { 0 } else { 9 }) };
+                }
+                child => {
+                    let mut status = 0;
+                    // SAFETY: the child is this process's, and the status is written.
+                    unsafe { libc::waitpid(child, &mut status, 0) };
+                    if status != 0 {
+                        return Err(format!("the child ends with status {status:#x}"));
+                    }
+                }
+            }
+        }
+        let mut buffer = buffer;
+        for _ in 0..3 {
+            works(comm)?;
+            buffer.fill(1);
+            comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).map_err(text)?;
+            if buffer.iter().any(|sum| *sum != comm.world_size() as u32) {
+                return Err("a wrong sum after fork".into());
+            }
+        }
+        Ok(String::new())
+    }
+
+    // --- two aborts ---------------------------------------------------------------------------------------
+
+    /// Two communicators of the same ranks are aborted by two ranks at about the same time.
+    fn two_aborts(comm: Comm, args: &[String]) -> Outcome {
+        let rank = comm.rank();
+        let seed: u64 = args[0].parse().map_err(|_| "no seed")?;
+        let mut delays = Random::new(seed.wrapping_add(rank as u64));
+        let parts: Result<Vec<Comm>, String> =
+            (0..2).map(|_| comm.split(Some(0), 0).map_err(text)?.ok_or("no part".into())).collect();
+        let parts = parts?;
+        works(&comm)?;
+        let rounds = delays.below(20);
+        for (aborter, part) in parts.into_iter().enumerate() {
+            for round in 0.. {
+                if rank == aborter && round >= rounds {
+                    std::thread::sleep(Duration::from_micros(delays.below(300) as u64));
+                    part.abort();
+                    break;
+                }
+                let since = Instant::now();
+                let mut buffer = [1u8; 100];
+                match part.all_reduce_in_place(&mut buffer, ReduceOp::Max) {
+                    Ok(()) => {}
+                    Err(Error::Aborted { rank }) if rank == aborter => break,
+                    Err(error) => return Err(format!("part {aborter}: {error}")),
+                }
+                if since.elapsed() > Duration::from_secs(2) {
+                    return Err(format!("part {aborter} took {:?}", since.elapsed()));
+                }
+            }
+        }
+        // The communicator that they are parts of has nothing to do with it.
+        works(&comm)?;
+        Ok(String::new())
+    }
+
+    // --- limits -------------------------------------------------------------------------------------------
+
+    /// Whether a thread can have mounts of its own here.
+    fn cannot_mount() -> Option<&'static str> {
+        let tried = std::thread::spawn(|| {
+            // SAFETY: what is unshared is this thread's, which ends at once.
+            unsafe { rustix::thread::unshare_unsafe(own_mounts()) }.is_ok()
+        });
+        (!tried.join().unwrap_or(false)).then_some("mounting needs privileges")
+    }
+
+    fn own_mounts() -> rustix::thread::UnshareFlags {
+        rustix::thread::UnshareFlags::NEWNS | rustix::thread::UnshareFlags::FS
+    }
+
+    /// With a /dev/shm of its own that is full.
+    fn full_shm() -> Outcome {
+        use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+        let refused = |what: &'static str| move |error: rustix::io::Errno| format!("{what}: {error}");
+        // SAFETY: this process has one thread.
+        unsafe { rustix::thread::unshare_unsafe(own_mounts()) }.map_err(refused("unshare"))?;
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+            .map_err(refused("private"))?;
+        mount("none", "/dev/shm", "tmpfs", MountFlags::empty(), c"size=8k").map_err(refused("mount"))?;
+        if std::fs::write("/dev/shm/all", vec![1u8; 1 << 20]).is_ok() {
+            return Err("/dev/shm is not full".into());
+        }
+        let comm = phalanx::init().map_err(text)?;
+        works(&comm)?;
+        let mut shared = comm.alloc::<f32>(1 << 20).map_err(text)?;
+        comm.all_reduce_in_place(&mut shared, ReduceOp::Sum).map_err(text)?;
+        Ok(String::new())
+    }
+
+    /// Rank 0 has no address space left to look into its peers' memory.
+    fn refused(comm: Comm) -> Outcome {
+        works(&comm)?;
+        let mut small = comm.alloc::<u8>(1).map_err(text)?;
+        let mut large =
+            if comm.rank() == 0 { Vec::new() } else { vec![comm.alloc::<f32>(16 << 20).map_err(text)?] };
+        let mut own = if comm.rank() == 0 { vec![1f32; 16 << 20] } else { Vec::new() };
+        small[0] = 1;
+        // So that nobody waits for memory that is being cleared.
+        comm.barrier().map_err(text)?;
+        if comm.rank() == 0 {
+            let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+            let now: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+            lower(Resource::As, (now.ok_or("no VmSize")? << 10) + (8 << 20))?;
+        }
+        let since = Instant::now();
+        let buffer: &mut [f32] = if comm.rank() == 0 { &mut own } else { &mut large[0] };
+        match comm.broadcast_in_place(buffer, 1) {
+            Ok(()) => Err("there was memory".into()),
+            Err(error) => Ok(report(comm, &error, since.elapsed())?.to_string()),
+        }
+    }
+
+    fn expect_refused() -> Result<(), String> {
+        let reports = Launch::new("special/refused", 3).deadline(DEADLINE).reports()?;
+        let verdict = one_verdict(&reports, 3)?;
+        has(&verdict, "kind", "peer")?;
+        has(&verdict, "event", "Refused")?;
+        has(&verdict, "rank", 0)?;
+        says(&verdict, "operation", "broadcast")?;
+        all_within(&reports, Duration::from_secs(2))
+    }
+
+    // --- a rank that is stopped ---------------------------------------------------------------------------
+
+    /// Works until that fails, or until all have agreed to end.
+    fn stopped(comm: Comm) -> Outcome {
+        // What it warns of is a part of what is expected.
+        tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+        comm.set_timeout(Duration::from_secs(20));
+        phase("working");
+        let began = Instant::now();
+        loop {
+            let since = Instant::now();
+            let mut going = [u8::from(began.elapsed() < Duration::from_secs(3))];
+            match comm.all_reduce_in_place(&mut going, ReduceOp::Min) {
+                Ok(()) if going == [0] => return Ok(Fields::new().with("kind", "worked").to_string()),
+                Ok(()) => {}
+                Err(error) => {
+                    let fields = report(comm, &error, since.elapsed())?;
+                    phase("failed");
+                    return Ok(fields.to_string());
+                }
+            }
+        }
+    }
+
+    /// A peer may be stopped for as long as it is allowed to be.
+    fn expect_stopped(limit: Option<&str>) -> Result<(), String> {
+        let launch = Launch::new("special/stopped", 3).deadline(DEADLINE);
+        let launch =
+            limit.into_iter().fold(launch, |launch, limit| launch.env("PHALANX_STOPPED_TIMEOUT", limit));
+        let mut world = launch.start()?;
+        for rank in 0..3 {
+            world.await_phase(rank, "working")?;
+        }
+        world.inject(1, Fault::Stop)?;
+        if limit.is_none() {
+            // Within two seconds it is named, and the rest is for a machine with much else to do.
+            std::thread::sleep(Duration::from_millis(2400));
+        } else {
+            world.await_phase(0, "failed")?;
+            world.await_phase(2, "failed")?;
+        }
+        world.inject(1, Fault::Continue)?;
+        let ended = world.finish();
+        let reports: Result<Vec<String>, String> = ended.iter().map(|rank| rank.outcome.clone()).collect();
+        let reports = reports.map_err(|_| describe(&ended))?;
+        let verdict = one_verdict(&reports, 3)?;
+        if limit.is_none() {
+            has(&verdict, "kind", "worked")?;
+            let warned = |output: &str| output.contains("rank 1, process") && output.contains("is stopped");
+            return match ended.iter().find(|rank| rank.rank != 1 && !warned(&rank.output)) {
+                None => Ok(()),
+                Some(rank) => {
+                    Err(format!("rank {} does not say who is stopped:{}", rank.rank, describe(&ended)))
+                }
+            };
+        }
+        has(&verdict, "kind", "peer")?;
+        has(&verdict, "event", "Stopped")?;
+        has(&verdict, "rank", 1)?;
+        all_within(&[reports[0].clone(), reports[2].clone()], Duration::from_millis(3200))
+    }
+
+    // --- messages -----------------------------------------------------------------------------------------
+
+    /// Rank 1 has only exchanged messages, and then sends no more: an error says what its last was.
+    fn only_messages(comm: Comm) -> Outcome {
+        comm.set_timeout(Duration::from_millis(400));
+        if comm.rank() == 1 {
+            comm.recv(&mut [0u16; 7], 0).map_err(text)?;
+            std::thread::sleep(Duration::from_millis(900));
+            return Ok(String::new());
+        }
+        comm.send(&[1u16; 7], 1).map_err(text)?;
+        let fields: Fields = verdict::expected(comm.recv(&mut [0u16; 9], 1), "a message that is not sent")?;
+        has(&fields, "missing", 1)?;
+        says(&fields, "last_seen", "its last message is recv(u16 × 7, from rank 0)")?;
+        Ok(String::new())
+    }
+
+    fn expect_only_messages() -> Result<(), String> {
+        Launch::new("special/only_messages", 2).deadline(DEADLINE).reports().map(drop)
+    }
+}

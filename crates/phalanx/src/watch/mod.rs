@@ -1,0 +1,65 @@
+//! Watching a communicator: the flight recorder, and where its records go.
+//!
+//! | file | what |
+//! |---|---|
+//! | `recorder.rs` | the ring of a communicator's last operations, always on |
+//! | `clock.rs` | times that cost a few nanoseconds |
+//! | `dump.rs` | a ring as a file |
+//! | `signal.rs` | files on a signal |
+//!
+//! The front calls [`Recorder::begin`] and [`Recorder::end`] around what it hands to a backend, so every backend
+//! is recorded in the same way.
+
+mod clock;
+mod dump;
+mod recorder;
+mod signal;
+
+pub(crate) use recorder::{RecordId, Recorder};
+pub(crate) use signal::listen;
+
+use crate::backend::{Ticket, Transfer};
+use crate::comm::Comm;
+use crate::error::Result;
+use std::path::{Path, PathBuf};
+
+/// The folder for flight records, if one is set.
+pub(crate) const TRACE_DIR: &str = "PHALANX_TRACE_DIR";
+
+/// A posted message and its record.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Posted {
+    pub ticket: Ticket,
+    pub record: RecordId,
+}
+
+impl Comm {
+    /// [`Backend::post`](crate::backend::Backend::post), recorded.
+    ///
+    /// # Safety
+    /// As for the backend's.
+    #[inline]
+    pub(crate) unsafe fn post(&self, transfer: Transfer) -> Result<Posted> {
+        let record = self.recorder.begin_message(&transfer);
+        // SAFETY: the caller's contract.
+        match unsafe { self.backend.post(transfer) } {
+            Ok(ticket) => Ok(Posted { ticket, record }),
+            Err(error) => self.recorder.end(record, Err(error)),
+        }
+    }
+
+    /// [`Backend::wait`](crate::backend::Backend::wait), recorded.
+    #[inline]
+    pub(crate) fn wait(&self, posted: Posted, meanwhile: &dyn Fn()) -> Result<()> {
+        self.recorder.end(posted.record, self.backend.wait(posted.ticket, meanwhile))
+    }
+
+    /// Writes this rank's flight record into a folder (made if it is not there) and answers the file's path:
+    /// the last 1024 operations of this communicator, with their times, for `phalanx trace`.
+    ///
+    /// With `PHALANX_TRACE_DIR` set this happens by itself when the communicator fails or its rank panics, and on a
+    /// signal if `PHALANX_TRACE_SIGNAL` names one. Not collective; can be called at any time.
+    pub fn write_flight_record(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
+        dump::write(&self.recorder, folder.as_ref(), &dump::Reason::Request)
+    }
+}

@@ -1,0 +1,381 @@
+//! The flight recorder: the last operations of one rank's end of a communicator, in a ring that is always on.
+//!
+//! # Who writes
+//! A new record is written by the thread that has the `Comm` in hand; it is not `Sync`, so that is one thread at a
+//! time and no counter is contended. A record's later fields (started, ended, state) are written by whoever
+//! carries the operation out, and only as long as the ring has not come round to it. Anybody may read at any time:
+//! a record that changes meanwhile is told by its number, as in a sequence lock, and left out.
+
+use super::clock::{Clock, Moment, Scale};
+use super::dump;
+use crate::backend::{BackendKind, Call, Direction, Operation, Transfer};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::ReductionCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+/// Operations that are remembered: 64 KiB.
+const RECORDS: usize = 1024;
+
+/// One operation: a cache line.
+#[derive(Default)]
+#[repr(C, align(64))]
+struct Slot {
+    /// The record's number, from 1; 0 while it is being written.
+    number: AtomicU64,
+    /// Operation, type, reduction and state in bytes; root or peer in the upper half.
+    head: AtomicU64,
+    /// The operation's number among the collectives, or among the messages to or from that peer, from 1.
+    sequence: AtomicU64,
+    count: AtomicU64,
+    enqueued: AtomicU64,
+    started: AtomicU64,
+    ended: AtomicU64,
+    tag: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+/// A record's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RecordId(u64);
+
+/// How far an operation has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum State {
+    /// Called, and waiting for its turn.
+    Enqueued = 1,
+    Started = 2,
+    Completed = 3,
+    Failed = 4,
+}
+
+impl State {
+    const ALL: [State; 4] = [State::Enqueued, State::Started, State::Completed, State::Failed];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Enqueued => "enqueued",
+            State::Started => "started",
+            State::Completed => "completed",
+            State::Failed => "failed",
+        }
+    }
+}
+
+/// Where the state is in a record's head.
+const STATE: u32 = 24;
+
+/// A record as it was read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Record {
+    pub number: u64,
+    pub operation: Operation,
+    pub dtype: DType,
+    pub reduction: ReductionCode,
+    pub state: State,
+    /// The root or the peer, for operations that have one.
+    pub rank: u32,
+    pub sequence: u64,
+    pub count: u64,
+    pub tag: u64,
+    /// Nanoseconds of the monotonic clock; 0 if it has not come to that.
+    pub enqueued: u64,
+    pub started: u64,
+    pub ended: u64,
+}
+
+/// The last operations of one rank's end of a communicator.
+pub(crate) struct Recorder {
+    pub(super) backend: BackendKind,
+    /// The communicator's name: the same on all of its ranks, and no other's.
+    name: String,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    slots: Box<[Slot]>,
+    /// Records made so far. As the counters below, written only by the thread with the `Comm`.
+    made: AtomicU64,
+    collectives: AtomicU64,
+    /// Messages to and from each peer.
+    messages: Box<[[AtomicU64; 2]]>,
+    clock: Clock,
+    born: Moment,
+    /// Whether the failure has been reported.
+    told: AtomicBool,
+}
+
+impl Recorder {
+    pub fn new(backend: BackendKind, name: String, rank: usize, world_size: usize) -> Arc<Recorder> {
+        let clock = Clock::new();
+        let recorder = Arc::new(Recorder {
+            backend,
+            name,
+            rank,
+            world_size,
+            slots: (0..RECORDS).map(|_| Slot::default()).collect(),
+            made: AtomicU64::new(0),
+            collectives: AtomicU64::new(0),
+            messages: (0..world_size).map(|_| Default::default()).collect(),
+            clock,
+            born: clock.moment(),
+            told: AtomicBool::new(false),
+        });
+        super::signal::register(&recorder);
+        recorder
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name of a communicator that this one's ranks make by their last collective.
+    pub fn child_name(&self, what: impl std::fmt::Display) -> String {
+        format!("{}/{}.{what}", self.name, self.collectives.load(Ordering::Relaxed))
+    }
+
+    /// Records a collective that is being carried out.
+    #[inline]
+    pub fn begin(&self, call: &Call<'_>) -> RecordId {
+        self.collective(call, State::Started)
+    }
+
+    /// Records a collective that is waiting for its turn.
+    #[inline]
+    pub fn enqueue(&self, call: &Call<'_>) -> RecordId {
+        self.collective(call, State::Enqueued)
+    }
+
+    #[inline(always)]
+    fn collective(&self, call: &Call<'_>, state: State) -> RecordId {
+        let count = match call.blocks {
+            crate::backend::Blocks::Equal(count) => count,
+            crate::backend::Blocks::Each(counts) => counts.iter().sum(),
+        };
+        let sequence = next(&self.collectives, 1);
+        let head = head(call.operation, call.dtype, call.reduction.code, state, call.root);
+        self.write(head, sequence, count, 0)
+    }
+
+    /// Records a message that is being posted.
+    #[inline]
+    pub fn begin_message(&self, transfer: &Transfer) -> RecordId {
+        let (operation, direction) = match transfer.direction {
+            Direction::Send(_) => (Operation::Send, 0),
+            Direction::Recv(_) => (Operation::Recv, 1),
+        };
+        let sequence = next(&self.messages[transfer.peer][direction], 1);
+        let head = head(operation, transfer.dtype, ReductionCode::Sum, State::Started, transfer.peer);
+        self.write(head, sequence, transfer.count, transfer.tag)
+    }
+
+    /// Leaves numbers out of which the backend has made use itself.
+    pub fn skip(&self, collectives: u64) {
+        next(&self.collectives, collectives);
+    }
+
+    #[inline(always)]
+    fn write(&self, head: u64, sequence: u64, count: usize, tag: u32) -> RecordId {
+        let number = next(&self.made, 1);
+        let slot = self.slot(number);
+        let now = self.clock.now();
+        slot.number.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        slot.head.store(head, Ordering::Relaxed);
+        slot.sequence.store(sequence, Ordering::Relaxed);
+        slot.count.store(count as u64, Ordering::Relaxed);
+        slot.enqueued.store(now, Ordering::Relaxed);
+        slot.started.store(now, Ordering::Relaxed);
+        slot.ended.store(0, Ordering::Relaxed);
+        slot.tag.store(tag.into(), Ordering::Relaxed);
+        slot.number.store(number, Ordering::Release);
+        RecordId(number)
+    }
+
+    #[inline(always)]
+    fn slot(&self, number: u64) -> &Slot {
+        &self.slots[number as usize % RECORDS]
+    }
+
+    /// An operation that was enqueued begins.
+    pub fn start(&self, RecordId(number): RecordId) {
+        let slot = self.slot(number);
+        if slot.number.load(Ordering::Relaxed) == number {
+            slot.started.store(self.clock.now(), Ordering::Relaxed);
+            set_state(slot, State::Started);
+        }
+    }
+
+    /// An operation is over. If the communicator has failed, its flight record is written, once.
+    #[inline]
+    pub fn end<T>(&self, RecordId(number): RecordId, result: Result<T>) -> Result<T> {
+        let slot = self.slot(number);
+        if slot.number.load(Ordering::Relaxed) == number {
+            slot.ended.store(self.clock.now(), Ordering::Relaxed);
+            set_state(slot, if result.is_ok() { State::Completed } else { State::Failed });
+        }
+        if let Err(error) = &result {
+            self.failed(error);
+        }
+        result
+    }
+
+    #[cold]
+    fn failed(&self, error: &Error) {
+        if error.is_fatal() && !self.told.swap(true, Ordering::Relaxed) {
+            dump::on_event(self, &dump::Reason::Failure(error));
+        }
+    }
+
+    /// The thread that has this communicator in hand panics.
+    #[cold]
+    pub fn panicked(&self) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            dump::on_event(self, &dump::Reason::Panic);
+        }
+    }
+
+    /// Records made so far.
+    pub(super) fn made(&self) -> u64 {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// What is remembered, oldest first.
+    pub(super) fn records(&self) -> Vec<Record> {
+        let scale = Scale::between(self.born, self.clock.moment());
+        let last = self.made();
+        let first = last.saturating_sub(RECORDS as u64) + 1;
+        (first..=last).filter_map(|number| self.read(number, &scale)).collect()
+    }
+
+    fn read(&self, number: u64, scale: &Scale) -> Option<Record> {
+        let slot = self.slot(number);
+        if slot.number.load(Ordering::Acquire) != number {
+            return None;
+        }
+        let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let (head, sequence, count, tag) =
+            (get(&slot.head), get(&slot.sequence), get(&slot.count), get(&slot.tag));
+        let (enqueued, started, ended) = (get(&slot.enqueued), get(&slot.started), get(&slot.ended));
+        fence(Ordering::Acquire);
+        if slot.number.load(Ordering::Relaxed) != number {
+            return None;
+        }
+        let state = State::ALL.into_iter().find(|state| *state as u8 == (head >> STATE) as u8)?;
+        Some(Record {
+            number,
+            operation: Operation::from_code(head as u8)?,
+            dtype: DType::from_code((head >> 8) as u8)?,
+            reduction: ReductionCode::from_code((head >> 16) as u8)?,
+            state,
+            rank: (head >> 32) as u32,
+            sequence,
+            count,
+            tag,
+            enqueued: scale.nanos(enqueued),
+            started: if state == State::Enqueued { 0 } else { scale.nanos(started) },
+            ended: if ended == 0 { 0 } else { scale.nanos(ended) },
+        })
+    }
+}
+
+/// Counts on; there is one writer.
+#[inline(always)]
+fn next(counter: &AtomicU64, by: u64) -> u64 {
+    let value = counter.load(Ordering::Relaxed) + by;
+    counter.store(value, Ordering::Relaxed);
+    value
+}
+
+#[inline(always)]
+fn head(operation: Operation, dtype: DType, reduction: ReductionCode, state: State, rank: usize) -> u64 {
+    u64::from(operation as u8)
+        | u64::from(dtype as u8) << 8
+        | u64::from(reduction as u8) << 16
+        | u64::from(state as u8) << STATE
+        | (rank as u64) << 32
+}
+
+#[inline(always)]
+fn set_state(slot: &Slot, state: State) {
+    let head = slot.head.load(Ordering::Relaxed) & !(0xff << STATE);
+    slot.head.store(head | u64::from(state as u8) << STATE, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorder() -> Arc<Recorder> {
+        Recorder::new(BackendKind::Host, "test".into(), 0, 2)
+    }
+
+    #[test]
+    fn the_last_operations_are_remembered_in_order() {
+        let recorder = recorder();
+        let barrier = Call::empty(Operation::Barrier);
+        for _ in 0..RECORDS + 10 {
+            let id = recorder.begin(&barrier);
+            recorder.end(id, Ok(())).unwrap();
+        }
+        let queued = recorder.enqueue(&barrier);
+        let records = recorder.records();
+        assert_eq!(records.len(), RECORDS);
+        assert!(records.windows(2).all(|pair| pair[0].number + 1 == pair[1].number));
+        let (last, done) = (&records[RECORDS - 1], &records[RECORDS - 2]);
+        assert_eq!((last.state, last.started, last.ended), (State::Enqueued, 0, 0));
+        assert_eq!((done.state, done.sequence), (State::Completed, RECORDS as u64 + 10));
+        assert!(done.enqueued == done.started && done.started <= done.ended);
+        recorder.start(queued);
+        recorder.end(queued, Err::<(), _>(Error::Aborted { rank: 1 })).unwrap_err();
+        assert_eq!(recorder.records().last().unwrap().state, State::Failed);
+    }
+
+    #[test]
+    fn an_operation_that_ends_when_the_ring_has_come_round_harms_no_other() {
+        let recorder = recorder();
+        let barrier = Call::empty(Operation::Barrier);
+        let old = recorder.begin(&barrier);
+        for _ in 0..RECORDS {
+            recorder.enqueue(&barrier);
+        }
+        recorder.end(old, Ok(())).unwrap();
+        assert!(recorder.records().iter().all(|record| record.state == State::Enqueued));
+    }
+
+    #[test]
+    fn messages_are_counted_by_peer_and_direction() {
+        let recorder = recorder();
+        let send = Transfer::host(Direction::Send(std::ptr::null()), 1, 7, DType::F32, 3);
+        let recv = Transfer { direction: Direction::Recv(std::ptr::null_mut()), ..send };
+        for transfer in [&send, &recv, &send] {
+            recorder.begin_message(transfer);
+        }
+        let records = recorder.records();
+        let sequences: Vec<u64> = records.iter().map(|record| record.sequence).collect();
+        assert_eq!(sequences, [1, 1, 2]);
+        assert!(records.iter().all(|r| (r.rank, r.tag, r.count, r.dtype) == (1, 7, 3, DType::F32)));
+    }
+
+    /// What an operation costs; run with `--release -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn cost() {
+        let recorder = recorder();
+        let call = Call {
+            dtype: DType::F32,
+            blocks: crate::backend::Blocks::Equal(2),
+            ..Call::empty(Operation::AllReduce)
+        };
+        let rounds = 2_000_000u32;
+        for _ in 0..5 {
+            let since = std::time::Instant::now();
+            for _ in 0..rounds {
+                let id = recorder.begin(std::hint::black_box(&call));
+                let _ = std::hint::black_box(recorder.end(id, Ok(())));
+            }
+            println!("{:.1} ns an operation", since.elapsed().as_nanos() as f64 / f64::from(rounds));
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Flight records on a signal: of a job that hangs, without stopping it.
+//!
+//! A library that took a signal uninvited would break the program that uses it for something else, so this is off
+//! unless `PHALANX_TRACE_SIGNAL` names one. Nothing but a byte in a pipe happens in the handler; a thread does the
+//! writing, and works also while every rank is inside an operation.
+
+use super::dump::{self, Reason};
+use super::recorder::Recorder;
+use crate::error::Result;
+use crate::sync::lock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Which signal it is: `USR1` or `USR2`.
+const TRACE_SIGNAL: &str = "PHALANX_TRACE_SIGNAL";
+
+/// Whether the thread is there, so that recorders have to be known.
+static LISTENING: AtomicBool = AtomicBool::new(false);
+/// Every communicator of this process.
+static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
+
+/// Makes a new communicator known.
+pub(super) fn register(recorder: &Arc<Recorder>) {
+    if LISTENING.load(Ordering::Relaxed) {
+        let mut recorders = lock(&RECORDERS);
+        recorders.retain(|other| other.strong_count() > 0);
+        recorders.push(Arc::downgrade(recorder));
+    }
+}
+
+fn write_all() {
+    let recorders: Vec<_> = lock(&RECORDERS).iter().filter_map(Weak::upgrade).collect();
+    for recorder in recorders {
+        dump::on_event(&recorder, &Reason::Signal);
+    }
+}
+
+/// Listens for the signal that the environment names, if it does.
+#[cfg(unix)]
+pub(crate) fn listen() -> Result<()> {
+    use crate::error::{Error, UsageError};
+    use signal_hook::consts::{SIGUSR1, SIGUSR2};
+    use signal_hook::iterator::Signals;
+
+    let Some(value) = std::env::var_os(TRACE_SIGNAL).filter(|value| !value.is_empty()) else {
+        return Ok(());
+    };
+    let value = value.to_string_lossy();
+    let signal = match value.trim().trim_start_matches("SIG") {
+        "USR1" => SIGUSR1,
+        "USR2" => SIGUSR2,
+        _ => {
+            let (name, expected) = (TRACE_SIGNAL.into(), "USR1 or USR2".into());
+            return Err(UsageError::Setting { name, value: value.into_owned(), expected }.into());
+        }
+    };
+    // Once in a process.
+    if LISTENING.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let refused = |call| move |error| Error::system(call, error, format!("do without {TRACE_SIGNAL}"));
+    let mut signals = Signals::new([signal]).map_err(refused("sigaction"))?;
+    let body = move || signals.forever().for_each(|_| write_all());
+    std::thread::Builder::new()
+        .name("phalanx-trace".into())
+        .spawn(body)
+        .map_err(refused("starting a thread"))?;
+    Ok(())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn listen() -> Result<()> {
+    // There are no such signals.
+    Ok(())
+}
