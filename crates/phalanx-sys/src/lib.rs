@@ -5,5 +5,7 @@
 //! versions differ, and a function that is not there is an error when it is needed, not before.
 
 mod library;
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+pub mod mpi;
 
 pub use library::{Attempt, Library, MissingFunction, NotFound, Place, Search};

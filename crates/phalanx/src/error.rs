@@ -4,9 +4,12 @@
 //! - [`MismatchError`], [`PeerError`], [`TimeoutError`], [`Error::Aborted`]: the communicator has failed.
 //!   Every rank gets the same verdict, now and from every later call; what an operation had already
 //!   written to its output buffer is unspecified. Drop the communicator and make a new one.
+//! - [`LibraryError`]: the C library under the communicator failed on this rank, and the communicator with it.
+//! - [`LibraryNotFound`], [`MissingFunction`]: there is no such library, or it is too old.
 //! - [`SystemError`], [`Error::Unsupported`], [`Error::Bootstrap`]: the operating system or the
 //!   environment refused something; the text names the remedy.
 
+pub use phalanx_sys::{MissingFunction, NotFound as LibraryNotFound};
 use std::io;
 use std::time::Duration;
 
@@ -35,6 +38,15 @@ pub enum Error {
         /// The rank that aborted.
         rank: usize,
     },
+    /// A C library that carries the data answered a call with an error.
+    #[error(transparent)]
+    Library(Box<LibraryError>),
+    /// A C library was not found, or does not load.
+    #[error(transparent)]
+    NotFound(Box<LibraryNotFound>),
+    /// A C library was found and lacks a function that is needed.
+    #[error(transparent)]
+    MissingFunction(Box<MissingFunction>),
     /// The operating system refused something.
     #[error(transparent)]
     System(Box<SystemError>),
@@ -58,7 +70,8 @@ impl Error {
     ///
     /// After a usage error, or a refusal by the operating system, it works on.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Error::Mismatch(_) | Error::Peer(_) | Error::Timeout(_) | Error::Aborted { .. })
+        use Error::*;
+        matches!(self, Mismatch(_) | Peer(_) | Timeout(_) | Aborted { .. } | Library(_))
     }
 
     pub(crate) fn system(call: &'static str, source: io::Error, remedy: impl Into<String>) -> Error {
@@ -87,6 +100,9 @@ boxed_variants!(
     Mismatch(MismatchError),
     Peer(PeerError),
     Timeout(TimeoutError),
+    Library(LibraryError),
+    NotFound(LibraryNotFound),
+    MissingFunction(MissingFunction),
     System(SystemError),
     Bootstrap(BootstrapError)
 );
@@ -277,7 +293,7 @@ pub struct TimeoutError {
     pub reporter: usize,
     /// How long the reporter had waited.
     pub waited: Duration,
-    /// The ranks that have not arrived, and what each was last seen doing.
+    /// The ranks that have not arrived, and what each was last seen doing; empty where the backend cannot tell.
     pub missing: Vec<MissingRank>,
 }
 
@@ -291,8 +307,33 @@ pub struct MissingRank {
 }
 
 fn describe_missing(missing: &[MissingRank]) -> String {
+    if missing.is_empty() {
+        return "other ranks (which ones is not known here)".to_owned();
+    }
     let ranks: Vec<String> = missing.iter().map(|m| format!("rank {} ({})", m.rank, m.last_seen)).collect();
     ranks.join(", ")
+}
+
+/// A C library answered a call with an error.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{function} failed on rank {rank} in {operation} (operation number {sequence}): {text} (code {code}, {library})"
+)]
+pub struct LibraryError {
+    /// The library's name and version.
+    pub library: String,
+    /// The function that failed.
+    pub function: &'static str,
+    /// What it answered.
+    pub code: i32,
+    /// The library's own text for that.
+    pub text: String,
+    /// The rank on which it failed.
+    pub rank: usize,
+    /// The operation, with its arguments.
+    pub operation: String,
+    /// The number of that operation on this communicator, from 1; 0 before the first.
+    pub sequence: u64,
 }
 
 /// The operating system refused a call.

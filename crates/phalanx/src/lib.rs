@@ -63,8 +63,8 @@ pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};
 pub use communicator::{Communicator, StreamSyncOps};
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use error::{
-    BootstrapError, Error, MismatchError, MissingRank, PeerError, PeerEvent, Result, SharedIoError,
-    SystemError, TimeoutError, UsageError,
+    BootstrapError, Error, LibraryError, LibraryNotFound, MismatchError, MissingFunction, MissingRank,
+    PeerError, PeerEvent, Result, SharedIoError, SystemError, TimeoutError, UsageError,
 };
 pub use group::{CommGroup, Group, group};
 pub use host::HostBuffer;

@@ -6,6 +6,8 @@
 //! deadlines, the operating system) it reports.
 
 pub(crate) mod host;
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+pub(crate) mod mpi;
 pub(crate) mod solo;
 
 use crate::dtype::DType;
@@ -21,6 +23,8 @@ pub enum BackendKind {
     Solo,
     /// Shared memory between the threads of a process or the processes of a host.
     Host,
+    /// An MPI library, found at run time.
+    Mpi,
 }
 
 impl BackendKind {
@@ -29,6 +33,7 @@ impl BackendKind {
         match self {
             BackendKind::Solo => "solo",
             BackendKind::Host => "host",
+            BackendKind::Mpi => "mpi",
         }
     }
 }

@@ -46,6 +46,7 @@ fn init_from(environment: &Environment, timeout: Duration) -> Result<Comm> {
     );
     match (backend, place) {
         (BackendKind::Solo, _) => Ok(Comm::new(Arc::new(SoloComm::new(timeout)))),
+        (BackendKind::Mpi, _) => todo!(),
         (BackendKind::Host, Some(place)) if world_size > 1 => join(&place, timeout),
         (BackendKind::Host, _) => {
             let world = Arc::new(World::threads());

@@ -10,9 +10,10 @@
 //! | `layout.rs`, `world.rs` | where they lie, and the memory they lie in |
 //! | `endpoint.rs` | waiting, noticing who is gone, giving up |
 //! | `record.rs`, `verdict.rs` | who called what, and why the communicator failed |
-//! | `collective.rs`, `reduce.rs` | collectives and their arithmetic |
+//! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
 //! | `message.rs` | point to point |
 
+pub(in crate::backend) mod arithmetic;
 mod collective;
 mod endpoint;
 mod layout;
@@ -24,6 +25,7 @@ mod verdict;
 mod world;
 
 pub(crate) use layout::MAX_RANKS;
+pub(in crate::backend) use record::Record;
 pub(crate) use reduce::Reducer;
 pub(crate) use world::World;
 

@@ -1,0 +1,301 @@
+//! This process's MPI: one library, initialised at most once, finalised when the process ends well.
+//!
+//! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is finalised when
+//! the process exits with status 0; with another status, or after a failure, it is not: the launcher then ends
+//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since requests have
+//! threads of their own; below that level, the main thread alone may use the communicators.
+
+use super::guard::{Abort, Guard};
+use super::reduction::OwnOperations;
+use super::{Failure, check};
+use crate::backend::host::Record;
+use crate::backend::{Call, Operation};
+use crate::error::{Error, Result, UsageError};
+use crate::sync::lock;
+use phalanx_sys::mpi::{Handle, LoadError, Mpi};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+/// What the launcher says, to be compared with what MPI says.
+#[derive(Debug, Clone)]
+pub(crate) struct Launched {
+    pub launcher: &'static str,
+    /// 0 if nobody says.
+    pub rank: usize,
+    pub world_size: Option<usize>,
+}
+
+/// This process's MPI.
+pub(super) struct Process {
+    pub mpi: Mpi,
+    pub own: OwnOperations,
+    /// The largest tag that messages may have; the one above is phalanx's own.
+    pub max_tag: u32,
+    /// Bytes that one MPI call gets at most.
+    pub max_bytes: usize,
+    /// Whether only the main thread may call MPI.
+    main_only: bool,
+    /// A communicator has failed, or a deadline is not to be waited for twice.
+    failed: AtomicBool,
+    /// The last deadline, in nanoseconds: finalising has it too.
+    timeout: AtomicU64,
+}
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+
+impl Process {
+    /// Loads and initialises MPI, unless that was done before.
+    pub fn start(launched: &Launched, timeout: Duration) -> Result<&'static Process> {
+        static STARTING: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = lock(&STARTING);
+        let process = match PROCESS.get() {
+            Some(process) => process,
+            None => {
+                let started = Process::initialise(launched, timeout)?;
+                PROCESS.get_or_init(|| started)
+            }
+        };
+        process.timeout.store(timeout.as_nanos().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+        if process.is_finalized() {
+            return Err(Error::bootstrap(
+                "MPI was finalised in this process, and cannot be started again",
+                "call MPI_Finalize after the last use of phalanx",
+            ));
+        }
+        Ok(process)
+    }
+
+    fn initialise(launched: &Launched, timeout: Duration) -> Result<Process> {
+        let max_bytes = max_bytes()?;
+        let mpi = Mpi::load().map_err(|error| match error {
+            LoadError::NotFound(error) => Error::from(error),
+            LoadError::MissingFunction(error) => Error::from(error),
+        })?;
+        let mut process = Process {
+            own: OwnOperations::default(),
+            max_tag: 0,
+            max_bytes,
+            main_only: false,
+            failed: AtomicBool::new(false),
+            timeout: AtomicU64::new(0),
+            mpi,
+        };
+        process.set_up(launched, timeout).map_err(|failure| process.error(failure, launched.rank, "init", 0))??;
+        Ok(process)
+    }
+
+    fn set_up(&mut self, launched: &Launched, timeout: Duration) -> std::result::Result<Result<()>, Failure> {
+        let (functions, constants) = (self.mpi.functions, self.mpi.constants);
+        let (mut initialised, mut level) = (0, 0);
+        // SAFETY: may be called at any time, with a variable for the answer.
+        check("MPI_Initialized", unsafe { (functions.initialized)(&raw mut initialised) })?;
+        if initialised == 0 {
+            let guard = match Guard::watch(None, launched.rank, timeout) {
+                Ok(guard) => guard,
+                Err(error) => return Ok(Err(error)),
+            };
+            let _inside = guard.enter(&Record::of(&Call::empty(Operation::Split)), 0);
+            let null = std::ptr::null_mut();
+            // SAFETY: MPI is not initialised, and `start` lets one thread at a time in here.
+            check("MPI_Init_thread", unsafe {
+                (functions.init_thread)(null, null.cast(), constants.thread_multiple, &raw mut level)
+            })?;
+            finalise_at_exit();
+        } else {
+            // SAFETY: MPI is initialised.
+            check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
+        }
+        self.main_only = level < constants.thread_multiple;
+        if self.main_only {
+            tracing::warn!(
+                "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators, and \
+                 collectives cannot be started as requests"
+            );
+        }
+        self.max_tag = self.tag_limit()? - 1;
+        self.own = OwnOperations::create(&self.mpi)?;
+        tracing::info!(
+            version = self.mpi.version,
+            flavour = self.mpi.flavour.name(),
+            path = %self.mpi.library.path().display(),
+            found = self.mpi.library.place().origin,
+            cuda_aware = self.is_cuda_aware(),
+            "MPI"
+        );
+        Ok(Ok(()))
+    }
+
+    /// The largest tag that this MPI takes.
+    fn tag_limit(&self) -> std::result::Result<u32, Failure> {
+        let mut value: *const c_int = std::ptr::null();
+        let mut there = 0;
+        let variable = (&raw mut value).cast::<c_void>();
+        // SAFETY: MPI is initialised; for this attribute it stores the address of an int.
+        check("MPI_Comm_get_attr", unsafe {
+            (self.mpi.functions.comm_get_attr)(
+                self.world(),
+                self.mpi.constants.tag_ub,
+                variable,
+                &raw mut there,
+            )
+        })?;
+        // What the standard demands at least.
+        const LEAST: u32 = 32_767;
+        if there == 0 || value.is_null() {
+            return Ok(LEAST);
+        }
+        // SAFETY: the attribute is there, so the address is that of an int which lives as long as MPI.
+        Ok(u32::try_from(unsafe { *value }).unwrap_or(LEAST))
+    }
+
+    /// Sees whether the world that MPI makes is the one that the launcher started.
+    pub fn check_world(&self, launched: &Launched) -> Result<()> {
+        let place = self.place_in(self.world());
+        let (rank, ranks) = place.map_err(|failure| self.error(failure, launched.rank, "init", 0))?;
+        let expected = launched.world_size.unwrap_or(ranks);
+        if ranks == expected && launched.rank < ranks {
+            return Ok(());
+        }
+        let started = match launched.world_size {
+            Some(size) => format!("{} started {size} ranks, this one as rank {}", launched.launcher, launched.rank),
+            None => format!("{} started this process as rank {}", launched.launcher, launched.rank),
+        };
+        let place = self.mpi.library.place();
+        Err(Error::bootstrap(
+            format!(
+                "{started}, but for {} ({}, from {}) it is rank {rank} of {ranks}: that MPI does not belong to the \
+                 launcher",
+                self.mpi.version,
+                self.mpi.library.path().display(),
+                place.origin
+            ),
+            "start the program with the mpirun of that MPI (with srun, choose its --mpi=), or set PHALANX_MPI_LIB to \
+             the MPI library of the launcher",
+        ))
+    }
+
+    pub fn world(&self) -> Handle {
+        self.mpi.constants.comm_world
+    }
+
+    /// This process's rank in a communicator and the number of ranks. Its errors are returned from then on, unless
+    /// it is the application's.
+    pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), Failure> {
+        let (functions, constants) = (&self.mpi.functions, &self.mpi.constants);
+        let (mut rank, mut ranks) = (0, 0);
+        // SAFETY: the communicator is alive; the variables take the answers.
+        unsafe {
+            if comm != self.world() {
+                let set = (functions.comm_set_errhandler)(comm, constants.errors_return);
+                check("MPI_Comm_set_errhandler", set)?;
+            }
+            check("MPI_Comm_rank", (functions.comm_rank)(comm, &raw mut rank))?;
+            check("MPI_Comm_size", (functions.comm_size)(comm, &raw mut ranks))?;
+        }
+        Ok((rank as usize, ranks as usize))
+    }
+
+    pub fn abort_of(&self, comm: Handle) -> Abort {
+        Abort { function: self.mpi.functions.abort, comm }
+    }
+
+    /// Whether this thread may call MPI.
+    #[inline]
+    pub fn check_thread(&self) -> Result<()> {
+        if self.main_only { self.check_main_thread() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_main_thread(&self) -> Result<()> {
+        let mut main = 0;
+        // SAFETY: MPI is initialised, and this call is allowed on every thread.
+        unsafe { (self.mpi.functions.is_thread_main)(&raw mut main) };
+        if main != 0 {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "MPI on another thread than the one that initialised it".into(),
+            why: "the application initialised MPI below MPI_THREAD_MULTIPLE".into(),
+            remedy: "initialise it with MPI_Init_thread and MPI_THREAD_MULTIPLE, or leave that to phalanx".into(),
+        })
+    }
+
+    pub fn is_finalized(&self) -> bool {
+        let mut finalized = 0;
+        // SAFETY: may be called at any time, with a variable for the answer.
+        unsafe { (self.mpi.functions.finalized)(&raw mut finalized) };
+        finalized != 0
+    }
+
+    pub fn set_failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the library takes the addresses of CUDA memory: the one place to ask before GPU memory is given to it.
+    pub fn is_cuda_aware(&self) -> bool {
+        // SAFETY: MPI is initialised.
+        self.mpi.functions.query_cuda_support.is_some_and(|query| unsafe { query() } == 1)
+    }
+}
+
+/// Bytes that one MPI call gets at most: its counts are C `int`s, and so are offsets inside of some libraries.
+/// `PHALANX_MPI_MAX_BYTES` lowers it, for tests of what is behind it.
+fn max_bytes() -> Result<usize> {
+    const MOST: usize = c_int::MAX as usize;
+    let name = "PHALANX_MPI_MAX_BYTES";
+    let Some(value) = std::env::var_os(name) else { return Ok(MOST) };
+    let value = value.to_string_lossy();
+    match value.trim().parse() {
+        Ok(bytes @ 64..=MOST) => Ok(bytes),
+        _ => {
+            let expected = format!("a number of bytes from 64 to {MOST}");
+            Err(UsageError::Setting { name: name.into(), value: value.into_owned(), expected }.into())
+        }
+    }
+}
+
+/// Finalises MPI at the end of a process that ends well.
+fn finalise_at_exit() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+        }
+        extern "C" fn end(status: c_int, _: *mut c_void) {
+            if status == 0 {
+                finalise();
+            }
+        }
+        // SAFETY: the function is there as long as the process, whose library it is part of.
+        unsafe { on_exit(end, std::ptr::null_mut()) };
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    {
+        unsafe extern "C" {
+            fn atexit(function: extern "C" fn()) -> c_int;
+        }
+        extern "C" fn end() {
+            finalise();
+        }
+        // SAFETY: as above. The exit status is not known here, so a rank that fails waits in MPI_Finalize, at most for
+        // the deadline.
+        unsafe { atexit(end) };
+    }
+}
+
+fn finalise() {
+    let Some(process) = PROCESS.get() else { return };
+    if process.failed.load(Ordering::Relaxed) || process.is_finalized() || process.check_thread().is_err() {
+        return;
+    }
+    let timeout = Duration::from_nanos(process.timeout.load(Ordering::Relaxed));
+    let Ok((rank, _)) = process.place_in(process.world()) else { return };
+    // MPI_Finalize may wait for all ranks.
+    let Ok(guard) = Guard::watch(Some(process.abort_of(process.world())), rank, timeout) else { return };
+    let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)), 0);
+    // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
+    // exits.
+    unsafe { (process.mpi.functions.finalize)() };
+}
