@@ -1,7 +1,7 @@
 //! Collective communication for Rust: ranks that move data together.
 //!
 //! A *rank* is one of n equal participants: a thread of this process ([`run`]) or a process of its own
-//! ([`init`], under `phalanx launch` or torchrun). A [`Comm`] is a rank's end of a communicator. All ranks
+//! ([`init`], under `phalanx launch`, torchrun, mpirun or srun). A [`Comm`] is a rank's end of a communicator. All ranks
 //! make the same calls in the same order; a rank that is missing, dead, or calls something else is an error
 //! on every rank that names it, never a hang.
 //!
@@ -32,10 +32,13 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
-//! | `PHALANX_BACKEND` | `solo`, `host` or `auto` |
+//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi` or `auto` |
+//! | `PHALANX_MPI_LIB` | the file of the MPI library |
+//! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: who this rank is, and of which job |
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | the same on this host |
-//! | `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
+//! | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
+//! | `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_*`, `MPI_LOCAL*`, `I_MPI_HYDRA_UUID`, `PALS_*`, `SLURM_*` | set by MPI's launchers and Slurm: see [`choose`] |
 //!
 //! # Platforms
 //! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that
@@ -58,6 +61,7 @@ mod request;
 mod sync;
 
 pub use backend::BackendKind;
+pub use bootstrap::{Choice, Launcher, choose};
 pub use buffer::{Owned, Source, Target};
 pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};
 pub use communicator::{Communicator, StreamSyncOps};
@@ -73,8 +77,8 @@ pub use request::Request;
 
 /// The communicator of this process, from the launcher's variables; a world of one if there are none.
 ///
-/// Understands `phalanx launch` and torchrun (see the [table](crate#environment)). Waits until all ranks have come, with the
-/// usual deadline; an error names the ranks that have not.
+/// Understands `phalanx launch`, torchrun, the launchers of MPI, and Slurm; [`choose`] tells what it would do and why.
+/// Waits until all ranks have come, with the usual deadline; an error names the ranks that have not.
 pub fn init() -> Result<Comm> {
     Comm::builder().init()
 }

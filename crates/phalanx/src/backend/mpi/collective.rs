@@ -98,7 +98,11 @@ impl MpiComm {
         }
         // SAFETY: the caller's contract.
         unsafe {
-            if call.operation.reduces() { self.reduce(call, scratch) } else { self.move_blocks(call, scratch) }
+            if call.operation.reduces() {
+                self.reduce(call, scratch)
+            } else {
+                self.move_blocks(call, scratch)
+            }
         }
     }
 

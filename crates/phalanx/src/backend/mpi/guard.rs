@@ -80,10 +80,20 @@ impl Guard {
         Ok(guard)
     }
 
+    /// The ranks begin to come together. The only note that has no record.
+    pub fn enter_init(&self) -> Inside<'_> {
+        self.enter_with([0; 3], 0)
+    }
+
     /// An operation begins.
     #[inline(always)]
     pub fn enter(&self, record: &Record, sequence: u64) -> Inside<'_> {
-        for (word, value) in self.record.iter().zip(record.words()) {
+        self.enter_with(record.words(), sequence)
+    }
+
+    #[inline(always)]
+    fn enter_with(&self, words: [u64; 3], sequence: u64) -> Inside<'_> {
+        for (word, value) in self.record.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
         self.sequence.store(sequence, Ordering::Relaxed);
@@ -110,8 +120,7 @@ impl Guard {
 
     /// A deadline has passed in this operation: tells, and ends the job.
     pub fn give_up(&self, operation: String, sequence: u64, waited: Duration) -> ! {
-        let timeout =
-            TimeoutError { operation, sequence, reporter: self.rank, waited, missing: Vec::new() };
+        let timeout = TimeoutError { operation, sequence, reporter: self.rank, waited, missing: Vec::new() };
         self.end_job(&format!(
             "{timeout}. MPI cannot take back an operation, so the job ends (MPI_Abort); the ranks that wait tell \
              where"
@@ -136,7 +145,7 @@ impl Guard {
 
     fn record(&self) -> String {
         let words = std::array::from_fn(|i| self.record[i].load(Ordering::Relaxed));
-        Record::from_words(words).map_or_else(|| "an operation".to_owned(), |record| record.to_string())
+        Record::from_words(words).map_or_else(|| "init".to_owned(), |record| record.to_string())
     }
 }
 

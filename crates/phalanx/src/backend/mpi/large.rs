@@ -105,7 +105,8 @@ impl MpiComm {
             send = copy;
         }
         let block = |blocks: Blocks<'_>, rank: usize| (blocks.offset(rank) * size, blocks.len(rank) * size);
-        let whole = |start, blocks: Blocks<'_>| Part { peer: call.root, start, bytes: blocks.len(self.rank) * size };
+        let whole =
+            |start, blocks: Blocks<'_>| Part { peer: call.root, start, bytes: blocks.len(self.rank) * size };
         let is_root = self.rank == call.root;
         let to_each = || {
             let part = |peer| {
@@ -122,9 +123,12 @@ impl MpiComm {
             (0..self.ranks).map(part).collect::<Vec<_>>()
         };
         let (sends, receives) = match call.operation {
-            Gather | GatherV => (vec![whole(send, send_blocks)], if is_root { from_each() } else { Vec::new() }),
+            Gather | GatherV => {
+                (vec![whole(send, send_blocks)], if is_root { from_each() } else { Vec::new() })
+            }
             Scatter | ScatterV => {
-                let recv = Part { peer: call.root, start: call.recv, bytes: send_blocks.len(self.rank) * size };
+                let recv =
+                    Part { peer: call.root, start: call.recv, bytes: send_blocks.len(self.rank) * size };
                 (if is_root { to_each() } else { Vec::new() }, vec![recv])
             }
             _ => (to_each(), from_each()),

@@ -85,11 +85,9 @@ impl MpiComm {
         let guard = Guard::watch(Some(process.abort_of(process.world())), launched.rank, timeout)?;
         let mut comm = Handle::ZERO;
         let duplicated = {
-            let _inside = guard.enter(&Record::of(&Call::empty(Operation::Split)), 0);
+            let _inside = guard.enter_init();
             // SAFETY: MPI is initialised; the variable takes the new handle.
-            check("MPI_Comm_dup", unsafe {
-                (process.mpi.functions.comm_dup)(process.world(), &raw mut comm)
-            })
+            check("MPI_Comm_dup", unsafe { (process.mpi.functions.comm_dup)(process.world(), &raw mut comm) })
         };
         duplicated.map_err(|failure| process.error(failure, launched.rank, "init", 0))?;
         MpiComm::attach(process, comm, timeout)
@@ -153,11 +151,7 @@ impl MpiComm {
 
     /// `MPI_Comm_split` with any colour and key. Its own are C `int`s: the first member's rank and the place among
     /// the members are.
-    fn split_handle(
-        &self,
-        color: Option<u32>,
-        key: i64,
-    ) -> std::result::Result<Option<Handle>, Failure> {
+    fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, Failure> {
         let all = self.tell_all([color.map_or(-1, i64::from), key])?;
         let own = all[self.rank][0];
         let mut members: Vec<usize> = (0..self.ranks).filter(|rank| all[*rank][0] == own).collect();
@@ -251,7 +245,9 @@ impl Backend for MpiComm {
             return;
         }
         if self.process.check_thread().is_err() {
-            return tracing::warn!("an MPI communicator was dropped on a thread that may not use MPI: it is leaked");
+            return tracing::warn!(
+                "an MPI communicator was dropped on a thread that may not use MPI: it is leaked"
+            );
         }
         let _inside = self.guard.enter(&Record::of(&Call::empty(Operation::Finalize)), self.next_sequence());
         let mut comm = self.comm;

@@ -82,7 +82,9 @@ impl Process {
             timeout: AtomicU64::new(0),
             mpi,
         };
-        process.set_up(launched, timeout).map_err(|failure| process.error(failure, launched.rank, "init", 0))??;
+        process
+            .set_up(launched, timeout)
+            .map_err(|failure| process.error(failure, launched.rank, "init", 0))??;
         Ok(process)
     }
 
@@ -96,7 +98,7 @@ impl Process {
                 Ok(guard) => guard,
                 Err(error) => return Ok(Err(error)),
             };
-            let _inside = guard.enter(&Record::of(&Call::empty(Operation::Split)), 0);
+            let _inside = guard.enter_init();
             let null = std::ptr::null_mut();
             // SAFETY: MPI is not initialised, and `start` lets one thread at a time in here.
             check("MPI_Init_thread", unsafe {
@@ -159,7 +161,9 @@ impl Process {
             return Ok(());
         }
         let started = match launched.world_size {
-            Some(size) => format!("{} started {size} ranks, this one as rank {}", launched.launcher, launched.rank),
+            Some(size) => {
+                format!("{} started {size} ranks, this one as rank {}", launched.launcher, launched.rank)
+            }
             None => format!("{} started this process as rank {}", launched.launcher, launched.rank),
         };
         let place = self.mpi.library.place();
@@ -218,7 +222,8 @@ impl Process {
         Err(Error::Unsupported {
             what: "MPI on another thread than the one that initialised it".into(),
             why: "the application initialised MPI below MPI_THREAD_MULTIPLE".into(),
-            remedy: "initialise it with MPI_Init_thread and MPI_THREAD_MULTIPLE, or leave that to phalanx".into(),
+            remedy: "initialise it with MPI_Init_thread and MPI_THREAD_MULTIPLE, or leave that to phalanx"
+                .into(),
         })
     }
 

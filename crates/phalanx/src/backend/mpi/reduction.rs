@@ -118,9 +118,7 @@ impl Process {
         }
         let accumulated = Accumulated::new(dtype, code);
         match (code, dtype) {
-            (Avg, DType::F32 | DType::F64) => {
-                Plan::Divided { datatype, op: constants.sum, accumulated }
-            }
+            (Avg, DType::F32 | DType::F64) => Plan::Divided { datatype, op: constants.sum, accumulated },
             (Avg, DType::I64 | DType::U64) => {
                 Plan::Accumulated { datatype: self.own.int128, op: self.own.add_int128, accumulated }
             }
