@@ -32,6 +32,15 @@ pub fn fields(error: &Error) -> Fields {
             .with("missing", list(e.missing.iter().map(|m| m.rank)))
             .with("last_seen", e.missing.iter().map(|m| m.last_seen.as_str()).collect::<Vec<_>>().join("; ")),
         Error::Aborted { rank } => fields.with("kind", "aborted").with("rank", rank),
+        Error::Library(e) => fields
+            .with("kind", "library")
+            .with("function", e.function)
+            .with("code", e.code)
+            .with("rank", e.rank)
+            .with("operation", &e.operation)
+            .with("sequence", e.sequence),
+        Error::NotFound(_) => fields.with("kind", "not found"),
+        Error::MissingFunction(e) => fields.with("kind", "missing function").with("function", e.function),
         Error::System(e) => fields.with("kind", "system").with("call", e.call),
         Error::Bootstrap(e) => {
             fields.with("kind", "bootstrap").with("missing", list(e.missing.iter().copied()))

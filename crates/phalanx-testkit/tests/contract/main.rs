@@ -8,6 +8,7 @@ mod communicators;
 mod extremes;
 mod matrix;
 mod messages;
+mod mpi;
 mod portable;
 mod programs;
 mod requests;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         programs::trials(),
         portable::trials(),
         extremes::trials(),
+        mpi::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }

@@ -110,13 +110,21 @@ impl MpiComm {
         std::ptr::without_provenance_mut(self.process.mpi.constants.in_place)
     }
 
+    /// The pointer, unless it means `MPI_IN_PLACE`: that of an empty buffer of bytes may be 1, which does.
+    #[inline]
+    fn no_sentinel(&self, pointer: *const u8) -> *const c_void {
+        static NOTHING: u128 = 0;
+        let means_in_place = pointer.addr() == self.process.mpi.constants.in_place;
+        if means_in_place { (&raw const NOTHING).cast() } else { pointer.cast() }
+    }
+
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
     unsafe fn move_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
         let f = &self.process.mpi.functions;
         let (ty, comm, root) = (self.process.datatype(call.dtype), self.comm, call.root as c_int);
         let size = call.dtype.size();
-        let (send, recv) = (call.send.cast::<c_void>(), call.recv.cast::<c_void>());
+        let (send, recv) = (self.no_sentinel(call.send), self.no_sentinel(call.recv).cast_mut());
         let is_root = self.rank == call.root;
         let own = call.blocks.len(self.rank);
         let count = own as c_int;
@@ -206,7 +214,7 @@ impl MpiComm {
                     let buffer = scratch.bytes((all + own) * accumulated.size);
                     (accumulated.prepare)(buffer, send, call.reduction.factor, all);
                     let result = match operation {
-                        Operation::AllReduce | Operation::Reduce => buffer,
+                        Operation::AllReduce => buffer,
                         _ => buffer.add(all * accumulated.size),
                     };
                     let (send, size) = (buffer.cast_const(), accumulated.size);
@@ -229,24 +237,33 @@ impl MpiComm {
     unsafe fn reduce_as(&self, reduce: &Reduce<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
         let f = &self.process.mpi.functions;
         let Reduce { blocks, datatype, op, size, .. } = *reduce;
-        let (send, recv) = (reduce.send.cast::<c_void>(), reduce.recv.cast::<c_void>());
+        let (send, recv) = (self.no_sentinel(reduce.send), self.no_sentinel(reduce.recv).cast_mut());
         let own = blocks.len(self.rank);
         let (count, comm) = (own as c_int, self.comm);
-        let in_place = |in_place: bool| if in_place { self.in_place().cast_const() } else { send };
         // SAFETY: the pointers and counts are those of the call's table, which is MPI's too.
         unsafe {
             match reduce.operation {
                 Operation::AllReduce => {
-                    let send = in_place(send == recv);
+                    let send = if send == recv { self.in_place() } else { send };
                     check("MPI_Allreduce", (f.allreduce)(send, recv, count, datatype, op, comm))
                 }
                 Operation::Reduce => {
-                    let is_root = reduce.root == self.rank;
-                    let root = reduce.root as c_int;
-                    let send = in_place(is_root && send == recv);
+                    let (is_root, root) = (reduce.root == self.rank, reduce.root as c_int);
+                    let in_place = is_root && send == recv.cast_const();
+                    let mut send = send;
+                    if in_place {
+                        // Through a copy: MPICH 4.0 crashes in MPI_Reduce with MPI_IN_PLACE.
+                        let copy = scratch.bytes(own * size);
+                        std::ptr::copy_nonoverlapping(reduce.send, copy, own * size);
+                        send = copy.cast();
+                    }
                     // Only the root's is written.
                     let recv = if is_root { recv } else { std::ptr::null_mut() };
-                    check("MPI_Reduce", (f.reduce)(send, recv, count, datatype, op, root, comm))
+                    let done = (f.reduce)(send, recv, count, datatype, op, root, comm);
+                    if in_place {
+                        scratch.shrink();
+                    }
+                    check("MPI_Reduce", done)
                 }
                 _ => {
                     // In place, MPI would put the result at the buffer's start and overwrite the other blocks.

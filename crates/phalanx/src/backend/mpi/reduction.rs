@@ -1,9 +1,10 @@
 //! Which MPI type and operation combine what.
 //!
-//! MPI's own operations serve where they mean what [`ReduceOp`](crate::ReduceOp) documents. Minimum and maximum of
-//! floats, which MPI leaves open for NaN, are operations of our own. What is accumulated in another type (small
-//! floats, averages) or scaled first goes through a buffer of that type, so that it is rounded once, as documented.
-//! The order of the ranks is MPI's.
+//! MPI's own operations serve where they do what [`ReduceOp`](crate::ReduceOp) documents. Where they may not, there
+//! are operations of our own: minimum and maximum, which MPI leaves open for NaN, and for which MPICH 4.0 takes
+//! unsigned integers as signed; sum and product of 8-bit and 16-bit integers, which saturate in Open MPI with AVX. What is accumulated in another type (small floats,
+//! averages) or scaled first goes through a buffer of that type, so that it is rounded once, as documented. The
+//! order of the ranks is MPI's.
 
 use super::accumulate::{Accumulated, add_i128};
 use super::process::Process;
@@ -27,15 +28,30 @@ pub(super) enum Plan {
 /// Operations and types that MPI does not have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OwnOperations {
-    /// Minimum and maximum of each float type, see [`FLOATS`].
-    min: [Handle; FLOATS.len()],
-    max: [Handle; FLOATS.len()],
+    /// By type and reduction; [`Handle::ZERO`] where there is none.
+    ops: [[Handle; 6]; DType::ALL.len()],
     /// A 128-bit integer, and its sum.
     int128: Handle,
     add_int128: Handle,
 }
 
-const FLOATS: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
+/// The types and reductions that have an operation of our own.
+const OWN: [(DType, ReductionCode, UserFunction); 36] = {
+    use DType::*;
+    use ReductionCode::*;
+    macro_rules! own {
+        ($($dtype:ident $code:ident),*) => {
+            [$(($dtype, $code, own::<{ $dtype as u8 }, { $code as u8 }>)),*]
+        };
+    }
+    own![
+        F32 Min, F64 Min, F16 Min, Bf16 Min, F8E4M3 Min, F8E5M2 Min,
+        I8 Min, U8 Min, I16 Min, U16 Min, I32 Min, U32 Min, I64 Min, U64 Min,
+        F32 Max, F64 Max, F16 Max, Bf16 Max, F8E4M3 Max, F8E5M2 Max,
+        I8 Max, U8 Max, I16 Max, U16 Max, I32 Max, U32 Max, I64 Max, U64 Max,
+        I8 Sum, U8 Sum, I16 Sum, U16 Sum, I8 Prod, U8 Prod, I16 Prod, U16 Prod
+    ]
+};
 
 /// `inout[i] = in[i] ∘ inout[i]`, for MPI.
 unsafe extern "C" fn own<const DTYPE: u8, const CODE: u8>(
@@ -54,21 +70,10 @@ unsafe extern "C" fn own<const DTYPE: u8, const CODE: u8>(
     }
 }
 
-const fn own_of<const CODE: u8>() -> [UserFunction; FLOATS.len()] {
-    [
-        own::<{ DType::F32 as u8 }, CODE>,
-        own::<{ DType::F64 as u8 }, CODE>,
-        own::<{ DType::F16 as u8 }, CODE>,
-        own::<{ DType::Bf16 as u8 }, CODE>,
-        own::<{ DType::F8E4M3 as u8 }, CODE>,
-        own::<{ DType::F8E5M2 as u8 }, CODE>,
-    ]
-}
-
 impl Default for OwnOperations {
     fn default() -> OwnOperations {
-        let none = [Handle::ZERO; FLOATS.len()];
-        OwnOperations { min: none, max: none, int128: Handle::ZERO, add_int128: Handle::ZERO }
+        let none = Handle::ZERO;
+        OwnOperations { ops: [[none; 6]; DType::ALL.len()], int128: none, add_int128: none }
     }
 }
 
@@ -83,10 +88,8 @@ impl OwnOperations {
             Ok(op)
         };
         let mut own = OwnOperations { add_int128: create(add_i128)?, ..OwnOperations::default() };
-        let (min, max) = (own_of::<{ ReductionCode::Min as u8 }>(), own_of::<{ ReductionCode::Max as u8 }>());
-        for float in 0..FLOATS.len() {
-            own.min[float] = create(min[float])?;
-            own.max[float] = create(max[float])?;
+        for (dtype, code, function) in OWN {
+            own.ops[dtype as usize][code as usize] = create(function)?;
         }
         // SAFETY: MPI is initialised; the variable takes the new handle.
         unsafe {
@@ -104,16 +107,15 @@ impl Process {
     pub fn plan(&self, dtype: DType, code: ReductionCode) -> Plan {
         use ReductionCode::*;
         let constants = &self.mpi.constants;
-        let float = FLOATS.iter().position(|float| *float == dtype);
-        let small = !matches!(dtype, DType::F32 | DType::F64) && float.is_some();
         let datatype = self.datatype(dtype);
-        match (code, float) {
-            (Min, Some(float)) => return Plan::Direct { datatype, op: self.own.min[float] },
-            (Max, Some(float)) => return Plan::Direct { datatype, op: self.own.max[float] },
-            (Min, None) => return Plan::Direct { datatype, op: constants.min },
-            (Max, None) => return Plan::Direct { datatype, op: constants.max },
-            (Sum, _) if !small => return Plan::Direct { datatype, op: constants.sum },
-            (Prod, _) if !small => return Plan::Direct { datatype, op: constants.prod },
+        let small = matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
+        let own = self.own.ops[dtype as usize][code as usize];
+        if own != Handle::ZERO {
+            return Plan::Direct { datatype, op: own };
+        }
+        match code {
+            Sum if !small => return Plan::Direct { datatype, op: constants.sum },
+            Prod if !small => return Plan::Direct { datatype, op: constants.prod },
             _ => {}
         }
         let accumulated = Accumulated::new(dtype, code);
@@ -129,7 +131,14 @@ impl Process {
                     (Avg, _) => constants.int64,
                     _ => datatype,
                 };
-                let op = if code == Prod { constants.prod } else { constants.sum };
+                let op = match code {
+                    Prod => constants.prod,
+                    // Of 8-bit and 16-bit integers.
+                    PreMulSum if self.own.ops[dtype as usize][Sum as usize] != Handle::ZERO => {
+                        self.own.ops[dtype as usize][Sum as usize]
+                    }
+                    _ => constants.sum,
+                };
                 Plan::Accumulated { datatype, op, accumulated }
             }
         }
