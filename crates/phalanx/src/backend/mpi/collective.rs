@@ -1,7 +1,7 @@
 //! Collectives as MPI calls.
 
 use super::reduction::Plan;
-use super::{Failure, MpiComm, check, total};
+use super::{Failure, MpiComm, check, datatype, total};
 use crate::backend::{Blocks, Call, Operation};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
@@ -122,7 +122,8 @@ impl MpiComm {
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
     unsafe fn move_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
         let f = &self.process.mpi.functions;
-        let (ty, comm, root) = (self.process.datatype(call.dtype), self.comm, call.root as c_int);
+        let (ty, comm, root) =
+            (datatype(&self.process.mpi.constants, call.dtype), self.comm, call.root as c_int);
         let size = call.dtype.size();
         let (send, recv) = (self.no_sentinel(call.send), self.no_sentinel(call.recv).cast_mut());
         let is_root = self.rank == call.root;
@@ -191,7 +192,7 @@ impl MpiComm {
         let size = call.dtype.size();
         // SAFETY: the caller's contract.
         unsafe {
-            match self.process.plan(call.dtype, call.reduction.code) {
+            match self.process.plans[call.dtype as usize][call.reduction.code as usize] {
                 Plan::Direct { datatype, op } => {
                     let reduce = Reduce { operation, send, recv, blocks, root, datatype, op, size };
                     self.reduce_as(&reduce, scratch)

@@ -44,6 +44,13 @@ pub(super) struct Guard {
 /// As long as it lives, its communicator is inside an operation.
 pub(super) struct Inside<'a>(&'a Guard);
 
+impl Inside<'_> {
+    /// The operation's number on its communicator, from 1.
+    pub fn sequence(&self) -> u64 {
+        self.0.sequence.load(Ordering::Relaxed)
+    }
+}
+
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -85,10 +92,10 @@ impl Guard {
         self.enter_with([0; 3], 0)
     }
 
-    /// An operation begins.
+    /// The communicator's next operation begins. One thread at a time does this.
     #[inline(always)]
-    pub fn enter(&self, record: &Record, sequence: u64) -> Inside<'_> {
-        self.enter_with(record.words(), sequence)
+    pub fn enter(&self, record: &Record) -> Inside<'_> {
+        self.enter_with(record.words(), self.sequence.load(Ordering::Relaxed) + 1)
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 //! A wait ends when MPI has let go of the buffer, or with the job: also after another operation has failed, since the
 //! caller frees the buffer afterwards.
 
-use super::{Failure, MpiComm, check};
+use super::{Failure, MpiComm, check, datatype};
 use crate::backend::host::Record;
 use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
 use crate::error::{Error, MismatchError, Result};
@@ -140,7 +140,7 @@ impl MpiComm {
     ) -> std::result::Result<Piece, Failure> {
         let f = &self.process.mpi.functions;
         let Transfer { peer, tag, dtype, .. } = *transfer;
-        let (datatype, offset) = (self.process.datatype(dtype), start * dtype.size());
+        let (datatype, offset) = (datatype(&self.process.mpi.constants, dtype), start * dtype.size());
         let (peer, tag, count) = (peer as c_int, tag as c_int, count as c_int);
         let mut request = Handle::ZERO;
         // SAFETY: the memory is valid and stays so until MPI has let go of it, by the caller's contract.
@@ -217,7 +217,7 @@ impl MpiComm {
     fn advance(&self, posted: &mut Posted) {
         let f = &self.process.mpi.functions;
         let receives = matches!(posted.transfer.direction, Direction::Recv(_));
-        let datatype = self.process.datatype(posted.transfer.dtype);
+        let datatype = datatype(&self.process.mpi.constants, posted.transfer.dtype);
         let mut wrong = None;
         for piece in posted.pieces().filter(|piece| !piece.done) {
             let (mut done, mut status, mut count) = (0, Status::new(), piece.count);

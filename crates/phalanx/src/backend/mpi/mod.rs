@@ -36,11 +36,10 @@ use crate::os::Mapping;
 use collective::Scratch;
 use guard::Guard;
 use message::Messages;
-use phalanx_sys::mpi::Handle;
+use phalanx_sys::mpi::{Constants, Handle, Mpi};
 use process::Process;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -64,8 +63,6 @@ pub(crate) struct MpiComm {
     rank: usize,
     ranks: usize,
     guard: Arc<Guard>,
-    /// Collectives so far. Only the thread inside `collective` or `split` changes it.
-    sequence: AtomicU64,
     failed: OnceLock<Error>,
     messages: Mutex<Messages>,
     /// Touched only inside `collective`, which one thread at a time may call.
@@ -102,7 +99,6 @@ impl MpiComm {
             rank,
             ranks,
             guard: Guard::watch(Some(process.abort_of(comm)), rank, timeout)?,
-            sequence: AtomicU64::new(0),
             failed: OnceLock::new(),
             messages: Mutex::default(),
             scratch: UnsafeCell::default(),
@@ -116,13 +112,6 @@ impl MpiComm {
             return Err(error.clone());
         }
         self.process.check_thread()
-    }
-
-    #[inline(always)]
-    fn next_sequence(&self) -> u64 {
-        let sequence = self.sequence.load(Ordering::Relaxed) + 1;
-        self.sequence.store(sequence, Ordering::Relaxed);
-        sequence
     }
 
     /// Makes an error the communicator's verdict: after one, MPI promises nothing.
@@ -184,12 +173,11 @@ impl Backend for MpiComm {
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         self.ready()?;
-        let sequence = self.next_sequence();
         let record = Record::of(call);
-        let _inside = self.guard.enter(&record, sequence);
+        let inside = self.guard.enter(&record);
         // SAFETY: the caller's contract.
         let done = unsafe { self.carry_out(call) };
-        done.map_err(|failure| self.failure(failure, &record, sequence))
+        done.map_err(|failure| self.failure(failure, &record, inside.sequence()))
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
@@ -212,11 +200,11 @@ impl Backend for MpiComm {
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.ready()?;
-        let sequence = self.next_sequence();
         let record = Record::of(&Call::empty(Operation::Split));
-        let _inside = self.guard.enter(&record, sequence);
+        let inside = self.guard.enter(&record);
         let part = self.split_handle(color, key);
-        let Some(part) = part.map_err(|failure| self.failure(failure, &record, sequence))? else {
+        let failed = |failure| self.failure(failure, &record, inside.sequence());
+        let Some(part) = part.map_err(failed)? else {
             return Ok(None);
         };
         Ok(Some(Box::new(MpiComm::attach(self.process, part, self.timeout())?)))
@@ -249,49 +237,52 @@ impl Backend for MpiComm {
                 "an MPI communicator was dropped on a thread that may not use MPI: it is leaked"
             );
         }
-        let _inside = self.guard.enter(&Record::of(&Call::empty(Operation::Finalize)), self.next_sequence());
+        let inside = self.guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
         let mut comm = self.comm;
         // SAFETY: nobody uses the handle after this. MPI keeps what pending messages need.
         let freed = unsafe { (self.process.mpi.functions.comm_free)(&raw mut comm) };
         if let Err(failure) = check("MPI_Comm_free", freed) {
-            let error = self.process.error(failure, self.rank, "drop", self.sequence.load(Ordering::Relaxed));
+            let error = self.process.error(failure, self.rank, "drop", inside.sequence());
             tracing::error!("{error}");
         }
     }
 }
 
-impl Process {
-    /// An error of MPI, with its text.
-    #[cold]
-    fn error(&self, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
-        LibraryError {
-            library: self.mpi.version.clone(),
-            function: failure.function,
-            code: failure.code,
-            text: self.mpi.functions.describe(failure.code),
-            rank,
-            operation: operation.to_owned(),
-            sequence,
-        }
-        .into()
+/// An error of MPI, with its text.
+#[cold]
+fn error(mpi: &Mpi, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
+    LibraryError {
+        library: mpi.version.clone(),
+        function: failure.function,
+        code: failure.code,
+        text: mpi.functions.describe(failure.code),
+        rank,
+        operation: operation.to_owned(),
+        sequence,
     }
+    .into()
+}
 
-    /// The MPI type with the values of a [`DType`]; of its size, where MPI has none.
-    #[inline]
-    fn datatype(&self, dtype: DType) -> Handle {
-        let constants = &self.mpi.constants;
-        match dtype {
-            DType::F32 => constants.float,
-            DType::F64 => constants.double,
-            DType::F16 | DType::Bf16 | DType::U16 => constants.uint16,
-            DType::F8E4M3 | DType::F8E5M2 | DType::U8 => constants.uint8,
-            DType::I8 => constants.int8,
-            DType::I16 => constants.int16,
-            DType::I32 => constants.int32,
-            DType::U32 => constants.uint32,
-            DType::I64 => constants.int64,
-            DType::U64 => constants.uint64,
-        }
+impl Process {
+    fn error(&self, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
+        error(&self.mpi, failure, rank, operation, sequence)
+    }
+}
+
+/// The MPI type with the values of a [`DType`]; of its size, where MPI has none.
+#[inline]
+fn datatype(constants: &Constants, dtype: DType) -> Handle {
+    match dtype {
+        DType::F32 => constants.float,
+        DType::F64 => constants.double,
+        DType::F16 | DType::Bf16 | DType::U16 => constants.uint16,
+        DType::F8E4M3 | DType::F8E5M2 | DType::U8 => constants.uint8,
+        DType::I8 => constants.int8,
+        DType::I16 => constants.int16,
+        DType::I32 => constants.int32,
+        DType::U32 => constants.uint32,
+        DType::I64 => constants.int64,
+        DType::U64 => constants.uint64,
     }
 }
 

@@ -6,7 +6,7 @@
 //! threads of their own; below that level, the main thread alone may use the communicators.
 
 use super::guard::{Abort, Guard};
-use super::reduction::OwnOperations;
+use super::reduction::{Plans, plans};
 use super::{Failure, check};
 use crate::backend::host::Record;
 use crate::backend::{Call, Operation};
@@ -30,7 +30,7 @@ pub(crate) struct Launched {
 /// This process's MPI.
 pub(super) struct Process {
     pub mpi: Mpi,
-    pub own: OwnOperations,
+    pub plans: Plans,
     /// The largest tag that messages may have; the one above is phalanx's own.
     pub max_tag: u32,
     /// Bytes that one MPI call gets at most.
@@ -73,83 +73,29 @@ impl Process {
             LoadError::NotFound(error) => Error::from(error),
             LoadError::MissingFunction(error) => Error::from(error),
         })?;
-        let mut process = Process {
-            own: OwnOperations::default(),
-            max_tag: 0,
-            max_bytes,
-            main_only: false,
-            failed: AtomicBool::new(false),
-            timeout: AtomicU64::new(0),
-            mpi,
-        };
-        process
-            .set_up(launched, timeout)
-            .map_err(|failure| process.error(failure, launched.rank, "init", 0))??;
-        Ok(process)
-    }
-
-    fn set_up(&mut self, launched: &Launched, timeout: Duration) -> std::result::Result<Result<()>, Failure> {
-        let (functions, constants) = (self.mpi.functions, self.mpi.constants);
-        let (mut initialised, mut level) = (0, 0);
-        // SAFETY: may be called at any time, with a variable for the answer.
-        check("MPI_Initialized", unsafe { (functions.initialized)(&raw mut initialised) })?;
-        if initialised == 0 {
-            let guard = match Guard::watch(None, launched.rank, timeout) {
-                Ok(guard) => guard,
-                Err(error) => return Ok(Err(error)),
-            };
-            let _inside = guard.enter_init();
-            let null = std::ptr::null_mut();
-            // SAFETY: MPI is not initialised, and `start` lets one thread at a time in here.
-            check("MPI_Init_thread", unsafe {
-                (functions.init_thread)(null, null.cast(), constants.thread_multiple, &raw mut level)
-            })?;
-            finalise_at_exit();
-        } else {
-            // SAFETY: MPI is initialised.
-            check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
-        }
-        self.main_only = level < constants.thread_multiple;
-        if self.main_only {
+        let failed = |failure| super::error(&mpi, failure, launched.rank, "init", 0);
+        let level = start_mpi(&mpi, launched.rank, timeout)?.map_err(failed)?;
+        let max_tag = tag_limit(&mpi).map_err(failed)? - 1;
+        let plans = plans(&mpi).map_err(failed)?;
+        let main_only = level < mpi.constants.thread_multiple;
+        if main_only {
             tracing::warn!(
                 "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators, and \
                  collectives cannot be started as requests"
             );
         }
-        self.max_tag = self.tag_limit()? - 1;
-        self.own = OwnOperations::create(&self.mpi)?;
+        let failed = AtomicBool::new(false);
+        let process =
+            Process { plans, max_tag, max_bytes, main_only, failed, timeout: AtomicU64::new(0), mpi };
         tracing::info!(
-            version = self.mpi.version,
-            flavour = self.mpi.flavour.name(),
-            path = %self.mpi.library.path().display(),
-            found = self.mpi.library.place().origin,
-            cuda_aware = self.is_cuda_aware(),
+            version = process.mpi.version,
+            flavour = process.mpi.flavour.name(),
+            path = %process.mpi.library.path().display(),
+            found = process.mpi.library.place().origin,
+            cuda_aware = process.is_cuda_aware(),
             "MPI"
         );
-        Ok(Ok(()))
-    }
-
-    /// The largest tag that this MPI takes.
-    fn tag_limit(&self) -> std::result::Result<u32, Failure> {
-        let mut value: *const c_int = std::ptr::null();
-        let mut there = 0;
-        let variable = (&raw mut value).cast::<c_void>();
-        // SAFETY: MPI is initialised; for this attribute it stores the address of an int.
-        check("MPI_Comm_get_attr", unsafe {
-            (self.mpi.functions.comm_get_attr)(
-                self.world(),
-                self.mpi.constants.tag_ub,
-                variable,
-                &raw mut there,
-            )
-        })?;
-        // What the standard demands at least.
-        const LEAST: u32 = 32_767;
-        if there == 0 || value.is_null() {
-            return Ok(LEAST);
-        }
-        // SAFETY: the attribute is there, so the address is that of an int which lives as long as MPI.
-        Ok(u32::try_from(unsafe { *value }).unwrap_or(LEAST))
+        Ok(process)
     }
 
     /// Sees whether the world that MPI makes is the one that the launcher started.
@@ -245,6 +191,50 @@ impl Process {
     }
 }
 
+/// Initialises MPI, unless the application has; the thread level.
+fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::Result<c_int, Failure>> {
+    let (functions, constants) = (&mpi.functions, &mpi.constants);
+    let guard = Guard::watch(None, rank, timeout)?;
+    let start = || {
+        let (mut initialised, mut level) = (0, 0);
+        // SAFETY: may be called at any time, with a variable for the answer.
+        check("MPI_Initialized", unsafe { (functions.initialized)(&raw mut initialised) })?;
+        if initialised != 0 {
+            // SAFETY: MPI is initialised.
+            check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
+            return Ok(level);
+        }
+        let _inside = guard.enter_init();
+        let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: MPI is not initialised, and `Process::start` lets one thread at a time in here.
+        check("MPI_Init_thread", unsafe {
+            (functions.init_thread)(argc, argv, constants.thread_multiple, &raw mut level)
+        })?;
+        finalise_at_exit();
+        Ok(level)
+    };
+    Ok(start())
+}
+
+/// The largest tag that this MPI takes.
+fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, Failure> {
+    // What the standard demands at least.
+    const LEAST: u32 = 32_767;
+    let mut value: *const c_int = std::ptr::null();
+    let mut there = 0;
+    let variable = (&raw mut value).cast::<c_void>();
+    let (world, key) = (mpi.constants.comm_world, mpi.constants.tag_ub);
+    // SAFETY: MPI is initialised; for this attribute it stores the address of an int.
+    check("MPI_Comm_get_attr", unsafe {
+        (mpi.functions.comm_get_attr)(world, key, variable, &raw mut there)
+    })?;
+    if there == 0 || value.is_null() {
+        return Ok(LEAST);
+    }
+    // SAFETY: the attribute is there, so the address is that of an int which lives as long as MPI.
+    Ok(u32::try_from(unsafe { *value }).unwrap_or(LEAST))
+}
+
 /// Bytes that one MPI call gets at most: its counts are C `int`s, and so are offsets inside of some libraries.
 /// `PHALANX_MPI_MAX_BYTES` lowers it, for tests of what is behind it.
 fn max_bytes() -> Result<usize> {
@@ -299,7 +289,7 @@ fn finalise() {
     let Ok((rank, _)) = process.place_in(process.world()) else { return };
     // MPI_Finalize may wait for all ranks.
     let Ok(guard) = Guard::watch(Some(process.abort_of(process.world())), rank, timeout) else { return };
-    let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)), 0);
+    let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
     // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
     // exits.
     unsafe { (process.mpi.functions.finalize)() };

@@ -7,15 +7,23 @@
 //! order of the ranks is MPI's.
 
 use super::accumulate::{Accumulated, add_i128};
-use super::process::Process;
-use super::{Failure, check};
+use super::{Failure, check, datatype};
 use crate::backend::host::Reducer;
 use crate::dtype::DType;
 use crate::op::ReductionCode;
-use phalanx_sys::mpi::{Handle, Mpi, UserFunction};
+use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};
 use std::ffi::{c_int, c_void};
 
+/// How each type and reduction is done.
+pub(super) type Plans = [[Plan; CODES.len()]; DType::ALL.len()];
+
+const CODES: [ReductionCode; 6] = {
+    use ReductionCode::*;
+    [Sum, Prod, Min, Max, Avg, PreMulSum]
+};
+
 /// How a reduction is done.
+#[derive(Clone, Copy)]
 pub(super) enum Plan {
     /// MPI combines the elements.
     Direct { datatype: Handle, op: Handle },
@@ -26,10 +34,9 @@ pub(super) enum Plan {
 }
 
 /// Operations and types that MPI does not have.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct OwnOperations {
+struct OwnOperations {
     /// By type and reduction; [`Handle::ZERO`] where there is none.
-    ops: [[Handle; 6]; DType::ALL.len()],
+    ops: [[Handle; CODES.len()]; DType::ALL.len()],
     /// A 128-bit integer, and its sum.
     int128: Handle,
     add_int128: Handle,
@@ -73,13 +80,13 @@ unsafe extern "C" fn own<const DTYPE: u8, const CODE: u8>(
 impl Default for OwnOperations {
     fn default() -> OwnOperations {
         let none = Handle::ZERO;
-        OwnOperations { ops: [[none; 6]; DType::ALL.len()], int128: none, add_int128: none }
+        OwnOperations { ops: [[none; CODES.len()]; DType::ALL.len()], int128: none, add_int128: none }
     }
 }
 
 impl OwnOperations {
     /// Makes them; they live as long as MPI.
-    pub fn create(mpi: &Mpi) -> Result<OwnOperations, Failure> {
+    fn create(mpi: &Mpi) -> Result<OwnOperations, Failure> {
         let functions = &mpi.functions;
         let create = |function: UserFunction| {
             let mut op = Handle::ZERO;
@@ -101,15 +108,19 @@ impl OwnOperations {
     }
 }
 
-impl Process {
+/// All plans, once MPI is initialised.
+pub(super) fn plans(mpi: &Mpi) -> Result<Plans, Failure> {
+    let own = OwnOperations::create(mpi)?;
+    Ok(DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))))
+}
+
+impl OwnOperations {
     /// How elements of a type are combined.
-    #[inline]
-    pub fn plan(&self, dtype: DType, code: ReductionCode) -> Plan {
+    fn plan(&self, constants: &Constants, dtype: DType, code: ReductionCode) -> Plan {
         use ReductionCode::*;
-        let constants = &self.mpi.constants;
-        let datatype = self.datatype(dtype);
+        let datatype = datatype(constants, dtype);
         let small = matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
-        let own = self.own.ops[dtype as usize][code as usize];
+        let own = self.ops[dtype as usize][code as usize];
         if own != Handle::ZERO {
             return Plan::Direct { datatype, op: own };
         }
@@ -122,7 +133,7 @@ impl Process {
         match (code, dtype) {
             (Avg, DType::F32 | DType::F64) => Plan::Divided { datatype, op: constants.sum, accumulated },
             (Avg, DType::I64 | DType::U64) => {
-                Plan::Accumulated { datatype: self.own.int128, op: self.own.add_int128, accumulated }
+                Plan::Accumulated { datatype: self.int128, op: self.add_int128, accumulated }
             }
             _ => {
                 let datatype = match (code, dtype) {
@@ -134,8 +145,8 @@ impl Process {
                 let op = match code {
                     Prod => constants.prod,
                     // Of 8-bit and 16-bit integers.
-                    PreMulSum if self.own.ops[dtype as usize][Sum as usize] != Handle::ZERO => {
-                        self.own.ops[dtype as usize][Sum as usize]
+                    PreMulSum if self.ops[dtype as usize][Sum as usize] != Handle::ZERO => {
+                        self.ops[dtype as usize][Sum as usize]
                     }
                     _ => constants.sum,
                 };
