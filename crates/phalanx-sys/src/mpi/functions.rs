@@ -100,6 +100,7 @@ functions! {
     comm_get_attr = "MPI_Comm_get_attr"(comm: Handle, key: c_int, value: *mut c_void, flag: *mut c_int);
     type_contiguous = "MPI_Type_contiguous"(count: c_int, datatype: Handle, new: *mut Handle);
     type_commit = "MPI_Type_commit"(datatype: *mut Handle);
+    type_free = "MPI_Type_free"(datatype: *mut Handle);
     op_create = "MPI_Op_create"(function: UserFunction, commutes: c_int, new: *mut Handle);
     isend = "MPI_Isend"(buffer: *const c_void, count: c_int, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle);
     irecv = "MPI_Irecv"(buffer: *mut c_void, count: c_int, datatype: Handle, source: c_int, tag: c_int, comm: Handle, request: *mut Handle);

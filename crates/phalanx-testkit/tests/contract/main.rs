@@ -6,6 +6,7 @@
 mod buffers;
 mod communicators;
 mod extremes;
+mod jobs;
 mod matrix;
 mod messages;
 mod mpi;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         programs::SCENARIOS,
         portable::SCENARIOS,
         extremes::SCENARIOS,
+        jobs::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         portable::trials(),
         extremes::trials(),
         mpi::trials(),
+        jobs::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }

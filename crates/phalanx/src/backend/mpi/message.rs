@@ -3,7 +3,7 @@
 //! A wait ends when MPI has let go of the buffer, or with the job: also after another operation has failed, since the
 //! caller frees the buffer afterwards.
 
-use super::{Failure, MpiComm, check, datatype};
+use super::{Failure, MpiComm, check};
 use crate::backend::host::Record;
 use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
 use crate::error::{Error, MismatchError, Result};
@@ -37,6 +37,7 @@ struct Posted {
 
 struct Piece {
     request: Handle,
+    /// Bytes.
     count: c_int,
     done: bool,
 }
@@ -102,12 +103,11 @@ impl MpiComm {
                 remedy: "use smaller tags: every MPI has those up to 32766".into(),
             });
         }
-        let size = transfer.dtype.size();
-        let most = self.process.max_bytes / size;
+        let (bytes, most) = (transfer.count * transfer.dtype.size(), self.process.max_bytes);
         let mut messages = lock(&self.messages);
         let sequence = messages.next_sequence(&transfer, self.ranks);
         // SAFETY: the caller's contract; a message without elements has one piece, which is empty.
-        let first = unsafe { self.post_piece(&transfer, 0, transfer.count.min(most)) };
+        let first = unsafe { self.post_piece(&transfer, 0, bytes.min(most)) };
         let failed = |failure| {
             let record = Record::of(&Call { root: transfer.peer, ..Call::empty(operation(&transfer)) });
             self.failure(failure, &record, sequence)
@@ -115,9 +115,9 @@ impl MpiComm {
         let first = first.map_err(failed)?;
         let mut posted = Posted { transfer, sequence, first, rest: Vec::new(), outcome: Ok(()) };
         let mut start = most;
-        while start < transfer.count {
+        while start < bytes {
             // SAFETY: the caller's contract.
-            match unsafe { self.post_piece(&transfer, start, most.min(transfer.count - start)) } {
+            match unsafe { self.post_piece(&transfer, start, most.min(bytes - start)) } {
                 Ok(piece) => posted.rest.push(piece),
                 Err(failure) => {
                     // What was posted is still in MPI's hands: the wait for the ticket answers the error.
@@ -130,30 +130,31 @@ impl MpiComm {
         Ok(messages.add(posted))
     }
 
+    /// As bytes: MPICH ends the job when a message does not have whole elements of the receive's type.
+    ///
     /// # Safety
-    /// As for [`Backend::post`](crate::backend::Backend::post), for these elements.
+    /// As for [`Backend::post`](crate::backend::Backend::post), for these bytes.
     unsafe fn post_piece(
         &self,
         transfer: &Transfer,
         start: usize,
-        count: usize,
+        bytes: usize,
     ) -> std::result::Result<Piece, Failure> {
         let f = &self.process.mpi.functions;
-        let Transfer { peer, tag, dtype, .. } = *transfer;
-        let (datatype, offset) = (datatype(&self.process.mpi.constants, dtype), start * dtype.size());
-        let (peer, tag, count) = (peer as c_int, tag as c_int, count as c_int);
+        let byte = self.process.mpi.constants.byte;
+        let (peer, tag, count) = (transfer.peer as c_int, transfer.tag as c_int, bytes as c_int);
         let mut request = Handle::ZERO;
         // SAFETY: the memory is valid and stays so until MPI has let go of it, by the caller's contract.
         unsafe {
             match transfer.direction {
                 Direction::Send(buffer) => {
-                    let buffer = buffer.add(offset).cast();
-                    let posted = (f.isend)(buffer, count, datatype, peer, tag, self.comm, &raw mut request);
+                    let buffer = buffer.add(start).cast();
+                    let posted = (f.isend)(buffer, count, byte, peer, tag, self.comm, &raw mut request);
                     check("MPI_Isend", posted)?;
                 }
                 Direction::Recv(buffer) => {
-                    let buffer = buffer.add(offset).cast();
-                    let posted = (f.irecv)(buffer, count, datatype, peer, tag, self.comm, &raw mut request);
+                    let buffer = buffer.add(start).cast();
+                    let posted = (f.irecv)(buffer, count, byte, peer, tag, self.comm, &raw mut request);
                     check("MPI_Irecv", posted)?;
                 }
             }
@@ -217,7 +218,7 @@ impl MpiComm {
     fn advance(&self, posted: &mut Posted) {
         let f = &self.process.mpi.functions;
         let receives = matches!(posted.transfer.direction, Direction::Recv(_));
-        let datatype = datatype(&self.process.mpi.constants, posted.transfer.dtype);
+        let byte = self.process.mpi.constants.byte;
         let mut wrong = None;
         for piece in posted.pieces().filter(|piece| !piece.done) {
             let (mut done, mut status, mut count) = (0, Status::new(), piece.count);
@@ -226,7 +227,7 @@ impl MpiComm {
             let result = unsafe {
                 let tested = (f.test)(&raw mut piece.request, &raw mut done, &raw mut status);
                 if tested == 0 && done != 0 && receives {
-                    (f.get_count)(&raw const status, datatype, &raw mut count);
+                    (f.get_count)(&raw const status, byte, &raw mut count);
                 }
                 check("MPI_Test", tested)
             };
@@ -250,7 +251,10 @@ impl MpiComm {
     fn wrong_message(&self, posted: &Posted, wrong: std::result::Result<c_int, Failure>) -> Error {
         let Transfer { dtype, count, peer, .. } = posted.transfer;
         let came = match wrong {
-            Ok(came) => format!("{dtype} × {}", came.max(0)),
+            Ok(came) if came as usize % dtype.size() == 0 => {
+                format!("{dtype} × {}", came as usize / dtype.size())
+            }
+            Ok(came) => format!("{came} bytes"),
             Err(failure) if self.is_truncation(failure) => format!("more than {dtype} × {count}"),
             Err(failure) => return self.failure(failure, &posted.record(), posted.sequence),
         };

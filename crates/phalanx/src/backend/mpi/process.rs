@@ -31,6 +31,7 @@ pub(crate) struct Launched {
 pub(super) struct Process {
     pub mpi: Mpi,
     pub plans: Plans,
+    own_type: Handle,
     /// The largest tag that messages may have; the one above is phalanx's own.
     pub max_tag: u32,
     /// Bytes that one MPI call gets at most.
@@ -76,7 +77,7 @@ impl Process {
         let failed = |failure| super::error(&mpi, failure, launched.rank, "init", 0);
         let level = start_mpi(&mpi, launched.rank, timeout)?.map_err(failed)?;
         let max_tag = tag_limit(&mpi).map_err(failed)? - 1;
-        let plans = plans(&mpi).map_err(failed)?;
+        let (plans, own_type) = plans(&mpi).map_err(failed)?;
         let main_only = level < mpi.constants.thread_multiple;
         if main_only {
             tracing::warn!(
@@ -85,8 +86,16 @@ impl Process {
             );
         }
         let failed = AtomicBool::new(false);
-        let process =
-            Process { plans, max_tag, max_bytes, main_only, failed, timeout: AtomicU64::new(0), mpi };
+        let process = Process {
+            plans,
+            own_type,
+            max_tag,
+            max_bytes,
+            main_only,
+            failed,
+            timeout: AtomicU64::new(0),
+            mpi,
+        };
         tracing::info!(
             version = process.mpi.version,
             flavour = process.mpi.flavour.name(),
@@ -290,7 +299,11 @@ fn finalise() {
     // MPI_Finalize may wait for all ranks.
     let Ok(guard) = Guard::watch(Some(process.abort_of(process.world())), rank, timeout) else { return };
     let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
+    let mut own_type = process.own_type;
     // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
     // exits.
-    unsafe { (process.mpi.functions.finalize)() };
+    unsafe {
+        (process.mpi.functions.type_free)(&raw mut own_type);
+        (process.mpi.functions.finalize)();
+    }
 }

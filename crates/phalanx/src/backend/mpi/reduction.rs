@@ -108,10 +108,10 @@ impl OwnOperations {
     }
 }
 
-/// All plans, once MPI is initialised.
-pub(super) fn plans(mpi: &Mpi) -> Result<Plans, Failure> {
+/// All plans, once MPI is initialised; and the type that was made for them.
+pub(super) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), Failure> {
     let own = OwnOperations::create(mpi)?;
-    Ok(DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))))
+    Ok((DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))), own.int128))
 }
 
 impl OwnOperations {
