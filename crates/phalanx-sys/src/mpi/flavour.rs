@@ -49,7 +49,6 @@ impl Flavour {
 pub struct Constants {
     pub comm_world: Handle,
     pub comm_null: Handle,
-    pub request_null: Handle,
     pub errors_return: Handle,
     pub byte: Handle,
     pub int8: Handle,
@@ -68,7 +67,6 @@ pub struct Constants {
     pub in_place: usize,
     pub tag_ub: c_int,
     pub undefined: c_int,
-    pub err_truncate: c_int,
     pub thread_multiple: c_int,
 }
 
@@ -87,7 +85,6 @@ impl Constants {
 const STANDARD_ABI: Constants = Constants {
     comm_world: Handle::new(0x101),
     comm_null: Handle::new(0x100),
-    request_null: Handle::new(0x180),
     errors_return: Handle::new(0x143),
     byte: Handle::new(0x247),
     int8: Handle::new(0x240),
@@ -105,14 +102,12 @@ const STANDARD_ABI: Constants = Constants {
     in_place: 1,
     tag_ub: 501,
     undefined: -32766,
-    err_truncate: 15,
     thread_multiple: 4096,
 };
 
 const MPICH: Constants = Constants {
     comm_world: Handle::new(0x4400_0000),
     comm_null: Handle::new(0x0400_0000),
-    request_null: Handle::new(0x2c00_0000),
     errors_return: Handle::new(0x5400_0001),
     byte: Handle::new(0x4c00_010d),
     int8: Handle::new(0x4c00_0137),
@@ -130,7 +125,6 @@ const MPICH: Constants = Constants {
     in_place: usize::MAX,
     tag_ub: 0x6440_0001,
     undefined: -32766,
-    err_truncate: 14,
     thread_multiple: 3,
 };
 
@@ -145,7 +139,6 @@ fn open_mpi(library: &Library) -> Result<Constants, &'static str> {
     Ok(Constants {
         comm_world: object(c"ompi_mpi_comm_world")?,
         comm_null: object(c"ompi_mpi_comm_null")?,
-        request_null: object(c"ompi_request_null")?,
         errors_return: object(c"ompi_mpi_errors_return")?,
         byte: object(c"ompi_mpi_byte")?,
         int8: object(c"ompi_mpi_int8_t")?,
@@ -163,7 +156,6 @@ fn open_mpi(library: &Library) -> Result<Constants, &'static str> {
         in_place: 1,
         tag_ub: 0,
         undefined: -32766,
-        err_truncate: 15,
         thread_multiple: 3,
     })
 }

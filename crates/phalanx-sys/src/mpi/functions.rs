@@ -90,7 +90,6 @@ functions! {
     finalize = "MPI_Finalize"();
     abort = "MPI_Abort"(comm: Handle, code: c_int);
     error_string = "MPI_Error_string"(code: c_int, text: *mut c_char, length: *mut c_int);
-    error_class = "MPI_Error_class"(code: c_int, class: *mut c_int);
     comm_rank = "MPI_Comm_rank"(comm: Handle, rank: *mut c_int);
     comm_size = "MPI_Comm_size"(comm: Handle, size: *mut c_int);
     comm_dup = "MPI_Comm_dup"(comm: Handle, new: *mut Handle);
@@ -103,7 +102,8 @@ functions! {
     type_free = "MPI_Type_free"(datatype: *mut Handle);
     op_create = "MPI_Op_create"(function: UserFunction, commutes: c_int, new: *mut Handle);
     isend = "MPI_Isend"(buffer: *const c_void, count: c_int, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle);
-    irecv = "MPI_Irecv"(buffer: *mut c_void, count: c_int, datatype: Handle, source: c_int, tag: c_int, comm: Handle, request: *mut Handle);
+    improbe = "MPI_Improbe"(source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, message: *mut Handle, status: *mut Status);
+    imrecv = "MPI_Imrecv"(buffer: *mut c_void, count: c_int, datatype: Handle, message: *mut Handle, request: *mut Handle);
     test = "MPI_Test"(request: *mut Handle, flag: *mut c_int, status: *mut Status);
     get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
     barrier = "MPI_Barrier"(comm: Handle);
@@ -119,7 +119,6 @@ functions! {
     scatter = "MPI_Scatter"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
     scatterv = "MPI_Scatterv"(send: *const c_void, counts: *const c_int, offsets: *const c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
     alltoall = "MPI_Alltoall"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
-    alltoallv = "MPI_Alltoallv"(send: *const c_void, send_counts: *const c_int, send_offsets: *const c_int, send_type: Handle, recv: *mut c_void, recv_counts: *const c_int, recv_offsets: *const c_int, recv_type: Handle, comm: Handle);
 }
 
 impl Functions {

@@ -13,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("jobs/init", |_| init()),
     Scenario::process("jobs/application", application),
     Scenario::rank("jobs/one_rank_stays_away", |comm, args| one_rank_stays_away(&comm, args)),
+    Scenario::rank("jobs/nothing_comes", |comm, _| nothing_comes(comm)),
     Scenario::rank("jobs/one_rank_fails", |comm, _| one_rank_fails(&comm)),
     Scenario::rank("jobs/one_rank_aborts", |comm, _| one_rank_aborts(comm)),
     Scenario::rank("jobs/wrong_lengths", |comm, args| wrong_lengths(&comm, args)),
@@ -22,13 +23,14 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A test with one MPI.
 type Test = fn(&Installation) -> Result<(), String>;
 
-const TESTS: [(&str, Test); 12] = [
+const TESTS: [(&str, Test); 13] = [
     ("recognised", recognised),
     ("on_the_host_backend", on_the_host_backend),
     ("initialised_by_the_application", |mpi| initialised_by_the_application(mpi, "multiple")),
     ("initialised_for_one_thread", |mpi| initialised_by_the_application(mpi, "single")),
     ("deadline_of_a_collective", |mpi| deadline(mpi, "collective", "all_reduce(f32 × 10, sum)")),
-    ("deadline_of_a_message", |mpi| deadline(mpi, "message", "recv(u8 × 3, from rank 1)")),
+    ("deadline_of_a_send", |mpi| deadline(mpi, "send", "send(u8 × 10000000, to rank 1)")),
+    ("deadline_of_a_receive", |mpi| mpi.job(2).scenario("jobs/nothing_comes", &[]).succeed().map(drop)),
     ("one_rank_fails", |mpi| ends_soon(mpi, "jobs/one_rank_fails", "")),
     ("one_rank_aborts", |mpi| ends_soon(mpi, "jobs/one_rank_aborts", "rank 1 aborted the communicator")),
     ("shorter_message", |mpi| mpi.job(2).scenario("jobs/wrong_lengths", &["5"]).succeed().map(drop)),
@@ -161,9 +163,27 @@ fn one_rank_stays_away(comm: &Comm, args: &[String]) -> Outcome {
     }
     let result = match args.first().map(String::as_str) {
         Some("collective") => comm.all_reduce_in_place(&mut [1.0f32; 10], ReduceOp::Sum),
-        _ => comm.recv(&mut [0u8; 3], 1),
+        _ => comm.send(&vec![0u8; 10_000_000], 1),
     };
     Err(format!("a wait past its deadline came back: {result:?}"))
+}
+
+/// A receive that nothing comes for is given up, and the rank lives on.
+fn nothing_comes(comm: Comm) -> Outcome {
+    comm.set_timeout(Duration::from_millis(500));
+    if comm.rank() == 0 {
+        match comm.recv(&mut [0u8; 3], 1) {
+            Err(Error::Timeout(timeout)) => {
+                let right = timeout.missing.iter().map(|missing| missing.rank).eq([1])
+                    && timeout.operation == "recv(u8 × 3, from rank 1)"
+                    && (490..5000).contains(&timeout.waited.as_millis());
+                expect(right, || timeout.to_string())?;
+            }
+            other => return Err(format!("a receive of nothing: {other:?}")),
+        }
+        expect(comm.barrier().is_err(), || "the communicator has not failed".into())?;
+    }
+    Ok(String::new())
 }
 
 fn deadline(mpi: &Installation, what: &str, operation: &str) -> Result<(), String> {
@@ -213,14 +233,13 @@ fn ends_soon(mpi: &Installation, scenario: &str, said: &str) -> Result<(), Strin
 fn wrong_lengths(comm: &Comm, args: &[String]) -> Outcome {
     let sent: usize = args.first().and_then(|arg| arg.parse().ok()).ok_or("no length was given")?;
     if comm.rank() == 0 {
-        // Where the message is not buffered its send may fail too, or only end.
-        let _ = comm.send(&vec![1u16; sent], 1);
+        // It is received, though not as it should be.
+        comm.send(&vec![1u16; sent], 1).map_err(text)?;
         return Ok(String::new());
     }
     let error = comm.recv(&mut [0u16; 1000], 0).err().ok_or("the receive succeeded")?;
     let Error::Mismatch(mismatch) = &error else { return Err(format!("{error:?}")) };
-    let theirs =
-        if sent < 1000 { "send(u16 × 5, to rank 1)" } else { "send(more than u16 × 1000, to rank 1)" };
+    let theirs = format!("send(u16 × {sent}, to rank 1)");
     expect(mismatch.other_rank == 0 && mismatch.ours == theirs, || error.to_string())?;
     expect(mismatch.rank == 1 && mismatch.theirs == "recv(u16 × 1000, from rank 0)", || error.to_string())?;
     match comm.send(&[1], 0) {

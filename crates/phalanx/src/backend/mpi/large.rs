@@ -6,10 +6,9 @@
 //! do it too: only its two ends know how long a block is.
 
 use super::collective::Scratch;
-use super::{Failure, MpiComm, check, total};
-use crate::backend::{Blocks, Call, Operation};
-use phalanx_sys::mpi::{Handle, Status};
-use std::ffi::c_int;
+use super::{Failure, MpiComm, total};
+use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::dtype::DType;
 
 /// A block that goes to a peer or comes from it.
 struct Part<P> {
@@ -144,33 +143,23 @@ impl MpiComm {
     /// # Safety
     /// The parts can be read and written; one that this rank gives itself is where it belongs or apart from it.
     unsafe fn exchange(&self, sends: &[Part<*const u8>], receives: &[Part<*mut u8>]) -> Result<(), Failure> {
-        let f = &self.process.mpi.functions;
-        let (byte, comm) = (self.process.mpi.constants.byte, self.comm);
-        // The one that no message of the application has.
-        let tag = (self.process.max_tag + 1) as c_int;
-        let mut requests = Vec::new();
-        let mut posted = Ok(());
-        let mut add = |function, code, request| match check(function, code) {
-            Ok(()) => requests.push(request),
-            Err(failure) => posted = Err(failure),
-        };
-        // SAFETY: the parts are valid, and in use until all requests are complete, below.
+        // The tag that no message of the application has.
+        let (tag, dtype) = (self.process.max_tag + 1, DType::U8);
+        let transfer = |peer, bytes, direction| Transfer { direction, peer, tag, dtype, count: bytes };
+        let mut tickets = Vec::new();
+        // SAFETY: the parts are valid, and in use until all messages are complete, below. Both ends know which parts
+        // are empty.
         unsafe {
-            for part in receives.iter().filter(|part| part.peer != self.rank) {
-                for (offset, len) in self.pieces(part.bytes) {
-                    let mut request = Handle::ZERO;
-                    let (start, peer) = (part.start.add(offset).cast(), part.peer as c_int);
-                    let code = (f.irecv)(start, len, byte, peer, tag, comm, &raw mut request);
-                    add("MPI_Irecv", code, request);
-                }
+            for part in receives.iter().filter(|part| part.peer != self.rank && part.bytes > 0) {
+                let receive = transfer(part.peer, part.bytes, Direction::Recv(part.start));
+                tickets.push(self.post_transfer(receive));
             }
-            for part in sends.iter().filter(|part| part.peer != self.rank) {
-                for (offset, len) in self.pieces(part.bytes) {
-                    let mut request = Handle::ZERO;
-                    let (start, peer) = (part.start.add(offset).cast(), part.peer as c_int);
-                    let code = (f.isend)(start, len, byte, peer, tag, comm, &raw mut request);
-                    add("MPI_Isend", code, request);
-                }
+            for part in sends.iter().filter(|part| part.peer != self.rank && part.bytes > 0) {
+                tickets.push(self.post_transfer(transfer(
+                    part.peer,
+                    part.bytes,
+                    Direction::Send(part.start),
+                )));
             }
         }
         let own = |peer: usize| peer == self.rank;
@@ -181,40 +170,28 @@ impl MpiComm {
             // SAFETY: both have the length of this rank's own block.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, to.bytes) };
         }
-        // Also if something failed: MPI has the buffers until then.
-        self.complete(requests).and(posted)
+        self.complete(tickets)
     }
 
-    /// The pieces of so many bytes that one MPI call takes: offset and length.
-    fn pieces(&self, bytes: usize) -> impl Iterator<Item = (usize, c_int)> + use<> {
-        let most = self.process.max_bytes;
-        (0..bytes).step_by(most).map(move |offset| (offset, most.min(bytes - offset) as c_int))
-    }
-
-    /// Waits for all requests. The deadline is the operation's, and starts anew with each that completes.
-    fn complete(&self, mut requests: Vec<Handle>) -> Result<(), Failure> {
+    /// Waits for all messages. The deadline is the operation's, and starts anew with each that completes.
+    fn complete(&self, mut tickets: Vec<Ticket>) -> Result<(), Failure> {
+        let mut outcome = Ok(());
         let mut polls = 0u32;
-        let mut failure = None;
-        while !requests.is_empty() {
-            let before = requests.len();
-            requests.retain_mut(|request| {
-                let (mut done, mut status) = (0, Status::new());
-                // SAFETY: a request that is not complete.
-                let tested =
-                    unsafe { (self.process.mpi.functions.test)(request, &raw mut done, &raw mut status) };
-                let failed = check("MPI_Test", tested).err();
-                failure = failure.or(failed);
-                done == 0 && failed.is_none()
+        while !tickets.is_empty() {
+            tickets.retain(|ticket| match self.take_if_done(*ticket) {
+                Some(done) => {
+                    outcome = outcome.and(done.map_err(|_| Failure::Verdict));
+                    self.guard.beat();
+                    polls = 0;
+                    false
+                }
+                None => true,
             });
-            if requests.len() < before {
-                self.guard.beat();
-                polls = 0;
-            }
             polls += 1;
             if polls > super::message::SPINS {
                 std::thread::yield_now();
             }
         }
-        failure.map_or(Ok(()), Err)
+        outcome
     }
 }

@@ -43,17 +43,19 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// An MPI function's error: which function, and its code.
+/// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Failure {
-    function: &'static str,
-    code: c_int,
+enum Failure {
+    /// An MPI function's answer: which function, and its code.
+    Mpi { function: &'static str, code: c_int },
+    /// The communicator has its verdict already.
+    Verdict,
 }
 
 /// What an MPI function answered.
 #[inline(always)]
 fn check(function: &'static str, code: c_int) -> std::result::Result<(), Failure> {
-    if code == 0 { Ok(()) } else { Err(Failure { function, code }) }
+    if code == 0 { Ok(()) } else { Err(Failure::Mpi { function, code }) }
 }
 
 /// One rank's end of an MPI communicator.
@@ -117,12 +119,15 @@ impl MpiComm {
     /// Makes an error the communicator's verdict: after one, MPI promises nothing.
     #[cold]
     fn fail(&self, error: Error) -> Error {
-        self.process.set_failed();
         self.failed.get_or_init(|| error).clone()
     }
 
     #[cold]
     fn failure(&self, failure: Failure, record: &Record, sequence: u64) -> Error {
+        if let (Failure::Verdict, Some(error)) = (failure, self.failed.get()) {
+            return error.clone();
+        }
+        self.process.set_failed();
         self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
     }
 
@@ -251,11 +256,15 @@ impl Backend for MpiComm {
 /// An error of MPI, with its text.
 #[cold]
 fn error(mpi: &Mpi, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
+    let (function, code) = match failure {
+        Failure::Mpi { function, code } => (function, code),
+        Failure::Verdict => ("an MPI function", 0),
+    };
     LibraryError {
         library: mpi.version.clone(),
-        function: failure.function,
-        code: failure.code,
-        text: mpi.functions.describe(failure.code),
+        function,
+        code,
+        text: mpi.functions.describe(code),
         rank,
         operation: operation.to_owned(),
         sequence,

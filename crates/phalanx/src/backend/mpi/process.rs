@@ -219,6 +219,11 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
         check("MPI_Init_thread", unsafe {
             (functions.init_thread)(argc, argv, constants.thread_multiple, &raw mut level)
         })?;
+        // For functions that have no communicator, such as MPI_Test.
+        // SAFETY: MPI is initialised.
+        check("MPI_Comm_set_errhandler", unsafe {
+            (functions.comm_set_errhandler)(constants.comm_world, constants.errors_return)
+        })?;
         finalise_at_exit();
         Ok(level)
     };
