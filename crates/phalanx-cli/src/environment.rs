@@ -1,91 +1,41 @@
-//! The variables by which a launcher tells a process that it is a rank.
-//!
-//! Only what the program has to know before `phalanx::init()` reads the same variables in full.
+//! The variables by which a launcher tells a process that it is a rank, for showing them. What they mean is the
+//! library's business: [`phalanx::choose`].
 
 use std::env;
 
-/// Variables that say something about ranks, and whether their value may be shown.
-const VARIABLES: [(&str, bool); 19] = [
-    ("PHALANX_RANK", true),
-    ("PHALANX_WORLD_SIZE", true),
-    ("PHALANX_LOCAL_RANK", true),
-    ("PHALANX_LOCAL_WORLD_SIZE", true),
-    // Whoever knows the id of a job is let in.
-    ("PHALANX_JOB", false),
-    ("PHALANX_NODE_RANK", true),
-    ("PHALANX_NNODES", true),
-    ("PHALANX_RESTART_COUNT", true),
-    ("PHALANX_STORE", true),
-    ("PHALANX_TOKEN", false),
-    ("PHALANX_TOKEN_FILE", true),
-    ("PHALANX_HEARTBEAT_TIMEOUT", true),
-    ("PHALANX_BACKEND", true),
-    ("PHALANX_TIMEOUT", true),
-    ("RANK", true),
-    ("WORLD_SIZE", true),
-    ("MASTER_ADDR", true),
-    ("MASTER_PORT", true),
-    ("TORCHELASTIC_RUN_ID", false),
+/// Beginnings of the names of variables that say something about ranks, and libraries that carry them.
+const SHOWN: [&str; 15] = [
+    "PHALANX_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_",
+    "TORCHELASTIC_R",
+    "OMPI_COMM_WORLD_",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "MPI_LOCAL",
+    "PALS_",
+    "SLURM_STEP_",
 ];
 
-/// A launcher that the library recognises.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Launcher {
-    Phalanx,
-    Torchrun,
-}
+/// Those whose value is not for everybody: whoever knows the id of a job is let in.
+const SECRET: [&str; 3] = ["PHALANX_JOB", "PHALANX_TOKEN", "TORCHELASTIC_RUN_ID"];
 
-impl Launcher {
-    /// The launcher that started this process, if any: the library's own comes first.
-    pub fn found() -> Option<Launcher> {
-        Launcher::among(|name| env::var_os(name).is_some())
-    }
-
-    fn among(is_set: impl Fn(&str) -> bool) -> Option<Launcher> {
-        if is_set("PHALANX_RANK") || is_set("PHALANX_WORLD_SIZE") {
-            Some(Launcher::Phalanx)
-        } else if is_set("RANK") && is_set("WORLD_SIZE") {
-            Some(Launcher::Torchrun)
-        } else {
-            None
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Launcher::Phalanx => "phalanx launch",
-            Launcher::Torchrun => "torchrun",
-        }
-    }
-
-    /// The variables for the rank and for the number of ranks.
-    pub fn variables(self) -> (&'static str, &'static str) {
-        match self {
-            Launcher::Phalanx => ("PHALANX_RANK", "PHALANX_WORLD_SIZE"),
-            Launcher::Torchrun => ("RANK", "WORLD_SIZE"),
-        }
-    }
-}
-
-/// The variables that are set, with the values that may be shown.
-pub fn set_variables() -> impl Iterator<Item = (&'static str, String)> {
-    VARIABLES.into_iter().filter_map(|(name, shown)| {
-        let value = env::var_os(name)?;
-        let value = if shown { value.to_string_lossy().into_owned() } else { "(set)".to_owned() };
-        Some((name, value))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn launchers_are_told_apart() {
-        let found = |set: &[&str]| Launcher::among(|name| set.contains(&name));
-        assert_eq!(found(&[]), None);
-        assert_eq!(found(&["RANK"]), None);
-        assert_eq!(found(&["RANK", "WORLD_SIZE"]), Some(Launcher::Torchrun));
-        assert_eq!(found(&["RANK", "WORLD_SIZE", "PHALANX_RANK"]), Some(Launcher::Phalanx));
-    }
+/// The variables that are set, by name, with the values that may be shown.
+pub fn set_variables() -> Vec<(String, String)> {
+    let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+    let all = env::vars_os().map(|(name, value)| (text(name), text(value)));
+    let mut shown: Vec<_> = all
+        .filter(|(name, _)| SHOWN.iter().any(|start| name.starts_with(start)))
+        .map(|(name, value)| {
+            let secret = SECRET.contains(&&*name);
+            (name, if secret { "(set)".to_owned() } else { value })
+        })
+        .collect();
+    shown.sort();
+    shown
 }

@@ -39,11 +39,34 @@ fn a_launchers_variables_are_shown_but_not_its_secret() {
     let said = say(command);
     assert_eq!(said.code, Some(0), "{}", said.stdout);
     assert!(said.stdout.contains("rank 1 of 4, as phalanx launch says"), "{}", said.stdout);
+    assert!(said.stdout.contains("phalanx launch, by PHALANX_RANK"), "{}", said.stdout);
     assert!(!said.stdout.contains("0123secret"));
 
     let mut command = phalanx("doctor");
     command.envs([("PHALANX_RANK", "one"), ("PHALANX_WORLD_SIZE", "4")]);
-    assert!(say(command).stdout.contains("an error: PHALANX_RANK and PHALANX_WORLD_SIZE"));
+    assert!(say(command).stdout.contains("an error: PHALANX_RANK=\"one\" is not valid"));
+}
+
+#[test]
+fn the_launcher_of_an_mpi_job_is_named_with_the_reason() {
+    let mut command = phalanx("doctor");
+    command.envs([("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "3")]);
+    command.env("PMIX_NAMESPACE", "1234");
+    let said = say(command);
+    for text in [
+        "Open MPI, by OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE; it comes before PMIx",
+        "rank 3 of 4, as Open MPI says, on the backend mpi",
+    ] {
+        assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
+    }
+}
+
+#[test]
+fn the_mpi_library_is_named_or_what_was_tried() {
+    let mut command = phalanx("doctor");
+    command.env("PHALANX_MPI_LIB", "/nonexistent/libmpi.so.99");
+    let said = say(command);
+    assert!(said.stdout.contains("tried /nonexistent/libmpi.so.99, from PHALANX_MPI_LIB"), "{}", said.stdout);
 }
 
 #[test]

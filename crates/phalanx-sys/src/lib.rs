@@ -6,6 +6,8 @@
 
 pub mod cuda;
 mod library;
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+pub mod mpi;
 #[cfg(unix)]
 pub mod nccl;
 

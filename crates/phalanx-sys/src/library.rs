@@ -99,8 +99,16 @@ impl Search {
     /// # Errors
     /// [`NotFound`] with everything that was tried.
     pub fn open(&self) -> Result<Library, NotFound> {
+        self.open_among(self.places())
+    }
+
+    /// Loads the library from the first of these places that works.
+    ///
+    /// # Errors
+    /// [`NotFound`] with everything that was tried.
+    pub fn open_among(&self, places: Vec<Place>) -> Result<Library, NotFound> {
         let mut tried = Vec::new();
-        for place in self.places() {
+        for place in places {
             match open(&place.file, self.global) {
                 Ok(handle) => {
                     let path = self.path_of(&place);

@@ -3,6 +3,7 @@
 //! - [`reference`](mod@reference), [`number`], [`minifloat`]: what every collective must deliver, computed without
 //!   looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]: random calls.
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
+//! - [`mpi`]: runs scenarios as the ranks of an MPI job, under each MPI that is installed.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
 //! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
@@ -17,6 +18,7 @@ pub mod fault;
 pub mod faults;
 pub mod fields;
 pub mod minifloat;
+pub mod mpi;
 pub mod number;
 pub mod processes;
 pub mod program;

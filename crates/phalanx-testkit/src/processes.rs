@@ -8,6 +8,7 @@
 
 use crate::fault::{self, Fault};
 use crate::fields::{escape, unescape};
+use crate::mpi;
 use crate::scenario::{Body, Outcome, Scenario};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -21,22 +22,36 @@ const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
 
-/// In a process that [`Launch`] started: runs its scenario and says how the process ends.
+/// In a process that [`Launch`] or [`mpi`](crate::mpi) started: runs its scenario and says how the process ends.
 pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
+    if let Some(code) = mpi::serve(scenarios) {
+        return Some(code);
+    }
     let name = std::env::var(SCENARIO).ok()?;
     let args = std::env::var(ARGS).unwrap_or_default();
     let args: Vec<String> = args.split_terminator('\t').map(unescape).collect();
-    let outcome = perform(scenarios, &name, &args);
-    let (line, code) = match &outcome {
-        Ok(text) => (format!("{OUTCOME_OK}{}", escape(text)), ExitCode::SUCCESS),
-        Err(text) => (format!("{OUTCOME_ERROR}{}", escape(text)), ExitCode::FAILURE),
-    };
+    let followed = fault::end_with_parent().map_err(|error| format!("cannot follow the parent: {error}"));
+    let outcome = followed.and_then(|()| perform(scenarios, &name, &args));
+    let (line, code) = report(&outcome);
     say(&line);
     Some(code)
 }
 
-fn perform(scenarios: &[Scenario], name: &str, args: &[String]) -> Outcome {
-    fault::end_with_parent().map_err(|error| format!("cannot follow the parent: {error}"))?;
+/// The line that tells an outcome, and what the process ends with.
+pub(crate) fn report(outcome: &Outcome) -> (String, ExitCode) {
+    match outcome {
+        Ok(text) => (format!("{OUTCOME_OK}{}", escape(text)), ExitCode::SUCCESS),
+        Err(text) => (format!("{OUTCOME_ERROR}{}", escape(text)), ExitCode::FAILURE),
+    }
+}
+
+/// The outcome that a line tells.
+pub(crate) fn outcome(line: &str) -> Option<Outcome> {
+    let ok = line.strip_prefix(OUTCOME_OK).map(|text| Ok(unescape(text)));
+    ok.or_else(|| line.strip_prefix(OUTCOME_ERROR).map(|text| Err(unescape(text))))
+}
+
+pub(crate) fn perform(scenarios: &[Scenario], name: &str, args: &[String]) -> Outcome {
     let scenario = scenarios.iter().find(|scenario| scenario.name == name);
     match scenario.ok_or_else(|| format!("there is no scenario {name}"))?.body {
         Body::Rank(body) => body(phalanx::init().map_err(|error| format!("init: {error}"))?, args),
@@ -185,8 +200,8 @@ impl Launch {
     }
 }
 
-fn is_launcher_variable(name: &str) -> bool {
-    const PREFIXES: [&str; 6] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_"];
+pub(crate) fn is_launcher_variable(name: &str) -> bool {
+    const PREFIXES: [&str; 7] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "PALS_", "SLURM_", "TORCHELASTIC_"];
     const NAMES: [&str; 6] =
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
     PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name)
@@ -256,10 +271,8 @@ impl Rank {
             Event::Line(line) => {
                 if let Some(phase) = line.strip_prefix(PHASE) {
                     self.phases.push(phase.into());
-                } else if let Some(text) = line.strip_prefix(OUTCOME_OK) {
-                    self.outcome = Some(Ok(unescape(text)));
-                } else if let Some(text) = line.strip_prefix(OUTCOME_ERROR) {
-                    self.outcome = Some(Err(unescape(text)));
+                } else if let Some(outcome) = outcome(&line) {
+                    self.outcome = Some(outcome);
                 } else {
                     self.output += &line;
                     self.output.push('\n');

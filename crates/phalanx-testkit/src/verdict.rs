@@ -33,6 +33,17 @@ pub fn fields(error: &Error) -> Fields {
             .with("last_seen", e.missing.iter().map(|m| m.last_seen.as_str()).collect::<Vec<_>>().join("; ")),
         Error::Aborted { rank } => fields.with("kind", "aborted").with("rank", rank),
         Error::LeftBehind { rank } => fields.with("kind", "left behind").with("rank", rank),
+        Error::Library(e) => {
+            let fields = fields.with("kind", "library").with("function", e.function).with("code", e.code);
+            match &e.context {
+                Some((rank, operation, sequence)) => {
+                    fields.with("rank", rank).with("operation", operation).with("sequence", sequence)
+                }
+                None => fields,
+            }
+        }
+        Error::LibraryNotFound(_) => fields.with("kind", "not found"),
+        Error::MissingFunction(e) => fields.with("kind", "missing function").with("function", e.function),
         Error::System(e) => fields.with("kind", "system").with("call", e.call),
         Error::Bootstrap(e) => {
             fields.with("kind", "bootstrap").with("missing", list(e.missing.iter().copied()))

@@ -332,7 +332,7 @@ pub struct TimeoutError {
     pub reporter: usize,
     /// How long the reporter had waited.
     pub waited: Duration,
-    /// The ranks that have not arrived, and what each was last seen doing.
+    /// The ranks that have not arrived, and what each was last seen doing; empty where the backend cannot tell.
     pub missing: Vec<MissingRank>,
 }
 
@@ -346,6 +346,9 @@ pub struct MissingRank {
 }
 
 fn describe_missing(missing: &[MissingRank]) -> String {
+    if missing.is_empty() {
+        return "other ranks (which ones is not known here)".to_owned();
+    }
     let ranks: Vec<String> = missing.iter().map(|m| format!("rank {} ({})", m.rank, m.last_seen)).collect();
     ranks.join(", ")
 }
@@ -354,8 +357,8 @@ fn describe_missing(missing: &[MissingRank]) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{library}: {function} answered {code} ({text}){}", self.place())]
 pub struct LibraryError {
-    /// `NCCL`, `CUDA`, …
-    pub library: &'static str,
+    /// Its name, with the version where it is known.
+    pub library: String,
     /// The C function.
     pub function: &'static str,
     /// Its answer.

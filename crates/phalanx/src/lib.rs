@@ -1,7 +1,7 @@
 //! Collective communication for Rust: ranks that move data together.
 //!
 //! A *rank* is one of n equal participants: a thread of this process ([`run`]) or a process of its own
-//! ([`init`], under `phalanx launch` or torchrun). A [`Comm`] is a rank's end of a communicator. All ranks
+//! ([`init`], under `phalanx launch`, torchrun, mpirun or srun). A [`Comm`] is a rank's end of a communicator. All ranks
 //! make the same calls in the same order; a rank that is missing, dead, or calls something else is an error
 //! on every rank that names it, never a hang.
 //!
@@ -33,9 +33,10 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
-//! | `PHALANX_BACKEND` | `solo`, `host`, `nccl` or `auto`: NCCL if each rank has a GPU, else the host, else solo for one rank |
+//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl` or `auto`: NCCL if each rank has a GPU, MPI under an MPI launcher, else the host, else solo for one rank |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host backend always does) |
-//! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB` | the shared libraries of NCCL and of the CUDA driver, if they are not where they are looked for |
+//! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB` | the shared libraries of NCCL, of the CUDA driver and of MPI, if they are not where they are looked for |
+//! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
 //! | `PHALANX_STOPPED_TIMEOUT` | seconds a peer's process may be stopped (SIGSTOP) before that is an error; default: until the deadline |
 //! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
 //! | `PHALANX_TRACE_SIGNAL` | `USR1` or `USR2`: on this signal ranks write their last operations, too; default: no signal is taken |
@@ -46,7 +47,8 @@
 //! | `PHALANX_STORE` | `host:port` of the job's store, where ranks of several hosts meet; set by `phalanx launch`; under torchrun, default `MASTER_ADDR` with `MASTER_PORT` + 1000 |
 //! | `PHALANX_TOKEN`, `PHALANX_TOKEN_FILE` | the secret of the job's ranks, or a file (mode 600) with it; `phalanx launch` sets the first; under torchrun on several hosts the user sets one |
 //! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store takes a rank for lost; default 1.4. For the process that hosts the store: the launcher, or rank 0 |
-//! | `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
+//! | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
+//! | `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_*`, `MPI_LOCAL*`, `I_MPI_HYDRA_UUID`, `PALS_*`, `SLURM_*` | set by MPI's launchers and Slurm: see [`choose`] |
 //!
 //! # Platforms
 //! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that
@@ -73,10 +75,10 @@ mod sync;
 mod watch;
 
 pub use backend::BackendKind;
-pub use bootstrap::HostTopology;
 /// For `phalanx launch` and the tests: no part of the interface.
 #[doc(hidden)]
 pub use bootstrap::store;
+pub use bootstrap::{Choice, HostTopology, Launcher, choose};
 pub use buffer::{Owned, Source, Target};
 #[cfg(feature = "cuda")]
 pub use comm::OnStream;
@@ -100,8 +102,8 @@ pub use cudarc;
 
 /// The communicator of this process, from the launcher's variables; a world of one if there are none.
 ///
-/// Understands `phalanx launch` and torchrun (see the [table](crate#environment)). Waits until all ranks have come, with the
-/// usual deadline; an error names the ranks that have not.
+/// Understands `phalanx launch`, torchrun, the launchers of MPI, and Slurm; [`choose`] tells what it would do and why.
+/// Waits until all ranks have come, with the usual deadline; an error names the ranks that have not.
 pub fn init() -> Result<Comm> {
     Comm::builder().init()
 }

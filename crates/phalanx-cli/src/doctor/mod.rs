@@ -6,9 +6,10 @@ pub mod options;
 mod system;
 mod trial;
 
-use crate::environment::{self, Launcher};
+use crate::environment;
 use anyhow::Result;
 use options::DoctorArgs;
+use phalanx::Choice;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -50,25 +51,35 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
 
 /// What a launcher has said, and what `phalanx::init()` makes of it.
 fn launcher() -> Section {
-    let mut lines: Vec<(String, String)> =
-        environment::set_variables().map(|(name, value)| (name.to_owned(), value)).collect();
-    lines.push(("phalanx::init() makes".to_owned(), what_init_makes()));
+    let mut lines = environment::set_variables();
+    // Read from the variables alone: to really join would wait for the other ranks, or disturb them.
+    let makes = match phalanx::choose() {
+        Ok(choice) => {
+            lines.extend(recognised(&choice));
+            what_init_makes(&choice)
+        }
+        Err(error) => format!("an error: {error}"),
+    };
+    lines.push(("phalanx::init() makes".to_owned(), makes));
     Section { heading: "Launcher", lines }
 }
 
-/// Read from the variables alone: to really join would wait for the other ranks, or disturb them.
-fn what_init_makes() -> String {
-    let Some(launcher) = Launcher::found() else {
-        return "a world of one rank (no launcher's variables are set)".to_owned();
-    };
-    let (rank, ranks) = launcher.variables();
-    let number = |name: &str| std::env::var(name).ok()?.trim().parse::<usize>().ok();
-    match (number(rank), number(ranks)) {
-        (Some(rank), Some(ranks)) if rank < ranks => {
-            format!("rank {rank} of {ranks}, as {} says", launcher.name())
-        }
-        _ => format!("an error: {rank} and {ranks} must be set, to a rank and the number of ranks"),
+fn recognised(choice: &Choice) -> Option<(String, String)> {
+    let launcher = choice.launcher.as_ref()?;
+    let mut text = format!("{}, by {}", launcher.name, launcher.recognised_by.join(", "));
+    if !launcher.ignored.is_empty() {
+        text += &format!("; it comes before {}", launcher.ignored.join(", "));
     }
+    Some(("recognised".to_owned(), text))
+}
+
+fn what_init_makes(choice: &Choice) -> String {
+    let backend = format!("on the backend {}: {}", choice.backend, choice.reason);
+    let Some(launcher) = &choice.launcher else {
+        return format!("a world of one rank (no launcher's variables are set), {backend}");
+    };
+    let ranks = launcher.world_size.map_or("as many as MPI says".to_owned(), |size| size.to_string());
+    format!("rank {} of {ranks}, as {} says, {backend}", launcher.rank, launcher.name)
 }
 
 fn backends() -> Section {
@@ -78,7 +89,29 @@ fn backends() -> Section {
         lines: vec![
             line("solo", "one rank"),
             line("host", "ranks of this host, over shared memory"),
-            line("others", "NCCL, RCCL, NVSHMEM, MPI and the CUDA driver are not looked for by this version"),
+            line("mpi", &mpi()),
+            line("others", "NCCL, RCCL, NVSHMEM and the CUDA driver are not looked for by this version"),
         ],
     }
+}
+
+/// The MPI library, which is loaded for this and not initialised.
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+fn mpi() -> String {
+    match phalanx_sys::mpi::Mpi::load() {
+        Ok(mpi) => {
+            let (path, origin) = (mpi.library.path().display(), &mpi.library.place().origin);
+            format!(
+                "{}; {path}, from {origin}; handles of {}. To try it: mpirun -n 2 phalanx perf all_reduce",
+                mpi.version,
+                mpi.flavour.name()
+            )
+        }
+        Err(error) => format!("none: {error}"),
+    }
+}
+
+#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+fn mpi() -> String {
+    "needs 64-bit little-endian Unix".to_owned()
 }

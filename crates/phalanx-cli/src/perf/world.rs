@@ -8,7 +8,6 @@ use super::options::PerfArgs;
 use super::plan::Plan;
 use super::podium::Podium;
 use super::report::{RankKind, Row};
-use crate::environment::Launcher;
 use crate::launch::{self, Job, Outcome, Output};
 use crate::{machine, pin, size};
 use anyhow::{Context, Result, bail, ensure};
@@ -33,15 +32,15 @@ impl World {
         if args.as_rank {
             return Ok(World::Rank(RankKind::Processes));
         }
-        match (Launcher::found(), args.threads, args.processes) {
+        let launcher = phalanx::choose()?.launcher;
+        match (launcher, args.threads, args.processes) {
             (None, Some(threads), _) => Ok(World::Threads(threads)),
             (None, None, Some(processes)) => Ok(World::Processes(processes)),
             (None, None, None) => Ok(World::Threads(machine::usable_cores().max(2))),
             (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
             (Some(launcher), ..) => {
-                let name = launcher.name();
-                let variable = launcher.variables().0;
-                bail!("this process is a rank of {name} ({variable} is set): leave out -t and -p")
+                let (name, variables) = (launcher.name, launcher.recognised_by.join(", "));
+                bail!("this process is a rank of {name} ({variables}): leave out -t and -p")
             }
         }
     }

@@ -6,8 +6,10 @@
 mod buffers;
 mod communicators;
 mod extremes;
+mod jobs;
 mod matrix;
 mod messages;
+mod mpi;
 mod portable;
 mod programs;
 mod requests;
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         programs::SCENARIOS,
         portable::SCENARIOS,
         extremes::SCENARIOS,
+        jobs::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
@@ -45,6 +48,8 @@ fn main() -> ExitCode {
         programs::trials(),
         portable::trials(),
         extremes::trials(),
+        mpi::trials(),
+        jobs::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }

@@ -3,7 +3,7 @@
 use crate::buffers::Memory;
 use crate::world::both;
 use libtest_mimic::Trial;
-use phalanx::{Comm, bf16};
+use phalanx::{BackendKind, Comm, bf16};
 use phalanx_testkit::ring::Ring;
 use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Number, Scenario};
@@ -110,9 +110,11 @@ fn tags(comm: &Comm) -> Outcome {
         return Ok(String::new());
     }
     let peer = 1 - rank;
+    // MPI's largest tag is its library's choice.
+    let largest = if comm.backend() == BackendKind::Mpi { 32_766 } else { u32::MAX };
     for size in [0, 5, 300, 70_001] {
         // In order, each with a tag of its own.
-        for tag in [7, 0, u32::MAX] {
+        for tag in [7, 0, largest] {
             let window = ring.window(start(0, 1, tag as usize % 97), size);
             if rank == 0 {
                 comm.send_tagged(&window, peer, tag).context(|| format!("tag {tag}, {size} elements"))?;
@@ -123,17 +125,19 @@ fn tags(comm: &Comm) -> Outcome {
                 check(&ring, &message, start(0, 1, tag as usize % 97), "in order")?;
             }
         }
-        // In another order, with calls that block.
-        let (seven, eight) = (ring.window(start(0, 1, 7), size), ring.window(start(0, 1, 8), size));
-        let mut message = vec![0u16; size];
-        if rank == 0 {
-            comm.send_tagged(&seven, peer, 7).context(|| format!("tag 7, {size} elements"))?;
-            comm.send_tagged(&eight, peer, 8).context(|| format!("tag 8, {size} elements"))?;
-        } else {
-            for tag in [8, 7] {
-                comm.recv_tagged(&mut message, peer, tag)
-                    .context(|| format!("tag {tag}, {size} elements"))?;
-                check(&ring, &message, start(0, 1, tag as usize), "out of order, blocking")?;
+        // In another order, with calls that block. MPI may let a long send wait for its receive.
+        if size <= 300 || comm.backend() != BackendKind::Mpi {
+            let (seven, eight) = (ring.window(start(0, 1, 7), size), ring.window(start(0, 1, 8), size));
+            let mut message = vec![0u16; size];
+            if rank == 0 {
+                comm.send_tagged(&seven, peer, 7).context(|| format!("tag 7, {size} elements"))?;
+                comm.send_tagged(&eight, peer, 8).context(|| format!("tag 8, {size} elements"))?;
+            } else {
+                for tag in [8, 7] {
+                    comm.recv_tagged(&mut message, peer, tag)
+                        .context(|| format!("tag {tag}, {size} elements"))?;
+                    check(&ring, &message, start(0, 1, tag as usize), "out of order, blocking")?;
+                }
             }
         }
         // In another order, all at once.

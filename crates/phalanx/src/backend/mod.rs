@@ -6,6 +6,8 @@
 //! deadlines, the operating system) it reports.
 
 pub(crate) mod host;
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
 pub(crate) mod solo;
@@ -28,6 +30,8 @@ pub enum BackendKind {
     Host,
     /// NVIDIA's library for GPUs: each rank has one.
     Nccl,
+    /// An MPI library, found at run time.
+    Mpi,
 }
 
 impl BackendKind {
@@ -37,6 +41,7 @@ impl BackendKind {
             BackendKind::Solo => "solo",
             BackendKind::Host => "host",
             BackendKind::Nccl => "nccl",
+            BackendKind::Mpi => "mpi",
         }
     }
 }

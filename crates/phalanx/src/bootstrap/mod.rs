@@ -6,6 +6,7 @@ mod meeting;
 mod rendezvous;
 pub mod store;
 
+pub use environment::Launcher;
 #[cfg(feature = "cuda")]
 pub(crate) use environment::check_from_environment;
 pub(crate) use environment::{stopped_timeout_from_environment, timeout_from_environment};
@@ -23,66 +24,148 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What [`Comm`] answers to the environment of this process.
-pub(crate) fn init(settings: Settings) -> Result<Comm> {
-    init_from(&Environment::current(), settings)
+/// What [`init`](crate::init) does, and why: see [`choose`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Choice {
+    /// What would carry the data.
+    pub backend: BackendKind,
+    /// Why this backend.
+    pub reason: String,
+    /// The launcher that started this process.
+    pub launcher: Option<Launcher>,
 }
 
-fn init_from(environment: &Environment, settings: Settings) -> Result<Comm> {
-    let place = environment.place()?;
-    let world_size = place.as_ref().map_or(1, |place| place.world_size);
-    check_world_size(world_size)?;
-    let launcher = place.as_ref().map_or("none", |place| place.launcher);
-    let backend = choose(environment, &settings, world_size, launcher)?;
-    let timeout = settings.timeout;
-    let name = place.as_ref().map_or_else(own_name, |place| place.job.clone());
-    let host = || match &place {
-        Some(place) if world_size > 1 => {
-            if !place.one_host {
-                // The launcher's nodes may be parts of one host.
-                let store = meeting::open_store(environment, place, timeout)?;
-                hosts::exchange(&store, timeout)?.check_one_host()?;
-            }
-            join(place, timeout)
-        }
-        _ => Ok(thread_ranks(1, timeout)?.remove(0)),
-    };
-    match backend {
-        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
-        BackendKind::Host => Ok(Comm::new(Arc::new(host()?), name)),
-        BackendKind::Nccl => on_gpu(host()?, name, &settings),
+/// What [`init`](crate::init) would do in this process: no rank is waited for. For diagnoses.
+///
+/// The launchers that are recognised, in the order in which they count: `phalanx launch`, torchrun, Open MPI, Cray
+/// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
+/// this host has a GPU (the driver and NCCL are loaded to find out) and all ranks are here; for one rank, none is
+/// needed; MPI for ranks that an MPI launcher started; else the memory of the host.
+///
+/// # Errors
+/// [`UsageError::Setting`] names a variable that makes no sense.
+pub fn choose() -> Result<Choice> {
+    Choice::from(&Environment::current(), None)
+}
+
+impl Choice {
+    fn from(environment: &Environment, wanted: Option<BackendKind>) -> Result<Choice> {
+        let launcher = environment.launcher()?;
+        let world_size = launcher.as_ref().map_or(Some(1), |launcher| launcher.world_size);
+        let is_mpi = launcher.as_ref().is_some_and(Launcher::starts_mpi);
+        let elsewhere = launcher.as_ref().is_some_and(|launcher| !launcher.is_one_host());
+        let (backend, reason) = decide(environment, wanted, world_size, is_mpi, elsewhere)?;
+        Ok(Choice { backend, reason, launcher })
     }
 }
 
-/// Which backend carries the communicator: what the program or `PHALANX_BACKEND` says; else NCCL if each rank
-/// has a GPU, solo for one rank, the host for several. Logged with the reason.
-fn choose(
+/// Which backend carries a communicator, and why. `world_size` is `None` if only MPI knows it.
+fn decide(
     environment: &Environment,
-    settings: &Settings,
-    world_size: usize,
-    launcher: &str,
-) -> Result<BackendKind> {
-    let forced = match settings.backend {
+    wanted: Option<BackendKind>,
+    world_size: Option<usize>,
+    is_mpi: bool,
+    elsewhere: bool,
+) -> Result<(BackendKind, String)> {
+    let forced = match wanted {
         Some(backend) => Some((backend, "Builder::backend")),
         None => environment.backend()?.map(|backend| (backend, "PHALANX_BACKEND")),
     };
-    let (backend, reason) = match forced {
-        Some((BackendKind::Solo, name)) if world_size > 1 => {
-            let expected = format!("another, since there are {world_size} ranks");
-            return Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into());
-        }
-        Some((backend, name)) => (backend, name.to_owned()),
-        None => match gpus_for(world_size) {
-            Ok(()) => (BackendKind::Nccl, "each rank has a GPU".to_owned()),
-            Err(why) if world_size == 1 => (BackendKind::Solo, format!("one rank, without GPU: {why}")),
-            Err(why) => (BackendKind::Host, format!("several ranks, without GPUs: {why}")),
-        },
+    let gpus = || match world_size {
+        Some(ranks) if !elsewhere => gpus_for(ranks),
+        _ => Err(Error::Unsupported {
+            what: "NCCL for these ranks".into(),
+            why: "they are on several hosts, or nobody says how many there are".into(),
+            remedy: "start all ranks on one host".into(),
+        }),
     };
-    tracing::info!(backend = backend.name(), world_size, reason, launcher, "communicator");
-    if backend == BackendKind::Nccl {
-        gpus_for(world_size)?;
+    match forced {
+        Some((BackendKind::Solo, name)) if world_size != Some(1) => {
+            let expected = "another, since there are more ranks than this one".into();
+            Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
+        }
+        Some((BackendKind::Nccl, name)) => {
+            gpus().map(|()| (BackendKind::Nccl, format!("{name} asks for it")))
+        }
+        Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
+        None => Ok(match gpus() {
+            Ok(()) => (BackendKind::Nccl, "each rank has a GPU".to_owned()),
+            Err(_) if world_size == Some(1) => (BackendKind::Solo, "there is one rank".to_owned()),
+            Err(_) if is_mpi => (BackendKind::Mpi, "an MPI launcher started the ranks".to_owned()),
+            Err(why) => (
+                BackendKind::Host,
+                format!("several ranks without GPUs, not started as those of MPI ({why})"),
+            ),
+        }),
     }
-    Ok(backend)
+}
+
+/// What [`Comm`] answers to the environment of this process.
+pub(crate) fn init(settings: Settings) -> Result<Comm> {
+    let environment = Environment::current();
+    let choice = Choice::from(&environment, settings.backend)?;
+    let launcher = choice.launcher.as_ref();
+    tracing::info!(
+        backend = choice.backend.name(),
+        reason = choice.reason,
+        launcher = launcher.map_or("none", |launcher| launcher.name),
+        recognised_by = ?launcher.map(|launcher| launcher.recognised_by),
+        ignored = ?launcher.map(|launcher| &launcher.ignored),
+        "communicator"
+    );
+    let timeout = settings.timeout;
+    match choice.backend {
+        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
+        BackendKind::Mpi => join_mpi(launcher, &environment, timeout),
+        BackendKind::Host => {
+            on_host(launcher, &environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
+        }
+        BackendKind::Nccl => {
+            let (host, name) = on_host(launcher, &environment, timeout)?;
+            on_gpu(host, name, &settings)
+        }
+    }
+}
+
+/// This rank's place in the memory that the ranks of this host share, and the job's name.
+fn on_host(
+    launcher: Option<&Launcher>,
+    environment: &Environment,
+    timeout: Duration,
+) -> Result<(HostComm, String)> {
+    let Some(launcher) = launcher.filter(|launcher| launcher.world_size != Some(1)) else {
+        return Ok((thread_ranks(1, timeout)?.remove(0), own_name()));
+    };
+    let place = launcher.place(environment)?;
+    if !place.one_host {
+        // The launcher's nodes may be parts of one host.
+        let store = meeting::open_store(environment, &place, timeout)?;
+        hosts::exchange(&store, timeout)?.check_one_host()?;
+    }
+    Ok((join(&place, timeout)?, place.job))
+}
+
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, timeout: Duration) -> Result<Comm> {
+    use crate::backend::mpi::{Launched, MpiComm};
+    let launched = Launched {
+        launcher: launcher.map_or("nobody", |launcher| launcher.name),
+        rank: launcher.map_or(0, |launcher| launcher.rank),
+        world_size: launcher.and_then(|launcher| launcher.world_size),
+    };
+    let place = launcher.and_then(|launcher| launcher.place(environment).ok());
+    let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
+    Ok(Comm::new(Arc::new(MpiComm::world(&launched, timeout)?), name))
+}
+
+#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+fn join_mpi(_: Option<&Launcher>, _: &Environment, _: Duration) -> Result<Comm> {
+    Err(Error::Unsupported {
+        what: "the backend mpi".into(),
+        why: "it is written for 64-bit little-endian Unix".into(),
+        remedy: "use the host backend, with `phalanx launch`".into(),
+    })
 }
 
 #[cfg(feature = "cuda")]
@@ -145,7 +228,8 @@ pub(crate) fn run_threads<R: Send>(
     f: impl Fn(Comm) -> R + Sync,
 ) -> Result<Vec<R>> {
     check_world_size(ranks)?;
-    let backend = choose(&Environment::current(), settings, ranks, "threads")?;
+    let (backend, reason) = decide(&Environment::current(), settings.backend, Some(ranks), false, false)?;
+    tracing::info!(backend = backend.name(), reason, ranks, "communicator of threads");
     if backend == BackendKind::Solo {
         return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name()))]);
     }
@@ -154,6 +238,13 @@ pub(crate) fn run_threads<R: Send>(
     let body = |host| {
         let comm = match backend {
             BackendKind::Nccl => on_gpu(host, name.clone(), settings)?,
+            BackendKind::Mpi => {
+                return Err(Error::Unsupported {
+                    what: "the backend mpi for threads".into(),
+                    why: "the ranks of MPI are processes".into(),
+                    remedy: "start the program with mpirun and use phalanx::init()".into(),
+                });
+            }
             _ => Comm::new(Arc::new(host), name.clone()),
         };
         Ok(f(comm))

@@ -11,10 +11,11 @@
 //! | `endpoint.rs` | waiting, noticing who is gone, giving up |
 //! | `record.rs`, `verdict.rs` | who called what, and why the communicator failed |
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
-//! | `collective.rs`, `reduce.rs` | collectives and their arithmetic |
+//! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
 //! | `message.rs` | point to point |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
 
+pub(in crate::backend) mod arithmetic;
 mod collective;
 mod endpoint;
 mod layout;
@@ -30,6 +31,7 @@ mod witness;
 mod world;
 
 pub(crate) use layout::MAX_RANKS;
+pub(in crate::backend) use record::Record;
 pub(crate) use reduce::Reducer;
 #[cfg(feature = "cuda")]
 pub(crate) use witness::{Subject, Witness};

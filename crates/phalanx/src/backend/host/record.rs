@@ -9,7 +9,7 @@ use std::fmt;
 
 /// What all ranks must agree on about an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Record {
+pub(in crate::backend) struct Record {
     pub operation: Operation,
     pub dtype: DType,
     pub reduction: ReductionCode,

@@ -267,7 +267,7 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
 
 fn failed(function: &'static str, error: DriverError) -> LibraryError {
     LibraryError {
-        library: "CUDA",
+        library: "CUDA".into(),
         function,
         code: error.0 as i32,
         text: describe(error),

@@ -60,7 +60,7 @@ impl Library {
     #[cold]
     pub fn error(&self, result: ncclResult_t, function: &'static str) -> LibraryError {
         LibraryError {
-            library: self.api.name(),
+            library: format!("{} {}", self.api.name(), phalanx_sys::nccl::version_text(self.api.version())),
             function,
             code: result.0,
             text: self.describe(result),

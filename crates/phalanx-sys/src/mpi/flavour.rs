@@ -1,0 +1,161 @@
+//! The three families of handles.
+
+use super::functions::Handle;
+use crate::library::Library;
+use std::ffi::{CStr, c_int};
+
+/// Which handles and constants an MPI library has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// The standard ABI of MPI 5.
+    StandardAbi,
+    /// Open MPI: handles are addresses of the library's objects.
+    OpenMpi,
+    /// MPICH and what descends from it, such as Intel MPI: handles are `int`s.
+    Mpich,
+}
+
+impl Flavour {
+    /// The flavour of a library, from its symbols.
+    pub fn of(library: &Library) -> Flavour {
+        type GetVersion = unsafe extern "C" fn(major: *mut c_int, minor: *mut c_int) -> c_int;
+        if library.has(c"ompi_mpi_comm_world") {
+            return Flavour::OpenMpi;
+        }
+        // A library with handles of its own can have the function too, and then answers -1.
+        // SAFETY: the function has this type.
+        let get: Option<GetVersion> = unsafe { library.symbol(c"MPI_Abi_get_version") };
+        let (mut major, mut minor) = (-1, -1);
+        if let Some(get) = get {
+            // SAFETY: it may be called before MPI is initialised, with two variables to write to.
+            unsafe { get(&raw mut major, &raw mut minor) };
+        }
+        if major >= 1 { Flavour::StandardAbi } else { Flavour::Mpich }
+    }
+
+    /// A name for messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Flavour::StandardAbi => "MPI standard ABI",
+            Flavour::OpenMpi => "Open MPI",
+            Flavour::Mpich => "MPICH",
+        }
+    }
+}
+
+/// The handles and constants that phalanx uses, named as in MPI.
+#[expect(missing_docs, reason = "the names are MPI's")]
+#[derive(Debug, Clone, Copy)]
+pub struct Constants {
+    pub comm_world: Handle,
+    pub comm_null: Handle,
+    pub errors_return: Handle,
+    pub byte: Handle,
+    pub int8: Handle,
+    pub uint8: Handle,
+    pub int16: Handle,
+    pub uint16: Handle,
+    pub int32: Handle,
+    pub uint32: Handle,
+    pub int64: Handle,
+    pub uint64: Handle,
+    pub float: Handle,
+    pub double: Handle,
+    pub sum: Handle,
+    pub prod: Handle,
+    /// The address `MPI_IN_PLACE`.
+    pub in_place: usize,
+    pub tag_ub: c_int,
+    pub undefined: c_int,
+    pub thread_multiple: c_int,
+}
+
+impl Constants {
+    /// The constants of a flavour; only Open MPI's depend on the library. The error is the name of a symbol that is
+    /// missing.
+    pub(super) fn new(flavour: Flavour, library: &Library) -> Result<Constants, &'static str> {
+        match flavour {
+            Flavour::StandardAbi => Ok(STANDARD_ABI),
+            Flavour::Mpich => Ok(MPICH),
+            Flavour::OpenMpi => open_mpi(library),
+        }
+    }
+}
+
+const STANDARD_ABI: Constants = Constants {
+    comm_world: Handle::new(0x101),
+    comm_null: Handle::new(0x100),
+    errors_return: Handle::new(0x143),
+    byte: Handle::new(0x247),
+    int8: Handle::new(0x240),
+    uint8: Handle::new(0x241),
+    int16: Handle::new(0x248),
+    uint16: Handle::new(0x249),
+    int32: Handle::new(0x250),
+    uint32: Handle::new(0x251),
+    int64: Handle::new(0x258),
+    uint64: Handle::new(0x259),
+    float: Handle::new(0x210),
+    double: Handle::new(0x214),
+    sum: Handle::new(0x21),
+    prod: Handle::new(0x24),
+    in_place: 1,
+    tag_ub: 501,
+    undefined: -32766,
+    thread_multiple: 4096,
+};
+
+const MPICH: Constants = Constants {
+    comm_world: Handle::new(0x4400_0000),
+    comm_null: Handle::new(0x0400_0000),
+    errors_return: Handle::new(0x5400_0001),
+    byte: Handle::new(0x4c00_010d),
+    int8: Handle::new(0x4c00_0137),
+    uint8: Handle::new(0x4c00_013b),
+    int16: Handle::new(0x4c00_0238),
+    uint16: Handle::new(0x4c00_023c),
+    int32: Handle::new(0x4c00_0439),
+    uint32: Handle::new(0x4c00_043d),
+    int64: Handle::new(0x4c00_083a),
+    uint64: Handle::new(0x4c00_083e),
+    float: Handle::new(0x4c00_040a),
+    double: Handle::new(0x4c00_080b),
+    sum: Handle::new(0x5800_0003),
+    prod: Handle::new(0x5800_0004),
+    in_place: usize::MAX,
+    tag_ub: 0x6440_0001,
+    undefined: -32766,
+    thread_multiple: 3,
+};
+
+fn open_mpi(library: &Library) -> Result<Constants, &'static str> {
+    let object = |name: &'static CStr| {
+        // SAFETY: the address of an object, which is the handle and is not followed here.
+        let address: Option<*const ()> = unsafe { library.symbol(name) };
+        address
+            .map(|address| Handle::new(address as usize))
+            .ok_or_else(|| name.to_str().expect("the names here are ASCII"))
+    };
+    Ok(Constants {
+        comm_world: object(c"ompi_mpi_comm_world")?,
+        comm_null: object(c"ompi_mpi_comm_null")?,
+        errors_return: object(c"ompi_mpi_errors_return")?,
+        byte: object(c"ompi_mpi_byte")?,
+        int8: object(c"ompi_mpi_int8_t")?,
+        uint8: object(c"ompi_mpi_uint8_t")?,
+        int16: object(c"ompi_mpi_int16_t")?,
+        uint16: object(c"ompi_mpi_uint16_t")?,
+        int32: object(c"ompi_mpi_int32_t")?,
+        uint32: object(c"ompi_mpi_uint32_t")?,
+        int64: object(c"ompi_mpi_int64_t")?,
+        uint64: object(c"ompi_mpi_uint64_t")?,
+        float: object(c"ompi_mpi_float")?,
+        double: object(c"ompi_mpi_double")?,
+        sum: object(c"ompi_mpi_op_sum")?,
+        prod: object(c"ompi_mpi_op_prod")?,
+        in_place: 1,
+        tag_ub: 0,
+        undefined: -32766,
+        thread_multiple: 3,
+    })
+}

@@ -1,0 +1,130 @@
+//! The functions that phalanx uses, with MPI's own signatures.
+
+use crate::library::Library;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// A communicator, type, operation, request or error handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Handle(usize);
+
+impl Handle {
+    /// What a variable holds before MPI writes a handle to it.
+    pub const ZERO: Handle = Handle(0);
+
+    pub(super) const fn new(value: usize) -> Handle {
+        Handle(value)
+    }
+}
+
+/// Room for any implementation's `MPI_Status` (20 to 32 bytes). What is in it is asked with functions.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(16))]
+pub struct Status([u8; 64]);
+
+impl Status {
+    /// An empty one.
+    pub const fn new() -> Status {
+        Status([0; 64])
+    }
+}
+
+impl Default for Status {
+    fn default() -> Status {
+        Status::new()
+    }
+}
+
+/// A reduction of one's own: `inout[i] = in[i] ∘ inout[i]` for `len` elements of a type.
+pub type UserFunction =
+    unsafe extern "C" fn(input: *mut c_void, inout: *mut c_void, len: *mut c_int, datatype: *mut Handle);
+
+pub(super) type GetText = unsafe extern "C" fn(text: *mut c_char, length: *mut c_int) -> c_int;
+
+/// The text that a function writes. Longer than any implementation's limit (8192).
+pub(super) fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> String {
+    let mut buffer = [0 as c_char; 8193];
+    let mut length = 0;
+    write(buffer.as_mut_ptr(), &raw mut length);
+    // The last byte is never written to.
+    buffer[8192] = 0;
+    // SAFETY: the buffer ends with a zero.
+    unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+macro_rules! functions {
+    ($($field:ident = $name:literal ($($argument:ident: $ty:ty),*);)*) => {
+        /// The functions; all answer `MPI_SUCCESS` (0) or an error's code.
+        #[expect(missing_docs, reason = "the names are MPI's")]
+        #[derive(Debug, Clone, Copy)]
+        pub struct Functions {
+            $(pub $field: unsafe extern "C" fn($($argument: $ty),*) -> c_int,)*
+            /// Whether the library takes addresses of CUDA memory, if it has a function that tells.
+            pub query_cuda_support: Option<unsafe extern "C" fn() -> c_int>,
+        }
+
+        impl Functions {
+            /// Looks all of them up; the error is the name of one that is missing.
+            pub(super) fn new(library: &Library) -> Result<Functions, &'static str> {
+                // SAFETY: the types are those of MPI's C binding, with handles as the module says.
+                unsafe {
+                    Ok(Functions {
+                        $($field: {
+                            let name = CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes());
+                            library.symbol(name.expect("it ends with a zero")).ok_or($name)?
+                        },)*
+                        query_cuda_support: library.symbol(c"MPIX_Query_cuda_support"),
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    initialized = "MPI_Initialized"(flag: *mut c_int);
+    finalized = "MPI_Finalized"(flag: *mut c_int);
+    init_thread = "MPI_Init_thread"(argc: *mut c_int, argv: *mut c_void, required: c_int, provided: *mut c_int);
+    query_thread = "MPI_Query_thread"(provided: *mut c_int);
+    is_thread_main = "MPI_Is_thread_main"(flag: *mut c_int);
+    finalize = "MPI_Finalize"();
+    abort = "MPI_Abort"(comm: Handle, code: c_int);
+    error_string = "MPI_Error_string"(code: c_int, text: *mut c_char, length: *mut c_int);
+    comm_rank = "MPI_Comm_rank"(comm: Handle, rank: *mut c_int);
+    comm_size = "MPI_Comm_size"(comm: Handle, size: *mut c_int);
+    comm_dup = "MPI_Comm_dup"(comm: Handle, new: *mut Handle);
+    comm_split = "MPI_Comm_split"(comm: Handle, color: c_int, key: c_int, new: *mut Handle);
+    comm_free = "MPI_Comm_free"(comm: *mut Handle);
+    comm_set_errhandler = "MPI_Comm_set_errhandler"(comm: Handle, handler: Handle);
+    comm_get_attr = "MPI_Comm_get_attr"(comm: Handle, key: c_int, value: *mut c_void, flag: *mut c_int);
+    type_contiguous = "MPI_Type_contiguous"(count: c_int, datatype: Handle, new: *mut Handle);
+    type_commit = "MPI_Type_commit"(datatype: *mut Handle);
+    type_free = "MPI_Type_free"(datatype: *mut Handle);
+    op_create = "MPI_Op_create"(function: UserFunction, commutes: c_int, new: *mut Handle);
+    isend = "MPI_Isend"(buffer: *const c_void, count: c_int, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle);
+    improbe = "MPI_Improbe"(source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, message: *mut Handle, status: *mut Status);
+    imrecv = "MPI_Imrecv"(buffer: *mut c_void, count: c_int, datatype: Handle, message: *mut Handle, request: *mut Handle);
+    test = "MPI_Test"(request: *mut Handle, flag: *mut c_int, status: *mut Status);
+    get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
+    barrier = "MPI_Barrier"(comm: Handle);
+    bcast = "MPI_Bcast"(buffer: *mut c_void, count: c_int, datatype: Handle, root: c_int, comm: Handle);
+    reduce = "MPI_Reduce"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, root: c_int, comm: Handle);
+    allreduce = "MPI_Allreduce"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle);
+    reduce_scatter_block = "MPI_Reduce_scatter_block"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle);
+    reduce_scatter = "MPI_Reduce_scatter"(send: *const c_void, recv: *mut c_void, counts: *const c_int, datatype: Handle, op: Handle, comm: Handle);
+    allgather = "MPI_Allgather"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
+    allgatherv = "MPI_Allgatherv"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, counts: *const c_int, offsets: *const c_int, recv_type: Handle, comm: Handle);
+    gather = "MPI_Gather"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
+    gatherv = "MPI_Gatherv"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, counts: *const c_int, offsets: *const c_int, recv_type: Handle, root: c_int, comm: Handle);
+    scatter = "MPI_Scatter"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
+    scatterv = "MPI_Scatterv"(send: *const c_void, counts: *const c_int, offsets: *const c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
+    alltoall = "MPI_Alltoall"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
+}
+
+impl Functions {
+    /// MPI's text for an error's code.
+    pub fn describe(&self, code: c_int) -> String {
+        // SAFETY: the function may be called at any time, with a buffer and a variable to write to.
+        text(|buffer, length| unsafe { (self.error_string)(code, buffer, length) })
+    }
+}

@@ -1,0 +1,281 @@
+//! Ranks of an MPI job: the test binary, started by an MPI's own mpirun.
+//!
+//! An mpirun takes a second to start, so one job performs several scenarios, each on a communicator of its own. Ranks
+//! report in files: an mpirun mixes their outputs.
+
+use crate::processes;
+use crate::random::ANY_ORDER;
+use crate::scenario::{Body, Outcome, Scenario};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The scenarios, one a line; their arguments follow, after tabs.
+const SCENARIOS: &str = "PHALANX_TESTKIT_MPI_SCENARIOS";
+const REPORTS: &str = "PHALANX_TESTKIT_MPI_REPORTS";
+
+/// The variable that names the folder of an MPI with the standard ABI (a Python environment with `mpich` 5).
+pub const STANDARD_ABI: &str = "PHALANX_TEST_MPI_ABI";
+
+/// In a rank of a [`Job`]: performs its scenarios and says how the process ends.
+pub(crate) fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
+    let list = std::env::var(SCENARIOS).ok()?;
+    let reports = PathBuf::from(std::env::var_os(REPORTS)?);
+    let (line, code) = processes::report(&perform(scenarios, &list));
+    // First under another name: whoever sees the file sees all of it.
+    let name = std::process::id().to_string();
+    let written = std::fs::write(reports.join(format!("{name}.new")), line)
+        .and_then(|()| std::fs::rename(reports.join(format!("{name}.new")), reports.join(name)));
+    Some(if written.is_ok() { code } else { ExitCode::FAILURE })
+}
+
+fn perform(scenarios: &[Scenario], list: &str) -> Outcome {
+    let named = |line: &str| {
+        let mut words = line.split('\t').map(str::to_owned);
+        let name = words.next().unwrap_or_default();
+        (name, words.collect::<Vec<_>>())
+    };
+    let find = |name: &str| scenarios.iter().find(|scenario| scenario.name == name);
+    if let [only] = list.lines().collect::<Vec<_>>()[..] {
+        let (name, args) = named(only);
+        return processes::perform(scenarios, &name, &args);
+    }
+    let world = phalanx::init().map_err(|error| format!("init: {error}"))?;
+    for (name, args) in list.lines().map(named) {
+        let Some(Scenario { body: Body::Rank(body), .. }) = find(&name) else {
+            return Err(format!("{name} is not a scenario for ranks"));
+        };
+        let comm = world.split(Some(0), 0).map_err(|error| format!("{name}: split: {error}"))?;
+        let comm = comm.ok_or("split answered None to a rank with a colour")?;
+        body(comm, &args).map_err(|problem| format!("{name} {args:?}: {problem}"))?;
+    }
+    world.finalize().map_err(|error| format!("finalize: {error}"))?;
+    Ok(String::new())
+}
+
+/// An MPI that is installed.
+#[derive(Debug, Clone)]
+pub struct Installation {
+    /// Its name in the tests' names.
+    pub name: &'static str,
+    /// Its mpirun.
+    pub mpirun: PathBuf,
+    arguments: &'static [&'static str],
+    /// What `PHALANX_MPI_LIB` is set to, where the file is not the one that would be chosen.
+    library: Option<PathBuf>,
+}
+
+impl Installation {
+    /// The MPI libraries that the tests know: each, or why it cannot be used here.
+    pub fn all() -> [(&'static str, Result<Installation, String>); 3] {
+        let of_path = |name, program: &str, arguments| {
+            let mpirun = find(program).ok_or_else(|| format!("{program} is not installed"))?;
+            Ok(Installation { name, mpirun, arguments, library: None })
+        };
+        let abi = || {
+            let prefix =
+                std::env::var_os(STANDARD_ABI).ok_or_else(|| format!("{STANDARD_ABI} is not set"))?;
+            let prefix = Path::new(&prefix);
+            let (mpirun, library) = (prefix.join("bin/mpirun"), prefix.join("lib/libmpi_abi.so.1"));
+            if !mpirun.exists() || !library.exists() {
+                return Err(format!("{} has no MPI with the standard ABI", prefix.display()));
+            }
+            Ok(Installation { name: "standard_abi", mpirun, arguments: &[], library: Some(library) })
+        };
+        let open_mpi: &[&str] = &["--allow-run-as-root", "--oversubscribe"];
+        [
+            ("open_mpi", of_path("open_mpi", "mpirun.openmpi", open_mpi)),
+            ("mpich", of_path("mpich", "mpirun.mpich", &[])),
+            ("standard_abi", abi()),
+        ]
+    }
+
+    /// A job of this test binary.
+    pub fn job(&self, ranks: usize) -> Job {
+        let program = std::env::current_exe().expect("a process has a program");
+        let mut job = self.job_of(program, ranks);
+        if ranks > 2 {
+            // With two ranks there is one order, but for the two operands'.
+            job = job.env(ANY_ORDER, "1");
+        }
+        job
+    }
+
+    /// A job of another program.
+    pub fn job_of(&self, program: impl Into<PathBuf>, ranks: usize) -> Job {
+        let mut job = Job {
+            installation: self.clone(),
+            program: program.into(),
+            arguments: Vec::new(),
+            ranks,
+            scenarios: Vec::new(),
+            env: Vec::new(),
+            deadline: Duration::from_secs(60),
+        };
+        if let Some(library) = &self.library {
+            job = job.env("PHALANX_MPI_LIB", &library.to_string_lossy());
+        }
+        job
+    }
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.exists())
+}
+
+/// Ranks to be started by an mpirun.
+#[derive(Debug, Clone)]
+pub struct Job {
+    installation: Installation,
+    program: PathBuf,
+    arguments: Vec<String>,
+    ranks: usize,
+    scenarios: Vec<String>,
+    env: Vec<(String, Option<String>)>,
+    deadline: Duration,
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// What mpirun ended with; `None` if it had to be ended because its time was up.
+    pub status: Option<ExitStatus>,
+    /// What those ranks reported that came to it, in no order.
+    pub outcomes: Vec<Outcome>,
+    /// What mpirun and the ranks wrote.
+    pub output: String,
+}
+
+impl Job {
+    /// A scenario and its arguments; several are performed one behind the other.
+    pub fn scenario(mut self, name: &str, args: &[&str]) -> Job {
+        self.scenarios.push([&[name], args].concat().join("\t"));
+        self
+    }
+
+    /// An argument of the program.
+    pub fn arg(mut self, arg: &str) -> Job {
+        self.arguments.push(arg.to_owned());
+        self
+    }
+
+    /// An environment variable of every rank.
+    pub fn env(mut self, name: &str, value: &str) -> Job {
+        self.env.push((name.to_owned(), Some(value.to_owned())));
+        self
+    }
+
+    /// When a job that is still running is ended; 60 seconds unless told otherwise. The ranks have half of it as
+    /// their own deadline.
+    pub fn deadline(mut self, deadline: Duration) -> Job {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self) -> Result<Ended, String> {
+        let folder = Folder::new().map_err(|error| format!("a folder for reports: {error}"))?;
+        let mut command = Command::new(&self.installation.mpirun);
+        for (name, _) in std::env::vars_os() {
+            if processes::is_launcher_variable(&name.to_string_lossy()) {
+                command.env_remove(name);
+            }
+        }
+        command.args(self.installation.arguments).arg("-np").arg(self.ranks.to_string());
+        command.arg(&self.program).args(&self.arguments);
+        command.env("PHALANX_TIMEOUT", (self.deadline.as_secs_f64() / 2.0).to_string());
+        if !self.scenarios.is_empty() {
+            command.env(SCENARIOS, self.scenarios.join("\n")).env(REPORTS, &folder.0);
+        }
+        for (name, value) in &self.env {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let output = folder.0.join("output");
+        let file = std::fs::File::create(&output).map_err(|error| error.to_string())?;
+        let copy = file.try_clone().map_err(|error| error.to_string())?;
+        command.stdin(Stdio::null()).stdout(file).stderr(copy);
+        let child = command.spawn();
+        let child = child.map_err(|error| format!("{}: {error}", self.installation.mpirun.display()))?;
+        let status = wait(child, Instant::now() + self.deadline);
+        Ok(Ended { status, outcomes: folder.outcomes(), output: read(&output) })
+    }
+
+    /// As [`run`](Self::run); any other end than every rank's success is an error.
+    pub fn succeed(&self) -> Result<Ended, String> {
+        let ended = self.run()?;
+        let reported = if self.scenarios.is_empty() { 0 } else { self.ranks };
+        let succeeded = ended.status.is_some_and(|status| status.success());
+        if succeeded && ended.outcomes.len() == reported && ended.outcomes.iter().all(Result::is_ok) {
+            return Ok(ended);
+        }
+        let status = ended.status.map_or("still running at the deadline".to_owned(), |s| s.to_string());
+        let problems: Vec<&str> =
+            ended.outcomes.iter().filter_map(|outcome| outcome.as_ref().err().map(String::as_str)).collect();
+        Err(format!(
+            "{} with {} ranks: {status}; {} ranks reported; {}\n{}",
+            self.installation.name,
+            self.ranks,
+            ended.outcomes.len(),
+            problems.join("\n"),
+            ended.output
+        ))
+    }
+}
+
+/// Waits for an mpirun, and ends it at the deadline.
+fn wait(mut child: Child, deadline: Instant) -> Option<ExitStatus> {
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if Instant::now() >= deadline {
+            // An mpirun ends its ranks when it is told to end, not when it is killed.
+            #[cfg(target_os = "linux")]
+            {
+                let process = rustix::process::Pid::from_child(&child);
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+                std::thread::sleep(Duration::from_secs(3));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read(path)
+        .map_or_else(|error| error.to_string(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A folder that goes away.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> std::io::Result<Folder> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("phalanx-testkit-mpi-{}-{count}", std::process::id()));
+        std::fs::create_dir(&path)?;
+        Ok(Folder(path))
+    }
+
+    fn outcomes(&self) -> Vec<Outcome> {
+        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let reports = entries.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok());
+        reports.filter_map(|entry| processes::outcome(&read(&entry.path()))).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left behind in the folder for temporary files harms nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

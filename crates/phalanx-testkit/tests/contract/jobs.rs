@@ -1,0 +1,308 @@
+//! MPI jobs as such: who is recognised, who is refused, how they fail and how they end.
+
+use libtest_mimic::{Failed, Trial};
+use phalanx::{BackendKind, Comm, Error, ReduceOp};
+use phalanx_sys::mpi::Mpi;
+use phalanx_testkit::mpi::{Ended, Installation};
+use phalanx_testkit::processes::Launch;
+use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::{Fields, Scenario, verdict};
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::process("jobs/init", |_| init()),
+    Scenario::process("jobs/application", application),
+    Scenario::rank("jobs/one_rank_stays_away", |comm, args| one_rank_stays_away(&comm, args)),
+    Scenario::rank("jobs/nothing_comes", |comm, _| nothing_comes(comm)),
+    Scenario::rank("jobs/one_rank_fails", |comm, _| one_rank_fails(&comm)),
+    Scenario::rank("jobs/one_rank_aborts", |comm, _| one_rank_aborts(comm)),
+    Scenario::rank("jobs/wrong_lengths", |comm, args| wrong_lengths(&comm, args)),
+    Scenario::rank("jobs/large_tag", |comm, _| large_tag(&comm)),
+];
+
+/// A test with one MPI.
+type Test = fn(&Installation) -> Result<(), String>;
+
+const TESTS: [(&str, Test); 13] = [
+    ("recognised", recognised),
+    ("on_the_host_backend", on_the_host_backend),
+    ("initialised_by_the_application", |mpi| initialised_by_the_application(mpi, "multiple")),
+    ("initialised_for_one_thread", |mpi| initialised_by_the_application(mpi, "single")),
+    ("deadline_of_a_collective", |mpi| deadline(mpi, "collective", "all_reduce(f32 × 10, sum)")),
+    ("deadline_of_a_send", |mpi| deadline(mpi, "send", "send(u8 × 10000000, to rank 1)")),
+    ("deadline_of_a_receive", |mpi| mpi.job(2).scenario("jobs/nothing_comes", &[]).succeed().map(drop)),
+    ("one_rank_fails", |mpi| ends_soon(mpi, "jobs/one_rank_fails", "")),
+    ("one_rank_aborts", |mpi| ends_soon(mpi, "jobs/one_rank_aborts", "rank 1 aborted the communicator")),
+    ("shorter_message", |mpi| mpi.job(2).scenario("jobs/wrong_lengths", &["5"]).succeed().map(drop)),
+    ("longer_message", |mpi| mpi.job(2).scenario("jobs/wrong_lengths", &["5000"]).succeed().map(drop)),
+    ("large_tag", |mpi| mpi.job(2).scenario("jobs/large_tag", &[]).succeed().map(drop)),
+    ("another_mpi_is_refused", another_mpi_is_refused),
+];
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (installation, found) in Installation::all() {
+        for (name, test) in TESTS {
+            let name = format!("mpi/{installation}/jobs/{name}");
+            trials.push(match found.clone() {
+                Ok(installation) => Trial::test(name, move || Ok::<(), Failed>(test(&installation)?)),
+                Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+            });
+        }
+    }
+    trials.push(Trial::test("mpi/jobs/missing_library", missing_library));
+    if Installation::all().iter().any(|(_, found)| found.is_ok()) {
+        trials.push(Trial::test("mpi/jobs/worlds_of_one", worlds_of_one));
+    }
+    trials
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+fn expect(is: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if is { Ok(()) } else { Err(what()) }
+}
+
+/// What `init` makes, or its error.
+fn init() -> Outcome {
+    let comm = match phalanx::init() {
+        Ok(comm) => comm,
+        Err(error) => return Ok(verdict::fields(&error).to_string()),
+    };
+    let mut sum = [comm.rank() as u64];
+    comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
+    let fields = Fields::new().with("kind", "joined").with("rank", comm.rank()).with("sum", sum[0]);
+    let fields = fields.with("world_size", comm.world_size()).with("backend", comm.backend());
+    comm.finalize().map_err(text)?;
+    Ok(fields.to_string())
+}
+
+/// All ranks of a job of two, as they should report.
+fn joined(ended: &Ended, backend: BackendKind) -> Result<(), String> {
+    let mut ranks = Vec::new();
+    for report in ended.outcomes.iter().flatten() {
+        let fields = Fields::parse(report).ok_or("not a report")?;
+        let right = fields.get("kind") == Some("joined")
+            && fields.get("backend") == Some(backend.name())
+            && fields.number("world_size") == Some(2)
+            && fields.number("sum") == Some(1);
+        expect(right, || fields.to_string())?;
+        ranks.push(fields.number("rank"));
+    }
+    ranks.sort();
+    expect(ranks == [Some(0), Some(1)], || format!("ranks {ranks:?}"))
+}
+
+/// By its real mpirun, without a word from the user; and its end leaves nothing to complain of.
+fn recognised(mpi: &Installation) -> Result<(), String> {
+    let ended = mpi.job(2).scenario("jobs/init", &[]).succeed()?;
+    joined(&ended, BackendKind::Mpi)?;
+    expect(ended.output.is_empty(), || format!("it wrote: {}", ended.output))
+}
+
+fn on_the_host_backend(mpi: &Installation) -> Result<(), String> {
+    let job = mpi.job(2).scenario("jobs/init", &[]).env("PHALANX_BACKEND", "host");
+    joined(&job.succeed()?, BackendKind::Host)
+}
+
+/// An application that initialises and finalises MPI itself.
+fn application(args: &[String]) -> Outcome {
+    let mpi = Mpi::load().map_err(|error| error.to_string())?;
+    let level = if args.iter().any(|arg| arg == "single") { 0 } else { mpi.constants.thread_multiple };
+    let mut provided = -1;
+    let null = std::ptr::null_mut();
+    // SAFETY: once, before any other use of MPI.
+    let code = unsafe { (mpi.functions.init_thread)(null, null.cast(), level, &raw mut provided) };
+    expect(code == 0 && provided >= level, || format!("MPI_Init_thread: {code}, level {provided}"))?;
+    for _ in 0..2 {
+        let comm = phalanx::init().map_err(text)?;
+        let mut sum = [1u32];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
+        expect(sum[0] as usize == comm.world_size(), || format!("sum {sum:?}"))?;
+        let message = comm.start_send(vec![comm.rank() as u8], 1 - comm.rank()).map_err(text)?;
+        let mut received = [9u8];
+        comm.recv(&mut received, 1 - comm.rank()).map_err(text)?;
+        message.wait().map_err(text)?;
+        let request = comm.start_all_reduce(vec![1u32], ReduceOp::Sum).map_err(text)?.wait();
+        match request {
+            Ok(sum) if provided >= mpi.constants.thread_multiple => {
+                expect(sum[0] as usize == comm.world_size(), || format!("sum {sum:?}"))?;
+            }
+            // Requests have a thread of their own, which may not use this MPI.
+            Err(Error::Unsupported { .. }) if provided < mpi.constants.thread_multiple => {}
+            other => return Err(format!("a request, with level {provided}: {other:?}")),
+        }
+        comm.finalize().map_err(text)?;
+    }
+    let mut finalized = -1;
+    // SAFETY: a variable for the answer; then the last call, as the application's duty.
+    unsafe {
+        (mpi.functions.finalized)(&raw mut finalized);
+        expect(finalized == 0, || "phalanx has finalised the application's MPI".into())?;
+        expect((mpi.functions.finalize)() == 0, || "MPI_Finalize".into())?;
+    }
+    match phalanx::init() {
+        Err(error @ Error::Bootstrap(_)) => Ok(error.to_string()),
+        other => Err(format!("init after MPI_Finalize: {other:?}")),
+    }
+}
+
+fn initialised_by_the_application(mpi: &Installation, level: &str) -> Result<(), String> {
+    mpi.job(2).scenario("jobs/application", &[level]).succeed().map(drop)
+}
+
+/// Rank 1 does something else, for longer than the deadline.
+fn one_rank_stays_away(comm: &Comm, args: &[String]) -> Outcome {
+    comm.barrier().map_err(text)?;
+    comm.set_timeout(Duration::from_millis(500));
+    if comm.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(30));
+        return Err("nobody has ended the job".into());
+    }
+    let result = match args.first().map(String::as_str) {
+        Some("collective") => comm.all_reduce_in_place(&mut [1.0f32; 10], ReduceOp::Sum),
+        _ => comm.send(&vec![0u8; 10_000_000], 1),
+    };
+    Err(format!("a wait past its deadline came back: {result:?}"))
+}
+
+/// A receive that nothing comes for is given up, and the rank lives on.
+fn nothing_comes(comm: Comm) -> Outcome {
+    comm.set_timeout(Duration::from_millis(500));
+    if comm.rank() == 0 {
+        match comm.recv(&mut [0u8; 3], 1) {
+            Err(Error::Timeout(timeout)) => {
+                let right = timeout.missing.iter().map(|missing| missing.rank).eq([1])
+                    && timeout.operation == "recv(u8 × 3, from rank 1)"
+                    && (490..5000).contains(&timeout.waited.as_millis());
+                expect(right, || timeout.to_string())?;
+            }
+            other => return Err(format!("a receive of nothing: {other:?}")),
+        }
+        expect(comm.barrier().is_err(), || "the communicator has not failed".into())?;
+    }
+    Ok(String::new())
+}
+
+fn deadline(mpi: &Installation, what: &str, operation: &str) -> Result<(), String> {
+    let start = Instant::now();
+    let ended = mpi.job(2).scenario("jobs/one_rank_stays_away", &[what]).run()?;
+    let took = start.elapsed();
+    let failed = ended.status.is_some_and(|status| !status.success());
+    expect(failed && ended.outcomes.is_empty(), || format!("{ended:?}"))?;
+    expect(took < Duration::from_secs(20), || format!("it took {took:?}: {}", ended.output))?;
+    for part in ["timeout after 5", "ms in ", operation, "on rank 0", "operation number", "PHALANX_TIMEOUT"] {
+        expect(ended.output.contains(part), || format!("{part:?} is missing in {}", ended.output))?;
+    }
+    Ok(())
+}
+
+/// Rank 1 ends with an error of its own while rank 0 waits for it.
+fn one_rank_fails(comm: &Comm) -> Outcome {
+    comm.barrier().map_err(text)?;
+    if comm.rank() == 1 {
+        return Err("an error of the application".into());
+    }
+    comm.barrier().map_err(text)?;
+    Ok(String::new())
+}
+
+fn one_rank_aborts(comm: Comm) -> Outcome {
+    comm.barrier().map_err(text)?;
+    if comm.rank() == 1 {
+        comm.abort();
+    } else {
+        comm.barrier().map_err(text)?;
+    }
+    Ok(String::new())
+}
+
+/// The job fails, long before its deadline.
+fn ends_soon(mpi: &Installation, scenario: &str, said: &str) -> Result<(), String> {
+    let start = Instant::now();
+    let ended = mpi.job(2).scenario(scenario, &[]).run()?;
+    let took = start.elapsed();
+    expect(ended.status.is_some_and(|status| !status.success()), || format!("{ended:?}"))?;
+    expect(took < Duration::from_secs(20), || format!("it took {took:?}"))?;
+    expect(ended.output.contains(said), || format!("{said:?} is missing in {}", ended.output))
+}
+
+/// A receive of 1000 elements, of a message of another length: the receiver is told, and for good.
+fn wrong_lengths(comm: &Comm, args: &[String]) -> Outcome {
+    let sent: usize = args.first().and_then(|arg| arg.parse().ok()).ok_or("no length was given")?;
+    if comm.rank() == 0 {
+        // It is received, though not as it should be.
+        comm.send(&vec![1u16; sent], 1).map_err(text)?;
+        return Ok(String::new());
+    }
+    let error = comm.recv(&mut [0u16; 1000], 0).err().ok_or("the receive succeeded")?;
+    let Error::Mismatch(mismatch) = &error else { return Err(format!("{error:?}")) };
+    let theirs = format!("send(u16 × {sent}, to rank 1)");
+    expect(mismatch.other_rank == 0 && mismatch.ours == theirs, || error.to_string())?;
+    expect(mismatch.rank == 1 && mismatch.theirs == "recv(u16 × 1000, from rank 0)", || error.to_string())?;
+    match comm.send(&[1], 0) {
+        Err(Error::Mismatch(_)) => Ok(String::new()),
+        other => Err(format!("after a failure: {other:?}")),
+    }
+}
+
+fn large_tag(comm: &Comm) -> Outcome {
+    let peer = 1 - comm.rank();
+    match comm.send_tagged(&[1u8], peer, u32::MAX) {
+        Err(error @ Error::Unsupported { .. }) => {
+            expect(error.to_string().contains("4294967295"), || error.to_string())?;
+        }
+        other => return Err(format!("the largest of all tags: {other:?}")),
+    }
+    // Nothing was started, and the communicator works on.
+    let mut received = [0u8];
+    comm.send_recv(&[comm.rank() as u8], peer, &mut received, peer).context(|| "after it".into())?;
+    expect(received[0] as usize == peer, || format!("{received:?}"))?;
+    Ok(String::new())
+}
+
+/// A library that is not the launcher's makes worlds of one rank: each rank says so.
+fn another_mpi_is_refused(mpi: &Installation) -> Result<(), String> {
+    let other = if mpi.name == "open_mpi" { "mpich" } else { "open_mpi" };
+    let all = Installation::all();
+    let found = all.iter().find(|(name, _)| *name == other);
+    if let Some((_, Err(reason))) = found {
+        // With one MPI there is nothing to confuse it with.
+        eprintln!("not done: {reason}");
+        return Ok(());
+    }
+    let library = if other == "mpich" { "libmpich.so.12" } else { "libmpi.so.40" };
+    let job = mpi.job(2).scenario("jobs/init", &[]).env("PHALANX_MPI_LIB", library);
+    let ended = job.succeed()?;
+    for report in ended.outcomes.iter().flatten() {
+        refused(&Fields::parse(report).ok_or("not a report")?, &["started 2 ranks", "of 1", library])?;
+    }
+    Ok(())
+}
+
+fn refused(fields: &Fields, parts: &[&str]) -> Result<(), String> {
+    let text = fields.get("text").unwrap_or_default();
+    let says = |part: &&str| text.contains(*part);
+    expect(fields.get("kind") == Some("bootstrap") && parts.iter().all(says), || fields.to_string())
+}
+
+/// Ranks that `phalanx launch` started are no MPI job: each would be a world of its own.
+fn worlds_of_one() -> Result<(), Failed> {
+    let launch = Launch::new("jobs/init", 2).env("PHALANX_BACKEND", "mpi");
+    for report in launch.reports()? {
+        let fields = Fields::parse(&report).ok_or("not a report")?;
+        refused(&fields, &["phalanx launch started 2 ranks", "rank 0 of 1", "mpirun"])?;
+    }
+    Ok(())
+}
+
+fn missing_library() -> Result<(), Failed> {
+    let launch = Launch::new("jobs/init", 1).env("PHALANX_BACKEND", "mpi");
+    let reports = launch.env("PHALANX_MPI_LIB", "/nonexistent/libmpi.so").reports()?;
+    let fields = Fields::parse(&reports[0]).ok_or("not a report")?;
+    let text = fields.get("text").unwrap_or_default();
+    let right = fields.get("kind") == Some("not found") && text.contains("/nonexistent/libmpi.so");
+    Ok(expect(right, || fields.to_string())?)
+}

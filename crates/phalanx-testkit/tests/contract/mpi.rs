@@ -1,0 +1,84 @@
+//! The contract on MPI: the same scenarios as the ranks of an MPI job, under each MPI that is installed.
+//!
+//! What is not here, because MPI does not have it: the detection of mismatched calls, results in rank order (so from
+//! three ranks on the inputs are such that any order is right), tags above 32766, worlds of several jobs in one
+//! process.
+
+use crate::{communicators, messages, portable, requests, vectors};
+use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::mpi::{Installation, Job};
+use std::time::Duration;
+
+/// Jobs are slow where ranks spin and there are more of them than cores.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Scenarios that one job performs.
+struct Group {
+    name: &'static str,
+    add: fn(Job) -> Job,
+    /// Numbers of ranks.
+    ranks: &'static [usize],
+    /// More of them, where ranks that wait let others have the core: an operation of three spinning ranks on two
+    /// cores takes milliseconds.
+    crowded: &'static [usize],
+}
+
+const MATRIX: [&str; 8] =
+    ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
+
+const GROUPS: [Group; 8] = [
+    Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
+    Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
+    Group { name: "messages", add: |job| all(job, messages::SCENARIOS), ranks: &[2, 4], crowded: &[] },
+    Group { name: "requests", add: |job| all(job, requests::SCENARIOS), ranks: &[2, 3], crowded: &[] },
+    Group {
+        name: "communicators",
+        add: |job| all(job, communicators::SCENARIOS),
+        ranks: &[2],
+        crowded: &[4],
+    },
+    Group { name: "portable", add: |job| all(job, portable::SCENARIOS), ranks: &[2], crowded: &[3] },
+    Group { name: "programs", add: |job| programs(job, ["1", "2"]), ranks: &[2, 4], crowded: &[] },
+    // Every collective and message in pieces of 4000 bytes.
+    Group { name: "pieces", add: pieces, ranks: &[2], crowded: &[3] },
+];
+
+fn matrix(job: Job) -> Job {
+    MATRIX.iter().fold(job, |job, operation| job.scenario("matrix", &[operation]))
+}
+
+fn programs(job: Job, [short, long]: [&str; 2]) -> Job {
+    job.scenario("programs/short_blocks", &[short]).scenario("programs/long_blocks", &[long])
+}
+
+fn all(job: Job, scenarios: &[Scenario]) -> Job {
+    scenarios.iter().fold(job, |job, scenario| job.scenario(scenario.name, &[""]))
+}
+
+fn pieces(job: Job) -> Job {
+    let job = programs(job.env("PHALANX_MPI_MAX_BYTES", "4000"), ["3", "4"]);
+    all(all(job, vectors::SCENARIOS), messages::SCENARIOS)
+}
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (installation, found) in Installation::all() {
+        for group in &GROUPS {
+            let crowded = if installation == "open_mpi" { group.crowded } else { &[] };
+            for ranks in group.ranks.iter().chain(crowded) {
+                let name = format!("mpi/{installation}/{}/{ranks}", group.name);
+                trials.push(match &found {
+                    Ok(installation) => {
+                        let job = (group.add)(installation.job(*ranks)).env("PHALANX_BACKEND", "mpi");
+                        Trial::test(name, move || {
+                            Ok::<(), Failed>(job.deadline(DEADLINE).succeed().map(drop)?)
+                        })
+                    }
+                    Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+                });
+            }
+        }
+    }
+    trials
+}

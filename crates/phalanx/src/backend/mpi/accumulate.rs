@@ -1,0 +1,77 @@
+//! Elements into accumulators, and back.
+
+use crate::backend::host::arithmetic::{Avg, Combine, Number, PreMulSum, Prod, Sum};
+use crate::dtype::{DType, with_element};
+use crate::op::{ReductionCode, element_from_bits};
+use phalanx_sys::mpi::Handle;
+use std::ffi::{c_int, c_void};
+
+/// How the elements of one type are accumulated.
+#[derive(Clone, Copy)]
+pub(super) struct Accumulated {
+    /// Bytes of an accumulator.
+    pub size: usize,
+    /// `target[i]` is the accumulator of `source[i]`, multiplied by the factor (its bits) if the reduction has one.
+    ///
+    /// # Safety
+    /// `count` elements can be read, and as many accumulators written; they do not overlap.
+    pub prepare: unsafe fn(target: *mut u8, source: *const u8, factor: u64, count: usize),
+    /// `target[i]` is the result of the accumulator `source[i]`.
+    ///
+    /// # Safety
+    /// `count` accumulators can be read, and as many elements written; they do not overlap, or are the same
+    /// and of the same size.
+    pub finish: unsafe fn(target: *mut u8, source: *const u8, ranks: usize, count: usize),
+}
+
+impl Accumulated {
+    /// For one type and reduction; minimum and maximum need no accumulators.
+    pub fn new(dtype: DType, code: ReductionCode) -> Accumulated {
+        fn of<T: Number, C: Combine<T>>() -> Accumulated {
+            Accumulated { size: size_of::<C::Acc>(), prepare: prepare::<T, C>, finish: finish::<T, C> }
+        }
+        with_element!(dtype, T => match code {
+            ReductionCode::Prod => of::<T, Prod>(),
+            ReductionCode::Avg => of::<T, Avg>(),
+            ReductionCode::PreMulSum => of::<T, PreMulSum>(),
+            ReductionCode::Sum | ReductionCode::Min | ReductionCode::Max => of::<T, Sum>(),
+        })
+    }
+}
+
+unsafe fn prepare<T: Number, C: Combine<T>>(target: *mut u8, source: *const u8, factor: u64, count: usize) {
+    let factor = C::widen(element_from_bits::<T>(factor));
+    let (target, source) = (target.cast::<C::Acc>(), source.cast::<T>());
+    for i in 0..count {
+        // SAFETY: the caller's contract; a caller's raw memory may be unaligned.
+        unsafe {
+            let x = source.add(i).read_unaligned();
+            target.add(i).write_unaligned(C::prepare(C::widen(x), factor));
+        }
+    }
+}
+
+unsafe fn finish<T: Number, C: Combine<T>>(target: *mut u8, source: *const u8, ranks: usize, count: usize) {
+    let (target, source) = (target.cast::<T>(), source.cast::<C::Acc>());
+    for i in 0..count {
+        // SAFETY: the caller's contract.
+        unsafe { target.add(i).write_unaligned(C::finish(source.add(i).read_unaligned(), ranks)) };
+    }
+}
+
+/// The sum of 128-bit integers, for MPI.
+pub(super) unsafe extern "C" fn add_i128(
+    input: *mut c_void,
+    inout: *mut c_void,
+    len: *mut c_int,
+    _: *mut Handle,
+) {
+    let (input, inout) = (input.cast::<i128>(), inout.cast::<i128>());
+    // SAFETY: MPI gives `len` elements of the type that was made for them, which it may not align.
+    unsafe {
+        for i in 0..*len as usize {
+            let sum = input.add(i).read_unaligned().wrapping_add(inout.add(i).read_unaligned());
+            inout.add(i).write_unaligned(sum);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Deadlines: a thread looks at what each communicator is in the middle of.
+//!
+//! An operation leaves a note before it calls MPI and takes it away afterwards: a few stores, no look at the clock.
+//! The thread compares what it sees with what it saw before.
+
+use crate::backend::host::Record;
+use crate::error::{Error, Result, TimeoutError};
+use crate::sync::lock;
+use phalanx_sys::mpi::Handle;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// What `MPI_Abort` gets, and what the job ends with.
+const EXIT_CODE: c_int = 124;
+
+/// How long other ranks have to tell where they wait, before the first one ends the job.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+
+/// How long `MPI_Abort` may take.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// `MPI_Abort` and the communicator that it gets, once MPI is initialised.
+#[derive(Clone, Copy)]
+pub(super) struct Abort {
+    pub function: unsafe extern "C" fn(Handle, c_int) -> c_int,
+    pub comm: Handle,
+}
+
+/// The note of one communicator.
+pub(super) struct Guard {
+    abort: Option<Abort>,
+    rank: usize,
+    /// Nanoseconds.
+    timeout: AtomicU64,
+    inside: AtomicBool,
+    /// Changes whenever something was achieved.
+    beat: AtomicU64,
+    sequence: AtomicU64,
+    record: [AtomicU64; 3],
+}
+
+/// As long as it lives, its communicator is inside an operation.
+pub(super) struct Inside<'a>(&'a Guard);
+
+impl Inside<'_> {
+    /// The operation's number on its communicator, from 1.
+    pub fn sequence(&self) -> u64 {
+        self.0.sequence.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.inside.store(false, Ordering::Release);
+    }
+}
+
+/// A guard, and what the watching thread saw of it.
+struct Watched {
+    guard: Weak<Guard>,
+    beat: u64,
+    since: Instant,
+}
+
+static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
+/// Told when a guard is new, or a deadline has changed.
+static CHANGED: Condvar = Condvar::new();
+
+impl Guard {
+    /// A guard that is watched.
+    pub fn watch(abort: Option<Abort>, rank: usize, timeout: Duration) -> Result<Arc<Guard>> {
+        start_watching()?;
+        let guard = Arc::new(Guard {
+            abort,
+            rank,
+            timeout: AtomicU64::new(nanoseconds(timeout)),
+            inside: AtomicBool::new(false),
+            beat: AtomicU64::new(0),
+            sequence: AtomicU64::new(0),
+            record: Default::default(),
+        });
+        lock(&WATCHED).push(Watched { guard: Arc::downgrade(&guard), beat: 0, since: Instant::now() });
+        CHANGED.notify_all();
+        Ok(guard)
+    }
+
+    /// The ranks begin to come together. The only note that has no record.
+    pub fn enter_init(&self) -> Inside<'_> {
+        self.enter_with([0; 3], 0)
+    }
+
+    /// The communicator's next operation begins. One thread at a time does this.
+    #[inline(always)]
+    pub fn enter(&self, record: &Record) -> Inside<'_> {
+        self.enter_with(record.words(), self.sequence.load(Ordering::Relaxed) + 1)
+    }
+
+    #[inline(always)]
+    fn enter_with(&self, words: [u64; 3], sequence: u64) -> Inside<'_> {
+        for (word, value) in self.record.iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.sequence.store(sequence, Ordering::Relaxed);
+        self.beat();
+        self.inside.store(true, Ordering::Release);
+        Inside(self)
+    }
+
+    /// The operation has come on: its deadline starts anew.
+    #[inline(always)]
+    pub fn beat(&self) {
+        // One thread at a time is inside.
+        self.beat.store(self.beat.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    pub fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout.store(nanoseconds(timeout), Ordering::Relaxed);
+        CHANGED.notify_all();
+    }
+
+    /// A deadline has passed in this operation: tells, and ends the job.
+    pub fn give_up(&self, operation: String, sequence: u64, waited: Duration) -> ! {
+        let timeout = TimeoutError { operation, sequence, reporter: self.rank, waited, missing: Vec::new() };
+        self.end_job(&format!(
+            "{timeout}. MPI cannot take back an operation, so the job ends (MPI_Abort); the ranks that wait tell \
+             where"
+        ));
+    }
+
+    /// Ends the job, with a reason on standard error.
+    pub fn end_job(&self, reason: &str) -> ! {
+        // Both: whoever has no subscriber for the log still has to learn why the job ended.
+        tracing::error!("{reason}");
+        eprintln!("phalanx: {reason}");
+        std::thread::sleep(LAST_WORDS);
+        if let Some(Abort { function, comm }) = self.abort {
+            // SAFETY: MPI is initialised, or the communicator would not be there; the call ends the process.
+            let aborting = std::thread::Builder::new().spawn(move || unsafe { function(comm, EXIT_CODE) });
+            if aborting.is_ok() {
+                std::thread::sleep(ABORT_TIMEOUT);
+            }
+        }
+        std::process::abort()
+    }
+
+    fn record(&self) -> String {
+        let words = std::array::from_fn(|i| self.record[i].load(Ordering::Relaxed));
+        Record::from_words(words).map_or_else(|| "init".to_owned(), |record| record.to_string())
+    }
+}
+
+impl Watched {
+    /// Looks at the guard; how long the thread may sleep for it. `None`: it is gone.
+    fn look(&mut self, now: Instant) -> Option<Duration> {
+        let guard = self.guard.upgrade()?;
+        let timeout = guard.timeout();
+        let inside = guard.inside.load(Ordering::Acquire);
+        let beat = guard.beat.load(Ordering::Relaxed);
+        if !inside || beat != self.beat {
+            (self.beat, self.since) = (beat, now);
+        } else if now - self.since >= timeout {
+            let sequence = guard.sequence.load(Ordering::Relaxed);
+            guard.give_up(guard.record(), sequence, now - self.since);
+        }
+        Some((timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(500)))
+    }
+}
+
+fn start_watching() -> Result<()> {
+    static START: Once = Once::new();
+    let mut outcome = Ok(());
+    START.call_once(|| {
+        let thread = std::thread::Builder::new().name("phalanx-mpi".into()).spawn(watch);
+        outcome = thread.map(drop).map_err(|error| {
+            Error::system("starting a thread", error, "MPI's deadlines need one: raise `ulimit -u`")
+        });
+    });
+    outcome
+}
+
+fn watch() {
+    let mut watched = lock(&WATCHED);
+    loop {
+        let now = Instant::now();
+        let mut pause = Duration::from_secs(3600);
+        watched.retain_mut(|watched| match watched.look(now) {
+            Some(tick) => {
+                pause = pause.min(tick);
+                true
+            }
+            None => false,
+        });
+        watched = CHANGED.wait_timeout(watched, pause).unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+fn nanoseconds(timeout: Duration) -> u64 {
+    timeout.as_nanos().try_into().unwrap_or(u64::MAX)
+}

@@ -1,0 +1,422 @@
+//! Sends and receives: MPI's non-blocking calls, asked again and again.
+//!
+//! A receive is not posted to MPI: its message is probed for and then received, since Open MPI writes past the end of the
+//! buffer when a long message is longer than its receive. So a length that differs is an error here and nothing
+//! else, and a receive that nothing has come for can be given up. A buffer that MPI has in its hands cannot: a
+//! wait ends when MPI has let go of it, or with the job.
+
+use super::{Failure, MpiComm, check};
+use crate::backend::host::Record;
+use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError};
+use crate::sync::lock;
+use phalanx_sys::mpi::{Handle, Status};
+use std::ffi::c_int;
+use std::time::{Duration, Instant};
+
+/// How often a waiting rank asks before it lets other threads have the core.
+pub(super) const SPINS: u32 = 200;
+
+/// The messages of a communicator that are under way, or done and not asked for.
+#[derive(Default)]
+pub(super) struct Messages {
+    /// By ticket.
+    posted: Vec<Option<Posted>>,
+    free: Vec<usize>,
+    peers: Vec<Peer>,
+}
+
+/// What there is between this rank and another.
+#[derive(Default, Clone)]
+struct Peer {
+    sent: u64,
+    received: u64,
+    /// Tickets of receives whose message has not come in full, in the order of posting.
+    expected: Vec<usize>,
+}
+
+struct Posted {
+    transfer: Transfer,
+    /// Its number among the messages to or from that peer.
+    sequence: u64,
+    way: Way,
+    outcome: Result<()>,
+}
+
+/// How far a message is. A long one has several pieces.
+enum Way {
+    /// What MPI has not let go of.
+    Send {
+        first: Option<Handle>,
+        rest: Vec<Handle>,
+    },
+    Recv(Receive),
+}
+
+#[derive(Default)]
+struct Receive {
+    /// Bytes that have come.
+    received: usize,
+    /// A piece that is being received.
+    piece: Option<(Handle, usize)>,
+    /// Whether nothing more is to come.
+    complete: bool,
+    /// Where a piece of a wrong length goes, so that its sender comes free.
+    discarded: Vec<u8>,
+}
+
+impl Posted {
+    fn is_done(&self) -> bool {
+        match &self.way {
+            Way::Send { first, rest } => first.is_none() && rest.is_empty(),
+            Way::Recv(receive) => receive.complete && receive.piece.is_none(),
+        }
+    }
+
+    /// Whether MPI has its buffer in its hands.
+    fn is_held(&self) -> bool {
+        match &self.way {
+            Way::Send { .. } => !self.is_done(),
+            Way::Recv(receive) => receive.piece.is_some(),
+        }
+    }
+
+    fn record(&self) -> Record {
+        let operation = operation(&self.transfer);
+        let Transfer { peer: root, dtype, count, .. } = self.transfer;
+        Record::of(&Call { root, dtype, blocks: Blocks::Equal(count), ..Call::empty(operation) })
+    }
+}
+
+fn operation(transfer: &Transfer) -> Operation {
+    match transfer.direction {
+        Direction::Send(_) => Operation::Send,
+        Direction::Recv(_) => Operation::Recv,
+    }
+}
+
+impl Messages {
+    fn add(&mut self, posted: Posted) -> Ticket {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.posted.push(None);
+            self.posted.len() - 1
+        });
+        if let Way::Recv(_) = posted.way {
+            self.peers[posted.transfer.peer].expected.push(index);
+        }
+        self.posted[index] = Some(posted);
+        Ticket(index)
+    }
+
+    fn get(&mut self, index: usize) -> &mut Posted {
+        self.posted[index].as_mut().expect("a ticket is asked for until it is done, and not again")
+    }
+
+    fn take(&mut self, ticket: Ticket) -> Posted {
+        self.free.push(ticket.0);
+        let posted = self.posted[ticket.0].take();
+        let posted = posted.expect("a ticket is asked for until it is done, and not again");
+        self.peers[posted.transfer.peer].expected.retain(|expected| *expected != ticket.0);
+        posted
+    }
+
+    fn next_sequence(&mut self, transfer: &Transfer, ranks: usize) -> u64 {
+        self.peers.resize(ranks, Peer::default());
+        let peer = &mut self.peers[transfer.peer];
+        let count = match transfer.direction {
+            Direction::Send(_) => &mut peer.sent,
+            Direction::Recv(_) => &mut peer.received,
+        };
+        *count += 1;
+        *count
+    }
+
+    /// Whether a receive is the first of its tag: the one that the next message is for.
+    fn is_next(&self, index: usize, transfer: &Transfer) -> bool {
+        let expected = &self.peers[transfer.peer].expected;
+        let same_tag = |other: &&usize| {
+            self.posted[**other].as_ref().is_some_and(|posted| posted.transfer.tag == transfer.tag)
+        };
+        expected.iter().find(same_tag) == Some(&index)
+    }
+}
+
+impl MpiComm {
+    /// # Safety
+    /// As for [`Backend::post`](crate::backend::Backend::post).
+    pub(super) unsafe fn post_message(&self, transfer: Transfer) -> Result<Ticket> {
+        if transfer.tag > self.process.max_tag {
+            return Err(Error::Unsupported {
+                what: format!("the tag {}", transfer.tag),
+                why: format!("the largest tag of this MPI is {} (MPI_TAG_UB)", self.process.max_tag),
+                remedy: "use smaller tags: every MPI has those up to 32766".into(),
+            });
+        }
+        // SAFETY: the caller's contract.
+        Ok(unsafe { self.post_transfer(transfer) })
+    }
+
+    /// The same with any tag. What MPI answers is what the wait for the ticket does.
+    ///
+    /// # Safety
+    /// As for [`Backend::post`](crate::backend::Backend::post).
+    pub(super) unsafe fn post_transfer(&self, transfer: Transfer) -> Ticket {
+        let mut messages = lock(&self.messages);
+        let sequence = messages.next_sequence(&transfer, self.ranks);
+        let mut posted = Posted { transfer, sequence, way: Way::Recv(Receive::default()), outcome: Ok(()) };
+        if let Direction::Send(buffer) = transfer.direction {
+            let (mut first, mut rest) = (None, Vec::new());
+            for (start, len) in self.pieces(transfer.count * transfer.dtype.size()) {
+                // SAFETY: the piece is a part of the buffer, which is valid until MPI has let go of it.
+                match unsafe { self.send_piece(buffer.wrapping_add(start), len, &transfer) } {
+                    Ok(request) if first.is_none() => first = Some(request),
+                    Ok(request) => rest.push(request),
+                    Err(failure) => {
+                        posted.outcome = Err(self.failure(failure, &posted.record(), sequence));
+                        break;
+                    }
+                }
+            }
+            posted.way = Way::Send { first, rest };
+        }
+        messages.add(posted)
+    }
+
+    /// The pieces of so many bytes that one MPI call takes: offset and length. No bytes are one piece too.
+    fn pieces(&self, bytes: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let most = self.process.max_bytes;
+        (0..bytes.max(1)).step_by(most).map(move |offset| (offset, most.min(bytes - offset)))
+    }
+
+    /// # Safety
+    /// So many bytes can be read until the request is complete.
+    unsafe fn send_piece(
+        &self,
+        buffer: *const u8,
+        len: usize,
+        transfer: &Transfer,
+    ) -> std::result::Result<Handle, Failure> {
+        let mpi = &self.process.mpi;
+        let (peer, tag, byte) = (transfer.peer as c_int, transfer.tag as c_int, mpi.constants.byte);
+        let mut request = Handle::ZERO;
+        // SAFETY: the caller's contract.
+        check("MPI_Isend", unsafe {
+            let buffer = buffer.cast();
+            (mpi.functions.isend)(buffer, len as c_int, byte, peer, tag, self.comm, &raw mut request)
+        })?;
+        Ok(request)
+    }
+
+    pub(super) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        let mut polls = 0u32;
+        let mut since = None;
+        loop {
+            if let Err(error) = self.process.check_thread() {
+                self.guard.end_job(&format!("{error}; a message is under way, and its buffer is in use"));
+            }
+            if let Some(outcome) = self.take_if_done(ticket) {
+                return outcome;
+            }
+            meanwhile();
+            polls = polls.wrapping_add(1);
+            if polls < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            std::thread::yield_now();
+            let since = *since.get_or_insert_with(Instant::now);
+            if polls.is_multiple_of(64) && since.elapsed() >= self.guard.timeout() {
+                return Err(self.overdue(ticket, since.elapsed()));
+            }
+        }
+    }
+
+    /// The deadline of a message has passed.
+    #[cold]
+    fn overdue(&self, ticket: Ticket, waited: Duration) -> Error {
+        let posted = lock(&self.messages).take(ticket);
+        let (operation, sequence) = (posted.record().to_string(), posted.sequence);
+        if posted.is_held() {
+            self.guard.give_up(operation, sequence, waited);
+        }
+        let rank = posted.transfer.peer;
+        let missing = vec![MissingRank { rank, last_seen: "its message has not come".into() }];
+        self.fail(TimeoutError { operation, sequence, reporter: self.rank, waited, missing }.into())
+    }
+
+    pub(super) fn test_message(&self, ticket: Ticket) -> Result<bool> {
+        if self.process.check_thread().is_err() {
+            return Ok(false);
+        }
+        self.take_if_done(ticket).map_or(Ok(false), |outcome| outcome.map(|()| true))
+    }
+
+    pub(super) fn progress_messages(&self) -> Result<bool> {
+        if self.process.check_thread().is_err() {
+            return Ok(false);
+        }
+        let mut messages = lock(&self.messages);
+        let mut under_way = false;
+        for index in 0..messages.posted.len() {
+            if messages.posted[index].is_some() {
+                self.advance(&mut messages, index);
+                under_way |= !messages.get(index).is_done();
+            }
+        }
+        Ok(under_way)
+    }
+
+    /// A message's outcome, if it is complete; or if the communicator has failed and MPI has not got its buffer.
+    pub(super) fn take_if_done(&self, ticket: Ticket) -> Option<Result<()>> {
+        let mut messages = lock(&self.messages);
+        self.advance(&mut messages, ticket.0);
+        let posted = messages.get(ticket.0);
+        if posted.is_done() {
+            return Some(messages.take(ticket).outcome);
+        }
+        let failed = self.failed.get().filter(|_| !posted.is_held())?;
+        messages.take(ticket);
+        Some(Err(failed.clone()))
+    }
+
+    /// Asks MPI what has become of a message.
+    fn advance(&self, messages: &mut Messages, index: usize) {
+        let posted = messages.get(index);
+        let result = match &mut posted.way {
+            Way::Send { first, rest } => self.advance_send(first, rest),
+            Way::Recv(_) => self.advance_receive(messages, index),
+        };
+        if let Err(failure) = result {
+            let posted = messages.get(index);
+            posted.outcome = Err(self.failure(failure, &posted.record(), posted.sequence));
+        }
+    }
+
+    fn advance_send(
+        &self,
+        first: &mut Option<Handle>,
+        rest: &mut Vec<Handle>,
+    ) -> std::result::Result<(), Failure> {
+        let mut outcome = Ok(());
+        let mut is_pending = |request: &mut Handle| match self.test_request(request) {
+            Ok(done) => !done,
+            Err(failure) => {
+                outcome = Err(failure);
+                false
+            }
+        };
+        if first.as_mut().is_some_and(|request| !is_pending(request)) {
+            *first = None;
+        }
+        rest.retain_mut(is_pending);
+        outcome
+    }
+
+    /// Whether a request is complete; it then does not exist any more.
+    fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
+        let (mut done, mut status) = (0, Status::new());
+        // SAFETY: a request that is not complete; no other thread asks for it, since the messages are locked.
+        let tested = unsafe { (self.process.mpi.functions.test)(request, &raw mut done, &raw mut status) };
+        check("MPI_Test", tested).map(|()| done != 0)
+    }
+
+    fn advance_receive(&self, messages: &mut Messages, index: usize) -> std::result::Result<(), Failure> {
+        loop {
+            let posted = messages.get(index);
+            let transfer = posted.transfer;
+            let Way::Recv(receive) = &mut posted.way else { unreachable!("a receive") };
+            if let Some((request, len)) = &mut receive.piece {
+                let (done, len) = (self.test_request(request), *len);
+                if !done? {
+                    return Ok(());
+                }
+                receive.received += len;
+                receive.piece = None;
+            }
+            if receive.complete || !messages.is_next(index, &transfer) {
+                return Ok(());
+            }
+            let Some((message, len)) = self.probe(&transfer)? else { return Ok(()) };
+            self.receive_piece(messages.get(index), message, len)?;
+            if let Way::Recv(Receive { complete: true, .. }) = messages.get(index).way {
+                // The next message of this tag is for another receive.
+                messages.peers[transfer.peer].expected.retain(|expected| *expected != index);
+            }
+        }
+    }
+
+    /// The next message of the transfer's peer and tag, if it has come, and its bytes.
+    fn probe(&self, transfer: &Transfer) -> std::result::Result<Option<(Handle, usize)>, Failure> {
+        let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
+        let (peer, tag) = (transfer.peer as c_int, transfer.tag as c_int);
+        let (mut there, mut len) = (0, 0);
+        let (mut message, mut status) = (Handle::ZERO, Status::new());
+        // SAFETY: the communicator is alive; the variables take the answers.
+        unsafe {
+            let probed = (f.improbe)(peer, tag, self.comm, &raw mut there, &raw mut message, &raw mut status);
+            check("MPI_Improbe", probed)?;
+            if there == 0 {
+                return Ok(None);
+            }
+            check("MPI_Get_count", (f.get_count)(&raw const status, constants.byte, &raw mut len))?;
+        }
+        Ok(Some((message, len.max(0) as usize)))
+    }
+
+    /// Receives a message that has come: where it belongs, or if it has another length than that place, elsewhere.
+    fn receive_piece(
+        &self,
+        posted: &mut Posted,
+        mut message: Handle,
+        len: usize,
+    ) -> std::result::Result<(), Failure> {
+        let (mpi, transfer) = (&self.process.mpi, posted.transfer);
+        let Direction::Recv(buffer) = transfer.direction else { unreachable!("a receive") };
+        let Way::Recv(receive) = &mut posted.way else { unreachable!("a receive") };
+        let missing = transfer.count * transfer.dtype.size() - receive.received;
+        let is_right = len == missing.min(self.process.max_bytes);
+        let target = if is_right {
+            buffer.wrapping_add(receive.received)
+        } else {
+            receive.discarded = vec![0; len];
+            receive.discarded.as_mut_ptr()
+        };
+        receive.complete = !is_right || len == missing;
+        let mut request = Handle::ZERO;
+        // SAFETY: the target has room for the message: the rest of the buffer, by the contract of `Backend::post`, or
+        // memory that lives as long as the request.
+        check("MPI_Imrecv", unsafe {
+            let (target, byte) = (target.cast(), mpi.constants.byte);
+            (mpi.functions.imrecv)(target, len as c_int, byte, &raw mut message, &raw mut request)
+        })?;
+        receive.piece = Some((request, len));
+        if !is_right {
+            let came = receive.received + len;
+            posted.outcome = Err(self.wrong_length(posted, came));
+        }
+        Ok(())
+    }
+
+    /// The error for a message that has another length than its receive expects.
+    #[cold]
+    fn wrong_length(&self, posted: &Posted, came: usize) -> Error {
+        let Transfer { dtype, peer, .. } = posted.transfer;
+        let came = match came.is_multiple_of(dtype.size()) {
+            true => format!("{dtype} × {}", came / dtype.size()),
+            false => format!("{came} bytes"),
+        };
+        let own = (self.rank, posted.record().to_string());
+        let theirs = (peer, format!("send({came}, to rank {})", self.rank));
+        let (lower, higher) = if self.rank < peer { (own, theirs) } else { (theirs, own) };
+        self.fail(
+            MismatchError {
+                rank: higher.0,
+                theirs: higher.1,
+                other_rank: lower.0,
+                ours: lower.1,
+                sequence: posted.sequence,
+            }
+            .into(),
+        )
+    }
+}

@@ -1,0 +1,303 @@
+//! The backend over MPI: an MPI library found at run time carries everything.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `process.rs` | this process's MPI: loading, initialising, checking the world, finalising at exit |
+//! | `collective.rs` | collectives as MPI calls |
+//! | `large.rs` | collectives on more bytes than an MPI call takes |
+//! | `reduction.rs` | which MPI type and operation combine what; operations that MPI does not have |
+//! | `accumulate.rs` | conversion into the type that is accumulated, and back |
+//! | `message.rs` | sends and receives |
+//! | `guard.rs` | deadlines |
+//!
+//! # Deadlines
+//! Collectives are MPI's blocking calls: polling its non-blocking ones costs up to twice the time. A blocking call
+//! cannot be given up, and MPI may write into the buffers of one that was; so a thread watches, and when a
+//! deadline passes it says which rank waited in what, and ends the job with `MPI_Abort`. Every wait follows
+//! this one rule.
+
+mod accumulate;
+mod collective;
+mod guard;
+mod large;
+mod message;
+mod process;
+mod reduction;
+
+pub(crate) use process::Launched;
+
+use crate::backend::host::Record;
+use crate::backend::{
+    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
+};
+use crate::dtype::DType;
+use crate::error::{Error, LibraryError, Result};
+use crate::os::Mapping;
+use collective::Scratch;
+use guard::Guard;
+use message::Messages;
+use phalanx_sys::mpi::{Constants, Handle, Mpi};
+use process::Process;
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// Why an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// An MPI function's answer: which function, and its code.
+    Mpi { function: &'static str, code: c_int },
+    /// The communicator has its verdict already.
+    Verdict,
+}
+
+/// What an MPI function answered.
+#[inline(always)]
+fn check(function: &'static str, code: c_int) -> std::result::Result<(), Failure> {
+    if code == 0 { Ok(()) } else { Err(Failure::Mpi { function, code }) }
+}
+
+/// One rank's end of an MPI communicator.
+pub(crate) struct MpiComm {
+    process: &'static Process,
+    comm: Handle,
+    rank: usize,
+    ranks: usize,
+    guard: Arc<Guard>,
+    failed: OnceLock<Error>,
+    messages: Mutex<Messages>,
+    /// Touched only inside `collective`, which one thread at a time may call.
+    scratch: UnsafeCell<Scratch>,
+}
+
+// SAFETY: `scratch` is the only part that is not `Sync` by itself; the contract of `Backend::collective` says that one
+// thread at a time uses it.
+unsafe impl Sync for MpiComm {}
+
+impl MpiComm {
+    /// The communicator of all ranks: a duplicate of `MPI_COMM_WORLD`, so that the application's own use of MPI and
+    /// this one do not meet. Waits for all ranks.
+    pub fn world(launched: &Launched, timeout: Duration) -> Result<MpiComm> {
+        let process = Process::start(launched, timeout)?;
+        process.check_world(launched)?;
+        let guard = Guard::watch(Some(process.abort_of(process.world())), launched.rank, timeout)?;
+        let mut comm = Handle::ZERO;
+        let duplicated = {
+            let _inside = guard.enter_init();
+            // SAFETY: MPI is initialised; the variable takes the new handle.
+            check("MPI_Comm_dup", unsafe { (process.mpi.functions.comm_dup)(process.world(), &raw mut comm) })
+        };
+        duplicated.map_err(|failure| process.error(failure, launched.rank, "init", 0))?;
+        MpiComm::attach(process, comm, timeout)
+    }
+
+    /// A rank's end of a communicator that was just made.
+    fn attach(process: &'static Process, comm: Handle, timeout: Duration) -> Result<MpiComm> {
+        let (rank, ranks) = process.place_in(comm).map_err(|failure| process.error(failure, 0, "init", 0))?;
+        Ok(MpiComm {
+            process,
+            comm,
+            rank,
+            ranks,
+            guard: Guard::watch(Some(process.abort_of(comm)), rank, timeout)?,
+            failed: OnceLock::new(),
+            messages: Mutex::default(),
+            scratch: UnsafeCell::default(),
+        })
+    }
+
+    /// Whether a call can be made at all: the communicator's verdict, and whether this thread may use MPI.
+    #[inline]
+    fn ready(&self) -> Result<()> {
+        if let Some(error) = self.failed.get() {
+            return Err(error.clone());
+        }
+        self.process.check_thread()
+    }
+
+    /// Makes an error the communicator's verdict: after one, MPI promises nothing.
+    #[cold]
+    fn fail(&self, error: Error) -> Error {
+        self.failed.get_or_init(|| error).clone()
+    }
+
+    #[cold]
+    fn failure(&self, failure: Failure, record: &Record, sequence: u64) -> Error {
+        if let (Failure::Verdict, Some(error)) = (failure, self.failed.get()) {
+            return error.clone();
+        }
+        self.process.set_failed();
+        self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
+    }
+
+    /// Carries out a part of `split`: everybody's numbers.
+    fn tell_all(&self, own: [i64; 2]) -> std::result::Result<Vec<[i64; 2]>, Failure> {
+        let mut all = vec![[0i64; 2]; self.ranks];
+        let (send, recv, int64) =
+            (own.as_ptr().cast(), all.as_mut_ptr().cast(), self.process.mpi.constants.int64);
+        // SAFETY: two numbers of each rank, and room for them.
+        check("MPI_Allgather", unsafe {
+            (self.process.mpi.functions.allgather)(send, 2, int64, recv, 2, int64, self.comm)
+        })?;
+        Ok(all)
+    }
+
+    /// `MPI_Comm_split` with any colour and key. Its own are C `int`s: the first member's rank and the place among
+    /// the members are.
+    fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, Failure> {
+        let all = self.tell_all([color.map_or(-1, i64::from), key])?;
+        let own = all[self.rank][0];
+        let mut members: Vec<usize> = (0..self.ranks).filter(|rank| all[*rank][0] == own).collect();
+        let first = members[0];
+        members.sort_by_key(|rank| (all[*rank][1], *rank));
+        let place = members.iter().position(|rank| *rank == self.rank).expect("one of them");
+        let mpi = &self.process.mpi;
+        let color = if color.is_some() { first as c_int } else { mpi.constants.undefined };
+        let mut part = Handle::ZERO;
+        // SAFETY: the communicator is alive; the variable takes the new handle.
+        check("MPI_Comm_split", unsafe {
+            (mpi.functions.comm_split)(self.comm, color, place as c_int, &raw mut part)
+        })?;
+        Ok((part != mpi.constants.comm_null).then_some(part))
+    }
+}
+
+impl Backend for MpiComm {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Mpi
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.ranks
+    }
+
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        self.ready()?;
+        let record = Record::of(call);
+        let inside = self.guard.enter(&record);
+        // SAFETY: the caller's contract.
+        let done = unsafe { self.carry_out(call) };
+        done.map_err(|failure| self.failure(failure, &record, inside.sequence()))
+    }
+
+    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+        self.ready()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.post_message(transfer) }
+    }
+
+    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        self.wait_for_message(ticket, meanwhile)
+    }
+
+    fn test(&self, ticket: Ticket) -> Result<bool> {
+        self.test_message(ticket)
+    }
+
+    fn progress(&self) -> Result<bool> {
+        self.progress_messages()
+    }
+
+    unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+        self.ready()?;
+        let record = Record::of(&Call::empty(Operation::Split));
+        let inside = self.guard.enter(&record);
+        let part = self.split_handle(color, key);
+        let failed = |failure| self.failure(failure, &record, inside.sequence());
+        let Some(part) = part.map_err(failed)? else {
+            return Ok(None);
+        };
+        Ok(Some(Box::new(MpiComm::attach(self.process, part, self.timeout())?)))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let memory = Mapping::anonymous(bytes.max(1))?;
+        Ok(Allocation { start: memory.as_ptr(), keep: Box::new(memory) })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.guard.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.guard.set_timeout(timeout);
+    }
+
+    fn abort(&self) {
+        self.guard.end_job(&format!("rank {} aborted the communicator", self.rank));
+    }
+
+    fn depart(&self, departure: Departure) {
+        // After a failure or a panic nobody knows what MPI still does with the communicator.
+        if departure == Departure::Panicked || self.failed.get().is_some() || self.process.is_finalized() {
+            return;
+        }
+        if self.process.check_thread().is_err() {
+            return tracing::warn!(
+                "an MPI communicator was dropped on a thread that may not use MPI: it is leaked"
+            );
+        }
+        let inside = self.guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
+        let mut comm = self.comm;
+        // SAFETY: nobody uses the handle after this. MPI keeps what pending messages need.
+        let freed = unsafe { (self.process.mpi.functions.comm_free)(&raw mut comm) };
+        if let Err(failure) = check("MPI_Comm_free", freed) {
+            let error = self.process.error(failure, self.rank, "drop", inside.sequence());
+            tracing::error!("{error}");
+        }
+    }
+}
+
+/// An error of MPI, with its text.
+#[cold]
+fn error(mpi: &Mpi, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
+    let (function, code) = match failure {
+        Failure::Mpi { function, code } => (function, code),
+        Failure::Verdict => ("an MPI function", 0),
+    };
+    LibraryError {
+        library: mpi.version.clone(),
+        function,
+        code,
+        text: mpi.functions.describe(code),
+        context: Some((rank, operation.to_owned(), sequence)),
+        fatal: true,
+    }
+    .into()
+}
+
+impl Process {
+    fn error(&self, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
+        error(&self.mpi, failure, rank, operation, sequence)
+    }
+}
+
+/// The MPI type with the values of a [`DType`]; of its size, where MPI has none.
+#[inline]
+fn datatype(constants: &Constants, dtype: DType) -> Handle {
+    match dtype {
+        DType::F32 => constants.float,
+        DType::F64 => constants.double,
+        DType::F16 | DType::Bf16 | DType::U16 => constants.uint16,
+        DType::F8E4M3 | DType::F8E5M2 | DType::U8 => constants.uint8,
+        DType::I8 => constants.int8,
+        DType::I16 => constants.int16,
+        DType::I32 => constants.int32,
+        DType::U32 => constants.uint32,
+        DType::I64 => constants.int64,
+        DType::U64 => constants.uint64,
+    }
+}
+
+/// Elements of the whole buffer that has all blocks.
+fn total(blocks: Blocks<'_>, ranks: usize) -> usize {
+    match blocks {
+        Blocks::Equal(count) => count * ranks,
+        Blocks::Each(counts) => counts.iter().sum(),
+    }
+}

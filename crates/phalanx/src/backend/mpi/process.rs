@@ -1,0 +1,314 @@
+//! This process's MPI: one library, initialised at most once, finalised when the process ends well.
+//!
+//! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is finalised when
+//! the process exits with status 0; with another status, or after a failure, it is not: the launcher then ends
+//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since requests have
+//! threads of their own; below that level, the main thread alone may use the communicators.
+
+use super::guard::{Abort, Guard};
+use super::reduction::{Plans, plans};
+use super::{Failure, check};
+use crate::backend::host::Record;
+use crate::backend::{Call, Operation};
+use crate::error::{Error, Result, UsageError};
+use crate::sync::lock;
+use phalanx_sys::mpi::{Handle, LoadError, Mpi};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+/// What the launcher says, to be compared with what MPI says.
+#[derive(Debug, Clone)]
+pub(crate) struct Launched {
+    pub launcher: &'static str,
+    /// 0 if nobody says.
+    pub rank: usize,
+    pub world_size: Option<usize>,
+}
+
+/// This process's MPI.
+pub(super) struct Process {
+    pub mpi: Mpi,
+    pub plans: Plans,
+    own_type: Handle,
+    /// The largest tag that messages may have; the one above is phalanx's own.
+    pub max_tag: u32,
+    /// Bytes that one MPI call gets at most.
+    pub max_bytes: usize,
+    /// Whether only the main thread may call MPI.
+    main_only: bool,
+    /// A communicator has failed, or a deadline is not to be waited for twice.
+    failed: AtomicBool,
+    /// The last deadline, in nanoseconds: finalising has it too.
+    timeout: AtomicU64,
+}
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+
+impl Process {
+    /// Loads and initialises MPI, unless that was done before.
+    pub fn start(launched: &Launched, timeout: Duration) -> Result<&'static Process> {
+        static STARTING: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = lock(&STARTING);
+        let process = match PROCESS.get() {
+            Some(process) => process,
+            None => {
+                let started = Process::initialise(launched, timeout)?;
+                PROCESS.get_or_init(|| started)
+            }
+        };
+        process.timeout.store(timeout.as_nanos().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+        if process.is_finalized() {
+            return Err(Error::bootstrap(
+                "MPI was finalised in this process, and cannot be started again",
+                "call MPI_Finalize after the last use of phalanx",
+            ));
+        }
+        Ok(process)
+    }
+
+    fn initialise(launched: &Launched, timeout: Duration) -> Result<Process> {
+        let max_bytes = max_bytes()?;
+        let mpi = Mpi::load().map_err(|error| match error {
+            LoadError::NotFound(error) => Error::from(error),
+            LoadError::MissingFunction(error) => Error::from(error),
+        })?;
+        let failed = |failure| super::error(&mpi, failure, launched.rank, "init", 0);
+        let level = start_mpi(&mpi, launched.rank, timeout)?.map_err(failed)?;
+        let max_tag = tag_limit(&mpi).map_err(failed)? - 1;
+        let (plans, own_type) = plans(&mpi).map_err(failed)?;
+        let main_only = level < mpi.constants.thread_multiple;
+        if main_only {
+            tracing::warn!(
+                "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators, and \
+                 collectives cannot be started as requests"
+            );
+        }
+        let failed = AtomicBool::new(false);
+        let process = Process {
+            plans,
+            own_type,
+            max_tag,
+            max_bytes,
+            main_only,
+            failed,
+            timeout: AtomicU64::new(0),
+            mpi,
+        };
+        tracing::info!(
+            version = process.mpi.version,
+            flavour = process.mpi.flavour.name(),
+            path = %process.mpi.library.path().display(),
+            found = process.mpi.library.place().origin,
+            cuda_aware = process.is_cuda_aware(),
+            "MPI"
+        );
+        Ok(process)
+    }
+
+    /// Sees whether the world that MPI makes is the one that the launcher started.
+    pub fn check_world(&self, launched: &Launched) -> Result<()> {
+        let place = self.place_in(self.world());
+        let (rank, ranks) = place.map_err(|failure| self.error(failure, launched.rank, "init", 0))?;
+        let expected = launched.world_size.unwrap_or(ranks);
+        if ranks == expected && launched.rank < ranks {
+            return Ok(());
+        }
+        let started = match launched.world_size {
+            Some(size) => {
+                format!("{} started {size} ranks, this one as rank {}", launched.launcher, launched.rank)
+            }
+            None => format!("{} started this process as rank {}", launched.launcher, launched.rank),
+        };
+        let place = self.mpi.library.place();
+        Err(Error::bootstrap(
+            format!(
+                "{started}, but for {} ({}, from {}) it is rank {rank} of {ranks}: that MPI does not belong to the \
+                 launcher",
+                self.mpi.version,
+                self.mpi.library.path().display(),
+                place.origin
+            ),
+            "start the program with the mpirun of that MPI (with srun, choose its --mpi=), or set PHALANX_MPI_LIB to \
+             the MPI library of the launcher",
+        ))
+    }
+
+    pub fn world(&self) -> Handle {
+        self.mpi.constants.comm_world
+    }
+
+    /// This process's rank in a communicator and the number of ranks. Its errors are returned from then on, unless
+    /// it is the application's.
+    pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), Failure> {
+        let (functions, constants) = (&self.mpi.functions, &self.mpi.constants);
+        let (mut rank, mut ranks) = (0, 0);
+        // SAFETY: the communicator is alive; the variables take the answers.
+        unsafe {
+            if comm != self.world() {
+                let set = (functions.comm_set_errhandler)(comm, constants.errors_return);
+                check("MPI_Comm_set_errhandler", set)?;
+            }
+            check("MPI_Comm_rank", (functions.comm_rank)(comm, &raw mut rank))?;
+            check("MPI_Comm_size", (functions.comm_size)(comm, &raw mut ranks))?;
+        }
+        Ok((rank as usize, ranks as usize))
+    }
+
+    pub fn abort_of(&self, comm: Handle) -> Abort {
+        Abort { function: self.mpi.functions.abort, comm }
+    }
+
+    /// Whether this thread may call MPI.
+    #[inline]
+    pub fn check_thread(&self) -> Result<()> {
+        if self.main_only { self.check_main_thread() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_main_thread(&self) -> Result<()> {
+        let mut main = 0;
+        // SAFETY: MPI is initialised, and this call is allowed on every thread.
+        unsafe { (self.mpi.functions.is_thread_main)(&raw mut main) };
+        if main != 0 {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "MPI on another thread than the one that initialised it".into(),
+            why: "the application initialised MPI below MPI_THREAD_MULTIPLE".into(),
+            remedy: "initialise it with MPI_Init_thread and MPI_THREAD_MULTIPLE, or leave that to phalanx"
+                .into(),
+        })
+    }
+
+    pub fn is_finalized(&self) -> bool {
+        let mut finalized = 0;
+        // SAFETY: may be called at any time, with a variable for the answer.
+        unsafe { (self.mpi.functions.finalized)(&raw mut finalized) };
+        finalized != 0
+    }
+
+    pub fn set_failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the library takes the addresses of CUDA memory: the one place to ask before GPU memory is given to it.
+    pub fn is_cuda_aware(&self) -> bool {
+        // SAFETY: MPI is initialised.
+        self.mpi.functions.query_cuda_support.is_some_and(|query| unsafe { query() } == 1)
+    }
+}
+
+/// Initialises MPI, unless the application has; the thread level.
+fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::Result<c_int, Failure>> {
+    let (functions, constants) = (&mpi.functions, &mpi.constants);
+    let guard = Guard::watch(None, rank, timeout)?;
+    let start = || {
+        let (mut initialised, mut level) = (0, 0);
+        // SAFETY: may be called at any time, with a variable for the answer.
+        check("MPI_Initialized", unsafe { (functions.initialized)(&raw mut initialised) })?;
+        if initialised != 0 {
+            // SAFETY: MPI is initialised.
+            check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
+            return Ok(level);
+        }
+        let _inside = guard.enter_init();
+        let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: MPI is not initialised, and `Process::start` lets one thread at a time in here.
+        check("MPI_Init_thread", unsafe {
+            (functions.init_thread)(argc, argv, constants.thread_multiple, &raw mut level)
+        })?;
+        // For functions that have no communicator, such as MPI_Test.
+        // SAFETY: MPI is initialised.
+        check("MPI_Comm_set_errhandler", unsafe {
+            (functions.comm_set_errhandler)(constants.comm_world, constants.errors_return)
+        })?;
+        finalise_at_exit();
+        Ok(level)
+    };
+    Ok(start())
+}
+
+/// The largest tag that this MPI takes.
+fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, Failure> {
+    // What the standard demands at least.
+    const LEAST: u32 = 32_767;
+    let mut value: *const c_int = std::ptr::null();
+    let mut there = 0;
+    let variable = (&raw mut value).cast::<c_void>();
+    let (world, key) = (mpi.constants.comm_world, mpi.constants.tag_ub);
+    // SAFETY: MPI is initialised; for this attribute it stores the address of an int.
+    check("MPI_Comm_get_attr", unsafe {
+        (mpi.functions.comm_get_attr)(world, key, variable, &raw mut there)
+    })?;
+    if there == 0 || value.is_null() {
+        return Ok(LEAST);
+    }
+    // SAFETY: the attribute is there, so the address is that of an int which lives as long as MPI.
+    Ok(u32::try_from(unsafe { *value }).unwrap_or(LEAST))
+}
+
+/// Bytes that one MPI call gets at most: its counts are C `int`s, and so are offsets inside of some libraries.
+/// `PHALANX_MPI_MAX_BYTES` lowers it, for tests of what is behind it.
+fn max_bytes() -> Result<usize> {
+    const MOST: usize = c_int::MAX as usize;
+    let name = "PHALANX_MPI_MAX_BYTES";
+    let Some(value) = std::env::var_os(name) else { return Ok(MOST) };
+    let value = value.to_string_lossy();
+    match value.trim().parse() {
+        Ok(bytes @ 64..=MOST) => Ok(bytes),
+        _ => {
+            let expected = format!("a number of bytes from 64 to {MOST}");
+            Err(UsageError::Setting { name: name.into(), value: value.into_owned(), expected }.into())
+        }
+    }
+}
+
+/// Finalises MPI at the end of a process that ends well.
+fn finalise_at_exit() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+        }
+        extern "C" fn end(status: c_int, _: *mut c_void) {
+            if status == 0 {
+                finalise();
+            }
+        }
+        // SAFETY: the function is there as long as the process, whose library it is part of.
+        unsafe { on_exit(end, std::ptr::null_mut()) };
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    {
+        unsafe extern "C" {
+            fn atexit(function: extern "C" fn()) -> c_int;
+        }
+        extern "C" fn end() {
+            finalise();
+        }
+        // SAFETY: as above. The exit status is not known here, so a rank that fails waits in MPI_Finalize, at most for
+        // the deadline.
+        unsafe { atexit(end) };
+    }
+}
+
+fn finalise() {
+    let Some(process) = PROCESS.get() else { return };
+    if process.failed.load(Ordering::Relaxed) || process.is_finalized() || process.check_thread().is_err() {
+        return;
+    }
+    let timeout = Duration::from_nanos(process.timeout.load(Ordering::Relaxed));
+    let Ok((rank, _)) = process.place_in(process.world()) else { return };
+    // MPI_Finalize may wait for all ranks.
+    let Ok(guard) = Guard::watch(Some(process.abort_of(process.world())), rank, timeout) else { return };
+    let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
+    let mut own_type = process.own_type;
+    // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
+    // exits.
+    unsafe {
+        (process.mpi.functions.type_free)(&raw mut own_type);
+        (process.mpi.functions.finalize)();
+    }
+}

@@ -1,0 +1,157 @@
+//! Which MPI type and operation combine what.
+//!
+//! MPI's own operations serve where they do what [`ReduceOp`](crate::ReduceOp) documents. Where they may not, there
+//! are operations of our own: minimum and maximum, which MPI leaves open for NaN, and for which MPICH 4.0 takes
+//! unsigned integers as signed; sum and product of 8-bit and 16-bit integers, which saturate in Open MPI with AVX. What is accumulated in another type (small floats,
+//! averages) or scaled first goes through a buffer of that type, so that it is rounded once, as documented. The
+//! order of the ranks is MPI's.
+
+use super::accumulate::{Accumulated, add_i128};
+use super::{Failure, check, datatype};
+use crate::backend::host::Reducer;
+use crate::dtype::DType;
+use crate::op::ReductionCode;
+use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};
+use std::ffi::{c_int, c_void};
+
+/// How each type and reduction is done.
+pub(super) type Plans = [[Plan; CODES.len()]; DType::ALL.len()];
+
+const CODES: [ReductionCode; 6] = {
+    use ReductionCode::*;
+    [Sum, Prod, Min, Max, Avg, PreMulSum]
+};
+
+/// How a reduction is done.
+#[derive(Clone, Copy)]
+pub(super) enum Plan {
+    /// MPI combines the elements.
+    Direct { datatype: Handle, op: Handle },
+    /// The same, and each result is divided by the number of ranks.
+    Divided { datatype: Handle, op: Handle, accumulated: Accumulated },
+    /// MPI combines accumulators.
+    Accumulated { datatype: Handle, op: Handle, accumulated: Accumulated },
+}
+
+/// Operations and types that MPI does not have.
+struct OwnOperations {
+    /// By type and reduction; [`Handle::ZERO`] where there is none.
+    ops: [[Handle; CODES.len()]; DType::ALL.len()],
+    /// A 128-bit integer, and its sum.
+    int128: Handle,
+    add_int128: Handle,
+}
+
+/// The types and reductions that have an operation of our own.
+const OWN: [(DType, ReductionCode, UserFunction); 36] = {
+    use DType::*;
+    use ReductionCode::*;
+    macro_rules! own {
+        ($($dtype:ident $code:ident),*) => {
+            [$(($dtype, $code, own::<{ $dtype as u8 }, { $code as u8 }>)),*]
+        };
+    }
+    own![
+        F32 Min, F64 Min, F16 Min, Bf16 Min, F8E4M3 Min, F8E5M2 Min,
+        I8 Min, U8 Min, I16 Min, U16 Min, I32 Min, U32 Min, I64 Min, U64 Min,
+        F32 Max, F64 Max, F16 Max, Bf16 Max, F8E4M3 Max, F8E5M2 Max,
+        I8 Max, U8 Max, I16 Max, U16 Max, I32 Max, U32 Max, I64 Max, U64 Max,
+        I8 Sum, U8 Sum, I16 Sum, U16 Sum, I8 Prod, U8 Prod, I16 Prod, U16 Prod
+    ]
+};
+
+/// `inout[i] = in[i] ∘ inout[i]`, for MPI.
+unsafe extern "C" fn own<const DTYPE: u8, const CODE: u8>(
+    input: *mut c_void,
+    inout: *mut c_void,
+    len: *mut c_int,
+    _: *mut Handle,
+) {
+    let dtype = DType::from_code(DTYPE).expect("one of the types");
+    let code = ReductionCode::from_code(CODE).expect("one of the reductions");
+    // SAFETY: MPI gives `len` elements of the type that the operation is used with, in both arrays; the target is one
+    // of the sources.
+    unsafe {
+        let (input, inout) = (input.cast::<u8>(), inout.cast::<u8>());
+        Reducer::new(dtype, code).run(&[inout], &[input, inout], &[], *len as usize, false);
+    }
+}
+
+impl Default for OwnOperations {
+    fn default() -> OwnOperations {
+        let none = Handle::ZERO;
+        OwnOperations { ops: [[none; CODES.len()]; DType::ALL.len()], int128: none, add_int128: none }
+    }
+}
+
+impl OwnOperations {
+    /// Makes them; they live as long as MPI.
+    fn create(mpi: &Mpi) -> Result<OwnOperations, Failure> {
+        let functions = &mpi.functions;
+        let create = |function: UserFunction| {
+            let mut op = Handle::ZERO;
+            // SAFETY: MPI is initialised; the function is there as long as the process. All of them commute.
+            check("MPI_Op_create", unsafe { (functions.op_create)(function, 1, &raw mut op) })?;
+            Ok(op)
+        };
+        let mut own = OwnOperations { add_int128: create(add_i128)?, ..OwnOperations::default() };
+        for (dtype, code, function) in OWN {
+            own.ops[dtype as usize][code as usize] = create(function)?;
+        }
+        // SAFETY: MPI is initialised; the variable takes the new handle.
+        unsafe {
+            let made = (functions.type_contiguous)(16, mpi.constants.byte, &raw mut own.int128);
+            check("MPI_Type_contiguous", made)?;
+            check("MPI_Type_commit", (functions.type_commit)(&raw mut own.int128))?;
+        }
+        Ok(own)
+    }
+}
+
+/// All plans, once MPI is initialised; and the type that was made for them.
+pub(super) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), Failure> {
+    let own = OwnOperations::create(mpi)?;
+    Ok((DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))), own.int128))
+}
+
+impl OwnOperations {
+    /// How elements of a type are combined.
+    fn plan(&self, constants: &Constants, dtype: DType, code: ReductionCode) -> Plan {
+        use ReductionCode::*;
+        let datatype = datatype(constants, dtype);
+        let small = matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
+        let own = self.ops[dtype as usize][code as usize];
+        if own != Handle::ZERO {
+            return Plan::Direct { datatype, op: own };
+        }
+        match code {
+            Sum if !small => return Plan::Direct { datatype, op: constants.sum },
+            Prod if !small => return Plan::Direct { datatype, op: constants.prod },
+            _ => {}
+        }
+        let accumulated = Accumulated::new(dtype, code);
+        match (code, dtype) {
+            (Avg, DType::F32 | DType::F64) => Plan::Divided { datatype, op: constants.sum, accumulated },
+            (Avg, DType::I64 | DType::U64) => {
+                Plan::Accumulated { datatype: self.int128, op: self.add_int128, accumulated }
+            }
+            _ => {
+                let datatype = match (code, dtype) {
+                    _ if small => constants.float,
+                    (Avg, DType::I8 | DType::U8 | DType::I16 | DType::U16) => constants.int32,
+                    (Avg, _) => constants.int64,
+                    _ => datatype,
+                };
+                let op = match code {
+                    Prod => constants.prod,
+                    // Of 8-bit and 16-bit integers.
+                    PreMulSum if self.ops[dtype as usize][Sum as usize] != Handle::ZERO => {
+                        self.ops[dtype as usize][Sum as usize]
+                    }
+                    _ => constants.sum,
+                };
+                Plan::Accumulated { datatype, op, accumulated }
+            }
+        }
+    }
+}

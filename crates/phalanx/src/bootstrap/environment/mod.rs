@@ -1,0 +1,123 @@
+//! The variables that launchers set, and our own.
+
+mod launcher;
+
+pub use launcher::Launcher;
+pub(crate) use launcher::Place;
+
+use crate::backend::BackendKind;
+use crate::error::{Error, UsageError};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// The variables of this process; or as a test says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Environment(HashMap<String, String>);
+
+/// Backends that are planned: their names are understood, and refused with a reason.
+const PLANNED: [&str; 2] = ["rccl", "nvshmem"];
+
+/// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
+pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
+    seconds_from_environment("PHALANX_TIMEOUT").map(|seconds| seconds.unwrap_or(crate::comm::DEFAULT_TIMEOUT))
+}
+
+/// How long a peer may be stopped: `PHALANX_STOPPED_TIMEOUT` in seconds, if it is set.
+pub(crate) fn stopped_timeout_from_environment() -> Result<Option<Duration>, UsageError> {
+    seconds_from_environment("PHALANX_STOPPED_TIMEOUT")
+}
+
+fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> {
+    match std::env::var_os(name) {
+        None => Ok(None),
+        Some(value) => parse_seconds(name, &value.to_string_lossy()).map(Some),
+    }
+}
+
+/// Whether calls are compared before they move anything: `PHALANX_CHECK`.
+#[cfg(feature = "cuda")]
+pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
+    match std::env::var_os("PHALANX_CHECK") {
+        None => Ok(false),
+        Some(value) => match &*value.to_string_lossy() {
+            "" | "0" => Ok(false),
+            "1" => Ok(true),
+            other => Err(setting("PHALANX_CHECK", other, "0 or 1")),
+        },
+    }
+}
+
+fn parse_seconds(name: &str, value: &str) -> Result<Duration, UsageError> {
+    let seconds = value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| setting(name, value, "a number of seconds greater than 0"))
+}
+
+pub(super) fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
+    UsageError::Setting { name: name.into(), value: value.into(), expected: expected.into() }
+}
+
+impl Environment {
+    pub fn current() -> Environment {
+        let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+        // A value that is not Unicode is malformed, and shown as such when it is parsed.
+        Environment(std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
+    }
+
+    #[cfg(test)]
+    pub fn of(variables: &[(&str, &str)]) -> Environment {
+        Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<Option<usize>, UsageError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let number = value.trim().parse();
+        number.map(Some).map_err(|_| setting(name, value, "a number, 0 or greater"))
+    }
+
+    /// The backend that `PHALANX_BACKEND` asks for.
+    pub fn backend(&self) -> Result<Option<BackendKind>, Error> {
+        match self.get("PHALANX_BACKEND") {
+            None | Some("" | "auto") => Ok(None),
+            Some("solo") => Ok(Some(BackendKind::Solo)),
+            Some("host") => Ok(Some(BackendKind::Host)),
+            Some("mpi") => Ok(Some(BackendKind::Mpi)),
+            Some("nccl") => Ok(Some(BackendKind::Nccl)),
+            Some(name) if PLANNED.contains(&name) => Err(Error::Unsupported {
+                what: format!("the backend {name} (PHALANX_BACKEND)"),
+                why: "this version has the backends solo, host, mpi and nccl".into(),
+                remedy: "unset PHALANX_BACKEND, or set it to one of these".into(),
+            }),
+            Some(name) => Err(setting("PHALANX_BACKEND", name, "solo, host, mpi, nccl or auto").into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An environment of a test.
+    pub fn environment(variables: &[(&str, &str)]) -> Environment {
+        Environment::of(variables)
+    }
+
+    #[test]
+    fn malformed_settings_are_named() {
+        for backend in ["rccl", "NCCL", "carrier-pigeon"] {
+            let error = environment(&[("PHALANX_BACKEND", backend)]).backend().unwrap_err().to_string();
+            assert!(error.contains("PHALANX_BACKEND") && error.contains(backend), "{error}");
+        }
+        for timeout in ["", "0", "-3", "soon", "inf", "1e300"] {
+            assert!(parse_seconds("PHALANX_TIMEOUT", timeout).is_err(), "{timeout}");
+        }
+        assert_eq!(parse_seconds("PHALANX_TIMEOUT", " 2.5 ").unwrap(), Duration::from_millis(2500));
+    }
+}
