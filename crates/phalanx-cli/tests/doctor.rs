@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{phalanx, say};
+use common::{phalanx, say, without_gpus};
 use std::process::Command;
 
 #[test]
@@ -17,12 +17,32 @@ fn everything_works_here() {
         "ulimit -n",
         "memfd_create",
         "a world of one rank",
-        "are not looked for",
+        "CUDA driver",
+        "NCCL",
+        "RCCL",
+        "are not offered by this version",
         "all_reduce, 2 threads       OK",
         "all_reduce, 2 processes     OK",
     ] {
         assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
     }
+}
+
+#[test]
+fn without_a_driver_it_says_what_was_tried() {
+    let said = say(without_gpus(phalanx("doctor")));
+    assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+    for text in [
+        "not found; PHALANX_CUDA_LIB can name its file",
+        "/nowhere/libcuda.so.1 (from PHALANX_CUDA_LIB): ",
+        "not found; PHALANX_NCCL_LIB can name its file",
+        "/nowhere/libnccl.so.2 (from PHALANX_NCCL_LIB): ",
+        "not available: the CUDA driver was not found",
+        "Everything works",
+    ] {
+        assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
+    }
+    assert!(!said.stdout.contains("with GPUs"), "{}", said.stdout);
 }
 
 #[test]

@@ -3,41 +3,51 @@
 //! Facts first, then judgements: a person sees why a test failed in the lines above it.
 
 pub mod options;
+mod survey;
 mod system;
 mod trial;
 
 use crate::environment::{self, Launcher};
 use anyhow::Result;
-use options::DoctorArgs;
+use options::{DoctorArgs, Part};
 use std::io::{self, Write};
 use std::process::ExitCode;
+use survey::Survey;
+use trial::Trial;
 
 /// A heading and the lines below it: a name and what is known of it.
 struct Section {
-    heading: &'static str,
+    heading: String,
     lines: Vec<(String, String)>,
 }
 
 /// Examines and tries. The exit status says whether all tests passed.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
-    if args.as_rank {
-        return trial::be_a_rank();
+    match args.part {
+        Some(Part::Survey) => return survey::answer(),
+        Some(part) => return trial::take_part(part),
+        None => {}
     }
     let mut out = io::stdout().lock();
     writeln!(out, "phalanx {}", env!("CARGO_PKG_VERSION"))?;
-    for section in [system::machine(), system::limits(), system::kernel(), launcher(), backends()] {
-        writeln!(out, "\n{}", section.heading)?;
-        for (name, text) in &section.lines {
-            writeln!(out, "  {name:<28}{text}")?;
-        }
+    let mut failed = 0;
+    for section in [system::machine(), system::limits(), system::kernel(), launcher()] {
+        section.write(&mut out)?;
     }
+    out.flush()?;
+    let survey = Survey::take();
+    survey.sections.iter().try_for_each(|section| section.write(&mut out))?;
+    if let Some(trouble) = &survey.trouble {
+        writeln!(out, "  {:<28}FAILED: {}", "GPUs and their libraries", crate::explain(trouble))?;
+        failed += 1;
+    }
+    backends(&survey).write(&mut out)?;
 
     writeln!(out, "\nTests")?;
-    let mut failed = 0;
-    for test in trial::ALL {
+    for test in Trial::all(args.ranks, survey.gpus.unwrap_or(0)) {
         out.flush()?;
-        let verdict = test.run(args.ranks);
-        writeln!(out, "  {:<28}{verdict}", test.name(args.ranks))?;
+        let verdict = test.run();
+        writeln!(out, "  {:<28}{verdict}", test.name())?;
         failed += usize::from(!verdict.passed());
     }
     match failed {
@@ -48,12 +58,19 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+impl Section {
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "\n{}", self.heading)?;
+        self.lines.iter().try_for_each(|(name, text)| writeln!(out, "  {name:<28}{text}"))
+    }
+}
+
 /// What a launcher has said, and what `phalanx::init()` makes of it.
 fn launcher() -> Section {
     let mut lines: Vec<(String, String)> =
         environment::set_variables().map(|(name, value)| (name.to_owned(), value)).collect();
     lines.push(("phalanx::init() makes".to_owned(), what_init_makes()));
-    Section { heading: "Launcher", lines }
+    Section { heading: "Launcher".to_owned(), lines }
 }
 
 /// Read from the variables alone: to really join would wait for the other ranks, or disturb them.
@@ -71,14 +88,20 @@ fn what_init_makes() -> String {
     }
 }
 
-fn backends() -> Section {
+fn backends(survey: &Survey) -> Section {
     let line = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+    let nccl = match &survey.gpus {
+        Ok(1) => "1 rank, with a GPU".to_owned(),
+        Ok(gpus) => format!("up to {gpus} ranks of this host, each with a GPU"),
+        Err(why) => format!("not available: {why}"),
+    };
     Section {
-        heading: "Backends",
+        heading: "Backends".to_owned(),
         lines: vec![
             line("solo", "one rank"),
             line("host", "ranks of this host, over shared memory"),
-            line("others", "NCCL, RCCL, NVSHMEM, MPI and the CUDA driver are not looked for by this version"),
+            line("nccl", &nccl),
+            line("others", "MPI, NVSHMEM and GPUs with RCCL are not offered by this version"),
         ],
     }
 }

@@ -7,6 +7,8 @@ mod buffer;
 mod case;
 mod compare;
 mod data;
+mod device;
+mod enqueued;
 mod export;
 mod layout;
 mod operation;
@@ -18,6 +20,7 @@ mod reduction;
 mod report;
 mod stats;
 mod timing;
+mod view;
 mod world;
 
 use anyhow::Result;

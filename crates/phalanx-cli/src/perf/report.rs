@@ -41,6 +41,18 @@ pub struct Options {
     pub aggregate: usize,
     pub checks: usize,
     pub memory: Memory,
+    /// The ranks' GPUs, if they have any, in rank order.
+    #[serde(default)]
+    pub gpus: Vec<String>,
+    /// The library that carried the data, its version and its file; null if that was phalanx itself.
+    #[serde(default)]
+    pub library: Option<String>,
+    /// Launches of a CUDA graph of all iterations; 0: there was none.
+    #[serde(default)]
+    pub graph_launches: usize,
+    /// Whether the time of enqueueing is shown.
+    #[serde(default)]
+    pub cpu_time: bool,
     pub pinned: bool,
     /// What the rows' time is.
     pub time: TimeKind,
@@ -77,6 +89,8 @@ pub enum Memory {
     Private,
     /// From `Comm::alloc`.
     Allocated,
+    /// On the ranks' GPUs.
+    Gpu,
 }
 
 /// What is reported as the time.
@@ -122,6 +136,9 @@ pub struct Measurement {
     /// Standard deviation divided by the mean.
     pub variation: f64,
     pub loop_average: Option<f64>,
+    /// How long the call took that enqueued an operation on a GPU; null on the host.
+    #[serde(default)]
+    pub enqueue: Option<f64>,
     /// Every iteration's time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Vec<f64>>,
@@ -200,6 +217,7 @@ pub mod samples {
             mean: time * 1.1,
             variation: 0.25,
             loop_average: None,
+            enqueue: None,
             times: None,
         }
     }
@@ -241,6 +259,10 @@ pub mod samples {
                 aggregate: 1,
                 checks: 1,
                 memory: Memory::Private,
+                gpus: Vec::new(),
+                library: None,
+                graph_launches: 0,
+                cpu_time: false,
                 pinned: false,
                 time: TimeKind::Median,
                 timeout_seconds: 300.0,

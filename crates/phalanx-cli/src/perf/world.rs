@@ -4,13 +4,14 @@
 //! `phalanx launch`.
 
 use super::bench::{self, Audience};
+use super::device;
 use super::options::PerfArgs;
-use super::plan::Plan;
+use super::plan::{Backend, Plan};
 use super::podium::Podium;
 use super::report::{RankKind, Row};
 use crate::environment::Launcher;
 use crate::launch::{self, Job, Outcome, Output};
-use crate::{machine, pin, size};
+use crate::{gpu, machine, pin, size};
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::Comm;
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ impl World {
         match (Launcher::found(), args.threads, args.processes) {
             (None, Some(threads), _) => Ok(World::Threads(threads)),
             (None, None, Some(processes)) => Ok(World::Processes(processes)),
-            (None, None, None) => Ok(World::Threads(machine::usable_cores().max(2))),
+            (None, None, None) => Ok(World::Threads(usual_threads(args.backend)?)),
             (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
             (Some(launcher), ..) => {
                 let name = launcher.name();
@@ -62,6 +63,15 @@ impl World {
             return Ok(());
         };
         plan.check(ranks)?;
+        let on_gpus = match plan.backend {
+            Backend::Auto => may_choose_gpus() && gpu::usable().is_ok_and(|gpus| gpus >= ranks),
+            named => named == Backend::Nccl,
+        };
+        plan.check_place(on_gpus)?;
+        if on_gpus {
+            // Each rank looks at the memory of its GPU.
+            return Ok(());
+        }
         let needed = 2 * plan.largest() as u64 * ranks as u64;
         if let Some(available) = machine::memory("MemAvailable") {
             ensure!(
@@ -79,6 +89,9 @@ impl World {
     /// Runs the plan on all ranks of this process. Answers with the number of wrong elements.
     pub fn run(self, plan: &Plan, podium: Podium) -> Result<u64> {
         let mut builder = Comm::builder();
+        if let Some(backend) = plan.backend.kind() {
+            builder = builder.backend(backend);
+        }
         if let Some(timeout) = plan.timeout {
             builder = builder.timeout(timeout);
         }
@@ -110,17 +123,44 @@ fn run_rank(comm: Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Re
     if plan.pin {
         pin::to_core_of(comm.rank())?;
     }
-    let wrong = match podium {
-        Some(mut podium) => {
-            podium.opens(&comm)?;
-            let wrong = bench::run(&comm, plan, cores, &mut podium)?;
-            podium.closes()?;
-            wrong
-        }
-        None => bench::run(&comm, plan, cores, &mut Nobody)?,
-    };
+    let stream = device::stream(&comm, plan)?;
+    plan.check_place(stream.is_some())?;
+    let wrong = match &stream {
+        Some(stream) => measure(&*comm.on(stream)?, plan, cores, podium),
+        None => measure(&comm, plan, cores, podium),
+    }?;
     comm.finalize()?;
     Ok(wrong)
+}
+
+fn measure(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
+    let gpus = device::names(comm)?;
+    match podium {
+        Some(mut podium) => {
+            podium.opens(comm, gpus)?;
+            let wrong = bench::run(comm, plan, cores, &mut podium)?;
+            podium.closes()?;
+            Ok(wrong)
+        }
+        None => bench::run(comm, plan, cores, &mut Nobody),
+    }
+}
+
+/// Ranks that are threads, if their number is not given: one per GPU, or per core.
+fn usual_threads(backend: Backend) -> Result<usize> {
+    let cores = machine::usable_cores().max(2);
+    match backend {
+        Backend::Host => Ok(cores),
+        Backend::Nccl => gpu::usable().context("--backend nccl"),
+        Backend::Auto if may_choose_gpus() => Ok(gpu::usable().unwrap_or(cores)),
+        Backend::Auto => Ok(cores),
+    }
+}
+
+/// Whether the library takes GPUs if there are some.
+fn may_choose_gpus() -> bool {
+    let says = std::env::var("PHALANX_BACKEND").unwrap_or_default();
+    matches!(says.as_str(), "" | "auto" | "nccl")
 }
 
 /// The audience of every rank but 0.

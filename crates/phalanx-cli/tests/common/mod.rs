@@ -17,6 +17,16 @@ pub fn phalanx(arguments: &str) -> Command {
     for name in ["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_JOB", "RANK", "WORLD_SIZE"] {
         command.env_remove(name);
     }
+    // The same on every machine; tests of GPUs say so.
+    command.env("PHALANX_BACKEND", "host");
+    command
+}
+
+/// On a machine that has neither a CUDA driver nor NCCL.
+pub fn without_gpus(mut command: Command) -> Command {
+    command.env_remove("PHALANX_BACKEND");
+    command
+        .envs([("PHALANX_CUDA_LIB", "/nowhere/libcuda.so.1"), ("PHALANX_NCCL_LIB", "/nowhere/libnccl.so.2")]);
     command
 }
 
