@@ -15,6 +15,9 @@ use std::process::ExitCode;
 use survey::Survey;
 use trial::Trial;
 
+/// Columns of the names in front of the facts.
+const WIDTH: usize = 33;
+
 /// A heading and the lines below it: a name and what is known of it.
 struct Section {
     heading: String,
@@ -25,7 +28,7 @@ struct Section {
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     match args.part {
         Some(Part::Survey) => return survey::answer(),
-        Some(part) => return trial::take_part(part),
+        Some(part) => return trial::take_part(part, args.timeout),
         None => {}
     }
     let mut out = io::stdout().lock();
@@ -35,10 +38,10 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         section.write(&mut out)?;
     }
     out.flush()?;
-    let survey = Survey::take();
+    let survey = Survey::take(args.timeout);
     survey.sections.iter().try_for_each(|section| section.write(&mut out))?;
     if let Some(trouble) = &survey.trouble {
-        writeln!(out, "  {:<28}FAILED: {}", "GPUs and their libraries", crate::explain(trouble))?;
+        writeln!(out, "  {:<WIDTH$}FAILED: {}", "GPUs and their libraries", crate::explain(trouble))?;
         failed += 1;
     }
     backends(&survey).write(&mut out)?;
@@ -46,8 +49,8 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     writeln!(out, "\nTests")?;
     for test in Trial::all(args.ranks, survey.gpus.unwrap_or(0)) {
         out.flush()?;
-        let verdict = test.run();
-        writeln!(out, "  {:<28}{verdict}", test.name())?;
+        let verdict = test.run(args.timeout);
+        writeln!(out, "  {:<WIDTH$}{verdict}", test.name())?;
         failed += usize::from(!verdict.passed());
     }
     match failed {
@@ -61,7 +64,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
 impl Section {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "\n{}", self.heading)?;
-        self.lines.iter().try_for_each(|(name, text)| writeln!(out, "  {name:<28}{text}"))
+        self.lines.iter().try_for_each(|(name, text)| writeln!(out, "  {name:<WIDTH$}{text}"))
     }
 }
 

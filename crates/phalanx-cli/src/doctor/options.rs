@@ -2,8 +2,9 @@
 //!
 //! There is little to choose: it is for those who do not know yet what to ask.
 
-use crate::launch::options::parse_ranks;
+use crate::launch::options::{parse_ranks, parse_seconds};
 use clap::ValueEnum;
+use std::time::Duration;
 
 /// Show what this machine offers, and try a real communication on it.
 ///
@@ -15,6 +16,10 @@ pub struct DoctorArgs {
     /// How many ranks the tests on the host have. Those on GPUs have one for each GPU.
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse_ranks, default_value = "2")]
     pub ranks: usize,
+
+    /// How many seconds the driver and the libraries may take to answer, and the ranks of a test to meet.
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse_seconds, default_value = "60")]
+    pub timeout: Duration,
 
     /// This process has a part in another's examination.
     #[arg(long, value_enum, hide = true)]

@@ -15,8 +15,6 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long the questions may take in all.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a process that was killed may take to go. One inside a driver that hangs never does.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -38,17 +36,17 @@ enum Word {
 }
 
 impl Survey {
-    /// Asks.
-    pub fn take() -> Survey {
+    /// Asks, for so long at most.
+    pub fn take(patience: Duration) -> Survey {
         let unknown = Err("the questions about GPUs were not answered".to_owned());
         let mut survey = Survey { sections: Vec::new(), gpus: unknown, trouble: None };
-        survey.trouble = survey.ask().err();
+        survey.trouble = survey.ask(patience).err();
         survey
     }
 
-    fn ask(&mut self) -> Result<()> {
+    fn ask(&mut self, patience: Duration) -> Result<()> {
         let (reader, mut child) = start()?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             BufReader::new(reader).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
@@ -58,14 +56,15 @@ impl Survey {
             match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => match serde_json::from_str(&line) {
                     Ok(word) => self.hear(word),
-                    // Libraries write what they like.
+                    // Libraries write what they like; the note that ends a panic is not what went wrong.
+                    Err(_) if line.starts_with("note:") => {}
                     Err(_) => last_words = line,
                 },
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
                     child.kill().ok();
                     wait(&mut child, Instant::now() + GRACE).ok();
-                    bail!("no answer after {} s: the driver or a library hangs", PATIENCE.as_secs());
+                    bail!("no answer after {} s: the driver or a library hangs", patience.as_secs_f64());
                 }
             }
         }
@@ -95,6 +94,7 @@ fn start() -> Result<(io::PipeReader, Child)> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let child = Command::new(program)
         .args(["doctor", "--part", "survey"])
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(writer.try_clone().context("cannot make a pipe")?)
         .stderr(writer)
@@ -121,8 +121,16 @@ pub fn answer() -> Result<ExitCode> {
     library(&NCCL)?;
     heading("RCCL")?;
     library(&RCCL)?;
-    say(&Word::Gpus(gpu::usable().map_err(|error| crate::explain(&error))))?;
+    say(&Word::Gpus(gpu::usable().map_err(|error| why_none(&error))))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// In short: what was tried stands above.
+fn why_none(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<NotFound>() {
+        Some(error) => format!("{} was not found", error.library),
+        None => crate::explain(error),
+    }
 }
 
 /// At once: nobody knows whether there will be another word.
@@ -220,6 +228,9 @@ fn library(search: &Search) -> Result<()> {
     };
     fact("version", version_text(api.version()))?;
     found("file", api.path(), &api.library().place().origin)?;
+    for (name, value) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("NCCL_")) {
+        fact(name.to_string_lossy(), value.to_string_lossy())?;
+    }
     let mut missing = api.missing();
     missing.sort_by_key(|function| function.since);
     if missing.is_empty() {

@@ -11,11 +11,7 @@ use std::fmt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How long the ranks of a test may wait for each other.
-const WAIT: Duration = Duration::from_secs(10);
-/// The same with GPUs: to start NCCL on eight of them takes seconds.
-const WAIT_ON_GPUS: Duration = Duration::from_secs(60);
-/// How much longer a test with processes may take in all.
+/// How much longer than the ranks wait for each other a test with processes may take in all.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Elements: enough that several algorithms have their turn.
 const LENGTHS: [usize; 4] = [1, 1000, 100_000, 1_000_000];
@@ -75,14 +71,15 @@ impl Trial {
         format!("all_reduce, {} {kind}{on}", self.ranks)
     }
 
-    pub fn run(self) -> Verdict {
+    /// Runs it; its ranks wait for each other for so long at most.
+    pub fn run(self, wait: Duration) -> Verdict {
         let start = Instant::now();
         let result = match (self.backend, self.ranks_are) {
-            (BackendKind::Nccl, RanksAre::Processes) => in_processes(self.ranks, "gpu-rank", WAIT_ON_GPUS),
+            (BackendKind::Nccl, RanksAre::Processes) => in_processes(self.ranks, "gpu-rank", wait),
             // Threads of another process: a driver that hangs must not hold this one up.
-            (BackendKind::Nccl, RanksAre::Threads) => in_processes(1, "all-gpus", WAIT_ON_GPUS),
-            (_, RanksAre::Processes) => in_processes(self.ranks, "host-rank", WAIT),
-            (_, RanksAre::Threads) => in_threads(self.ranks, BackendKind::Host, WAIT),
+            (BackendKind::Nccl, RanksAre::Threads) => in_processes(1, "all-gpus", wait),
+            (_, RanksAre::Processes) => in_processes(self.ranks, "host-rank", wait),
+            (_, RanksAre::Threads) => in_threads(self.ranks, BackendKind::Host, wait),
         };
         Verdict { result, took: start.elapsed() }
     }
@@ -94,10 +91,12 @@ fn in_threads(ranks: usize, backend: BackendKind, wait: Duration) -> Result<()> 
 }
 
 fn in_processes(ranks: usize, part: &str, wait: Duration) -> Result<()> {
-    let patience = wait + PATIENCE;
+    let patience = wait.saturating_add(PATIENCE);
     let job = Job {
         program: std::env::current_exe().context("cannot find this program's own file")?.into(),
-        arguments: vec!["doctor".into(), "--part".into(), part.into()],
+        arguments: ["doctor", "--part", part, "--timeout", &wait.as_secs_f64().to_string()]
+            .map(Into::into)
+            .into(),
         ranks,
         output: Output::Swallowed,
         timeout: Some(patience),
@@ -119,12 +118,12 @@ fn in_processes(ranks: usize, part: &str, wait: Duration) -> Result<()> {
 }
 
 /// A process of a test.
-pub fn take_part(part: Part) -> Result<ExitCode> {
-    let rank = |backend, wait| add_up(Comm::builder().backend(backend).timeout(wait).init()?);
+pub fn take_part(part: Part, wait: Duration) -> Result<ExitCode> {
+    let rank = |backend| add_up(Comm::builder().backend(backend).timeout(wait).init()?);
     match part {
-        Part::HostRank => rank(BackendKind::Host, WAIT)?,
-        Part::GpuRank => rank(BackendKind::Nccl, WAIT_ON_GPUS)?,
-        Part::AllGpus => in_threads(gpu::count()?, BackendKind::Nccl, WAIT_ON_GPUS)?,
+        Part::HostRank => rank(BackendKind::Host)?,
+        Part::GpuRank => rank(BackendKind::Nccl)?,
+        Part::AllGpus => in_threads(gpu::count()?, BackendKind::Nccl, wait)?,
         Part::Survey => unreachable!("no part of a test"),
     }
     Ok(ExitCode::SUCCESS)
