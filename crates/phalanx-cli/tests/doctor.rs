@@ -21,8 +21,8 @@ fn everything_works_here() {
         "NCCL",
         "RCCL",
         "are not offered by this version",
-        "all_reduce, 2 threads            OK",
-        "all_reduce, 2 processes          OK",
+        "all_reduce, 2 threads               OK",
+        "all_reduce, 2 processes             OK",
     ] {
         assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
     }
@@ -60,7 +60,7 @@ fn a_library_that_hangs_does_not_hang_the_doctor() {
         "/nowhere/libcuda.so.1 (from PHALANX_CUDA_LIB): ",
         "FAILED: no answer after 2 s: the driver or a library hangs",
         "not available: the questions about GPUs were not answered",
-        "all_reduce, 2 processes          OK",
+        "all_reduce, 2 processes             OK",
         "1 test failed",
     ] {
         assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);

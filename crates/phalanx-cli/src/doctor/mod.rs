@@ -16,7 +16,7 @@ use survey::Survey;
 use trial::Trial;
 
 /// Columns of the names in front of the facts.
-const WIDTH: usize = 33;
+const WIDTH: usize = 36;
 
 /// A heading and the lines below it: a name and what is known of it.
 struct Section {

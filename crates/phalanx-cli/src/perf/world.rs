@@ -64,7 +64,7 @@ impl World {
         };
         plan.check(ranks)?;
         let on_gpus = match plan.backend {
-            Backend::Auto => may_choose_gpus() && gpu::usable().is_ok_and(|gpus| gpus >= ranks),
+            Backend::Auto => may_choose_gpus() && are_enough_gpus(ranks),
             named => named == Backend::Nccl,
         };
         plan.check_place(on_gpus)?;
@@ -155,6 +155,20 @@ fn usual_threads(backend: Backend) -> Result<usize> {
         Backend::Auto if may_choose_gpus() => Ok(gpu::usable().unwrap_or(cores)),
         Backend::Auto => Ok(cores),
     }
+}
+
+/// Whether each rank has a GPU; if there are some and they are not enough, says so.
+fn are_enough_gpus(ranks: usize) -> bool {
+    let count = gpu::count().unwrap_or(0);
+    let why_not = match gpu::usable() {
+        Ok(gpus) if gpus >= ranks => return true,
+        Ok(gpus) => format!("{ranks} ranks cannot have one each of {gpus}"),
+        Err(error) => crate::explain(&error),
+    };
+    if count > 0 {
+        eprintln!("phalanx: the GPUs are not used: {why_not}");
+    }
+    false
 }
 
 /// Whether the library takes GPUs if there are some.
