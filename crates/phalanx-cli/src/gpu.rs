@@ -115,13 +115,6 @@ impl Gpu {
     }
 }
 
-impl std::fmt::Display for Gpu {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name().as_deref().unwrap_or("unknown"))?;
-        self.pci().map_or(Ok(()), |pci| write!(f, " at {pci}"))
-    }
-}
-
 /// The version of CUDA that the driver is made for, as `12.8`.
 pub fn driver_version() -> Result<String> {
     driver()?;

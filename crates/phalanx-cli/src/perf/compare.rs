@@ -52,9 +52,11 @@ impl Saved {
         differs("backend", then.options.backend.clone(), now.options.backend.clone());
         let memory = |report: &Report| format!("{:?}", report.options.memory).to_lowercase();
         differs("memory", memory(then), memory(now));
-        let gpus = |report: &Report| match report.options.gpus.join("; ") {
-            none if none.is_empty() => "none".to_owned(),
-            gpus => gpus,
+        // Their names alone: which of the machine's GPUs they are makes no difference.
+        let gpus = |report: &Report| {
+            let mut names: Vec<&str> = report.options.gpus.iter().map(|gpu| &*gpu.name).collect();
+            names.dedup();
+            if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
         differs("GPUs", gpus(then), gpus(now));
         let library = |report: &Report| report.options.library.clone().unwrap_or("none".to_owned());

@@ -2,6 +2,7 @@
 
 use super::data::Value;
 use super::plan::Plan;
+use super::report::RankGpu;
 use crate::gpu::Gpu;
 use crate::size;
 use anyhow::ensure;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 /// Bytes of the host memory through which a buffer is filled and checked.
 const STAGE: usize = 16 << 20;
 
-/// Most bytes of a GPU's name.
-const NAME: usize = 96;
+/// Most bytes in which a rank describes its GPU to the others.
+const DESCRIPTION: usize = 256;
 
 /// A stream on the communicator's GPU, for all its operations and memory; `None` without GPU.
 ///
@@ -40,18 +41,23 @@ pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>
     Ok(Some(context.new_stream()?))
 }
 
-/// What the ranks' GPUs are, in rank order; empty without. Collective.
-pub fn names(comm: &Comm) -> anyhow::Result<Vec<String>> {
-    let Some(gpu) = comm.gpu() else {
+/// The ranks' GPUs, in rank order; empty without. Collective.
+pub fn gpus(comm: &Comm) -> anyhow::Result<Vec<RankGpu>> {
+    let Some(number) = comm.gpu() else {
         return Ok(Vec::new());
     };
-    let mut mine = [0u8; NAME];
-    let name = format!("{gpu}: {}", Gpu::number(gpu)?);
-    mine.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
-    let mut all = vec![0u8; NAME * comm.world_size()];
+    let gpu = Gpu::number(number)?;
+    let text = serde_json::to_string(&RankGpu { number, name: gpu.name()?, pci: gpu.pci()? })?;
+    ensure!(
+        text.len() <= DESCRIPTION,
+        "the description of GPU {number} is longer than {DESCRIPTION} bytes: {text}"
+    );
+    // Behind the text, spaces.
+    let mut mine = [b' '; DESCRIPTION];
+    mine[..text.len()].copy_from_slice(text.as_bytes());
+    let mut all = vec![0; DESCRIPTION * comm.world_size()];
     comm.all_gather(&mine, &mut all)?;
-    let text = |name: &[u8]| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
-    Ok(all.chunks(NAME).map(text).collect())
+    all.chunks(DESCRIPTION).map(|text| Ok(serde_json::from_slice(text)?)).collect()
 }
 
 /// Memory of a GPU, and a piece of host memory on the way there and back.

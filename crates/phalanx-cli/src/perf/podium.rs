@@ -9,7 +9,7 @@ use super::export::{self, Exporter};
 use super::options::PerfArgs;
 use super::plan::{Plan, Registration};
 use super::progress::Progress;
-use super::report::{FORMAT, Memory, Options, RankKind, Report, Row, TimeKind};
+use super::report::{FORMAT, Memory, Options, RankGpu, RankKind, Report, Row, TimeKind};
 use super::world::World;
 use crate::gpu;
 use crate::machine::Machine;
@@ -45,7 +45,7 @@ impl Podium {
     }
 
     /// Says what is going to be measured, and on what: `gpus` are the ranks', if they have any.
-    pub fn opens(&mut self, comm: &Comm, gpus: Vec<String>) -> Result<()> {
+    pub fn opens(&mut self, comm: &Comm, gpus: Vec<RankGpu>) -> Result<()> {
         let saved = match &self.args.compare {
             Some(path) => Some(Saved::load(path, self.plan.operation)?),
             None => None,
@@ -79,7 +79,7 @@ impl Podium {
         Ok(())
     }
 
-    fn options(&self, comm: &Comm, gpus: Vec<String>) -> Options {
+    fn options(&self, comm: &Comm, gpus: Vec<RankGpu>) -> Options {
         let plan = &self.plan;
         let on_gpus = !gpus.is_empty();
         let enqueued = on_gpus && plan.operation.has_data();

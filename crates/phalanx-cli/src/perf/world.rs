@@ -134,7 +134,7 @@ fn run_rank(comm: Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Re
 }
 
 fn measure(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
-    let gpus = device::names(comm)?;
+    let gpus = device::gpus(comm)?;
     match podium {
         Some(mut podium) => {
             podium.opens(comm, gpus)?;

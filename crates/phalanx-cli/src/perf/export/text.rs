@@ -147,7 +147,7 @@ impl<W: Write + Send> Exporter for Text<W> {
         writeln!(out, "# CPU: {}, {} cores usable", machine.cpu_name(), machine.usable_cores)?;
         options.library.iter().try_for_each(|library| writeln!(out, "# {library}"))?;
         for (rank, gpu) in options.gpus.iter().enumerate() {
-            writeln!(out, "# Rank {rank}: GPU {gpu}")?;
+            writeln!(out, "# Rank {rank}: GPU {}, {} at {}", gpu.number, gpu.name, gpu.pci)?;
         }
         let count = |count: Option<usize>| count.map_or("by size".to_owned(), |count| count.to_string());
         writeln!(
@@ -301,13 +301,13 @@ mod tests {
     fn runs_on_gpus_name_them_and_show_the_cpu_time_if_asked() {
         let mut report = samples::report(vec![samples::row(16, 2.5)]);
         report.options.memory = Memory::Gpu;
-        report.options.gpus = vec!["0: Some GPU at 0000:19:00.0".to_owned(), "1: Some GPU".to_owned()];
+        report.options.gpus = vec![samples::gpu(0), samples::gpu(1)];
         report.options.library = Some("NCCL 2.28.9 (/lib/libnccl.so.2)".to_owned());
         report.options.cpu_time = true;
         report.options.graph_launches = 7;
         report.rows[0].out_of_place.as_mut().unwrap().enqueue = Some(1.25);
         let lines = table(&report, None);
-        for line in ["# Rank 0: GPU 0: Some GPU at 0000:19:00.0", "# NCCL 2.28.9 (/lib/libnccl.so.2)"] {
+        for line in ["# Rank 1: GPU 1, Some GPU at 0000:01:00.0", "# NCCL 2.28.9 (/lib/libnccl.so.2)"] {
             assert!(lines.iter().any(|known| known == line), "{line}");
         }
         assert!(lines.iter().any(|line| line.contains("launched 7 times")));
