@@ -230,6 +230,19 @@ fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
     (run, ranks)
 }
 
+/// As `phalanx perf … | head`: rank 0 cannot go on, and nobody has a reason to say so.
+#[test]
+fn a_closed_pipe_ends_the_run_quietly() {
+    for ranks in ["-t 2", "-p 2"] {
+        let mut command = phalanx(&format!("perf all_reduce {ranks} -N 0 -b 4 -e 4 {SHORT}"));
+        let mut run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(run.stdout.take());
+        let output = run.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{ranks}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{ranks}");
+    }
+}
+
 #[test]
 fn a_killed_rank_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();

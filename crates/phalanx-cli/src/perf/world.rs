@@ -119,18 +119,30 @@ impl World {
 }
 
 fn run_rank(comm: Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
+    match take_part(&comm, plan, cores, podium) {
+        Ok(wrong) => {
+            comm.finalize()?;
+            Ok(wrong)
+        }
+        Err(error) => {
+            // The others need not wait until they miss this rank.
+            comm.abort();
+            Err(error)
+        }
+    }
+}
+
+fn take_part(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
     plan.check(comm.world_size())?;
     if plan.pin {
         pin::to_core_of(comm.rank())?;
     }
-    let stream = device::stream(&comm, plan)?;
+    let stream = device::stream(comm, plan)?;
     plan.check_place(stream.is_some())?;
-    let wrong = match &stream {
+    match &stream {
         Some(stream) => measure(&*comm.on(stream)?, plan, cores, podium),
-        None => measure(&comm, plan, cores, podium),
-    }?;
-    comm.finalize()?;
-    Ok(wrong)
+        None => measure(comm, plan, cores, podium),
+    }
 }
 
 fn measure(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
@@ -206,6 +218,11 @@ fn first_cause(results: Vec<Result<u64>>) -> Result<u64> {
 
 fn is_echo(error: &anyhow::Error) -> bool {
     error.downcast_ref::<phalanx::Error>().is_some_and(phalanx::Error::is_fatal)
+}
+
+/// Whether a rank failed because another did, which gave the communicator up.
+pub fn was_aborted(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(phalanx::Error::Aborted { .. }))
 }
 
 /// Starts this program once for each rank, with the options it was given itself.
