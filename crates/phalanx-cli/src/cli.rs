@@ -29,7 +29,7 @@ pub enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  phalanx perf all_reduce              thread ranks, one per core, 4 B to 64 MiB
+  phalanx perf all_reduce              thread ranks, one per GPU or core, 4 B to 64 MiB
   phalanx perf all_gather -p 4 -d f16  four process ranks, half precision
   phalanx launch -n 4 -- ./train       four ranks of your own program
   phalanx doctor                       what works here, and what does not

@@ -5,6 +5,7 @@
 mod cli;
 mod doctor;
 mod environment;
+mod gpu;
 mod launch;
 mod machine;
 mod perf;

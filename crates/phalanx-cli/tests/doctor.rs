@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{phalanx, say};
+use common::{phalanx, say, without_gpus};
 use std::process::Command;
 
 #[test]
@@ -17,9 +17,51 @@ fn everything_works_here() {
         "ulimit -n",
         "memfd_create",
         "a world of one rank",
-        "are not looked for",
-        "all_reduce, 2 threads       OK",
-        "all_reduce, 2 processes     OK",
+        "CUDA driver",
+        "NCCL",
+        "RCCL",
+        "are not offered by this version",
+        "all_reduce, 2 threads               OK",
+        "all_reduce, 2 processes             OK",
+    ] {
+        assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
+    }
+}
+
+#[test]
+fn without_a_driver_it_says_what_was_tried() {
+    let said = say(without_gpus(phalanx("doctor")));
+    assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+    for text in [
+        "not found; PHALANX_CUDA_LIB can name its file",
+        "/nowhere/libcuda.so.1 (from PHALANX_CUDA_LIB): ",
+        "not found; PHALANX_NCCL_LIB can name its file",
+        "/nowhere/libnccl.so.2 (from PHALANX_NCCL_LIB): ",
+        "not available: the CUDA driver was not found",
+        "Everything works",
+    ] {
+        assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
+    }
+    assert!(!said.stdout.contains("with GPUs"), "{}", said.stdout);
+}
+
+/// A library that is a pipe: who opens it waits for ever, as with a driver in trouble.
+#[test]
+fn a_library_that_hangs_does_not_hang_the_doctor() {
+    use rustix::fs::{FileType, Mode};
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("libnccl.so.2");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let mut command = without_gpus(phalanx("doctor -T 2"));
+    command.env("PHALANX_NCCL_LIB", &pipe);
+    let said = say(command);
+    assert_eq!(said.code, Some(1), "{}{}", said.stdout, said.stderr);
+    for text in [
+        "/nowhere/libcuda.so.1 (from PHALANX_CUDA_LIB): ",
+        "FAILED: no answer after 2 s: the driver or a library hangs",
+        "not available: the questions about GPUs were not answered",
+        "all_reduce, 2 processes             OK",
+        "1 test failed",
     ] {
         assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
     }

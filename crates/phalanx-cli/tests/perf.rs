@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{children_of, eventually, phalanx, runs, say, signal};
+use common::{children_of, eventually, phalanx, runs, say, signal, without_gpus};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Stdio;
@@ -168,6 +168,12 @@ fn what_makes_no_sense_is_refused() {
         ("reduce -t 2 -r 2", 1, "--root 2 does not exist"),
         ("all_reduce -t 2 -e 1", 1, "--maxbytes"),
         ("all_reduce -t 2 -p 2", 2, "cannot be used with"),
+        ("all_reduce -t 2 -G 1", 1, "-G: only work on GPUs"),
+        ("all_reduce -t 2 -C", 1, "-C 1: on the host"),
+        ("all_reduce -p 2 -R 2", 1, "-R 2: symmetric windows"),
+        ("barrier -t 2 -G 1", 1, "-G: barrier waits"),
+        ("all_reduce --backend rccl", 2, "possible values: auto, host, nccl"),
+        ("all_reduce --backend nccl -R 1 -t 2", 1, "-R 1: a communicator gives no registered GPU memory"),
         ("all_reduce -d f33", 2, "no element type"),
         ("all_reduce -t 2 --json /nowhere/run.json", 1, "/nowhere/run.json"),
         ("all_reduce -t 2 --compare /nowhere/run.json", 1, "/nowhere/run.json"),
@@ -177,6 +183,24 @@ fn what_makes_no_sense_is_refused() {
         assert_eq!(said.code, Some(code), "{arguments}: {}", said.stderr);
         assert!(said.stderr.contains(text), "{arguments}: {}", said.stderr);
         assert_eq!(said.stdout.lines().filter(|line| !line.starts_with('#')).count(), 0, "{arguments}");
+    }
+}
+
+#[test]
+fn without_gpus_they_are_refused_by_name_and_not_needed_otherwise() {
+    for ranks in ["", "-t 2", "-p 2"] {
+        let said = say(without_gpus(phalanx(&format!("perf all_reduce --backend nccl -e 4 {ranks}"))));
+        assert_eq!(said.code, Some(1), "{ranks}: {}", said.stderr);
+        assert_eq!(said.stdout, "", "{ranks}");
+        for text in ["the CUDA driver was not found", "/nowhere/libcuda.so.1", "PHALANX_CUDA_LIB"] {
+            assert!(said.stderr.contains(text), "{ranks}: {text} is missing in {}", said.stderr);
+        }
+    }
+    for backend in ["auto", "host"] {
+        let perf = format!("perf all_reduce --backend {backend} -b 4 -e 4 {SHORT}");
+        let said = say(without_gpus(phalanx(&perf)));
+        assert_eq!(said.code, Some(0), "{backend}: {}", said.stderr);
+        assert!(said.stdout.contains("backend host"), "{}", said.stdout);
     }
 }
 
@@ -204,6 +228,19 @@ fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
     let ranks = children_of(run.id());
     assert_eq!(ranks.len(), 2);
     (run, ranks)
+}
+
+/// As `phalanx perf … | head`: rank 0 cannot go on, and nobody has a reason to say so.
+#[test]
+fn a_closed_pipe_ends_the_run_quietly() {
+    for ranks in ["-t 2", "-p 2"] {
+        let mut command = phalanx(&format!("perf all_reduce {ranks} -N 0 -b 4 -e 4 {SHORT}"));
+        let mut run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(run.stdout.take());
+        let output = run.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{ranks}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{ranks}");
+    }
 }
 
 #[test]

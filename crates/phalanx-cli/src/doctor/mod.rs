@@ -3,42 +3,55 @@
 //! Facts first, then judgements: a person sees why a test failed in the lines above it.
 
 pub mod options;
+mod survey;
 mod system;
 mod trial;
 
 use crate::environment;
 use anyhow::Result;
-use options::DoctorArgs;
+use options::{DoctorArgs, Part};
 use phalanx::Choice;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use survey::Survey;
+use trial::Trial;
+
+/// Columns of the names in front of the facts.
+const WIDTH: usize = 36;
 
 /// A heading and the lines below it: a name and what is known of it.
 struct Section {
-    heading: &'static str,
+    heading: String,
     lines: Vec<(String, String)>,
 }
 
 /// Examines and tries. The exit status says whether all tests passed.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
-    if args.as_rank {
-        return trial::be_a_rank();
+    match args.part {
+        Some(Part::Survey) => return survey::answer(),
+        Some(part) => return trial::take_part(part, args.timeout),
+        None => {}
     }
     let mut out = io::stdout().lock();
     writeln!(out, "phalanx {}", env!("CARGO_PKG_VERSION"))?;
-    for section in [system::machine(), system::limits(), system::kernel(), launcher(), backends()] {
-        writeln!(out, "\n{}", section.heading)?;
-        for (name, text) in &section.lines {
-            writeln!(out, "  {name:<28}{text}")?;
-        }
+    let mut failed = 0;
+    for section in [system::machine(), system::limits(), system::kernel(), launcher()] {
+        section.write(&mut out)?;
     }
+    out.flush()?;
+    let survey = Survey::take(args.timeout);
+    survey.sections.iter().try_for_each(|section| section.write(&mut out))?;
+    if let Some(trouble) = &survey.trouble {
+        writeln!(out, "  {:<WIDTH$}FAILED: {}", "GPUs and their libraries", crate::explain(trouble))?;
+        failed += 1;
+    }
+    backends(&survey).write(&mut out)?;
 
     writeln!(out, "\nTests")?;
-    let mut failed = 0;
-    for test in trial::ALL {
+    for test in Trial::all(args.ranks, survey.gpus.unwrap_or(0)) {
         out.flush()?;
-        let verdict = test.run(args.ranks);
-        writeln!(out, "  {:<28}{verdict}", test.name(args.ranks))?;
+        let verdict = test.run(args.timeout);
+        writeln!(out, "  {:<WIDTH$}{verdict}", test.name())?;
         failed += usize::from(!verdict.passed());
     }
     match failed {
@@ -49,10 +62,17 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+impl Section {
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "\n{}", self.heading)?;
+        self.lines.iter().try_for_each(|(name, text)| writeln!(out, "  {name:<WIDTH$}{text}"))
+    }
+}
+
 /// What a launcher has said, and what `phalanx::init()` makes of it.
 fn launcher() -> Section {
     let mut lines = environment::set_variables();
-    // Read from the variables alone: to really join would wait for the other ranks, or disturb them.
+    // To really join would wait for the other ranks, or disturb them.
     let makes = match phalanx::choose() {
         Ok(choice) => {
             lines.extend(recognised(&choice));
@@ -61,7 +81,7 @@ fn launcher() -> Section {
         Err(error) => format!("an error: {error}"),
     };
     lines.push(("phalanx::init() makes".to_owned(), makes));
-    Section { heading: "Launcher", lines }
+    Section { heading: "Launcher".to_owned(), lines }
 }
 
 fn recognised(choice: &Choice) -> Option<(String, String)> {
@@ -82,15 +102,21 @@ fn what_init_makes(choice: &Choice) -> String {
     format!("rank {} of {ranks}, as {} says, {backend}", launcher.rank, launcher.name)
 }
 
-fn backends() -> Section {
+fn backends(survey: &Survey) -> Section {
     let line = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+    let nccl = match &survey.gpus {
+        Ok(1) => "1 rank, with a GPU".to_owned(),
+        Ok(gpus) => format!("up to {gpus} ranks of this host, each with a GPU"),
+        Err(why) => format!("not available: {why}"),
+    };
     Section {
-        heading: "Backends",
+        heading: "Backends".to_owned(),
         lines: vec![
             line("solo", "one rank"),
             line("host", "ranks of this host, over shared memory"),
             line("mpi", &mpi()),
-            line("others", "NCCL, RCCL, NVSHMEM and the CUDA driver are not looked for by this version"),
+            line("nccl", &nccl),
+            line("others", "NVSHMEM and GPUs with RCCL are not offered by this version"),
         ],
     }
 }

@@ -21,7 +21,7 @@ pub fn machine() -> Section {
         _ => unknown(),
     };
     Section {
-        heading: "Machine",
+        heading: "Machine".to_owned(),
         lines: vec![
             ("system".to_owned(), machine.os.clone().unwrap_or_else(unknown)),
             ("kernel".to_owned(), machine.kernel.clone().unwrap_or_else(unknown)),
@@ -41,7 +41,7 @@ pub fn limits() -> Section {
         (name.to_owned(), text)
     };
     Section {
-        heading: "Limits",
+        heading: "Limits".to_owned(),
         lines: vec![
             limit(
                 "open files (ulimit -n)",
@@ -79,7 +79,7 @@ pub fn kernel() -> Section {
     let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).err();
     let can_order = rustix::thread::membarrier_query().contains_command(MembarrierCommand::GlobalExpedited);
     Section {
-        heading: "Kernel",
+        heading: "Kernel".to_owned(),
         lines: vec![
             ("memfd_create".to_owned(), verdict(memfd, "ranks cannot be processes")),
             ("pidfd_open".to_owned(), verdict(pidfd, "ranks cannot be processes")),
@@ -94,7 +94,7 @@ pub fn kernel() -> Section {
 #[cfg(not(target_os = "linux"))]
 pub fn kernel() -> Section {
     let line = ("process ranks".to_owned(), "need Linux; ranks are threads here".to_owned());
-    Section { heading: "Kernel", lines: vec![line] }
+    Section { heading: "Kernel".to_owned(), lines: vec![line] }
 }
 
 /// Ascending numbers written short: `0-3, 8`.

@@ -1,29 +1,34 @@
-//! The tests: ranks that add numbers up, as threads of this process and as processes of their own.
+//! The tests: ranks that add numbers up, as threads and as processes, on the host and on GPUs.
 //!
 //! Short waits, and no output but the verdict.
 
+use super::options::Part;
+use crate::gpu;
 use crate::launch::{self, Job, Outcome, Output};
 use anyhow::{Context, Result, bail, ensure};
-use phalanx::{Comm, ReduceOp};
+use phalanx::{BackendKind, Comm, ReduceOp};
 use std::fmt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How long the ranks of a test may wait for each other.
-const WAIT: Duration = Duration::from_secs(10);
-/// How long a test with processes may take in all.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How much longer than the ranks wait for each other a test with processes may take in all.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Elements: enough that several algorithms have their turn.
 const LENGTHS: [usize; 4] = [1, 1000, 100_000, 1_000_000];
 
 /// A test.
 #[derive(Debug, Clone, Copy)]
-pub enum Trial {
+pub struct Trial {
+    ranks: usize,
+    ranks_are: RanksAre,
+    backend: BackendKind,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum RanksAre {
     Threads,
     Processes,
 }
-
-pub const ALL: [Trial; 2] = [Trial::Threads, Trial::Processes];
 
 /// How a test went.
 pub struct Verdict {
@@ -48,37 +53,54 @@ impl fmt::Display for Verdict {
 }
 
 impl Trial {
-    pub fn name(self, ranks: usize) -> String {
-        let kind = match self {
-            Trial::Threads => "threads",
-            Trial::Processes => "processes",
-        };
-        format!("all_reduce, {ranks} {kind}")
+    /// The tests for so many ranks on the host, and so many GPUs.
+    pub fn all(ranks: usize, gpus: usize) -> Vec<Trial> {
+        let places = [(ranks, BackendKind::Host), (gpus, BackendKind::Nccl)];
+        let tests = places.into_iter().filter(|(ranks, _)| *ranks > 0).flat_map(|(ranks, backend)| {
+            [RanksAre::Threads, RanksAre::Processes].map(|ranks_are| Trial { ranks, ranks_are, backend })
+        });
+        tests.collect()
     }
 
-    pub fn run(self, ranks: usize) -> Verdict {
+    pub fn name(self) -> String {
+        let on = if self.backend == BackendKind::Nccl { " with GPUs" } else { "" };
+        let kind = match self.ranks_are {
+            RanksAre::Threads => "threads",
+            RanksAre::Processes => "processes",
+        };
+        format!("all_reduce, {} {kind}{on}", self.ranks)
+    }
+
+    /// Runs it; its ranks wait for each other for so long at most.
+    pub fn run(self, wait: Duration) -> Verdict {
         let start = Instant::now();
-        let result = match self {
-            Trial::Threads => among_threads(ranks),
-            Trial::Processes => among_processes(ranks),
+        let result = match (self.backend, self.ranks_are) {
+            (BackendKind::Nccl, RanksAre::Processes) => in_processes(self.ranks, "gpu-rank", wait),
+            // Threads of another process: a driver that hangs must not hold this one up.
+            (BackendKind::Nccl, RanksAre::Threads) => in_processes(1, "all-gpus", wait),
+            (_, RanksAre::Processes) => in_processes(self.ranks, "host-rank", wait),
+            (_, RanksAre::Threads) => in_threads(self.ranks, BackendKind::Host, wait),
         };
         Verdict { result, took: start.elapsed() }
     }
 }
 
-fn among_threads(ranks: usize) -> Result<()> {
-    let results = Comm::builder().timeout(WAIT).run(ranks, add_up)?;
+fn in_threads(ranks: usize, backend: BackendKind, wait: Duration) -> Result<()> {
+    let results = Comm::builder().backend(backend).timeout(wait).run(ranks, add_up)?;
     results.into_iter().collect()
 }
 
-fn among_processes(ranks: usize) -> Result<()> {
+fn in_processes(ranks: usize, part: &str, wait: Duration) -> Result<()> {
+    let patience = wait.saturating_add(PATIENCE);
     let job = Job {
         program: std::env::current_exe().context("cannot find this program's own file")?.into(),
-        arguments: vec!["doctor".into(), "--as-rank".into()],
+        arguments: ["doctor", "--part", part, "--timeout", &wait.as_secs_f64().to_string()]
+            .map(Into::into)
+            .into(),
         ranks,
         output: Output::Swallowed,
         log_dir: None,
-        timeout: Some(PATIENCE),
+        timeout: Some(patience),
     };
     match job.run(|_| {})? {
         Outcome::Success => Ok(()),
@@ -90,15 +112,21 @@ fn among_processes(ranks: usize) -> Result<()> {
             }
         }
         Outcome::TimedOut { running, .. } => {
-            bail!("ranks {running:?} still ran after {} s", PATIENCE.as_secs())
+            bail!("ranks {running:?} still ran after {} s", patience.as_secs())
         }
         Outcome::Interrupted { .. } | Outcome::Elsewhere(_) | Outcome::NotStarted(_) => bail!("interrupted"),
     }
 }
 
-/// One rank of the test with processes.
-pub fn be_a_rank() -> Result<ExitCode> {
-    add_up(Comm::builder().timeout(WAIT).init()?)?;
+/// A process of a test.
+pub fn take_part(part: Part, wait: Duration) -> Result<ExitCode> {
+    let rank = |backend| add_up(Comm::builder().backend(backend).timeout(wait).init()?);
+    match part {
+        Part::HostRank => rank(BackendKind::Host)?,
+        Part::GpuRank => rank(BackendKind::Nccl)?,
+        Part::AllGpus => in_threads(gpu::count()?, BackendKind::Nccl, wait)?,
+        Part::Survey => unreachable!("no part of a test"),
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -108,11 +136,26 @@ fn add_up(comm: Comm) -> Result<()> {
     let right = (ranks * (ranks + 1) / 2) as f32;
     for length in LENGTHS {
         let mine = vec![(comm.rank() + 1) as f32; length];
-        let mut sum = vec![0.0; length];
-        comm.all_reduce(&mine, &mut sum, ReduceOp::Sum)?;
+        let sum = all_reduce(&comm, &mine)?;
         let wrong = sum.iter().filter(|&&sum| sum != right).count();
         ensure!(wrong == 0, "{wrong} of {length} sums are wrong on rank {}", comm.rank());
     }
     comm.finalize()?;
     Ok(())
+}
+
+/// The sum of the ranks' buffers, in the memory that their backend is for.
+fn all_reduce(comm: &Comm, mine: &[f32]) -> Result<Vec<f32>> {
+    let Some(stream) = comm.cuda_stream() else {
+        let mut sum = vec![0.0; mine.len()];
+        comm.all_reduce(mine, &mut sum, ReduceOp::Sum)?;
+        return Ok(sum);
+    };
+    let mine = stream.clone_htod(mine)?;
+    let mut sum = stream.alloc_zeros(mine.len())?;
+    comm.all_reduce(&mine, &mut sum, ReduceOp::Sum)?;
+    comm.sync()?;
+    let sum = stream.clone_dtoh(&sum)?;
+    stream.synchronize()?;
+    Ok(sum)
 }

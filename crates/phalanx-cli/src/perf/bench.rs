@@ -4,10 +4,10 @@
 
 use super::buffer::{Buffer, MARGIN};
 use super::case::Case;
-use super::data::{Content, Flow, Patterns, Segment, Value, with_value};
+use super::data::{Content, Flow, Patterns, Segment, Value, clip, with_value};
 use super::layout::Layout;
 use super::operation::Place;
-use super::plan::Plan;
+use super::plan::{Plan, Registration};
 use super::reduction::RedOp;
 use super::report::{Measurement, Row};
 use super::stats::Stats;
@@ -29,7 +29,7 @@ pub fn run(comm: &Comm, plan: &Plan, cores: usize, audience: &mut dyn Audience) 
     let mut wrong = 0;
     let mut cycle = 0;
     while plan.cycles.is_none_or(|cycles| cycle < cycles) {
-        for &dtype in &plan.dtypes {
+        for &dtype in plan.dtypes.iter().filter(|dtype| plan.can(comm, **dtype)) {
             wrong += with_value!(dtype, T => rank.run_type::<T>())?;
         }
         cycle += 1;
@@ -57,9 +57,10 @@ impl Rank<'_> {
             .filter_map(|&size| Layout::new(plan.operation, size, size_of::<T>(), comm.world_size()))
             .collect();
         let most = |length: fn(&Layout) -> usize| layouts.iter().map(length).max().unwrap_or(0);
-        let mut send = Buffer::<T>::new(comm, most(|layout| layout.send), plan.from_comm)?;
+        let from_comm = plan.registration == Registration::Local;
+        let mut send = Buffer::<T>::new(comm, most(|layout| layout.send), from_comm)?;
         // In place, this is the one buffer for both.
-        let mut recv = Buffer::<T>::new(comm, most(Layout::larger), plan.from_comm)?;
+        let mut recv = Buffer::<T>::new(comm, most(Layout::larger), from_comm)?;
 
         let mut wrong = 0;
         for &redop in &plan.reductions {
@@ -131,6 +132,7 @@ impl Rank<'_> {
             mean: stats.mean * MICROSECONDS,
             variation: stats.variation,
             loop_average: times.loop_average.as_ref().map(in_microseconds),
+            enqueue: times.enqueue.as_ref().map(in_microseconds),
             times: (self.plan.per_iteration).then(|| times.iterations.iter().map(in_microseconds).collect()),
         }
     }
@@ -149,17 +151,30 @@ fn check<T: Value>(bench: &mut Bench<'_, T>, patterns: &Patterns<T>, call: u64) 
         root: bench.case.root,
     };
     let (inputs, mut outputs) = (flow.inputs(), flow.outputs());
-    let end = bench.output().len();
+    let (end, in_place) = (bench.written_len(), bench.place == Place::InPlace);
     outputs.push(Segment { range: end..end + MARGIN, first: end, content: Content::Untouched });
 
-    patterns.spoil(bench.recv.first_mut(end + MARGIN), &outputs, call);
-    // In place, the inputs overwrite a part of what was spoiled.
-    patterns.fill(bench.input(), &inputs, call);
-    bench.perform()?;
-    let mut wrong = patterns.count_wrong(bench.recv.first(end + MARGIN), &outputs, call);
-    if bench.place == Place::OutOfPlace {
-        wrong += patterns.count_wrong(bench.input(), &inputs, call);
-    }
+    bench.recv.write(end + MARGIN, |start, piece| {
+        let window = start..start + piece.len();
+        patterns.spoil(piece, &clip(&outputs, &window), call);
+        if in_place {
+            // The inputs overwrite a part of what was spoiled.
+            patterns.fill(piece, &clip(&inputs, &window), call);
+        }
+    })?;
+    let input = bench.read_len();
+    bench.send.write(input, |start, piece| {
+        patterns.fill(piece, &clip(&inputs, &(start..start + piece.len())), call);
+    })?;
+    bench.perform(0)?;
+    comm.sync()?;
+
+    let mut wrong = 0;
+    let mut count = |segments: &[Segment], start: usize, piece: &[T]| {
+        wrong += patterns.count_wrong(piece, &clip(segments, &(start..start + piece.len())), call);
+    };
+    bench.recv.read(end + MARGIN, |start, piece| count(&outputs, start, piece))?;
+    bench.send.read(input, |start, piece| count(&inputs, start, piece))?;
     Ok(wrong)
 }
 

@@ -1,10 +1,13 @@
-//! The buffers that are communicated: private memory of the rank, or memory from the communicator.
+//! The buffers that are communicated: private memory of the rank, memory from the communicator, or a GPU's.
 //!
 //! Each has a margin behind its end, to see whether an operation writes past it.
 
 use super::data::Value;
-use phalanx::{Comm, HostBuffer};
+use super::device::DeviceMemory;
+use super::view::{View, ViewMut};
+use phalanx::{Comm, HostBuffer, Result};
 use std::hint::black_box;
+use std::ops::Range;
 
 /// Elements behind the end that nobody may write.
 pub const MARGIN: usize = 64;
@@ -17,49 +20,97 @@ pub struct Buffer<T: Value> {
     memory: Memory<T>,
     /// The first element whose address is a multiple of a cache line.
     start: usize,
+    /// Elements, without the margin.
+    len: usize,
 }
 
 enum Memory<T: Value> {
     Private(Vec<T>),
     Allocated(HostBuffer<T>),
+    Device(DeviceMemory<T>),
 }
 
 impl<T: Value> Buffer<T> {
-    /// A buffer for `len` elements and the margin.
-    pub fn new(comm: &Comm, len: usize, from_comm: bool) -> phalanx::Result<Buffer<T>> {
-        let len = len + MARGIN;
+    /// A buffer for `len` elements and the margin: on the communicator's GPU if it has one.
+    pub fn new(comm: &Comm, len: usize, from_comm: bool) -> Result<Buffer<T>> {
+        let with_margin = len + MARGIN;
+        if let Some(stream) = comm.cuda_stream() {
+            let memory = Memory::Device(DeviceMemory::new(comm, stream, with_margin)?);
+            return Ok(Buffer { memory, start: 0, len });
+        }
         if from_comm {
-            return Ok(Buffer { memory: Memory::Allocated(comm.alloc(len)?), start: 0 });
+            return Ok(Buffer { memory: Memory::Allocated(comm.alloc(with_margin)?), start: 0, len });
         }
         // Aligned, or two ranks' small buffers could share a cache line and slow each other down.
-        let memory = vec![T::from_i64(0); len + 2 * LINE / size_of::<T>()];
+        let memory = vec![T::from_i64(0); with_margin + 2 * LINE / size_of::<T>()];
         let start = memory.as_ptr().align_offset(LINE);
-        Ok(Buffer { memory: Memory::Private(memory), start })
+        Ok(Buffer { memory: Memory::Private(memory), start, len })
     }
 
-    /// The first `len` elements.
-    pub fn first(&self, len: usize) -> &[T] {
-        let all: &[T] = match &self.memory {
-            Memory::Private(memory) => memory,
-            Memory::Allocated(memory) => memory,
-        };
-        &all[self.start..self.start + len]
+    /// Elements, without the margin.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
-    /// The first `len` elements, for writing.
-    pub fn first_mut(&mut self, len: usize) -> &mut [T] {
-        let all: &mut [T] = match &mut self.memory {
-            Memory::Private(memory) => memory,
-            Memory::Allocated(memory) => memory,
-        };
-        &mut all[self.start..self.start + len]
+    /// Elements to read.
+    pub fn view(&self, range: Range<usize>) -> View<'_, T> {
+        let at = self.start + range.start..self.start + range.end;
+        match &self.memory {
+            Memory::Private(memory) => View::Host(&memory[at]),
+            Memory::Allocated(memory) => View::Host(&memory[at]),
+            Memory::Device(memory) => View::Device(memory.view(at)),
+        }
     }
-}
 
-/// Rewrites a word of every cache line, as an application does that has computed new data. Without
-/// it, caches flatter everybody.
-pub fn rewrite<T: Value>(buffer: &mut [T]) {
-    for element in buffer.iter_mut().step_by(LINE / size_of::<T>()) {
-        *element = black_box(*element);
+    /// Elements to write.
+    pub fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_, T> {
+        let at = self.start + range.start..self.start + range.end;
+        match &mut self.memory {
+            Memory::Private(memory) => ViewMut::Host(&mut memory[at]),
+            Memory::Allocated(memory) => ViewMut::Host(&mut memory[at]),
+            Memory::Device(memory) => ViewMut::Device(memory.view_mut(at)),
+        }
+    }
+
+    /// Makes the first `len` elements 0.
+    pub fn zero(&mut self, len: usize) -> Result<()> {
+        match self.view_mut(0..len) {
+            ViewMut::Host(elements) => elements.fill(T::from_i64(0)),
+            ViewMut::Device(mut elements) => DeviceMemory::zero(&mut elements)?,
+        }
+        Ok(())
+    }
+
+    /// Rewrites a word of every cache line of the first `len` elements, as an application does that has computed
+    /// new data. Without it, caches flatter everybody. (On a GPU iterations use different parts of the buffer.)
+    pub fn rewrite(&mut self, len: usize) {
+        if let ViewMut::Host(elements) = self.view_mut(0..len) {
+            for element in elements.iter_mut().step_by(LINE / size_of::<T>()) {
+                *element = black_box(*element);
+            }
+        }
+    }
+
+    /// Has the first `len` elements written, which may reach into the margin, piece by piece: `write` gets the index
+    /// of a piece's first element, and the piece. What it leaves out is unspecified.
+    pub fn write(&mut self, len: usize, mut write: impl FnMut(usize, &mut [T])) -> Result<()> {
+        let at = self.start..self.start + len;
+        match &mut self.memory {
+            Memory::Private(memory) => write(0, &mut memory[at]),
+            Memory::Allocated(memory) => write(0, &mut memory[at]),
+            Memory::Device(memory) => memory.write(len, write)?,
+        }
+        Ok(())
+    }
+
+    /// Has the first `len` elements read, as [`write`](Buffer::write) has them written.
+    pub fn read(&mut self, len: usize, mut read: impl FnMut(usize, &[T])) -> Result<()> {
+        let at = self.start..self.start + len;
+        match &mut self.memory {
+            Memory::Private(memory) => read(0, &memory[at]),
+            Memory::Allocated(memory) => read(0, &memory[at]),
+            Memory::Device(memory) => memory.read(len, read)?,
+        }
+        Ok(())
     }
 }

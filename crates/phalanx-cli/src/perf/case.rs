@@ -2,9 +2,11 @@
 //!
 //! Nothing else happens here, because everything here is inside the measured time.
 
+use super::data::Value;
 use super::layout::{Layout, weighted_counts, weighted_counts_to};
 use super::operation::{Operation, Place};
-use phalanx::{Comm, Element, Reduction, Result};
+use super::view::{View, ViewMut};
+use phalanx::{Comm, Reduction, Result};
 
 /// An operation with everything but its buffers.
 pub struct Case<'a, T> {
@@ -17,7 +19,7 @@ pub struct Case<'a, T> {
     recv_counts: Vec<usize>,
 }
 
-impl<'a, T: Element> Case<'a, T> {
+impl<'a, T: Value> Case<'a, T> {
     pub fn new(
         comm: &'a Comm,
         operation: Operation,
@@ -37,15 +39,20 @@ impl<'a, T: Element> Case<'a, T> {
         }
     }
 
-    /// Performs the operation once. In place, `recv` is the one buffer and `send` is not looked at.
-    pub fn perform(&self, place: Place, send: &[T], recv: &mut [T]) -> Result<()> {
+    /// Whether its calls only enqueue work on the GPU.
+    pub fn is_enqueued(&self) -> bool {
+        self.comm.cuda_stream().is_some() && self.operation.has_data()
+    }
+
+    /// Performs the operation once, or enqueues it. In place, `recv` is the one buffer and `send` is not looked at.
+    pub fn perform(&self, place: Place, send: &View<'_, T>, recv: &mut ViewMut<'_, T>) -> Result<()> {
         match place {
             Place::OutOfPlace => self.out_of_place(send, recv),
             Place::InPlace => self.in_place(recv),
         }
     }
 
-    fn out_of_place(&self, send: &[T], recv: &mut [T]) -> Result<()> {
+    fn out_of_place(&self, send: &View<'_, T>, recv: &mut ViewMut<'_, T>) -> Result<()> {
         let (comm, rank, ranks) = (self.comm, self.comm.rank(), self.comm.world_size());
         match self.operation {
             Operation::AllReduce => comm.all_reduce(send, recv, self.reduction),
@@ -66,13 +73,13 @@ impl<'a, T: Element> Case<'a, T> {
             Operation::Barrier => comm.barrier(),
             Operation::Hypercube => {
                 let block = self.layout.count;
-                recv[rank * block..][..block].copy_from_slice(send);
+                recv.part(rank * block..(rank + 1) * block).copy_from(comm, send)?;
                 self.hypercube(recv)
             }
         }
     }
 
-    fn in_place(&self, buffer: &mut [T]) -> Result<()> {
+    fn in_place(&self, buffer: &mut ViewMut<'_, T>) -> Result<()> {
         let comm = self.comm;
         match self.operation {
             Operation::AllReduce => comm.all_reduce_in_place(buffer, self.reduction),
@@ -91,16 +98,17 @@ impl<'a, T: Element> Case<'a, T> {
     }
 
     /// all_gather in log2(ranks) exchanges: in each, a rank doubles what it has.
-    fn hypercube(&self, buffer: &mut [T]) -> Result<()> {
+    fn hypercube(&self, buffer: &mut ViewMut<'_, T>) -> Result<()> {
         let (rank, block) = (self.comm.rank(), self.layout.count);
         let mut have = 1;
         while have < self.comm.world_size() {
             let partner = rank ^ have;
             let first = (rank & !(have - 1)).min(partner & !(have - 1));
-            let both = &mut buffer[first * block..][..2 * have * block];
-            let (lower, upper) = both.split_at_mut(have * block);
-            let (mine, theirs) = if rank < partner { (lower, upper) } else { (upper, lower) };
-            self.comm.send_recv(&*mine, partner, theirs, partner)?;
+            let (mut below, mut above) = buffer.split_at_mut((first + have) * block);
+            let (lower, upper) =
+                (below.part(first * block..(first + have) * block), above.part(0..have * block));
+            let (mine, mut theirs) = if rank < partner { (lower, upper) } else { (upper, lower) };
+            self.comm.send_recv(&mine, partner, &mut theirs, partner)?;
             have *= 2;
         }
         Ok(())

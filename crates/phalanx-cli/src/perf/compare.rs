@@ -52,6 +52,17 @@ impl Saved {
         differs("backend", then.options.backend.clone(), now.options.backend.clone());
         let memory = |report: &Report| format!("{:?}", report.options.memory).to_lowercase();
         differs("memory", memory(then), memory(now));
+        // Their names alone: which of the machine's GPUs they are makes no difference.
+        let gpus = |report: &Report| {
+            let mut names: Vec<&str> = report.options.gpus.iter().map(|gpu| &*gpu.name).collect();
+            names.dedup();
+            if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+        };
+        differs("GPUs", gpus(then), gpus(now));
+        let library = |report: &Report| report.options.library.clone().unwrap_or("none".to_owned());
+        differs("library", library(then), library(now));
+        let graphs = |report: &Report| report.options.graph_launches.to_string();
+        differs("graph launches", graphs(then), graphs(now));
         let pinned = |report: &Report| if report.options.pinned { "yes" } else { "no" }.to_owned();
         differs("pinned", pinned(then), pinned(now));
         let time = |report: &Report| format!("{:?}", report.options.time).to_lowercase();

@@ -7,6 +7,8 @@ mod buffer;
 mod case;
 mod compare;
 mod data;
+mod device;
+mod enqueued;
 mod export;
 mod layout;
 mod operation;
@@ -18,6 +20,7 @@ mod reduction;
 mod report;
 mod stats;
 mod timing;
+mod view;
 mod world;
 
 use anyhow::Result;
@@ -35,6 +38,11 @@ pub fn run(args: &PerfArgs) -> Result<ExitCode> {
         return world::start_processes(ranks);
     }
     let podium = Podium::new(args, &plan, &world);
-    let wrong = world.run(&plan, podium)?;
-    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    match world.run(&plan, podium) {
+        Ok(0) => Ok(ExitCode::SUCCESS),
+        Ok(_) => Ok(ExitCode::FAILURE),
+        // The rank that aborted says why.
+        Err(error) if args.as_rank && world::was_aborted(&error) => Ok(ExitCode::FAILURE),
+        Err(error) => Err(error),
+    }
 }

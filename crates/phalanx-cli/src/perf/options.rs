@@ -3,7 +3,7 @@
 //! Long names have underscores, as there; hyphens work too.
 
 use super::operation::Operation;
-use super::plan::{self, Plan, Roots, Step};
+use super::plan::{self, Backend, Plan, Registration, Roots, Step};
 use super::reduction::RedOp;
 use crate::launch::options::{parse_ranks, parse_seconds};
 use crate::size;
@@ -30,6 +30,11 @@ const DEFAULT_MAX: usize = 64 << 20;
 ///
 /// algbw is the size divided by the time; busbw is what the busiest link carried, which can be
 /// compared with the hardware's bandwidth whatever the number of ranks. 1 GB is 1e9 bytes.
+///
+/// On the host a time is the median of iterations that each begin with a barrier, and p50, p95, p99 are
+/// of these iterations. On GPUs it is, as in the reference benchmark, the average of a loop that
+/// enqueues every iteration and then waits for the stream, and the mean of all ranks; p50, p95, p99 are
+/// of the times between CUDA events in a second loop, those of the slowest rank.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PerfArgs {
@@ -59,14 +64,15 @@ pub struct PerfArgs {
     /// The root of operations that have one: a rank, or all for each in turn.
     #[arg(short = 'r', long = "root", value_name = "RANK", value_parser = parse_root, default_value = "0", allow_hyphen_values = true, help_heading = WORK)]
     root: Choice<usize>,
-    /// The buffers: 0, memory of the rank's own; 1, memory from Comm::alloc, which peers read directly.
-    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1", value_parser = switch(), default_value = "0", help_heading = WORK)]
-    from_comm: u8,
+    /// The buffers: 0, memory of the rank's own; 1, on the host: memory from Comm::alloc, which peers read
+    /// directly; on GPUs: memory registered with NCCL; 2, on GPUs: symmetric windows.
+    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1|2", value_parser = clap::value_parser!(u8).range(0..=2), default_value = "0", help_heading = WORK)]
+    registration: u8,
 
-    /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes]
+    /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes; on GPUs 20]
     #[arg(short = 'n', long = "iters", value_name = "N", value_parser = parse_count, help_heading = MEASUREMENT)]
     iterations: Option<usize>,
-    /// Iterations before that, which do not count [default: a fifth of the timed ones]
+    /// Iterations before that, which do not count [default: a fifth of the timed ones; on GPUs 5]
     #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", help_heading = MEASUREMENT)]
     warmup: Option<usize>,
     /// Operations in one iteration, one after the other; the time is divided by it.
@@ -79,9 +85,16 @@ pub struct PerfArgs {
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
     checks: usize,
     /// Report the average over an unbroken loop as the time, as the reference benchmark does, instead
-    /// of the median of iterations that each begin with a barrier.
+    /// of the median of iterations that each begin with a barrier. On GPUs it always is the time.
     #[arg(short = 'a', long = "average", help_heading = MEASUREMENT)]
     loop_average: bool,
+    /// GPUs: put all iterations into a CUDA graph and launch it so often; 0 enqueues each operation.
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0, help_heading = MEASUREMENT)]
+    graph_launches: usize,
+    /// GPUs, 1: also print how long the call takes that enqueues an operation (or, with -G, its share of
+    /// a launch).
+    #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    cpu_time: u8,
     /// 1: also print the spread of the iterations' times, and save every one of them with --json.
     #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
     per_iteration: u8,
@@ -89,7 +102,10 @@ pub struct PerfArgs {
     #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse_seconds, help_heading = MEASUREMENT)]
     timeout: Option<Duration>,
 
-    /// Ranks as threads of one process [default: one per usable core, at least 2]
+    /// What carries the data.
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = Backend::Auto, help_heading = RANKS)]
+    pub backend: Backend,
+    /// Ranks as threads of one process [default: one per GPU; on the host one per usable core, at least 2]
     #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse_ranks, conflicts_with = "processes", help_heading = RANKS)]
     pub threads: Option<usize>,
     /// Ranks as processes, which this program starts itself.
@@ -121,6 +137,8 @@ const EXAMPLES: &str = "\
 Examples:
   phalanx perf all_reduce
   phalanx perf all_reduce -b 8 -e 128M -f 2 -d f16 -o max
+  phalanx perf all_reduce --backend nccl -t 4 -b 8 -e 2G -f 2 -C
+  phalanx perf all_reduce --backend nccl -p 4 -b 8 -e 64K -n 100 -G 10
   phalanx perf all_gather -p 4 --pin -J before.json
   phalanx perf all_gather -p 4 --pin --compare before.json --plot after.svg
   phalanx launch -n 4 -- phalanx perf broadcast -r all";
@@ -152,6 +170,11 @@ impl PerfArgs {
         } else {
             (vec![0], vec![DType::U8])
         };
+        ensure!(
+            operation.has_data() || self.graph_launches == 0,
+            "-G: {} waits, which a CUDA graph cannot hold",
+            operation.name()
+        );
         if let Some(path) = &self.plot {
             let extension = path.extension().and_then(|extension| extension.to_str());
             ensure!(
@@ -181,8 +204,15 @@ impl PerfArgs {
             cycles: (self.cycles > 0).then_some(self.cycles),
             checks: if operation.has_data() { self.checks } else { 0 },
             timeout: self.timeout,
-            from_comm: self.from_comm == 1,
+            backend: self.backend,
+            registration: match self.registration {
+                0 => Registration::None,
+                1 => Registration::Local,
+                _ => Registration::Symmetric,
+            },
             loop_average: self.loop_average,
+            graph_launches: self.graph_launches,
+            cpu_time: self.cpu_time == 1,
             per_iteration: self.per_iteration == 1,
             pin: self.pin,
         })
@@ -270,7 +300,23 @@ mod tests {
         assert_eq!(plan.reductions, [Some(RedOp::Max)]);
         assert_eq!(plan.dtypes, [DType::F16]);
         assert_eq!(plan.timeout, Some(Duration::from_secs(9)));
-        assert!(plan.from_comm && plan.per_iteration);
+        assert!(plan.registration == Registration::Local && plan.per_iteration);
+        assert_eq!((plan.backend, plan.graph_launches, plan.cpu_time), (Backend::Auto, 0, false));
+    }
+
+    #[test]
+    fn what_only_gpus_have_is_refused_on_the_host() {
+        for options in ["-G 3", "-R 2", "-C 1", "-C"] {
+            let plan = plan(&format!("all_reduce {options}"));
+            let error = plan.check_place(false).unwrap_err().to_string();
+            assert!(error.starts_with(&options[..2]), "{error}");
+        }
+        assert!(plan("all_reduce -G 3 -C").check_place(true).is_ok());
+        assert!(plan("all_reduce -R 1").check_place(false).is_ok());
+        assert!(plan("all_reduce -R 1").check_place(true).unwrap_err().to_string().contains("registered"));
+        assert!(parse("phalanx perf barrier -G 1").unwrap().plan().is_err());
+        assert!(parse("phalanx perf all_reduce --backend rccl").is_err());
+        assert_eq!(plan("all_reduce --backend nccl").backend.kind(), Some(phalanx::BackendKind::Nccl));
     }
 
     #[test]

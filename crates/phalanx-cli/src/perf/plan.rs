@@ -7,7 +7,8 @@ use super::operation::Operation;
 use super::reduction::RedOp;
 use crate::size;
 use anyhow::{Result, ensure};
-use phalanx::DType;
+use clap::ValueEnum;
+use phalanx::{BackendKind, Comm, DType};
 use std::time::Duration;
 
 /// What every rank does.
@@ -30,13 +31,50 @@ pub struct Plan {
     /// How often each result is checked.
     pub checks: usize,
     pub timeout: Option<Duration>,
-    /// Whether the buffers are memory from the communicator.
-    pub from_comm: bool,
-    /// Whether the loop average is measured too, and reported as the time.
+    pub backend: Backend,
+    pub registration: Registration,
+    /// Whether the loop average is measured too, and reported as the time. On GPUs it always is.
     pub loop_average: bool,
+    /// How often a CUDA graph of all iterations is launched; 0: there is none.
+    pub graph_launches: usize,
+    /// Whether the time of the calls that enqueue work is shown.
+    pub cpu_time: bool,
     /// Whether every iteration's time is kept.
     pub per_iteration: bool,
     pub pin: bool,
+}
+
+/// What carries the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// GPUs if every rank has one, else the host
+    Auto,
+    /// Shared memory of the host
+    Host,
+    /// NCCL: every rank has a GPU, on which the buffers are
+    Nccl,
+}
+
+impl Backend {
+    /// The library's name for it; `None` if the library chooses.
+    pub fn kind(self) -> Option<BackendKind> {
+        match self {
+            Backend::Auto => None,
+            Backend::Host => Some(BackendKind::Host),
+            Backend::Nccl => Some(BackendKind::Nccl),
+        }
+    }
+}
+
+/// What the backend knows of the buffers beforehand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registration {
+    /// Nothing.
+    None,
+    /// The buffers are the communicator's: memory that peers reach directly, or that NCCL has registered.
+    Local,
+    /// Windows at the same place on every rank.
+    Symmetric,
 }
 
 /// Which ranks are the root, one after the other.
@@ -80,6 +118,36 @@ impl Plan {
             size::format(self.largest() as u64)
         );
         Ok(())
+    }
+
+    /// Whether the options make sense for buffers on GPUs, or on the host.
+    pub fn check_place(&self, on_gpus: bool) -> Result<()> {
+        if on_gpus {
+            ensure!(
+                self.registration == Registration::None,
+                "-R {}: a communicator gives no {} GPU memory yet: leave -R out",
+                self.registration as usize,
+                if self.registration == Registration::Local { "registered" } else { "symmetric" }
+            );
+            return Ok(());
+        }
+        ensure!(self.graph_launches == 0, "-G: only work on GPUs can be put into CUDA graphs");
+        ensure!(
+            self.registration != Registration::Symmetric,
+            "-R 2: symmetric windows are NCCL's, for GPUs; on the host -R 1 gives memory that peers read directly"
+        );
+        ensure!(
+            !self.cpu_time,
+            "-C 1: on the host an operation is complete when its call returns: the time is that of the call"
+        );
+        Ok(())
+    }
+
+    /// Whether a backend can carry the operation out for a type. One that was named alone is always tried, for the
+    /// library's own reason why not.
+    pub fn can(&self, comm: &Comm, dtype: DType) -> bool {
+        let reduced = self.operation.reduces() && comm.backend() == BackendKind::Nccl;
+        !(reduced && self.dtypes.len() > 1 && matches!(dtype, DType::I16 | DType::U16))
     }
 
     /// How many rows a cycle has at most: sizes that hold no element of a type are left out.

@@ -4,12 +4,14 @@
 
 use super::bench::Audience;
 use super::compare::Saved;
+use super::enqueued;
 use super::export::{self, Exporter};
 use super::options::PerfArgs;
-use super::plan::Plan;
+use super::plan::{Plan, Registration};
 use super::progress::Progress;
-use super::report::{FORMAT, Memory, Options, RankKind, Report, Row, TimeKind};
+use super::report::{FORMAT, Memory, Options, RankGpu, RankKind, Report, Row, TimeKind};
 use super::world::World;
+use crate::gpu;
 use crate::machine::Machine;
 use anyhow::Result;
 use phalanx::Comm;
@@ -42,8 +44,8 @@ impl Podium {
         }
     }
 
-    /// Says what is going to be measured, and on what.
-    pub fn opens(&mut self, comm: &Comm) -> Result<()> {
+    /// Says what is going to be measured, and on what: `gpus` are the ranks', if they have any.
+    pub fn opens(&mut self, comm: &Comm, gpus: Vec<RankGpu>) -> Result<()> {
         let saved = match &self.args.compare {
             Some(path) => Some(Saved::load(path, self.plan.operation)?),
             None => None,
@@ -53,7 +55,7 @@ impl Podium {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             date: now(),
             machine: self.machine.clone(),
-            options: self.options(comm),
+            options: self.options(comm, gpus),
             rows: Vec::new(),
         };
         let mut exporters = export::exporters(&self.args, saved)?;
@@ -77,8 +79,10 @@ impl Podium {
         Ok(())
     }
 
-    fn options(&self, comm: &Comm) -> Options {
+    fn options(&self, comm: &Comm, gpus: Vec<RankGpu>) -> Options {
         let plan = &self.plan;
+        let on_gpus = !gpus.is_empty();
+        let enqueued = on_gpus && plan.operation.has_data();
         Options {
             operation: plan.operation,
             ranks: comm.world_size(),
@@ -87,13 +91,21 @@ impl Podium {
             min_bytes: plan.sizes.first().copied().unwrap_or(0),
             max_bytes: plan.largest(),
             step: self.args.step().to_string(),
-            iterations: plan.iterations,
-            warmup: plan.warmup,
+            iterations: plan.iterations.or(enqueued.then_some(enqueued::ITERATIONS)),
+            warmup: plan.warmup.or(enqueued.then_some(enqueued::WARMUP)),
             aggregate: plan.aggregate,
             checks: plan.checks,
-            memory: if plan.from_comm { Memory::Allocated } else { Memory::Private },
+            memory: match plan.registration {
+                _ if on_gpus => Memory::Gpu,
+                Registration::Local => Memory::Allocated,
+                _ => Memory::Private,
+            },
+            gpus,
+            library: if on_gpus { gpu::nccl() } else { None },
+            graph_launches: plan.graph_launches,
+            cpu_time: plan.cpu_time,
             pinned: plan.pin,
-            time: if plan.loop_average { TimeKind::LoopAverage } else { TimeKind::Median },
+            time: if plan.loop_average || enqueued { TimeKind::LoopAverage } else { TimeKind::Median },
             timeout_seconds: comm.timeout().as_secs_f64(),
             per_iteration: plan.per_iteration,
         }

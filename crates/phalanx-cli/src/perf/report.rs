@@ -41,12 +41,34 @@ pub struct Options {
     pub aggregate: usize,
     pub checks: usize,
     pub memory: Memory,
+    /// The ranks' GPUs, if they have any, in rank order.
+    #[serde(default)]
+    pub gpus: Vec<RankGpu>,
+    /// The library that carried the data, its version and its file; null if that was phalanx itself.
+    #[serde(default)]
+    pub library: Option<String>,
+    /// Launches of a CUDA graph of all iterations; 0: there was none.
+    #[serde(default)]
+    pub graph_launches: usize,
+    /// Whether the time of enqueueing is shown.
+    #[serde(default)]
+    pub cpu_time: bool,
     pub pinned: bool,
     /// What the rows' time is.
     pub time: TimeKind,
     pub timeout_seconds: f64,
     /// Whether every iteration's time is kept.
     pub per_iteration: bool,
+}
+
+/// A rank's GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankGpu {
+    /// Its number in the rank's process.
+    pub number: usize,
+    pub name: String,
+    /// Its PCI address.
+    pub pci: String,
 }
 
 /// What the ranks are.
@@ -77,6 +99,8 @@ pub enum Memory {
     Private,
     /// From `Comm::alloc`.
     Allocated,
+    /// On the ranks' GPUs.
+    Gpu,
 }
 
 /// What is reported as the time.
@@ -122,6 +146,9 @@ pub struct Measurement {
     /// Standard deviation divided by the mean.
     pub variation: f64,
     pub loop_average: Option<f64>,
+    /// How long the call took that enqueued an operation on a GPU; null on the host.
+    #[serde(default)]
+    pub enqueue: Option<f64>,
     /// Every iteration's time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Vec<f64>>,
@@ -200,8 +227,13 @@ pub mod samples {
             mean: time * 1.1,
             variation: 0.25,
             loop_average: None,
+            enqueue: None,
             times: None,
         }
+    }
+
+    pub fn gpu(number: usize) -> RankGpu {
+        RankGpu { number, name: "Some GPU".to_owned(), pci: format!("0000:{number:02}:00.0") }
     }
 
     pub fn row(size: usize, time: f64) -> Row {
@@ -241,6 +273,10 @@ pub mod samples {
                 aggregate: 1,
                 checks: 1,
                 memory: Memory::Private,
+                gpus: Vec::new(),
+                library: None,
+                graph_launches: 0,
+                cpu_time: false,
                 pinned: false,
                 time: TimeKind::Median,
                 timeout_seconds: 300.0,
@@ -258,10 +294,25 @@ mod tests {
     #[test]
     fn a_run_survives_json() {
         let mut report = samples::report(vec![samples::row(4, 1.25), samples::row(16, 2.5)]);
+        report.options.gpus = vec![samples::gpu(3)];
         report.rows[1].in_place = None;
         report.rows[0].out_of_place.as_mut().unwrap().times = Some(vec![1.0, 1.5]);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), serde_json::to_string(&report).unwrap()).unwrap();
+        assert_eq!(Report::load(file.path()).unwrap(), report);
+    }
+
+    #[test]
+    fn a_run_of_a_version_without_gpus_can_be_read() {
+        let report = samples::report(vec![samples::row(4, 1.25)]);
+        let mut json = serde_json::to_value(&report).unwrap();
+        let options = json["options"].as_object_mut().unwrap();
+        for later in ["gpus", "library", "graph_launches", "cpu_time"] {
+            options.remove(later).unwrap();
+        }
+        json["rows"][0]["in_place"].as_object_mut().unwrap().remove("enqueue").unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), json.to_string()).unwrap();
         assert_eq!(Report::load(file.path()).unwrap(), report);
     }
 

@@ -1,14 +1,15 @@
 //! How a time is taken.
 //!
-//! Before each timed iteration a rank rewrites its buffers and all meet in a barrier, both untimed;
-//! an iteration's time is the slowest rank's.
+//! Calls that are complete when they return: before each timed iteration a rank rewrites its buffers and all meet in a
+//! barrier, both untimed; an iteration's time is the slowest rank's. Work on a GPU: see `enqueued.rs`.
 
-use super::buffer::{Buffer, rewrite};
+use super::buffer::Buffer;
 use super::case::Case;
 use super::data::Value;
 use super::operation::Place;
 use super::plan::Plan;
-use phalanx::{ReduceOp, Result};
+use anyhow::Result;
+use phalanx::ReduceOp;
 use std::time::{Duration, Instant};
 
 /// How long one measurement may take when the number of iterations is not given.
@@ -23,8 +24,10 @@ const FEWEST: usize = 10;
 pub struct Times {
     /// The time of each iteration on its slowest rank.
     pub iterations: Vec<f64>,
-    /// The average over a loop without barriers, if it was asked for.
+    /// The average over a loop without barriers, if it was measured.
     pub loop_average: Option<f64>,
+    /// How long the call that enqueues an operation takes, for work on a GPU.
+    pub enqueue: Option<f64>,
 }
 
 /// A case and the buffers it is measured on.
@@ -38,50 +41,57 @@ pub struct Bench<'a, T: Value> {
 impl<T: Value> Bench<'_, T> {
     /// Measures. Collective.
     pub fn measure(&mut self, plan: &Plan, cores: usize) -> Result<Times> {
-        // Values that no reduction changes however often it is repeated in place: nothing overflows,
+        // Zeros are values that no reduction changes however often it is repeated in place: nothing overflows,
         // and no denormal numbers, which some processors are slow with, come up.
-        let steady = T::from_i64(0);
-        self.input().fill(steady);
-        self.output().fill(steady);
-
-        let (iterations, warmup) = self.counts(plan, cores)?;
-        self.iterate(warmup, plan.aggregate)?;
-        let mut times = self.iterate(iterations, plan.aggregate)?;
-        let loop_average =
-            if plan.loop_average { Some(self.unbroken_loop(iterations, plan.aggregate)?) } else { None };
-        self.case.comm.all_reduce_in_place(&mut times, ReduceOp::Max)?;
+        let enqueued = self.case.is_enqueued();
+        let (read, written) = (self.read_len(), self.written_len());
+        self.send.zero(if enqueued { self.send.len() } else { read })?;
+        self.recv.zero(if enqueued { self.recv.len() } else { written })?;
+        let mut times =
+            if enqueued { self.measure_enqueued(plan)? } else { self.measure_calls(plan, cores)? };
+        self.case.comm.all_reduce_in_place(&mut times.iterations, ReduceOp::Max)?;
 
         let share = self.case.operation.time_share();
-        times.iter_mut().for_each(|time| *time *= share);
-        Ok(Times { iterations: times, loop_average: loop_average.map(|time| time * share) })
+        times.iterations.iter_mut().chain(&mut times.loop_average).for_each(|time| *time *= share);
+        Ok(times)
     }
 
-    /// Performs the case once on the buffers as they are.
-    pub fn perform(&mut self) -> Result<()> {
-        let layout = self.case.layout;
-        let (send, recv) = match self.place {
-            Place::OutOfPlace => (layout.send, layout.recv),
-            Place::InPlace => (0, layout.larger()),
-        };
-        self.case.perform(self.place, self.send.first(send), self.recv.first_mut(recv))
+    /// Performs the case once, or enqueues it, on one of the [`parts`](Bench::parts) of the buffers.
+    pub fn perform(&mut self, part: usize) -> phalanx::Result<()> {
+        let range = |len: usize| len * part..len * (part + 1);
+        let (send, recv) = (range(self.read_len()), range(self.written_len()));
+        self.case.perform(self.place, &self.send.view(send), &mut self.recv.view_mut(recv))
     }
 
-    /// The buffer that the operation reads; in place, that is the one it writes.
-    pub fn input(&mut self) -> &mut [T] {
-        let layout = self.case.layout;
+    /// How many parts the buffers, which are as long as the largest size needs, have for this one.
+    pub fn parts(&self) -> usize {
+        let parts = |len: usize, of: usize| of.checked_div(len).unwrap_or(usize::MAX);
+        parts(self.read_len(), self.send.len()).min(parts(self.written_len(), self.recv.len()))
+    }
+
+    /// Elements that are used of the send buffer.
+    pub fn read_len(&self) -> usize {
         match self.place {
-            Place::OutOfPlace => self.send.first_mut(layout.send),
-            Place::InPlace => self.recv.first_mut(layout.larger()),
+            Place::OutOfPlace => self.case.layout.send,
+            Place::InPlace => 0,
         }
     }
 
-    /// The buffer that the operation writes.
-    pub fn output(&mut self) -> &mut [T] {
-        let layout = self.case.layout;
+    /// Elements that are used of the receive buffer.
+    pub fn written_len(&self) -> usize {
         match self.place {
-            Place::OutOfPlace => self.recv.first_mut(layout.recv),
-            Place::InPlace => self.recv.first_mut(layout.larger()),
+            Place::OutOfPlace => self.case.layout.recv,
+            Place::InPlace => self.case.layout.larger(),
         }
+    }
+
+    fn measure_calls(&mut self, plan: &Plan, cores: usize) -> Result<Times> {
+        let (iterations, warmup) = self.counts(plan, cores)?;
+        self.iterate(warmup, plan.aggregate)?;
+        let times = self.iterate(iterations, plan.aggregate)?;
+        let loop_average =
+            if plan.loop_average { Some(self.unbroken_loop(iterations, plan.aggregate)?) } else { None };
+        Ok(Times { iterations: times, loop_average, enqueue: None })
     }
 
     /// How often to iterate, timed and before that to warm up; the same on every rank.
@@ -105,14 +115,12 @@ impl<T: Value> Bench<'_, T> {
     fn iterate(&mut self, count: usize, aggregate: usize) -> Result<Vec<f64>> {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
-            if self.place == Place::OutOfPlace {
-                rewrite(self.input());
-            }
-            rewrite(self.output());
+            self.send.rewrite(self.read_len());
+            self.recv.rewrite(self.written_len());
             self.case.comm.barrier()?;
             let start = Instant::now();
             for _ in 0..aggregate {
-                self.perform()?;
+                self.perform(0)?;
             }
             times.push(start.elapsed().as_secs_f64() / aggregate as f64);
         }
@@ -125,7 +133,7 @@ impl<T: Value> Bench<'_, T> {
         self.case.comm.barrier()?;
         let start = Instant::now();
         for _ in 0..count {
-            self.perform()?;
+            self.perform(0)?;
         }
         let mut average = [start.elapsed().as_secs_f64() / count as f64];
         self.case.comm.all_reduce_in_place(&mut average, ReduceOp::Max)?;

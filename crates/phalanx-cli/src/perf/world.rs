@@ -4,12 +4,13 @@
 //! `phalanx launch`.
 
 use super::bench::{self, Audience};
+use super::device;
 use super::options::PerfArgs;
-use super::plan::Plan;
+use super::plan::{Backend, Plan};
 use super::podium::Podium;
 use super::report::{RankKind, Row};
 use crate::launch::{self, Job, Outcome, Output};
-use crate::{machine, pin, size};
+use crate::{gpu, machine, pin, size};
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::Comm;
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ impl World {
         match (launcher, args.threads, args.processes) {
             (None, Some(threads), _) => Ok(World::Threads(threads)),
             (None, None, Some(processes)) => Ok(World::Processes(processes)),
-            (None, None, None) => Ok(World::Threads(machine::usable_cores().max(2))),
+            (None, None, None) => Ok(World::Threads(usual_threads(args.backend)?)),
             (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
             (Some(launcher), ..) => {
                 let (name, variables) = (launcher.name, launcher.recognised_by.join(", "));
@@ -61,6 +62,15 @@ impl World {
             return Ok(());
         };
         plan.check(ranks)?;
+        let on_gpus = match plan.backend {
+            Backend::Auto => may_choose_gpus() && are_enough_gpus(ranks),
+            named => named == Backend::Nccl,
+        };
+        plan.check_place(on_gpus)?;
+        if on_gpus {
+            // Each rank looks at the memory of its GPU.
+            return Ok(());
+        }
         let needed = 2 * plan.largest() as u64 * ranks as u64;
         if let Some(available) = machine::memory("MemAvailable") {
             ensure!(
@@ -78,6 +88,9 @@ impl World {
     /// Runs the plan on all ranks of this process. Answers with the number of wrong elements.
     pub fn run(self, plan: &Plan, podium: Podium) -> Result<u64> {
         let mut builder = Comm::builder();
+        if let Some(backend) = plan.backend.kind() {
+            builder = builder.backend(backend);
+        }
         if let Some(timeout) = plan.timeout {
             builder = builder.timeout(timeout);
         }
@@ -105,21 +118,74 @@ impl World {
 }
 
 fn run_rank(comm: Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
+    match take_part(&comm, plan, cores, podium) {
+        Ok(wrong) => {
+            comm.finalize()?;
+            Ok(wrong)
+        }
+        Err(error) => {
+            // The others need not wait until they miss this rank.
+            comm.abort();
+            Err(error)
+        }
+    }
+}
+
+fn take_part(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
     plan.check(comm.world_size())?;
     if plan.pin {
         pin::to_core_of(comm.rank())?;
     }
-    let wrong = match podium {
+    let stream = device::stream(comm, plan)?;
+    plan.check_place(stream.is_some())?;
+    match &stream {
+        Some(stream) => measure(&*comm.on(stream)?, plan, cores, podium),
+        None => measure(comm, plan, cores, podium),
+    }
+}
+
+fn measure(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
+    let gpus = device::gpus(comm)?;
+    match podium {
         Some(mut podium) => {
-            podium.opens(&comm)?;
-            let wrong = bench::run(&comm, plan, cores, &mut podium)?;
+            podium.opens(comm, gpus)?;
+            let wrong = bench::run(comm, plan, cores, &mut podium)?;
             podium.closes()?;
-            wrong
+            Ok(wrong)
         }
-        None => bench::run(&comm, plan, cores, &mut Nobody)?,
+        None => bench::run(comm, plan, cores, &mut Nobody),
+    }
+}
+
+/// Ranks that are threads, if their number is not given: one per GPU, or per core.
+fn usual_threads(backend: Backend) -> Result<usize> {
+    let cores = machine::usable_cores().max(2);
+    match backend {
+        Backend::Host => Ok(cores),
+        Backend::Nccl => gpu::usable().context("--backend nccl"),
+        Backend::Auto if may_choose_gpus() => Ok(gpu::usable().unwrap_or(cores)),
+        Backend::Auto => Ok(cores),
+    }
+}
+
+/// Whether each rank has a GPU; if there are some and they are not enough, says so.
+fn are_enough_gpus(ranks: usize) -> bool {
+    let count = gpu::count().unwrap_or(0);
+    let why_not = match gpu::usable() {
+        Ok(gpus) if gpus >= ranks => return true,
+        Ok(gpus) => format!("{ranks} ranks cannot have one each of {gpus}"),
+        Err(error) => crate::explain(&error),
     };
-    comm.finalize()?;
-    Ok(wrong)
+    if count > 0 {
+        eprintln!("phalanx: the GPUs are not used: {why_not}");
+    }
+    false
+}
+
+/// Whether the library takes GPUs if there are some.
+fn may_choose_gpus() -> bool {
+    let says = std::env::var("PHALANX_BACKEND").unwrap_or_default();
+    matches!(says.as_str(), "" | "auto" | "nccl")
 }
 
 /// The audience of every rank but 0.
@@ -151,6 +217,11 @@ fn first_cause(results: Vec<Result<u64>>) -> Result<u64> {
 
 fn is_echo(error: &anyhow::Error) -> bool {
     error.downcast_ref::<phalanx::Error>().is_some_and(phalanx::Error::is_fatal)
+}
+
+/// Whether a rank failed because another did, which gave the communicator up.
+pub fn was_aborted(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(phalanx::Error::Aborted { .. }))
 }
 
 /// Starts this program once for each rank, with the options it was given itself.

@@ -20,6 +20,16 @@ pub fn phalanx(arguments: &str) -> Command {
         }
     }
     command.env_remove("RANK").env_remove("WORLD_SIZE");
+    // The same on every machine; tests of GPUs say so.
+    command.env("PHALANX_BACKEND", "host");
+    command
+}
+
+/// On a machine that has neither a CUDA driver nor NCCL.
+pub fn without_gpus(mut command: Command) -> Command {
+    command.env_remove("PHALANX_BACKEND");
+    command
+        .envs([("PHALANX_CUDA_LIB", "/nowhere/libcuda.so.1"), ("PHALANX_NCCL_LIB", "/nowhere/libnccl.so.2")]);
     command
 }
 

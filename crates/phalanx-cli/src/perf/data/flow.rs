@@ -28,6 +28,21 @@ pub struct Segment {
     pub content: Content,
 }
 
+/// The parts of segments that lie in a window of the buffer, with ranges that count from its start.
+pub fn clip(segments: &[Segment], window: &Range<usize>) -> Vec<Segment> {
+    let clipped = segments.iter().filter_map(|segment| {
+        let start = segment.range.start.max(window.start);
+        let end = segment.range.end.min(window.end);
+        let first = segment.first + (start - segment.range.start);
+        (start < end).then(|| Segment {
+            range: start - window.start..end - window.start,
+            first,
+            content: segment.content,
+        })
+    });
+    clipped.collect()
+}
+
 /// An operation as seen by one rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Flow {
@@ -182,6 +197,28 @@ mod tests {
                     };
                     assert!(flow.inputs().iter().all(|segment| segment.range.end <= send));
                     assert!(flow.outputs().iter().all(|segment| segment.range.end <= recv));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn clipped_segments_hold_what_the_whole_ones_do() {
+        let segments = [
+            Segment { range: 5..20, first: 100, content: message(0, 1) },
+            Segment { range: 20..25, first: 0, content: Content::Reduced },
+        ];
+        let whole = |at: usize| {
+            let segment = segments.iter().find(|segment| segment.range.contains(&at))?;
+            Some((segment.content, segment.first + at - segment.range.start))
+        };
+        for width in [1, 4, 7, 30] {
+            for start in (0..30).step_by(width) {
+                let clipped = clip(&segments, &(start..start + width));
+                for at in start..start + width {
+                    let here = clipped.iter().find(|segment| segment.range.contains(&(at - start)));
+                    let found = here.map(|s| (s.content, s.first + (at - start) - s.range.start));
+                    assert_eq!(found, whole(at), "{at} in the window from {start}");
                 }
             }
         }

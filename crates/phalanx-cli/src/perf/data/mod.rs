@@ -9,6 +9,6 @@ mod pattern;
 mod value;
 
 pub use check::Patterns;
-pub use flow::{Content, Flow, Segment};
+pub use flow::{Content, Flow, Segment, clip};
 pub use value::Value;
 pub(crate) use value::with_value;

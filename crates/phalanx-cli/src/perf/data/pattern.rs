@@ -24,9 +24,11 @@ pub fn slot(index: usize, salt: u64) -> usize {
 /// The number that a rank contributes to a reduction.
 pub fn contribution<T: Value>(op: RedOp, ranks: usize, rank: usize, slot: usize) -> i64 {
     match op {
-        RedOp::Sum | RedOp::Avg => summand::<T>(T::EXACT, ranks, rank, slot),
+        // A mean may be the sum of rounded quotients, which differ by more than a few steps where they cancel out.
+        RedOp::Avg if T::FLOAT => summand::<T>(T::EXACT, Signs::Alike, ranks, rank, slot),
+        RedOp::Sum | RedOp::Avg => summand::<T>(T::EXACT, Signs::Mixed, ranks, rank, slot),
         // No factor is above 2: half of the room is for the doubled ones.
-        RedOp::MulSum => summand::<T>(T::EXACT / 2, ranks, rank, slot),
+        RedOp::MulSum => summand::<T>(T::EXACT / 2, Signs::Mixed, ranks, rank, slot),
         RedOp::Prod => factor::<T>(ranks, rank, slot),
         RedOp::Min | RedOp::Max => any_number::<T>(mix((rank * SLOTS + slot) as u64) as usize >> 8),
     }
@@ -55,12 +57,24 @@ pub fn any_number<T: Value>(choice: usize) -> i64 {
     if T::SIGNED { choice as i64 % (2 * largest + 1) - largest } else { choice as i64 % (largest + 1) }
 }
 
+/// Which signs the summands of an element have, where the type has signs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Signs {
+    Mixed,
+    Alike,
+}
+
 /// Summands of which no partial sum, in whatever order, is above `limit`.
-fn summand<T: Value>(limit: i64, ranks: usize, rank: usize, slot: usize) -> i64 {
+fn summand<T: Value>(limit: i64, signs: Signs, ranks: usize, rank: usize, slot: usize) -> i64 {
     let count = ranks as i64;
     if count * 15 <= limit {
         let number = (mix((rank * SLOTS + slot) as u64) >> 60) as i64;
-        return if T::SIGNED { number - 7 } else { number };
+        return match signs {
+            _ if !T::SIGNED => number,
+            Signs::Mixed => number - 7,
+            Signs::Alike if slot % 2 == 1 => -number,
+            Signs::Alike => number,
+        };
     }
     // Too little room for free choice: a total is shared out, and who gets one more differs by slot.
     let total = slot as i64 % (limit + 1);

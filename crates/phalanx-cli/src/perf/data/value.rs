@@ -2,10 +2,11 @@
 //!
 //! [`with_value`] turns a type that is known at run time into a type parameter.
 
+use phalanx::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use phalanx::{Element, F8E4M3, F8E5M2, bf16, f16};
 
 /// An element type of the library, with what the check needs to know of it.
-pub trait Value: Element {
+pub trait Value: Element + DeviceRepr + ValidAsZeroBits {
     /// Every whole number from 0 to this one is exact in the type.
     const EXACT: i64;
     /// Whether negative numbers exist.

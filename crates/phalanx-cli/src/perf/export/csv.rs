@@ -43,6 +43,7 @@ struct Line<'a> {
     mean_us: f64,
     variation: f64,
     loop_average_us: Option<f64>,
+    enqueue_us: Option<f64>,
 }
 
 impl Csv<File> {
@@ -90,6 +91,7 @@ impl<W: Write + Send> Exporter for Csv<W> {
                 mean_us: measurement.mean,
                 variation: measurement.variation,
                 loop_average_us: measurement.loop_average,
+                enqueue_us: measurement.enqueue,
             })?;
         }
         self.writer.flush().context("cannot write the CSV file")

@@ -117,7 +117,7 @@ fn title(report: &Report) -> String {
         options.ranks,
         options.ranks_are.name(),
         options.backend,
-        report.machine.cpu_name()
+        options.gpus.first().map_or(report.machine.cpu_name(), |gpu| &gpu.name)
     )
 }
 

@@ -6,7 +6,7 @@
 use super::Exporter;
 use crate::perf::compare::Saved;
 use crate::perf::operation::Place;
-use crate::perf::report::{Measurement, Memory, Report, Row, TimeKind};
+use crate::perf::report::{Measurement, Memory, Options, Report, Row, TimeKind};
 use anyhow::Result;
 use std::io::Write;
 
@@ -30,18 +30,22 @@ impl<W: Write> Text<W> {
         write!(out, "  {:^32}  {:^32}", "out-of-place", "in-place")?;
         let width = if report.options.per_iteration { 7 * 9 - 2 } else { 3 * 9 - 2 };
         write!(out, "    {:^width$}  {:^width$}", "out-of-place", "in-place")?;
+        if report.options.cpu_time {
+            write!(out, "    {:^16}", "CPU time")?;
+        }
         if self.saved.is_some() {
             write!(out, "    {:^16}", "time now/saved")?;
         }
         writeln!(out)?;
 
-        for (front, basic, spread, more, ratio) in [
+        for (front, basic, spread, more, places, unit) in [
             (
                 ["size", "count", "type", "redop", "root"],
                 ["time", "algbw", "busbw", "#wrong"],
                 ["p50", "p95", "p99"],
                 ["min", "max", "mean", "cv"],
                 ["out", "in"],
+                "",
             ),
             (
                 ["(B)", "(elements)", "", "", ""],
@@ -49,6 +53,7 @@ impl<W: Write> Text<W> {
                 ["(us)", "(us)", "(us)"],
                 ["(us)", "(us)", "(us)", ""],
                 ["", ""],
+                "(us)",
             ),
         ] {
             let [size, count, dtype, redop, root] = front;
@@ -64,16 +69,20 @@ impl<W: Write> Text<W> {
                     more.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
                 }
             }
+            if report.options.cpu_time {
+                write!(out, "  ")?;
+                places.iter().try_for_each(|name| write!(out, "  {:>7}", [name, unit].concat()))?;
+            }
             if self.saved.is_some() {
                 write!(out, "  ")?;
-                ratio.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
+                places.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
             }
             writeln!(out)?;
         }
         Ok(())
     }
 
-    fn write_row(&mut self, row: &Row, per_iteration: bool) -> Result<()> {
+    fn write_row(&mut self, row: &Row, options: &Options) -> Result<()> {
         let out = &mut self.out;
         let dtype = row.dtype.as_deref().unwrap_or("none");
         let redop = row.redop.map_or("none", |redop| redop.name());
@@ -94,9 +103,15 @@ impl<W: Write> Text<W> {
             type Column = fn(&Measurement) -> f64;
             let spread: [Column; 3] = [|m| m.p50, |m| m.p95, |m| m.p99];
             let more: [Column; 4] = [|m| m.min, |m| m.max, |m| m.mean, |m| m.variation];
-            let more = if per_iteration { &more[..] } else { &[] };
+            let more = if options.per_iteration { &more[..] } else { &[] };
             for column in spread.iter().chain(more) {
                 write!(out, "  {:>7}", number(figures.map(column), 7))?;
+            }
+        }
+        if options.cpu_time {
+            write!(out, "  ")?;
+            for place in PLACES {
+                write!(out, "  {:>7}", number(row.measurement(place).and_then(|m| m.enqueue), 7))?;
             }
         }
         if let Some(saved) = &self.saved {
@@ -124,11 +139,16 @@ impl<W: Write + Send> Exporter for Text<W> {
             match options.memory {
                 Memory::Private => "private",
                 Memory::Allocated => "communicator's",
+                Memory::Gpu => "GPU",
             },
             if options.pinned { "pinned" } else { "not pinned" }
         )?;
         let machine = &report.machine;
         writeln!(out, "# CPU: {}, {} cores usable", machine.cpu_name(), machine.usable_cores)?;
+        options.library.iter().try_for_each(|library| writeln!(out, "# {library}"))?;
+        for (rank, gpu) in options.gpus.iter().enumerate() {
+            writeln!(out, "# Rank {rank}: GPU {}, {} at {}", gpu.number, gpu.name, gpu.pci)?;
+        }
         let count = |count: Option<usize>| count.map_or("by size".to_owned(), |count| count.to_string());
         writeln!(
             out,
@@ -141,21 +161,7 @@ impl<W: Write + Send> Exporter for Text<W> {
             options.aggregate,
             options.checks
         )?;
-        writeln!(
-            out,
-            "# Each iteration: every rank rewrites its buffers, all meet in a barrier, then the operation is \
-             timed; the slowest rank counts."
-        )?;
-        match options.time {
-            TimeKind::Median => {
-                writeln!(out, "# time: the median (p50) of the iterations; the bandwidths follow from it.")?;
-            }
-            TimeKind::LoopAverage => writeln!(
-                out,
-                "# time: the average over a loop without barriers; the bandwidths follow from it. p50, p95, \
-                 p99: of the iterations."
-            )?,
-        }
+        write_method(out, options)?;
         if let Some(saved) = &self.saved {
             writeln!(out, "# Compared with {} of {}", saved.path, saved.report.date)?;
             for difference in saved.differences(report) {
@@ -168,7 +174,7 @@ impl<W: Write + Send> Exporter for Text<W> {
 
     fn row(&mut self, report: &Report) -> Result<()> {
         match report.rows.last() {
-            Some(row) => self.write_row(row, report.options.per_iteration),
+            Some(row) => self.write_row(row, &report.options),
             None => Ok(()),
         }
     }
@@ -185,6 +191,43 @@ impl<W: Write + Send> Exporter for Text<W> {
         self.out.flush()?;
         Ok(())
     }
+}
+
+/// Says how times are taken.
+fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
+    if options.memory == Memory::Gpu && options.operation.has_data() {
+        match options.graph_launches {
+            0 => write!(out, "# All iterations are enqueued, then the stream is waited for;")?,
+            launches => write!(
+                out,
+                "# A CUDA graph of all iterations is launched {launches} times, then waited for;"
+            )?,
+        }
+        writeln!(out, " time: the average of an operation, the mean of all ranks.")?;
+        let what =
+            if options.graph_launches == 0 { "iteration" } else { "launch, divided by its operations" };
+        writeln!(
+            out,
+            "# p50, p95, p99: of the times on the GPU between CUDA events around each {what}; the slowest rank counts."
+        )?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "# Each iteration: every rank rewrites its buffers, all meet in a barrier, then the operation is \
+         timed; the slowest rank counts."
+    )?;
+    match options.time {
+        TimeKind::Median => {
+            writeln!(out, "# time: the median (p50) of the iterations; the bandwidths follow from it.")?;
+        }
+        TimeKind::LoopAverage => writeln!(
+            out,
+            "# time: the average over a loop without barriers; the bandwidths follow from it. p50, p95, \
+             p99: of the iterations."
+        )?,
+    }
+    Ok(())
 }
 
 /// A number in so many characters, with as many of two decimals as fit; `N/A` if there is none.
@@ -208,7 +251,7 @@ mod tests {
         let mut text = Text::new(Vec::new(), saved);
         text.begin(report).unwrap();
         for row in &report.rows {
-            text.write_row(row, report.options.per_iteration).unwrap();
+            text.write_row(row, &report.options).unwrap();
         }
         text.finish(report).unwrap();
         String::from_utf8(text.out).unwrap().lines().map(str::to_owned).collect()
@@ -252,6 +295,27 @@ mod tests {
         assert_eq!(heads.len(), row.len());
         assert_eq!(columns(heads).len(), columns(row).len() + 1);
         assert_eq!(columns(row).last(), Some(&"1.00"));
+    }
+
+    #[test]
+    fn runs_on_gpus_name_them_and_show_the_cpu_time_if_asked() {
+        let mut report = samples::report(vec![samples::row(16, 2.5)]);
+        report.options.memory = Memory::Gpu;
+        report.options.gpus = vec![samples::gpu(0), samples::gpu(1)];
+        report.options.library = Some("NCCL 2.28.9 (/lib/libnccl.so.2)".to_owned());
+        report.options.cpu_time = true;
+        report.options.graph_launches = 7;
+        report.rows[0].out_of_place.as_mut().unwrap().enqueue = Some(1.25);
+        let lines = table(&report, None);
+        for line in ["# Rank 1: GPU 1, Some GPU at 0000:01:00.0", "# NCCL 2.28.9 (/lib/libnccl.so.2)"] {
+            assert!(lines.iter().any(|known| known == line), "{line}");
+        }
+        assert!(lines.iter().any(|line| line.contains("launched 7 times")));
+        assert!(!lines.iter().any(|line| line.contains("rewrites its buffers")));
+        let heads = lines.iter().find(|line| line.contains("redop")).unwrap();
+        let row = lines.iter().find(|line| !line.starts_with('#')).unwrap();
+        assert_eq!(heads.len(), row.len());
+        assert_eq!(columns(row)[19..], ["1.25", "N/A"]);
     }
 
     #[test]

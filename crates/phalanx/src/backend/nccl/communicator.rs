@@ -394,20 +394,23 @@ impl Communicator {
         for (_, handle) in std::mem::take(&mut *lock(&self.registrations)) {
             self.deregister(handle);
         }
-        let finalizing = Subject::call(lock(&self.last).collectives + 1, &Call::empty(Operation::Finalize));
+        // Peers that still need this rank must not wait for it while it ends.
+        self.witness.depart(Departure::Left);
         if let Some(finalize) = self.library.ncclCommFinalize {
             let result = {
                 let _turn = lock(self.device.turn);
-                // SAFETY: a usable communicator; nothing but `settle` and destroying follows.
+                // SAFETY: a usable communicator; nothing but looking at it and destroying follows.
                 unsafe { finalize(self.handle()) }
             };
-            let settled = match result {
-                ncclResult_t::Success | ncclResult_t::InProgress => self.settle(&finalizing, Instant::now()),
-                error => Err(self.library.error(error, "ncclCommFinalize").into()),
-            };
-            if let Err(error) = settled {
-                tracing::error!(rank = self.rank, "a communicator could not be finalized: {error}");
-                return self.ended.load(Ordering::Acquire);
+            match result {
+                ncclResult_t::Success | ncclResult_t::InProgress if self.is_finalized() => {}
+                state => {
+                    tracing::warn!(
+                        rank = self.rank,
+                        "a communicator could not be finalized: {state:?}; it is aborted"
+                    );
+                    return false;
+                }
             }
         }
         let Some(destroy) = self.library.ncclCommDestroy else { return false };
@@ -429,6 +432,27 @@ impl Communicator {
             );
         }
         true
+    }
+}
+
+impl Communicator {
+    /// Waits, with a bound, until finalizing is done; false if it fails. Peers that have gone do not matter any more.
+    fn is_finalized(&self) -> bool {
+        let Some(get_error) = self.library.ncclCommGetAsyncError else { return true };
+        let since = Instant::now();
+        while since.elapsed() < ENDING {
+            let mut state = ncclResult_t::InternalError;
+            {
+                let _turn = lock(self.device.turn);
+                // SAFETY: a communicator that is being finalized; legal while in progress.
+                unsafe { get_error(self.handle(), &raw mut state) };
+            }
+            match state {
+                ncclResult_t::InProgress => std::thread::sleep(NAP),
+                state => return state == ncclResult_t::Success,
+            }
+        }
+        false
     }
 }
 
