@@ -15,7 +15,7 @@ use crate::cuda::context;
 use crate::handles::{self, Handle, Handles};
 use crate::lock;
 use crate::random::{self, Random};
-use crate::settings::{failure, settings};
+use crate::settings::{When, failure, settings};
 use crate::violation::violation;
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -164,7 +164,7 @@ pub fn enter(function: &'static str, handle: Handle, need: Need) -> Result<Call,
     }
     let communicator = COMMUNICATORS.get(function, handle);
     let visit = Inside::enter(function, communicator.device);
-    if let Some(code) = failure(function, Some(communicator.rank as i32)) {
+    if let Some(code) = failure(When::Called, function, Some(communicator.rank as i32)) {
         return Err(fail(code, format!("{function} was told to fail")));
     }
     communicator.check(function, need)?;

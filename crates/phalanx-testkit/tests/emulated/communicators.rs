@@ -353,8 +353,9 @@ fn device(_: &[String]) -> Outcome {
     let other = CudaContext::new(1).context(|| "context".into())?;
     other.bind_to_thread().context(|| "bind".into())?;
     let slice = rank.upload(&[1u32]);
+    let address = at(&slice);
     other.bind_to_thread().context(|| "bind".into())?;
-    ok("all_reduce", nccl().all_reduce(at(&slice), at(&slice), 1, 3, 0, rank.comm, rank.queue()))?;
+    ok("all_reduce", nccl().all_reduce(address, address, 1, 3, 0, rank.comm, rank.queue()))?;
     assert_eq!(ctx::get_current(), Ok(Some(other.cu_ctx())), "the context that was current is current");
     rank.end()?;
     Ok(String::new())

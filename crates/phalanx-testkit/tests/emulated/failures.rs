@@ -19,6 +19,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("failures/mismatch", mismatch),
     Scenario::process("failures/override", overridden),
     Scenario::process("failures/device", device),
+    Scenario::process("failures/late", late),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -30,6 +31,15 @@ pub fn trials() -> Vec<Trial> {
         succeeds("failures/abort", &[("ABORT", "hang")], "failures/abort", &[]),
         succeeds("failures/mismatch", &[("MISMATCH", "hang")], "failures/mismatch", &[]),
         succeeds("failures/device", &[("LEAVES_DEVICE", "1")], "failures/device", &[]),
+        succeeds(
+            "failures/late",
+            &[
+                ("IN_PROGRESS", "1"),
+                ("FAIL_LATE", "ncclCommInitRankConfig:2:2,ncclCommSplit@0:1:3,ncclBroadcast:1:6"),
+            ],
+            "failures/late",
+            &[],
+        ),
         succeeds("failures/override", &[("IN_PROGRESS", "1")], "failures/override", &[]),
     ]
 }
@@ -132,13 +142,33 @@ fn device(_: &[String]) -> Outcome {
     let rank = Rank::begin(unique_id(), 0, 1, true)?;
     let other = CudaContext::new(1).context(|| "context".into())?;
     let slice = rank.upload(&[1u32]);
+    let address = at(&slice);
     other.bind_to_thread().context(|| "bind".into())?;
-    ok("all_reduce", nccl().all_reduce(at(&slice), at(&slice), 1, 3, 0, rank.comm, rank.queue()))?;
+    ok("all_reduce", nccl().all_reduce(address, address, 1, 3, 0, rank.comm, rank.queue()))?;
     assert_ne!(
         cudarc::driver::result::ctx::get_current(),
         Ok(Some(other.cu_ctx())),
         "another device is current"
     );
+    Ok(String::new())
+}
+
+fn late(_: &[String]) -> Outcome {
+    let rank = Rank::begin(unique_id(), 0, 1, false)?;
+    let mut other = 0;
+    expect("init", nccl().init_rank_config(&mut other, 1, unique_id(), 0, &Config::new(false)), IN_PROGRESS)?;
+    expect("the second init", nccl().settle(other), 2)?;
+    ok("abort", nccl().abort(other))?;
+    let again = Rank::begin(unique_id(), 0, 1, false)?;
+    let cell = Box::leak(Box::new(0));
+    expect("split", nccl().split(rank.comm, 0, 0, cell, std::ptr::null()), IN_PROGRESS)?;
+    expect("split", nccl().settle(rank.comm), 3)?;
+    ok("abort", nccl().abort(rank.comm))?;
+    let slice = again.upload(&[1f32]);
+    let code = nccl().broadcast(at(&slice), at(&slice), 1, 7, 0, again.comm, again.queue());
+    expect("broadcast", code, IN_PROGRESS)?;
+    expect("broadcast", nccl().settle(again.comm), REMOTE_ERROR)?;
+    ok("abort", nccl().abort(again.comm))?;
     Ok(String::new())
 }
 
