@@ -27,7 +27,7 @@
 
 use crate::lock;
 use crate::violation::violation;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Mutex, OnceLock};
 
@@ -192,7 +192,7 @@ fn async_error(text: &str) -> AsyncError {
 }
 
 /// When a failure happens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum When {
     /// Instead of the call.
     Called,
@@ -203,13 +203,15 @@ pub(crate) enum When {
 /// The code with which this call of a function is to fail: a call as such (`rank` is `None`), or one on a
 /// communicator in which this process has a rank.
 pub(crate) fn failure(when: When, function: &str, rank: Option<i32>) -> Option<i32> {
-    static CALLS: Mutex<Option<HashMap<(When, String, Option<i32>), u64>>> = Mutex::new(None);
+    /// What is counted: each function on its own, and on each rank.
+    type Counted = (When, String, Option<i32>);
+    static CALLS: Mutex<BTreeMap<Counted, u64>> = Mutex::new(BTreeMap::new());
     let all = if when == When::Called { &settings().failures } else { &settings().late_failures };
     let told = |failure: &&Failure| failure.function == function && failure.rank == rank;
     // Most runs are told of no failure at all.
     all.iter().find(told)?;
     let mut calls = lock(&CALLS);
-    let count = calls.get_or_insert_default().entry((when, function.to_owned(), rank)).or_default();
+    let count = calls.entry((when, function.to_owned(), rank)).or_default();
     *count += 1;
     let mut told = all.iter().filter(told);
     told.find(|failure| failure.nth.is_none_or(|nth| nth == *count)).map(|failure| failure.code)

@@ -5,6 +5,7 @@
 //! error.
 
 use super::config::Config;
+use super::inside::Inside;
 use super::result::*;
 use super::transport::mailbox::{Mailbox, Stopped};
 use super::transport::message::{Message, Tag};
@@ -14,14 +15,13 @@ use crate::call::{Answer, Code, check_fork};
 use crate::cuda::context;
 use crate::handles::{self, Handle, Handles};
 use crate::lock;
-use crate::random::{self, Random};
+use crate::random::Random;
 use crate::settings::{When, failure, settings};
 use crate::violation::violation;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::ThreadId;
 
 /// One rank's communicator.
 pub struct Communicator {
@@ -90,69 +90,17 @@ pub enum Need {
 
 static COMMUNICATORS: Handles<Communicator> = Handles::new("communicator");
 
-/// The thread that is inside a communicator of each device, how deep, and where.
-static INSIDE: Mutex<Option<HashMap<usize, Visit>>> = Mutex::new(None);
-
-struct Visit {
-    thread: ThreadId,
-    depth: usize,
-    function: &'static str,
-}
-
 /// A call on a communicator. While it lasts no other thread may be inside one of the same device.
 pub struct Call {
     communicator: Arc<Communicator>,
     _visit: Inside,
 }
 
-/// That this thread is inside a device's communicators.
-pub struct Inside(usize);
-
 impl Deref for Call {
     type Target = Arc<Communicator>;
 
     fn deref(&self) -> &Arc<Communicator> {
         &self.communicator
-    }
-}
-
-impl Inside {
-    /// Goes in; another thread in there is a violation.
-    pub fn enter(function: &'static str, device: usize) -> Inside {
-        let me = std::thread::current().id();
-        let mut inside = lock(&INSIDE);
-        let visit =
-            inside.get_or_insert_default().entry(device).or_insert(Visit { thread: me, depth: 0, function });
-        if visit.thread != me {
-            let (other, where_) = (visit.thread, visit.function);
-            violation(
-                function,
-                format!(
-                    "{other:?} is inside {where_} on a communicator of the same device; one thread at a time"
-                ),
-            );
-        }
-        visit.depth += 1;
-        drop(inside);
-        // Some calls take their time, so that others meet them.
-        if random::shared().chance(0.03) {
-            random::shared().dawdle();
-        }
-        Inside(device)
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        let mut inside = lock(&INSIDE);
-        if let Some(all) = inside.as_mut()
-            && let Some(visit) = all.get_mut(&self.0)
-        {
-            visit.depth -= 1;
-            if visit.depth == 0 {
-                all.remove(&self.0);
-            }
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Groups, and how work gets into streams: at once, or late and by another thread.
 
-use super::communicator::{Communicator, Inside, on_device, still_there};
+use super::communicator::{Communicator, on_device, still_there};
+use super::inside::Inside;
 use super::operation::Operation;
 use super::perform::Fused;
 use super::result::*;

@@ -1,8 +1,8 @@
 //! Broken rules: each ends the process with a line that names the function and the rule.
 
-use crate::child::{Settings, violates};
-use crate::nccl::{Config, nccl, ok};
-use crate::world::{Rank, at, threads, unique_id};
+use super::child::{Settings, violates};
+use super::nccl::{Config, nccl, ok};
+use super::world::{Rank, at, threads, unique_id};
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::{Context, Outcome};

@@ -1,8 +1,8 @@
 //! Failures that were asked for.
 
-use crate::child::succeeds;
-use crate::nccl::{Config, IN_PROGRESS, REMOTE_ERROR, SUCCESS, expect, nccl, ok};
-use crate::world::{Rank, at, threads, unique_id};
+use super::child::succeeds;
+use super::nccl::{Config, IN_PROGRESS, REMOTE_ERROR, SUCCESS, expect, nccl, ok};
+use super::world::{Rank, at, threads, unique_id};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, DriverError};
 use libtest_mimic::Trial;

@@ -1,8 +1,8 @@
 //! Operations: what an enqueued operation reads and writes, and when; groups; one-sided communication.
 
-use crate::child::succeeds;
-use crate::nccl::{Awaited, INVALID_ARGUMENT, expect, nccl, ok};
-use crate::world::{Rank, at, threads, unique_id};
+use super::child::succeeds;
+use super::nccl::{Awaited, INVALID_ARGUMENT, expect, nccl, ok};
+use super::world::{Rank, at, threads, unique_id};
 use cudarc::driver::CudaContext;
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;

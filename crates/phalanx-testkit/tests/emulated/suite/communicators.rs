@@ -1,19 +1,15 @@
-//! Communicators: how they begin, beget others, fail and end; versions.
+//! Communicators: how they begin and beget others; their configuration; versions.
 
-use crate::child::{emulated, succeeds};
-use crate::nccl::{
-    Config, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, expect, nccl, ok,
-};
-use crate::world::{Rank, at, own_rank, shared_id, threads, unique_id};
+use super::child::succeeds;
+use super::nccl::{Config, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, expect, nccl, ok};
+use super::world::{Rank, at, threads, unique_id};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::ctx;
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
-use phalanx_testkit::fault::Fault;
-use phalanx_testkit::processes::{Launch, describe, phase};
+use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Context, Outcome};
-use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("communicators/in_progress", in_progress),
@@ -23,16 +19,10 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("communicators/split", split),
     Scenario::process("communicators/shrink", shrink),
     Scenario::process("communicators/grow", grow),
-    Scenario::process("communicators/abort", abort),
-    Scenario::process("communicators/abort_init", abort_init),
-    Scenario::process("communicators/revoke", revoke),
     Scenario::process("communicators/suspend", suspend),
     Scenario::process("communicators/device", device),
     Scenario::process("communicators/config", config),
-    Scenario::process("communicators/cycles", cycles),
     Scenario::process("communicators/old", old),
-    Scenario::process("communicators/killed", killed_rank),
-    Scenario::process("communicators/ended", ended_rank),
 ];
 
 const LATE: &[(&str, &str)] = &[("IN_PROGRESS", "1"), ("DELAY_US", "0..3000")];
@@ -45,13 +35,9 @@ pub fn trials() -> Vec<Trial> {
         ("communicators/duplicate", &[]),
         ("communicators/shrink", &[]),
         ("communicators/grow", LATE),
-        ("communicators/abort", &[]),
-        ("communicators/abort_init", &[("INIT", "hang")]),
-        ("communicators/revoke", &[]),
         ("communicators/suspend", &[]),
         ("communicators/device", &[]),
         ("communicators/config", &[]),
-        ("communicators/cycles", &[("DELAY_US", "0..10")]),
     ]
     .map(|(name, settings)| succeeds(name, settings, name, &[]))
     .into();
@@ -64,18 +50,11 @@ pub fn trials() -> Vec<Trial> {
         ));
     }
     trials.push(Trial::test("communicators/old", old_version));
-    trials.push(Trial::test("communicators/killed/hang", || killed("hang")));
-    trials.push(Trial::test("communicators/killed/error", || killed("error")));
-    trials.push(Trial::test("communicators/ended", || {
-        let emulated = emulated(&[])?;
-        let folder = emulated.folder().display().to_string();
-        Ok(emulated.launch(Launch::new("communicators/ended", 3).arg(folder)).reports().map(drop)?)
-    }));
     trials
 }
 
 /// The sum of everybody's 1 on a communicator: how many ranks answer.
-fn ranks_that_answer(rank: &Rank, comm: u64) -> Result<u32, String> {
+pub fn ranks_that_answer(rank: &Rank, comm: u64) -> Result<u32, String> {
     let slice = rank.upload(&[1u32]);
     let code = nccl().all_reduce(at(&slice), at(&slice), 1, 3, 0, comm, rank.queue());
     if code == IN_PROGRESS {
@@ -241,7 +220,7 @@ fn grow(_: &[String]) -> Outcome {
             return rank.end();
         }
         let rank = Rank::begin(id, number, 2, false)?;
-        let mut own = crate::nccl::UniqueId([0; 128]);
+        let mut own = super::nccl::UniqueId([0; 128]);
         let mut given = std::ptr::null();
         if number == 0 {
             ok("unique id", nccl().comm_unique_id(rank.comm, &mut own))?;
@@ -258,74 +237,6 @@ fn grow(_: &[String]) -> Outcome {
         let parent = rank.comm;
         grown.end()?;
         ok("destroy", nccl().destroy(parent))
-    })?;
-    Ok(String::new())
-}
-
-fn abort(_: &[String]) -> Outcome {
-    let id = unique_id();
-    threads(2, |number| {
-        let rank = Rank::begin(id, number, 2, false)?;
-        if number == 1 {
-            std::thread::sleep(Duration::from_millis(150));
-            return ok("abort", nccl().abort(rank.comm));
-        }
-        let slice = rank.upload(&[41u32; 5]);
-        let target = rank.upload(&[0u32; 5]);
-        rank.stream.synchronize().context(|| "synchronize".into())?;
-        rank.done(
-            "all_reduce",
-            nccl().all_reduce(at(&slice), at(&target), 5, 3, 0, rank.comm, rank.queue()),
-        )?;
-        let event = rank.stream.record_event(None).context(|| "event".into())?;
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(event.try_is_complete(), Ok(false), "the stream waits for the other rank");
-        let since = Instant::now();
-        ok("abort", nccl().abort(rank.comm))?;
-        rank.stream.synchronize().context(|| "synchronize".into())?;
-        assert!(since.elapsed() < Duration::from_secs(5));
-        // Nothing was delivered.
-        assert_eq!(rank.download(&target), [u32::MAX; 5]);
-        Ok(())
-    })?;
-    Ok(String::new())
-}
-
-fn abort_init(_: &[String]) -> Outcome {
-    let _context = CudaContext::new(0).context(|| "context".into())?;
-    let mut comm = 0;
-    expect("init", nccl().init_rank_config(&mut comm, 2, unique_id(), 0, &Config::new(false)), IN_PROGRESS)?;
-    std::thread::sleep(Duration::from_millis(100));
-    expect("still", nccl().state(comm), IN_PROGRESS)?;
-    ok("abort", nccl().abort(comm))?;
-    Ok(String::new())
-}
-
-fn revoke(_: &[String]) -> Outcome {
-    let id = unique_id();
-    threads(2, |number| {
-        let rank = Rank::begin(id, number, 2, false)?;
-        if number == 0 {
-            // The other rank never calls it.
-            let slice = rank.upload(&[41u32; 5]);
-            rank.done(
-                "all_reduce",
-                nccl().all_reduce(at(&slice), at(&slice), 5, 3, 0, rank.comm, rank.queue()),
-            )?;
-        }
-        expect("revoke", nccl().revoke(rank.comm, 0), IN_PROGRESS)?;
-        ok("revoke", nccl().settle(rank.comm))?;
-        rank.stream.synchronize().context(|| "the stream is free again".into())?;
-        let slice = rank.upload(&[1u32]);
-        let code = nccl().all_reduce(at(&slice), at(&slice), 1, 3, 0, rank.comm, rank.queue());
-        expect("an operation on what was revoked", code, INVALID_USAGE)?;
-        let cell = Box::leak(Box::new(0));
-        rank.done("split", nccl().split(rank.comm, 0, 0, cell, std::ptr::null()))?;
-        // SAFETY: written by another thread, before the parent's state changed.
-        let child = unsafe { std::ptr::read_volatile(cell) };
-        assert_eq!(ranks_that_answer(&rank, child)?, 2);
-        ok("destroy", nccl().destroy(child))?;
-        ok("destroy", nccl().destroy(rank.comm))
     })?;
     Ok(String::new())
 }
@@ -374,43 +285,7 @@ fn config(_: &[String]) -> Outcome {
         expect("init", nccl().init_rank_config(&mut comm, 1, id, 0, &wrong), INVALID_ARGUMENT)?;
     }
     expect("rank", nccl().init_rank(&mut comm, 1, id, 1), INVALID_ARGUMENT)?;
-    expect("no id", nccl().init_rank(&mut comm, 1, crate::nccl::UniqueId([0; 128]), 0), INVALID_ARGUMENT)?;
-    Ok(String::new())
-}
-
-fn status(name: &str) -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
-}
-
-fn cycles(_: &[String]) -> Outcome {
-    let cycle = || {
-        let id = unique_id();
-        threads(2, |number| {
-            let rank = Rank::begin(id, number, 2, false)?;
-            assert_eq!(ranks_that_answer(&rank, rank.comm)?, 2);
-            rank.end()
-        })
-    };
-    let measure = || {
-        let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        (status("Threads:"), files)
-    };
-    for _ in 0..5 {
-        cycle()?;
-    }
-    std::thread::sleep(Duration::from_millis(100));
-    let before = measure();
-    for _ in 0..60 {
-        cycle()?;
-    }
-    std::thread::sleep(Duration::from_millis(100));
-    let after = measure();
-    assert!(
-        after.0 <= before.0 + 2 && after.1 <= before.1 + 1,
-        "threads and files: {before:?}, then {after:?}"
-    );
+    expect("no id", nccl().init_rank(&mut comm, 1, super::nccl::UniqueId([0; 128]), 0), INVALID_ARGUMENT)?;
     Ok(String::new())
 }
 
@@ -435,67 +310,5 @@ fn old(_: &[String]) -> Outcome {
     let fp8 = nccl().all_reduce(at(&slice), at(&slice), 1, 10, 0, rank.comm, rank.queue());
     expect("a type of a later version", fp8, INVALID_ARGUMENT)?;
     rank.end()?;
-    Ok(String::new())
-}
-
-fn killed(setting: &'static str) -> Result<(), Failed> {
-    let emulated = emulated(&[])?.set("PEER_DEATH", setting);
-    let folder = emulated.folder().display().to_string();
-    let launch = Launch::new("communicators/killed", 3).arg(folder).arg(setting);
-    let mut world = emulated.launch(launch).start()?;
-    for rank in 0..3 {
-        world.await_phase(rank, "ready")?;
-    }
-    world.inject(2, Fault::Kill)?;
-    let ended = world.finish();
-    let survived = ended.iter().filter(|rank| rank.outcome.is_ok()).count();
-    if survived != 2 {
-        return Err(describe(&ended).into());
-    }
-    Ok(())
-}
-
-fn killed_rank(args: &[String]) -> Outcome {
-    let number = own_rank();
-    let rank = Rank::begin(shared_id(&args[0], "id", number)?, number, 3, false)?;
-    assert_eq!(ranks_that_answer(&rank, rank.comm)?, 3);
-    let slice = rank.upload(&[1u32]);
-    rank.stream.synchronize().context(|| "synchronize".into())?;
-    phase("ready");
-    if number == 2 {
-        std::thread::sleep(Duration::from_secs(60));
-        return Err("still alive".into());
-    }
-    rank.done("all_reduce", nccl().all_reduce(at(&slice), at(&slice), 1, 3, 0, rank.comm, rank.queue()))?;
-    let event = rank.stream.record_event(None).context(|| "event".into())?;
-    let since = Instant::now();
-    let mut state = SUCCESS;
-    while state == SUCCESS
-        && since.elapsed() < Duration::from_millis(if args[1] == "hang" { 500 } else { 20_000 })
-    {
-        state = nccl().state(rank.comm);
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    expect("state", state, if args[1] == "hang" { SUCCESS } else { REMOTE_ERROR })?;
-    assert_eq!(event.try_is_complete(), Ok(false), "the operation hangs");
-    ok("abort", nccl().abort(rank.comm))?;
-    rank.stream.synchronize().context(|| "synchronize".into())?;
-    // The survivors go on with a communicator of their own.
-    let next = Rank::begin(shared_id(&args[0], "survivors", number)?, number, 2, false)?;
-    assert_eq!(ranks_that_answer(&next, next.comm)?, 2);
-    next.end()?;
-    Ok(String::new())
-}
-
-fn ended_rank(args: &[String]) -> Outcome {
-    let number = own_rank();
-    let rank = Rank::begin(shared_id(&args[0], "id", number)?, number, 3, false)?;
-    let since = Instant::now();
-    if number == 1 {
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    // Processes wait for each other at the end.
-    rank.end()?;
-    assert!(number == 1 || since.elapsed() > Duration::from_millis(150), "rank {number} did not wait");
     Ok(String::new())
 }

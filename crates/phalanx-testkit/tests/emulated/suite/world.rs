@@ -1,6 +1,6 @@
 //! Ranks as threads of a process, each with a device, a stream and a communicator; or as processes.
 
-use crate::nccl::{Config, IN_PROGRESS, SUCCESS, UniqueId, nccl, ok};
+use super::nccl::{Config, IN_PROGRESS, SUCCESS, UniqueId, nccl, ok};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use std::path::Path;
 use std::sync::Arc;
