@@ -43,10 +43,12 @@ fn quiesce(communicator: &Communicator) -> Result<(), Stopped> {
     let remote: Vec<u32> = communicator.everyone().filter(remote).collect();
     for rank in &remote {
         communicator.send(*rank, Tag::Ended, Vec::new());
+        transport::flush(&communicator.peers()[*rank as usize].address);
     }
     if leave(communicator) && !settings().finalize_is_local {
         for rank in remote {
-            communicator.take(rank, Tag::Ended)?;
+            // It stays there: a peer that has said so may go.
+            communicator.mailbox.await_message(rank, Tag::Ended, || communicator.is_stopped())?;
         }
     }
     Ok(())

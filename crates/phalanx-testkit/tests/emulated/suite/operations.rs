@@ -2,11 +2,12 @@
 
 use super::child::succeeds;
 use super::nccl::{Awaited, INVALID_ARGUMENT, expect, nccl, ok};
-use super::world::{Rank, at, threads, unique_id};
+use super::world::{Rank, at, begun, threads, unique_id};
 use cudarc::driver::CudaContext;
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::{Context, Outcome};
+use std::sync::Barrier;
 use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -49,24 +50,19 @@ const F32: i32 = 7;
 
 fn output(_: &[String]) -> Outcome {
     let id = unique_id();
+    let seen = Barrier::new(2);
     threads(2, |number| {
         let rank = Rank::begin(id, number, 2, true)?;
         let (send, receive) = (rank.upload(&[1f32; 8]), rank.upload(&[5f32; 8]));
         rank.stream.synchronize().context(|| "synchronize".into())?;
         if number == 1 {
-            std::thread::sleep(Duration::from_millis(100));
+            seen.wait();
         }
         ok("all_reduce", nccl().all_reduce(at(&send), at(&receive), 8, F32, 0, rank.comm, rank.queue()))?;
         if number == 0 {
-            std::thread::sleep(Duration::from_millis(50));
-            // Read on another stream that does not wait: neither the old nor the new values.
-            let hasty = rank.context.new_stream().context(|| "stream".into())?;
-            let mut early = vec![0f32; 8];
-            // SAFETY: the memory is there.
-            unsafe { cudarc::driver::result::memcpy_dtoh_async(&mut early, at(&receive), hasty.cu_stream()) }
-                .context(|| "copy".into())?;
-            hasty.synchronize().context(|| "synchronize".into())?;
-            assert!(early.iter().all(|value| value.is_nan()), "{early:?}");
+            // Neither the old nor the new values.
+            begun(&rank, &receive)?;
+            seen.wait();
         }
         assert_eq!(rank.download(&receive), [2.0; 8]);
         rank.end()

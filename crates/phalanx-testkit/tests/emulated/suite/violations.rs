@@ -2,10 +2,12 @@
 
 use super::child::{Settings, violates};
 use super::nccl::{Config, nccl, ok};
-use super::world::{Rank, at, threads, unique_id};
+use super::world::{Rank, at, begun, threads, unique_id};
+use cudarc::driver::CudaSlice;
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::{Context, Outcome};
+use std::sync::Barrier;
 use std::time::Duration;
 
 /// A rule: the name of a scenario that breaks it, the scenario, settings, and what the message must say.
@@ -109,7 +111,8 @@ fn stuck() -> Result<Rank, String> {
 }
 
 fn nothing_happened<T>(_: T) -> Outcome {
-    std::thread::sleep(Duration::from_millis(300));
+    // A stream may take its time to get there.
+    std::thread::sleep(Duration::from_secs(10));
     Err("nothing happened".into())
 }
 
@@ -135,7 +138,7 @@ fn use_after_destroy(_: &[String]) -> Outcome {
     nothing_happened(nccl().count(rank.comm, &mut 0))
 }
 
-fn begun() -> Result<u64, String> {
+fn in_progress() -> Result<u64, String> {
     let _context = cudarc::driver::CudaContext::new(0).context(|| "context".into())?;
     let mut comm = 0;
     nccl().init_rank_config(&mut comm, 2, unique_id(), 0, &Config::new(false));
@@ -143,11 +146,11 @@ fn begun() -> Result<u64, String> {
 }
 
 fn use_in_progress(_: &[String]) -> Outcome {
-    nothing_happened(nccl().count(begun()?, &mut 0))
+    nothing_happened(nccl().count(in_progress()?, &mut 0))
 }
 
 fn destroy_in_progress(_: &[String]) -> Outcome {
-    nothing_happened(nccl().destroy(begun()?))
+    nothing_happened(nccl().destroy(in_progress()?))
 }
 
 fn destroy_failed(_: &[String]) -> Outcome {
@@ -197,19 +200,21 @@ fn aborted_in_group(_: &[String]) -> Outcome {
 }
 
 /// Two ranks of which rank 0 does something to its buffers while the operation waits for rank 1.
-fn in_flight(harm: impl Fn(&Rank, [cudarc::driver::CudaSlice<f32>; 2]) + Sync) -> Outcome {
+fn in_flight(harm: impl Fn(&Rank, [CudaSlice<f32>; 2]) + Sync) -> Outcome {
     let id = unique_id();
+    let done = Barrier::new(2);
     threads(2, |number| {
         let rank = Rank::begin(id, number, 2, true)?;
         let buffers = [rank.upload(&[1f32; 4]), rank.upload(&[2f32; 4])];
         rank.stream.synchronize().context(|| "synchronize".into())?;
         if number == 1 {
-            std::thread::sleep(Duration::from_millis(200));
+            done.wait();
         }
         ok("all_reduce", all_reduce(&rank, at(&buffers[0]), at(&buffers[1]), 4))?;
         if number == 0 {
-            std::thread::sleep(Duration::from_millis(100));
+            begun(&rank, &buffers[1])?;
             harm(&rank, buffers);
+            done.wait();
         }
         rank.stream.synchronize().context(|| "synchronize".into())
     })?;
