@@ -11,7 +11,7 @@
 //! | `EMULATED_DELAY_US` | `least..most`: how late streams and background work are, in microseconds | `0..300` |
 //! | `EMULATED_NCCL_VERSION` | `2.28.9`: reported version; layouts and types of later ones are refused | 2.30.7 |
 //! | `EMULATED_FAIL` | `function:n:code`, comma-separated: the n-th call (from 1; `*` for all) answers the code and does nothing; `function@rank:n:code` counts and fails only the calls on communicators in which this process has that rank | |
-//! | `EMULATED_FAIL_LATE` | the same for what non-blocking communicators do in the background: the call answers `ncclInProgress`, nothing is done, and the state becomes the code | |
+//! | `EMULATED_FAIL_LATE` | the same for what non-blocking communicators do in the background: the call answers `ncclInProgress`, the state becomes the code (operations are enqueued nevertheless; those of a group count as `ncclGroupEnd`) | |
 //! | `EMULATED_IN_PROGRESS` | fraction of the operations of non-blocking communicators that answer `ncclInProgress` and are enqueued late | 0.5 |
 //! | `EMULATED_ASYNC_ERROR` | `n:code` or `n:code@rank`: the n-th operation of a communicator (from 1) raises an asynchronous error and never ends | |
 //! | `EMULATED_PEER_DEATH` | what a peer's process that ended does: `hang` or `error` (`ncclRemoteError`) | `hang` |

@@ -51,6 +51,17 @@ fn is_open() -> bool {
     GROUP.with_borrow(|group| group.depth > 0)
 }
 
+/// A call was told to fail: that is an error of the group that it is in, or the end of it.
+pub fn failed(function: &str, code: Code) {
+    if function == "ncclGroupEnd" {
+        // As in NCCL, the group is over, and what was queued is dropped.
+        drop(leave());
+    } else if function.starts_with("nccl") {
+        // It is the caller's to answer; here it is only taken down.
+        let _ = note::<()>(Err(code));
+    }
+}
+
 /// Passes the result of a call on; inside a group an error makes the group fail.
 pub fn note<T>(result: Result<T, Code>) -> Result<T, Code> {
     if let Err(code) = &result

@@ -2,7 +2,7 @@
 
 use super::child::succeeds;
 use super::nccl::{Config, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, expect, nccl, ok};
-use super::world::{Rank, at, threads, unique_id};
+use super::world::{Rank, at, own_rank, shared_id, threads, unique_id};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::ctx;
 use libtest_mimic::{Failed, Trial};
@@ -23,6 +23,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("communicators/device", device),
     Scenario::process("communicators/config", config),
     Scenario::process("communicators/old", old),
+    Scenario::process("communicators/visible", visible),
 ];
 
 const LATE: &[(&str, &str)] = &[("IN_PROGRESS", "1"), ("DELAY_US", "0..3000")];
@@ -50,6 +51,17 @@ pub fn trials() -> Vec<Trial> {
         ));
     }
     trials.push(Trial::test("communicators/old", old_version));
+    // Both ranks use the first device that they see.
+    trials.push(Trial::test("communicators/visible", || {
+        let emulated = Emulated::new()?;
+        let launch = Launch::new("communicators/visible", 2).arg(emulated.folder().display());
+        let launch = launch.env_of(0, "CUDA_VISIBLE_DEVICES", Some("3")).env_of(
+            1,
+            "CUDA_VISIBLE_DEVICES",
+            Some("1,0"),
+        );
+        Ok(emulated.launch(launch).reports().map(drop)?)
+    }));
     trials
 }
 
@@ -309,6 +321,19 @@ fn old(_: &[String]) -> Outcome {
     let slice = rank.upload(&[1u8]);
     let fp8 = nccl().all_reduce(at(&slice), at(&slice), 1, 10, 0, rank.comm, rank.queue());
     expect("a type of a later version", fp8, INVALID_ARGUMENT)?;
+    rank.end()?;
+    Ok(String::new())
+}
+
+fn visible(args: &[String]) -> Outcome {
+    let number = own_rank();
+    assert_eq!(CudaContext::device_count(), Ok(1 + number as i32));
+    let context = CudaContext::new(0).context(|| "context".into())?;
+    let stream = context.new_stream().context(|| "stream".into())?;
+    let mut comm = 0;
+    ok("init", nccl().init_rank(&mut comm, 2, shared_id(&args[0], "id", number)?, number as i32))?;
+    let rank = Rank { rank: number, ranks: 2, context, stream, comm, blocking: true };
+    assert_eq!(ranks_that_answer(&rank, comm)?, 2);
     rank.end()?;
     Ok(String::new())
 }

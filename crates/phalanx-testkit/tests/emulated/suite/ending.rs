@@ -122,7 +122,8 @@ fn cycles(_: &[String]) -> Outcome {
     };
     let measure = || {
         let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        (status("Threads:"), files)
+        let maps = std::fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.lines().count());
+        (status("Threads:"), files, maps)
     };
     for _ in 0..5 {
         cycle()?;
@@ -134,11 +135,13 @@ fn cycles(_: &[String]) -> Outcome {
     }
     // Threads take their time to end.
     let since = Instant::now();
-    let grown = |after: (usize, usize)| after.0 > before.0 + 2 || after.1 > before.1 + 1;
+    let grown = |after: (usize, usize, usize)| {
+        after.0 > before.0 + 2 || after.1 > before.1 + 1 || after.2 > before.2 + 20
+    };
     while grown(measure()) && since.elapsed() < Duration::from_secs(10) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(!grown(measure()), "threads and files: {before:?}, then {:?}", measure());
+    assert!(!grown(measure()), "threads, files, mappings: {before:?}, then {:?}", measure());
     Ok(String::new())
 }
 

@@ -20,6 +20,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("failures/override", overridden),
     Scenario::process("failures/device", device),
     Scenario::process("failures/late", late),
+    Scenario::process("failures/group", group),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -40,6 +41,7 @@ pub fn trials() -> Vec<Trial> {
             "failures/late",
             &[],
         ),
+        succeeds("failures/group", &[("FAIL", "ncclReduce:1:3,ncclGroupEnd:2:1")], "failures/group", &[]),
         succeeds("failures/override", &[("IN_PROGRESS", "1")], "failures/override", &[]),
     ]
 }
@@ -169,6 +171,28 @@ fn late(_: &[String]) -> Outcome {
     expect("broadcast", code, IN_PROGRESS)?;
     expect("broadcast", nccl().settle(again.comm), REMOTE_ERROR)?;
     ok("abort", nccl().abort(again.comm))?;
+    Ok(String::new())
+}
+
+fn group(_: &[String]) -> Outcome {
+    let ranks = {
+        let id = unique_id();
+        threads(2, |number| Rank::begin(id, number, 2, true))?
+    };
+    // What is never launched waits for nobody: rank 0 is alone in this.
+    let rank = &ranks[0];
+    let slice = rank.upload(&[1f32]);
+    let broadcast = || nccl().broadcast(at(&slice), at(&slice), 1, 7, 0, rank.comm, rank.queue());
+    ok("group start", nccl().group_start())?;
+    ok("broadcast", broadcast())?;
+    let reduce = nccl().reduce(at(&slice), at(&slice), 1, 7, 0, 0, rank.comm, rank.queue());
+    expect("reduce", reduce, 3)?;
+    expect("the end of a group with an error", nccl().group_end(), 3)?;
+    ok("group start", nccl().group_start())?;
+    ok("broadcast", broadcast())?;
+    expect("an end that fails", nccl().group_end(), 1)?;
+    expect("the group is over", nccl().group_end(), 5)?;
+    rank.stream.synchronize().context(|| "nothing was launched".into())?;
     Ok(String::new())
 }
 
