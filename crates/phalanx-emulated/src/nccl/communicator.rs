@@ -171,6 +171,14 @@ impl Communicator {
     pub fn connect(&self, peers: Vec<Peer>) {
         // Only who made the communicator connects it, once.
         let _ = self.peers.set(peers);
+        // Nobody waits for this: with it there is a connection from which peers learn that this process has ended.
+        for rank in self.everyone() {
+            let address = &self.peers()[rank as usize].address;
+            if address != transport::address() {
+                self.send(rank, Tag::Exchange(0), Vec::new());
+                transport::flush(address);
+            }
+        }
     }
 
     /// Nothing that arrives concerns it any more.

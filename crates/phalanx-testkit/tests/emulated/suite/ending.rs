@@ -18,6 +18,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("ending/revoke", revoke),
     Scenario::process("ending/cycles", cycles),
     Scenario::process("ending/killed", killed_rank),
+    Scenario::process("ending/killed_idle", killed_idle_rank),
     Scenario::process("ending/processes", ended_rank),
 ];
 
@@ -27,8 +28,9 @@ pub fn trials() -> Vec<Trial> {
         succeeds("ending/abort_init", &[("INIT", "hang")], "ending/abort_init", &[]),
         succeeds("ending/revoke", &[], "ending/revoke", &[]),
         succeeds("ending/cycles", &[("DELAY_US", "0..10")], "ending/cycles", &[]),
-        Trial::test("ending/killed/hang", || killed("hang")),
-        Trial::test("ending/killed/error", || killed("error")),
+        Trial::test("ending/killed/hang", || killed("ending/killed", "hang")),
+        Trial::test("ending/killed/error", || killed("ending/killed", "error")),
+        Trial::test("ending/killed/idle", || killed("ending/killed_idle", "error")),
         Trial::test("ending/processes", || {
             let emulated = emulated(&[])?;
             let folder = emulated.folder().display().to_string();
@@ -145,10 +147,10 @@ fn cycles(_: &[String]) -> Outcome {
     Ok(String::new())
 }
 
-fn killed(setting: &'static str) -> Result<(), Failed> {
+fn killed(scenario: &str, setting: &str) -> Result<(), Failed> {
     let emulated = emulated(&[])?.set("PEER_DEATH", setting);
     let folder = emulated.folder().display().to_string();
-    let launch = Launch::new("ending/killed", 3).arg(folder).arg(setting);
+    let launch = Launch::new(scenario, 3).arg(folder).arg(setting);
     let mut world = emulated.launch(launch).start()?;
     for rank in 0..3 {
         world.await_phase(rank, "ready")?;
@@ -192,6 +194,20 @@ fn killed_rank(args: &[String]) -> Outcome {
     let next = Rank::begin(shared_id(&args[0], "survivors", number)?, number, 2, false)?;
     assert_eq!(ranks_that_answer(&next, next.comm)?, 2);
     next.end()?;
+    Ok(String::new())
+}
+
+/// Ranks that have done nothing together yet.
+fn killed_idle_rank(args: &[String]) -> Outcome {
+    let number = own_rank();
+    let rank = Rank::begin(shared_id(&args[0], "id", number)?, number, 3, false)?;
+    phase("ready");
+    let since = Instant::now();
+    while nccl().state(rank.comm) == SUCCESS && since.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    expect("state", nccl().state(rank.comm), REMOTE_ERROR)?;
+    ok("abort", nccl().abort(rank.comm))?;
     Ok(String::new())
 }
 
