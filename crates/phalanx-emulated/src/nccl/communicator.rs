@@ -12,7 +12,6 @@ use super::transport::message::{Message, Tag};
 use super::transport::rendezvous::Peer;
 use super::transport::{self, Address};
 use crate::call::{Answer, Code, check_fork};
-use crate::cuda::context;
 use crate::handles::{self, Handle, Handles};
 use crate::lock;
 use crate::random::Random;
@@ -38,7 +37,10 @@ pub struct Communicator {
     peers: OnceLock<Vec<Peer>>,
     state: Mutex<State>,
     changed: Condvar,
-    stopped: AtomicBool,
+    /// For good: it was aborted.
+    aborted: AtomicBool,
+    /// For now: operations are given up, and the communicator may go on.
+    giving_up: AtomicBool,
 }
 
 /// What changes about a communicator.
@@ -161,7 +163,8 @@ impl Communicator {
             peers: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            stopped: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
+            giving_up: AtomicBool::new(false),
         });
         COMMUNICATORS.insert(handle, Arc::clone(&communicator));
         communicator
@@ -199,15 +202,31 @@ impl Communicator {
 
     /// Whether whatever goes on must be given up.
     pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.aborted.load(Ordering::Acquire) || self.giving_up.load(Ordering::Acquire)
     }
 
     /// Lets everything that goes on be given up.
-    pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.mailbox.wake();
+    pub fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Lets those who wait look whether they should stop.
+    fn wake(&self) {
+        // All of them, since a communicator that grows waits at the mailbox of the new one.
+        transport::wake();
+        // With the lock, so that nobody is between looking and waiting.
         drop(self.state());
         self.changed.notify_all();
+    }
+
+    /// Gives up everything that is in streams: what has begun, and what has not.
+    pub fn give_up_operations(&self) {
+        self.giving_up.store(true, Ordering::Release);
+        self.wake();
+        // It is given up, so this ends as soon as the streams get there.
+        let _ = self.wait(|state| state.pending == 0, || false);
+        self.giving_up.store(false, Ordering::Release);
     }
 
     fn check(&self, function: &str, need: Need) -> Answer {
@@ -326,14 +345,6 @@ impl Communicator {
         let _ = self.wait(quiet, || false);
     }
 
-    /// Gives up everything that is in streams: what has begun, and what has not.
-    pub fn give_up_operations(&self) {
-        self.stop();
-        // It is stopped already, so this ends as soon as the streams get there.
-        let _ = self.wait(|state| state.pending == 0, || false);
-        self.stopped.store(false, Ordering::Release);
-    }
-
     /// Waits until no graph has it.
     pub fn wait_for_graphs(&self) -> Result<(), Stopped> {
         self.wait(|state| state.graphs == 0, || self.is_stopped())
@@ -375,19 +386,4 @@ impl Communicator {
         drop(state);
         self.changed.notify_all();
     }
-}
-
-/// Runs with a device current, as NCCL does by way of the CUDA runtime.
-pub fn on_device<T>(device: usize, run: impl FnOnce() -> T) -> T {
-    let before = context::runtime_device();
-    if before == device {
-        context::runtime_ensure(device);
-        return run();
-    }
-    context::runtime_set_device(device);
-    let result = run();
-    if !settings().leaves_device {
-        context::runtime_set_device(before);
-    }
-    result
 }

@@ -85,7 +85,7 @@ fn abort(function: &'static str, communicator: &Communicator) {
         }
     }
     end(function, communicator);
-    communicator.stop();
+    communicator.abort();
     communicator.wait_for_rest();
     if communicator.state().phase != Phase::Finalized {
         leave(communicator);

@@ -1,14 +1,14 @@
 //! Groups, and how work gets into streams: at once, or late and by another thread.
 
-use super::communicator::{Communicator, on_device, still_there};
+use super::communicator::{Communicator, still_there};
 use super::inside::Inside;
 use super::operation::Operation;
 use super::perform::Fused;
 use super::result::*;
 use crate::call::{Answer, Code};
-use crate::cuda::capture;
 use crate::cuda::queue::Stream;
 use crate::cuda::stream;
+use crate::cuda::{capture, context};
 use crate::handles::Handle;
 use crate::pointers::Out;
 use crate::random;
@@ -151,7 +151,7 @@ fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
     let _inside: Vec<Inside> = communicators.iter().map(|c| Inside::enter(function, c.device)).collect();
     let Some(first) = communicators.first() else { return Ok(()) };
     if first.config.blocking || !random::shared().chance(settings().in_progress) {
-        return on_device(first.device, || enqueue(function, queued))
+        return context::runtime_on_device(first.device, || enqueue(function, queued))
             .map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("CUDA error {code}")));
     }
     communicators.iter().for_each(|communicator| communicator.begin_job());

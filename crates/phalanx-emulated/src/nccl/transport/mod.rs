@@ -165,6 +165,11 @@ fn lost(address: &Address) {
         return;
     }
     super::communicator::peer_process_ended(address);
+    wake();
+}
+
+/// Lets everyone who waits at a mailbox look whether to stop.
+pub fn wake() {
     let boxes: Vec<Arc<Mailbox>> = lock(&endpoint().boxes).values().cloned().collect();
     boxes.iter().for_each(|mailbox| mailbox.wake());
 }

@@ -2,7 +2,7 @@
 
 use super::child::{emulated, succeeds};
 use super::communicators::ranks_that_answer;
-use super::nccl::{Config, IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, expect, nccl, ok};
+use super::nccl::{Config, IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, SUCCESS, UniqueId, expect, nccl, ok};
 use super::world::{Rank, at, begun, own_rank, shared_id, threads, unique_id};
 use cudarc::driver::CudaContext;
 use libtest_mimic::{Failed, Trial};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("ending/abort", abort),
     Scenario::process("ending/abort_init", abort_init),
+    Scenario::process("ending/abort_derive", abort_derive),
     Scenario::process("ending/revoke", revoke),
     Scenario::process("ending/cycles", cycles),
     Scenario::process("ending/killed", killed_rank),
@@ -26,6 +27,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         succeeds("ending/abort", &[], "ending/abort", &[]),
         succeeds("ending/abort_init", &[("INIT", "hang")], "ending/abort_init", &[]),
+        succeeds("ending/abort_derive", &[], "ending/abort_derive", &[]),
         succeeds("ending/revoke", &[], "ending/revoke", &[]),
         succeeds("ending/cycles", &[("DELAY_US", "0..10")], "ending/cycles", &[]),
         Trial::test("ending/killed/hang", || killed("ending/killed", "hang")),
@@ -75,6 +77,38 @@ fn abort_init(_: &[String]) -> Outcome {
     std::thread::sleep(Duration::from_millis(100));
     expect("still", nccl().state(comm), IN_PROGRESS)?;
     ok("abort", nccl().abort(comm))?;
+    Ok(String::new())
+}
+
+/// Communicators whose peers never come.
+fn abort_derive(_: &[String]) -> Outcome {
+    let id = unique_id();
+    threads(2, |number| {
+        let rank = Rank::begin(id, number, 2, false)?;
+        let cell = Box::leak(Box::new(0));
+        let mut growth = UniqueId([0; 128]);
+        let code = if number == 0 {
+            ok("unique id", nccl().comm_unique_id(rank.comm, &mut growth))?;
+            nccl().grow(rank.comm, 3, &growth, -1, cell, std::ptr::null())
+        } else {
+            nccl().grow(rank.comm, 3, std::ptr::null(), -1, cell, std::ptr::null())
+        };
+        expect("grow", code, IN_PROGRESS)?;
+        std::thread::sleep(Duration::from_millis(20));
+        expect("still", nccl().state(rank.comm), IN_PROGRESS)?;
+        ok("abort", nccl().abort(rank.comm))
+    })?;
+    let id = unique_id();
+    threads(2, |number| {
+        let rank = Rank::begin(id, number, 2, false)?;
+        let cell = Box::leak(Box::new(0));
+        if number == 0 {
+            expect("split", nccl().split(rank.comm, 0, 0, cell, std::ptr::null()), IN_PROGRESS)?;
+            std::thread::sleep(Duration::from_millis(20));
+            expect("still", nccl().state(rank.comm), IN_PROGRESS)?;
+        }
+        ok("abort", nccl().abort(rank.comm))
+    })?;
     Ok(String::new())
 }
 
