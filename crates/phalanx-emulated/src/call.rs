@@ -20,7 +20,8 @@ pub fn answer(function: &'static str, body: impl FnOnce() -> Answer) -> Code {
     if IN_HOST_FUNCTION.get() {
         violation(function, "a host function (cuLaunchHostFunc) must not call CUDA or NCCL");
     }
-    if let Some(code) = settings::failure(function, None) {
+    if let Some(code) = settings::failure(settings::When::Called, function, None) {
+        crate::nccl::group::failed(function, code);
         return code;
     }
     match body() {

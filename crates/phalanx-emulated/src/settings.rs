@@ -11,6 +11,7 @@
 //! | `EMULATED_DELAY_US` | `least..most`: how late streams and background work are, in microseconds | `0..300` |
 //! | `EMULATED_NCCL_VERSION` | `2.28.9`: reported version; layouts and types of later ones are refused | 2.30.7 |
 //! | `EMULATED_FAIL` | `function:n:code`, comma-separated: the n-th call (from 1; `*` for all) answers the code and does nothing; `function@rank:n:code` counts and fails only the calls on communicators in which this process has that rank | |
+//! | `EMULATED_FAIL_LATE` | the same for what non-blocking communicators do in the background: the call answers `ncclInProgress`, the state becomes the code (operations are enqueued nevertheless; those of a group count as `ncclGroupEnd`) | |
 //! | `EMULATED_IN_PROGRESS` | fraction of the operations of non-blocking communicators that answer `ncclInProgress` and are enqueued late | 0.5 |
 //! | `EMULATED_ASYNC_ERROR` | `n:code` or `n:code@rank`: the n-th operation of a communicator (from 1) raises an asynchronous error and never ends | |
 //! | `EMULATED_PEER_DEATH` | what a peer's process that ended does: `hang` or `error` (`ncclRemoteError`) | `hang` |
@@ -26,7 +27,7 @@
 
 use crate::lock;
 use crate::violation::violation;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Mutex, OnceLock};
 
@@ -43,6 +44,7 @@ pub struct Settings {
     pub delay_us: (u64, u64),
     pub nccl_version: i32,
     pub failures: Vec<Failure>,
+    pub late_failures: Vec<Failure>,
     pub in_progress: f64,
     pub async_error: Option<AsyncError>,
     pub peer_death_is_error: bool,
@@ -92,8 +94,8 @@ fn read() -> Settings {
         seed: value("EMULATED_SEED", 0),
         delay_us: delay(),
         nccl_version: text("EMULATED_NCCL_VERSION").map_or(23007, |text| version(&text)),
-        failures: text("EMULATED_FAIL")
-            .map_or_else(Vec::new, |text| text.split(',').map(one_failure).collect()),
+        failures: failures("EMULATED_FAIL"),
+        late_failures: failures("EMULATED_FAIL_LATE"),
         in_progress: value("EMULATED_IN_PROGRESS", 0.5),
         async_error: text("EMULATED_ASYNC_ERROR").map(|text| async_error(&text)),
         peer_death_is_error: choice("EMULATED_PEER_DEATH", ["hang", "error"]),
@@ -162,8 +164,12 @@ fn version(text: &str) -> i32 {
     }
 }
 
-fn one_failure(text: &str) -> Failure {
-    let refuse = || -> ! { bad("EMULATED_FAIL", text) };
+fn failures(name: &str) -> Vec<Failure> {
+    text(name).map_or_else(Vec::new, |text| text.split(',').map(|text| one_failure(name, text)).collect())
+}
+
+fn one_failure(name: &str, text: &str) -> Failure {
+    let refuse = || -> ! { bad(name, text) };
     let parts: Vec<&str> = text.split(':').collect();
     let [function, nth, code] = parts[..] else { refuse() };
     let (function, rank) = match function.split_once('@') {
@@ -185,16 +191,28 @@ fn async_error(text: &str) -> AsyncError {
     AsyncError { nth, code, rank }
 }
 
+/// When a failure happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum When {
+    /// Instead of the call.
+    Called,
+    /// In the background.
+    Late,
+}
+
 /// The code with which this call of a function is to fail: a call as such (`rank` is `None`), or one on a
 /// communicator in which this process has a rank.
-pub(crate) fn failure(function: &str, rank: Option<i32>) -> Option<i32> {
-    static CALLS: Mutex<Option<HashMap<(String, Option<i32>), u64>>> = Mutex::new(None);
+pub(crate) fn failure(when: When, function: &str, rank: Option<i32>) -> Option<i32> {
+    /// What is counted: each function on its own, and on each rank.
+    type Counted = (When, String, Option<i32>);
+    static CALLS: Mutex<BTreeMap<Counted, u64>> = Mutex::new(BTreeMap::new());
+    let all = if when == When::Called { &settings().failures } else { &settings().late_failures };
     let told = |failure: &&Failure| failure.function == function && failure.rank == rank;
     // Most runs are told of no failure at all.
-    settings().failures.iter().find(told)?;
+    all.iter().find(told)?;
     let mut calls = lock(&CALLS);
-    let count = calls.get_or_insert_default().entry((function.to_owned(), rank)).or_default();
+    let count = calls.entry((when, function.to_owned(), rank)).or_default();
     *count += 1;
-    let mut told = settings().failures.iter().filter(told);
+    let mut told = all.iter().filter(told);
     told.find(|failure| failure.nth.is_none_or(|nth| nth == *count)).map(|failure| failure.code)
 }

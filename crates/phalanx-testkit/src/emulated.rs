@@ -15,8 +15,12 @@ use tempfile::TempDir;
 /// The file that cargo builds.
 const FILE: &str = "libphalanx_emulated.so";
 
-/// The names under which programs look for the real libraries.
-const NAMES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnccl.so.2", "libnccl.so"];
+/// The name that the file gets; what is loaded is seen under it.
+const NAME: &str = "libnccl.so.2";
+
+/// Other names under which programs look for the real libraries. They are links to the one file, so that both
+/// libraries stay one, and share their state, when both are loaded.
+const OTHERS: [&str; 3] = ["libnccl.so", "libcuda.so.1", "libcuda.so"];
 
 /// The functions that came with a version of NCCL.
 const SINCE: [(&str, &[&str]); 8] = [
@@ -53,12 +57,7 @@ pub struct Emulated {
 impl Emulated {
     /// The newest version, with every function.
     pub fn new() -> io::Result<Emulated> {
-        let folder = tempfile::Builder::new().prefix("phalanx-emulated-").tempdir()?;
-        let library = built()?;
-        for name in NAMES {
-            std::os::unix::fs::symlink(&library, folder.path().join(name))?;
-        }
-        Ok(Emulated { folder, settings: Vec::new() })
+        Emulated::with(|library, to| std::fs::hard_link(library, to))
     }
 
     /// A version of NCCL such as `2.18.1`: it says so, and lacks the functions that came later.
@@ -75,16 +74,19 @@ impl Emulated {
 
     /// The newest version, without some functions: the loader does not find them.
     pub fn without(functions: &[&str]) -> io::Result<Emulated> {
-        let emulated = Emulated::new()?;
-        // One file for both libraries, so that they stay one library when both are loaded.
-        let copy = emulated.folder.path().join(FILE);
-        std::fs::write(&copy, hide(std::fs::read(built()?)?, functions)?)?;
-        for name in NAMES {
-            let link = emulated.folder.path().join(name);
-            std::fs::remove_file(&link)?;
-            std::os::unix::fs::symlink(&copy, link)?;
+        Emulated::with(|library, to| std::fs::write(to, hide(std::fs::read(library)?, functions)?))
+    }
+
+    fn with(put: impl FnOnce(&Path, &Path) -> io::Result<()>) -> io::Result<Emulated> {
+        let library = built()?;
+        // Beside the library, where a second name for it is possible.
+        let beside = library.parent().unwrap_or(Path::new("."));
+        let folder = tempfile::Builder::new().prefix("emulated-").tempdir_in(beside)?;
+        put(&library, &folder.path().join(NAME))?;
+        for name in OTHERS {
+            std::os::unix::fs::symlink(NAME, folder.path().join(name))?;
         }
-        Ok(emulated)
+        Ok(Emulated { folder, settings: Vec::new() })
     }
 
     /// Sets `EMULATED_name`.

@@ -9,6 +9,7 @@ use crate::call::{Answer, Code};
 use crate::handles::{self, Handle, Handles};
 use crate::lock;
 use crate::pointers::{In, Out};
+use crate::settings::settings;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
@@ -148,6 +149,21 @@ pub fn runtime_ensure(device: usize) {
     if current().is_err() {
         runtime_set_device(device);
     }
+}
+
+/// Runs with a device current, as NCCL does by way of the CUDA runtime.
+pub fn runtime_on_device<T>(device: usize, run: impl FnOnce() -> T) -> T {
+    let before = runtime_device();
+    if before == device {
+        runtime_ensure(device);
+        return run();
+    }
+    runtime_set_device(device);
+    let result = run();
+    if !settings().leaves_device {
+        runtime_set_device(before);
+    }
+    result
 }
 
 /// The context of a handle.

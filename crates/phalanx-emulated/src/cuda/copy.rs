@@ -46,8 +46,8 @@ impl End {
     fn read(self) -> Vec<u8> {
         match self {
             End::Ours(range) => range.read(),
-            // SAFETY: the caller's memory, which it promised to keep until the copy is done.
             End::Pageable { address, len } => {
+                // SAFETY: the caller's memory, which it promised to keep until the copy is done.
                 unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec()
             }
         }

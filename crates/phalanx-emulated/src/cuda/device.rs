@@ -46,33 +46,32 @@ fn bus_id(index: usize) -> String {
 
 fn attribute(attribute: c_int) -> Result<c_int, Code> {
     let (major, minor) = settings().compute_capability;
+    if attribute < 1 {
+        return Err(INVALID_VALUE);
+    }
     Ok(match attribute {
-        // Threads per block, block and grid sizes, shared memory per block, warp size, registers, clock.
-        1 | 2 | 3 => 1024,
+        // Threads per block, and a block's width, height and depth.
+        1..=3 => 1024,
         4 => 64,
+        // A grid's width, height and depth.
         5 => i32::MAX,
         6 | 7 => 65535,
+        // Shared memory of a block, threads of a warp, registers, kilohertz, multiprocessors.
         8 => 49152,
         10 => 32,
         12 => 65536,
         13 => 1_980_000,
-        // Multiprocessors, mapping of host memory, concurrent kernels.
         16 => 132,
-        19 | 31 => 1,
-        // Asynchronous engines, unified addressing.
+        // Mapping of host memory, concurrent kernels, unified addresses, stream priorities.
+        19 | 31 | 41 | 78 => 1,
+        // Copy engines.
         40 => 3,
-        41 => 1,
         75 => major,
         76 => minor,
-        // Stream priorities, managed memory, pageable memory access.
-        78 => 1,
-        83 | 88 => 0,
-        // Virtual memory management, handles as descriptors.
-        102 | 103 => 0,
         // Memory pools.
         115 => i32::from(settings().async_alloc),
-        1.. => 0,
-        _ => return Err(INVALID_VALUE),
+        // Whatever else a device may have, this one has not.
+        _ => 0,
     })
 }
 

@@ -20,12 +20,15 @@ pub struct Event {
     state: Mutex<State>,
 }
 
+/// Where in a stream, and when the stream got there.
+type Recorded = (Mark, Arc<OnceLock<Instant>>);
+
 #[derive(Clone, Default)]
 enum State {
     /// Counts as complete.
     #[default]
     Never,
-    Recorded(Mark, Arc<OnceLock<Instant>>),
+    Recorded(Recorded),
     Captured(Point),
 }
 
@@ -44,10 +47,10 @@ impl Event {
         lock(&self.state).clone()
     }
 
-    fn recorded(&self) -> Result<Option<(Mark, Arc<OnceLock<Instant>>)>, Code> {
+    fn recorded(&self) -> Result<Option<Recorded>, Code> {
         match self.state() {
             State::Never => Ok(None),
-            State::Recorded(mark, time) => Ok(Some((mark, time))),
+            State::Recorded(recorded) => Ok(Some(recorded)),
             State::Captured(point) => Err(capture::refuse_point(&point)),
         }
     }
@@ -66,7 +69,7 @@ impl Event {
             at.get_or_init(Instant::now);
         }));
         let mark = stream.submit(Vec::new(), work.bind());
-        *lock(&self.state) = State::Recorded(mark, time);
+        *lock(&self.state) = State::Recorded((mark, time));
         Ok(())
     }
 
@@ -75,7 +78,7 @@ impl Event {
             State::Never => Ok(()),
             State::Captured(point) if capture::goes_on(&point) => capture::join(stream, &point),
             State::Captured(point) => Err(capture::refuse_point(&point)),
-            State::Recorded(mark, _) => {
+            State::Recorded((mark, _)) => {
                 capture::refuse_uncaptured(stream, self)?;
                 capture::enqueue_after(stream, vec![mark], Arc::new(Plain(|| ())))
             }

@@ -39,8 +39,11 @@ pub fn all() -> Vec<Arc<Stream>> {
     all
 }
 
-fn per_thread_streams() -> &'static Mutex<HashMap<(ThreadId, Handle), Arc<Stream>>> {
-    static STREAMS: OnceLock<Mutex<HashMap<(ThreadId, Handle), Arc<Stream>>>> = OnceLock::new();
+/// The default stream of each thread in each context.
+type PerThread = HashMap<(ThreadId, Handle), Arc<Stream>>;
+
+fn per_thread_streams() -> &'static Mutex<PerThread> {
+    static STREAMS: OnceLock<Mutex<PerThread>> = OnceLock::new();
     STREAMS.get_or_init(Mutex::default)
 }
 

@@ -5,23 +5,22 @@
 //! error.
 
 use super::config::Config;
+use super::inside::Inside;
 use super::result::*;
 use super::transport::mailbox::{Mailbox, Stopped};
 use super::transport::message::{Message, Tag};
 use super::transport::rendezvous::Peer;
 use super::transport::{self, Address};
 use crate::call::{Answer, Code, check_fork};
-use crate::cuda::context;
 use crate::handles::{self, Handle, Handles};
 use crate::lock;
-use crate::random::{self, Random};
-use crate::settings::{failure, settings};
+use crate::random::Random;
+use crate::settings::{When, failure, settings};
 use crate::violation::violation;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::ThreadId;
 
 /// One rank's communicator.
 pub struct Communicator {
@@ -38,7 +37,10 @@ pub struct Communicator {
     peers: OnceLock<Vec<Peer>>,
     state: Mutex<State>,
     changed: Condvar,
-    stopped: AtomicBool,
+    /// For good: it was aborted.
+    aborted: AtomicBool,
+    /// For now: operations are given up, and the communicator may go on.
+    giving_up: AtomicBool,
 }
 
 /// What changes about a communicator.
@@ -90,69 +92,17 @@ pub enum Need {
 
 static COMMUNICATORS: Handles<Communicator> = Handles::new("communicator");
 
-/// The thread that is inside a communicator of each device, how deep, and where.
-static INSIDE: Mutex<Option<HashMap<usize, Visit>>> = Mutex::new(None);
-
-struct Visit {
-    thread: ThreadId,
-    depth: usize,
-    function: &'static str,
-}
-
 /// A call on a communicator. While it lasts no other thread may be inside one of the same device.
 pub struct Call {
     communicator: Arc<Communicator>,
     _visit: Inside,
 }
 
-/// That this thread is inside a device's communicators.
-pub struct Inside(usize);
-
 impl Deref for Call {
     type Target = Arc<Communicator>;
 
     fn deref(&self) -> &Arc<Communicator> {
         &self.communicator
-    }
-}
-
-impl Inside {
-    /// Goes in; another thread in there is a violation.
-    pub fn enter(function: &'static str, device: usize) -> Inside {
-        let me = std::thread::current().id();
-        let mut inside = lock(&INSIDE);
-        let visit =
-            inside.get_or_insert_default().entry(device).or_insert(Visit { thread: me, depth: 0, function });
-        if visit.thread != me {
-            let (other, where_) = (visit.thread, visit.function);
-            violation(
-                function,
-                format!(
-                    "{other:?} is inside {where_} on a communicator of the same device; one thread at a time"
-                ),
-            );
-        }
-        visit.depth += 1;
-        drop(inside);
-        // Some calls take their time, so that others meet them.
-        if random::shared().chance(0.03) {
-            random::shared().dawdle();
-        }
-        Inside(device)
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        let mut inside = lock(&INSIDE);
-        if let Some(all) = inside.as_mut()
-            && let Some(visit) = all.get_mut(&self.0)
-        {
-            visit.depth -= 1;
-            if visit.depth == 0 {
-                all.remove(&self.0);
-            }
-        }
     }
 }
 
@@ -164,7 +114,7 @@ pub fn enter(function: &'static str, handle: Handle, need: Need) -> Result<Call,
     }
     let communicator = COMMUNICATORS.get(function, handle);
     let visit = Inside::enter(function, communicator.device);
-    if let Some(code) = failure(function, Some(communicator.rank as i32)) {
+    if let Some(code) = failure(When::Called, function, Some(communicator.rank as i32)) {
         return Err(fail(code, format!("{function} was told to fail")));
     }
     communicator.check(function, need)?;
@@ -213,7 +163,8 @@ impl Communicator {
             peers: OnceLock::new(),
             state: Mutex::default(),
             changed: Condvar::new(),
-            stopped: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
+            giving_up: AtomicBool::new(false),
         });
         COMMUNICATORS.insert(handle, Arc::clone(&communicator));
         communicator
@@ -223,6 +174,14 @@ impl Communicator {
     pub fn connect(&self, peers: Vec<Peer>) {
         // Only who made the communicator connects it, once.
         let _ = self.peers.set(peers);
+        // Nobody waits for this: with it there is a connection from which peers learn that this process has ended.
+        for rank in self.everyone() {
+            let address = &self.peers()[rank as usize].address;
+            if address != transport::address() {
+                self.send(rank, Tag::Exchange(0), Vec::new());
+                transport::flush(address);
+            }
+        }
     }
 
     /// Nothing that arrives concerns it any more.
@@ -243,15 +202,31 @@ impl Communicator {
 
     /// Whether whatever goes on must be given up.
     pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.aborted.load(Ordering::Acquire) || self.giving_up.load(Ordering::Acquire)
     }
 
     /// Lets everything that goes on be given up.
-    pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.mailbox.wake();
+    pub fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Lets those who wait look whether they should stop.
+    fn wake(&self) {
+        // All of them, since a communicator that grows waits at the mailbox of the new one.
+        transport::wake();
+        // With the lock, so that nobody is between looking and waiting.
         drop(self.state());
         self.changed.notify_all();
+    }
+
+    /// Gives up everything that is in streams: what has begun, and what has not.
+    pub fn give_up_operations(&self) {
+        self.giving_up.store(true, Ordering::Release);
+        self.wake();
+        // It is given up, so this ends as soon as the streams get there.
+        let _ = self.wait(|state| state.pending == 0, || false);
+        self.giving_up.store(false, Ordering::Release);
     }
 
     fn check(&self, function: &str, need: Need) -> Answer {
@@ -370,14 +345,6 @@ impl Communicator {
         let _ = self.wait(quiet, || false);
     }
 
-    /// Gives up everything that is in streams: what has begun, and what has not.
-    pub fn give_up_operations(&self) {
-        self.stop();
-        // It is stopped already, so this ends as soon as the streams get there.
-        let _ = self.wait(|state| state.pending == 0, || false);
-        self.stopped.store(false, Ordering::Release);
-    }
-
     /// Waits until no graph has it.
     pub fn wait_for_graphs(&self) -> Result<(), Stopped> {
         self.wait(|state| state.graphs == 0, || self.is_stopped())
@@ -419,19 +386,4 @@ impl Communicator {
         drop(state);
         self.changed.notify_all();
     }
-}
-
-/// Runs with a device current, as NCCL does by way of the CUDA runtime.
-pub fn on_device<T>(device: usize, run: impl FnOnce() -> T) -> T {
-    let before = context::runtime_device();
-    if before == device {
-        context::runtime_ensure(device);
-        return run();
-    }
-    context::runtime_set_device(device);
-    let result = run();
-    if !settings().leaves_device {
-        context::runtime_set_device(before);
-    }
-    result
 }

@@ -11,13 +11,13 @@ use crate::handles::Handle;
 use crate::lock;
 use crate::settings::settings;
 use crate::violation::violation;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How many ranks of a communicator this process has that have not ended.
-static LOCAL: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
+static LOCAL: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 /// A rank has ended here. Answers whether it is the last one of this process.
 fn leave(communicator: &Communicator) -> bool {
@@ -30,7 +30,7 @@ fn leave(communicator: &Communicator) -> bool {
     };
     let all = communicator.everyone().filter(here).count();
     let mut local = lock(&LOCAL);
-    let left = local.get_or_insert_default().entry(communicator.number).or_insert(all);
+    let left = local.entry(communicator.number).or_insert(all);
     *left = left.saturating_sub(1);
     *left == 0
 }
@@ -43,10 +43,12 @@ fn quiesce(communicator: &Communicator) -> Result<(), Stopped> {
     let remote: Vec<u32> = communicator.everyone().filter(remote).collect();
     for rank in &remote {
         communicator.send(*rank, Tag::Ended, Vec::new());
+        transport::flush(&communicator.peers()[*rank as usize].address);
     }
     if leave(communicator) && !settings().finalize_is_local {
         for rank in remote {
-            communicator.take(rank, Tag::Ended)?;
+            // It stays there: a peer that has said so may go.
+            communicator.mailbox.await_message(rank, Tag::Ended, || communicator.is_stopped())?;
         }
     }
     Ok(())
@@ -83,7 +85,7 @@ fn abort(function: &'static str, communicator: &Communicator) {
         }
     }
     end(function, communicator);
-    communicator.stop();
+    communicator.abort();
     communicator.wait_for_rest();
     if communicator.state().phase != Phase::Finalized {
         leave(communicator);

@@ -1,17 +1,18 @@
 //! Groups, and how work gets into streams: at once, or late and by another thread.
 
-use super::communicator::{Communicator, Inside, on_device, still_there};
+use super::communicator::{Communicator, still_there};
+use super::inside::Inside;
 use super::operation::Operation;
 use super::perform::Fused;
 use super::result::*;
 use crate::call::{Answer, Code};
-use crate::cuda::capture;
 use crate::cuda::queue::Stream;
 use crate::cuda::stream;
+use crate::cuda::{capture, context};
 use crate::handles::Handle;
 use crate::pointers::Out;
 use crate::random;
-use crate::settings::settings;
+use crate::settings::{When, failure, settings};
 use crate::violation::violation;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -50,6 +51,17 @@ fn is_open() -> bool {
     GROUP.with_borrow(|group| group.depth > 0)
 }
 
+/// A call was told to fail: that is an error of the group that it is in, or the end of it.
+pub fn failed(function: &str, code: Code) {
+    if function == "ncclGroupEnd" {
+        // As in NCCL, the group is over, and what was queued is dropped.
+        drop(leave());
+    } else if function.starts_with("nccl") {
+        // It is the caller's to answer; here it is only taken down.
+        let _ = note::<()>(Err(code));
+    }
+}
+
 /// Passes the result of a call on; inside a group an error makes the group fail.
 pub fn note<T>(result: Result<T, Code>) -> Result<T, Code> {
     if let Err(code) = &result
@@ -65,11 +77,14 @@ pub fn note<T>(result: Result<T, Code>) -> Result<T, Code> {
 pub fn operate(function: &'static str, queued: Queued) -> Answer {
     // A collective of one rank does not wait for the end of a group.
     let at_once = queued.operation.communicator.ranks == 1 && queued.operation.kind.is_collective();
-    if is_open() && !at_once {
-        GROUP.with_borrow_mut(|group| group.queued.push(queued));
-        return Ok(());
+    if !is_open() {
+        return launch(function, vec![queued]);
     }
-    launch(function, vec![queued])
+    if at_once {
+        return enqueue(function, vec![queued]);
+    }
+    GROUP.with_borrow_mut(|group| group.queued.push(queued));
+    Ok(())
 }
 
 /// Does a job: now, or at the end of the group.
@@ -136,7 +151,7 @@ fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
     let _inside: Vec<Inside> = communicators.iter().map(|c| Inside::enter(function, c.device)).collect();
     let Some(first) = communicators.first() else { return Ok(()) };
     if first.config.blocking || !random::shared().chance(settings().in_progress) {
-        return on_device(first.device, || enqueue(function, queued))
+        return context::runtime_on_device(first.device, || enqueue(function, queued))
             .map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("CUDA error {code}")));
     }
     communicators.iter().for_each(|communicator| communicator.begin_job());
@@ -145,7 +160,9 @@ fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
         let aborted = communicators.iter().any(|communicator| communicator.is_stopped());
         let result = if aborted { Ok(()) } else { enqueue(function, queued) };
         let code = result.map_or(UNHANDLED_CUDA_ERROR, |()| SUCCESS);
-        communicators.iter().for_each(|communicator| communicator.end_job(code));
+        for communicator in communicators {
+            communicator.end_job(late_failure(function, communicator.rank).unwrap_or(code));
+        }
     });
     Err(IN_PROGRESS)
 }
@@ -176,6 +193,13 @@ fn enqueue(function: &'static str, queued: Vec<Queued>) -> Answer {
     Ok(())
 }
 
+/// The code with which work in the background was told to end.
+fn late_failure(function: &str, rank: u32) -> Option<Code> {
+    let told =
+        failure(When::Late, function, None).or_else(|| failure(When::Late, function, Some(rank as i32)));
+    told.map(|code| fail(code, format!("{function} was told to fail late")))
+}
+
 /// Does jobs, all at the same time.
 fn run(jobs: Vec<Job>) -> Answer {
     let blocking = jobs.first().is_none_or(|job| job.communicator.config.blocking);
@@ -184,7 +208,8 @@ fn run(jobs: Vec<Job>) -> Answer {
             job.communicator.begin_job();
             std::thread::spawn(move || {
                 random::shared().dawdle();
-                let code = (job.body)();
+                let told = late_failure(job.function, job.communicator.rank);
+                let code = told.unwrap_or_else(job.body);
                 job.communicator.end_job(code);
             });
         }

@@ -1,6 +1,6 @@
 //! How communicators begin.
 
-use super::communicator::{Communicator, end, on_device};
+use super::communicator::{Communicator, end};
 use super::config::Config;
 use super::group::{self, Job, note};
 use super::result::*;
@@ -152,7 +152,7 @@ fn init_all(function: &'static str, comms: Out<Handle>, count: c_int, devices: I
     for (rank, device) in chosen.into_iter().enumerate() {
         let begin = || init(function, comms.nth(rank), (rank as c_int, count), id, Config::default());
         // An error is the group's, too.
-        let _ = note(on_device(device, begin));
+        let _ = note(context::runtime_on_device(device, begin));
     }
     match group::ncclGroupEnd() {
         SUCCESS => Ok(()),

@@ -2,7 +2,7 @@
 //!
 //! | File | What it has |
 //! |---|---|
-//! | `communicator.rs` | a communicator's state, and who may call what when |
+//! | `communicator.rs`, `inside.rs` | a communicator's state, and who may call what when |
 //! | `init.rs`, `derive.rs`, `ending.rs` | how communicators begin, beget others, and end |
 //! | `group.rs` | groups, and how work gets into streams: at once or late |
 //! | `collective.rs`, `one_sided.rs` | the functions that enqueue operations |
@@ -18,6 +18,7 @@ pub mod derive;
 pub mod ending;
 pub mod group;
 pub mod init;
+pub mod inside;
 pub mod one_sided;
 pub mod operation;
 pub mod perform;

@@ -4,60 +4,17 @@
 //! driver through cudarc, and NCCL through a small table of its functions.
 
 #[cfg(target_os = "linux")]
-mod capture;
-#[cfg(target_os = "linux")]
-mod child;
-#[cfg(target_os = "linux")]
-mod communicators;
-#[cfg(target_os = "linux")]
-mod cuda;
-#[cfg(target_os = "linux")]
-mod failures;
-#[cfg(target_os = "linux")]
-mod matrix;
-#[cfg(target_os = "linux")]
-mod nccl;
-#[cfg(target_os = "linux")]
-mod operations;
-#[cfg(target_os = "linux")]
-mod violations;
-#[cfg(target_os = "linux")]
-mod world;
+mod suite;
 
-use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
-    let scenarios = [
-        cuda::SCENARIOS,
-        capture::SCENARIOS,
-        matrix::SCENARIOS,
-        operations::SCENARIOS,
-        communicators::SCENARIOS,
-        failures::SCENARIOS,
-        violations::SCENARIOS,
-    ];
-    if let Some(code) = phalanx_testkit::processes::serve(&scenarios.concat()) {
-        return code;
-    }
-    let trials = [
-        cuda::trials(),
-        capture::trials(),
-        matrix::trials(),
-        operations::trials(),
-        communicators::trials(),
-        failures::trials(),
-        violations::trials(),
-    ];
-    run(trials.into_iter().flatten().collect())
+    suite::main()
 }
 
 #[cfg(not(target_os = "linux"))]
 fn main() -> ExitCode {
-    run(Vec::new())
-}
-
-fn run(trials: Vec<Trial>) -> ExitCode {
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    eprintln!("not run: the emulator is for Linux");
+    ExitCode::SUCCESS
 }

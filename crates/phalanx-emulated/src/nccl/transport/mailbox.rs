@@ -51,6 +51,11 @@ impl Mailbox {
         self.wait(stop, |contents| contents.messages.get_mut(&(from, tag))?.pop_front())
     }
 
+    /// Waits for a message and leaves it there.
+    pub fn await_message(&self, from: u32, tag: Tag, stop: impl Fn() -> bool) -> Result<(), Stopped> {
+        self.wait(stop, |contents| contents.messages.contains_key(&(from, tag)).then_some(()))
+    }
+
     /// Whether a message is there.
     pub fn has(&self, from: u32, tag: Tag) -> bool {
         lock(&self.contents).messages.get(&(from, tag)).is_some_and(|messages| !messages.is_empty())

@@ -30,11 +30,18 @@ pub type Place = (u64, u32);
 
 struct Endpoint {
     address: Address,
-    links: Mutex<HashMap<Address, Sender<Message>>>,
+    links: Mutex<HashMap<Address, Sender<Item>>>,
     boxes: Mutex<HashMap<Place, Arc<Mailbox>>>,
     /// Communicators that ended here: what still arrives for them is dropped.
     ended: Mutex<HashSet<Place>>,
     gone: Mutex<HashSet<Address>>,
+}
+
+/// What the thread of a connection does next.
+enum Item {
+    Send(Message),
+    /// Answers when everything before it has been written.
+    Flush(Sender<()>),
 }
 
 /// A number that no other process and no other call gets.
@@ -78,17 +85,32 @@ pub fn send(to: &Address, message: Message) {
     let mut links = lock(&endpoint().links);
     let link = links.entry(to.clone()).or_insert_with(|| connect(to.clone()));
     // If its thread is gone, so is the process that it wrote to.
-    let _ = link.send(message);
+    let _ = link.send(Item::Send(message));
 }
 
-fn connect(to: Address) -> Sender<Message> {
-    let (sender, messages) = mpsc::channel::<Message>();
+/// Waits until everything for a process has been written, so that it arrives even if this process ends.
+pub fn flush(to: &Address) {
+    let (sender, written) = mpsc::channel();
+    if let Some(link) = lock(&endpoint().links).get(to) {
+        // As above.
+        let _ = link.send(Item::Flush(sender));
+    }
+    // An error is an answer, too: there is nobody left to write to.
+    let _ = written.recv();
+}
+
+fn connect(to: Address) -> Sender<Item> {
+    let (sender, items) = mpsc::channel();
     std::thread::spawn(move || {
         let work = || -> std::io::Result<()> {
             let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&to)?)?;
             message::write_text(&mut stream, address())?;
-            for message in messages {
-                stream.write_all(&message.encode())?;
+            for item in items {
+                match item {
+                    Item::Send(message) => stream.write_all(&message.encode())?,
+                    // Who asked may have gone.
+                    Item::Flush(written) => drop(written.send(())),
+                }
             }
             Ok(())
         };
@@ -143,6 +165,11 @@ fn lost(address: &Address) {
         return;
     }
     super::communicator::peer_process_ended(address);
+    wake();
+}
+
+/// Lets everyone who waits at a mailbox look whether to stop.
+pub fn wake() {
     let boxes: Vec<Arc<Mailbox>> = lock(&endpoint().boxes).values().cloned().collect();
     boxes.iter().for_each(|mailbox| mailbox.wake());
 }

@@ -7,7 +7,7 @@ use crate::call::Code;
 use crate::lock;
 use crate::nccl::result::{INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, SYSTEM_ERROR, fail};
 use crate::violation::violation;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 /// `ncclUniqueId`.
@@ -36,7 +36,7 @@ struct Meeting {
     over: bool,
 }
 
-static MEETINGS: Mutex<Option<HashMap<u64, Meeting>>> = Mutex::new(None);
+static MEETINGS: Mutex<BTreeMap<u64, Meeting>> = Mutex::new(BTreeMap::new());
 
 impl UniqueId {
     /// An id whose ranks meet in this process.
@@ -108,7 +108,7 @@ pub fn arrive(message: Message) {
     let [ranks, device] = words(&message.body);
     let from = String::from_utf8_lossy(&message.body[16..]).into_owned();
     let mut meetings = lock(&MEETINGS);
-    let meeting = meetings.get_or_insert_default().entry(message.communicator).or_default();
+    let meeting = meetings.entry(message.communicator).or_default();
     if meeting.over {
         return table(&from, message.communicator, message.from, numbers(&[USED]));
     }

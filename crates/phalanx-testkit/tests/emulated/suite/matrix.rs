@@ -1,8 +1,8 @@
 //! Every collective, type and reduction, on ranks as threads and as processes, in place and out of place.
 
-use crate::child::{Settings, emulated, succeeds};
-use crate::nccl::{expect, nccl, ok};
-use crate::world::{Rank, at, own_rank, shared_id, threads, unique_id};
+use super::child::{Settings, emulated, succeeds};
+use super::nccl::{expect, nccl, ok};
+use super::world::{Rank, at, own_rank, shared_id, threads, unique_id};
 use libtest_mimic::Trial;
 use phalanx::{DType, ReduceOp};
 use phalanx_testkit::number::Wide;
@@ -139,7 +139,7 @@ impl Case<'_> {
     ) -> Result<(), String> {
         let rank = self.rank;
         let send = rank.upload(&bytes(input));
-        let receive = rank.upload(&vec![0x5au8; (expected.len() * size_of::<T>()).max(1)]);
+        let receive = rank.upload(&vec![0x5au8; size_of_val(expected).max(1)]);
         rank.done(what, call(at(&send), at(&receive)))?;
         if !expected.is_empty() {
             self.compare(what, &values::<T>(&rank.download(&receive)), expected)?;
@@ -149,14 +149,14 @@ impl Case<'_> {
         let block = self.len * size_of::<T>();
         let all = (input.len().max(expected.len())) * size_of::<T>();
         let mut whole = vec![0u8; all];
-        whole[send_block * block..][..input.len() * size_of::<T>()].copy_from_slice(&bytes(input));
+        whole[send_block * block..][..size_of_val(input)].copy_from_slice(&bytes(input));
         let whole = rank.upload(&whole);
         rank.done(
             what,
             call(at(&whole) + (send_block * block) as u64, at(&whole) + (receive_block * block) as u64),
         )?;
         let result = rank.download(&whole);
-        let result = &result[receive_block * block..][..expected.len() * size_of::<T>()];
+        let result = &result[receive_block * block..][..size_of_val(expected)];
         self.compare(&format!("{what} in place"), &values::<T>(result), expected)
     }
 

@@ -1,6 +1,6 @@
 //! Ranks as threads of a process, each with a device, a stream and a communicator; or as processes.
 
-use crate::nccl::{Config, IN_PROGRESS, SUCCESS, UniqueId, nccl, ok};
+use super::nccl::{Config, IN_PROGRESS, SUCCESS, UniqueId, nccl, ok};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use std::path::Path;
 use std::sync::Arc;
@@ -66,6 +66,24 @@ impl Rank {
         self.stream.synchronize().expect("the stream works");
         result
     }
+}
+
+/// Waits until an operation has begun that will write to all of `output`: it holds garbage then.
+pub fn begun<T: cudarc::driver::DeviceRepr>(rank: &Rank, output: &CudaSlice<T>) -> Result<(), String> {
+    // A stream that waits for nothing.
+    let hasty = rank.context.new_stream().map_err(|error| error.to_string())?;
+    let mut seen = vec![0u8; output.len() * size_of::<T>()];
+    let since = Instant::now();
+    while seen.iter().any(|byte| *byte != 0xff) {
+        if since.elapsed() > Duration::from_secs(20) {
+            return Err("the operation does not begin".into());
+        }
+        // SAFETY: the memory is there; what it holds at this moment is the question.
+        unsafe { cudarc::driver::result::memcpy_dtoh_async(&mut seen, at(output), hasty.cu_stream()) }
+            .and_then(|()| hasty.synchronize())
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
 /// The address of a slice.

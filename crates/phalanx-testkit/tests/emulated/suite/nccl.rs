@@ -22,7 +22,7 @@ pub struct Config {
     pub most_ctas: c_int,
     pub network: usize,
     pub split_share: c_int,
-    _padding: c_int,
+    pub padding: c_int,
 }
 
 impl Config {
@@ -39,7 +39,7 @@ impl Config {
             most_ctas: undefined,
             network: 0,
             split_share: undefined,
-            _padding: 0,
+            padding: 0,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The driver, through cudarc: streams that are late, events, memory that is gone when it is freed.
 
-use crate::child::{crashes, succeeds, violates};
-use crate::world::at;
+use super::child::{crashes, succeeds, violates};
+use super::world::at;
 use cudarc::driver::result::{self, stream::StreamKind};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use libtest_mimic::Trial;
@@ -203,6 +203,7 @@ fn copies(_: &[String]) -> Outcome {
     pinned.as_mut_slice().context(|| "pinned".into())?.fill(9);
     let slice = stream.clone_htod(&pinned).context(|| "from pinned".into())?;
     check("from pinned", stream.clone_dtoh(&slice) == Ok(vec![9; 50]))?;
+    // SAFETY: as above.
     let mut back = unsafe { context.alloc_pinned::<u32>(50) }.context(|| "pinned".into())?;
     back.as_mut_slice().context(|| "pinned".into())?.fill(1);
     let early = at_pinned(&back)?;

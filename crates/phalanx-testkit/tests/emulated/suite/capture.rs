@@ -1,8 +1,8 @@
 //! Graphs: what is captured is done at each launch, and what it needs must live as long.
 
-use crate::child::{succeeds, violates};
-use crate::nccl::{Config, expect, nccl, ok};
-use crate::world::{Rank, at, threads, unique_id};
+use super::child::{succeeds, violates};
+use super::nccl::{Config, expect, nccl, ok};
+use super::world::{Rank, at, threads, unique_id};
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode as Mode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError};
 use libtest_mimic::Trial;
@@ -164,7 +164,7 @@ fn kept(_: &[String]) -> Outcome {
 }
 
 /// A rank whose slices are not tracked by events, as captures need it.
-fn rank(id: crate::nccl::UniqueId, rank: usize, ranks: usize) -> Result<Rank, String> {
+fn rank(id: super::nccl::UniqueId, rank: usize, ranks: usize) -> Result<Rank, String> {
     let _context = context(rank)?;
     let rank = Rank::begin(id, rank, ranks, true)?;
     // SAFETY: every slice is used on one stream.
