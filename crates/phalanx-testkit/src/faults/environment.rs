@@ -63,6 +63,7 @@ pub fn cases() -> Vec<Case> {
     add("missing_ranks", || missing_ranks(&[1, 2]));
     add("dies_before_init", dies_before_init);
     add("late_rank", late_rank);
+    add("too_late", too_late);
     add("torchrun", torchrun);
     add("several_hosts", several_hosts);
     cases
@@ -97,6 +98,8 @@ fn malformed() -> Result<(), String> {
         ("PHALANX_LOCAL_WORLD_SIZE", "0"),
         ("PHALANX_TIMEOUT", "soon"),
         ("PHALANX_TIMEOUT", "-5"),
+        ("PHALANX_STOPPED_TIMEOUT", "never"),
+        ("PHALANX_TRACE_SIGNAL", "KILL"),
         ("PHALANX_BACKEND", "carrier-pigeon"),
     ];
     let problems: Vec<String> = cases.iter().filter_map(|(name, value)| refused(name, value).err()).collect();
@@ -229,6 +232,28 @@ fn late_rank() -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// A rank that comes when the job has long begun, or is of an earlier attempt: it is told that nobody waits for it,
+/// and those who work are not disturbed.
+fn too_late() -> Result<(), String> {
+    let job = format!("too-late-{}", std::process::id());
+    let mut working =
+        Launch::new("gone/short_stop", 4).env("PHALANX_JOB", &job).deadline(DEADLINE).start()?;
+    for rank in 0..4 {
+        working.await_phase(rank, "working")?;
+    }
+    let late = Launch::new("environment/init", 4).env("PHALANX_JOB", &job).env("PHALANX_TIMEOUT", "0.5");
+    let late = (0..3).fold(late, |late, rank| late.without_rank(rank));
+    for fields in told(late, 1, Duration::from_secs(2))? {
+        has(&fields, "kind", "bootstrap")?;
+        has(&fields, "missing", 0)?;
+    }
+    let ended = working.finish();
+    match ended.iter().find(|rank| rank.outcome.is_err()) {
+        None => Ok(()),
+        Some(disturbed) => Err(format!("{disturbed:?}")),
+    }
 }
 
 /// torchrun's variables instead of phalanx's own.

@@ -75,17 +75,10 @@ pub fn region() -> Result<u64, String> {
     Ok(regions.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum())
 }
 
-/// Sockets and shared memory objects of this library that any process of the host has under a name.
+/// Shared memory objects of this library that have a name. (Its sockets are abstract: they end with the processes that
+/// have them open.)
 pub fn names() -> Result<Vec<String>, String> {
-    let mut names = Vec::new();
-    if let Ok(entries) = std::fs::read_dir("/dev/shm") {
-        let files = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
-        names.extend(files.filter(|name| name.to_lowercase().contains("phalanx")));
-    }
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    names.extend(
-        sockets.lines().filter_map(|line| line.split_once("@phalanx-")).map(|(_, name)| name.to_owned()),
-    );
-    names.sort();
-    Ok(names)
+    let entries = std::fs::read_dir("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
+    let files = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
+    Ok(files.filter(|name| name.to_lowercase().contains("phalanx")).collect())
 }

@@ -469,19 +469,9 @@ fn reports(plan: &Plan, ended: &[Ended]) -> Result<Vec<String>, String> {
     ended.iter().map(report).collect()
 }
 
-/// Other jobs come and go, but what is left by this one stays.
 fn nothing_left(before: &[String]) -> Result<(), String> {
-    let since = Instant::now();
-    loop {
-        let new: Vec<_> = holdings::names()?.into_iter().filter(|name| !before.contains(name)).collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        if since.elapsed() > Duration::from_secs(3) {
-            return Err(format!("names are left: {new:?}"));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let new: Vec<_> = holdings::names()?.into_iter().filter(|name| !before.contains(name)).collect();
+    if new.is_empty() { Ok(()) } else { Err(format!("names are left: {new:?}")) }
 }
 
 fn judge(plan: &Plan, reports: &[String]) -> Result<(), String> {

@@ -210,6 +210,8 @@ fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
         // The typed error of this platform.
         crate::os::SharedFile::create()?;
     }
+    // Said before anybody is kept waiting.
+    stopped_timeout_from_environment()?;
     let met = rendezvous::meet(place, timeout)?;
     let members = (0..place.world_size).collect();
     Ok(HostComm::attach(met.world, met.channel, place.rank, members, timeout))

@@ -76,7 +76,13 @@ mod counter {
     /// Whether it runs at one rate whatever the cores do ("invariant TSC"); Linux then uses it for its clock too.
     pub fn is_steady() -> bool {
         const POWER: u32 = 0x8000_0007;
-        __cpuid(0x8000_0000).eax >= POWER && __cpuid(POWER).edx & (1 << 8) != 0
+        #[allow(
+            unused_unsafe,
+            reason = "a safe function in newer compilers than the oldest that is supported"
+        )]
+        // SAFETY: every x86-64 processor has the instruction.
+        let cpuid = |leaf| unsafe { __cpuid(leaf) };
+        cpuid(0x8000_0000).eax >= POWER && cpuid(POWER).edx & (1 << 8) != 0
     }
 
     #[inline(always)]

@@ -1,14 +1,14 @@
 //! One rank's end of a channel: who the others are, waiting for them, and giving up.
 
-use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, MAX_RANKS, RECORDS, RankState};
+use super::blame::is_message;
+use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
 use super::liveness::Liveness;
 use super::protocol::Fences;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
-use super::world::{Kind, Segment, Standing, World};
+use super::world::{Kind, Segment, World};
 use crate::backend::{Call, Departure, Operation};
 use crate::error::{Error, PeerEvent, Result};
-use crate::os::Halt;
 use crate::sync::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -336,84 +336,6 @@ impl Endpoint {
         }
     }
 
-    /// Who holds everybody up: those who have not called the collective, or the ranks that are awaited; and if
-    /// such a rank waits for another itself, the one at the end of the chain.
-    pub fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
-        let is_absent =
-            |rank: &usize| self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence);
-        let mut absent = Vec::new();
-        if !is_message(record) {
-            absent = (0..self.ranks).filter(is_absent).collect();
-        }
-        let suspects = if absent.is_empty() { awaited } else { &absent };
-        let mut missing: Vec<usize> =
-            suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        missing
-    }
-
-    /// Follows who waits for whom, in whichever communicator, to a rank that does not wait, or was stopped while it
-    /// did; `None` if the chain is a circle. Of ranks that are not in this channel, the one that waits for them.
-    pub fn end_of_chain(&self, rank: usize) -> Option<usize> {
-        let (mut end, mut world_rank) = (rank, self.members[rank]);
-        for _ in 0..MAX_RANKS {
-            if let Some(member) = self.members.iter().position(|member| *member == world_rank) {
-                end = member;
-            }
-            let standing = self.world.standing(world_rank);
-            let pid = standing.pid.load(Ordering::Relaxed);
-            if self.world.is_processes() && crate::os::halt(pid).is_some() {
-                return Some(end);
-            }
-            match standing.waits_for.load(Ordering::Acquire) {
-                0 => return Some(end),
-                next => world_rank = next as usize - 1,
-            }
-            if world_rank == self.members[self.rank] {
-                return None;
-            }
-        }
-        None
-    }
-
-    fn standing(&self, rank: usize) -> &Standing {
-        self.world.standing(self.members[rank])
-    }
-
-    /// What a rank was last seen doing, for error messages.
-    pub fn last_seen(&self, rank: usize) -> String {
-        let state = self.channel.state(rank);
-        let pid = self.pid(rank);
-        let message = state.last_message();
-        let mut text = match state.last_announced() {
-            _ if pid == 0 => return "it has not joined".into(),
-            None if message.is_none() => "it has made no call yet".into(),
-            None => "it has called no collective".into(),
-            Some((sequence, record)) if state.done_operation.get() >= sequence => {
-                format!("it has completed {record}, operation number {sequence}, and called nothing since")
-            }
-            Some((sequence, record)) => format!("it is in {record}, operation number {sequence}"),
-        };
-        if let Some(message) = message {
-            text.push_str(&format!(", and its last message is {message}"));
-        }
-        if self.world.is_processes() {
-            text.push_str(&format!(", process {pid}"));
-            match crate::os::halt(pid) {
-                Some(Halt::Stopped) => text.push_str(", which is stopped"),
-                Some(Halt::Traced) => text.push_str(", which is stopped by a debugger"),
-                None => {}
-            }
-        }
-        text
-    }
-
-    /// A rank's process.
-    pub fn pid(&self, rank: usize) -> u32 {
-        self.channel.state(rank).life.pid.load(Ordering::Relaxed)
-    }
-
     /// The verdict if this rank and `peer` announced different calls under the same number.
     pub fn compare_records(&self, peer: usize, sequence: u64) -> Option<Verdict> {
         let own = self.own().announced(sequence)?;
@@ -471,9 +393,4 @@ fn forked() -> Error {
         why: "the rank is the process that made it, and this is a copy".into(),
         remedy: "make communicators after fork, or start the process with exec".into(),
     }
-}
-
-fn is_message(record: &Record) -> bool {
-    use crate::backend::Operation::{Recv, Send};
-    matches!(record.operation, Send | Recv)
 }

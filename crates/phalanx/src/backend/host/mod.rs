@@ -9,13 +9,14 @@
 //! | `protocol.rs` | the words through which ranks talk |
 //! | `layout.rs`, `world.rs` | where they lie, and the memory they lie in |
 //! | `endpoint.rs` | waiting, noticing who is gone, giving up |
-//! | `record.rs`, `verdict.rs` | who called what, and why the communicator failed |
+//! | `record.rs`, `verdict.rs`, `blame.rs` | who called what, why the communicator failed, and who is at fault |
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
 //! | `message.rs` | point to point |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
 
 pub(in crate::backend) mod arithmetic;
+mod blame;
 mod collective;
 mod endpoint;
 mod layout;
