@@ -71,6 +71,8 @@ pub struct Server {
     commands: Sender<Command>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
+    /// The process that began it.
+    process: u32,
 }
 
 enum Command {
@@ -105,7 +107,7 @@ impl Server {
         };
         let thread = std::thread::Builder::new().name("phalanx-store".into());
         let thread = thread.spawn(move || service.run()).map_err(refused("starting the store's thread"))?;
-        Ok(Server { address: bound, commands, waker, thread: Some(thread) })
+        Ok(Server { address: bound, commands, waker, thread: Some(thread), process: std::process::id() })
     }
 
     /// Where it listens.
@@ -127,8 +129,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let thread = self.thread.take();
+        if std::process::id() != self.process {
+            // A fork has no such thread, and the parent's goes on.
+            return std::mem::forget(thread);
+        }
         self.command(Command::Stop);
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }
