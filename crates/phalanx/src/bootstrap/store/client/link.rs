@@ -150,7 +150,7 @@ impl Link {
 
     /// The error that an answer without the wanted means.
     pub fn unexpected(&self, what: &str, timeout: Duration, reply: Reply) -> Error {
-        let member = self.member.group.member();
+        let member = self.member.role.name();
         let (problem, remedy, missing) = match reply {
             Reply::TimedOut { missing, .. } if missing.is_empty() => (
                 format!("{what}: nobody has set it within {timeout:.1?}"),

@@ -3,7 +3,7 @@
 mod connect;
 mod link;
 
-use super::protocol::{Group, MAX_KEY, MAX_VALUE, Reply, Request};
+use super::protocol::{MAX_KEY, MAX_VALUE, Reply, Request, Role};
 use super::server::Server;
 use super::{Lost, Rendezvous};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
     /// Rank or node.
-    pub group: Group,
+    pub role: Role,
     /// Its number.
     pub rank: u32,
     /// How many there are.
@@ -46,7 +46,7 @@ impl Store {
         timeout: Duration,
     ) -> Result<Store> {
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let member = Member { group: Group::Ranks, rank: number(rank), size: number(world_size) };
+        let member = Member { role: Role::Rank, rank: number(rank), size: number(world_size) };
         Store::join(rendezvous, member, timeout)
     }
 
