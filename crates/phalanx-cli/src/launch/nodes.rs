@@ -5,7 +5,7 @@ use super::job::Outcome;
 use super::notice::Notice;
 use super::part::{self, Part, StoreAt};
 use anyhow::{Context, Result, ensure};
-use phalanx::store::{Group, Host, Member, Rendezvous, Server, Store, Token, server};
+use phalanx::store::{Host, Member, Rendezvous, Role, Server, Store, Token, server};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +60,7 @@ impl Nodes {
         let address = address.to_owned();
         let rendezvous =
             Rendezvous { address: address.clone(), token: token.clone(), epoch: 0, host: Host::Rank(0) };
-        let member = Member { group: Group::Nodes, rank: count(node)?, size };
+        let member = Member { role: Role::Node, rank: count(node)?, size };
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -6,6 +6,8 @@ mod common;
 #[cfg(target_os = "linux")]
 mod loopback;
 #[cfg(target_os = "linux")]
+mod members;
+#[cfg(target_os = "linux")]
 mod namespaces;
 #[cfg(target_os = "linux")]
 mod network;
@@ -27,7 +29,7 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // Time limits are checked: trials must not take the cores from one another.
     args.test_threads.get_or_insert(1);
-    let trials = [loopback::trials(), torchrun::trials(), namespaces::trials()];
+    let trials = [loopback::trials(), members::trials(), torchrun::trials(), namespaces::trials()];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }
 

@@ -3,10 +3,9 @@
 use super::loopback::Job;
 use super::network::{Network, obstacle};
 use super::node::Node;
-use super::rank::{MEMBER, PART};
+use super::rank::{self, PART};
 use super::torchrun;
 use libtest_mimic::{Failed, Trial};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
@@ -91,11 +90,9 @@ fn torchrun_on_two_hosts(network: &Network) -> Result<(), Failed> {
 
 /// Ranks 0 (with the store) and 1 on one side, rank 2 on the other.
 fn ranks_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> Result<(), Failed> {
+    let address = format!("{}:29500", network.address(0));
     let ranks = [0, 1, 2].map(|rank| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let member = format!("{}:29500 {rank} 3", network.address(0));
-        command.env(PART, "member").env(MEMBER, member);
-        Node::start(network.inside(usize::from(rank == 2), &command))
+        Node::start(network.inside(usize::from(rank == 2), &rank::member_command(&address, rank, 3)))
     });
     for rank in &ranks {
         rank.wait_for("ready")?;

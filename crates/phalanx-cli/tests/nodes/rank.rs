@@ -2,15 +2,22 @@
 
 use phalanx::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use std::io::Write;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 /// Names the part that a process plays.
 pub const PART: &str = "NODES_TEST_PART";
 /// For the part `member`: the store's address, this rank, and the number of ranks.
-pub const MEMBER: &str = "NODES_TEST_MEMBER";
+const MEMBER: &str = "NODES_TEST_MEMBER";
 /// Longer than anything here takes when it works.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// This test program as a rank in a store.
+pub fn member_command(address: &str, rank: usize, size: usize) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(PART, "member").env(MEMBER, format!("{address} {rank} {size}"));
+    command
+}
 
 /// In a process that a test started: plays its part.
 pub fn serve() -> Option<ExitCode> {

@@ -1,7 +1,7 @@
 //! Who is let in: numbers, sizes and epochs that cannot be right.
 
 use super::{PATIENCE, bootstrap_error, connect, eventually, server, token};
-use phalanx::store::{Group, Host, Member, Rendezvous, Server, Settings, Store};
+use phalanx::store::{Host, Member, Rendezvous, Role, Server, Settings, Store};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,7 @@ fn another_epoch_is_refused_and_does_no_harm() {
 #[test]
 fn nodes_and_ranks_do_not_mix() {
     let (server, mut rendezvous) = server(Settings::default());
-    let node = Member { group: Group::Nodes, rank: 0, size: 1 };
+    let node = Member { role: Role::Node, rank: 0, size: 1 };
     let node = Store::join(&rendezvous, node, PATIENCE).unwrap();
     let rank = connect(&rendezvous, 0, 2);
     assert_eq!(node.exchange("k", b"node", PATIENCE).unwrap(), [b"node"]);

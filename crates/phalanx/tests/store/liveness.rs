@@ -135,3 +135,30 @@ fn the_end_of_a_store_without_goodbye_is_the_loss_of_its_host() {
     assert_eq!(lost[0].rank, 0);
     assert!(lost[0].why.contains("it hosts the store"), "{}", lost[0].why);
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_fork_neither_speaks_nor_leaves_for_its_parent() {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+        fn _exit(status: i32) -> !;
+    }
+    let (server, rendezvous) = server(Settings::default());
+    let store = connect(&rendezvous, 0, 1);
+    // SAFETY: the child makes calls that need no other thread, and ends without running anything else.
+    let child = unsafe { fork() };
+    if child == 0 {
+        let refused = store.set("k", b"of the fork", PATIENCE).is_err();
+        drop(store);
+        drop(server);
+        // SAFETY: it ends this process.
+        unsafe { _exit(if refused { 0 } else { 1 }) }
+    }
+    let mut status = -1;
+    // SAFETY: a child of this process, and a place for its status.
+    let waited = unsafe { waitpid(child, &mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+    store.set("k", b"of the parent", PATIENCE).unwrap();
+    assert_eq!(store.lost(), []);
+}

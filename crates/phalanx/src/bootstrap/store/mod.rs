@@ -24,7 +24,7 @@ pub mod session;
 mod watch;
 
 pub use client::{Member, Store};
-pub use protocol::Group;
+pub use protocol::Role;
 pub use server::{Server, Settings};
 pub use session::Token;
 

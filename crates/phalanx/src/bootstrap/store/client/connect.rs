@@ -109,14 +109,14 @@ fn attempt(
                 "the store at {} speaks version {} of the protocol, this {} version {VERSION}",
                 rendezvous.address,
                 theirs.version,
-                member.group.member(),
+                member.role.name(),
             ),
             "use one version of phalanx in all processes of the job",
         )));
     }
     let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs);
-    let Member { group, rank, size } = member;
-    let join = Request::Join { group, rank, size, epoch: rendezvous.epoch };
+    let Member { role, rank, size } = member;
+    let join = Request::Join { role, rank, size, epoch: rendezvous.epoch };
     stream.write_all(&to.seal(&join.encode())).map_err(Failed::Closed)?;
 
     let (reply, rest) = first_reply(&mut stream, &mut from, rendezvous)?;
@@ -125,7 +125,7 @@ fn attempt(
             Ok(Session { stream, to, from, silence: Duration::from_millis(silence.into()), rest })
         }
         Reply::Refused { reason, .. } => Err(Failed::Final(Error::bootstrap(
-            format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, group.member()),
+            format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, role.name()),
             "give each process a number of its own, and all the same size, job and restart count",
         ))),
         _ => Err(stranger(Malformed("it answers without a welcome"))),

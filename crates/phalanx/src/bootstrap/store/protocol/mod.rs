@@ -29,21 +29,21 @@ pub const MAX_JOIN: usize = 64;
 #[error("not a message of the store: {0}")]
 pub struct Malformed(pub &'static str);
 
-/// Who is counted together: the ranks of a job, or the launchers of its nodes.
+/// What a member of the job is. Ranks and nodes are counted, and keep their values, apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Group {
-    /// The ranks.
-    Ranks,
+pub enum Role {
+    /// A rank.
+    Rank,
     /// `phalanx launch`, once on each node.
-    Nodes,
+    Node,
 }
 
-impl Group {
-    /// What a member is called.
-    pub fn member(self) -> &'static str {
+impl Role {
+    /// Its name.
+    pub fn name(self) -> &'static str {
         match self {
-            Group::Ranks => "rank",
-            Group::Nodes => "node",
+            Role::Rank => "rank",
+            Role::Node => "node",
         }
     }
 }
@@ -108,11 +108,11 @@ impl Greeting {
 pub enum Request {
     /// The first request: who this is.
     Join {
-        /// Of which group.
-        group: Group,
-        /// Its number in it.
+        /// What it is.
+        role: Role,
+        /// Its number.
         rank: u32,
-        /// How many the group has, as this client was told.
+        /// How many there are, as this client was told.
         size: u32,
         /// How often the job was restarted.
         epoch: u32,
@@ -217,7 +217,7 @@ pub enum Reply {
         /// What became of it.
         end: End,
     },
-    /// A member of the client's group is lost.
+    /// A member with the client's role is lost.
     Lost {
         /// Which.
         rank: u32,

@@ -4,10 +4,10 @@ use proptest::prelude::*;
 fn request() -> impl Strategy<Value = Request> {
     let bytes = || proptest::collection::vec(any::<u8>(), 0..2000);
     let key = || "[a-z/]{0,100}";
-    let group = prop_oneof![Just(Group::Ranks), Just(Group::Nodes)];
+    let role = prop_oneof![Just(Role::Rank), Just(Role::Node)];
     prop_oneof![
-        (group, any::<u32>(), any::<u32>(), any::<u32>())
-            .prop_map(|(group, rank, size, epoch)| Request::Join { group, rank, size, epoch }),
+        (role, any::<u32>(), any::<u32>(), any::<u32>())
+            .prop_map(|(role, rank, size, epoch)| Request::Join { role, rank, size, epoch }),
         (any::<u64>(), key(), bytes(), any::<bool>()).prop_map(|(id, key, value, keep)| Request::Set {
             id,
             key,
@@ -115,6 +115,6 @@ fn limits_hold() {
     assert_eq!(set(MAX_KEY + 1, 0), Err(Malformed("the key is too long")));
     assert_eq!(set(0, MAX_VALUE + 1), Err(Malformed("the value is too long")));
     assert_eq!(set(0, MAX_REQUEST), Err(Malformed("it is too long")));
-    let join = Request::Join { group: Group::Ranks, rank: u32::MAX, size: u32::MAX, epoch: u32::MAX };
+    let join = Request::Join { role: Role::Rank, rank: u32::MAX, size: u32::MAX, epoch: u32::MAX };
     assert!(join.encode().len() <= MAX_JOIN);
 }

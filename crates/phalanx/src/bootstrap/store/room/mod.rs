@@ -1,14 +1,14 @@
-//! What the store knows of one group: who is there, the values, and who waits for what.
+//! What the store knows of the ranks, or of the nodes: who is there, the values, and who waits for what.
 //!
 //! No sockets and no clocks: requests and the time come in, replies go out. So it is tested without either.
 
-use super::protocol::{End, Group, MAX_EXCHANGE, Reply, Request};
+use super::protocol::{End, MAX_EXCHANGE, Reply, Request, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 /// The most bytes a room keeps, keys included.
 const MAX_STORED: usize = 64 << 20;
-/// The most members of a group.
+/// The most members of a room.
 const MAX_MEMBERS: u32 = 4096;
 /// What a key costs beside its bytes.
 const KEY_COST: usize = 128;
@@ -16,9 +16,9 @@ const KEY_COST: usize = 128;
 /// Replies, and for whom they are.
 pub type Outbox = Vec<(u32, Reply)>;
 
-/// A group's part of the store.
+/// The store's part for one role.
 pub struct Room {
-    group: Group,
+    role: Role,
     /// How many members there are: said when the room was made, or by the first who joined.
     size: Option<u32>,
     members: BTreeMap<u32, Standing>,
@@ -75,9 +75,9 @@ impl Failed {
 }
 
 impl Room {
-    pub fn new(group: Group, size: Option<u32>) -> Room {
+    pub fn new(role: Role, size: Option<u32>) -> Room {
         Room {
-            group,
+            role,
             size,
             members: BTreeMap::new(),
             conflict: None,
@@ -88,7 +88,7 @@ impl Room {
         }
     }
 
-    /// Lets a member in, or says why not. Those who wait learn of it in `out` if it means that the group
+    /// Lets a member in, or says why not. Those who wait learn of it in `out` if it means that the room
     /// will never be complete.
     pub fn join(&mut self, rank: u32, size: u32, out: &mut Outbox) -> Result<(), String> {
         let problem = self.problem_with(rank, size);
@@ -108,7 +108,7 @@ impl Room {
     }
 
     fn problem_with(&self, rank: u32, size: u32) -> Option<String> {
-        let member = self.group.member();
+        let member = self.role.name();
         let expected = self.size.unwrap_or(size);
         if !(1..=MAX_MEMBERS).contains(&expected) {
             return Some(format!("{expected} {member}s are not possible: 1 to {MAX_MEMBERS} are"));
@@ -247,7 +247,7 @@ impl Room {
         let (rank, key) = (waiting.rank, waiting.key.clone());
         if let Some(exchange) = self.exchanges.get(&key).filter(|e| e.given.contains_key(&rank)) {
             let Some(failed) = &exchange.failed else {
-                let member = self.group.member();
+                let member = self.role.name();
                 return Err(format!("{member} {rank} takes part in the exchange {key:?} twice"));
             };
             out.push((rank, failed.reply(waiting.id)));

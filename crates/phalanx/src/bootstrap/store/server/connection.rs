@@ -3,7 +3,7 @@
 use super::Settings;
 use super::is_not_now;
 use crate::bootstrap::store::protocol::{
-    End, Greeting, Group, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Side, VERSION,
+    End, Greeting, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side, VERSION,
 };
 use crate::bootstrap::store::session::{self, Key, Token};
 use std::io::{self, Read, Write};
@@ -33,7 +33,7 @@ enum Phase {
     /// It has to prove that it knows the token, by its first request.
     Greeted { from: Key, to: Key },
     /// It has joined, or is about to be refused.
-    Proved { from: Key, to: Key, member: Option<(Group, u32)> },
+    Proved { from: Key, to: Key, member: Option<(Role, u32)> },
 }
 
 /// What a connection wants.
@@ -41,13 +41,13 @@ pub enum Step {
     /// Nothing yet.
     Nothing,
     Join {
-        group: Group,
+        role: Role,
         rank: u32,
         size: u32,
         epoch: u32,
     },
     Ask {
-        group: Group,
+        role: Role,
         rank: u32,
         request: Request,
     },
@@ -75,7 +75,7 @@ impl Connection {
     }
 
     /// Who it is, once it was let in.
-    pub fn member(&self) -> Option<(Group, u32)> {
+    pub fn member(&self) -> Option<(Role, u32)> {
         match &self.phase {
             Phase::Proved { member, .. } => *member,
             _ => None,
@@ -87,9 +87,9 @@ impl Connection {
         (&self.stream, !self.output.is_empty())
     }
 
-    pub fn admit(&mut self, group: Group, rank: u32) {
+    pub fn admit(&mut self, role: Role, rank: u32) {
         if let Phase::Proved { member, .. } = &mut self.phase {
-            *member = Some((group, rank));
+            *member = Some((role, rank));
         }
     }
 
@@ -155,7 +155,7 @@ impl Connection {
                 let Some(opened) = from.open(&self.input, MAX_JOIN)? else {
                     return Ok(None);
                 };
-                let Request::Join { group, rank, size, epoch } = Request::decode(opened.message)? else {
+                let Request::Join { role, rank, size, epoch } = Request::decode(opened.message)? else {
                     return Err(Malformed("it does not say who it is"));
                 };
                 let taken = opened.taken;
@@ -165,9 +165,9 @@ impl Connection {
                     unreachable!("the phase was matched above");
                 };
                 self.phase = Phase::Proved { from, to, member: None };
-                Ok(Some(Step::Join { group, rank, size, epoch }))
+                Ok(Some(Step::Join { role, rank, size, epoch }))
             }
-            Phase::Proved { from, member: Some((group, rank)), .. } if self.end.is_none() => {
+            Phase::Proved { from, member: Some((role, rank)), .. } if self.end.is_none() => {
                 let Some(opened) = from.open(&self.input, MAX_REQUEST)? else {
                     return Ok(None);
                 };
@@ -183,7 +183,7 @@ impl Connection {
                         Step::Nothing
                     }
                     Request::Join { .. } => return Err(Malformed("it joins twice")),
-                    request => Step::Ask { group: *group, rank: *rank, request },
+                    request => Step::Ask { role: *role, rank: *rank, request },
                 };
                 self.input.drain(..taken);
                 self.heard = now;

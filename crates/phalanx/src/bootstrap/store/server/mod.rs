@@ -6,7 +6,7 @@
 
 mod connection;
 
-use super::protocol::{End, Group, Reply};
+use super::protocol::{End, Reply, Role};
 use super::room::{Outbox, Room};
 use super::session::Token;
 use super::watch::Watch;
@@ -71,6 +71,8 @@ pub struct Server {
     commands: Sender<Command>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
+    /// The process that began it.
+    process: u32,
 }
 
 enum Command {
@@ -96,8 +98,8 @@ impl Server {
             waker: waker.clone(),
             commands: received,
             token,
-            ranks: Room::new(Group::Ranks, settings.ranks),
-            nodes: Room::new(Group::Nodes, settings.nodes),
+            ranks: Room::new(Role::Rank, settings.ranks),
+            nodes: Room::new(Role::Node, settings.nodes),
             settings,
             connections: BTreeMap::new(),
             members: HashMap::new(),
@@ -105,7 +107,7 @@ impl Server {
         };
         let thread = std::thread::Builder::new().name("phalanx-store".into());
         let thread = thread.spawn(move || service.run()).map_err(refused("starting the store's thread"))?;
-        Ok(Server { address: bound, commands, waker, thread: Some(thread) })
+        Ok(Server { address: bound, commands, waker, thread: Some(thread), process: std::process::id() })
     }
 
     /// Where it listens.
@@ -127,8 +129,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let thread = self.thread.take();
+        if std::process::id() != self.process {
+            // A fork has no such thread, and the parent's goes on.
+            return std::mem::forget(thread);
+        }
         self.command(Command::Stop);
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }
@@ -178,7 +185,7 @@ struct Service {
     nodes: Room,
     /// In the order in which they were accepted.
     connections: BTreeMap<u64, Connection>,
-    members: HashMap<(Group, u32), u64>,
+    members: HashMap<(Role, u32), u64>,
     accepted: u64,
 }
 
@@ -202,10 +209,10 @@ impl Service {
                 self.read(id, now);
             }
             self.accept(now);
-            for group in [Group::Ranks, Group::Nodes] {
+            for role in [Role::Rank, Role::Node] {
                 let mut out = Vec::new();
-                self.room(group).expire(now, &mut out);
-                self.deliver(group, out);
+                self.room(role).expire(now, &mut out);
+                self.deliver(role, out);
             }
             let interval = self.settings.silence / 8;
             for connection in self.connections.values_mut() {
@@ -229,10 +236,10 @@ impl Service {
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
     }
 
-    fn room(&mut self, group: Group) -> &mut Room {
-        match group {
-            Group::Ranks => &mut self.ranks,
-            Group::Nodes => &mut self.nodes,
+    fn room(&mut self, role: Role) -> &mut Room {
+        match role {
+            Role::Rank => &mut self.ranks,
+            Role::Node => &mut self.nodes,
         }
     }
 
@@ -277,38 +284,38 @@ impl Service {
         while let Some(connection) = self.connections.get_mut(&id) {
             match connection.next_step(&self.token, now) {
                 Step::Nothing => return,
-                Step::Join { group, rank, size, epoch } => self.join(id, group, rank, size, epoch),
-                Step::Ask { group, rank, request } => {
+                Step::Join { role, rank, size, epoch } => self.join(id, role, rank, size, epoch),
+                Step::Ask { role, rank, request } => {
                     let mut out = Vec::new();
-                    self.room(group).handle(rank, request, now, &mut out);
-                    self.deliver(group, out);
+                    self.room(role).handle(rank, request, now, &mut out);
+                    self.deliver(role, out);
                 }
             }
         }
     }
 
-    fn join(&mut self, id: u64, group: Group, rank: u32, size: u32, epoch: u32) {
+    fn join(&mut self, id: u64, role: Role, rank: u32, size: u32, epoch: u32) {
         let mut out = Vec::new();
         let current = self.settings.epoch;
-        let outcome = if group == Group::Ranks && epoch != current {
+        let outcome = if role == Role::Rank && epoch != current {
             Err(format!(
-                "{group} {rank} is of epoch {epoch}, and the job is in epoch {current}",
-                group = group.member()
+                "{role} {rank} is of epoch {epoch}, and the job is in epoch {current}",
+                role = role.name()
             ))
         } else {
-            self.room(group).join(rank, size, &mut out)
+            self.room(role).join(rank, size, &mut out)
         };
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         match outcome {
             Ok(()) => {
-                self.members.insert((group, rank), id);
+                self.members.insert((role, rank), id);
                 let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
-                connection.admit(group, rank);
+                connection.admit(role, rank);
                 connection.send(&Reply::Welcome { silence });
                 // It hears of those that were lost before it came.
-                let lost: Vec<_> = self.room(group).lost().collect();
+                let lost: Vec<_> = self.room(role).lost().collect();
                 out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
             }
             Err(reason) => {
@@ -317,12 +324,12 @@ impl Service {
                 connection.break_off(End::Broken);
             }
         }
-        self.deliver(group, out);
+        self.deliver(role, out);
     }
 
-    fn deliver(&mut self, group: Group, out: Outbox) {
+    fn deliver(&mut self, role: Role, out: Outbox) {
         for (rank, reply) in out {
-            let id = self.members.get(&(group, rank));
+            let id = self.members.get(&(role, rank));
             if let Some(connection) = id.and_then(|id| self.connections.get_mut(id)) {
                 connection.send(&reply);
             }
@@ -338,14 +345,14 @@ impl Service {
             let Some((id, member, end)) = doomed else {
                 return;
             };
-            if let Some((group, rank)) = member {
+            if let Some((role, rank)) = member {
                 if end != End::Left {
-                    tracing::warn!("{} {rank} is lost: {end}", group.member());
+                    tracing::warn!("{} {rank} is lost: {end}", role.name());
                 }
                 let mut out = Vec::new();
-                self.room(group).ended(rank, end, &mut out);
-                self.deliver(group, out);
-                self.members.remove(&(group, rank));
+                self.room(role).ended(rank, end, &mut out);
+                self.deliver(role, out);
+                self.members.remove(&(role, rank));
             }
             self.connections.remove(&id);
         }
@@ -353,9 +360,9 @@ impl Service {
 
     fn begin_epoch(&mut self, epoch: u32) {
         self.settings.epoch = epoch;
-        self.ranks = Room::new(Group::Ranks, self.settings.ranks);
-        self.members.retain(|(group, _), _| *group != Group::Ranks);
-        self.connections.retain(|_, connection| !matches!(connection.member(), Some((Group::Ranks, _))));
+        self.ranks = Room::new(Role::Rank, self.settings.ranks);
+        self.members.retain(|(role, _), _| *role != Role::Rank);
+        self.connections.retain(|_, connection| !matches!(connection.member(), Some((Role::Rank, _))));
     }
 
     fn stop(mut self) {
