@@ -217,6 +217,8 @@ impl MpiComm {
             if let Some(outcome) = self.take_if_done(ticket) {
                 return outcome;
             }
+            // The peer may wait for another message first.
+            self.progress_messages();
             meanwhile();
             polls = polls.wrapping_add(1);
             if polls < SPINS {
@@ -251,9 +253,10 @@ impl MpiComm {
         self.take_if_done(ticket).map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 
-    pub(super) fn progress_messages(&self) -> Result<bool> {
+    /// Moves all messages along; whether any is under way.
+    pub(super) fn progress_messages(&self) -> bool {
         if self.process.check_thread().is_err() {
-            return Ok(false);
+            return false;
         }
         let mut messages = lock(&self.messages);
         let mut under_way = false;
@@ -263,7 +266,7 @@ impl MpiComm {
                 under_way |= !messages.get(index).is_done();
             }
         }
-        Ok(under_way)
+        under_way
     }
 
     /// A message's outcome, if it is complete; or if the communicator has failed and MPI has not got its buffer.

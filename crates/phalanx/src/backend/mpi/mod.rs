@@ -200,7 +200,7 @@ impl Backend for MpiComm {
     }
 
     fn progress(&self) -> Result<bool> {
-        self.progress_messages()
+        Ok(self.progress_messages())
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
