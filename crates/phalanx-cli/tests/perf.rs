@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{children_of, eventually, phalanx, runs, say, signal, without_gpus};
+use common::{eventually, phalanx, ranks_of, runs, say, signal, without_gpus};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Stdio;
@@ -225,7 +225,7 @@ fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
     eventually("the ranks write rows", || {
         std::fs::read_to_string(&json).is_ok_and(|text| text.contains("in_place"))
     });
-    let ranks = children_of(run.id());
+    let ranks = ranks_of(run.id());
     assert_eq!(ranks.len(), 2);
     (run, ranks)
 }

@@ -85,6 +85,15 @@ pub fn children_of(pid: u32) -> Vec<i32> {
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
+/// The ranks that a launcher has started, in order; its guard is none.
+pub fn ranks_of(launcher: u32) -> Vec<i32> {
+    let is_rank = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry.starts_with(b"PHALANX_RANK="))
+    };
+    children_of(launcher).into_iter().filter(is_rank).collect()
+}
+
 /// Sends a signal.
 pub fn signal(pid: i32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid).expect("a process id is not 0");

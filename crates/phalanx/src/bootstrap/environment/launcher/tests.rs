@@ -169,14 +169,14 @@ fn cray_pals() {
 #[test]
 fn slurm_steps() {
     check(SLURM_STEP, "Slurm", 3, Some(4), [Some(1), Some(2)], false);
-    let error = recognised(SLURM_STEP).place(&environment(SLURM_STEP)).unwrap_err().to_string();
-    assert!(error.contains("4 ranks of which 2") && error.contains("srun --mpi=pmix"), "{error}");
+    assert!(!recognised(SLURM_STEP).place(&environment(SLURM_STEP)).unwrap().one_host);
     // One host.
     let one: Vec<_> =
         SLURM_STEP.iter().copied().filter(|(name, _)| *name != "SLURM_STEP_TASKS_PER_NODE").collect();
     let one: Vec<_> = one.into_iter().chain([("SLURM_STEP_TASKS_PER_NODE", "4")]).collect();
     let place = recognised(&one).place(&environment(&one)).unwrap();
     assert_eq!((place.rank, place.world_size, place.job.as_str()), (3, 4, "Slurm 77 0"));
+    assert!(place.one_host);
 }
 
 #[test]
@@ -233,8 +233,18 @@ fn malformed_variables_are_named() {
 }
 
 #[test]
-fn several_hosts_are_refused() {
-    let torchrun = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
-    let error = recognised(&torchrun).place(&environment(&torchrun)).unwrap_err();
-    assert!(matches!(error, Error::Unsupported { .. }));
+fn ranks_elsewhere_are_noticed() {
+    let torchrun = |local| {
+        let variables = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_WORLD_SIZE", local),
+            ("MASTER_ADDR", "alpha"),
+            ("MASTER_PORT", "29500"),
+        ];
+        recognised(&variables).place(&environment(&variables))
+    };
+    assert!(torchrun("4").unwrap().one_host);
+    assert!(!torchrun("2").unwrap().one_host);
+    assert!(torchrun("5").unwrap_err().to_string().contains("LOCAL_WORLD_SIZE=\"5\""));
 }
