@@ -22,7 +22,7 @@ const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
 
-/// In a process that [`Launch`] or [`mpi`](crate::mpi) started: runs its scenario and says how the process ends.
+/// In a process that [`Launch`] or [`mpi`](mod@crate::mpi) started: runs its scenario and says how the process ends.
 pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     if let Some(code) = mpi::serve(scenarios) {
         return Some(code);

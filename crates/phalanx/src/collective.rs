@@ -250,7 +250,7 @@ impl<'a> Call<'a> {
     /// With its buffers.
     #[inline]
     pub(crate) fn between<T: Element>(self, send: &Lent<'_>, recv: &Lent<'_>, lane: &Lane) -> Call<'a> {
-        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.from_to(send.span(), recv.span())
+        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send.span(), recv.span())
     }
 
     /// With one buffer: the smaller of the two is `rank`'s block in the larger.
@@ -264,7 +264,7 @@ impl<'a> Call<'a> {
             ReduceScatter | Scatter => (whole, own()),
             _ => (whole, whole),
         };
-        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.from_to(send, recv)
+        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send, recv)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Worlds of ranks with a GPU each, and buffers to fill and check.
 
 use libtest_mimic::{Failed, Trial};
-use phalanx::cudarc::driver::{CudaSlice, CudaStream};
+use phalanx::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 use phalanx::{BackendKind, Comm};
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Body, Context, Outcome};
@@ -87,18 +87,12 @@ pub fn stream(comm: &Comm) -> &Arc<CudaStream> {
 }
 
 /// A copy in GPU memory.
-pub fn upload<T: Number>(comm: &Comm, values: &[T]) -> Result<CudaSlice<T>, String>
-where
-    T: phalanx::cudarc::driver::DeviceRepr,
-{
+pub fn upload<T: Number + DeviceRepr>(comm: &Comm, values: &[T]) -> Result<CudaSlice<T>, String> {
     stream(comm).clone_htod(values).context(|| "upload".into())
 }
 
 /// What GPU memory holds when the work before is complete.
-pub fn download<T: Number>(comm: &Comm, buffer: &CudaSlice<T>) -> Result<Vec<T>, String>
-where
-    T: phalanx::cudarc::driver::DeviceRepr,
-{
+pub fn download<T: Number + DeviceRepr>(comm: &Comm, buffer: &CudaSlice<T>) -> Result<Vec<T>, String> {
     comm.sync().context(|| "sync".into())?;
     stream(comm).clone_dtoh(buffer).context(|| "download".into())
 }

@@ -221,18 +221,20 @@ pub(crate) struct Call<'a> {
     pub send: *const u8,
     pub recv: *mut u8,
     /// Which memory `send` and `recv` are in: [`Space::Host`] unless the backend is one for GPUs.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub spaces: [Space; 2],
     pub blocks: Blocks<'a>,
     /// all_to_all_v only: the blocks of `recv`, where `blocks` are those of `send`.
     pub recv_blocks: Blocks<'a>,
     /// Behind whose work the operation comes.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: Stream,
 }
 
 impl Call<'_> {
     /// With its buffers.
     #[inline]
-    pub fn from_to(self, send: Span, recv: Span) -> Self {
+    pub fn with_buffers(self, send: Span, recv: Span) -> Self {
         Call { send: send.start, recv: recv.start, spaces: [send.space, recv.space], ..self }
     }
 
@@ -269,8 +271,10 @@ pub(crate) struct Transfer {
     pub dtype: DType,
     /// Elements.
     pub count: usize,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub space: Space,
     /// Behind whose work it comes.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: Stream,
 }
 

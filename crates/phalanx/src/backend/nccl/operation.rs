@@ -147,9 +147,9 @@ pub(super) unsafe fn collective_with(
     let subject = communicator.next_collective(call);
     if call.spaces == [Space::Device; 2] && !group::is_open() {
         // The common case: nothing to bring, nothing to keep.
-        // SAFETY: the caller's contract; the turn is held.
         let progress = {
             let _turn = lock(communicator.device.turn);
+            // SAFETY: the caller's contract; the turn is held.
             unsafe { communicator.enqueue(call, &mut needs) }?
         };
         if progress == Progress::Enqueued && needs.is_empty() {
