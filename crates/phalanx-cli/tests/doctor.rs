@@ -91,7 +91,7 @@ fn a_launchers_variables_are_shown_but_not_its_secret() {
 
 #[test]
 fn the_launcher_of_an_mpi_job_is_named_with_the_reason() {
-    let mut command = phalanx("doctor");
+    let mut command = without_gpus(phalanx("doctor"));
     command.envs([("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "3")]);
     command.env("PMIX_NAMESPACE", "1234");
     let said = say(command);

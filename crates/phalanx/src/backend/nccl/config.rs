@@ -9,10 +9,16 @@ use std::mem::offset_of;
 /// Settings of NCCL communicators (`ncclConfig_t`). What is not set is the library's default.
 ///
 /// A setting that the loaded NCCL does not know yet is an error when a communicator is made, not ignored.
-/// Communicators are always made without blocking, so there is no such setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
+    /// Whether the library may hold the caller (`blocking`; default false).
+    ///
+    /// Without, every wait has the deadline: but NCCL 2.28 and its like then start a thread for each operation,
+    /// which costs 60 µs. With it an operation costs what NCCL's own benchmark shows (docs/benchmarks/nccl.md in the
+    /// repository), and what is on the GPU is still watched; but in the first operation of its kind, in which the ranks connect, NCCL waits
+    /// for a missing rank inside of the call, without a deadline. `NCCL_COMM_BLOCKING` overrides it.
+    pub blocking: bool,
     /// Thread blocks in a cluster, 0 to 8 (2.17).
     pub cga_cluster_size: Option<i32>,
     /// Fewest thread blocks an operation uses (2.17).
@@ -67,7 +73,7 @@ impl Config {
         let version = library.version();
         let raw = ncclConfig_t::for_version(version);
         let mut raw = raw.ok_or_else(|| Error::from(library.lacks("ncclCommInitRankConfig")))?;
-        raw.blocking = 0;
+        raw.blocking = i32::from(self.blocking);
         macro_rules! set {
             ($($setting:ident => $field:ident since $major:literal $minor:literal $patch:literal),* $(,)?) => {$(
                 if let Some(value) = self.$setting {
