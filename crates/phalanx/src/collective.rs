@@ -100,7 +100,8 @@ impl Shape {
 
     /// An operation on buffers that are one block each; all that can be wrong with them in place is the root.
     pub fn whole(&self, operation: Operation, len: usize) -> Call<'static> {
-        Call { blocks: Blocks::Equal(len), ..Call::empty(operation) }
+        let blocks = Blocks::Equal(len);
+        Call { blocks, recv_blocks: blocks, ..Call::empty(operation) }
     }
 
     pub fn whole_in_place(&self, operation: Operation, len: usize, root: usize) -> Result<Call<'static>> {
@@ -232,7 +233,8 @@ impl Shape {
 }
 
 fn each(operation: Operation, counts: &[usize]) -> Call<'_> {
-    Call { blocks: Blocks::Each(counts), ..Call::empty(operation) }
+    let blocks = Blocks::Each(counts);
+    Call { blocks, recv_blocks: blocks, ..Call::empty(operation) }
 }
 
 impl<'a> Call<'a> {

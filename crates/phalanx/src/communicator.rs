@@ -297,7 +297,8 @@ impl Drop for Inner {
 
 fn simple(operation: Operation, ptr: u64, count: usize, dtype: DType) -> Call<'static> {
     let (send, recv) = (ptr as *const u8, ptr as *mut u8);
-    Call { dtype, send, recv, blocks: Blocks::Equal(count), ..Call::empty(operation) }
+    let blocks = Blocks::Equal(count);
+    Call { dtype, send, recv, blocks, recv_blocks: blocks, ..Call::empty(operation) }
 }
 
 impl Communicator for Portable {

@@ -224,7 +224,7 @@ pub(crate) struct Call<'a> {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub spaces: [Space; 2],
     pub blocks: Blocks<'a>,
-    /// all_to_all_v only: the blocks of `recv`, where `blocks` are those of `send`.
+    /// The blocks of `recv`: the same, but for all_to_all_v, where `blocks` are those of `send`.
     pub recv_blocks: Blocks<'a>,
     /// Behind whose work the operation comes.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
