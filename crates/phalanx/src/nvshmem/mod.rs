@@ -66,4 +66,4 @@ pub use library::{openshmem_version, path, version};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
 pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};
-pub use team::Team;
+pub use team::{SplitTeam, Team};
