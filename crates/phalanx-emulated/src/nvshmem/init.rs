@@ -34,8 +34,8 @@ pub struct Attributes {
     version: c_int,
     mpi_comm: *mut c_void,
     args_version: c_int,
-    uid_version: c_int,
     _padding: c_int,
+    uid_version: c_int,
     id: *const UniqueId,
     rank: c_int,
     ranks: c_int,
@@ -43,6 +43,7 @@ pub struct Attributes {
 }
 
 const _: () = assert!(size_of::<UniqueId>() == 128 && size_of::<Attributes>() == 144);
+const _: () = assert!(std::mem::offset_of!(Attributes, uid_version) == 24);
 const MAGIC: u32 = 0x656d_756c;
 const BY_UNIQUE_ID: c_uint = 8;
 

@@ -2,7 +2,7 @@
 
 use crate::violation::violation;
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
-use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +13,11 @@ pub const PES: usize = 16;
 pub const TEAMS: usize = 32;
 /// The words of a PE in a team: how many barriers it has come to, and what it says in this one.
 const WORDS: usize = 16;
-const HEADER: usize = (TEAMS + 1) * PES * WORDS * 8;
+const HEADER: usize = ((TEAMS + 1) * PES * WORDS * 8).next_multiple_of(ALIGNMENT);
 /// Addresses of a heap.
 pub const HEAP: usize = 1 << 36;
+/// What heaps start at a multiple of.
+const ALIGNMENT: usize = 2 << 20;
 
 /// The team on which the library itself meets, as over its bootstrap.
 pub const BOOTSTRAP: usize = TEAMS;
@@ -48,18 +50,15 @@ impl World {
     pub fn open(process: u32, number: i32) -> std::io::Result<World> {
         let file =
             open(format!("/proc/{process}/fd/{number}"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let (len, none) = (HEADER + PES * HEAP, ProtFlags::empty());
+        let (reserved, shared) =
+            (MapFlags::PRIVATE | MapFlags::NORESERVE, MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a new mapping, at an address that the system chooses.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                HEADER + PES * HEAP,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-                &file,
-                0,
-            )
-        }?;
+        let room = unsafe { mmap_anonymous(std::ptr::null_mut(), len + ALIGNMENT, none, reserved) }?;
+        let start = (room as usize).next_multiple_of(ALIGNMENT) as *mut _;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: over a part of the mapping above, which nobody else knows of.
+        let start = unsafe { mmap(start, len, access, shared | MapFlags::FIXED, &file, 0) }?;
         Ok(World { start: start.cast() })
     }
 

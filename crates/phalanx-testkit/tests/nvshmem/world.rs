@@ -10,7 +10,7 @@ use phalanx_testkit::{Number, Scenario};
 use std::time::Duration;
 
 /// What a trial may take; the PEs' own deadline is half of it.
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Most PEs of a world.
 const MOST: usize = 4;
