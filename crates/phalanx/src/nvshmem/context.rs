@@ -567,7 +567,14 @@ impl Context {
     /// Notes an error after which the library cannot be used.
     #[cold]
     pub(super) fn fail(&self, error: Error) -> Error {
-        self.failed.get_or_init(|| error).clone()
+        if self.failed.set(error.clone()).is_ok() {
+            tracing::error!(
+                pe = self.pe,
+                "NVSHMEM cannot be used any more: {error}; end this process, with std::process::abort if its GPU may still \
+                 wait for something"
+            );
+        }
+        self.failed.get().cloned().unwrap_or(error)
     }
 
     pub(super) fn late(&self, function: &'static str) -> Error {
