@@ -20,7 +20,7 @@
 //! | `call.rs`, `pointers.rs` | what every exported function goes through; pointers that come from C |
 //! | `settings.rs`, `random.rs`, `handles.rs`, `violation.rs` | the rest of the furniture |
 //!
-//! Not here: kernels and modules (`cuLaunchKernel` and its like), managed memory, virtual memory management, and
+//! Not here: kernels and modules but those of phalanx itself, managed memory, virtual memory management, and
 //! the device interfaces of NCCL and NVSHMEM.
 
 #[cfg(target_os = "linux")]

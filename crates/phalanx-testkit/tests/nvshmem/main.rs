@@ -5,6 +5,8 @@
 //! be told. `library.rs` has those of NVIDIA's own library on a machine without a GPU.
 
 #[cfg(target_os = "linux")]
+mod atomics;
+#[cfg(target_os = "linux")]
 mod collectives;
 #[cfg(target_os = "linux")]
 mod failures;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         memory::SCENARIOS,
         one_sided::SCENARIOS,
         signals::SCENARIOS,
+        atomics::SCENARIOS,
         teams::SCENARIOS,
         collectives::SCENARIOS,
         front::SCENARIOS,

@@ -51,6 +51,7 @@
 //! with [`std::process::abort`]. (`phalanx launch` kills what does not end.) Some failures the library itself answers by
 //! ending the process.
 
+mod atomic;
 mod collective;
 mod context;
 mod control;
@@ -62,6 +63,7 @@ mod register;
 mod signal;
 mod team;
 
+pub use atomic::{Atomic, AtomicBits};
 pub use collective::Reduction;
 pub use context::{Builder, Context, UniqueId};
 pub use library::{openshmem_version, path, version};
