@@ -26,6 +26,7 @@
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
 //! - Raw pointers behind `Arc<dyn Communicator>`: [`communicator`].
+//! - Memory that other ranks put to and get from: `nvshmem`.
 //! - What can go wrong: [`Error`]; going on without a rank that is gone: [`Comm::shrink`]; what a rank did last:
 //!   [`Comm::write_flight_record`].
 //!

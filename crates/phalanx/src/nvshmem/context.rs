@@ -396,7 +396,21 @@ fn late(
 
 /// This process as a PE of NVSHMEM.
 ///
-/// There is one at a time in a process. It stays on the thread that made it, and so does what borrows it.
+/// There is one at a time in a process. It stays on the thread that made it, and so does what borrows it:
+/// ```compile_fail,E0277
+/// # fn f(context: phalanx::nvshmem::Context) {
+/// std::thread::spawn(move || context.quiet());
+/// # }
+/// ```
+///
+/// Memory borrows it, so nothing can be used after its end:
+/// ```compile_fail,E0505
+/// # fn f(context: phalanx::nvshmem::Context) -> phalanx::Result<()> {
+/// let memory = context.alloc::<f32>(10)?;
+/// context.finalize()?;
+/// memory.free()
+/// # }
+/// ```
 ///
 /// [`finalize`](Context::finalize) ends it, on all PEs together. Dropping it cannot do that: the library then stays
 /// initialised, its memory allocated, and no other context can be made in this process. A line in the log says so.

@@ -23,7 +23,14 @@ pub struct Team<'c> {
 
 /// A [`Team`] that was split off another.
 ///
-/// It ends with [`destroy`](SplitTeam::destroy), on all its PEs together. Dropping it cannot do that: it then stays until
+/// It ends with [`destroy`](SplitTeam::destroy), on all its PEs together, and once:
+/// ```compile_fail,E0382
+/// # fn f(team: phalanx::nvshmem::SplitTeam<'_>) -> phalanx::Result<()> {
+/// team.destroy()?;
+/// team.destroy()
+/// # }
+/// ```
+/// Dropping it cannot do that: it then stays until
 /// the context ends, with a line in the log.
 #[derive(Debug)]
 pub struct SplitTeam<'c>(Team<'c>);
