@@ -10,5 +10,7 @@ mod library;
 pub mod mpi;
 #[cfg(unix)]
 pub mod nccl;
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+pub mod nvshmem;
 
 pub use library::{Attempt, Library, MissingFunction, NotFound, Place, Search};

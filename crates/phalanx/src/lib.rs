@@ -26,6 +26,7 @@
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
 //! - Raw pointers behind `Arc<dyn Communicator>`: [`communicator`].
+//! - Memory that other ranks put to and get from: `nvshmem`.
 //! - What can go wrong: [`Error`]; going on without a rank that is gone: [`Comm::shrink`]; what a rank did last:
 //!   [`Comm::write_flight_record`].
 //!
@@ -35,7 +36,7 @@
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
 //! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl` or `auto`: NCCL if each rank has a GPU, MPI under an MPI launcher, else the host, else solo for one rank |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host backend always does) |
-//! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB` | the shared libraries of NCCL, of the CUDA driver and of MPI, if they are not where they are looked for |
+//! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries of NCCL, of the CUDA driver, of MPI and of NVSHMEM, if they are not where they are looked for |
 //! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
 //! | `PHALANX_STOPPED_TIMEOUT` | seconds a peer's process may be stopped (SIGSTOP) before that is an error; default: until the deadline |
 //! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
@@ -67,6 +68,8 @@ mod host;
 mod lane;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(all(feature = "cuda", unix, target_pointer_width = "64", target_endian = "little"))]
+pub mod nvshmem;
 mod op;
 mod os;
 mod p2p;
