@@ -15,6 +15,8 @@ pub mod mpi;
 pub mod nccl;
 pub mod nvjitlink;
 pub mod nvrtc;
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+pub mod nvshmem;
 
 pub use files::{FileSearch, Found};
 pub use library::{Attempt, Library, MissingFunction, NotFound, Place, Search};

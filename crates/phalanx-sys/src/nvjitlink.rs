@@ -1,4 +1,4 @@
-//! nvJitLink's C interface: device code linked at run time. And where NVSHMEM's device code is.
+//! nvJitLink's C interface: device code linked at run time.
 //!
 //! The C header calls functions whose names end in the release (`__nvJitLinkCreate_13_0`); the plain names are the
 //! same functions in every release.
@@ -6,7 +6,7 @@
 #![allow(non_camel_case_types)]
 
 use crate::nvrtc::{self, beside};
-use crate::{FileSearch, Library, MissingFunction, NotFound, Place, Search};
+use crate::{Library, MissingFunction, NotFound, Place, Search};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// Where nvJitLink may be.
@@ -18,36 +18,6 @@ pub const NVJITLINK: Search = Search {
     wheels: &["nvidia/cu13/lib", "nvidia/nvjitlink/lib"],
     global: false,
 };
-
-/// Where NVSHMEM's headers may be.
-pub const NVSHMEM_HEADERS: FileSearch = FileSearch {
-    name: "the NVSHMEM headers (nvshmem.h)",
-    file: "nvshmem.h",
-    variable: "PHALANX_NVSHMEM_INCLUDE",
-    homes: NVSHMEM_HOMES,
-    below: &["include", ""],
-    wheels: &["nvidia/nvshmem/include"],
-    system: &["/usr/include/nvshmem_*", "/usr/include", "/usr/local/nvshmem/include"],
-};
-
-/// Where NVSHMEM's device code may be.
-pub const NVSHMEM_DEVICE: FileSearch = FileSearch {
-    name: "NVSHMEM's device library (libnvshmem_device.a)",
-    file: "libnvshmem_device.a",
-    variable: "PHALANX_NVSHMEM_DEVICE",
-    homes: NVSHMEM_HOMES,
-    below: &["lib", "lib64", ""],
-    wheels: &["nvidia/nvshmem/lib"],
-    system: &[
-        "/usr/lib/x86_64-linux-gnu/nvshmem/1*",
-        "/usr/lib/aarch64-linux-gnu/nvshmem/1*",
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib64",
-        "/usr/local/nvshmem/lib",
-    ],
-};
-
-const NVSHMEM_HOMES: &[&str] = &["NVSHMEM_HOME", "NVSHMEM_PREFIX", "CUDA_HOME", "CUDA_PATH"];
 
 /// A linker.
 pub type nvJitLinkHandle = *mut c_void;

@@ -167,7 +167,7 @@ impl<T: Element> From<Reduction<T>> for RawReduction {
 }
 
 /// The bytes of an element, zero-extended to 64 bits.
-fn element_bits<T: Element>(value: T) -> u64 {
+pub(crate) fn element_bits<T: Element>(value: T) -> u64 {
     let mut bytes = [0u8; 8];
     // SAFETY: an `Element` has at most 8 bytes and no padding; source and target are distinct.
     unsafe {

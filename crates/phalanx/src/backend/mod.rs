@@ -382,6 +382,15 @@ pub(crate) trait Backend: Send + Sync {
     /// No other thread is inside `collective` or `split` of this object.
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
 
+    /// A channel of the host backend between the same ranks, where the backend has one. Collective.
+    ///
+    /// # Safety
+    /// No other thread is inside `collective` or `split` of this object.
+    #[cfg(feature = "cuda")]
+    unsafe fn host_channel(&self) -> Result<Option<host::HostComm>> {
+        Ok(None)
+    }
+
     /// How many of the communicator's operation numbers a split takes.
     fn collectives_of_split(&self) -> u64 {
         1

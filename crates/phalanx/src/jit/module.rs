@@ -60,7 +60,7 @@ impl Module<'static> {
     /// # Errors
     /// [`Error::Library`] if the driver refuses it: it is for another kind of GPU, or from a newer release of CUDA;
     /// [`UsageError::Kernel`] if it uses NVSHMEM, for which there is another way to load it.
-    pub fn load(gpu: &Arc<CudaContext>, image: &Image) -> Result<Module> {
+    pub fn load(gpu: &Arc<CudaContext>, image: &Image) -> Result<Module<'static>> {
         let loaded = Loaded::new(gpu, image)?;
         if loaded.uses_nvshmem()? {
             let problem = "the image uses NVSHMEM".to_owned();

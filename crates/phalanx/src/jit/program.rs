@@ -4,7 +4,7 @@ use super::compiler::{self, Task};
 use super::linker;
 use crate::error::Result;
 use cudarc::driver::CudaContext;
-use phalanx_sys::nvjitlink::{NVSHMEM_DEVICE, NVSHMEM_HEADERS};
+use phalanx_sys::nvshmem::kernels;
 use phalanx_sys::{Found, NotFound};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -140,8 +140,8 @@ impl Program {
         let mut missing = Vec::new();
         let mut archive = None;
         if self.nvshmem {
-            folders.push(NVSHMEM_HEADERS.find(&[])?.folder);
-            archive = Some(NVSHMEM_DEVICE.find(&[])?.folder.join(NVSHMEM_DEVICE.file));
+            folders.push(kernels::headers()?.folder);
+            archive = Some(kernels::device_library()?);
         }
         for found in [nvrtc.api.cuda_headers(), nvrtc.api.cccl_headers()] {
             match self.header(found, &mut missing)? {

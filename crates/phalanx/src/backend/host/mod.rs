@@ -204,6 +204,12 @@ impl Backend for HostComm {
         Ok(part.map(|part| Box::new(part) as Box<dyn Backend>))
     }
 
+    #[cfg(feature = "cuda")]
+    unsafe fn host_channel(&self) -> Result<Option<HostComm>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.part(Some(0), self.rank() as i64) }
+    }
+
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         if self.endpoint.is_copy() {
             self.endpoint.check()?;

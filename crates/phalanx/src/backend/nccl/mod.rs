@@ -384,6 +384,11 @@ impl Backend for NcclComm {
         Ok(Some(Box::new(part)))
     }
 
+    unsafe fn host_channel(&self) -> Result<Option<HostComm>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.control.part(Some(0), self.rank() as i64) }
+    }
+
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (control, round) = self.communicator.witness.shrink()?;
         let part = NcclComm::join(control, self.gpu(), self.settings.clone())?;

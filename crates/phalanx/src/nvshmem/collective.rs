@@ -1,0 +1,332 @@
+//! The collectives of a team, on a stream.
+
+use super::device::raw;
+use super::memory::{Local, LocalMut, Shared, too_short};
+use super::team::Team;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result, UsageError};
+use crate::lane::Lane;
+use cudarc::driver::CudaStream;
+use phalanx_sys::nvshmem::{REDUCE_OPS, REDUCE_TYPES, Reduce};
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+/// How the PEs' contributions are combined, in an order that is the library's. There is no average.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reduction {
+    /// The sum.
+    Sum = 0,
+    /// The product.
+    Prod = 1,
+    /// The smallest.
+    Min = 2,
+    /// The largest.
+    Max = 3,
+    /// Bit by bit, for integers.
+    And = 4,
+    /// Bit by bit, for integers.
+    Or = 5,
+    /// Bit by bit, for integers.
+    Xor = 6,
+}
+
+impl Reduction {
+    /// Every reduction.
+    pub const ALL: [Reduction; 7] = [
+        Reduction::Sum,
+        Reduction::Prod,
+        Reduction::Min,
+        Reduction::Max,
+        Reduction::And,
+        Reduction::Or,
+        Reduction::Xor,
+    ];
+
+    /// The short name: `sum`, `prod`, `min`, `max`, `and`, `or`, `xor`.
+    pub const fn name(self) -> &'static str {
+        REDUCE_OPS[self as usize]
+    }
+
+    /// Whether the library has it for a type: 8-bit floats are not reduced, and floats have no bitwise ones.
+    pub fn supports(self, dtype: DType) -> bool {
+        let is_float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16);
+        column(dtype).is_some() && !(is_float && self as usize >= Reduction::And as usize)
+    }
+}
+
+impl fmt::Display for Reduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The place of a type in the table of functions.
+fn column(dtype: DType) -> Option<usize> {
+    let name = match dtype {
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::F16 => "half",
+        DType::Bf16 => "bfloat16",
+        DType::I8 => "int8",
+        DType::U8 => "uint8",
+        DType::I16 => "int16",
+        DType::U16 => "uint16",
+        DType::I32 => "int32",
+        DType::U32 => "uint32",
+        DType::I64 => "int64",
+        DType::U64 => "uint64",
+        DType::F8E4M3 | DType::F8E5M2 => return None,
+    };
+    REDUCE_TYPES.iter().position(|known| *known == name)
+}
+
+/// All of them are enqueued on a stream and take place when it gets there; [`Context::sync`](super::Context::sync) waits for
+/// a stream. Source and destination are symmetric memory, the same on all PEs of the team.
+impl Team<'_> {
+    /// Nobody's stream goes on before all have come here, and all that was put is where it belongs.
+    /// `nvshmemx_barrier_on_stream`
+    pub fn barrier_on_stream(&self, stream: &CudaStream) -> Result<()> {
+        let name = "nvshmemx_barrier_on_stream";
+        let barrier = self.context.library.need(self.context.library.nvshmemx_barrier_on_stream, name)?;
+        self.context.device.check(stream)?;
+        self.context.enter()?;
+        // SAFETY: initialised; a team that exists; a stream of the device.
+        self.context.library.check(name, unsafe { barrier(self.handle, raw(stream)) })
+    }
+
+    /// Nobody's stream goes on before all have come here; what was put may still be on its way.
+    /// `nvshmemx_team_sync_on_stream`
+    pub fn sync_on_stream(&self, stream: &CudaStream) -> Result<()> {
+        let name = "nvshmemx_team_sync_on_stream";
+        let sync = self.context.library.need(self.context.library.nvshmemx_team_sync_on_stream, name)?;
+        self.context.device.check(stream)?;
+        self.context.enter()?;
+        // SAFETY: as above.
+        self.context.library.check(name, unsafe { sync(self.handle, raw(stream)) })
+    }
+
+    /// As [`barrier_on_stream`](Team::barrier_on_stream), on the context's stream, and waits for it on the host, with the
+    /// timeout. `nvshmem_barrier` waits for ever.
+    pub fn barrier(&self) -> Result<()> {
+        self.barrier_on_stream(self.context.stream())?;
+        self.context.sync(self.context.stream())
+    }
+
+    /// As [`sync_on_stream`](Team::sync_on_stream), on the context's stream, and waits for it on the host, with the
+    /// timeout. `nvshmem_team_sync` waits for ever.
+    pub fn sync(&self) -> Result<()> {
+        self.sync_on_stream(self.context.stream())?;
+        self.context.sync(self.context.stream())
+    }
+
+    /// `source` of the team's PE `root` comes into `dest` of all. `nvshmemx_broadcastmem_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError`] if the lengths differ or there is no such PE.
+    pub fn broadcast<D, S>(
+        &self,
+        dest: &mut D,
+        source: &S,
+        root: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        D: LocalMut + Shared<Elem = S::Elem> + ?Sized,
+        S: Shared + ?Sized,
+    {
+        let name = "nvshmemx_broadcastmem_on_stream";
+        let broadcast =
+            self.context.library.need(self.context.library.nvshmemx_broadcastmem_on_stream, name)?;
+        if dest.len() != source.len() {
+            return Err(too_short("broadcast", "dest", dest.len(), source.len(), "the length of the source"));
+        }
+        let root = self.check_pe("broadcast", root)?;
+        let bytes = bytes_of(source);
+        self.enqueue(name, dest, source, stream, |to, from, stream| {
+            // SAFETY: initialised; a team that exists; symmetric memory of so many bytes, lent until it is enqueued.
+            unsafe { broadcast(self.handle, to, from, bytes, root, stream) }
+        })
+    }
+
+    /// `source` of every PE, in the order of their numbers in the team, comes into `dest` of all, which is that many times
+    /// as long. `nvshmemx_fcollectmem_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError::Length`] if it is not.
+    pub fn fcollect<D, S>(&self, dest: &mut D, source: &S, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        D: LocalMut + Shared<Elem = S::Elem> + ?Sized,
+        S: Shared + ?Sized,
+    {
+        let name = "nvshmemx_fcollectmem_on_stream";
+        let fcollect =
+            self.context.library.need(self.context.library.nvshmemx_fcollectmem_on_stream, name)?;
+        self.check_parts("fcollect", "dest", dest.len(), source.len())?;
+        let bytes = bytes_of(source);
+        self.enqueue(name, dest, source, stream, |to, from, stream| {
+            // SAFETY: as above; room for that from every PE.
+            unsafe { fcollect(self.handle, to, from, bytes, stream) }
+        })
+    }
+
+    /// The n-th part of every PE's `source` comes into `dest` of the team's PE n, in the order of their numbers.
+    /// `nvshmemx_alltoallmem_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError`] if the lengths differ, or the PEs cannot share them evenly.
+    pub fn alltoall<D, S>(&self, dest: &mut D, source: &S, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        D: LocalMut + Shared<Elem = S::Elem> + ?Sized,
+        S: Shared + ?Sized,
+    {
+        let name = "nvshmemx_alltoallmem_on_stream";
+        let alltoall =
+            self.context.library.need(self.context.library.nvshmemx_alltoallmem_on_stream, name)?;
+        if dest.len() != source.len() {
+            return Err(too_short("alltoall", "dest", dest.len(), source.len(), "the length of the source"));
+        }
+        if !source.len().is_multiple_of(self.n_pes()) {
+            let (operation, buffer, actual) = ("alltoall", "source", source.len());
+            return Err(
+                UsageError::Indivisible { operation, buffer, actual, world_size: self.n_pes() }.into()
+            );
+        }
+        let bytes = bytes_of(source) / self.n_pes();
+        self.enqueue(name, dest, source, stream, |to, from, stream| {
+            // SAFETY: as above; a part of so many bytes for every PE.
+            unsafe { alltoall(self.handle, to, from, bytes, stream) }
+        })
+    }
+
+    /// All PEs' `source` combined, element by element, comes into `dest` of all. `nvshmemx_TYPE_OP_reduce_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError::Length`] if the lengths differ; [`Error::Unsupported`] for a type that the library does not reduce so.
+    pub fn reduce<D, S>(
+        &self,
+        dest: &mut D,
+        source: &S,
+        op: Reduction,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        D: LocalMut + Shared<Elem = S::Elem> + ?Sized,
+        S: Shared + ?Sized,
+    {
+        let reduce =
+            self.reduction::<S::Elem>("reduce", op, |dtype, op| self.context.library.reduce(dtype, op))?;
+        if dest.len() != source.len() {
+            return Err(too_short("reduce", "dest", dest.len(), source.len(), "the length of the source"));
+        }
+        let count = source.len();
+        self.enqueue("nvshmemx_TYPE_OP_reduce_on_stream", dest, source, stream, |to, from, stream| {
+            // SAFETY: as above; so many elements of the function's type.
+            unsafe { reduce(self.handle, to, from, count, stream) }
+        })
+    }
+
+    /// As [`reduce`](Team::reduce), of one buffer.
+    pub fn reduce_in_place<D>(&self, buffer: &mut D, op: Reduction, stream: &Arc<CudaStream>) -> Result<()>
+    where
+        D: LocalMut + Shared + ?Sized,
+    {
+        let reduce =
+            self.reduction::<D::Elem>("reduce", op, |dtype, op| self.context.library.reduce(dtype, op))?;
+        let count = buffer.len();
+        self.context.enter()?;
+        let lane = Lane::cuda(stream.clone());
+        let lent = buffer.lend_mut(&lane)?;
+        let start: *mut c_void = lent.span().start.cast();
+        // SAFETY: as above; the library allows source and destination to be the same.
+        let code = unsafe { reduce(self.handle, start, start, count, raw(stream)) };
+        self.context.library.check("nvshmemx_TYPE_OP_reduce_on_stream", code)
+    }
+
+    /// All PEs' `source` combined, of which the team's PE n gets the n-th part into its `dest`.
+    /// `nvshmemx_TYPE_OP_reducescatter_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError::Length`] unless `source` is as long as all PEs' `dest`; [`Error::Unsupported`] as for
+    /// [`reduce`](Team::reduce).
+    pub fn reduce_scatter<D, S>(
+        &self,
+        dest: &mut D,
+        source: &S,
+        op: Reduction,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        D: LocalMut + Shared<Elem = S::Elem> + ?Sized,
+        S: Shared + ?Sized,
+    {
+        let reduce = self.reduction::<S::Elem>("reduce_scatter", op, |dtype, op| {
+            self.context.library.reduce_scatter(dtype, op)
+        })?;
+        self.check_parts("reduce_scatter", "source", source.len(), dest.len())?;
+        let count = dest.len();
+        self.enqueue("nvshmemx_TYPE_OP_reducescatter_on_stream", dest, source, stream, |to, from, stream| {
+            // SAFETY: as above; so many elements from every PE's part.
+            unsafe { reduce(self.handle, to, from, count, stream) }
+        })
+    }
+
+    fn reduction<T: Element>(
+        &self,
+        operation: &'static str,
+        op: Reduction,
+        find: impl Fn(usize, usize) -> Option<Reduce>,
+    ) -> Result<Reduce> {
+        let unsupported = |why: String| Error::Unsupported {
+            what: format!("{operation} of {} with {op}", T::DTYPE),
+            why,
+            remedy: "use another type or reduction".into(),
+        };
+        if !op.supports(T::DTYPE) {
+            return Err(unsupported("NVSHMEM has no such reduction".into()));
+        }
+        let dtype = column(T::DTYPE).expect("supported");
+        find(dtype, op as usize)
+            .ok_or_else(|| unsupported(format!("NVSHMEM {} has no such function", self.context.version())))
+    }
+
+    fn check_parts(
+        &self,
+        operation: &'static str,
+        buffer: &'static str,
+        whole: usize,
+        part: usize,
+    ) -> Result<()> {
+        match part.checked_mul(self.n_pes()) {
+            Some(needed) if needed == whole => Ok(()),
+            needed => {
+                let rule = "the other buffer's length for each PE of the team";
+                Err(too_short(operation, buffer, whole, needed.unwrap_or(usize::MAX), rule))
+            }
+        }
+    }
+
+    fn enqueue<D, S>(
+        &self,
+        name: &'static str,
+        dest: &mut D,
+        source: &S,
+        stream: &Arc<CudaStream>,
+        call: impl FnOnce(*mut c_void, *const c_void, *mut c_void) -> i32,
+    ) -> Result<()>
+    where
+        D: LocalMut + ?Sized,
+        S: Local + ?Sized,
+    {
+        self.context.enter()?;
+        let lane = Lane::cuda(stream.clone());
+        let (from, to) = (source.lend(&lane)?, dest.lend_mut(&lane)?);
+        let code = call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream));
+        self.context.library.check(name, code)
+    }
+}
+
+fn bytes_of<S: Shared + ?Sized>(buffer: &S) -> usize {
+    buffer.len() * size_of::<S::Elem>()
+}

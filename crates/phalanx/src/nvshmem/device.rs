@@ -1,0 +1,92 @@
+//! This PE's GPU.
+
+use crate::error::{Error, LibraryError, Result, UsageError};
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use std::sync::{Arc, OnceLock};
+
+/// A GPU and its primary context, which NVSHMEM works in.
+#[derive(Debug, Clone)]
+pub(super) struct Device {
+    pub context: Arc<CudaContext>,
+    pub stream: Arc<CudaStream>,
+}
+
+impl Device {
+    /// The GPU with this number. NVSHMEM ends the process if it has to find out itself that there is none.
+    pub fn open(ordinal: usize) -> Result<Device> {
+        static DRIVER: OnceLock<phalanx_sys::Library> = OnceLock::new();
+        if DRIVER.get().is_none() {
+            // Never unloaded: cudarc, which panics without it, finds it by its name.
+            let _ = DRIVER.set(phalanx_sys::cuda::DRIVER.open()?);
+        }
+        let count = CudaContext::device_count()? as usize;
+        if ordinal >= count {
+            return Err(Error::Unsupported {
+                what: format!("NVSHMEM on GPU {ordinal}"),
+                why: format!("this process sees {count} GPUs"),
+                remedy: "use fewer PEs, name a GPU (Builder::gpu), or look at CUDA_VISIBLE_DEVICES".into(),
+            });
+        }
+        let context = CudaContext::new(ordinal)?;
+        // Not the default stream: that one waits for all others of the process.
+        let stream = context.new_stream()?;
+        Ok(Device { context, stream })
+    }
+
+    /// Makes it current on this thread.
+    #[inline]
+    pub fn enter(&self) -> Result<()> {
+        Ok(self.context.bind_to_thread()?)
+    }
+
+    /// An error if a stream is another GPU's.
+    #[inline]
+    pub fn check(&self, stream: &CudaStream) -> Result<()> {
+        if stream.context().cu_ctx() == self.context.cu_ctx() { Ok(()) } else { Err(self.stranger(stream)) }
+    }
+
+    #[cold]
+    fn stranger(&self, stream: &CudaStream) -> Error {
+        UsageError::Memory {
+            memory: format!("a stream of GPU {}", stream.context().ordinal()),
+            wanted: format!("GPU {} and its primary context", self.context.ordinal()),
+            remedy: "make the stream on the context's GPU (nvshmem::Context::stream)",
+        }
+        .into()
+    }
+
+    /// Whether a stream's work is complete.
+    pub fn is_idle(&self, stream: &CudaStream) -> Result<bool> {
+        // SAFETY: a stream of this device, which is current.
+        match unsafe { sys::cuStreamQuery(stream.cu_stream()) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            error => Err(failed("cuStreamQuery", error, true)),
+        }
+    }
+}
+
+/// The error for an answer of the driver.
+#[cold]
+pub(super) fn failed(function: &'static str, result: CUresult, fatal: bool) -> Error {
+    let error = DriverError(result);
+    let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
+        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    LibraryError {
+        library: "CUDA".into(),
+        function,
+        code: result as i32,
+        text: format!("{}, {}", text(error.error_name()), text(error.error_string())),
+        context: None,
+        fatal,
+    }
+    .into()
+}
+
+/// A stream's handle for the library.
+#[inline]
+pub(super) fn raw(stream: &CudaStream) -> phalanx_sys::nvshmem::stream_t {
+    stream.cu_stream().cast()
+}

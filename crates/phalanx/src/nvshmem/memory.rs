@@ -1,0 +1,408 @@
+//! Symmetric memory: allocated by all PEs together, so that each can name the others' part by its own.
+
+use super::context::Context;
+use super::control::Step;
+use super::signal::Signal;
+use crate::buffer::{Source, Target};
+use crate::dtype::Element;
+use crate::error::{Error, Result, UsageError};
+use crate::lane::{Lane, Lent};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Bound, RangeBounds};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Memory of this PE that the library can read: [`Symmetric`] memory, slices of it, and [`Registered`](super::Registered)
+/// buffers.
+pub trait Local: Source + sealed::Sealed {}
+
+/// Memory of this PE that the library can write.
+pub trait LocalMut: Local + Target {}
+
+/// Symmetric memory, as the name of the same place on every PE: [`Symmetric`] and its slices.
+pub trait Shared: Local {
+    /// Where it is on this PE: the library finds a peer's by it.
+    #[doc(hidden)]
+    fn place(&self) -> CUdeviceptr;
+}
+
+/// `len` elements of symmetric memory on every PE, of the GPU.
+///
+/// This PE's own part is a buffer for cudarc's copies and kernels ([`view`](Symmetric::view),
+/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to it at any
+/// time; what orders their writes with this PE's reads are signals and barriers.
+///
+/// [`free`](Symmetric::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
+/// [`Context::finalize`], with a line in the log.
+pub struct Symmetric<'c, T: Element> {
+    context: &'c Context,
+    /// cudarc's handle on memory that is not cudarc's to free.
+    slice: ManuallyDrop<CudaSlice<T>>,
+    start: CUdeviceptr,
+    /// Its number among the context's allocations, the same on all PEs.
+    number: u64,
+    origin: Origin,
+}
+
+/// Where symmetric memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    Heap,
+    /// Mapped from memory of the caller's; so many bytes.
+    Registered(usize),
+}
+
+impl Context {
+    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_calloc`
+    ///
+    /// The heap grows as needed; where the GPU has no virtual memory management, `NVSHMEM_SYMMETRIC_SIZE` is its
+    /// size, chosen before initialisation.
+    ///
+    /// # Errors
+    /// [`Error::Library`] if there is not enough memory on some PE; [`Error::Mismatch`] if the PEs ask for different
+    /// sizes (where they met through a `Comm`).
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
+        let bytes = byte_count::<T>("alloc", len)?;
+        let name = "nvshmem_calloc";
+        let calloc = self.library.need(self.library.nvshmem_calloc, name)?;
+        // SAFETY: initialised; all PEs have met here with the same size.
+        self.allocate(Step::new(name, [bytes as u64, 0, 0]), len, bytes, move || unsafe { calloc(bytes, 1) })
+    }
+
+    /// As [`alloc`](Context::alloc), with contents that are not specified: faster for what is written first anyway.
+    /// `nvshmem_malloc`
+    pub fn alloc_uninit<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
+        let bytes = byte_count::<T>("alloc_uninit", len)?;
+        let name = "nvshmem_malloc";
+        let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
+        // SAFETY: as above.
+        self.allocate(Step::new(name, [bytes as u64, 0, 0]), len, bytes, move || unsafe { malloc(bytes) })
+    }
+
+    /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes. `nvshmem_align`
+    ///
+    /// # Errors
+    /// Also [`UsageError::Setting`] for an alignment that is no power of two, or less than 8.
+    pub fn alloc_aligned<T: Element>(&self, len: usize, alignment: usize) -> Result<Symmetric<'_, T>> {
+        if !alignment.is_power_of_two() || alignment < size_of::<*const ()>() {
+            return Err(UsageError::Setting {
+                name: "alloc_aligned: alignment".into(),
+                value: alignment.to_string(),
+                expected: "a power of two from 8 on".into(),
+            }
+            .into());
+        }
+        let bytes = byte_count::<T>("alloc_aligned", len)?;
+        let name = "nvshmem_align";
+        let align = self.library.need(self.library.nvshmem_align, name)?;
+        let step = Step::new(name, [alignment as u64, bytes as u64, 0]);
+        // SAFETY: as above; the alignment is one that the library accepts.
+        self.allocate(step, len, bytes, move || unsafe { align(alignment, bytes) })
+    }
+
+    /// `call` is given up to the library's thread, and answers the address.
+    fn allocate<T: Element>(
+        &self,
+        step: Step,
+        len: usize,
+        bytes: usize,
+        call: impl FnOnce() -> *mut c_void + Send + 'static,
+    ) -> Result<Symmetric<'_, T>> {
+        let function = step.function();
+        let start = self.collectively(step, move || call() as CUdeviceptr)?;
+        let got = start != 0 || bytes == 0;
+        let agreed = match &self.control {
+            Some(control) => control.agree(got, "allocate symmetric memory"),
+            None => Ok(()),
+        };
+        if !got {
+            let text = format!(
+                "no {bytes} bytes of symmetric memory are left; NVSHMEM_SYMMETRIC_SIZE (or, with virtual memory \
+                 management, NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
+            );
+            return Err(self.library.error(function, 0, text).into());
+        }
+        // What was allocated here and not elsewhere cannot be freed together: it stays until the end.
+        agreed?;
+        Ok(Symmetric::new(self, start, len, Origin::Heap))
+    }
+}
+
+impl<'c, T: Element> Symmetric<'c, T> {
+    pub(super) fn new(
+        context: &'c Context,
+        start: CUdeviceptr,
+        len: usize,
+        origin: Origin,
+    ) -> Symmetric<'c, T> {
+        // SAFETY: memory of `len` elements on the stream's device. Every bit pattern is an element.
+        let slice = ManuallyDrop::new(unsafe { context.stream().upgrade_device_ptr::<T>(start, len) });
+        Symmetric { context, slice, start, number: context.next_allocation(), origin }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &'c Context {
+        self.context
+    }
+
+    /// The address on this PE, which kernels hand to NVSHMEM's device functions.
+    pub fn device_ptr(&self) -> CUdeviceptr {
+        self.start
+    }
+
+    /// This PE's part, for cudarc's copies and kernels, reading.
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.slice.as_view()
+    }
+
+    /// This PE's part, for cudarc's copies and kernels.
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
+    }
+
+    /// A part of it. As with slices of Rust, a range that is out of bounds is a panic.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice<'_, T> {
+        let (from, to) = bounds(range, self.len());
+        Slice { view: self.slice.slice(from..to), start: self.start + (from * size_of::<T>()) as u64 }
+    }
+
+    /// A part of it, to write to.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> SliceMut<'_, T> {
+        let (from, to) = bounds(range, self.len());
+        let start = self.start + (from * size_of::<T>()) as u64;
+        SliceMut { view: self.slice.slice_mut(from..to), start }
+    }
+
+    /// Where this PE's kernels can load and store another PE's part, if they can (over NVLink or PCIe); the address is no
+    /// symmetric one. `nvshmem_ptr`
+    ///
+    /// # Errors
+    /// [`UsageError::Rank`] if there is no such PE.
+    pub fn peer(&self, pe: usize) -> Result<Option<CUdeviceptr>> {
+        self.context.peer("peer", self.start, pe)
+    }
+
+    /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs: the
+    /// library waits for all of them, and for what they put here, before it frees. `nvshmem_free`
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the memory is then leaked.
+    pub fn free(self) -> Result<()> {
+        let (context, start, number, origin) = (self.context, self.start, self.number, self.origin);
+        let this = ManuallyDrop::new(self);
+        // SAFETY: taken once, since `this` is not dropped; cudarc forgets the memory, and frees its events.
+        let _ = unsafe { std::ptr::read(&raw const *this.slice) }.leak();
+        context.release(start, number, origin)
+    }
+}
+
+impl Context {
+    /// The address of a PE's part of symmetric memory in this process.
+    pub(super) fn peer(
+        &self,
+        operation: &'static str,
+        start: CUdeviceptr,
+        pe: usize,
+    ) -> Result<Option<CUdeviceptr>> {
+        let pe = self.check_pe(operation, pe)?;
+        self.check()?;
+        let find = self.library.need(self.library.nvshmem_ptr, "nvshmem_ptr")?;
+        // SAFETY: initialised; a symmetric address and a PE that exists.
+        let found = unsafe { find(start as *const c_void, pe) } as CUdeviceptr;
+        Ok((found != 0).then_some(found))
+    }
+
+    fn release(&self, start: CUdeviceptr, number: u64, origin: Origin) -> Result<()> {
+        self.drain()?;
+        match origin {
+            Origin::Heap => {
+                let name = "nvshmem_free";
+                let free = self.library.need(self.library.nvshmem_free, name)?;
+                // SAFETY: allocated by the library and freed once; the GPU is done with it, and the library waits for the
+                // other PEs.
+                self.collectively(Step::new(name, [number, 0, 0]), move || unsafe {
+                    free(start as *mut c_void)
+                })
+            }
+            Origin::Registered(bytes) => {
+                let name = "nvshmemx_buffer_unregister_symmetric";
+                let unregister =
+                    self.library.need(self.library.nvshmemx_buffer_unregister_symmetric, name)?;
+                let step = Step::new(name, [number, bytes as u64, 0]);
+                // SAFETY: registered by the library with so many bytes, and unregistered once; as above.
+                let code =
+                    self.collectively(step, move || unsafe { unregister(start as *mut c_void, bytes) })?;
+                self.library.check(name, code)
+            }
+        }
+    }
+}
+
+impl<T: Element> Drop for Symmetric<'_, T> {
+    fn drop(&mut self) {
+        tracing::warn!(
+            pe = self.context.my_pe(),
+            "{} × {} of symmetric memory was dropped and not freed: it stays allocated until the context is finalized; \
+             call Symmetric::free on every PE",
+            self.len(),
+            T::DTYPE,
+        );
+    }
+}
+
+/// Part of [`Symmetric`] memory.
+pub struct Slice<'a, T: Element> {
+    view: CudaView<'a, T>,
+    start: CUdeviceptr,
+}
+
+/// Part of [`Symmetric`] memory, to write to.
+pub struct SliceMut<'a, T: Element> {
+    view: CudaViewMut<'a, T>,
+    start: CUdeviceptr,
+}
+
+impl<'a, T: Element> Slice<'a, T> {
+    /// For cudarc's copies and kernels, reading.
+    pub fn view(&self) -> &CudaView<'a, T> {
+        &self.view
+    }
+}
+
+impl<'a, T: Element> SliceMut<'a, T> {
+    /// For cudarc's copies and kernels.
+    pub fn view_mut(&mut self) -> &mut CudaViewMut<'a, T> {
+        &mut self.view
+    }
+}
+
+fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    let from = match range.start_bound() {
+        Bound::Included(from) => *from,
+        Bound::Excluded(before) => before + 1,
+        Bound::Unbounded => 0,
+    };
+    let to = match range.end_bound() {
+        Bound::Included(last) => last + 1,
+        Bound::Excluded(to) => *to,
+        Bound::Unbounded => len,
+    };
+    assert!(from <= to && to <= len, "the range {from}..{to} is out of bounds of {len} elements");
+    (from, to)
+}
+
+/// The length in bytes.
+pub(super) fn byte_count<T: Element>(operation: &'static str, len: usize) -> Result<usize> {
+    let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+    bytes.ok_or_else(|| {
+        UsageError::Overflow {
+            operation,
+            what: "the length in bytes",
+            value: format!("{len} × {}", size_of::<T>()),
+            limit: isize::MAX.to_string(),
+        }
+        .into()
+    })
+}
+
+macro_rules! symmetric {
+    ($($ty:ty: $field:ident),*) => {$(
+        impl<T: Element> sealed::Sealed for $ty {}
+        impl<T: Element> Local for $ty {}
+
+        impl<T: Element> Shared for $ty {
+            #[inline]
+            fn place(&self) -> CUdeviceptr {
+                self.start
+            }
+        }
+
+        // SAFETY: device memory of so many elements, borrowed; cudarc's handle orders later users.
+        unsafe impl<T: Element> Source for $ty {
+            type Elem = T;
+            #[inline]
+            fn len(&self) -> usize {
+                self.$field.len()
+            }
+            #[inline]
+            fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+                self.$field.lend(lane)
+            }
+        }
+
+        impl<T: Element> fmt::Debug for $ty {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(concat!("nvshmem::", stringify!($ty)))
+                    .field("dtype", &T::DTYPE)
+                    .field("len", &self.$field.len())
+                    .field("start", &format_args!("{:#x}", self.start))
+                    .finish()
+            }
+        }
+    )*};
+    (mut $($ty:ty: $field:ident),*) => {$(
+        impl<T: Element> LocalMut for $ty {}
+
+        // SAFETY: as above, and `&mut self` is exclusive among this PE's users.
+        unsafe impl<T: Element> Target for $ty {
+            #[inline]
+            fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+                self.$field.lend_mut(lane)
+            }
+        }
+    )*};
+}
+
+symmetric! { Symmetric<'_, T>: slice, Slice<'_, T>: view, SliceMut<'_, T>: view }
+symmetric! { mut Symmetric<'_, T>: slice, SliceMut<'_, T>: view }
+
+impl<T: Element> sealed::Sealed for super::Registered<'_, T> {}
+
+impl Symmetric<'_, u64> {
+    /// An element as a signal.
+    ///
+    /// # Errors
+    /// [`UsageError::Length`] if there is no such element.
+    pub fn signal(&self, index: usize) -> Result<Signal<'_>> {
+        check_index("signal", self.len(), index)?;
+        Ok(Signal::new(self.start + (index * size_of::<u64>()) as u64))
+    }
+}
+
+/// An error if there is no such element.
+#[inline]
+pub(super) fn check_index(operation: &'static str, len: usize, index: usize) -> Result<()> {
+    if index < len {
+        Ok(())
+    } else {
+        Err(too_short(operation, "symmetric", len, index.saturating_add(1), "the index"))
+    }
+}
+
+/// The error for a buffer that has too few, or other than needed, elements.
+#[cold]
+pub(super) fn too_short(
+    operation: &'static str,
+    buffer: &'static str,
+    actual: usize,
+    expected: usize,
+    rule: &'static str,
+) -> Error {
+    UsageError::Length { operation, buffer, actual, expected, rule }.into()
+}

@@ -1,0 +1,73 @@
+//! NVSHMEM: memory that all PEs have in the same place, which every one of them can put to and get from, while the
+//! others compute.
+//!
+//! A *PE* (processing element) is a rank: a process with a GPU. A process has one [`Context`] at a time; memory and teams
+//! borrow it, so that nothing is used after [`Context::finalize`]. The library is found at run time; kernels can use
+//! [`Symmetric`] memory through cudarc, and the collectives of a [`Comm`](crate::Comm) take it as their buffers.
+//!
+//! ```no_run
+//! use phalanx::nvshmem::{Compare, Context, SignalOp};
+//!
+//! fn main() -> phalanx::Result<()> {
+//!     let comm = phalanx::init()?; // any backend, one process for each PE
+//!     let nvshmem = Context::init(&comm)?;
+//!     let (me, pes) = (nvshmem.my_pe(), nvshmem.n_pes());
+//!     let (mine, inbox) = (nvshmem.alloc::<f32>(1 << 20)?, nvshmem.alloc::<f32>(1 << 20)?);
+//!     let arrived = nvshmem.alloc::<u64>(1)?;
+//!     let (stream, right) = (nvshmem.stream(), (me + 1) % pes);
+//!     nvshmem.put_signal_on_stream(&inbox, &mine, &arrived.signal(0)?, 1, SignalOp::Set, right, stream)?;
+//!     nvshmem.signal_wait_until_on_stream(&arrived.signal(0)?, Compare::Ge, 1, stream)?;
+//!     nvshmem.sync(stream)?; // the left neighbour's data is in `inbox`
+//!     for memory in [mine, inbox] {
+//!         memory.free()?;
+//!     }
+//!     arrived.free()?;
+//!     nvshmem.finalize()
+//! }
+//! ```
+//!
+//! # What is collective
+//! [`Context::init`] and [`finalize`](Context::finalize), allocating, registering and freeing symmetric memory, splitting
+//! and destroying teams, and the operations of a [`Team`]: all PEs (of the team) make the same calls in the same order.
+//! Dropping is not collective, so what is dropped instead of being freed is leaked, with a line in the log.
+//!
+//! # What is complete when
+//! - `put` and `get` are complete on this PE when they return; what was put is at the peer after [`Context::quiet`], a
+//!   barrier, or with the signal that follows it.
+//! - `…_nbi` returns at once: until [`Context::quiet`] (or a barrier) a source must not be written and a destination not
+//!   be read. That is no matter of memory safety, so it is not a matter of types.
+//! - `…_on_stream` takes its turn on a stream, behind what cudarc knows of the local buffers; `…_nbi_on_stream` starts at
+//!   its turn, and is complete after [`Context::quiet_on_stream`].
+//!
+//! # Threads
+//! The library is used by one thread (`NVSHMEM_THREAD_SERIALIZED`): a context, and all that borrows it, stays on the
+//! thread that made it.
+//!
+//! # When a peer is missing
+//! NVSHMEM's own functions wait for ever. Here what waits on the host does so with the context's
+//! [timeout](Context::set_timeout), and where the PEs met through a `Comm` on one host, a peer that died is noticed at once.
+//! Such an error is final: the library cannot take back a call, so every later call answers the same error, nothing is
+//! freed, and the process has to end. Some failures the library itself answers by ending the process.
+
+mod collective;
+mod context;
+mod control;
+mod device;
+#[cfg(feature = "jit")]
+mod kernels;
+mod library;
+mod memory;
+mod one_sided;
+mod register;
+mod signal;
+mod team;
+
+pub use collective::Reduction;
+pub use context::{Builder, Context, UniqueId};
+#[cfg(feature = "jit")]
+pub(crate) use kernels::Registration;
+pub use library::{openshmem_version, path, version};
+pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
+pub use register::Registered;
+pub use signal::{Compare, Signal, SignalOp, Waitable};
+pub use team::Team;

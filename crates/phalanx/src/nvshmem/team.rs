@@ -1,0 +1,226 @@
+//! Teams: some of the PEs, numbered anew.
+
+use super::context::Context;
+use super::control::Step;
+use super::memory::Symmetric;
+use crate::dtype::Element;
+use crate::error::{Result, UsageError};
+use cudarc::driver::sys::CUdeviceptr;
+use phalanx_sys::nvshmem::{nvshmem_team_t, team};
+use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
+
+/// Some of the PEs, numbered from 0: all of them ([`Context::world`]), those near ([`Context::shared`],
+/// [`Context::node`]), or parts of another team.
+///
+/// Teams that were split off end with [`destroy`](Team::destroy), on all their PEs together. Dropping cannot do that: a
+/// dropped team stays until the context ends, with a line in the log.
+#[derive(Debug)]
+pub struct Team<'c> {
+    pub(super) context: &'c Context,
+    pub(super) handle: nvshmem_team_t,
+    pe: usize,
+    pes: usize,
+}
+
+impl Context {
+    /// All PEs. `NVSHMEM_TEAM_WORLD`
+    pub fn world(&self) -> Team<'_> {
+        Team { context: self, handle: team::WORLD, pe: self.my_pe(), pes: self.n_pes() }
+    }
+
+    /// The PEs whose memory this one can load from and store to. `NVSHMEM_TEAM_SHARED`
+    pub fn shared(&self) -> Result<Team<'_>> {
+        Team::of(self, team::SHARED)
+    }
+
+    /// The PEs of this node. `NVSHMEMX_TEAM_NODE`
+    pub fn node(&self) -> Result<Team<'_>> {
+        Team::of(self, team::NODE)
+    }
+
+    /// The PEs with the same number on their nodes. `NVSHMEMX_TEAM_SAME_MYPE_NODE`
+    pub fn same_pe_of_nodes(&self) -> Result<Team<'_>> {
+        Team::of(self, team::SAME_MYPE_NODE)
+    }
+}
+
+impl<'c> Team<'c> {
+    fn of(context: &'c Context, handle: nvshmem_team_t) -> Result<Team<'c>> {
+        let library = context.library;
+        let my_pe = library.need(library.nvshmem_team_my_pe, "nvshmem_team_my_pe")?;
+        let n_pes = library.need(library.nvshmem_team_n_pes, "nvshmem_team_n_pes")?;
+        context.enter()?;
+        // SAFETY: initialised; a team that exists, of which this PE is a member.
+        let (pe, pes) = unsafe { (my_pe(handle), n_pes(handle)) };
+        Ok(Team { context, handle, pe: pe as usize, pes: pes as usize })
+    }
+
+    /// A team that the library answered; none if this PE is no member.
+    fn made(context: &'c Context, handle: nvshmem_team_t) -> Result<Option<Team<'c>>> {
+        (handle != team::INVALID).then(|| Team::of(context, handle)).transpose()
+    }
+
+    /// The number of this PE in the team. `nvshmem_team_my_pe`
+    pub fn my_pe(&self) -> usize {
+        self.pe
+    }
+
+    /// How many PEs the team has. `nvshmem_team_n_pes`
+    pub fn n_pes(&self) -> usize {
+        self.pes
+    }
+
+    /// The C handle, for kernels.
+    pub fn raw_handle(&self) -> i32 {
+        self.handle
+    }
+
+    /// The number that one of this team's PEs has in another team; `None` if it is no member there.
+    /// `nvshmem_team_translate_pe`
+    ///
+    /// # Errors
+    /// [`UsageError::Rank`] if this team has no such PE.
+    pub fn translate_pe(&self, pe: usize, to: &Team<'_>) -> Result<Option<usize>> {
+        let pe = self.check_pe("translate_pe", pe)?;
+        let library = self.context.library;
+        let translate = library.need(library.nvshmem_team_translate_pe, "nvshmem_team_translate_pe")?;
+        self.context.enter()?;
+        // SAFETY: initialised; teams that exist.
+        let found = unsafe { translate(self.handle, pe, to.handle) };
+        Ok(usize::try_from(found).ok())
+    }
+
+    /// The team of `size` of this team's PEs: `start`, `start + stride`, and so on. Collective over this team; `None` for
+    /// those who are not in it. `nvshmem_team_split_strided`
+    ///
+    /// # Errors
+    /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for no size or no stride;
+    /// [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`).
+    pub fn split_strided(&self, start: usize, stride: usize, size: usize) -> Result<Option<Team<'c>>> {
+        let name = "nvshmem_team_split_strided";
+        for (what, value) in [("stride", stride), ("size", size)] {
+            if value == 0 {
+                let name = format!("split_strided: {what}");
+                let (value, expected) = ("0".into(), "at least 1".into());
+                return Err(UsageError::Setting { name, value, expected }.into());
+            }
+        }
+        let last =
+            stride.checked_mul(size - 1).and_then(|steps| steps.checked_add(start)).unwrap_or(usize::MAX);
+        self.check_pe("split_strided", last)?;
+        let split = self.context.library.need(self.context.library.nvshmem_team_split_strided, name)?;
+        let parent = self.handle;
+        let call = move || {
+            let mut new = team::INVALID;
+            let (start, stride, size) = (start as c_int, stride as c_int, size as c_int);
+            // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are in it; no
+            // configuration is the default one.
+            let code = unsafe { split(parent, start, stride, size, std::ptr::null(), 0, &raw mut new) };
+            (code, new)
+        };
+        let (code, new) = self.together(Step::new(name, [start as u64, stride as u64, size as u64]), call)?;
+        // Those who are left out of it get an answer that is not zero in some versions.
+        let made = Team::made(self.context, new)?;
+        let member = self.pe >= start && (self.pe - start).is_multiple_of(stride) && self.pe <= last;
+        if made.is_none() && member {
+            self.context.library.check(name, if code == 0 { 7 } else { code })?;
+        }
+        Ok(made)
+    }
+
+    /// Arranges the team's PEs in rows of `width`, by their numbers: the teams of this PE's row and of its column.
+    /// Collective over this team. `nvshmem_team_split_2d`
+    ///
+    /// # Errors
+    /// [`UsageError::Setting`] for no width; [`Error::Library`](crate::Error) if the library has no more teams.
+    pub fn split_2d(&self, width: usize) -> Result<(Team<'c>, Team<'c>)> {
+        let name = "nvshmem_team_split_2d";
+        if width == 0 || width > c_int::MAX as usize {
+            let (value, expected) = (width.to_string(), "at least 1".into());
+            return Err(UsageError::Setting { name: "split_2d: width".into(), value, expected }.into());
+        }
+        let split = self.context.library.need(self.context.library.nvshmem_team_split_2d, name)?;
+        let (parent, width) = (self.handle, width as c_int);
+        let call = move || {
+            let (mut row, mut column) = (team::INVALID, team::INVALID);
+            let default = std::ptr::null();
+            // SAFETY: as above.
+            let code = unsafe { split(parent, width, default, 0, &raw mut row, default, 0, &raw mut column) };
+            (code, row, column)
+        };
+        let (code, row, column) = self.together(Step::new(name, [width as u64, 0, 0]), call)?;
+        match (Team::made(self.context, row)?, Team::made(self.context, column)?) {
+            (Some(row), Some(column)) => Ok((row, column)),
+            _ => Err(self.context.library.error(name, code, super::library::status_text(code)).into()),
+        }
+    }
+
+    /// A collective call over this team: compared where it is all PEs.
+    fn together<R: Send + 'static>(
+        &self,
+        step: Step,
+        call: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R> {
+        if self.handle == team::WORLD {
+            self.context.collectively(step, call)
+        } else {
+            self.context.bounded(step.describe(), call)
+        }
+    }
+
+    /// Where this team's PEs can store to all parts of `memory` at once and load their sum (NVLink multicast), if they can.
+    /// `nvshmemx_mc_ptr`
+    pub fn multicast<T: Element>(&self, memory: &Symmetric<'_, T>) -> Result<Option<CUdeviceptr>> {
+        let library = self.context.library;
+        let find = library.need(library.nvshmemx_mc_ptr, "nvshmemx_mc_ptr")?;
+        self.context.enter()?;
+        // SAFETY: initialised; a team that exists, and a symmetric address.
+        let found = unsafe { find(self.handle, memory.device_ptr() as *const c_void) } as CUdeviceptr;
+        Ok((found != 0).then_some(found))
+    }
+
+    /// Ends a team that was split off. Collective over it. For the predefined teams it does nothing.
+    /// `nvshmem_team_destroy`
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error), [`Error::Peer`](crate::Error) if a PE does not come.
+    pub fn destroy(self) -> Result<()> {
+        let this = ManuallyDrop::new(self);
+        if this.is_predefined() {
+            return Ok(());
+        }
+        let destroy =
+            this.context.library.need(this.context.library.nvshmem_team_destroy, "nvshmem_team_destroy")?;
+        let handle = this.handle;
+        // What is on streams may still use the team.
+        this.context.drain()?;
+        // SAFETY: a team that was split off; destroyed once, since `self` is consumed.
+        this.context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(handle) })
+    }
+
+    fn is_predefined(&self) -> bool {
+        (team::WORLD..=team::SAME_MYPE_NODE).contains(&self.handle)
+    }
+
+    pub(super) fn check_pe(&self, operation: &'static str, pe: usize) -> Result<c_int> {
+        if pe < self.pes {
+            return Ok(pe as c_int);
+        }
+        let role = "the team's PE";
+        Err(UsageError::Rank { operation, role, rank: pe, world_size: self.pes }.into())
+    }
+}
+
+impl Drop for Team<'_> {
+    fn drop(&mut self) {
+        if !self.is_predefined() {
+            tracing::warn!(
+                pe = self.context.my_pe(),
+                "an NVSHMEM team of {} PEs was dropped and not destroyed: it stays until the context is finalized; call \
+                 Team::destroy on its PEs",
+                self.pes
+            );
+        }
+    }
+}
