@@ -1,14 +1,15 @@
-//! Kernels compiled and linked by the real NVRTC and nvJitLink, which need no GPU.
+//! Kernels compiled and linked by the real NVRTC and nvJitLink, which need no GPU; and launched, where there is one.
 //!
 //! The libraries and headers are those of a Python environment that `PHALANX_TEST_CUDA` names, with the packages that
 //! `.ci/run` installs. Without it the trials are ignored; on a CI machine that is a failure. Each trial is a process of
 //! its own, since a library stays loaded and the environment says where libraries are.
 
+mod gpu;
 mod trials;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::{Command, ExitCode};
-use trials::{Case, NOWHERE, TRIALS};
+use trials::{Case, NOWHERE};
 
 /// The Python environment.
 const ENVIRONMENT: &str = "PHALANX_TEST_CUDA";
@@ -17,24 +18,30 @@ const TRIAL: &str = "PHALANX_TESTKIT_KERNELS_TRIAL";
 
 fn main() -> ExitCode {
     if let Ok(name) = std::env::var(TRIAL) {
-        let case = TRIALS.iter().find(|case| case.name == name).expect("a trial of this program");
+        let mut cases = trials::TRIALS.iter().chain(gpu::TRIALS);
+        let case = cases.find(|case| case.name == name).expect("a trial of this program");
         (case.body)();
         return ExitCode::SUCCESS;
     }
     let args = Arguments::from_args();
     let environment = std::env::var(ENVIRONMENT).ok().filter(|folder| !folder.is_empty());
-    let trials = TRIALS.iter().map(|case| match &environment {
-        Some(folder) => {
+    let no_gpu = gpu::objection();
+    let ignored = |case: &Case, reason: String| {
+        Trial::test(case.name, || Ok(())).with_ignored_flag(true).with_kind(reason)
+    };
+    let trial = |case: &'static Case, objection: &Option<String>| match (&environment, objection) {
+        (Some(_), Some(reason)) => ignored(case, reason.clone()),
+        (Some(folder), None) => {
             let folder = folder.clone();
             Trial::test(case.name, move || run(case, &folder))
         }
-        None if std::env::var_os("CI").is_some() => Trial::test(case.name, || {
+        (None, _) if std::env::var_os("CI").is_some() => Trial::test(case.name, || {
             Err(Failed::from(format!("{ENVIRONMENT} is not set: CI has to set it")))
         }),
-        None => Trial::test(case.name, || Ok(()))
-            .with_ignored_flag(true)
-            .with_kind(format!("{ENVIRONMENT} is not set")),
-    });
+        (None, _) => ignored(case, format!("{ENVIRONMENT} is not set")),
+    };
+    let without = trials::TRIALS.iter().map(|case| trial(case, &None));
+    let trials = without.chain(gpu::TRIALS.iter().map(|case| trial(case, &no_gpu)));
     libtest_mimic::run(&args, trials.collect()).exit_code()
 }
 
@@ -42,9 +49,7 @@ fn main() -> ExitCode {
 fn run(case: &Case, environment: &str) -> Result<(), Failed> {
     let mut command = Command::new(std::env::current_exe()?);
     command.env(TRIAL, case.name).env("VIRTUAL_ENV", environment).env("RUST_BACKTRACE", "0");
-    for variable in
-        ["CUDA_HOME", "CUDA_PATH", "NVSHMEM_HOME", "NVSHMEM_PREFIX", "CONDA_PREFIX", "LD_LIBRARY_PATH"]
-    {
+    for variable in ["CUDA_HOME", "CUDA_PATH", "NVSHMEM_HOME", "NVSHMEM_PREFIX", "CONDA_PREFIX"] {
         command.env_remove(variable);
     }
     let output = command.envs(case.nowhere.map(|variable| (variable, NOWHERE))).output()?;

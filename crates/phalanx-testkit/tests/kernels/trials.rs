@@ -41,7 +41,8 @@ const RING: &str = include_str!("../../../phalanx/examples/kernels/ring.cu");
 const HALO: &str = include_str!("../../../phalanx/examples/kernels/halo.cu");
 const FUSED: &str = include_str!("../../../phalanx/examples/kernels/fused.cu");
 
-const fn case(name: &'static str, body: fn()) -> Case {
+/// A trial that needs no more than the environment.
+pub const fn case(name: &'static str, body: fn()) -> Case {
     Case { name, nowhere: None, body }
 }
 
@@ -50,7 +51,7 @@ const fn missing(name: &'static str, variable: &'static str, body: fn()) -> Case
     Case { name, nowhere: Some(variable), body }
 }
 
-const SCALE: &str = "\
+pub const SCALE: &str = "\
 template <class T> __global__ void scale(T* x, T by, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] *= by;
