@@ -1,6 +1,6 @@
-//! An emulated CUDA driver and NCCL: one shared library with the C interfaces of both, for tests without a GPU.
+//! An emulated CUDA driver, NCCL and NVSHMEM: one shared library with the C interfaces of all three, for tests without a GPU.
 //!
-//! Put it in a folder as `libcuda.so.1` and `libnccl.so.2`, and programs that load those libraries run on it. Memory
+//! Put it in a folder as `libcuda.so.1`, `libnccl.so.2` and `libnvshmem_host.so.3`, and programs that load those libraries run on it. Memory
 //! of devices is memory of the process, streams are threads, ranks are threads or processes of one host, and every
 //! operation moves real data. The testkit's `emulated` module makes the folder and starts programs with it.
 //!
@@ -15,12 +15,13 @@
 //! | Room | What it has |
 //! |---|---|
 //! | `cuda/` | the driver's functions (`cu…`): contexts, streams, events, memory, copies, graphs |
+//! | `nvshmem/` | NVSHMEM's host functions: symmetric memory, one-sided operations, teams |
 //! | `nccl/` | NCCL's functions: communicators, groups, operations; `nccl/transport/`: how ranks reach each other |
 //! | `call.rs`, `pointers.rs` | what every exported function goes through; pointers that come from C |
 //! | `settings.rs`, `random.rs`, `handles.rs`, `violation.rs` | the rest of the furniture |
 //!
-//! Not here: kernels and modules (`cuLaunchKernel` and its like), managed memory, virtual memory management, and
-//! NCCL's device API.
+//! Not here: kernels and modules but those of phalanx itself, managed memory, virtual memory management, and
+//! the device interfaces of NCCL and NVSHMEM.
 
 #[cfg(target_os = "linux")]
 #[macro_use]
@@ -31,6 +32,8 @@ mod cuda;
 mod handles;
 #[cfg(target_os = "linux")]
 mod nccl;
+#[cfg(target_os = "linux")]
+mod nvshmem;
 #[cfg(target_os = "linux")]
 mod pointers;
 #[cfg(target_os = "linux")]

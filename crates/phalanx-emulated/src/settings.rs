@@ -22,6 +22,10 @@
 //! | `EMULATED_FINALIZE` | `local`: the end of a communicator does not wait for ranks of other processes | `collective` |
 //! | `EMULATED_REGISTER`, `EMULATED_WINDOWS` | `null`: registrations and windows succeed with null handles | |
 //! | `EMULATED_LEAVES_DEVICE` | `1`: NCCL calls leave the communicator's device current | 0 |
+//! | `EMULATED_NVSHMEM_VERSION` | `3.4.5`: what NVSHMEM reports | 3.8.0 |
+//! | `EMULATED_NVSHMEM_INIT` | `half`: initialisation answers success with status 1, as 3.4.5 does when it cannot use the device; `error`: as later ones do; `hang`; `exit` | |
+//! | `EMULATED_PEER_ACCESS` | `0`: peers' symmetric memory cannot be loaded from or stored to | 1 |
+//! | `EMULATED_SYMMETRIC_SIZE` | bytes of each PE's symmetric heap | 1 GiB |
 //! | `NCCL_COMM_BLOCKING` | as in NCCL, overrides every communicator's configuration | |
 //!
 //! A value that cannot be understood ends the process.
@@ -58,6 +62,21 @@ pub struct Settings {
     pub null_windows: bool,
     pub leaves_device: bool,
     pub blocking: Option<bool>,
+    pub nvshmem_version: i32,
+    pub nvshmem_init: Init,
+    pub peer_access: bool,
+    pub symmetric_size: u64,
+}
+
+/// What NVSHMEM's initialisation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "EMULATED_NVSHMEM_INIT, above")]
+pub enum Init {
+    Works,
+    Half,
+    Fails,
+    Hangs,
+    Exits,
 }
 
 /// A function's call that fails.
@@ -110,6 +129,17 @@ fn read() -> Settings {
         null_windows: choice("EMULATED_WINDOWS", ["", "null"]),
         leaves_device: value("EMULATED_LEAVES_DEVICE", 0) != 0,
         blocking: text("NCCL_COMM_BLOCKING").map(|text| text != "0"),
+        nvshmem_version: text("EMULATED_NVSHMEM_VERSION").map_or(30800, |text| version(&text)),
+        nvshmem_init: match text("EMULATED_NVSHMEM_INIT").as_deref() {
+            None => Init::Works,
+            Some("half") => Init::Half,
+            Some("error") => Init::Fails,
+            Some("hang") => Init::Hangs,
+            Some("exit") => Init::Exits,
+            Some(text) => bad("EMULATED_NVSHMEM_INIT", text),
+        },
+        peer_access: value("EMULATED_PEER_ACCESS", 1) != 0,
+        symmetric_size: value("EMULATED_SYMMETRIC_SIZE", 1 << 30),
     }
 }
 
@@ -163,7 +193,7 @@ fn version(text: &str) -> i32 {
     let parts: Result<Vec<i32>, _> = text.split('.').map(str::parse).collect();
     match parts.as_deref() {
         Ok([major, minor, patch]) => major * 10000 + minor * 100 + patch,
-        _ => bad("EMULATED_NCCL_VERSION", text),
+        _ => bad("the version", text),
     }
 }
 

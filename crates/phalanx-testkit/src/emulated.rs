@@ -20,7 +20,8 @@ const NAME: &str = "libnccl.so.2";
 
 /// Other names under which programs look for the real libraries. They are links to the one file, so that both
 /// libraries stay one, and share their state, when both are loaded.
-const OTHERS: [&str; 3] = ["libnccl.so", "libcuda.so.1", "libcuda.so"];
+const OTHERS: [&str; 5] =
+    ["libnccl.so", "libcuda.so.1", "libcuda.so", "libnvshmem_host.so.3", "libnvshmem_host.so"];
 
 /// The functions that came with a version of NCCL.
 const SINCE: [(&str, &[&str]); 8] = [

@@ -37,6 +37,8 @@ pub enum Kind {
     Nccl,
     /// `cuMemHostAlloc`.
     Host,
+    /// Of NVSHMEM's heap, mapped by the emulated library itself.
+    Symmetric,
 }
 
 /// One allocation.
@@ -215,6 +217,24 @@ pub fn close(address: u64) {
         (allocation.size, if allocation.kind == Kind::Host { HOST } else { allocation.device });
     if let Some(arena) = memory.arenas.get_mut(&place) {
         arena.used -= size;
+    }
+}
+
+/// Enters memory that was mapped elsewhere.
+pub fn adopt(address: u64, size: u64, device: usize, context: Handle) {
+    let mut memory = lock(&MEMORY);
+    memory.ids += 1;
+    let (id, kind) = (memory.ids, Kind::Symmetric);
+    let allocation =
+        Allocation { address, size, kind, device, context, id, live: true, freed_by: None, registrations: 0 };
+    memory.allocations.insert(address, allocation);
+}
+
+/// Says that such memory must not be used any more. It stays mapped: peers may be late.
+pub fn disown(function: &'static str, address: u64) {
+    if let Some(allocation) = lock(&MEMORY).allocations.get_mut(&address) {
+        allocation.live = false;
+        allocation.freed_by = Some(function);
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `event.rs` | events |
 //! | `memory.rs`, `allocation.rs`, `copy.rs` | where memory comes from; the functions that allocate; copies and fills |
 //! | `capture.rs`, `graph.rs`, `user_object.rs` | how a stream's work becomes a graph; graphs; what they keep alive |
+//! | `kernel.rs` | the kernels that phalanx itself has, by their names |
 //! | `error.rs` | results and their texts |
 
 pub mod allocation;
@@ -17,6 +18,7 @@ pub mod device;
 pub mod error;
 pub mod event;
 pub mod graph;
+pub mod kernel;
 pub mod memory;
 pub mod queue;
 pub mod stream;

@@ -236,6 +236,9 @@ impl Team<'_> {
             self.reduction::<D::Elem>("reduce", op, |dtype, op| self.context.library.reduce(dtype, op))?;
         let count = buffer.len();
         self.context.enter()?;
+        if count == 0 {
+            return Ok(());
+        }
         let lane = Lane::cuda(stream.clone());
         let lent = buffer.lend_mut(&lane)?;
         let start: *mut c_void = lent.span().start.cast();
@@ -320,6 +323,9 @@ impl Team<'_> {
         S: Local + ?Sized,
     {
         self.context.enter()?;
+        if source.is_empty() {
+            return Ok(());
+        }
         let lane = Lane::cuda(stream.clone());
         let (from, to) = (source.lend(&lane)?, dest.lend_mut(&lane)?);
         let code = call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream));

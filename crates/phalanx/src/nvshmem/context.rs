@@ -1,5 +1,6 @@
 //! [`Context`]: this process as a PE, from initialisation to its end.
 
+use super::atomic::Kernels;
 use super::control::{Control, Step};
 use super::device::{Device, failed};
 use super::library::{self, Library, within};
@@ -12,7 +13,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nvshmem::{
     OLDEST, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, version_text,
 };
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -312,6 +313,7 @@ impl Ready {
             steps: Cell::new(0),
             allocations: Cell::new(0),
             failed: OnceCell::new(),
+            kernels: RefCell::default(),
             claim: self.claim,
             one_thread: PhantomData,
         })
@@ -409,6 +411,7 @@ pub struct Context {
     steps: Cell<u64>,
     allocations: Cell<u64>,
     failed: OnceCell<Error>,
+    pub(super) kernels: RefCell<Kernels>,
     claim: Claim,
     one_thread: PhantomData<*mut ()>,
 }
@@ -567,7 +570,14 @@ impl Context {
     /// Notes an error after which the library cannot be used.
     #[cold]
     pub(super) fn fail(&self, error: Error) -> Error {
-        self.failed.get_or_init(|| error).clone()
+        if self.failed.set(error.clone()).is_ok() {
+            tracing::error!(
+                pe = self.pe,
+                "NVSHMEM cannot be used any more: {error}; end this process, with std::process::abort if its GPU may still \
+                 wait for something"
+            );
+        }
+        self.failed.get().cloned().unwrap_or(error)
     }
 
     pub(super) fn late(&self, function: &'static str) -> Error {

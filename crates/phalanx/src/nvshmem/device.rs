@@ -1,9 +1,11 @@
 //! This PE's GPU.
 
 use crate::error::{Error, LibraryError, Result, UsageError};
+use crate::sync::lock;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A GPU and its primary context, which NVSHMEM works in.
 #[derive(Debug, Clone)]
@@ -14,7 +16,10 @@ pub(super) struct Device {
 
 impl Device {
     /// The GPU with this number. NVSHMEM ends the process if it has to find out itself that there is none.
+    ///
+    /// Opened once for the process and never closed: that would wait for what may never end on it.
     pub fn open(ordinal: usize) -> Result<Device> {
+        static OPENED: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
         static DRIVER: OnceLock<phalanx_sys::Library> = OnceLock::new();
         if DRIVER.get().is_none() {
             // Never unloaded: cudarc, which panics without it, finds it by its name.
@@ -28,10 +33,16 @@ impl Device {
                 remedy: "use fewer PEs, name a GPU (Builder::gpu), or look at CUDA_VISIBLE_DEVICES".into(),
             });
         }
+        let mut opened = lock(&OPENED);
+        if let Some(device) = opened.get(&ordinal) {
+            return Ok(device.clone());
+        }
         let context = CudaContext::new(ordinal)?;
         // Not the default stream: that one waits for all others of the process.
         let stream = context.new_stream()?;
-        Ok(Device { context, stream })
+        let device = Device { context, stream };
+        opened.insert(ordinal, device.clone());
+        Ok(device)
     }
 
     /// Makes it current on this thread.

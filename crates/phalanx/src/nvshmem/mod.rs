@@ -47,8 +47,11 @@
 //! NVSHMEM's own functions wait for ever. Here what waits on the host does so with the context's
 //! [timeout](Context::set_timeout), and where the PEs met through a `Comm` on one host, a peer that died is noticed at once.
 //! Such an error is final: the library cannot take back a call, so every later call answers the same error, nothing is
-//! freed, and the process has to end. Some failures the library itself answers by ending the process.
+//! freed, and the process has to end. If its GPU waits for what will never come, CUDA's exit handlers wait with it: end
+//! with [`std::process::abort`]. (`phalanx launch` kills what does not end.) Some failures the library itself answers by
+//! ending the process.
 
+mod atomic;
 mod collective;
 mod context;
 mod control;
@@ -62,6 +65,7 @@ mod register;
 mod signal;
 mod team;
 
+pub use atomic::{Atomic, AtomicBits};
 pub use collective::Reduction;
 pub use context::{Builder, Context, UniqueId};
 #[cfg(feature = "jit")]
@@ -70,4 +74,4 @@ pub use library::{openshmem_version, path, version};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
 pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};
-pub use team::Team;
+pub use team::{SplitTeam, Team};

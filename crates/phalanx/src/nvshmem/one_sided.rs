@@ -34,6 +34,9 @@ impl Context {
     {
         let put = self.library.need(self.library.nvshmem_putmem, "nvshmem_putmem")?;
         let (pe, bytes) = self.check_put("put", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = self.lane();
         let lent = self.settled(source.lend(&lane)?)?;
         // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent and nobody
@@ -51,6 +54,9 @@ impl Context {
     {
         let put = self.library.need(self.library.nvshmem_putmem_nbi, "nvshmem_putmem_nbi")?;
         let (pe, bytes) = self.check_put("put_nbi", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = self.lane();
         let lent = self.settled(source.lend(&lane)?)?;
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
@@ -66,6 +72,9 @@ impl Context {
     {
         let put = self.library.need(self.library.nvshmemx_putmem_on_stream, "nvshmemx_putmem_on_stream")?;
         let (pe, bytes) = self.check_put("put_on_stream", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = Lane::cuda(stream.clone());
         let lent = source.lend(&lane)?;
         // SAFETY: as above; the stream is one of the device, as lending has checked; what uses the source later is
@@ -90,6 +99,9 @@ impl Context {
         let name = "nvshmemx_putmem_nbi_on_stream";
         let put = self.library.need(self.library.nvshmemx_putmem_nbi_on_stream, name)?;
         let (pe, bytes) = self.check_put("put_nbi_on_stream", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = Lane::cuda(stream.clone());
         let lent = source.lend(&lane)?;
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
@@ -109,6 +121,9 @@ impl Context {
     {
         let get = self.library.need(self.library.nvshmem_getmem, "nvshmem_getmem")?;
         let (pe, bytes) = self.check_get("get", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = self.lane();
         let lent = self.settled(dest.lend_mut(&lane)?)?;
         // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the destination is lent, and
@@ -126,6 +141,9 @@ impl Context {
     {
         let get = self.library.need(self.library.nvshmem_getmem_nbi, "nvshmem_getmem_nbi")?;
         let (pe, bytes) = self.check_get("get_nbi", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = self.lane();
         let lent = self.settled(dest.lend_mut(&lane)?)?;
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
@@ -147,6 +165,9 @@ impl Context {
     {
         let get = self.library.need(self.library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream")?;
         let (pe, bytes) = self.check_get("get_on_stream", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = Lane::cuda(stream.clone());
         let lent = dest.lend_mut(&lane)?;
         // SAFETY: as above; the stream is one of the device, as lending has checked; what uses the destination later is
@@ -171,6 +192,9 @@ impl Context {
         let name = "nvshmemx_getmem_nbi_on_stream";
         let get = self.library.need(self.library.nvshmemx_getmem_nbi_on_stream, name)?;
         let (pe, bytes) = self.check_get("get_nbi_on_stream", dest, source, pe)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let lane = Lane::cuda(stream.clone());
         let lent = dest.lend_mut(&lane)?;
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
@@ -234,6 +258,9 @@ impl Context {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
         let pe =
             self.check_strided::<S::Elem>("iput", dest.len(), source.len(), strides, pe, dest.place())?;
+        if count == 0 {
+            return Ok(());
+        }
         let library = self.library;
         let iput = match size_of::<S::Elem>() {
             1 => library.need(library.nvshmem_iput8, "nvshmem_iput8"),
@@ -268,6 +295,9 @@ impl Context {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
         let (there, here) = (dest.len(), source.len());
         let pe = self.check_strided::<S::Elem>("iput_on_stream", there, here, strides, pe, dest.place())?;
+        if count == 0 {
+            return Ok(());
+        }
         let library = self.library;
         let iput = match size_of::<S::Elem>() {
             1 => library.need(library.nvshmemx_iput8_on_stream, "nvshmemx_iput8_on_stream"),
@@ -304,6 +334,9 @@ impl Context {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
         let pe =
             self.check_strided::<D::Elem>("iget", dest.len(), source.len(), strides, pe, source.place())?;
+        if count == 0 {
+            return Ok(());
+        }
         let library = self.library;
         let iget = match size_of::<D::Elem>() {
             1 => library.need(library.nvshmem_iget8, "nvshmem_iget8"),
@@ -338,6 +371,9 @@ impl Context {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
         let (here, there) = (dest.len(), source.len());
         let pe = self.check_strided::<D::Elem>("iget_on_stream", here, there, strides, pe, source.place())?;
+        if count == 0 {
+            return Ok(());
+        }
         let library = self.library;
         let iget = match size_of::<D::Elem>() {
             1 => library.need(library.nvshmemx_iget8_on_stream, "nvshmemx_iget8_on_stream"),

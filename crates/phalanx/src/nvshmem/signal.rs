@@ -112,14 +112,17 @@ impl Context {
         let put = self
             .library
             .need(self.library.nvshmemx_putmem_signal_on_stream, "nvshmemx_putmem_signal_on_stream")?;
-        let (pe, bytes) = self.check_put("put_signal_on_stream", dest, source, pe)?;
+        let (number, bytes) = self.check_put("put_signal_on_stream", dest, source, pe)?;
+        if bytes == 0 {
+            return self.signal_op_on_stream(signal, value, op, pe, stream);
+        }
         self.device.check(stream)?;
         let lane = Lane::cuda(stream.clone());
         let lent = source.lend(&lane)?;
         let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
         // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent until the
         // operation is enqueued, on a stream of the device, which is current.
-        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), pe, raw(stream)) };
+        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, raw(stream)) };
         Ok(())
     }
 
@@ -143,13 +146,16 @@ impl Context {
     {
         let name = "nvshmemx_putmem_signal_nbi_on_stream";
         let put = self.library.need(self.library.nvshmemx_putmem_signal_nbi_on_stream, name)?;
-        let (pe, bytes) = self.check_put("put_signal_nbi_on_stream", dest, source, pe)?;
+        let (number, bytes) = self.check_put("put_signal_nbi_on_stream", dest, source, pe)?;
+        if bytes == 0 {
+            return self.signal_op_on_stream(signal, value, op, pe, stream);
+        }
         self.device.check(stream)?;
         let lane = Lane::cuda(stream.clone());
         let lent = source.lend(&lane)?;
         let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
-        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), pe, raw(stream)) };
+        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, raw(stream)) };
         Ok(())
     }
 

@@ -9,18 +9,31 @@ use cudarc::driver::sys::CUdeviceptr;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::ops::Deref;
 
 /// Some of the PEs, numbered from 0: all of them ([`Context::world`]), those near ([`Context::shared`],
-/// [`Context::node`]), or parts of another team.
-///
-/// Teams that were split off end with [`destroy`](Team::destroy), on all their PEs together. Dropping cannot do that: a
-/// dropped team stays until the context ends, with a line in the log.
+/// [`Context::node`]), or part of another team ([`SplitTeam`]).
 #[derive(Debug)]
 pub struct Team<'c> {
     pub(super) context: &'c Context,
     pub(super) handle: nvshmem_team_t,
     pe: usize,
     pes: usize,
+}
+
+/// A [`Team`] that was split off another.
+///
+/// It ends with [`destroy`](SplitTeam::destroy), on all its PEs together. Dropping it cannot do that: it then stays until
+/// the context ends, with a line in the log.
+#[derive(Debug)]
+pub struct SplitTeam<'c>(Team<'c>);
+
+impl<'c> Deref for SplitTeam<'c> {
+    type Target = Team<'c>;
+
+    fn deref(&self) -> &Team<'c> {
+        &self.0
+    }
 }
 
 impl Context {
@@ -57,8 +70,8 @@ impl<'c> Team<'c> {
     }
 
     /// A team that the library answered; none if this PE is no member.
-    fn made(context: &'c Context, handle: nvshmem_team_t) -> Result<Option<Team<'c>>> {
-        (handle != team::INVALID).then(|| Team::of(context, handle)).transpose()
+    fn made(context: &'c Context, handle: nvshmem_team_t) -> Result<Option<SplitTeam<'c>>> {
+        (handle != team::INVALID).then(|| Team::of(context, handle).map(SplitTeam)).transpose()
     }
 
     /// The number of this PE in the team. `nvshmem_team_my_pe`
@@ -97,7 +110,7 @@ impl<'c> Team<'c> {
     /// # Errors
     /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for no size or no stride;
     /// [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`).
-    pub fn split_strided(&self, start: usize, stride: usize, size: usize) -> Result<Option<Team<'c>>> {
+    pub fn split_strided(&self, start: usize, stride: usize, size: usize) -> Result<Option<SplitTeam<'c>>> {
         let name = "nvshmem_team_split_strided";
         for (what, value) in [("stride", stride), ("size", size)] {
             if value == 0 {
@@ -134,7 +147,7 @@ impl<'c> Team<'c> {
     ///
     /// # Errors
     /// [`UsageError::Setting`] for no width; [`Error::Library`](crate::Error) if the library has no more teams.
-    pub fn split_2d(&self, width: usize) -> Result<(Team<'c>, Team<'c>)> {
+    pub fn split_2d(&self, width: usize) -> Result<(SplitTeam<'c>, SplitTeam<'c>)> {
         let name = "nvshmem_team_split_2d";
         if width == 0 || width > c_int::MAX as usize {
             let (value, expected) = (width.to_string(), "at least 1".into());
@@ -156,12 +169,14 @@ impl<'c> Team<'c> {
         }
     }
 
-    /// A collective call over this team: compared where it is all PEs.
+    /// A collective call over this team: behind all work of the GPU, which may use the team, and compared where it is all
+    /// PEs.
     fn together<R: Send + 'static>(
         &self,
         step: Step,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R> {
+        self.context.drain()?;
         if self.handle == team::WORLD {
             self.context.collectively(step, call)
         } else {
@@ -180,29 +195,6 @@ impl<'c> Team<'c> {
         Ok((found != 0).then_some(found))
     }
 
-    /// Ends a team that was split off. Collective over it. For the predefined teams it does nothing.
-    /// `nvshmem_team_destroy`
-    ///
-    /// # Errors
-    /// [`Error::Timeout`](crate::Error), [`Error::Peer`](crate::Error) if a PE does not come.
-    pub fn destroy(self) -> Result<()> {
-        let this = ManuallyDrop::new(self);
-        if this.is_predefined() {
-            return Ok(());
-        }
-        let destroy =
-            this.context.library.need(this.context.library.nvshmem_team_destroy, "nvshmem_team_destroy")?;
-        let handle = this.handle;
-        // What is on streams may still use the team.
-        this.context.drain()?;
-        // SAFETY: a team that was split off; destroyed once, since `self` is consumed.
-        this.context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(handle) })
-    }
-
-    fn is_predefined(&self) -> bool {
-        (team::WORLD..=team::SAME_MYPE_NODE).contains(&self.handle)
-    }
-
     pub(super) fn check_pe(&self, operation: &'static str, pe: usize) -> Result<c_int> {
         if pe < self.pes {
             return Ok(pe as c_int);
@@ -212,15 +204,29 @@ impl<'c> Team<'c> {
     }
 }
 
-impl Drop for Team<'_> {
+impl SplitTeam<'_> {
+    /// Waits for whatever the GPU still does, then ends the team. Collective over it. `nvshmem_team_destroy`
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error), [`Error::Peer`](crate::Error) if a PE does not come.
+    pub fn destroy(self) -> Result<()> {
+        let this = ManuallyDrop::new(self);
+        let (context, handle) = (this.context, this.handle);
+        let destroy = context.library.need(context.library.nvshmem_team_destroy, "nvshmem_team_destroy")?;
+        // What is on streams may still use the team.
+        context.drain()?;
+        // SAFETY: a team that was split off; destroyed once, since `self` is consumed.
+        context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(handle) })
+    }
+}
+
+impl Drop for SplitTeam<'_> {
     fn drop(&mut self) {
-        if !self.is_predefined() {
-            tracing::warn!(
-                pe = self.context.my_pe(),
-                "an NVSHMEM team of {} PEs was dropped and not destroyed: it stays until the context is finalized; call \
-                 Team::destroy on its PEs",
-                self.pes
-            );
-        }
+        tracing::warn!(
+            pe = self.context.my_pe(),
+            "an NVSHMEM team of {} PEs was dropped and not destroyed: it stays until the context is finalized; call \
+             SplitTeam::destroy on its PEs",
+            self.pes
+        );
     }
 }

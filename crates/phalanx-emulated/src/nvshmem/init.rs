@@ -1,0 +1,209 @@
+//! Beginning and end.
+
+use super::process::{self, IS_BOOTSTRAPPED, IS_INITIALIZED, Pe, State, Team, alone, exit, inside, nvshmem};
+use super::world::{self, BOOTSTRAP, PES, World};
+use crate::cuda::context::current;
+use crate::lock;
+use crate::pointers::Out;
+use crate::settings::{Init, settings};
+use crate::violation::violation;
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Status codes.
+pub const INVALID_VALUE: c_int = 1;
+pub const INTERNAL: c_int = 7;
+
+/// `nvshmemx_uniqueid_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId {
+    version: c_int,
+    process: u32,
+    file: c_int,
+    magic: u32,
+    rest: [u8; 112],
+}
+
+/// `nvshmemx_init_attr_t`, with its inner structures laid out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Attributes {
+    version: c_int,
+    mpi_comm: *mut c_void,
+    args_version: c_int,
+    _padding: c_int,
+    uid_version: c_int,
+    id: *const UniqueId,
+    rank: c_int,
+    ranks: c_int,
+    content: [u8; 96],
+}
+
+const _: () = assert!(size_of::<UniqueId>() == 128 && size_of::<Attributes>() == 144);
+const _: () = assert!(std::mem::offset_of!(Attributes, uid_version) == 24);
+const MAGIC: u32 = 0x656d_756c;
+const BY_UNIQUE_ID: c_uint = 8;
+
+fn check_version(function: &'static str, what: &str, word: c_int, size: c_int) {
+    if word != (1 << 16) + size {
+        violation(function, format!("the version word of {what} is {word:#x}"));
+    }
+}
+
+nvshmem! {
+    fn nvshmemx_get_uniqueid(id: Out<UniqueId>) -> c_int {
+        alone(FUNCTION, || {
+            let Some(given) = id.as_in().get() else { return INVALID_VALUE };
+            check_version(FUNCTION, "the id", given.version, 128);
+            let file = world::create();
+            let (process, number) = world::place(&file);
+            world::keep(file);
+            id.set(UniqueId { version: given.version, process, file: number, magic: MAGIC, rest: [0; 112] });
+            0
+        })
+    }
+
+    fn nvshmemx_set_attr_uniqueid_args(rank: c_int, ranks: c_int, id: *const UniqueId, attr: Out<Attributes>) -> c_int {
+        alone(FUNCTION, || {
+            let Some(given) = attr.as_in().get() else { return INVALID_VALUE };
+            check_version(FUNCTION, "the attributes", given.version, 144);
+            check_version(FUNCTION, "the arguments", given.args_version, 128);
+            if rank < 0 || rank >= ranks {
+                return INVALID_VALUE;
+            }
+            // The pointer is kept, and not what it points to.
+            attr.set(Attributes { id, rank, ranks, ..given });
+            0
+        })
+    }
+
+    fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: Out<Attributes>) -> c_int {
+        alone(FUNCTION, || begin(FUNCTION, flags, attr))
+    }
+
+    fn nvshmemx_init_status() -> c_int {
+        alone(FUNCTION, process::status)
+    }
+
+    fn nvshmemx_hostlib_finalize() {
+        if process::status() < IS_INITIALIZED {
+            exit(FUNCTION, "aborting due to error in nvshmem_finalize");
+        }
+        inside(FUNCTION, |pe| {
+            super::rma::complete(pe);
+            for stream in pe.context.streams() {
+                stream.mark().wait();
+            }
+            pe.barrier();
+            super::memory::forget_all(pe);
+            process::set(process::NOT_INITIALIZED, None);
+        });
+    }
+
+    fn nvshmem_global_exit(_status: c_int) {
+        alone(FUNCTION, || ())
+    }
+
+    fn nvshmem_query_thread(provided: Out<c_int>) {
+        provided.set(2);
+    }
+
+    fn nvshmem_my_pe() -> c_int {
+        inside(FUNCTION, |pe| pe.pe as c_int)
+    }
+
+    fn nvshmem_n_pes() -> c_int {
+        inside(FUNCTION, |pe| pe.pes as c_int)
+    }
+
+    fn nvshmem_info_get_version(major: Out<c_int>, minor: Out<c_int>) {
+        major.set(1);
+        minor.set(3);
+    }
+
+    fn nvshmem_info_get_name(name: Out<c_char>) {
+        for (n, byte) in b"NVSHMEM, emulated\0".iter().enumerate() {
+            name.set_nth(n, *byte as c_char);
+        }
+    }
+
+    fn nvshmemx_vendor_get_version_info(major: Out<c_int>, minor: Out<c_int>, patch: Out<c_int>) {
+        let version = settings().nvshmem_version;
+        major.set(version / 10_000);
+        minor.set(version / 100 % 100);
+        patch.set(version % 100);
+    }
+}
+
+fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int {
+    match settings().nvshmem_init {
+        Init::Works => {}
+        Init::Hangs => loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        },
+        Init::Exits => exit(function, "aborting due to error in init"),
+        // As 3.4.5 does, and as later ones do, when the device cannot be set up.
+        Init::Half => {
+            process::set(IS_BOOTSTRAPPED, None);
+            return 0;
+        }
+        Init::Fails => {
+            process::set(IS_BOOTSTRAPPED, None);
+            return INTERNAL;
+        }
+    }
+    if process::status() != process::NOT_INITIALIZED {
+        violation(function, "the library is initialised, or failed to be, already");
+    }
+    let Ok(context) = current() else { violation(function, "no device is current") };
+    let Some(attr) = attr.as_in().get() else { return INVALID_VALUE };
+    if flags != BY_UNIQUE_ID {
+        eprintln!("emulated NVSHMEM: there is no process manager to bootstrap with (flags {flags})");
+        return INTERNAL;
+    }
+    check_version(function, "the arguments of the unique id", attr.uid_version, 24);
+    // SAFETY: the caller's promise; it is read here and not before, as in the library.
+    let id = unsafe { attr.id.read() };
+    if id.magic != MAGIC || attr.ranks as usize > PES {
+        return INTERNAL;
+    }
+    let Ok(world) = World::open(id.process, id.file) else { return INTERNAL };
+    let (rank, ranks) = (attr.rank as usize, attr.ranks as usize);
+    let everybody: Vec<usize> = (0..ranks).collect();
+    let alone = Team { members: vec![rank] };
+    let all = Team { members: everybody };
+    // The world, those who share memory, the node, and those with this number on other nodes, of which there are none.
+    let teams = BTreeMap::from([(0, all.clone()), (1, all.clone()), (2, all), (3, alone)]);
+    let state = Mutex::new(State { teams, ..State::default() });
+    let pe = Arc::new(Pe { world, pe: rank, pes: ranks, context, state });
+    pe.barrier();
+    process::set(IS_INITIALIZED, Some(pe));
+    0
+}
+
+impl Pe {
+    /// All PEs meet, on the library's own account.
+    pub fn barrier(&self) {
+        self.world.barrier(BOOTSTRAP, self.pe, &self.all());
+    }
+
+    /// All PEs meet and say the same, or the program is wrong.
+    pub fn agree(&self, function: &'static str, words: [u64; 2]) {
+        let mut say = [0; 14];
+        say[..2].copy_from_slice(&words);
+        let heard = self.world.exchange(BOOTSTRAP, self.pe, &self.all(), say);
+        if let Some(pe) = heard.iter().position(|words| *words != say) {
+            violation(
+                function,
+                format!("PE {pe} passes {:?}, PE {} passes {words:?}", &heard[pe][..2], self.pe),
+            );
+        }
+    }
+
+    fn all(&self) -> Vec<usize> {
+        lock(&self.state).teams[&0].members.clone()
+    }
+}

@@ -1,0 +1,201 @@
+//! The symmetric heap.
+
+use super::init::INVALID_VALUE;
+use super::process::{Pe, inside, nvshmem};
+use super::world::HEAP;
+use crate::cuda::memory::{self, GARBAGE, Range, When};
+use crate::lock;
+use crate::settings::settings;
+use crate::violation::violation;
+use std::ffi::c_int;
+
+const PAGE: u64 = 4096;
+
+/// Allocates on all PEs: the same place everywhere. 0 if there is no room, or nothing to allocate.
+fn allocate(function: &'static str, alignment: u64, bytes: usize, fill: u8) -> u64 {
+    inside(function, |pe| {
+        if bytes == 0 {
+            return 0;
+        }
+        pe.agree(function, [bytes as u64, alignment]);
+        let start = place(pe, alignment.max(16), bytes as u64);
+        if let Some(offset) = start {
+            for peer in 0..pe.pes {
+                memory::adopt(
+                    pe.world.heap(peer) + offset,
+                    bytes as u64,
+                    pe.context.device,
+                    pe.context.handle,
+                );
+            }
+            let own = pe.world.heap(pe.pe) + offset;
+            // SAFETY: this PE's part of the new allocation, of which nobody knows yet.
+            unsafe { (own as *mut u8).write_bytes(fill, bytes) };
+        }
+        pe.barrier();
+        start.map_or(0, |offset| pe.world.heap(pe.pe) + offset)
+    })
+}
+
+/// Takes addresses that end at a page which belongs to nobody.
+fn place(pe: &Pe, alignment: u64, bytes: u64) -> Option<u64> {
+    let mut state = lock(&pe.state);
+    if bytes > settings().symmetric_size - state.used {
+        return None;
+    }
+    let start = state.next.next_multiple_of(alignment.max(PAGE));
+    state.next = (start + bytes).next_multiple_of(PAGE) + PAGE;
+    if state.next > HEAP as u64 {
+        violation("nvshmem_malloc", "this process has used up the emulator's addresses");
+    }
+    state.used += bytes;
+    state.allocations.insert(start, bytes);
+    Some(start)
+}
+
+/// At the end: nothing of the heap may be used any more.
+pub fn forget_all(pe: &Pe) {
+    for start in lock(&pe.state).allocations.keys() {
+        forget(pe, "nvshmemx_hostlib_finalize", *start);
+    }
+}
+
+fn forget(pe: &Pe, function: &'static str, offset: u64) {
+    for peer in 0..pe.pes {
+        memory::disown(function, pe.world.heap(peer) + offset);
+    }
+}
+
+impl Pe {
+    /// The offset of a symmetric range in the heap.
+    pub fn symmetric(&self, function: &'static str, role: &'static str, address: u64, len: usize) -> u64 {
+        let heap = self.world.heap(self.pe);
+        if address < heap || address >= heap + HEAP as u64 {
+            violation(function, format!("{role} at {address:#x} is not symmetric memory of this PE"));
+        }
+        Range { function, role, address, len }.check(When::Called);
+        address - heap
+    }
+
+    /// A range of this PE's that the library may use: symmetric or registered.
+    pub fn local(&self, function: &'static str, role: &'static str, address: u64, len: usize) -> Range {
+        let range = Range { function, role, address, len };
+        range.check(When::Called);
+        let heap = self.world.heap(self.pe);
+        let is_symmetric = address >= heap && address < heap + HEAP as u64;
+        let state = lock(&self.state);
+        let is_registered = state
+            .registered
+            .range(..=address)
+            .next_back()
+            .is_some_and(|(start, size)| address + len as u64 <= start + size);
+        if !is_symmetric && !is_registered && len > 0 {
+            violation(function, format!("{role} at {address:#x} is neither symmetric nor registered"));
+        }
+        range
+    }
+
+    /// A PE's part of a symmetric range.
+    pub fn remote(
+        &self,
+        function: &'static str,
+        role: &'static str,
+        offset: u64,
+        len: usize,
+        pe: usize,
+    ) -> Range {
+        Range { function, role, address: self.world.heap(pe) + offset, len }
+    }
+}
+
+nvshmem! {
+    fn nvshmem_malloc(bytes: usize) -> u64 {
+        allocate(FUNCTION, 16, bytes, GARBAGE)
+    }
+
+    fn nvshmem_calloc(count: usize, bytes: usize) -> u64 {
+        allocate(FUNCTION, 16, count * bytes, 0)
+    }
+
+    fn nvshmem_align(alignment: usize, bytes: usize) -> u64 {
+        if !alignment.is_power_of_two() || alignment < 8 {
+            violation(FUNCTION, format!("the alignment {alignment} is no power of two from 8 on"));
+        }
+        allocate(FUNCTION, alignment as u64, bytes, GARBAGE)
+    }
+
+    fn nvshmem_free(address: u64) {
+        inside(FUNCTION, |pe| {
+            if address == 0 {
+                return;
+            }
+            let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
+            pe.agree(FUNCTION, [offset, 0]);
+            super::rma::complete(pe);
+            pe.barrier();
+            let mut state = lock(&pe.state);
+            let Some(bytes) = state.allocations.remove(&offset) else {
+                violation(FUNCTION, format!("{address:#x} is not the start of an allocation"));
+            };
+            state.used -= bytes;
+            drop(state);
+            forget(pe, FUNCTION, offset);
+        })
+    }
+
+    fn nvshmem_ptr(address: u64, peer: c_int) -> u64 {
+        inside(FUNCTION, |pe| {
+            let peer = pe.peer(FUNCTION, peer);
+            let heap = pe.world.heap(pe.pe);
+            let known = address >= heap && address < heap + HEAP as u64;
+            let reached = known && (peer == pe.pe || settings().peer_access);
+            if reached { pe.world.heap(peer) + (address - heap) } else { 0 }
+        })
+    }
+
+    fn nvshmemx_mc_ptr(_team: c_int, _address: u64) -> u64 {
+        // No multicast, as without NVLS.
+        inside(FUNCTION, |_| 0)
+    }
+
+    fn nvshmemx_buffer_register(address: u64, bytes: usize) -> c_int {
+        inside(FUNCTION, |pe| {
+            if bytes == 0 {
+                return INVALID_VALUE;
+            }
+            Range { function: FUNCTION, role: "the buffer", address, len: bytes }.check(When::Called);
+            let mut state = lock(&pe.state);
+            let end = address + bytes as u64;
+            if state.registered.iter().any(|(start, size)| address < start + size && *start < end) {
+                return INVALID_VALUE;
+            }
+            state.registered.insert(address, bytes as u64);
+            memory::register(address, true);
+            0
+        })
+    }
+
+    fn nvshmemx_buffer_unregister(address: u64) -> c_int {
+        inside(FUNCTION, |pe| {
+            if !lock(&pe.state).pending.is_empty() {
+                violation(FUNCTION, "operations that were not completed by quiet may still use the buffer");
+            }
+            match lock(&pe.state).registered.remove(&address) {
+                Some(_) => {
+                    memory::register(address, false);
+                    0
+                }
+                None => INVALID_VALUE,
+            }
+        })
+    }
+
+    fn nvshmemx_buffer_register_symmetric(_address: u64, _bytes: usize, _flags: c_int) -> u64 {
+        // There is no virtual memory management here, from which such memory would have to come.
+        inside(FUNCTION, |_| violation(FUNCTION, "the memory does not come from cuMemCreate: the heap would be taken down"))
+    }
+
+    fn nvshmemx_buffer_unregister_symmetric(_address: u64, _bytes: usize) -> c_int {
+        inside(FUNCTION, |_| violation(FUNCTION, "nothing was registered"))
+    }
+}

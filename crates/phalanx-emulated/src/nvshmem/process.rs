@@ -1,0 +1,122 @@
+//! This process as a PE, and what every exported function goes through.
+
+use super::world::World;
+use crate::call::check_fork;
+use crate::cuda::context::{Context, current};
+use crate::lock;
+use crate::violation::violation;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, TryLockError};
+
+/// How far initialisation has come (`nvshmemx_init_status`).
+pub const NOT_INITIALIZED: i32 = 0;
+pub const IS_BOOTSTRAPPED: i32 = 1;
+pub const IS_INITIALIZED: i32 = 2;
+
+/// A PE.
+pub struct Pe {
+    pub world: World,
+    pub pe: usize,
+    pub pes: usize,
+    pub context: Arc<Context>,
+    pub state: Mutex<State>,
+}
+
+/// What changes.
+#[derive(Default)]
+pub struct State {
+    pub teams: BTreeMap<i32, Team>,
+    /// Allocations by their start in the heap, with their length.
+    pub allocations: BTreeMap<u64, u64>,
+    /// Where the next one goes, and how many bytes are in use.
+    pub next: u64,
+    pub used: u64,
+    /// Registered memory of this PE's: start and length.
+    pub registered: BTreeMap<u64, u64>,
+    /// Operations that quiet completes.
+    pub pending: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+/// A team: its members as PEs of the world.
+#[derive(Clone)]
+pub struct Team {
+    pub members: Vec<usize>,
+}
+
+struct Process {
+    status: i32,
+    pe: Option<Arc<Pe>>,
+}
+
+static PROCESS: Mutex<Process> = Mutex::new(Process { status: NOT_INITIALIZED, pe: None });
+static INSIDE: Mutex<()> = Mutex::new(());
+
+pub fn status() -> i32 {
+    lock(&PROCESS).status
+}
+
+pub fn set(status: i32, pe: Option<Arc<Pe>>) {
+    *lock(&PROCESS) = Process { status, pe };
+}
+
+/// Ends the process as the library does, with what it says.
+pub fn exit(function: &str, why: &str) -> ! {
+    eprintln!("emulated NVSHMEM: {function}: {why}, exiting");
+    std::process::exit(255)
+}
+
+/// Runs the body of a function that may be called at any time; one thread at a time.
+pub fn alone<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
+    check_fork(function);
+    let _inside = match INSIDE.try_lock() {
+        Ok(inside) => inside,
+        Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
+        Err(TryLockError::WouldBlock) => {
+            violation(function, "one thread at a time may be inside (NVSHMEM_THREAD_SERIALIZED)")
+        }
+    };
+    body()
+}
+
+/// Runs the body of a function that needs initialisation, on the PE's device.
+pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
+    alone(function, || {
+        let pe = lock(&PROCESS).pe.clone();
+        let Some(pe) = pe else { exit(function, "nvshmem API called before nvshmem_init") };
+        match current() {
+            Ok(context) if context.handle == pe.context.handle => body(&pe),
+            _ => violation(function, "the device with which the library was initialised is not current"),
+        }
+    })
+}
+
+impl Pe {
+    pub fn team(&self, function: &'static str, team: i32) -> Team {
+        match lock(&self.state).teams.get(&team) {
+            Some(team) => team.clone(),
+            None => violation(function, format!("the team {team} does not exist, or was destroyed")),
+        }
+    }
+
+    /// A PE, checked.
+    pub fn peer(&self, function: &'static str, pe: i32) -> usize {
+        match usize::try_from(pe).ok().filter(|pe| *pe < self.pes) {
+            Some(pe) => pe,
+            None => violation(function, format!("PE {pe} does not exist")),
+        }
+    }
+}
+
+/// Defines exported functions. In a body, `FUNCTION` is the function's name.
+macro_rules! nvshmem {
+    ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $answer:ty)? $body:block)*) => {$(
+        #[allow(clippy::too_many_arguments, reason = "the arguments are the C library's")]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) $(-> $answer)? {
+            #[allow(dead_code, reason = "not every body names itself")]
+            const FUNCTION: &str = stringify!($name);
+            $body
+        }
+    )*};
+}
+pub(super) use nvshmem;

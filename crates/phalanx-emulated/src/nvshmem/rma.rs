@@ -1,0 +1,392 @@
+//! Puts, gets, signals, and what completes them.
+
+use super::process::{Pe, exit, inside, nvshmem};
+use crate::cuda::capture;
+use crate::cuda::memory::Range;
+use crate::cuda::queue::{Plain, Stream};
+use crate::cuda::stream;
+use crate::handles::Handle;
+use crate::lock;
+use crate::settings::settings;
+use crate::violation::violation;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// When an operation happens.
+#[derive(Clone, Copy)]
+enum Turn {
+    Now,
+    /// When quiet is called.
+    Later,
+    OnStream(Handle),
+    /// When quiet is called after the stream has got there.
+    LaterOnStream(Handle),
+}
+
+/// What follows the data: a signal's offset in the heap, the value, whether it is added.
+#[derive(Clone, Copy)]
+struct Follow {
+    offset: u64,
+    value: u64,
+    add: bool,
+}
+
+const SET: c_int = 9;
+const ADD: c_int = 10;
+
+fn queue(function: &'static str, pe: &Pe, handle: Handle) -> Arc<Stream> {
+    let Ok(stream) = stream::find(function, handle) else { violation(function, "the stream is none") };
+    if stream.context.handle != pe.context.handle {
+        violation(function, "the stream is another device's");
+    }
+    stream
+}
+
+/// Work on a stream.
+pub fn enqueue(function: &'static str, pe: &Pe, handle: Handle, work: impl Fn() + Send + Sync + 'static) {
+    let stream = queue(function, pe, handle);
+    if capture::enqueue(&stream, Arc::new(Plain(work))).is_err() {
+        exit(function, "the stream refuses work");
+    }
+}
+
+/// Does everything that quiet completes.
+pub fn complete(pe: &Pe) {
+    let pending = std::mem::take(&mut lock(&pe.state).pending);
+    pending.into_iter().for_each(|operation| operation());
+}
+
+fn signal_at(pe: &Pe, offset: u64, peer: usize) -> &AtomicU64 {
+    // SAFETY: a word of a mapped heap, aligned (checked), which only signals and copies touch.
+    unsafe { &*((pe.world.heap(peer) + offset) as *const AtomicU64) }
+}
+
+fn change(pe: &Pe, follow: Follow, peer: usize) {
+    let signal = signal_at(pe, follow.offset, peer);
+    if follow.add {
+        signal.fetch_add(follow.value, Ordering::AcqRel);
+    } else {
+        signal.store(follow.value, Ordering::Release);
+    }
+}
+
+fn follow(function: &'static str, pe: &Pe, signal: u64, value: u64, op: c_int) -> Follow {
+    let offset = pe.symmetric(function, "the signal", signal, 8);
+    if !offset.is_multiple_of(8) || !matches!(op, SET | ADD) {
+        violation(function, format!("a signal at {signal:#x} with operation {op}"));
+    }
+    Follow { offset, value, add: op == ADD }
+}
+
+fn perform(function: &'static str, pe: &Arc<Pe>, turn: Turn, work: impl Fn() + Send + Sync + 'static) {
+    match turn {
+        Turn::Now => work(),
+        Turn::Later => lock(&pe.state).pending.push(Box::new(work)),
+        Turn::OnStream(stream) => enqueue(function, pe, stream, work),
+        Turn::LaterOnStream(stream) => {
+            let (pe, work) = (Arc::clone(pe), Arc::new(work));
+            enqueue(function, &Arc::clone(&pe), stream, move || {
+                let work = Arc::clone(&work);
+                lock(&pe.state).pending.push(Box::new(move || work()));
+            });
+        }
+    }
+}
+
+fn copy(to: Range, from: Range) {
+    if from.len > 0 {
+        to.write(&from.read());
+    }
+}
+
+fn put(
+    function: &'static str,
+    (dest, source, bytes, peer): (u64, u64, usize, c_int),
+    turn: Turn,
+    signal: Option<(u64, u64, c_int)>,
+) {
+    inside(function, |pe| {
+        let peer = pe.peer(function, peer);
+        let from = pe.local(function, "the source", source, bytes);
+        let offset = pe.symmetric(function, "the destination", dest, bytes);
+        let to = pe.remote(function, "the destination", offset, bytes, peer);
+        let signal = signal.map(|(signal, value, op)| follow(function, pe, signal, value, op));
+        let own = Arc::clone(pe);
+        perform(function, pe, turn, move || {
+            copy(to, from);
+            if let Some(signal) = signal {
+                change(&own, signal, peer);
+            }
+        });
+    });
+}
+
+fn get(function: &'static str, (dest, source, bytes, peer): (u64, u64, usize, c_int), turn: Turn) {
+    inside(function, |pe| {
+        let peer = pe.peer(function, peer);
+        let to = pe.local(function, "the destination", dest, bytes);
+        let offset = pe.symmetric(function, "the source", source, bytes);
+        let from = pe.remote(function, "the source", offset, bytes, peer);
+        perform(function, pe, turn, move || copy(to, from));
+    });
+}
+
+/// Addresses, strides, number of elements, their size, and the PE.
+struct Strided {
+    dest: u64,
+    source: u64,
+    dest_stride: isize,
+    source_stride: isize,
+    count: usize,
+    size: usize,
+    peer: c_int,
+}
+
+fn strided(function: &'static str, is_put: bool, what: Strided, turn: Turn) {
+    inside(function, |pe| {
+        let peer = reachable(function, pe, what.peer);
+        if what.dest_stride < 1 || what.source_stride < 1 {
+            exit(function, "cudaMemcpy2DAsync() failed");
+        }
+        let (near, far) = if is_put {
+            ((what.source, what.source_stride), (what.dest, what.dest_stride))
+        } else {
+            ((what.dest, what.dest_stride), (what.source, what.source_stride))
+        };
+        for n in 0..what.count {
+            let at = |(start, stride): (u64, isize)| start + (n * stride as usize * what.size) as u64;
+            let near = pe.local(function, "the local buffer", at(near), what.size);
+            let offset = pe.symmetric(function, "the remote buffer", at(far), what.size);
+            let far = pe.remote(function, "the remote buffer", offset, what.size, peer);
+            perform(function, pe, turn, move || if is_put { copy(far, near) } else { copy(near, far) });
+        }
+    });
+}
+
+/// A PE whose memory can be loaded and stored; the library can do some things only there.
+fn reachable(function: &'static str, pe: &Pe, peer: c_int) -> usize {
+    let peer = pe.peer(function, peer);
+    if peer != pe.pe && !settings().peer_access {
+        exit(function, "NOT IMPLEMENTED");
+    }
+    peer
+}
+
+fn put_one<const N: usize>(
+    function: &'static str,
+    dest: u64,
+    value: [u8; N],
+    peer: c_int,
+    stream: Option<Handle>,
+) {
+    inside(function, |pe| {
+        let peer = pe.peer(function, peer);
+        let offset = pe.symmetric(function, "the destination", dest, N);
+        let to = pe.remote(function, "the destination", offset, N, peer);
+        let turn = stream.map_or(Turn::Now, Turn::OnStream);
+        perform(function, pe, turn, move || to.write(&value));
+    });
+}
+
+fn get_one<const N: usize>(function: &'static str, source: u64, peer: c_int) -> [u8; N] {
+    inside(function, |pe| {
+        let peer = reachable(function, pe, peer);
+        let offset = pe.symmetric(function, "the source", source, N);
+        let from = pe.remote(function, "the source", offset, N, peer);
+        from.read().try_into().expect("N bytes")
+    })
+}
+
+/// Whether a variable compares so with a value.
+fn holds<T: PartialOrd>(variable: T, cmp: c_int, value: T) -> bool {
+    match cmp {
+        0 => variable == value,
+        1 => variable != value,
+        2 => variable > value,
+        3 => variable <= value,
+        4 => variable < value,
+        _ => variable >= value,
+    }
+}
+
+fn wait<T: PartialOrd + Copy + Send + Sync + 'static>(
+    function: &'static str,
+    variable: u64,
+    cmp: c_int,
+    value: T,
+    stream: Handle,
+) {
+    if !(0..=5).contains(&cmp) {
+        violation(function, format!("the comparison {cmp} is none"));
+    }
+    inside(function, |pe| {
+        pe.symmetric(function, "the variable", variable, size_of::<T>());
+        enqueue(function, pe, stream, move || {
+            // SAFETY: an element of the heap, which stays mapped; peers change it meanwhile.
+            while !holds(unsafe { (variable as *const T).read_volatile() }, cmp, value) {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            std::sync::atomic::fence(Ordering::Acquire);
+        });
+    });
+}
+
+macro_rules! elements {
+    ($($width:literal: $ty:ty, $put:ident, $get:ident, $put_on_stream:ident, $get_on_stream:ident,
+       $p:ident, $p_on_stream:ident, $g:ident;)*) => { nvshmem! { $(
+        fn $put(dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int) {
+            let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
+            strided(FUNCTION, true, what, Turn::Now)
+        }
+
+        fn $get(dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int) {
+            let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
+            strided(FUNCTION, false, what, Turn::Now)
+        }
+
+        fn $put_on_stream(
+            dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int, stream: Handle,
+        ) {
+            let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
+            strided(FUNCTION, true, what, Turn::OnStream(stream))
+        }
+
+        fn $get_on_stream(
+            dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int, stream: Handle,
+        ) {
+            let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
+            strided(FUNCTION, false, what, Turn::OnStream(stream))
+        }
+
+        fn $p(dest: u64, value: $ty, peer: c_int) {
+            put_one(FUNCTION, dest, value.to_ne_bytes(), peer, None)
+        }
+
+        fn $p_on_stream(dest: u64, value: $ty, peer: c_int, stream: Handle) {
+            put_one(FUNCTION, dest, value.to_ne_bytes(), peer, Some(stream))
+        }
+
+        fn $g(source: u64, peer: c_int) -> $ty {
+            <$ty>::from_ne_bytes(get_one(FUNCTION, source, peer))
+        }
+    )* } };
+}
+
+elements! {
+    1: u8, nvshmem_iput8, nvshmem_iget8, nvshmemx_iput8_on_stream, nvshmemx_iget8_on_stream,
+        nvshmem_uint8_p, nvshmemx_uint8_p_on_stream, nvshmem_uint8_g;
+    2: u16, nvshmem_iput16, nvshmem_iget16, nvshmemx_iput16_on_stream, nvshmemx_iget16_on_stream,
+        nvshmem_uint16_p, nvshmemx_uint16_p_on_stream, nvshmem_uint16_g;
+    4: u32, nvshmem_iput32, nvshmem_iget32, nvshmemx_iput32_on_stream, nvshmemx_iget32_on_stream,
+        nvshmem_uint32_p, nvshmemx_uint32_p_on_stream, nvshmem_uint32_g;
+    8: u64, nvshmem_iput64, nvshmem_iget64, nvshmemx_iput64_on_stream, nvshmemx_iget64_on_stream,
+        nvshmem_uint64_p, nvshmemx_uint64_p_on_stream, nvshmem_uint64_g;
+}
+
+nvshmem! {
+    fn nvshmem_putmem(dest: u64, source: u64, bytes: usize, peer: c_int) {
+        put(FUNCTION, (dest, source, bytes, peer), Turn::Now, None)
+    }
+
+    fn nvshmem_putmem_nbi(dest: u64, source: u64, bytes: usize, peer: c_int) {
+        put(FUNCTION, (dest, source, bytes, peer), Turn::Later, None)
+    }
+
+    fn nvshmemx_putmem_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
+        put(FUNCTION, (dest, source, bytes, peer), Turn::OnStream(stream), None)
+    }
+
+    fn nvshmemx_putmem_nbi_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
+        put(FUNCTION, (dest, source, bytes, peer), Turn::LaterOnStream(stream), None)
+    }
+
+    fn nvshmem_getmem(dest: u64, source: u64, bytes: usize, peer: c_int) {
+        get(FUNCTION, (dest, source, bytes, peer), Turn::Now)
+    }
+
+    fn nvshmem_getmem_nbi(dest: u64, source: u64, bytes: usize, peer: c_int) {
+        get(FUNCTION, (dest, source, bytes, peer), Turn::Later)
+    }
+
+    fn nvshmemx_getmem_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
+        get(FUNCTION, (dest, source, bytes, peer), Turn::OnStream(stream))
+    }
+
+    fn nvshmemx_getmem_nbi_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
+        get(FUNCTION, (dest, source, bytes, peer), Turn::LaterOnStream(stream))
+    }
+
+    fn nvshmemx_putmem_signal_on_stream(
+        dest: u64, source: u64, bytes: usize, signal: u64, value: u64, op: c_int, peer: c_int, stream: Handle,
+    ) {
+        put(FUNCTION, (dest, source, bytes, peer), Turn::OnStream(stream), Some((signal, value, op)))
+    }
+
+    fn nvshmemx_putmem_signal_nbi_on_stream(
+        dest: u64, source: u64, bytes: usize, signal: u64, value: u64, op: c_int, peer: c_int, stream: Handle,
+    ) {
+        put(FUNCTION, (dest, source, bytes, peer), Turn::LaterOnStream(stream), Some((signal, value, op)))
+    }
+
+    fn nvshmemx_signal_op_on_stream(signal: u64, value: u64, op: c_int, peer: c_int, stream: Handle) {
+        inside(FUNCTION, |pe| {
+            let peer = pe.peer(FUNCTION, peer);
+            let what = follow(FUNCTION, pe, signal, value, op);
+            let own = Arc::clone(pe);
+            enqueue(FUNCTION, pe, stream, move || change(&own, what, peer));
+        })
+    }
+
+    fn nvshmem_signal_fetch(signal: u64) -> u64 {
+        inside(FUNCTION, |pe| {
+            let offset = pe.symmetric(FUNCTION, "the signal", signal, 8);
+            signal_at(pe, offset, pe.pe).load(Ordering::Acquire)
+        })
+    }
+
+    fn nvshmemx_signal_wait_until_on_stream(signal: u64, cmp: c_int, value: u64, stream: Handle) {
+        wait(FUNCTION, signal, cmp, value, stream)
+    }
+
+    fn nvshmemx_short_wait_until_on_stream(variable: u64, cmp: c_int, value: i16, stream: Handle) {
+        wait(FUNCTION, variable, cmp, value, stream)
+    }
+
+    fn nvshmemx_ushort_wait_until_on_stream(variable: u64, cmp: c_int, value: u16, stream: Handle) {
+        wait(FUNCTION, variable, cmp, value, stream)
+    }
+
+    fn nvshmemx_int32_wait_until_on_stream(variable: u64, cmp: c_int, value: i32, stream: Handle) {
+        wait(FUNCTION, variable, cmp, value, stream)
+    }
+
+    fn nvshmemx_uint32_wait_until_on_stream(variable: u64, cmp: c_int, value: u32, stream: Handle) {
+        wait(FUNCTION, variable, cmp, value, stream)
+    }
+
+    fn nvshmemx_int64_wait_until_on_stream(variable: u64, cmp: c_int, value: i64, stream: Handle) {
+        wait(FUNCTION, variable, cmp, value, stream)
+    }
+
+    fn nvshmemx_uint64_wait_until_on_stream(variable: u64, cmp: c_int, value: u64, stream: Handle) {
+        wait(FUNCTION, variable, cmp, value, stream)
+    }
+
+    fn nvshmem_quiet() {
+        inside(FUNCTION, |pe| complete(pe))
+    }
+
+    fn nvshmem_fence() {
+        // Nothing of this emulator overtakes anything but by waiting for quiet, which fence does not promise.
+        inside(FUNCTION, |_| ())
+    }
+
+    fn nvshmemx_quiet_on_stream(stream: Handle) {
+        inside(FUNCTION, |pe| {
+            let own = Arc::clone(pe);
+            enqueue(FUNCTION, pe, stream, move || complete(&own));
+        })
+    }
+}

@@ -1,0 +1,238 @@
+//! What goes wrong is an error, on all PEs, within the deadline; where the library can only end the process, the others
+//! are told.
+
+use crate::lifecycle;
+use crate::world::{are_emulated, barrier, context, done, launch, must, refused, upload};
+use libtest_mimic::{Failed, Trial};
+use phalanx::nvshmem::{Compare, Context};
+use phalanx::{Comm, Error};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::fault::Fault;
+use phalanx_testkit::processes::{Ended, phase};
+use phalanx_testkit::scenario::Outcome;
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("failures/different_sizes", different_sizes),
+    Scenario::rank("failures/different_calls", different_calls),
+    Scenario::rank("failures/waits_for_a_signal", waits_for_a_signal),
+    Scenario::rank("failures/waits_to_free", waits_to_free),
+    Scenario::rank("failures/init", init),
+    Scenario::rank("failures/out_of_memory", out_of_memory),
+    Scenario::rank("failures/unreachable", unreachable),
+    Scenario::rank("failures/missing_function", missing_function),
+];
+
+/// The PEs' deadline here.
+const TIMEOUT: Duration = Duration::from_secs(4);
+/// What comes on top, at most.
+const SLACK: Duration = Duration::from_secs(6);
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    let pairs = [
+        Trial::test("failures/different_sizes", || together("failures/different_sizes")),
+        Trial::test("failures/different_calls", || together("failures/different_calls")),
+        Trial::test("failures/killed_before_a_signal", || killed("failures/waits_for_a_signal")),
+        Trial::test("failures/killed_before_a_free", || killed("failures/waits_to_free")),
+        Trial::test("failures/threads", || lifecycle::threads().map_err(Failed::from)),
+    ];
+    // What the emulator is told to do wrong.
+    let told = [
+        Trial::test("failures/init_is_half", || init_fails(&[("half", "status 1"), ("half", "status 1")])),
+        Trial::test("failures/init_answers", || {
+            init_fails(&[("error", "answered 7"), ("error", "answered 7")])
+        }),
+        Trial::test("failures/init_hangs", || init_fails(&[("hang", "timeout"), ("hang", "timeout")])),
+        Trial::test("failures/init_of_one_fails", || init_fails(&[("", "rank 1"), ("half", "status 1")])),
+        Trial::test("failures/init_of_one_hangs", || init_fails(&[("", ""), ("hang", "timeout")])),
+        Trial::test("failures/init_of_one_exits", || init_fails(&[("", "rank 1"), ("exit", "")])),
+        Trial::test("failures/out_of_memory", || {
+            told("failures/out_of_memory", &[("SYMMETRIC_SIZE", "1000000")])
+        }),
+        Trial::test("failures/unreachable", || told("failures/unreachable", &[("PEER_ACCESS", "0")])),
+        Trial::test("failures/missing_function", missing),
+        Trial::test("failures/too_old", too_old),
+    ];
+    let pairs = pairs.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2));
+    pairs.chain(told.into_iter().map(|trial| trial.with_ignored_flag(!are_emulated()))).collect()
+}
+
+fn together(scenario: &str) -> Result<(), Failed> {
+    let reports = launch(scenario, 2).deadline(TIMEOUT * 2).reports();
+    reports.map(drop).map_err(Failed::from)
+}
+
+fn told(scenario: &str, settings: &[(&str, &str)]) -> Result<(), Failed> {
+    let told = settings
+        .iter()
+        .fold(launch(scenario, 2), |launch, (name, value)| launch.env(&format!("EMULATED_{name}"), value));
+    told.reports().map(drop).map_err(Failed::from)
+}
+
+/// The heap would not be the same on all PEs any more.
+fn different_sizes(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let len = 100 + context.my_pe();
+    let error = refused("alloc", context.alloc::<f32>(len), &["nvshmem_calloc(400", "nvshmem_calloc(404"])?;
+    assert!(matches!(error, Error::Mismatch(_)) && error.is_fatal(), "{error}");
+    // Final: the same answer from everything, and no end that would wait for the other.
+    refused("quiet", context.quiet(), &["nvshmem_calloc(400"])?;
+    refused("finalize", context.finalize(), &["nvshmem_calloc(400"])?;
+    done()
+}
+
+fn different_calls(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let first = must("alloc", context.alloc::<f32>(10))?;
+    let second = must("alloc", context.alloc::<f32>(10))?;
+    let freed = if context.my_pe() == 0 { first.free() } else { second.free() };
+    refused("free", freed, &["nvshmem_free(1", "nvshmem_free(2"])?;
+    done()
+}
+
+/// PE 0 waits on its GPU for a signal of PE 1's, which is killed.
+fn waits_for_a_signal(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let words = must("alloc", context.alloc::<u64>(1))?;
+    barrier(&context)?;
+    phase("waiting");
+    if context.my_pe() == 1 {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let signal = must("signal", words.signal(0))?;
+    must("wait", context.signal_wait_until_on_stream(&signal, Compare::Ge, 1, context.stream()))?;
+    let since = Instant::now();
+    let error = refused("sync", context.sync(context.stream()), &["rank 1 is gone"])?;
+    assert!(matches!(error, Error::Peer(_)) && error.is_fatal(), "{error}");
+    assert!(since.elapsed() < TIMEOUT + SLACK, "{:?}", since.elapsed());
+    refused("free", words.free(), &["rank 1 is gone"])?;
+    phase("told");
+    // The exit handlers of CUDA would wait for the GPU.
+    std::process::abort()
+}
+
+/// PE 0 waits for PE 1 in a collective call.
+fn waits_to_free(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let memory = upload(&context, &[1.0f32; 10])?;
+    barrier(&context)?;
+    phase("waiting");
+    if context.my_pe() == 1 {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    refused("free", memory.free(), &["rank 1 is gone"])?;
+    phase("told");
+    done()
+}
+
+fn killed(scenario: &str) -> Result<(), Failed> {
+    let mut world = launch(scenario, 2).deadline(TIMEOUT * 2 + SLACK).start()?;
+    world.await_phase(1, "waiting")?;
+    world.await_phase(0, "waiting")?;
+    std::thread::sleep(Duration::from_millis(200));
+    world.inject(1, Fault::Kill)?;
+    world.await_phase(0, "told")?;
+    let ended = world.finish();
+    match ended[0].status {
+        Some(_) => Ok(()),
+        None => Err(format!("PE 0 did not end: {}", ended[0].output).into()),
+    }
+}
+
+/// Reports the error of initialisation.
+fn init(comm: Comm, _: &[String]) -> Outcome {
+    let since = Instant::now();
+    let error = match Context::init(&comm) {
+        Ok(_) => return Err("it was initialised".into()),
+        Err(error) => error,
+    };
+    assert!(since.elapsed() < TIMEOUT + SLACK, "{:?}", since.elapsed());
+    // There is no second attempt, and no waiting for it.
+    let again = Context::builder().gpu(0).init_from_environment();
+    let again = again.err().ok_or("a second attempt was allowed")?;
+    assert_eq!(again.to_string(), error.to_string());
+    Ok(error.to_string())
+}
+
+/// What is set for each PE, and what its error says; nothing if the process need not report.
+fn init_fails(pes: &[(&str, &str)]) -> Result<(), Failed> {
+    let mut launch = launch("failures/init", pes.len()).deadline(TIMEOUT * 2 + SLACK);
+    launch = launch.env("PHALANX_TIMEOUT", &TIMEOUT.as_secs().to_string());
+    for (pe, (setting, _)) in pes.iter().enumerate() {
+        launch = launch.env_of(pe, "EMULATED_NVSHMEM_INIT", Some(setting));
+    }
+    let ended = launch.run()?;
+    for (Ended { outcome, status, output, .. }, (_, names)) in ended.iter().zip(pes) {
+        match outcome {
+            // It ended because the library ended it.
+            Err(_) if names.is_empty() => {}
+            Ok(error) if error.contains(names) => {}
+            _ => return Err(format!("expected {names:?}: {outcome:?}, {status:?}, {output}").into()),
+        }
+    }
+    Ok(())
+}
+
+/// The heap is full: all PEs are told, and go on.
+fn out_of_memory(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    refused("alloc", context.alloc::<u8>(2_000_000), &["nvshmem_calloc", "NVSHMEM_SYMMETRIC_SIZE"])?;
+    let memory = must("alloc", context.alloc::<u8>(900_000))?;
+    refused("alloc", context.alloc_uninit::<u8>(200_000), &["200000 bytes"])?;
+    must("free", memory.free())?;
+    let memory = must("alloc", context.alloc::<u8>(900_000))?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// Peers whose memory is not mapped: what the library would end the process for is refused, the rest works.
+fn unreachable(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (me, peer) = (context.my_pe(), 1 - context.my_pe());
+    let mut memory = upload(&context, &[me as i32; 100])?;
+    let inbox = must("alloc", context.alloc::<i32>(100))?;
+    barrier(&context)?;
+    assert_eq!(must("peer", memory.peer(peer))?, None);
+    refused("iput", context.iput(&inbox, 2, &memory, 1, 10, peer), &["iput with PE", "loads and stores"])?;
+    refused("iget", context.iget(&mut memory, 2, &inbox, 1, 10, peer), &["iget with PE"])?;
+    refused("g", context.g(&inbox, 0, peer), &["g with PE"])?;
+    must("iput to oneself", context.iput(&inbox, 2, &memory, 1, 10, me))?;
+    must("put", context.put(&inbox, &memory, peer))?;
+    must("p", context.p(&inbox, 3, 77, peer))?;
+    barrier(&context)?;
+    let got = crate::world::read(&inbox)?;
+    assert_eq!((got[2], got[3]), (peer as i32, 77));
+    barrier(&context)?;
+    must("free", memory.free())?;
+    must("free", inbox.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// A library without a function says so when it is needed, with its name, version and path.
+fn missing_function(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let memory = must("alloc", context.alloc::<f32>(10))?;
+    let put = context.put(&memory, &memory, 0);
+    let error = refused("put", put, &["nvshmem_putmem", "NVSHMEM 3.8.0", "libnvshmem_host.so.3"])?;
+    assert!(matches!(error, Error::MissingFunction(_)), "{error}");
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+fn missing() -> Result<(), Failed> {
+    use phalanx_testkit::emulated::Emulated;
+    let emulated = Emulated::without(&["nvshmem_putmem"])?;
+    emulated.launch(launch("failures/missing_function", 2)).reports().map(drop).map_err(Failed::from)
+}
+
+fn too_old() -> Result<(), Failed> {
+    let ended = launch("failures/init", 1).env("EMULATED_NVSHMEM_VERSION", "3.3.9").run()?;
+    // Nothing was entered, so the second attempt has an error of its own.
+    match &ended[0].outcome {
+        Ok(error) if error.contains("3.4.0 is the oldest") => Ok(()),
+        other => Err(format!("{other:?}").into()),
+    }
+}

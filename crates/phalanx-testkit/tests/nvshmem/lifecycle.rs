@@ -1,0 +1,117 @@
+//! Contexts: how they begin and end.
+
+use crate::world::{barrier, context, done, expect, must, read, refused, upload, values};
+use phalanx::nvshmem::{self, Context, UniqueId};
+use phalanx::{Comm, Error};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::scenario::Outcome;
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("lifecycle/rounds", rounds),
+    Scenario::rank("lifecycle/by_bytes", by_bytes),
+    Scenario::rank("lifecycle/one_at_a_time", one_at_a_time),
+    Scenario::rank("lifecycle/questions", questions),
+    Scenario::rank("lifecycle/outlives_its_communicator", outlives),
+];
+
+/// Three rounds of beginning, using and ending.
+fn rounds(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for round in 0..3 {
+        let context = context(&comm)?;
+        assert_eq!((context.my_pe(), context.n_pes()), (rank, ranks));
+        let memory = upload(&context, &values::<f32>(rank + round, 1000))?;
+        let peer = (rank + 1) % ranks;
+        let mut copy = must("alloc", context.alloc::<f32>(1000))?;
+        barrier(&context)?;
+        must("get", context.get(&mut copy, &memory, peer))?;
+        let of_peer = values::<f32>(peer + round, 1000);
+        expect(format!("round {round}"), &read(&copy)?, |index| of_peer[index])?;
+        must("free", memory.free())?;
+        must("free", copy.free())?;
+        must("finalize", context.finalize())?;
+    }
+    done()
+}
+
+/// The bytes of an id, carried by the caller.
+fn by_bytes(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let mut bytes = [0u8; UniqueId::BYTES];
+    if rank == 0 {
+        bytes = must("UniqueId::new", UniqueId::new())?.to_bytes();
+    }
+    must("broadcast", comm.broadcast_in_place(&mut bytes, 0))?;
+    refused("no id", UniqueId::from_bytes(&[0; 128]), &["unique id", "128 bytes"])?;
+    let id = must("from_bytes", UniqueId::from_bytes(&bytes))?;
+    let builder = || Context::builder().gpu(rank);
+    refused("beyond", builder().init_with_id(id, ranks, ranks), &["PE", "does not exist"])?;
+    let context = must("init_with_id", builder().init_with_id(id, rank, ranks))?;
+    let memory = upload(&context, &values::<u8>(rank, 77))?;
+    barrier(&context)?;
+    let peer = (rank + 1) % ranks;
+    let got = must("g", context.g(&memory, 5, peer))?;
+    assert_eq!(got, values::<u8>(peer, 77)[5]);
+    barrier(&context)?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+fn one_at_a_time(comm: Comm, _: &[String]) -> Outcome {
+    let beyond = Context::builder().gpu(1000).init(&comm);
+    refused("a GPU that is not there", beyond, &["GPU 1000"])?;
+    let first = context(&comm)?;
+    refused("a second context", Context::init(&comm), &["one PE", "finalize"])?;
+    let memory = upload(&first, &[1.0f32])?;
+    must("free", memory.free())?;
+    must("finalize", first.finalize())?;
+    must("finalize", context(&comm)?.finalize())?;
+    // One that is dropped cannot be followed by another.
+    drop(context(&comm)?);
+    refused("after a dropped one", Context::init(&comm), &["finalize"])?;
+    done()
+}
+
+fn questions(comm: Comm, _: &[String]) -> Outcome {
+    let version = must("version", nvshmem::version())?;
+    assert_eq!(version.split('.').count(), 3, "{version}");
+    let (major, _) = must("openshmem_version", nvshmem::openshmem_version())?;
+    assert_eq!(major, 1);
+    assert!(must("path", nvshmem::path())?.file_name().is_some());
+    let context = context(&comm)?;
+    assert_eq!(context.version(), version);
+    assert!(format!("{context:?}").contains("my_pe"));
+    assert_eq!(context.timeout(), comm.timeout());
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// The PEs' own communicator does not end with the one that it was made from.
+fn outlives(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    drop(comm);
+    let memory = upload(&context, &[context.my_pe() as u32; 9])?;
+    barrier(&context)?;
+    let peer = (context.my_pe() + 1) % context.n_pes();
+    assert_eq!(must("g", context.g(&memory, 8, peer))?, peer as u32);
+    barrier(&context)?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// Ranks that are threads of a process cannot be PEs, and none of them waits for ever.
+pub fn threads() -> Result<(), String> {
+    let results = Comm::builder()
+        .backend(phalanx::BackendKind::Host)
+        .run(2, |comm| Context::init(&comm).map(drop))
+        .map_err(|error| error.to_string())?;
+    for result in results {
+        match result {
+            Err(Error::Unsupported { why, .. }) if why.contains("one process") => {}
+            other => return Err(format!("{other:?}")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! Symmetric memory: allocation, slices, views, peers' addresses, registered buffers.
+
+use crate::world::{barrier, context, done, expect, free, must, read, refused, upload, value, values};
+use phalanx::cudarc::driver::DevicePtr;
+use phalanx::nvshmem::Context;
+use phalanx::{Comm, Error, UsageError};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::scenario::{Context as _, Outcome};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("memory/allocation", allocation),
+    Scenario::rank("memory/slices", slices),
+    Scenario::rank("memory/peers", peers),
+    Scenario::rank("memory/registered", registered),
+    Scenario::rank("memory/refused", refusals),
+    Scenario::rank("memory/dropped", dropped),
+];
+
+fn allocation(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    for len in [0, 1, 3, 1000, 1 << 20] {
+        let zeroed = must("alloc", context.alloc::<f64>(len))?;
+        let plain = must("alloc_uninit", context.alloc_uninit::<f64>(len))?;
+        assert_eq!((zeroed.len(), plain.len(), zeroed.is_empty()), (len, len, len == 0));
+        expect("zeroed", &read(&zeroed)?, |_| 0.0)?;
+        free([zeroed, plain])?;
+    }
+    for alignment in [8, 256, 4096, 1 << 16] {
+        let aligned = must("alloc_aligned", context.alloc_aligned::<u16>(1001, alignment))?;
+        assert_eq!(aligned.device_ptr() % alignment as u64, 0, "aligned to {alignment}");
+        must("free", aligned.free())?;
+    }
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// Parts of memory are named by the same part of one's own.
+fn slices(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (me, pes) = (context.my_pe(), context.n_pes());
+    let mut memory = upload(&context, &values::<i32>(me, 100))?;
+    let inbox = must("alloc", context.alloc::<i32>(100))?;
+    let right = (me + 1) % pes;
+    barrier(&context)?;
+    must("put", context.put(&inbox.slice(10..20), &memory.slice(50..60), right))?;
+    barrier(&context)?;
+    let left = (me + pes - 1) % pes;
+    let expected = |index: usize| if (10..20).contains(&index) { value(left, index + 40) } else { 0 };
+    expect("what the left PE put", &read(&inbox)?, expected)?;
+    must("get", context.get(&mut memory.slice_mut(..=4), &inbox.slice(15..20), me))?;
+    let expected = |index: usize| if index < 5 { value(left, index + 55) } else { value(me, index) };
+    expect("what was got", &read(&memory)?, expected)?;
+    let beyond =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| format!("{:?}", inbox.slice(90..101))));
+    assert!(beyond.is_err(), "beyond the end");
+    barrier(&context)?;
+    free([memory, inbox])?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// Another PE's part, loaded directly.
+fn peers(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (me, pes) = (context.my_pe(), context.n_pes());
+    let memory = upload(&context, &values::<f32>(me, 500))?;
+    barrier(&context)?;
+    let mut reached = 0;
+    for pe in 0..pes {
+        let Some(address) = must("peer", memory.peer(pe))? else { continue };
+        reached += 1;
+        let mut got = vec![0f32; 500];
+        // SAFETY: symmetric memory of as many elements, mapped here.
+        unsafe {
+            phalanx::cudarc::driver::result::memcpy_dtoh_async(
+                &mut got,
+                address,
+                context.stream().cu_stream(),
+            )
+        }
+        .context(|| "load".into())?;
+        must("sync", context.sync(context.stream()))?;
+        expect(format!("PE {pe}'s part"), &got, |index| value(pe, index) as f32)?;
+    }
+    assert!(reached >= 1, "this PE's own part, at least");
+    assert_eq!(must("peer", memory.peer(me))?, Some(memory.device_ptr()));
+    refused("no such PE", memory.peer(pes), &["PE", "does not exist"])?;
+    // Multicast is there or not, and that is no error.
+    must("multicast", context.world().multicast(&memory))?;
+    barrier(&context)?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// cudarc's own memory as source and destination, and back.
+fn registered(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (me, pes) = (context.my_pe(), context.n_pes());
+    let stream = context.stream().clone();
+    let (left, right) = ((me + pes - 1) % pes, (me + 1) % pes);
+    let inbox = must("alloc", context.alloc::<i64>(300))?;
+    let slice = stream.clone_htod(&values::<i64>(me, 300)).context(|| "upload".into())?;
+    let mut local = must("register", context.register(slice))?;
+    must("put", context.put(&inbox, &local, right))?;
+    barrier(&context)?;
+    expect("put from registered memory", &read(&inbox)?, |index| i64::from(value(left, index)))?;
+    must("get", context.get(&mut local, &inbox, right))?;
+    must("put_nbi", context.put_nbi(&inbox, &local, right))?;
+    // Waits for what was not blocking.
+    let slice = must("into_inner", local.into_inner())?;
+    let got = stream.clone_dtoh(&slice).context(|| "download".into())?;
+    expect("got into registered memory", &got, |index| i64::from(value(me, index)))?;
+    // Memory that does not come from cuMemCreate cannot be mapped a second time; asking the library would end it all.
+    let address = slice.device_ptr(&stream).0;
+    // SAFETY: GPU memory of so many elements.
+    let mapped = unsafe { context.register_symmetric::<i64>(address, 300) };
+    let error = refused("register_symmetric", mapped, &["cuMemCreate"])?;
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    // Again, and this time it is dropped.
+    drop(must("register", context.register(slice))?);
+    barrier(&context)?;
+    must("free", inbox.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+fn refusals(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    refused("too long", context.alloc::<u64>(usize::MAX / 4), &["overflows"])?;
+    for alignment in [0, 4, 48] {
+        let error = refused("alignment", context.alloc_aligned::<u8>(10, alignment), &["power of two"])?;
+        assert!(matches!(error, Error::Usage(UsageError::Setting { .. })), "{error}");
+    }
+    // Nothing was started: the context works.
+    let memory = must("alloc", context.alloc::<u8>(10))?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// Memory that is dropped stays until the end, and harms nobody.
+fn dropped(comm: Comm, _: &[String]) -> Outcome {
+    let context: Context = context(&comm)?;
+    if context.my_pe() == 0 {
+        // A PE that unwinds alone must not wait for the others.
+        drop(must("alloc", context.alloc::<f32>(100))?);
+    } else {
+        must("alloc", context.alloc::<f32>(100)).map(std::mem::forget)?;
+    }
+    let memory = upload(&context, &values::<f32>(context.my_pe(), 100))?;
+    barrier(&context)?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
