@@ -73,7 +73,7 @@ impl Bench<'_> {
         }
         let mut bytes = 8;
         while bytes <= largest {
-            let repeats = if bytes <= 1 << 20 { 200 } else { 20 };
+            let repeats = if bytes <= 1 << 22 { 200 } else { 50 };
             let (mut bare, mut ours) = (Vec::new(), Vec::new());
             for round in 0..ROUNDS + 1 {
                 let safe = self.timed(repeats, |bench| bench.ours(kind, bytes))?;

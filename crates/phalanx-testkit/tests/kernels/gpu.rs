@@ -109,6 +109,7 @@ fn cooperative() {
     let (gpu, stream) = gpu();
     // The last block to come lets the others go.
     let source = "extern \"C\" __global__ void meet(unsigned* count) {
+        if (threadIdx.x != 0) return;
         atomicAdd(count, 1);
         while (*(volatile unsigned*)count < gridDim.x) {}
     }";
@@ -160,7 +161,7 @@ fn other_architecture() {
     let (major, _) = gpu.compute_capability().unwrap();
     let other = if major == 8 { "sm_90" } else { "sm_80" };
     let error = Module::load(&gpu, &Program::new("axpy.cu", AXPY).compile(other).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("cuLibraryLoadData"), "{error}");
+    assert!(error.to_string().contains("NO_BINARY_FOR_GPU"), "{error}");
 }
 
 fn nvshmem_without_context() {
