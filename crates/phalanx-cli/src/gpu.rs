@@ -44,6 +44,12 @@ pub fn nccl() -> Option<String> {
     Some(format!("NCCL {} ({})", version_text(api.version()), api.path().display()))
 }
 
+/// The loaded NVSHMEM: its version and file.
+pub fn nvshmem() -> Option<String> {
+    let (version, path) = (phalanx::nvshmem::version().ok()?, phalanx::nvshmem::path().ok()?);
+    Some(format!("NVSHMEM {version} ({})", path.display()))
+}
+
 /// A GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Gpu(CUdevice);

@@ -5,12 +5,18 @@
 //! versions differ, and a function that is not there is an error when it is needed, not before.
 
 pub mod cuda;
+mod files;
+#[macro_use]
+mod functions;
 mod library;
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 pub mod mpi;
 #[cfg(unix)]
 pub mod nccl;
+pub mod nvjitlink;
+pub mod nvrtc;
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
 
+pub use files::{FileSearch, Found};
 pub use library::{Attempt, Library, MissingFunction, NotFound, Place, Search};

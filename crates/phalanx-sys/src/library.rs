@@ -48,20 +48,20 @@ pub struct Attempt {
 
 /// No place had a library that loads.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{library} was not found ({}); install it, or set {variable} to the path of its shared library",
-    describe(tried)
-)]
+#[error("{library} was not found ({}); install it, or set {variable} to where it is", describe(tried))]
 pub struct NotFound {
     /// What was looked for.
     pub library: &'static str,
-    /// The variable that names the file.
+    /// The variable that says where it is.
     pub variable: &'static str,
     /// Every place that has such a file, or that only the loader knows, with the loader's answer.
     pub tried: Vec<Attempt>,
 }
 
 fn describe(tried: &[Attempt]) -> String {
+    if tried.is_empty() {
+        return "there is no place to look in".to_owned();
+    }
     let one = |attempt: &Attempt| {
         let error = attempt.error.as_deref().unwrap_or("loaded");
         format!("{}, from {}: {error}", attempt.place.file.display(), attempt.place.origin)
@@ -145,8 +145,7 @@ impl Search {
         for variable in self.homes {
             let Some(home) = std::env::var_os(variable).filter(|home| !home.is_empty()) else { continue };
             let home = PathBuf::from(home);
-            let targets = children(&home.join("targets"), "").into_iter().map(|target| target.join("lib"));
-            let below = [home.join("lib"), home.join("lib64")].into_iter().chain(targets);
+            let below = [home.join("lib"), home.join("lib64")].into_iter().chain(targets(&home, "lib"));
             folders.extend(below.chain([home.clone()]).map(|folder| (folder, (*variable).to_owned())));
         }
         for (packages, origin) in python_packages() {
@@ -232,8 +231,13 @@ fn open(file: &Path, _global: bool) -> Result<libloading::Library, String> {
     unsafe { libloading::Library::new(file) }.map_err(|error| describe_error(&error))
 }
 
+/// The folders `targets/*/NAME` of a CUDA tree.
+pub(crate) fn targets(home: &Path, name: &str) -> Vec<PathBuf> {
+    children(&home.join("targets"), "").into_iter().map(|target| target.join(name)).collect()
+}
+
 /// The entries of a folder whose names start with `prefix`, sorted.
-fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+pub(crate) fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
@@ -244,7 +248,7 @@ fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
 }
 
 /// Folders in which Python keeps packages, with the reason why each was looked at.
-fn python_packages() -> Vec<(PathBuf, String)> {
+pub(crate) fn python_packages() -> Vec<(PathBuf, String)> {
     let mut roots: Vec<(PathBuf, String)> = Vec::new();
     for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         if let Some(root) = std::env::var_os(variable).filter(|root| !root.is_empty()) {
@@ -284,7 +288,7 @@ fn is_version_of(path: &Path, name: &OsStr) -> bool {
 }
 
 /// The files that are mapped into this process.
-fn loaded_files() -> Vec<PathBuf> {
+pub(crate) fn loaded_files() -> Vec<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut files: Vec<PathBuf> =
         maps.lines().filter_map(|line| line.find('/').map(|start| PathBuf::from(&line[start..]))).collect();

@@ -63,6 +63,10 @@ pub enum Error {
     /// A library refused a call, or failed.
     #[error(transparent)]
     Library(Box<LibraryError>),
+    /// Code for a GPU does not compile or link.
+    #[cfg(all(feature = "jit", unix, target_pointer_width = "64", target_endian = "little"))]
+    #[error(transparent)]
+    Compile(Box<crate::jit::CompileError>),
     /// This build, platform or backend cannot do what was asked.
     #[error("{what} is not available: {why}; {remedy}")]
     Unsupported {
@@ -101,6 +105,13 @@ impl Error {
             remedy: remedy.into(),
             missing: Vec::new(),
         }))
+    }
+}
+
+#[cfg(all(feature = "jit", unix, target_pointer_width = "64", target_endian = "little"))]
+impl From<crate::jit::CompileError> for Error {
+    fn from(error: crate::jit::CompileError) -> Self {
+        Error::Compile(Box::new(error))
     }
 }
 
@@ -242,6 +253,16 @@ pub enum UsageError {
         buffer: &'static str,
         /// Elements announced.
         count: usize,
+    },
+    /// A kernel that is not there, or arguments that do not fit it.
+    #[error("kernel {kernel}: {problem}; {remedy}")]
+    Kernel {
+        /// The kernel.
+        kernel: String,
+        /// What is wrong, with the value and the limit.
+        problem: String,
+        /// What to do.
+        remedy: &'static str,
     },
     /// A point-to-point operation with oneself that nothing can match.
     #[error("{operation}: rank {rank} cannot exchange with itself outside a group or send_recv")]

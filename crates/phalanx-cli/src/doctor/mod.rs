@@ -2,6 +2,7 @@
 //!
 //! Facts first, then judgements: a person sees why a test failed in the lines above it.
 
+mod libraries;
 pub mod options;
 mod survey;
 mod system;
@@ -116,7 +117,7 @@ fn backends(survey: &Survey) -> Section {
             line("host", "ranks of this host, over shared memory"),
             line("mpi", &mpi()),
             line("nccl", &nccl),
-            line("others", "NVSHMEM and GPUs with RCCL are not offered by this version"),
+            line("others", "GPUs with RCCL are not offered by this version"),
         ],
     }
 }

@@ -1,9 +1,9 @@
-//! What the CUDA driver, NCCL and RCCL say of themselves, asked in a process of its own.
+//! What the CUDA driver and the libraries for GPUs say of themselves, asked in a process of its own.
 //!
 //! Loading a library runs its code, and a driver in trouble may never answer: whatever happens there, what was said
 //! before is shown, and the doctor goes on.
 
-use super::Section;
+use super::{Section, libraries};
 use crate::gpu::{self, Gpu, Link};
 use crate::{launch, size};
 use anyhow::{Context, Result, anyhow, bail};
@@ -121,6 +121,8 @@ pub fn answer() -> Result<ExitCode> {
     library(&NCCL)?;
     heading("RCCL")?;
     library(&RCCL)?;
+    libraries::nvshmem()?;
+    libraries::compiler()?;
     say(&Word::Gpus(gpu::usable().map_err(|error| why_none(&error))))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -140,11 +142,11 @@ fn say(word: &Word) -> Result<()> {
     Ok(out.flush()?)
 }
 
-fn heading(text: &str) -> Result<()> {
+pub(super) fn heading(text: &str) -> Result<()> {
     say(&Word::Heading(text.to_owned()))
 }
 
-fn fact(name: impl Into<String>, text: impl Into<String>) -> Result<()> {
+pub(super) fn fact(name: impl Into<String>, text: impl Into<String>) -> Result<()> {
     say(&Word::Fact(name.into(), text.into()))
 }
 
@@ -250,12 +252,12 @@ fn library(search: &Search) -> Result<()> {
     Ok(())
 }
 
-fn found(name: &str, path: &std::path::Path, origin: &str) -> Result<()> {
+pub(super) fn found(name: &str, path: &std::path::Path, origin: &str) -> Result<()> {
     fact(name, format!("{} (from {origin})", path.display()))
 }
 
 /// What was tried, and how to say where it is.
-fn not_found(error: &NotFound) -> Result<()> {
+pub(super) fn not_found(error: &NotFound) -> Result<()> {
     fact(error.library, format!("not found; {} can name its file", error.variable))?;
     error.tried.iter().try_for_each(|attempt| {
         let why = attempt.error.as_deref().unwrap_or("loaded");

@@ -108,33 +108,34 @@ impl Rank<'_> {
             wrong = wrong.map(|wrong| wrong + found[0]);
         }
         let bytes = bench.case.layout.larger() * size_of::<T>();
-        Ok(self.figures(times, bytes, wrong))
+        Ok(figures(self.plan, self.comm.world_size(), times, bytes, wrong))
     }
+}
 
-    fn figures(&self, times: Times, bytes: usize, wrong: Option<u64>) -> Measurement {
-        const MICROSECONDS: f64 = 1e6;
-        let (operation, ranks) = (self.plan.operation, self.comm.world_size());
-        let stats = Stats::new(&times.iterations);
-        let time = times.loop_average.unwrap_or(stats.p50);
-        let algbw = operation.algorithm_bandwidth(bytes, ranks, time);
-        let in_microseconds = |time: &f64| time * MICROSECONDS;
-        Measurement {
-            time: time * MICROSECONDS,
-            algbw,
-            busbw: algbw.map(|algbw| algbw * operation.bus_factor(ranks)),
-            wrong,
-            iterations: times.iterations.len(),
-            p50: stats.p50 * MICROSECONDS,
-            p95: stats.p95 * MICROSECONDS,
-            p99: stats.p99 * MICROSECONDS,
-            min: stats.min * MICROSECONDS,
-            max: stats.max * MICROSECONDS,
-            mean: stats.mean * MICROSECONDS,
-            variation: stats.variation,
-            loop_average: times.loop_average.as_ref().map(in_microseconds),
-            enqueue: times.enqueue.as_ref().map(in_microseconds),
-            times: (self.plan.per_iteration).then(|| times.iterations.iter().map(in_microseconds).collect()),
-        }
+/// What is reported of the times of a size.
+pub fn figures(plan: &Plan, ranks: usize, times: Times, bytes: usize, wrong: Option<u64>) -> Measurement {
+    const MICROSECONDS: f64 = 1e6;
+    let operation = plan.operation;
+    let stats = Stats::new(&times.iterations);
+    let time = times.loop_average.unwrap_or(stats.p50);
+    let algbw = operation.algorithm_bandwidth(bytes, ranks, time);
+    let in_microseconds = |time: &f64| time * MICROSECONDS;
+    Measurement {
+        time: time * MICROSECONDS,
+        algbw,
+        busbw: algbw.map(|algbw| algbw * operation.bus_factor(ranks)),
+        wrong,
+        iterations: times.iterations.len(),
+        p50: stats.p50 * MICROSECONDS,
+        p95: stats.p95 * MICROSECONDS,
+        p99: stats.p99 * MICROSECONDS,
+        min: stats.min * MICROSECONDS,
+        max: stats.max * MICROSECONDS,
+        mean: stats.mean * MICROSECONDS,
+        variation: stats.variation,
+        loop_average: times.loop_average.as_ref().map(in_microseconds),
+        enqueue: times.enqueue.as_ref().map(in_microseconds),
+        times: (plan.per_iteration).then(|| times.iterations.iter().map(in_microseconds).collect()),
     }
 }
 

@@ -76,6 +76,9 @@ impl<'a, T: Value> Case<'a, T> {
                 recv.part(rank * block..(rank + 1) * block).copy_from(comm, send)?;
                 self.hypercube(recv)
             }
+            Operation::Put | Operation::Get | Operation::PutSignal => {
+                unreachable!("{} is no operation of a communicator", self.operation.name())
+            }
         }
     }
 
@@ -91,7 +94,13 @@ impl<'a, T: Value> Case<'a, T> {
             Operation::Gather => comm.gather_in_place(buffer, self.root),
             Operation::Scatter => comm.scatter_in_place(buffer, self.root),
             Operation::Hypercube => self.hypercube(buffer),
-            Operation::AllToAllV | Operation::SendRecv | Operation::PingPong | Operation::Barrier => {
+            Operation::AllToAllV
+            | Operation::SendRecv
+            | Operation::PingPong
+            | Operation::Barrier
+            | Operation::Put
+            | Operation::Get
+            | Operation::PutSignal => {
                 unreachable!("{} has no form in place", self.operation.name())
             }
         }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of the host memory through which a buffer is filled and checked.
-const STAGE: usize = 16 << 20;
+pub const STAGE: usize = 16 << 20;
 
 /// Most bytes in which a rank describes its GPU to the others.
 const DESCRIPTION: usize = 256;
@@ -41,9 +41,9 @@ pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>
     Ok(Some(context.new_stream()?))
 }
 
-/// The ranks' GPUs, in rank order; empty without. Collective.
-pub fn gpus(comm: &Comm) -> anyhow::Result<Vec<RankGpu>> {
-    let Some(number) = comm.gpu() else {
+/// The ranks' GPUs, in rank order; empty without. `gpu` is this rank's. Collective.
+pub fn gpus(comm: &Comm, gpu: Option<usize>) -> anyhow::Result<Vec<RankGpu>> {
+    let Some(number) = gpu else {
         return Ok(Vec::new());
     };
     let gpu = Gpu::number(number)?;
@@ -114,7 +114,7 @@ impl<T: Value> DeviceMemory<T> {
 }
 
 /// The ranges of `most` elements each, but for the last, that make up `len`.
-fn pieces(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+pub fn pieces(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(most.max(1)).map(move |start| start..(start + most).min(len))
 }
 

@@ -33,9 +33,32 @@ impl<T: Value> Bench<'_, T> {
     pub fn measure_enqueued(&mut self, plan: &Plan) -> Result<Times> {
         let comm = self.case.comm;
         let stream = comm.cuda_stream().expect("an operation on a GPU has a stream");
+        // Ranks that a ping-pong leaves out have nothing to wait for, and no say.
+        let combined = if self.case.operation == Operation::PingPong { ReduceOp::Max } else { ReduceOp::Avg };
+        let parts = self.parts();
+        let mut call = |number| Ok(self.perform(number % parts)?);
+        Enqueued { comm, stream, call: &mut call, sync: &|| Ok(comm.sync()?) }.measure(plan, combined)
+    }
+}
+
+/// An operation that is enqueued.
+pub struct Enqueued<'a> {
+    /// For barriers, and to combine the ranks' times.
+    pub comm: &'a Comm,
+    pub stream: &'a Arc<CudaStream>,
+    /// Enqueues the call of an iteration.
+    pub call: &'a mut dyn FnMut(usize) -> Result<()>,
+    /// Waits until what was called is complete, with a deadline.
+    pub sync: &'a dyn Fn() -> Result<()>,
+}
+
+impl Enqueued<'_> {
+    /// Measures. Collective.
+    pub fn measure(&mut self, plan: &Plan, combined: ReduceOp) -> Result<Times> {
+        let (comm, stream) = (self.comm, self.stream);
         let iterations = plan.iterations.unwrap_or(ITERATIONS);
         self.calls(0..plan.warmup.unwrap_or(WARMUP), plan.aggregate)?;
-        comm.sync()?;
+        (self.sync)()?;
         // Before the comm can end: NCCL waits for graphs that captured it.
         let (turn, turns, operations) = match plan.graph_launches {
             0 => (Turn::Calls, iterations, plan.aggregate),
@@ -51,11 +74,9 @@ impl<T: Value> Bench<'_, T> {
             self.enqueue(&turn, number, plan.aggregate)?;
         }
         let enqueued = start.elapsed();
-        wait(comm, stream, &turn)?;
+        self.wait(&turn)?;
         let count = (turns * operations) as f64;
         let mut averages = [start.elapsed(), enqueued].map(|time| time.as_secs_f64() / count);
-        // Ranks that a ping-pong leaves out have nothing to wait for, and no say.
-        let combined = if self.case.operation == Operation::PingPong { ReduceOp::Max } else { ReduceOp::Avg };
         comm.all_reduce_in_place(&mut averages, combined)?;
 
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
@@ -66,7 +87,7 @@ impl<T: Value> Bench<'_, T> {
             self.enqueue(&turn, number, plan.aggregate)?;
             events[number + 1].record(stream)?;
         }
-        wait(comm, stream, &turn)?;
+        self.wait(&turn)?;
         let seconds = |milliseconds: f32| f64::from(milliseconds) / 1e3 / operations as f64;
         let times: Result<Vec<f64>> =
             events.windows(2).map(|pair| Ok(seconds(pair[0].elapsed_ms(&pair[1])?))).collect();
@@ -83,10 +104,9 @@ impl<T: Value> Bench<'_, T> {
 
     /// The calls of some iterations.
     fn calls(&mut self, iterations: Range<usize>, aggregate: usize) -> Result<()> {
-        let parts = self.parts();
         for iteration in iterations {
             for _ in 0..aggregate {
-                self.perform(iteration % parts)?;
+                (self.call)(iteration)?;
             }
         }
         Ok(())
@@ -108,19 +128,24 @@ impl<T: Value> Bench<'_, T> {
         graph.upload()?;
         Ok(graph)
     }
+
+    /// Waits for the stream, with the communicator's deadline.
+    fn wait(&self, turn: &Turn) -> Result<()> {
+        match turn {
+            Turn::Calls => (self.sync)(),
+            // The communicator has not seen what a graph's launches enqueued.
+            Turn::Graph(_) => wait(self.comm, self.stream),
+        }
+    }
 }
 
-/// Waits for the stream, with the communicator's deadline.
-fn wait(comm: &Comm, stream: &Arc<CudaStream>, turn: &Turn) -> Result<()> {
-    if let Turn::Calls = turn {
-        return Ok(comm.sync()?);
-    }
-    // The communicator has not seen what a graph's launches enqueued.
+/// Waits for a stream, with the communicator's deadline.
+pub fn wait(comm: &Comm, stream: &Arc<CudaStream>) -> Result<()> {
     let end = stream.record_event(None)?;
     let start = Instant::now();
     while !end.try_is_complete()? {
         if start.elapsed() > comm.timeout() {
-            bail!("the CUDA graphs of rank {} have not ended after {:?}", comm.rank(), comm.timeout());
+            bail!("the work on the GPU of rank {} has not ended after {:?}", comm.rank(), comm.timeout());
         }
         std::thread::yield_now();
     }

@@ -26,7 +26,10 @@ impl Layout {
             | Operation::Broadcast
             | Operation::Reduce
             | Operation::SendRecv
-            | Operation::PingPong => (elements, elements, elements),
+            | Operation::PingPong
+            | Operation::Put
+            | Operation::Get
+            | Operation::PutSignal => (elements, elements, elements),
             Operation::AllGather | Operation::Gather | Operation::Hypercube => (block, block * ranks, block),
             Operation::ReduceScatter | Operation::Scatter => (block * ranks, block, block),
             Operation::AllToAll => (block * ranks, block * ranks, block),

@@ -11,6 +11,7 @@ mod device;
 mod enqueued;
 mod export;
 mod layout;
+mod one_sided;
 mod operation;
 pub mod options;
 mod plan;

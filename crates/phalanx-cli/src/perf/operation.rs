@@ -40,6 +40,12 @@ pub enum Operation {
     Barrier,
     /// all_gather made of pairwise exchanges; needs 2, 4, 8, … ranks
     Hypercube,
+    /// Every rank puts to the next (NVSHMEM)
+    Put,
+    /// Every rank gets from the next (NVSHMEM)
+    Get,
+    /// Every rank puts to the next with a signal, and waits for that of the one before (NVSHMEM)
+    PutSignal,
 }
 
 /// Whether input and output are different buffers or the same.
@@ -67,6 +73,9 @@ impl Operation {
             Operation::PingPong => "ping_pong",
             Operation::Barrier => "barrier",
             Operation::Hypercube => "hypercube",
+            Operation::Put => "put",
+            Operation::Get => "get",
+            Operation::PutSignal => "put_signal",
         }
     }
 
@@ -80,6 +89,11 @@ impl Operation {
         matches!(self, Operation::Broadcast | Operation::Reduce | Operation::Gather | Operation::Scatter)
     }
 
+    /// Whether a rank reaches into another's memory, which takes NVSHMEM.
+    pub fn is_one_sided(self) -> bool {
+        matches!(self, Operation::Put | Operation::Get | Operation::PutSignal)
+    }
+
     /// Whether it moves data at all.
     pub fn has_data(self) -> bool {
         self != Operation::Barrier
@@ -88,7 +102,7 @@ impl Operation {
     /// Whether it exists with input and output in one buffer.
     pub fn has_in_place(self) -> bool {
         use Operation::*;
-        !matches!(self, AllToAllV | SendRecv | PingPong | Barrier)
+        !matches!(self, AllToAllV | SendRecv | PingPong | Barrier | Put | Get | PutSignal)
     }
 
     /// The ways in which it is measured.
@@ -139,7 +153,10 @@ impl Operation {
             | Operation::SendRecv
             | Operation::PingPong
             | Operation::Barrier
-            | Operation::Hypercube => 1.0,
+            | Operation::Hypercube
+            | Operation::Put
+            | Operation::Get
+            | Operation::PutSignal => 1.0,
         }
     }
 }
@@ -176,7 +193,15 @@ mod tests {
         ] {
             assert_eq!(busbw(operation), 1.5, "{}", operation.name());
         }
-        for operation in [Operation::Broadcast, Operation::Reduce, Operation::SendRecv, Operation::PingPong] {
+        for operation in [
+            Operation::Broadcast,
+            Operation::Reduce,
+            Operation::SendRecv,
+            Operation::PingPong,
+            Operation::Put,
+            Operation::Get,
+            Operation::PutSignal,
+        ] {
             assert_eq!(busbw(operation), 2.0, "{}", operation.name());
         }
         assert_eq!(Operation::Barrier.algorithm_bandwidth(0, 4, 0.5), None);

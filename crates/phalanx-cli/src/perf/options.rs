@@ -139,6 +139,7 @@ Examples:
   phalanx perf all_reduce -b 8 -e 128M -f 2 -d f16 -o max
   phalanx perf all_reduce --backend nccl -t 4 -b 8 -e 2G -f 2 -C
   phalanx perf all_reduce --backend nccl -p 4 -b 8 -e 64K -n 100 -G 10
+  phalanx perf put_signal -p 2 -b 8 -e 1G -f 2
   phalanx perf all_gather -p 4 --pin -J before.json
   phalanx perf all_gather -p 4 --pin --compare before.json --plot after.svg
   phalanx launch -n 4 -- phalanx perf broadcast -r all";
@@ -154,6 +155,19 @@ impl PerfArgs {
     /// How one size leads to the next.
     pub fn step(&self) -> Step {
         self.step.map_or(Step::Times(self.factor), Step::Plus)
+    }
+
+    /// What carries an operation: those of NVSHMEM and of the communicators' backends are different ones.
+    fn backend_of(&self, operation: Operation) -> Result<Backend> {
+        let name = operation.name();
+        match (self.backend, operation.is_one_sided()) {
+            (Backend::Auto | Backend::Nvshmem, true) => Ok(Backend::Nvshmem),
+            (_, true) => anyhow::bail!("{name} is NVSHMEM's: leave --backend out, or choose nvshmem"),
+            (Backend::Nvshmem, false) => {
+                anyhow::bail!("--backend nvshmem is for put, get and put_signal, not for {name}")
+            }
+            (other, false) => Ok(other),
+        }
     }
 
     /// The plan that these options describe.
@@ -174,6 +188,10 @@ impl PerfArgs {
             operation.has_data() || self.graph_launches == 0,
             "-G: {} waits, which a CUDA graph cannot hold",
             operation.name()
+        );
+        ensure!(
+            operation != Operation::PutSignal || self.graph_launches == 0,
+            "-G: put_signal waits for a value that is another one each time, which a CUDA graph cannot"
         );
         if let Some(path) = &self.plot {
             let extension = path.extension().and_then(|extension| extension.to_str());
@@ -204,7 +222,7 @@ impl PerfArgs {
             cycles: (self.cycles > 0).then_some(self.cycles),
             checks: if operation.has_data() { self.checks } else { 0 },
             timeout: self.timeout,
-            backend: self.backend,
+            backend: self.backend_of(operation)?,
             registration: match self.registration {
                 0 => Registration::None,
                 1 => Registration::Local,
@@ -317,6 +335,22 @@ mod tests {
         assert!(parse("phalanx perf barrier -G 1").unwrap().plan().is_err());
         assert!(parse("phalanx perf all_reduce --backend rccl").is_err());
         assert_eq!(plan("all_reduce --backend nccl").backend.kind(), Some(phalanx::BackendKind::Nccl));
+    }
+
+    #[test]
+    fn one_sided_operations_are_nvshmem_s() {
+        for operation in ["put", "get", "put_signal"] {
+            assert_eq!(plan(operation).backend, Backend::Nvshmem);
+            assert_eq!(plan(&format!("{operation} --backend nvshmem")).backend, Backend::Nvshmem);
+            for other in ["host", "nccl"] {
+                let args = parse(&format!("phalanx perf {operation} --backend {other}")).unwrap();
+                assert!(args.plan().unwrap_err().to_string().contains("NVSHMEM"));
+            }
+        }
+        let refused = |line| parse(line).unwrap().plan().unwrap_err().to_string();
+        assert!(refused("phalanx perf all_reduce --backend nvshmem").contains("not for all_reduce"));
+        assert!(refused("phalanx perf put_signal -G 2").contains("-G"));
+        assert!(parse("phalanx perf put -G 2").unwrap().plan().is_ok());
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub enum Backend {
     Host,
     /// NCCL: every rank has a GPU, on which the buffers are
     Nccl,
+    /// NVSHMEM, for put, get and put_signal: every rank is a process with a GPU
+    Nvshmem,
 }
 
 impl Backend {
@@ -62,6 +64,8 @@ impl Backend {
             Backend::Auto => None,
             Backend::Host => Some(BackendKind::Host),
             Backend::Nccl => Some(BackendKind::Nccl),
+            // It carries barriers and figures; the data goes another way.
+            Backend::Nvshmem => Some(BackendKind::Host),
         }
     }
 }

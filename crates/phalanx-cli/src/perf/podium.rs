@@ -82,12 +82,13 @@ impl Podium {
     fn options(&self, comm: &Comm, gpus: Vec<RankGpu>) -> Options {
         let plan = &self.plan;
         let on_gpus = !gpus.is_empty();
+        let one_sided = plan.operation.is_one_sided();
         let enqueued = on_gpus && plan.operation.has_data();
         Options {
             operation: plan.operation,
             ranks: comm.world_size(),
             ranks_are: self.ranks_are,
-            backend: comm.backend().name().to_owned(),
+            backend: if one_sided { "nvshmem" } else { comm.backend().name() }.to_owned(),
             min_bytes: plan.sizes.first().copied().unwrap_or(0),
             max_bytes: plan.largest(),
             step: self.args.step().to_string(),
@@ -96,12 +97,17 @@ impl Podium {
             aggregate: plan.aggregate,
             checks: plan.checks,
             memory: match plan.registration {
+                _ if one_sided => Memory::Symmetric,
                 _ if on_gpus => Memory::Gpu,
                 Registration::Local => Memory::Allocated,
                 _ => Memory::Private,
             },
             gpus,
-            library: if on_gpus { gpu::nccl() } else { None },
+            library: match on_gpus {
+                _ if one_sided => gpu::nvshmem(),
+                true => gpu::nccl(),
+                false => None,
+            },
             graph_launches: plan.graph_launches,
             cpu_time: plan.cpu_time,
             pinned: plan.pin,

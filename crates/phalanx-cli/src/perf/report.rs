@@ -101,6 +101,8 @@ pub enum Memory {
     Allocated,
     /// On the ranks' GPUs.
     Gpu,
+    /// There, and symmetric: NVSHMEM's.
+    Symmetric,
 }
 
 /// What is reported as the time.

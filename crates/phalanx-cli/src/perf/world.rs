@@ -5,6 +5,7 @@
 
 use super::bench::{self, Audience};
 use super::device;
+use super::one_sided;
 use super::options::PerfArgs;
 use super::plan::{Backend, Plan};
 use super::podium::Podium;
@@ -35,8 +36,18 @@ impl World {
         }
         let launcher = phalanx::choose()?.launcher;
         match (launcher, args.threads, args.processes) {
+            (None, Some(_), _) if args.operation.is_one_sided() => {
+                bail!("a process is one PE of NVSHMEM: use -p instead of -t")
+            }
             (None, Some(threads), _) => Ok(World::Threads(threads)),
             (None, None, Some(processes)) => Ok(World::Processes(processes)),
+            (None, None, None) if args.operation.is_one_sided() => {
+                let name = args.operation.name();
+                phalanx::nvshmem::version().with_context(|| format!("{name} needs NVSHMEM"))?;
+                let gpus = gpu::count().with_context(|| format!("{name} needs GPUs"))?;
+                ensure!(gpus > 0, "{name} needs GPUs, and the CUDA driver sees none");
+                Ok(World::Processes(gpus))
+            }
             (None, None, None) => Ok(World::Threads(usual_threads(args.backend)?)),
             (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
             (Some(launcher), ..) => {
@@ -62,9 +73,13 @@ impl World {
             return Ok(());
         };
         plan.check(ranks)?;
+        if plan.backend == Backend::Nvshmem {
+            phalanx::nvshmem::version()
+                .with_context(|| format!("{} needs NVSHMEM", plan.operation.name()))?;
+        }
         let on_gpus = match plan.backend {
             Backend::Auto => may_choose_gpus() && are_enough_gpus(ranks),
-            named => named == Backend::Nccl,
+            named => matches!(named, Backend::Nccl | Backend::Nvshmem),
         };
         plan.check_place(on_gpus)?;
         if on_gpus {
@@ -136,6 +151,9 @@ fn take_part(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> 
     if plan.pin {
         pin::to_core_of(comm.rank())?;
     }
+    if plan.backend == Backend::Nvshmem {
+        return take_part_one_sided(comm, plan, podium);
+    }
     let stream = device::stream(comm, plan)?;
     plan.check_place(stream.is_some())?;
     match &stream {
@@ -145,7 +163,7 @@ fn take_part(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> 
 }
 
 fn measure(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Result<u64> {
-    let gpus = device::gpus(comm)?;
+    let gpus = device::gpus(comm, comm.gpu())?;
     match podium {
         Some(mut podium) => {
             podium.opens(comm, gpus)?;
@@ -157,12 +175,31 @@ fn measure(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> Re
     }
 }
 
+/// The same for the operations of NVSHMEM.
+fn take_part_one_sided(comm: &Comm, plan: &Plan, podium: Option<Podium>) -> Result<u64> {
+    plan.check_place(true)?;
+    let nvshmem = one_sided::context(comm, plan)?;
+    let gpus = device::gpus(comm, Some(nvshmem.cuda_context().ordinal()))?;
+    let wrong = match podium {
+        Some(mut podium) => {
+            podium.opens(comm, gpus)?;
+            let wrong = one_sided::run(comm, &nvshmem, plan, &mut podium)?;
+            podium.closes()?;
+            wrong
+        }
+        None => one_sided::run(comm, &nvshmem, plan, &mut Nobody)?,
+    };
+    nvshmem.finalize()?;
+    Ok(wrong)
+}
+
 /// Ranks that are threads, if their number is not given: one per GPU, or per core.
 fn usual_threads(backend: Backend) -> Result<usize> {
     let cores = machine::usable_cores().max(2);
     match backend {
         Backend::Host => Ok(cores),
         Backend::Nccl => gpu::usable().context("--backend nccl"),
+        Backend::Nvshmem => bail!("a process is one PE of NVSHMEM: use -p"),
         Backend::Auto if may_choose_gpus() => Ok(gpu::usable().unwrap_or(cores)),
         Backend::Auto => Ok(cores),
     }

@@ -7,6 +7,7 @@
 #![allow(non_camel_case_types, non_snake_case)]
 
 mod api;
+pub mod kernels;
 
 pub use api::{Api, FUNCTIONS, Function, OLDEST, REDUCE_OPS, REDUCE_TYPES, Reduce};
 

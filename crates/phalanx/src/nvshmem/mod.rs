@@ -56,6 +56,8 @@ mod collective;
 mod context;
 mod control;
 mod device;
+#[cfg(feature = "jit")]
+mod kernels;
 mod library;
 mod memory;
 mod one_sided;
@@ -66,6 +68,8 @@ mod team;
 pub use atomic::{Atomic, AtomicBits};
 pub use collective::Reduction;
 pub use context::{Builder, Context, UniqueId};
+#[cfg(feature = "jit")]
+pub(crate) use kernels::Registration;
 pub use library::{openshmem_version, path, version};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
 pub use register::Registered;

@@ -73,7 +73,10 @@ impl Flow {
                 let counts = weighted_counts(block * self.ranks, self.ranks, rank);
                 one_after_the_other(&counts, |to| message(rank, to))
             }
-            Operation::SendRecv => vec![whole(block, message(rank, (rank + 1) % self.ranks))],
+            Operation::SendRecv | Operation::Put | Operation::PutSignal => {
+                vec![whole(block, message(rank, (rank + 1) % self.ranks))]
+            }
+            Operation::Get => vec![whole(block, message(rank, (rank + self.ranks - 1) % self.ranks))],
             Operation::PingPong if rank > 1 => Vec::new(),
             Operation::PingPong => vec![whole(block, message(rank, 1 - rank))],
             Operation::Barrier => Vec::new(),
@@ -108,7 +111,10 @@ impl Flow {
                 let counts = weighted_counts_to(block * ranks, ranks, rank);
                 one_after_the_other(&counts, |from| message(from, rank))
             }
-            Operation::SendRecv => vec![whole(block, message((rank + ranks - 1) % ranks, rank))],
+            Operation::SendRecv | Operation::Put | Operation::PutSignal => {
+                vec![whole(block, message((rank + ranks - 1) % ranks, rank))]
+            }
+            Operation::Get => vec![whole(block, message((rank + 1) % ranks, rank))],
             Operation::PingPong if rank > 1 => self.untouched(),
             Operation::PingPong => vec![whole(block, message(1 - rank, rank))],
             Operation::Barrier => Vec::new(),

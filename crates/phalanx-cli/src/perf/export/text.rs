@@ -140,6 +140,7 @@ impl<W: Write + Send> Exporter for Text<W> {
                 Memory::Private => "private",
                 Memory::Allocated => "communicator's",
                 Memory::Gpu => "GPU",
+                Memory::Symmetric => "symmetric GPU",
             },
             if options.pinned { "pinned" } else { "not pinned" }
         )?;
@@ -195,7 +196,8 @@ impl<W: Write + Send> Exporter for Text<W> {
 
 /// Says how times are taken.
 fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
-    if options.memory == Memory::Gpu && options.operation.has_data() {
+    let on_gpus = matches!(options.memory, Memory::Gpu | Memory::Symmetric);
+    if on_gpus && options.operation.has_data() {
         match options.graph_launches {
             0 => write!(out, "# All iterations are enqueued, then the stream is waited for;")?,
             launches => write!(

@@ -1,0 +1,152 @@
+//! Finding what is no shared library: headers, and archives of device code.
+
+use crate::library::{children, python_packages, targets};
+use crate::{Attempt, NotFound, Place};
+use std::path::{Path, PathBuf};
+
+/// Where a file may be.
+///
+/// The places are tried in this order, and the first that has the file is taken:
+/// 1. the folder that the environment variable [`variable`](FileSearch::variable) names; if it is set, nothing else;
+/// 2. folders that the caller knows: beside a library that was loaded;
+/// 3. below each home that an environment variable names;
+/// 4. Python's packages;
+/// 5. folders of the system.
+#[derive(Debug, Clone, Copy)]
+pub struct FileSearch {
+    /// What it is called in messages.
+    pub name: &'static str,
+    /// The file, as a path below the folder that is looked for.
+    pub file: &'static str,
+    /// The variable with which a user names the folder.
+    pub variable: &'static str,
+    /// Variables that name a folder in which the file's owner was installed.
+    pub homes: &'static [&'static str],
+    /// Folders of a home, and of the folder `targets/*` of a CUDA tree.
+    pub below: &'static [&'static str],
+    /// Folders in Python's `site-packages`.
+    pub wheels: &'static [&'static str],
+    /// Folders of the system; one that ends in `*` stands for all that begin so, the newest first.
+    pub system: &'static [&'static str],
+}
+
+/// A folder that has the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Why there: a variable's name, `beside NVRTC`, …
+    pub origin: String,
+}
+
+impl FileSearch {
+    /// Looks for the file.
+    ///
+    /// # Errors
+    /// [`NotFound`] with every folder that was looked at.
+    pub fn find(&self, beside: &[Found]) -> Result<Found, NotFound> {
+        let mut tried = Vec::new();
+        for found in self.folders(beside) {
+            let file = found.folder.join(self.file);
+            if file.exists() {
+                return Ok(found);
+            }
+            let place = Place { file, origin: found.origin };
+            tried.push(Attempt { place, error: Some("no such file".to_owned()) });
+        }
+        Err(NotFound { library: self.name, variable: self.variable, tried })
+    }
+
+    fn folders(&self, beside: &[Found]) -> Vec<Found> {
+        let named = |variable: &str| {
+            let value = std::env::var_os(variable).filter(|value| !value.is_empty())?;
+            Some((PathBuf::from(value), variable.to_owned()))
+        };
+        if let Some((folder, origin)) = named(self.variable) {
+            return vec![Found { folder, origin }];
+        }
+        let mut folders = beside.to_vec();
+        let homes = self.homes.iter().filter_map(|variable| named(variable));
+        let tree = [(PathBuf::from("/usr/local/cuda"), "the system's folders".to_owned())];
+        for (home, origin) in homes {
+            self.add_home(&home, &origin, &mut folders);
+        }
+        for (packages, origin) in python_packages() {
+            folders.extend(
+                self.wheels
+                    .iter()
+                    .map(|wheel| Found { folder: packages.join(wheel), origin: origin.clone() }),
+            );
+        }
+        for (home, origin) in tree {
+            self.add_home(&home, &origin, &mut folders);
+        }
+        for folder in self.system.iter().flat_map(|pattern| matching(pattern)) {
+            folders.push(Found { folder, origin: "the system's folders".to_owned() });
+        }
+        folders
+    }
+
+    fn add_home(&self, home: &Path, origin: &str, folders: &mut Vec<Found>) {
+        for below in self.below {
+            for folder in [home.join(below)].into_iter().chain(targets(home, below)) {
+                folders.push(Found { folder, origin: origin.to_owned() });
+            }
+        }
+    }
+}
+
+/// A folder, or all that begin so, in falling order.
+fn matching(pattern: &str) -> Vec<PathBuf> {
+    let Some(start) = pattern.strip_suffix('*') else { return vec![pattern.into()] };
+    let (parent, prefix) = start.rsplit_once('/').unwrap_or(("", start));
+    let mut found = children(Path::new(parent), prefix);
+    found.reverse();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEARCH: FileSearch = FileSearch {
+        name: "the headers",
+        file: "nowhere.h",
+        variable: "PHALANX_TEST_NOWHERE_INCLUDE",
+        homes: &[],
+        below: &["include"],
+        wheels: &[],
+        system: &["/usr/no-such-folder"],
+    };
+
+    #[test]
+    fn a_missing_file_says_where_it_was_looked_for() {
+        let beside = Found { folder: "/beside".into(), origin: "beside the library".to_owned() };
+        let text = SEARCH.find(&[beside]).unwrap_err().to_string();
+        for part in [
+            "the headers",
+            "/beside/nowhere.h",
+            "beside the library",
+            "/usr/no-such-folder/nowhere.h",
+            "_NOWHERE_INCLUDE",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_folder_that_has_it_is_taken() {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let search = FileSearch { file: "Cargo.toml", ..SEARCH };
+        let beside = [("/beside", "first"), (env!("CARGO_MANIFEST_DIR"), "second")]
+            .map(|(folder, origin)| Found { folder: folder.into(), origin: origin.to_owned() });
+        assert_eq!(search.find(&beside).unwrap(), Found { folder, origin: "second".to_owned() });
+    }
+
+    #[test]
+    fn patterns_stand_for_folders() {
+        assert_eq!(matching("/usr/include"), [PathBuf::from("/usr/include")]);
+        assert!(matching(concat!(env!("CARGO_MANIFEST_DIR"), "/Car*"))[0].ends_with("Cargo.toml"));
+        assert!(matching("/no/such/folder*").is_empty());
+    }
+}

@@ -1,0 +1,61 @@
+//! Kernels compiled and linked by the real NVRTC and nvJitLink, which need no GPU; and launched, where there is one.
+//!
+//! The libraries and headers are those of a Python environment that `PHALANX_TEST_CUDA` names, with the packages that
+//! `.ci/run` installs. Without it the trials are ignored; on a CI machine that is a failure. Each trial is a process of
+//! its own, since a library stays loaded and the environment says where libraries are.
+
+mod gpu;
+mod trials;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::{Command, ExitCode};
+use trials::{Case, NOWHERE};
+
+/// The Python environment.
+const ENVIRONMENT: &str = "PHALANX_TEST_CUDA";
+/// Which trial this process is.
+const TRIAL: &str = "PHALANX_TESTKIT_KERNELS_TRIAL";
+
+fn main() -> ExitCode {
+    if let Ok(name) = std::env::var(TRIAL) {
+        let mut cases = trials::TRIALS.iter().chain(gpu::TRIALS);
+        let case = cases.find(|case| case.name == name).expect("a trial of this program");
+        (case.body)();
+        return ExitCode::SUCCESS;
+    }
+    let args = Arguments::from_args();
+    let environment = std::env::var(ENVIRONMENT).ok().filter(|folder| !folder.is_empty());
+    let no_gpu = gpu::objection();
+    let ignored = |case: &Case, reason: String| {
+        Trial::test(case.name, || Ok(())).with_ignored_flag(true).with_kind(reason)
+    };
+    let trial = |case: &'static Case, objection: &Option<String>| match (&environment, objection) {
+        (Some(_), Some(reason)) => ignored(case, reason.clone()),
+        (Some(folder), None) => {
+            let folder = folder.clone();
+            Trial::test(case.name, move || run(case, &folder))
+        }
+        (None, _) if std::env::var_os("CI").is_some() => Trial::test(case.name, || {
+            Err(Failed::from(format!("{ENVIRONMENT} is not set: CI has to set it")))
+        }),
+        (None, _) => ignored(case, format!("{ENVIRONMENT} is not set")),
+    };
+    let without = trials::TRIALS.iter().map(|case| trial(case, &None));
+    let trials = without.chain(gpu::TRIALS.iter().map(|case| trial(case, &no_gpu)));
+    libtest_mimic::run(&args, trials.collect()).exit_code()
+}
+
+/// Runs a trial in a process that finds the libraries of the environment and no others.
+fn run(case: &Case, environment: &str) -> Result<(), Failed> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env(TRIAL, case.name).env("VIRTUAL_ENV", environment).env("RUST_BACKTRACE", "0");
+    for variable in ["CUDA_HOME", "CUDA_PATH", "NVSHMEM_HOME", "NVSHMEM_PREFIX", "CONDA_PREFIX"] {
+        command.env_remove(variable);
+    }
+    let output = command.envs(case.nowhere.map(|variable| (variable, NOWHERE))).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Err(format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr)).into())
+}

@@ -1,0 +1,231 @@
+//! Launching kernels.
+
+use super::module::{Kernel, check};
+use crate::backend::Space;
+use crate::buffer::{Source, Target};
+use crate::error::Result;
+use crate::lane::{Lane, Lent};
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaStream, DeviceRepr, LaunchConfig};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// An argument of a launch.
+pub struct Argument<'a>(Kind<'a>);
+
+enum Kind<'a> {
+    Reads(&'a dyn Lends),
+    Writes(&'a mut dyn LendsMut),
+    Value { start: *const c_void, bytes: usize },
+}
+
+/// A buffer that the kernel reads: its address is passed.
+pub fn reads<'a, B: Source>(buffer: &'a B) -> Argument<'a> {
+    Argument(Kind::Reads(buffer))
+}
+
+/// A buffer that the kernel writes, and may read: its address is passed.
+pub fn writes<'a, B: Target>(buffer: &'a mut B) -> Argument<'a> {
+    Argument(Kind::Writes(buffer))
+}
+
+/// A value: a number, an address as `u64`, or a structure that the kernel sees in the same way.
+pub fn value<T: DeviceRepr>(value: &T) -> Argument<'_> {
+    Argument(Kind::Value { start: std::ptr::from_ref(value).cast(), bytes: size_of::<T>() })
+}
+
+/// A [`Source`] of any type.
+trait Lends {
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>>;
+}
+
+impl<B: Source> Lends for B {
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+        Source::lend(self, lane)
+    }
+}
+
+/// A [`Target`] of any type.
+trait LendsMut {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>>;
+}
+
+impl<B: Target> LendsMut for B {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+        Target::lend_mut(self, lane)
+    }
+}
+
+/// An argument in the form that the driver takes.
+enum Passed<'a> {
+    Buffer { address: *mut u8, _lent: Lent<'a> },
+    Value(*const c_void),
+}
+
+impl Passed<'_> {
+    /// Where the argument's bytes are.
+    fn start(&mut self) -> *mut c_void {
+        match self {
+            Passed::Buffer { address, .. } => std::ptr::from_mut(address).cast(),
+            Passed::Value(start) => start.cast_mut(),
+        }
+    }
+}
+
+impl Argument<'_> {
+    fn bytes(&self) -> usize {
+        match &self.0 {
+            Kind::Value { bytes, .. } => *bytes,
+            Kind::Reads(_) | Kind::Writes(_) => size_of::<u64>(),
+        }
+    }
+
+    /// Lends a buffer; `None` if it is not on a GPU.
+    fn pass<'l>(&'l mut self, lane: &'l Lane) -> Result<Option<Passed<'l>>> {
+        let lent = match &mut self.0 {
+            Kind::Value { start, .. } => return Ok(Some(Passed::Value(*start))),
+            Kind::Reads(buffer) => buffer.lend(lane)?,
+            Kind::Writes(buffer) => buffer.lend_mut(lane)?,
+        };
+        let span = lent.span();
+        Ok((span.space == Space::Device).then_some(Passed::Buffer { address: span.start, _lent: lent }))
+    }
+}
+
+impl Kernel<'_> {
+    /// Launches it on a stream: `cuLaunchKernel`. It runs behind the work that is on the stream, and behind whatever
+    /// else uses the buffers; what uses them afterwards comes behind it.
+    ///
+    /// # Errors
+    /// [`UsageError::Kernel`](crate::UsageError::Kernel) if number or sizes of the arguments are not those of the
+    /// kernel's parameters, or a buffer is in host memory; [`Error::Library`](crate::Error::Library) if the driver refuses.
+    ///
+    /// # Safety
+    /// The arguments have the types of the kernel's parameters. The kernel stays within the buffers, writes only to those
+    /// that it [`writes`], and is free of data races with everything else on the GPU and on others. What an
+    /// address that is passed as a value points to is valid until the kernel has ended. If the stream is being captured,
+    /// kernel and buffers live as long as the graph.
+    pub unsafe fn launch<const N: usize>(
+        &self,
+        stream: &Arc<CudaStream>,
+        config: LaunchConfig,
+        arguments: [Argument<'_>; N],
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.start(stream, config, arguments, false) }
+    }
+
+    /// Launches it so that all its blocks run at the same time: `cuLaunchCooperativeKernel`. Kernels need it whose
+    /// blocks wait for each other or, with NVSHMEM, for other ranks.
+    ///
+    /// # Errors
+    /// As for [`launch`](Kernel::launch); and [`UsageError::Kernel`](crate::UsageError::Kernel) if there are more than
+    /// [`cooperative_blocks`](Kernel::cooperative_blocks).
+    ///
+    /// # Safety
+    /// As for [`launch`](Kernel::launch).
+    pub unsafe fn launch_cooperative<const N: usize>(
+        &self,
+        stream: &Arc<CudaStream>,
+        config: LaunchConfig,
+        arguments: [Argument<'_>; N],
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.start(stream, config, arguments, true) }
+    }
+
+    /// # Safety
+    /// As for [`launch`](Kernel::launch).
+    unsafe fn start<const N: usize>(
+        &self,
+        stream: &Arc<CudaStream>,
+        config: LaunchConfig,
+        mut arguments: [Argument<'_>; N],
+        cooperative: bool,
+    ) -> Result<()> {
+        self.check(stream, &arguments)?;
+        stream.context().bind_to_thread()?;
+        self.module.used_on(stream);
+        let lane = Lane::cuda(stream.clone());
+        let mut passed: [Option<Passed<'_>>; N] = [const { None }; N];
+        for (index, argument) in arguments.iter_mut().enumerate() {
+            passed[index] = argument.pass(&lane)?;
+            if passed[index].is_none() {
+                let problem = format!("argument {index} is a buffer in host memory");
+                return Err(self.refused(problem, "copy it to the GPU, or pass a value"));
+            }
+        }
+        let mut starts =
+            passed.each_mut().map(|one| one.as_mut().map_or(std::ptr::null_mut(), Passed::start));
+        let (grid, block, shared) = (config.grid_dim, config.block_dim, config.shared_mem_bytes);
+        let (stream, list) = (stream.cu_stream(), starts.as_mut_ptr());
+        // SAFETY: a function of a module that lives, on a stream of its GPU, with pointers to as many arguments as it
+        // has parameters, each as large (checked where the driver tells); the rest is the caller's contract.
+        let result = unsafe {
+            if cooperative {
+                sys::cuLaunchCooperativeKernel(
+                    self.function,
+                    grid.0,
+                    grid.1,
+                    grid.2,
+                    block.0,
+                    block.1,
+                    block.2,
+                    shared,
+                    stream,
+                    list,
+                )
+            } else {
+                sys::cuLaunchKernel(
+                    self.function,
+                    grid.0,
+                    grid.1,
+                    grid.2,
+                    block.0,
+                    block.1,
+                    block.2,
+                    shared,
+                    stream,
+                    list,
+                    std::ptr::null_mut(),
+                )
+            }
+        };
+        if result == CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE {
+            return Err(self.too_large(config)?);
+        }
+        check(if cooperative { "cuLaunchCooperativeKernel" } else { "cuLaunchKernel" }, result)
+    }
+
+    fn check(&self, stream: &Arc<CudaStream>, arguments: &[Argument<'_>]) -> Result<()> {
+        let ours = self.module.gpu();
+        if ours.cu_ctx() != stream.context().cu_ctx() {
+            let (is, on) = (ours.ordinal(), stream.context().ordinal());
+            let problem = format!("it is on GPU {is}, the stream is of GPU {on}, or of another context");
+            return Err(self.refused(problem, "load the module for the stream's context"));
+        }
+        let Some(parameters) = &self.parameters else { return Ok(()) };
+        let sizes = || arguments.iter().map(Argument::bytes);
+        if parameters.iter().copied().eq(sizes()) {
+            return Ok(());
+        }
+        let given: Vec<usize> = sizes().collect();
+        let problem = format!(
+            "its {} parameters have {parameters:?} bytes, the {} arguments {given:?}",
+            parameters.len(),
+            given.len()
+        );
+        Err(self.refused(problem, "pass one argument for each parameter, of the same type"))
+    }
+
+    #[cold]
+    fn too_large(&self, config: LaunchConfig) -> Result<crate::Error> {
+        let (grid, block) = (config.grid_dim, config.block_dim);
+        let (blocks, threads) = (grid.0 * grid.1 * grid.2, block.0 * block.1 * block.2);
+        let limit = self.cooperative_blocks(threads, config.shared_mem_bytes as usize)?;
+        let problem = format!(
+            "{blocks} blocks of {threads} threads cannot be on the GPU at the same time, the limit is {limit}"
+        );
+        Ok(self.refused(problem, "launch fewer blocks (Kernel::cooperative_blocks), each doing more"))
+    }
+}

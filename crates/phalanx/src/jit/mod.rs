@@ -1,0 +1,50 @@
+//! Kernels compiled at run time: CUDA C++ to code of a GPU, with NVSHMEM's device functions if it includes them.
+//!
+//! ```no_run
+//! # fn main() -> phalanx::Result<()> {
+//! use phalanx::cudarc::driver::{CudaContext, LaunchConfig};
+//! use phalanx::jit::{Module, Program, reads, value, writes};
+//!
+//! let gpu = CudaContext::new(0)?;
+//! let stream = gpu.default_stream();
+//! let image = Program::new(
+//!     "axpy.cu",
+//!     r#"extern "C" __global__ void axpy(float a, const float* x, float* y, int n) {
+//!            int i = blockIdx.x * blockDim.x + threadIdx.x;
+//!            if (i < n) y[i] += a * x[i];
+//!        }"#,
+//! )
+//! .compile_for(&gpu)?;
+//! let axpy = Module::load(&gpu, &image)?.kernel("axpy")?;
+//!
+//! let x = stream.clone_htod(&[1.0f32; 1000])?;
+//! let mut y = stream.alloc_zeros::<f32>(1000)?;
+//! // SAFETY: the arguments are those of the kernel, which stays within the first 1000 elements.
+//! unsafe {
+//!     axpy.launch(
+//!         &stream,
+//!         LaunchConfig::for_num_elems(1000),
+//!         [value(&2.0f32), reads(&x), writes(&mut y), value(&1000)],
+//!     )?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Program`] is compiled by NVRTC to an [`Image`]; if it [uses NVSHMEM](Program::nvshmem), nvJitLink adds NVSHMEM's device
+//! code. A [`Module`] is an image on a GPU; a [`Kernel`] of it is launched with any buffer of phalanx. The
+//! libraries and headers are found at run time, in wheels, CUDA trees and packages of distributions: what is
+//! missing is [`Error::LibraryNotFound`](crate::Error::LibraryNotFound), with every place that was looked at.
+//! [docs/kernels.md](https://docs.rs/crate/phalanx/latest/source/docs/kernels.md) tells more.
+
+mod compiler;
+mod error;
+mod launch;
+mod linker;
+mod module;
+mod program;
+
+pub use error::{BuildStep, CompileError, Diagnostic};
+pub use launch::{Argument, reads, value, writes};
+pub use module::{Kernel, Module};
+pub use program::{Image, Program};

@@ -1,0 +1,225 @@
+//! From source to an image.
+
+use super::compiler::{self, Task};
+use super::linker;
+use crate::error::Result;
+use cudarc::driver::CudaContext;
+use phalanx_sys::nvshmem::kernels;
+use phalanx_sys::{Found, NotFound};
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Read before a program that uses NVSHMEM.
+///
+/// Under NVRTC, CUDA's headers make 64-bit integers `long long`. nvcc, which compiled NVSHMEM's device code, makes them
+/// `long`, and functions go by names that their parameters are part of. So headers that have such types are read
+/// under other names for them. And the headers of 3.4 use names of the C++ library, which NVRTC lacks.
+const PRELUDE: &CStr = c"
+#define int64_t cuda_int64_t
+#define uint64_t cuda_uint64_t
+#define intptr_t cuda_intptr_t
+#define uintptr_t cuda_uintptr_t
+#include <cuda/std/cstdint>
+#include <cuda_awbarrier_helpers.h>
+#include <cuda_pipeline_helpers.h>
+#undef int64_t
+#undef uint64_t
+#undef intptr_t
+#undef uintptr_t
+typedef long int64_t;
+typedef unsigned long uint64_t;
+typedef long intptr_t;
+typedef unsigned long uintptr_t;
+namespace cuda {
+namespace std {
+using ::int64_t;
+using ::uint64_t;
+using ::intptr_t;
+using ::uintptr_t;
+}
+}
+#include <non_abi/nvshmem_version.h>
+#if NVSHMEM_VENDOR_MAJOR_VERSION == 3 && NVSHMEM_VENDOR_MINOR_VERSION < 5
+#include <cuda/std/type_traits>
+namespace std {
+using ::cuda::std::is_empty;
+using ::cuda::std::is_integral;
+using ::cuda::std::is_signed;
+using ::cuda::std::is_unsigned;
+}
+#endif
+";
+const PRELUDE_NAME: &CStr = c"phalanx_nvshmem_prelude.h";
+
+/// CUDA C++ that is to be compiled.
+#[derive(Debug, Clone)]
+pub struct Program {
+    name: String,
+    source: String,
+    options: Vec<String>,
+    includes: Vec<PathBuf>,
+    expressions: Vec<String>,
+    nvshmem: bool,
+}
+
+/// Compiled code for one kind of GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    pub(super) cubin: Vec<u8>,
+    pub(super) names: BTreeMap<String, String>,
+    log: String,
+}
+
+impl Program {
+    /// A program; errors call it by the name, which should look like that of a file: `ring.cu`.
+    pub fn new(name: impl Into<String>, source: impl Into<String>) -> Program {
+        Program {
+            name: name.into(),
+            source: source.into(),
+            options: Vec::new(),
+            includes: Vec::new(),
+            expressions: Vec::new(),
+            nvshmem: false,
+        }
+    }
+
+    /// With NVSHMEM's device functions: for a source that includes `<nvshmem.h>` and `<nvshmemx.h>`.
+    ///
+    /// Compiling and linking take several seconds; [`Image::as_bytes`] is for keeping the result.
+    pub fn nvshmem(mut self) -> Program {
+        self.nvshmem = true;
+        self
+    }
+
+    /// Defines a macro: `-D name=value`.
+    pub fn define(self, name: &str, value: impl std::fmt::Display) -> Program {
+        self.option(format!("--define-macro={name}={value}"))
+    }
+
+    /// Another folder with headers. They come before those of CUDA and NVSHMEM, which are found without it.
+    pub fn include(mut self, folder: impl Into<PathBuf>) -> Program {
+        self.includes.push(folder.into());
+        self
+    }
+
+    /// Another option of NVRTC, such as `--use_fast_math`. Of options that contradict each other the last counts; the first
+    /// is `--std=c++17`.
+    pub fn option(mut self, option: impl Into<String>) -> Program {
+        self.options.push(option.into());
+        self
+    }
+
+    /// A kernel that is not `extern "C"`: an instance of a template (`scale<float>`), or a name in a namespace.
+    /// [`Module::kernel`](super::Module::kernel) takes the same text.
+    pub fn instantiate(mut self, kernel: impl Into<String>) -> Program {
+        self.expressions.push(kernel.into());
+        self
+    }
+
+    /// Compiles for the GPU of a context.
+    ///
+    /// # Errors
+    /// As for [`compile`](Program::compile).
+    pub fn compile_for(&self, gpu: &Arc<CudaContext>) -> Result<Image> {
+        let (major, minor) = gpu.compute_capability()?;
+        self.compile(&format!("sm_{major}{minor}"))
+    }
+
+    /// Compiles for a kind of GPU, such as `sm_90`. Needs no GPU.
+    ///
+    /// # Errors
+    /// - [`Error::Compile`](crate::Error::Compile) with the lines that are wrong, or the linker's words;
+    /// - [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if NVRTC is not there; with
+    ///   [`nvshmem`](Program::nvshmem), also if nvJitLink, NVSHMEM's headers and device library, or the headers of
+    ///   CUDA and CCCL are not.
+    pub fn compile(&self, architecture: &str) -> Result<Image> {
+        let nvrtc = compiler::load()?;
+        let mut folders = self.includes.clone();
+        let mut missing = Vec::new();
+        let mut archive = None;
+        if self.nvshmem {
+            folders.push(kernels::headers()?.folder);
+            archive = Some(kernels::device_library()?);
+        }
+        for found in [nvrtc.api.cuda_headers(), nvrtc.api.cccl_headers()] {
+            match self.header(found, &mut missing)? {
+                Some(folder) if !folders.contains(&folder) => folders.push(folder),
+                _ => {}
+            }
+        }
+        // Before seconds are spent on compiling.
+        let linker = self.nvshmem.then(|| linker::load(nvrtc)).transpose()?;
+        let options = self.all_options(architecture, &folders);
+        tracing::debug!(program = self.name, ?options, "NVRTC compiles");
+        let compiled = nvrtc.compile(&Task {
+            name: &self.name,
+            source: &self.source,
+            options: &options,
+            expressions: &self.expressions,
+            header: self.nvshmem.then_some((PRELUDE_NAME, PRELUDE)),
+            missing: &missing,
+        })?;
+        let cubin = match (linker, archive) {
+            (Some(linker), Some(archive)) => {
+                linker.link(&self.name, &compiled.cubin, &archive, architecture)?
+            }
+            _ => compiled.cubin,
+        };
+        Ok(Image { cubin, names: compiled.names, log: compiled.log })
+    }
+
+    /// A folder with headers. Code that does not use NVSHMEM may do without: what is missing is told with an error.
+    fn header(
+        &self,
+        found: std::result::Result<Found, NotFound>,
+        missing: &mut Vec<String>,
+    ) -> Result<Option<PathBuf>> {
+        match found {
+            Ok(found) => Ok(Some(found.folder)),
+            Err(error) if self.nvshmem => Err(error.into()),
+            Err(error) => {
+                missing.push(error.to_string());
+                Ok(None)
+            }
+        }
+    }
+
+    fn all_options(&self, architecture: &str, folders: &[PathBuf]) -> Vec<String> {
+        let mut options = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
+        if self.nvshmem {
+            options.push("--relocatable-device-code=true".to_owned());
+            // Not all functions of the headers of 3.4 say that they are for the device.
+            options.push("--device-as-default-execution-space".to_owned());
+            options.push(format!("--pre-include={}", PRELUDE_NAME.to_string_lossy()));
+        }
+        let include = |folder: &PathBuf| format!("--include-path={}", Path::display(folder));
+        options.extend(folders.iter().map(include));
+        options.extend(self.options.iter().cloned());
+        options
+    }
+}
+
+impl Image {
+    /// The code: an ELF file (a *cubin*). To be kept, since compiling takes its time.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.cubin
+    }
+
+    /// Code that was kept, or made by `nvcc --cubin`. Kernels that are not `extern "C"` go by their
+    /// [lowered names](Image::lowered_name).
+    pub fn from_bytes(cubin: impl Into<Vec<u8>>) -> Image {
+        Image { cubin: cubin.into(), names: BTreeMap::new(), log: String::new() }
+    }
+
+    /// The name in the code of a kernel that was [instantiated](Program::instantiate).
+    pub fn lowered_name(&self, kernel: &str) -> Option<&str> {
+        self.names.get(kernel).map(String::as_str)
+    }
+
+    /// What the compiler wrote, though it was content: its warnings.
+    pub fn log(&self) -> &str {
+        &self.log
+    }
+}
