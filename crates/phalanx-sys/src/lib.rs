@@ -5,6 +5,8 @@
 //! versions differ, and a function that is not there is an error when it is needed, not before.
 
 pub mod cuda;
+#[cfg(unix)]
+pub mod hip;
 mod library;
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 pub mod mpi;

@@ -158,6 +158,8 @@ impl Search {
             "/usr/lib64",
             "/usr/local/lib",
             "/usr/local/cuda/lib64",
+            "/opt/rocm/lib",
+            "/opt/rocm/lib64",
         ] {
             folders.push((folder.into(), "the system's folders".to_owned()));
         }
