@@ -33,9 +33,10 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
-//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl` or `auto`: NCCL if each rank has a GPU, MPI under an MPI launcher, else the host, else solo for one rank |
+//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl`, `rccl` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), MPI under an MPI launcher, else the host, else solo for one rank |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host backend always does) |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB` | the shared libraries of NCCL, of the CUDA driver and of MPI, if they are not where they are looked for |
+//! | `PHALANX_RCCL_LIB`, `PHALANX_HIP_LIB` | the same of RCCL and of the HIP runtime |
 //! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
 //! | `PHALANX_STOPPED_TIMEOUT` | seconds a peer's process may be stopped (SIGSTOP) before that is an error; default: until the deadline |
 //! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
@@ -63,6 +64,8 @@ pub mod communicator;
 mod dtype;
 mod error;
 mod group;
+#[cfg(feature = "cuda")]
+pub mod hip;
 mod host;
 mod lane;
 #[cfg(feature = "cuda")]
@@ -70,6 +73,8 @@ pub mod nccl;
 mod op;
 mod os;
 mod p2p;
+#[cfg(feature = "cuda")]
+pub mod rccl;
 mod request;
 mod sync;
 mod watch;
@@ -91,6 +96,8 @@ pub use error::{
 };
 pub use group::{CommGroup, Group, group};
 pub use host::HostBuffer;
+#[cfg(feature = "cuda")]
+pub use lane::GpuStream;
 pub use lane::{Lane, Lent};
 pub use op::{PreMulSum, ReduceOp, Reduction};
 pub use phalanx_sys::{Attempt, MissingFunction, NotFound};

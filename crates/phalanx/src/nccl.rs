@@ -15,4 +15,6 @@
 //! # }
 //! ```
 
-pub use crate::backend::nccl::{Buffer, Config, MemoryStatistic, Nccl, Registration, init_all, version};
+pub use crate::backend::nccl::{
+    Buffer, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Surface, init_all, version,
+};

@@ -3,7 +3,7 @@
 //! A communicator is either usable, or has failed (then it was aborted and every call answers the same error), or
 //! has ended. `ncclInProgress` never leaves this module: whoever gets it waits here, with the deadline.
 
-use super::config::Config;
+use super::config::{Config, RawConfig};
 use super::device::Device;
 use super::library::Library;
 use super::memory::Handle;
@@ -93,23 +93,32 @@ impl Communicator {
             registrations: Mutex::default(),
         };
         communicator.witness.announce(&communicator.making());
-        let mut config = config.raw(library)?;
+        let mut raw = config.raw(library)?;
+        // Before 2.14 there is none.
+        let config = raw.as_mut().map_or(std::ptr::null_mut(), RawConfig::as_mut);
         let handle: *mut ncclComm_t = &raw mut *communicator.handle;
         let _current = communicator.device.enter()?;
         let _turn = lock(communicator.device.turn);
         let (result, function) = match origin {
+            Origin::Id(id) if config.is_null() => {
+                let name = "ncclCommInitRank";
+                let init = library.need(library.ncclCommInitRank, name)?;
+                // SAFETY: the handle is in a box that lives as long as the communicator. This waits for the other ranks,
+                // which have all come this far.
+                (unsafe { init(handle, ranks as i32, *id, rank as i32) }, name)
+            }
             Origin::Id(id) => {
                 let name = "ncclCommInitRankConfig";
                 let init = library.need(library.ncclCommInitRankConfig, name)?;
                 // SAFETY: the handle is in a box that lives as long as the communicator; the configuration fits the
                 // library's version and is read during the call.
-                (unsafe { init(handle, ranks as i32, *id, rank as i32, config.as_mut()) }, name)
+                (unsafe { init(handle, ranks as i32, *id, rank as i32, config) }, name)
             }
             Origin::Split { parent, color, key } => {
                 let name = "ncclCommSplit";
                 let split = library.need(library.ncclCommSplit, name)?;
                 // SAFETY: as above; the parent is usable, and waits for its own part in `finish`.
-                (unsafe { split(parent.handle(), *color, *key, handle, config.as_mut()) }, name)
+                (unsafe { split(parent.handle(), *color, *key, handle, config) }, name)
             }
         };
         match result {
