@@ -1,6 +1,7 @@
-//! An emulated CUDA driver and NCCL: one shared library with the C interfaces of both, for tests without a GPU.
+//! An emulated CUDA driver and NCCL, and HIP and RCCL: one shared library with the C interfaces of all, for tests
+//! without a GPU.
 //!
-//! Put it in a folder as `libcuda.so.1` and `libnccl.so.2`, and programs that load those libraries run on it. Memory
+//! Put it in a folder as `libcuda.so.1` and `libnccl.so.2` (`libamdhip64.so` and `librccl.so.1`), and programs that load those libraries run on it. Memory
 //! of devices is memory of the process, streams are threads, ranks are threads or processes of one host, and every
 //! operation moves real data. The testkit's `emulated` module makes the folder and starts programs with it.
 //!
@@ -15,7 +16,8 @@
 //! | Room | What it has |
 //! |---|---|
 //! | `cuda/` | the driver's functions (`cu…`): contexts, streams, events, memory, copies, graphs |
-//! | `nccl/` | NCCL's functions: communicators, groups, operations; `nccl/transport/`: how ranks reach each other |
+//! | `hip/` | HIP's functions, over those of the driver |
+//! | `nccl/` | NCCL's and RCCL's functions: communicators, groups, operations; `nccl/transport/`: how ranks reach each other |
 //! | `call.rs`, `pointers.rs` | what every exported function goes through; pointers that come from C |
 //! | `settings.rs`, `random.rs`, `handles.rs`, `violation.rs` | the rest of the furniture |
 //!
@@ -29,6 +31,8 @@ mod call;
 mod cuda;
 #[cfg(target_os = "linux")]
 mod handles;
+#[cfg(target_os = "linux")]
+mod hip;
 #[cfg(target_os = "linux")]
 mod nccl;
 #[cfg(target_os = "linux")]

@@ -35,12 +35,20 @@ macro_rules! api {
         }
 
         impl Functions {
-            fn load(library: &Library) -> Functions {
+            /// Another spelling is RCCL's.
+            fn load(library: &Library, flavour: Flavour) -> Functions {
+                let could_have = |only: Option<Flavour>| only.is_none_or(|only| only == flavour);
                 // SAFETY: the types are those of the C header.
                 unsafe {
                     Functions {
-                        $($name: library.symbol(cstr(concat!(stringify!($name), "\0")))
-                            $(.or_else(|| library.symbol(cstr(concat!(stringify!($other), "\0")))))?,)*
+                        $($name: could_have(only!($($flavour)?))
+                            .then(|| library.symbol(cstr(concat!(stringify!($name), "\0"))))
+                            .flatten()
+                            $(.or_else(|| {
+                                (flavour == Flavour::Rccl)
+                                    .then(|| library.symbol(cstr(concat!(stringify!($other), "\0"))))
+                                    .flatten()
+                            }))?,)*
                     }
                 }
             }
@@ -163,13 +171,14 @@ impl Api {
     /// [`NotFound`] if none loads.
     pub fn load(search: &Search) -> Result<Api, NotFound> {
         let library = search.open()?;
-        let functions = Functions::load(&library);
+        let flavour = Flavour::of(search);
+        let functions = Functions::load(&library, flavour);
         let mut version = 0;
         if let Some(get_version) = functions.ncclGetVersion {
             // SAFETY: the pointer is valid; the function needs no initialisation.
             unsafe { get_version(&raw mut version) };
         }
-        Ok(Api { library, functions, flavour: Flavour::of(search), version: version as u32 })
+        Ok(Api { library, functions, flavour, version: version as u32 })
     }
 
     /// The version code: 22809 is 2.28.9.
