@@ -46,6 +46,8 @@ pub const hipMemcpyDefault: c_int = 4;
 pub const hipStreamNonBlocking: c_uint = 1;
 /// `hipEventDisableTiming`.
 pub const hipEventDisableTiming: c_uint = 2;
+/// `hipStreamCaptureStatusNone`: nothing captures the stream.
+pub const hipStreamCaptureStatusNone: c_int = 0;
 /// `hipHostMallocDefault`.
 pub const hipHostMallocDefault: c_uint = 0;
 /// Room for `hipDeviceProp_t`, in any layout.
@@ -134,6 +136,7 @@ functions! {
         hipEventDestroy(event: hipEvent_t) -> hipError_t;
     }
     optional {
+        hipStreamIsCapturing(stream: hipStream_t, status: *mut c_int) -> hipError_t;
         hipMallocAsync(start: *mut *mut c_void, bytes: usize, stream: hipStream_t) -> hipError_t;
         hipFreeAsync(start: *mut c_void, stream: hipStream_t) -> hipError_t;
         hipGetDevicePropertiesR0600(properties: *mut c_void, device: c_int) -> hipError_t;

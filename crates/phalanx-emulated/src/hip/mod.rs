@@ -6,6 +6,7 @@ use crate::call::{Answer, Code};
 use crate::cuda::allocation::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemFreeHost, cuMemHostAlloc,
 };
+use crate::cuda::capture::cuStreamIsCapturing;
 use crate::cuda::context::{cuCtxSynchronize, runtime_device, runtime_ensure, runtime_set_device};
 use crate::cuda::copy::{cuMemcpyAsync, cuMemsetD8Async};
 use crate::cuda::device;
@@ -154,6 +155,11 @@ exported! {
     fn hipStreamSynchronize(stream: Handle) {
         enter()?;
         answered(cuStreamSynchronize(stream))
+    }
+
+    fn hipStreamIsCapturing(stream: Handle, state: Out<c_int>) {
+        enter()?;
+        answered(cuStreamIsCapturing(stream, state))
     }
 
     fn hipStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) {

@@ -122,6 +122,13 @@ impl Device {
         unsafe { self.runtime.is_idle(stream) }.map_err(crate::LibraryError::fatal)
     }
 
+    /// Whether a stream has work to do. One that is captured has none, and must not be asked.
+    pub fn is_busy(&self, stream: Stream) -> Result<bool> {
+        // SAFETY: as in `is_idle`.
+        let is_captured = unsafe { self.runtime.is_captured(stream) }?;
+        Ok(!is_captured && !self.is_idle(stream)?)
+    }
+
     /// Waits until a stream's work is complete, without any rank in mind.
     pub fn wait_idle(&self, stream: Stream, limit: Duration) -> Result<()> {
         let since = Instant::now();

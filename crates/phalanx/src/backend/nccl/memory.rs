@@ -278,7 +278,7 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
         // SAFETY: taken once.
         unsafe { ManuallyDrop::take(&mut self.slice) }.forget();
         if let Some(free) = communicator.library.ncclMemFree {
-            let _turn = lock(communicator.device.turn);
+            let Ok(_turn) = communicator.turn() else { return };
             // SAFETY: allocated by ncclMemAlloc, deregistered, not in use; freed once.
             unsafe { free(self.start.cast()) };
         }

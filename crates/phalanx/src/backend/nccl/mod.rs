@@ -14,8 +14,10 @@
 //! | `library.rs`, `config.rs` | the loaded library, its answers, its settings |
 //! | `device.rs`, `runtime/` | the GPU, by way of CUDA's driver or HIP |
 //! | `staging.rs` | host memory on its way to the GPU |
-//! | `communicator.rs` | the C communicator: made, waited for, failed, ended |
+//! | `communicator.rs` | the C communicator, and what is known of it |
+//! | `making.rs`, `waiting.rs`, `ending.rs` | how it begins, is waited for and ends |
 //! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
+//! | `meeting.rs`, `watchdog.rs` | what keeps a rank from hanging inside the library, or on its GPU |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
 //! | `memory.rs`, `surface.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
@@ -24,8 +26,11 @@ mod collective;
 mod communicator;
 mod config;
 mod device;
+mod ending;
 mod group;
 mod library;
+mod making;
+mod meeting;
 mod memory;
 mod operation;
 mod rccl;
@@ -33,6 +38,8 @@ mod runtime;
 mod staging;
 mod streams;
 mod surface;
+mod waiting;
+mod watchdog;
 
 pub use config::Config;
 pub use memory::{Buffer, GpuSlice, Registration};
@@ -48,12 +55,13 @@ use crate::communicator::StreamSyncOps;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::{GpuStream, Lane};
 use crate::sync::lock;
-use communicator::{Communicator, Origin};
+use communicator::Communicator;
 use device::{Device, PinnedMemory};
 use library::Library;
+use making::Origin;
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use streams::Events;
 
 /// One rank's end of a communicator on GPUs.
@@ -130,36 +138,32 @@ impl NcclComm {
         let device = device?;
         agreed?;
         let stream = device.default_stream();
-        NcclComm::assemble(control, library, device, stream, settings, &Origin::Id(id), || Ok(()))
+        NcclComm::assemble(control, library, device, stream, settings, &Origin::Id(id))
     }
 
-    /// Makes the library's communicator of the ranks of `control`. `meanwhile` comes after this rank's part has started.
+    /// Makes the library's communicator of the ranks of `control`.
     fn assemble(
         control: HostComm,
         library: &'static Library,
         device: Device,
         stream: GpuStream,
         settings: Arc<NcclSettings>,
-        origin: &Origin<'_>,
-        meanwhile: impl FnOnce() -> Result<()>,
+        origin: &Origin,
     ) -> Result<NcclComm> {
         let (rank, ranks) = (control.rank(), control.world_size());
         // SAFETY: nobody else uses `control` yet.
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
-        let witness = Witness::new(witness);
-        let started = Communicator::start(library, device, witness, (rank, ranks), origin, &settings.config);
-        // SAFETY: as above. Starting does not wait for the others, so that all can say how it went.
-        let agreed = unsafe { agree(&control, started.is_ok(), "start the communicator") };
-        let communicator = started?;
-        if let Err(error) = agreed {
-            return Err(communicator.fail(error));
-        }
-        meanwhile()?;
-        communicator.finish()?;
+        let communicator = Arc::new(Communicator::new(library, device, Witness::new(witness), (rank, ranks)));
+        let config = settings.config.raw(library);
+        // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
+        let agreed = unsafe { agree(&control, config.is_ok(), "make the settings") };
+        let (config, ()) = (config?, agreed?);
+        communicator.make(origin, config)?;
         // SAFETY: as above.
         unsafe { control.collective(&Call::empty(Operation::Barrier)) }?;
+        watchdog::watch(&communicator)?;
         Ok(NcclComm {
-            communicator: Arc::new(communicator),
+            communicator,
             control,
             streams: Mutex::new(vec![stream.clone()]),
             stream,
@@ -381,22 +385,20 @@ impl Backend for NcclComm {
         let subject = parent.next_collective(&Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
         let control = unsafe { self.control.part(color, key) }.map_err(|error| parent.fail(error))?;
-        let settings = self.settings.clone();
         if parent.library.ncclCommSplit.is_none() {
             // Before 2.18: a communicator like any other.
-            let join = |control| NcclComm::join(control, parent.library.flavour(), self.gpu(), settings);
+            let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
+            let join = |control| NcclComm::join(control, flavour, self.gpu(), settings);
             return Ok(control.map(join).transpose()?.map(|part| Box::new(part) as _));
         }
-        let settle = || parent.settle(&subject, Instant::now());
         let Some(control) = control else {
-            parent.take_no_part()?;
-            return settle().map(|()| None);
+            return parent.take_no_part(&subject, self.settings.config.raw(parent.library)?).map(|()| None);
         };
         // The first member is in no other part: its rank is the colour.
-        let origin =
-            Origin::Split { parent, color: control.first_member() as i32, key: control.rank() as i32 };
+        let (color, key) = (Some(control.first_member() as i32), control.rank() as i32);
+        let origin = Origin::Split { parent: parent.clone(), color, key };
         let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
-        let part = NcclComm::assemble(control, library, device, stream, settings, &origin, settle)?;
+        let part = NcclComm::assemble(control, library, device, stream, self.settings.clone(), &origin)?;
         Ok(Some(Box::new(part)))
     }
 

@@ -9,7 +9,6 @@ use crate::comm::{Comm, DEFAULT_TIMEOUT};
 use crate::dtype::Element;
 use crate::error::{Result, UsageError};
 use crate::lane::{GpuStream, Lane};
-use crate::sync::lock;
 use crate::{ReduceOp, Source};
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::{
@@ -175,7 +174,7 @@ impl<'a> Surface<'a> {
         let create = library.need(library.ncclRedOpCreatePreMulSum, name)?;
         let mut op = 0;
         let dtype = communicator.reduced_type(T::DTYPE)?;
-        let _turn = lock(communicator.device.turn);
+        let _turn = communicator.turn()?;
         // SAFETY: a usable communicator; the scalar is read on the device when the operation is carried out.
         let result = unsafe { create(&raw mut op, factor, dtype, ncclScalarDevice, communicator.handle()) };
         communicator.progress(result, name)?;

@@ -5,7 +5,7 @@ use crate::backend::Stream;
 use crate::backend::nccl::device::Place;
 use crate::error::{Error, LibraryError, Result};
 use crate::lane::GpuStream;
-use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUresult};
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, DriverError};
 use std::ffi::{CStr, c_void};
 use std::sync::{Arc, OnceLock};
@@ -86,6 +86,13 @@ impl Runtime for Cuda {
 
     fn has(&self, stream: &GpuStream) -> bool {
         matches!(stream, GpuStream::Cuda(stream) if stream.context().cu_ctx() == self.0.cu_ctx())
+    }
+
+    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller's contract; the out-pointer is written during the call.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &raw mut status) })?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     unsafe fn is_idle(&self, stream: Stream) -> Answer<bool> {

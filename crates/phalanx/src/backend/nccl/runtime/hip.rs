@@ -6,7 +6,10 @@ use crate::backend::nccl::device::Place;
 use crate::error::{LibraryError, Result};
 use crate::hip::{self, check, failed};
 use crate::lane::GpuStream;
-use phalanx_sys::hip::{Api, hipError_t, hipEventDisableTiming, hipHostMallocDefault, hipMemcpyDefault};
+use phalanx_sys::hip::{
+    Api, hipError_t, hipEventDisableTiming, hipHostMallocDefault, hipMemcpyDefault,
+    hipStreamCaptureStatusNone,
+};
 use std::ffi::{c_int, c_void};
 
 /// An AMD GPU.
@@ -52,6 +55,14 @@ impl Runtime for Hip {
 
     fn has(&self, stream: &GpuStream) -> bool {
         matches!(stream, GpuStream::Hip(stream) if stream.device() == self.ordinal())
+    }
+
+    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool> {
+        let Some(is_capturing) = self.api.hipStreamIsCapturing else { return Ok(false) };
+        let mut status = hipStreamCaptureStatusNone;
+        // SAFETY: the caller's contract; the out-pointer is written during the call.
+        check(self.api, "hipStreamIsCapturing", unsafe { is_capturing(stream.0, &raw mut status) })?;
+        Ok(status != hipStreamCaptureStatusNone)
     }
 
     unsafe fn is_idle(&self, stream: Stream) -> Answer<bool> {

@@ -44,6 +44,7 @@ pub(super) trait Runtime: Send + Sync {
     fn new_stream(&self) -> Result<GpuStream>;
     fn has(&self, stream: &GpuStream) -> bool;
 
+    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool>;
     unsafe fn is_idle(&self, stream: Stream) -> Answer<bool>;
     /// The error of work that is not complete.
     fn not_ready(&self) -> LibraryError;
