@@ -210,7 +210,7 @@ impl<T: Element> Slice<T> {
     ///
     /// # Panics
     /// If the range is not in the slice.
-    pub fn view(&self, range: impl RangeBounds<usize>) -> View<'_, T> {
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> View<'_, T> {
         let (start, len) = bounds(range, self.len);
         View { memory: &self.memory, start, len, elements: PhantomData }
     }
@@ -219,7 +219,7 @@ impl<T: Element> Slice<T> {
     ///
     /// # Panics
     /// If the range is not in the slice.
-    pub fn view_mut(&mut self, range: impl RangeBounds<usize>) -> ViewMut<'_, T> {
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> ViewMut<'_, T> {
         let (start, len) = bounds(range, self.len);
         ViewMut { memory: &self.memory, start, len, elements: PhantomData }
     }

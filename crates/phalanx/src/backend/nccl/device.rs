@@ -236,7 +236,7 @@ impl PinnedMemory {
 pub(crate) struct StreamMemory {
     pub start: *mut u8,
     stream: Stream,
-    runtime: &'static dyn Runtime,
+    device: Device,
 }
 
 // SAFETY: an owned address, and a stream that its lane keeps alive.
@@ -245,10 +245,9 @@ unsafe impl Send for StreamMemory {}
 impl StreamMemory {
     /// The device is current.
     pub fn new(device: &Device, bytes: usize, stream: Stream) -> Result<StreamMemory> {
-        let runtime = device.runtime;
         // SAFETY: a stream of this device, which is current, kept alive by its lane.
-        match unsafe { runtime.allocate_on(bytes.max(1), stream) }? {
-            Some(start) => Ok(StreamMemory { start, stream, runtime }),
+        match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
+            Some(start) => Ok(StreamMemory { start, stream, device: *device }),
             None => Err(Error::Unsupported {
                 what: "all_to_all of one buffer".into(),
                 why: "the GPU has no memory pools, from which its copy would come".into(),
@@ -260,8 +259,10 @@ impl StreamMemory {
 
 impl Drop for StreamMemory {
     fn drop(&mut self) {
+        // The default stream is that of the current device.
+        let _current = self.device.switch();
         // SAFETY: allocated by `new` on this stream, freed once, behind all work that was enqueued on it.
-        unsafe { self.runtime.free_on(self.start, self.stream) };
+        unsafe { self.device.runtime.free_on(self.start, self.stream) };
     }
 }
 

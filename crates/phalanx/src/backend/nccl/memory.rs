@@ -190,12 +190,12 @@ impl<T: Element> Buffer<T> {
 impl<T: Element> Buffer<T, hip::Slice<T>> {
     /// For HIP's copies and kernels, reading.
     pub fn view(&self) -> hip::View<'_, T> {
-        self.slice.view(..)
+        self.slice.slice(..)
     }
 
     /// For HIP's copies and kernels.
     pub fn view_mut(&mut self) -> hip::ViewMut<'_, T> {
-        self.slice.view_mut(..)
+        self.slice.slice_mut(..)
     }
 }
 
