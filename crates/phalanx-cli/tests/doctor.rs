@@ -20,6 +20,7 @@ fn everything_works_here() {
         "CUDA driver",
         "NCCL",
         "RCCL",
+        "HIP",
         "are not offered by this version",
         "all_reduce, 2 threads               OK",
         "all_reduce, 2 processes             OK",

@@ -20,8 +20,10 @@ pub fn trials() -> Vec<Trial> {
 }
 
 fn run(version: &str) -> Result<(), Failed> {
+    // Its folder goes when it is dropped.
+    let emulated = Emulated::rccl(version)?;
     let launch = Launch::new("of_version", RANKS).deadline(DEADLINE).arg(version);
-    let launch = Emulated::rccl(version)?.launch(launch.env("PHALANX_BACKEND", "rccl"));
+    let launch = emulated.launch(launch.env("PHALANX_BACKEND", "rccl"));
     launch.reports().map(drop).map_err(|problems| format!("{version}:{problems}").into())
 }
 
