@@ -26,3 +26,7 @@ pub fn is_reduced(dtype: DType) -> bool {
 pub fn emulated() -> io::Result<Emulated> {
     Emulated::new()
 }
+
+pub fn emulated_as(version: &str) -> io::Result<Emulated> {
+    Emulated::nccl(version)
+}

@@ -17,6 +17,8 @@ mod own;
 mod real;
 mod refused;
 mod versions;
+#[path = "../gpu/watchdog.rs"]
+mod watchdog;
 #[path = "../gpu/world.rs"]
 mod world;
 
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         collectives::SCENARIOS,
         messages::SCENARIOS,
         failures::SCENARIOS,
+        watchdog::SCENARIOS,
         memory::SCENARIOS,
         own::SCENARIOS,
         versions::SCENARIOS,
@@ -47,7 +50,14 @@ fn main() -> ExitCode {
         Ok(gpus) => gpus,
         Err(reason) => return world::on_emulated_gpus(&reason),
     };
-    let modules = [collectives::trials, messages::trials, failures::trials, memory::trials, own::trials];
+    let modules = [
+        collectives::trials,
+        messages::trials,
+        failures::trials,
+        watchdog::trials,
+        memory::trials,
+        own::trials,
+    ];
     let mut trials: Vec<_> = modules.into_iter().flat_map(|trials| trials(gpus)).collect();
     trials.extend(versions::trials());
     trials.extend(refused::trials());

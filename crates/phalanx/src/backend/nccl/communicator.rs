@@ -140,6 +140,13 @@ impl Communicator {
         Ok(Turn { _visit: self.visit(), _lock: lock })
     }
 
+    /// A turn, if no other thread has it and the communicator is there.
+    pub fn try_turn(&self) -> Option<Turn<'_>> {
+        let lock = self.device.turn.try_lock().ok()?;
+        let has_ended = self.ended.load(Ordering::Relaxed);
+        (!has_ended).then(|| Turn { _visit: self.visit(), _lock: lock })
+    }
+
     /// This thread goes into the library with the communicator. It has the device's turn.
     #[inline]
     pub fn visit(&self) -> Visit<'_> {
