@@ -117,7 +117,7 @@ impl Memory {
                 check(api, "hipFreeAsync", unsafe { free(start, self.stream.as_raw()) })?;
             }
             _ => {
-                self.stream.synchronize()?;
+                self.stream.drain()?;
                 // SAFETY: allocated by `allocate`, freed once; all that used it is done.
                 check(api, "hipFree", unsafe { (api.hipFree)(start) })?;
             }

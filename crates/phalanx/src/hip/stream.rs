@@ -10,9 +10,12 @@ use phalanx_sys::hip::{
 };
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// A stream of an AMD GPU (`hipStream_t`); clones are the same stream. Its end waits for nobody: what was enqueued is
-/// still done.
+/// A stream of an AMD GPU (`hipStream_t`); clones are the same stream.
+///
+/// HIP may drop what is under way on a stream that is destroyed. So when the last clone is dropped, that waits for its work, with a
+/// bound; if the work does not end, the stream is leaked, with a line in the log.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
@@ -27,14 +30,48 @@ unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
+/// How long the end of a stream, or of memory, may wait for its work.
+const ENDING: Duration = Duration::from_secs(10);
+
+impl Inner {
+    fn is_idle(&self) -> Result<bool> {
+        let api = api()?;
+        let _current = enter(self.device)?;
+        // SAFETY: a stream that this holds.
+        match unsafe { (api.hipStreamQuery)(self.raw) } {
+            hipError_t::Success => Ok(true),
+            hipError_t::NotReady => Ok(false),
+            error => Err(failed(api, "hipStreamQuery", error).into()),
+        }
+    }
+
+    /// Waits for the work, for a while.
+    fn drain(&self) -> Result<()> {
+        let since = Instant::now();
+        while !self.is_idle()? {
+            if since.elapsed() > ENDING {
+                return Err(failed(api()?, "hipStreamQuery", hipError_t::NotReady).into());
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    fn destroy(&self) -> Result<()> {
+        self.drain()?;
+        let api = api()?;
+        let _current = enter(self.device)?;
+        // SAFETY: made by `new`, destroyed once, with nothing left to do.
+        Ok(check(api, "hipStreamDestroy", unsafe { (api.hipStreamDestroy)(self.raw) })?)
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.is_ours
-            && let Ok(api) = api()
-            && let Ok(_current) = enter(self.device)
+            && let Err(error) = self.destroy()
         {
-            // SAFETY: made by `new`, destroyed once.
-            unsafe { (api.hipStreamDestroy)(self.raw) };
+            tracing::error!(gpu = self.device, "a stream is leaked: {error}");
         }
     }
 }
@@ -112,14 +149,12 @@ impl Stream {
 
     /// Whether everything that was enqueued is done (`hipStreamQuery`).
     pub fn is_idle(&self) -> Result<bool> {
-        let api = api()?;
-        let _current = enter(self.0.device)?;
-        // SAFETY: a stream that this holds.
-        match unsafe { (api.hipStreamQuery)(self.0.raw) } {
-            hipError_t::Success => Ok(true),
-            hipError_t::NotReady => Ok(false),
-            error => Err(failed(api, "hipStreamQuery", error).into()),
-        }
+        self.0.is_idle()
+    }
+
+    /// Waits, with a bound, until everything that was enqueued is done.
+    pub(super) fn drain(&self) -> Result<()> {
+        self.0.drain()
     }
 
     /// Waits on the host until everything that was enqueued is done (`hipStreamSynchronize`), without a deadline: after
