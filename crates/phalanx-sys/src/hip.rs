@@ -14,7 +14,7 @@ pub const HIP: Search = Search {
     files: &["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"],
     variable: "PHALANX_HIP_LIB",
     homes: &["HIP_PATH", "ROCM_PATH", "ROCM_HOME"],
-    wheels: &["_rocm_sdk_core/lib", "_rocm_sdk_devel/lib"],
+    wheels: &["_rocm_sdk_core/lib", "_rocm_sdk_devel/lib", "torch/lib"],
     global: false,
 };
 

@@ -30,7 +30,7 @@ pub const RCCL: Search = Search {
     files: &["librccl.so.1", "librccl.so"],
     variable: "PHALANX_RCCL_LIB",
     homes: &["RCCL_HOME", "ROCM_PATH", "ROCM_HOME"],
-    wheels: &["_rocm_sdk_libraries/lib", "_rocm_sdk_devel/lib"],
+    wheels: &["_rocm_sdk_libraries*/lib", "_rocm_sdk_devel/lib", "torch/lib"],
     global: false,
 };
 
