@@ -21,7 +21,7 @@ fn everything_works_here() {
         "NCCL",
         "RCCL",
         "HIP",
-        "are not offered by this version",
+        "not offered by this version",
         "all_reduce, 2 threads               OK",
         "all_reduce, 2 processes             OK",
     ] {
