@@ -15,6 +15,10 @@
 //! # }
 //! ```
 
+mod graph;
+
+pub use graph::Graph;
+
 pub use crate::backend::nccl::{
     Buffer, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Surface, init_all, version,
 };
