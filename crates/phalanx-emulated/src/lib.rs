@@ -1,6 +1,8 @@
-//! An emulated CUDA driver, NCCL and NVSHMEM: one shared library with the C interfaces of all three, for tests without a GPU.
+//! An emulated CUDA driver, NCCL and NVSHMEM, and HIP and RCCL: one shared library with the C interfaces of all, for
+//! tests without a GPU.
 //!
-//! Put it in a folder as `libcuda.so.1`, `libnccl.so.2` and `libnvshmem_host.so.3`, and programs that load those libraries run on it. Memory
+//! Put it in a folder as `libcuda.so.1`, `libnccl.so.2` and `libnvshmem_host.so.3` (`libamdhip64.so` and `librccl.so.1`),
+//! and programs that load those libraries run on it. Memory
 //! of devices is memory of the process, streams are threads, ranks are threads or processes of one host, and every
 //! operation moves real data. The testkit's `emulated` module makes the folder and starts programs with it.
 //!
@@ -15,8 +17,9 @@
 //! | Room | What it has |
 //! |---|---|
 //! | `cuda/` | the driver's functions (`cu…`): contexts, streams, events, memory, copies, graphs |
+//! | `hip/` | HIP's functions, over those of the driver |
 //! | `nvshmem/` | NVSHMEM's host functions: symmetric memory, one-sided operations, teams |
-//! | `nccl/` | NCCL's functions: communicators, groups, operations; `nccl/transport/`: how ranks reach each other |
+//! | `nccl/` | NCCL's and RCCL's functions: communicators, groups, operations; `nccl/transport/`: how ranks reach each other |
 //! | `call.rs`, `pointers.rs` | what every exported function goes through; pointers that come from C |
 //! | `settings.rs`, `random.rs`, `handles.rs`, `violation.rs` | the rest of the furniture |
 //!
@@ -30,6 +33,8 @@ mod call;
 mod cuda;
 #[cfg(target_os = "linux")]
 mod handles;
+#[cfg(target_os = "linux")]
+mod hip;
 #[cfg(target_os = "linux")]
 mod nccl;
 #[cfg(target_os = "linux")]

@@ -2,10 +2,11 @@
 //!
 //! | Variable | Meaning | Default |
 //! |---|---|---|
-//! | `EMULATED_DEVICES` | number of devices of the host; `CUDA_VISIBLE_DEVICES` chooses among them | 4 |
+//! | `EMULATED_DEVICES` | number of devices of the host; `CUDA_VISIBLE_DEVICES`, or else `HIP_VISIBLE_DEVICES`, chooses among them | 4 |
 //! | `EMULATED_DEVICE_MEMORY` | bytes of memory of each device | 16 GiB |
 //! | `EMULATED_COMPUTE_CAPABILITY` | `major.minor` | 9.0 |
 //! | `EMULATED_DRIVER_VERSION` | what `cuDriverGetVersion` answers | 12080 |
+//! | `EMULATED_HIP_VERSION` | what `hipRuntimeGetVersion` answers | 60443483 |
 //! | `EMULATED_ASYNC_ALLOC` | `0`: no memory pools, so cudarc frees with `cuMemFree` | 1 |
 //! | `EMULATED_SEED` | of all adversarial choices | 0 |
 //! | `EMULATED_DELAY_US` | `least..most`: how late streams and background work are, in microseconds | `0..300` |
@@ -44,6 +45,7 @@ pub struct Settings {
     pub device_memory: u64,
     pub compute_capability: (i32, i32),
     pub driver_version: i32,
+    pub hip_version: i32,
     pub async_alloc: bool,
     pub seed: u64,
     pub delay_us: (u64, u64),
@@ -111,6 +113,7 @@ fn read() -> Settings {
         device_memory: value("EMULATED_DEVICE_MEMORY", 16 << 30),
         compute_capability: pair("EMULATED_COMPUTE_CAPABILITY", ".", (9, 0)),
         driver_version: value("EMULATED_DRIVER_VERSION", 12080),
+        hip_version: value("EMULATED_HIP_VERSION", 60_443_483),
         async_alloc: value("EMULATED_ASYNC_ALLOC", 1) != 0,
         seed: value("EMULATED_SEED", 0),
         delay_us: delay(),
@@ -179,7 +182,7 @@ fn delay() -> (u64, u64) {
 }
 
 fn visible(devices: usize) -> Vec<usize> {
-    match std::env::var("CUDA_VISIBLE_DEVICES") {
+    match std::env::var("CUDA_VISIBLE_DEVICES").or_else(|_| std::env::var("HIP_VISIBLE_DEVICES")) {
         Err(_) => (0..devices).collect(),
         // As in CUDA, the first entry that is not a device ends the list.
         Ok(list) => {

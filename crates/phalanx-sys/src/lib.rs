@@ -8,6 +8,8 @@ pub mod cuda;
 mod files;
 #[macro_use]
 mod functions;
+#[cfg(unix)]
+pub mod hip;
 mod library;
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 pub mod mpi;

@@ -22,7 +22,7 @@ pub struct Search {
     pub variable: &'static str,
     /// Variables that name a folder in which the library was installed.
     pub homes: &'static [&'static str],
-    /// Folders in Python's `site-packages`.
+    /// Folders in Python's `site-packages`; a `*` stands for the rest of a name.
     pub wheels: &'static [&'static str],
     /// Whether its symbols are for everybody (`RTLD_GLOBAL`): for libraries with plugins that expect it.
     pub global: bool,
@@ -149,7 +149,8 @@ impl Search {
             folders.extend(below.chain([home.clone()]).map(|folder| (folder, (*variable).to_owned())));
         }
         for (packages, origin) in python_packages() {
-            folders.extend(self.wheels.iter().map(|wheel| (packages.join(wheel), origin.clone())));
+            let all = self.wheels.iter().flat_map(|wheel| in_packages(&packages, wheel));
+            folders.extend(all.map(|folder| (folder, origin.clone())));
         }
         for folder in [
             "/usr/lib/x86_64-linux-gnu",
@@ -157,6 +158,8 @@ impl Search {
             "/usr/lib64",
             "/usr/local/lib",
             "/usr/local/cuda/lib64",
+            "/opt/rocm/lib",
+            "/opt/rocm/lib64",
         ] {
             folders.push((folder.into(), "the system's folders".to_owned()));
         }
@@ -247,6 +250,16 @@ pub(crate) fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     found
 }
 
+/// A wheel's folders among Python's packages.
+fn in_packages(packages: &Path, wheel: &str) -> Vec<PathBuf> {
+    match wheel.split_once("*/") {
+        None => vec![packages.join(wheel)],
+        Some((prefix, rest)) => {
+            children(packages, prefix).into_iter().map(|folder| folder.join(rest)).collect()
+        }
+    }
+}
+
 /// Folders in which Python keeps packages, with the reason why each was looked at.
 pub(crate) fn python_packages() -> Vec<(PathBuf, String)> {
     let mut roots: Vec<(PathBuf, String)> = Vec::new();
@@ -330,6 +343,19 @@ mod tests {
         assert!(library.path().is_absolute(), "{:?}", library.path());
         assert!(library.has(c"malloc") && !library.has(c"no_such_function"));
         assert_eq!(libc.loaded(), [library.path()]);
+    }
+
+    #[test]
+    fn wheels_of_one_family() {
+        let packages = std::env::temp_dir().join(format!("phalanx-wheels-{}", std::process::id()));
+        for wheel in ["_rocm_sdk_libraries_gfx94X", "_rocm_sdk_libraries", "_rocm_sdk_core"] {
+            std::fs::create_dir_all(packages.join(wheel)).unwrap();
+        }
+        let found = in_packages(&packages, "_rocm_sdk_libraries*/lib");
+        let expected = ["_rocm_sdk_libraries/lib", "_rocm_sdk_libraries_gfx94X/lib"];
+        assert_eq!(found, expected.map(|folder| packages.join(folder)));
+        assert_eq!(in_packages(&packages, "torch/lib"), [packages.join("torch/lib")]);
+        std::fs::remove_dir_all(&packages).unwrap();
     }
 
     #[test]

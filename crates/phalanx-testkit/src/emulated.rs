@@ -1,4 +1,4 @@
-//! Shows processes the emulated CUDA driver and NCCL (crate `phalanx-emulated`) instead of real ones.
+//! Shows processes the emulated CUDA driver and NCCL, or HIP and RCCL (crate `phalanx-emulated`) instead of real ones.
 //!
 //! An [`Emulated`] is a folder in which the emulator has the names of the real libraries; processes that start with
 //! [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its versions, what
@@ -15,13 +15,22 @@ use tempfile::TempDir;
 /// The file that cargo builds.
 const FILE: &str = "libphalanx_emulated.so";
 
-/// The name that the file gets; what is loaded is seen under it.
-const NAME: &str = "libnccl.so.2";
+/// Names that the file gets. The first is the file, and what is loaded is seen under it; the others are links, so that the
+/// libraries stay one, and share their state, when several are loaded.
+type Names = &'static [&'static str];
 
-/// Other names under which programs look for the real libraries. They are links to the one file, so that both
-/// libraries stay one, and share their state, when both are loaded.
-const OTHERS: [&str; 5] =
-    ["libnccl.so", "libcuda.so.1", "libcuda.so", "libnvshmem_host.so.3", "libnvshmem_host.so"];
+/// NCCL, CUDA's driver and NVSHMEM.
+const NVIDIA: Names = &[
+    "libnccl.so.2",
+    "libnccl.so",
+    "libcuda.so.1",
+    "libcuda.so",
+    "libnvshmem_host.so.3",
+    "libnvshmem_host.so",
+];
+
+/// RCCL and HIP.
+const AMD: Names = &["librccl.so.1", "librccl.so", "libamdhip64.so", "libamdhip64.so.6"];
 
 /// The functions that came with a version of NCCL.
 const SINCE: [(&str, &[&str]); 8] = [
@@ -45,6 +54,19 @@ const SINCE: [(&str, &[&str]); 8] = [
     ("2.29.7", &["ncclCommSuspend", "ncclCommResume", "ncclCommMemStats"]),
 ];
 
+/// The functions that came with a version of RCCL, as far as they did not come with NCCL's.
+const RCCL_SINCE: [(&str, &[&str]); 5] = [
+    ("2.15.5", &["ncclCommInitRankConfig", "ncclCommFinalize"]),
+    ("2.18.3", &["ncclCommSplit"]),
+    ("2.20.5", &["ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister"]),
+    ("2.22.3", &["ncclAllReduceWithBias"]),
+    // Before, these were spelled with a capital T.
+    ("2.30.4", &["ncclAlltoAll", "ncclAlltoAllv"]),
+];
+
+/// RCCL had these from the beginning, and NCCL much later.
+const RCCL_EARLY: [&str; 2] = ["ncclGather", "ncclScatter"];
+
 /// Bytes of an entry of `.dynsym`.
 const SYMBOL: usize = 24;
 
@@ -58,34 +80,42 @@ pub struct Emulated {
 impl Emulated {
     /// The newest version, with every function.
     pub fn new() -> io::Result<Emulated> {
-        Emulated::with(|library, to| std::fs::hard_link(library, to))
+        Emulated::with(NVIDIA, |library, to| std::fs::hard_link(library, to))
     }
 
     /// A version of NCCL such as `2.18.1`: it says so, and lacks the functions that came later.
     pub fn nccl(version: &str) -> io::Result<Emulated> {
-        let later = |since: &str| numbers(since) > numbers(version);
-        let lacks: Vec<&str> = SINCE
-            .iter()
-            .filter(|(since, _)| later(since))
-            .flat_map(|(_, functions)| *functions)
-            .copied()
-            .collect();
-        Ok(Emulated::without(&lacks)?.set("NCCL_VERSION", version))
+        Ok(Emulated::without(&later(&SINCE, version))?.set("NCCL_VERSION", version))
+    }
+
+    /// A version of RCCL such as `2.21.5`, with HIP and without anything of NVIDIA's.
+    pub fn rccl(version: &str) -> io::Result<Emulated> {
+        Emulated::rccl_without(version, &[])
+    }
+
+    /// A version of RCCL, without some functions of it or of HIP.
+    pub fn rccl_without(version: &str, functions: &[&str]) -> io::Result<Emulated> {
+        let mut lacks = later(&SINCE, version);
+        lacks.retain(|function| !RCCL_EARLY.contains(function));
+        lacks.extend(later(&RCCL_SINCE, version));
+        lacks.extend(functions);
+        let put = |library: &Path, to: &Path| std::fs::write(to, hide(std::fs::read(library)?, &lacks)?);
+        Ok(Emulated::with(AMD, put)?.set("NCCL_VERSION", version))
     }
 
     /// The newest version, without some functions: the loader does not find them.
     pub fn without(functions: &[&str]) -> io::Result<Emulated> {
-        Emulated::with(|library, to| std::fs::write(to, hide(std::fs::read(library)?, functions)?))
+        Emulated::with(NVIDIA, |library, to| std::fs::write(to, hide(std::fs::read(library)?, functions)?))
     }
 
-    fn with(put: impl FnOnce(&Path, &Path) -> io::Result<()>) -> io::Result<Emulated> {
+    fn with(names: Names, put: impl FnOnce(&Path, &Path) -> io::Result<()>) -> io::Result<Emulated> {
         let library = built()?;
         // Beside the library, where a second name for it is possible.
         let beside = library.parent().unwrap_or(Path::new("."));
         let folder = tempfile::Builder::new().prefix("emulated-").tempdir_in(beside)?;
-        put(&library, &folder.path().join(NAME))?;
-        for name in OTHERS {
-            std::os::unix::fs::symlink(NAME, folder.path().join(name))?;
+        put(&library, &folder.path().join(names[0]))?;
+        for name in &names[1..] {
+            std::os::unix::fs::symlink(names[0], folder.path().join(name))?;
         }
         Ok(Emulated { folder, settings: Vec::new() })
     }
@@ -123,6 +153,12 @@ impl Emulated {
     pub fn launch(&self, launch: Launch) -> Launch {
         self.environment().iter().fold(launch, |launch, (name, value)| launch.env(name, value))
     }
+}
+
+/// The functions that came after a version.
+fn later(table: &[(&str, &'static [&'static str])], version: &str) -> Vec<&'static str> {
+    let later = table.iter().filter(|(since, _)| numbers(since) > numbers(version));
+    later.flat_map(|(_, functions)| *functions).copied().collect()
 }
 
 fn numbers(version: &str) -> Vec<u32> {

@@ -200,7 +200,8 @@ impl Launch {
     }
 }
 
-pub(crate) fn is_launcher_variable(name: &str) -> bool {
+/// Whether a launcher sets it.
+pub fn is_launcher_variable(name: &str) -> bool {
     const PREFIXES: [&str; 7] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "PALS_", "SLURM_", "TORCHELASTIC_"];
     const NAMES: [&str; 6] =
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];

@@ -7,6 +7,8 @@ use crate::communicator::{Communicator, Portable};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::host::HostBuffer;
+#[cfg(feature = "cuda")]
+use crate::lane::GpuStream;
 use crate::lane::Lane;
 use crate::request::Requests;
 use crate::watch::{self, Recorder};
@@ -198,7 +200,8 @@ impl Comm {
         self.backend.abort();
     }
 
-    /// This communicator with another stream: operations on GPU memory are enqueued there.
+    /// This communicator with another stream (cudarc's `Arc<CudaStream>`, or a [`hip::Stream`](crate::hip::Stream)):
+    /// operations on GPU memory are enqueued there.
     ///
     /// Operations of one communicator are carried out in the order of the calls, whatever their streams. The
     /// stream has to be one of the communicator's GPU; communicators of host memory ignore it.
@@ -206,11 +209,15 @@ impl Comm {
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.
     #[cfg(feature = "cuda")]
-    pub fn on(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<OnStream<'_>> {
+    pub fn on<'s, S: 's>(&self, stream: &'s S) -> Result<OnStream<'_>>
+    where
+        GpuStream: From<&'s S>,
+    {
         let mut lane = Lane::host();
         if let Some(nccl) = self.backend.nccl() {
-            nccl.adopt(stream)?;
-            lane = Lane::cuda(stream.clone());
+            let stream = GpuStream::from(stream);
+            nccl.adopt(&stream)?;
+            lane = Lane::gpu(stream);
         }
         let comm = Comm {
             backend: self.backend.clone(),
@@ -222,17 +229,32 @@ impl Comm {
         Ok(OnStream { comm: ManuallyDrop::new(comm), of: PhantomData })
     }
 
-    /// The stream on which operations on GPU memory are enqueued; `None` without GPU. cudarc allocates on it:
+    /// The stream on which operations on GPU memory are enqueued; `None` without an NVIDIA GPU. cudarc allocates on it:
     /// `comm.cuda_stream().unwrap().alloc_zeros(…)`.
     #[cfg(feature = "cuda")]
     pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
         self.lane.cuda_stream()
     }
 
+    /// The stream on which operations on GPU memory are enqueued; `None` without an AMD GPU. It allocates:
+    /// `comm.hip_stream().unwrap().alloc_zeros(…)`.
+    #[cfg(feature = "cuda")]
+    pub fn hip_stream(&self) -> Option<&crate::hip::Stream> {
+        self.lane.hip_stream()
+    }
+
     /// What only NCCL has; `None` on other backends.
     #[cfg(feature = "cuda")]
     pub fn nccl(&self) -> Option<crate::nccl::Nccl<'_>> {
-        self.backend.nccl().map(|nccl| nccl.surface(&self.lane))
+        let nccl = self.backend.nccl().filter(|_| self.backend() == BackendKind::Nccl)?;
+        Some(crate::nccl::Nccl::new(nccl.surface(&self.lane)))
+    }
+
+    /// What only RCCL has; `None` on other backends.
+    #[cfg(feature = "cuda")]
+    pub fn rccl(&self) -> Option<crate::rccl::Rccl<'_>> {
+        let rccl = self.backend.nccl().filter(|_| self.backend() == BackendKind::Rccl)?;
+        Some(crate::rccl::Rccl::new(rccl.surface(&self.lane)))
     }
 
     /// The number of this rank's GPU in its process; `None` without.
@@ -338,7 +360,7 @@ impl Builder {
         self
     }
 
-    /// What carries the data. Default: `PHALANX_BACKEND`, else NCCL if each rank has a GPU, else the host, else
+    /// What carries the data. Default: `PHALANX_BACKEND`, else NCCL or RCCL if each rank has a GPU, else the host, else
     /// solo for one rank.
     pub fn backend(mut self, backend: BackendKind) -> Builder {
         self.backend = Some(backend);
@@ -359,7 +381,7 @@ impl Builder {
         self
     }
 
-    /// Settings of NCCL communicators.
+    /// Settings of NCCL's and RCCL's communicators.
     #[cfg(feature = "cuda")]
     pub fn nccl(mut self, config: crate::nccl::Config) -> Builder {
         self.nccl = config;

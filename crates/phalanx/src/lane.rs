@@ -4,6 +4,8 @@ use crate::backend::{Span, Stream};
 use std::marker::PhantomData;
 
 #[cfg(feature = "cuda")]
+use crate::hip;
+#[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     #[cfg(feature = "cuda")]
-    stream: Option<Arc<CudaStream>>,
+    stream: Option<GpuStream>,
 }
 
 impl Lane {
@@ -24,25 +26,99 @@ impl Lane {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn cuda(stream: Arc<CudaStream>) -> Lane {
+    pub(crate) fn gpu(stream: GpuStream) -> Lane {
         Lane { stream: Some(stream) }
     }
 
-    /// The GPU's stream; `None` on the host.
     #[cfg(feature = "cuda")]
-    pub fn cuda_stream(&self) -> Option<&Arc<CudaStream>> {
-        self.stream.as_ref()
+    pub(crate) fn is_host(&self) -> bool {
+        self.stream.is_none()
     }
 
     #[cfg(feature = "cuda")]
+    pub(crate) fn gpu_stream(&self) -> Option<&GpuStream> {
+        self.stream.as_ref()
+    }
+
+    /// The stream of an NVIDIA GPU; `None` elsewhere.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub fn cuda_stream(&self) -> Option<&Arc<CudaStream>> {
+        match &self.stream {
+            Some(GpuStream::Cuda(stream)) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// The stream of an AMD GPU; `None` elsewhere.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub fn hip_stream(&self) -> Option<&hip::Stream> {
+        match &self.stream {
+            Some(GpuStream::Hip(stream)) => Some(stream),
+            _ => None,
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[inline]
     pub(crate) fn stream(&self) -> Stream {
-        Stream(self.stream.as_ref().map_or(std::ptr::null_mut(), |stream| stream.cu_stream().cast()))
+        self.stream.as_ref().map_or(Stream::NONE, GpuStream::raw)
     }
 
     #[cfg(not(feature = "cuda"))]
     #[inline]
     pub(crate) fn stream(&self) -> Stream {
         Stream(std::ptr::null_mut())
+    }
+}
+
+/// A stream of a GPU, whoever made the GPU: cudarc's `Arc<CudaStream>`, or a [`hip::Stream`].
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone)]
+pub enum GpuStream {
+    /// Of an NVIDIA GPU.
+    Cuda(Arc<CudaStream>),
+    /// Of an AMD GPU.
+    Hip(hip::Stream),
+}
+
+#[cfg(feature = "cuda")]
+impl GpuStream {
+    /// The C handle.
+    #[inline]
+    pub(crate) fn raw(&self) -> Stream {
+        Stream(match self {
+            GpuStream::Cuda(stream) => stream.cu_stream().cast(),
+            GpuStream::Hip(stream) => stream.as_raw(),
+        })
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let whose = if matches!(self, GpuStream::Cuda(_)) { "NVIDIA" } else { "AMD" };
+        format!("{whose} GPU {}", self.gpu())
+    }
+
+    /// The number of its GPU.
+    pub fn gpu(&self) -> usize {
+        match self {
+            GpuStream::Cuda(stream) => stream.context().ordinal(),
+            GpuStream::Hip(stream) => stream.device(),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<&Arc<CudaStream>> for GpuStream {
+    fn from(stream: &Arc<CudaStream>) -> GpuStream {
+        GpuStream::Cuda(stream.clone())
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<&hip::Stream> for GpuStream {
+    fn from(stream: &hip::Stream) -> GpuStream {
+        GpuStream::Hip(stream.clone())
     }
 }
 

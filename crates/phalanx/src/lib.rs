@@ -34,9 +34,10 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
-//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl` or `auto`: NCCL if each rank has a GPU, MPI under an MPI launcher, else the host, else solo for one rank |
+//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl`, `rccl` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), MPI under an MPI launcher, else the host, else solo for one rank |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host backend always does) |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries of NCCL, of the CUDA driver, of MPI and of NVSHMEM, if they are not where they are looked for |
+//! | `PHALANX_RCCL_LIB`, `PHALANX_HIP_LIB` | the same of RCCL and of the HIP runtime |
 //! | `PHALANX_NVRTC_LIB`, `PHALANX_NVJITLINK_LIB` | the shared libraries of NVRTC and nvJitLink, for kernels compiled at run time |
 //! | `PHALANX_CUDA_INCLUDE`, `PHALANX_CCCL_INCLUDE`, `PHALANX_NVSHMEM_INCLUDE`, `PHALANX_NVSHMEM_DEVICE` | the folders with the headers of CUDA, CCCL and NVSHMEM, and with `libnvshmem_device.a`, likewise |
 //! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
@@ -66,6 +67,8 @@ pub mod communicator;
 mod dtype;
 mod error;
 mod group;
+#[cfg(feature = "cuda")]
+pub mod hip;
 mod host;
 #[cfg(all(feature = "jit", unix, target_pointer_width = "64", target_endian = "little"))]
 pub mod jit;
@@ -77,6 +80,8 @@ pub mod nvshmem;
 mod op;
 mod os;
 mod p2p;
+#[cfg(feature = "cuda")]
+pub mod rccl;
 mod request;
 mod sync;
 mod watch;
@@ -98,6 +103,8 @@ pub use error::{
 };
 pub use group::{CommGroup, Group, group};
 pub use host::HostBuffer;
+#[cfg(feature = "cuda")]
+pub use lane::GpuStream;
 pub use lane::{Lane, Lent};
 pub use op::{PreMulSum, ReduceOp, Reduction};
 pub use phalanx_sys::{Attempt, MissingFunction, NotFound};

@@ -19,4 +19,6 @@ mod graph;
 
 pub use graph::Graph;
 
-pub use crate::backend::nccl::{Buffer, Config, MemoryStatistic, Nccl, Registration, init_all, version};
+pub use crate::backend::nccl::{
+    Buffer, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Surface, init_all, version,
+};

@@ -105,7 +105,7 @@ fn what_init_makes(choice: &Choice) -> String {
 
 fn backends(survey: &Survey) -> Section {
     let line = |name: &str, text: &str| (name.to_owned(), text.to_owned());
-    let nccl = match &survey.gpus {
+    let on = |gpus: &Result<usize, String>| match gpus {
         Ok(1) => "1 rank, with a GPU".to_owned(),
         Ok(gpus) => format!("up to {gpus} ranks of this host, each with a GPU"),
         Err(why) => format!("not available: {why}"),
@@ -116,8 +116,8 @@ fn backends(survey: &Survey) -> Section {
             line("solo", "one rank"),
             line("host", "ranks of this host, over shared memory"),
             line("mpi", &mpi()),
-            line("nccl", &nccl),
-            line("others", "GPUs with RCCL are not offered by this version"),
+            line("nccl", &on(&survey.gpus)),
+            line("rccl", &on(&survey.amd_gpus)),
         ],
     }
 }

@@ -1,4 +1,4 @@
-//! What the CUDA driver and the libraries for GPUs say of themselves, asked in a process of its own.
+//! What the CUDA driver, HIP and the libraries for GPUs say of themselves, asked in a process of its own.
 //!
 //! Loading a library runs its code, and a driver in trouble may never answer: whatever happens there, what was said
 //! before is shown, and the doctor goes on.
@@ -6,7 +6,8 @@
 use super::{Section, libraries};
 use crate::gpu::{self, Gpu, Link};
 use crate::{launch, size};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use phalanx_sys::hip::Api as Hip;
 use phalanx_sys::nccl::{Api, NCCL, RCCL, version_text};
 use phalanx_sys::{NotFound, Search};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,8 @@ pub struct Survey {
     pub sections: Vec<Section>,
     /// How many ranks can have a GPU each, or why none.
     pub gpus: Result<usize, String>,
+    /// The same for AMD's.
+    pub amd_gpus: Result<usize, String>,
     /// Why there may be more to say.
     pub trouble: Option<anyhow::Error>,
 }
@@ -33,13 +36,15 @@ enum Word {
     Heading(String),
     Fact(String, String),
     Gpus(Result<usize, String>),
+    AmdGpus(Result<usize, String>),
 }
 
 impl Survey {
     /// Asks, for so long at most.
     pub fn take(patience: Duration) -> Survey {
         let unknown = Err("the questions about GPUs were not answered".to_owned());
-        let mut survey = Survey { sections: Vec::new(), gpus: unknown, trouble: None };
+        let amd_gpus = unknown.clone();
+        let mut survey = Survey { sections: Vec::new(), gpus: unknown, amd_gpus, trouble: None };
         survey.trouble = survey.ask(patience).err();
         survey
     }
@@ -84,6 +89,7 @@ impl Survey {
                 }
             }
             Word::Gpus(gpus) => self.gpus = gpus,
+            Word::AmdGpus(gpus) => self.amd_gpus = gpus,
         }
     }
 }
@@ -123,6 +129,9 @@ pub fn answer() -> Result<ExitCode> {
     library(&RCCL)?;
     libraries::nvshmem()?;
     libraries::compiler()?;
+    heading("HIP")?;
+    hip()?;
+    say(&Word::AmdGpus(amd_gpus().map_err(|error| why_none(&error))))?;
     say(&Word::Gpus(gpu::usable().map_err(|error| why_none(&error))))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -252,6 +261,43 @@ fn library(search: &Search) -> Result<()> {
     Ok(())
 }
 
+/// How many ranks can have an AMD GPU each, with RCCL to connect them; an error says why none.
+fn amd_gpus() -> Result<usize> {
+    let api = Hip::load()?;
+    let count = api.device_count().map_err(|error| anyhow!("HIP does not start: {}", api.describe(error)))?;
+    ensure!(count > 0, "HIP sees no GPU");
+    Api::load(&RCCL)?;
+    Ok(count)
+}
+
+/// HIP, and AMD's GPUs.
+fn hip() -> Result<()> {
+    let api = match Hip::load() {
+        Ok(api) => api,
+        Err(error) => return not_found(&error),
+    };
+    fact("version", api.version())?;
+    found("file", api.path(), &api.library().place().origin)?;
+    for variable in ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] {
+        if let Some(visible) = std::env::var_os(variable) {
+            fact(variable, visible.to_string_lossy())?;
+        }
+    }
+    let count = match api.device_count() {
+        Ok(0) => return fact("GPUs", "none"),
+        Ok(count) => count,
+        Err(error) => return fact("GPUs", format!("none: {}", api.describe(error))),
+    };
+    for number in 0..count {
+        let text = match api.properties(number) {
+            Ok(gpu) => format!("{}, {}, {}", gpu.name, size::format(gpu.memory as u64), gpu.architecture),
+            Err(error) => api.describe(error),
+        };
+        fact(format!("GPU {number}"), text)?;
+    }
+    Ok(())
+}
+
 pub(super) fn found(name: &str, path: &std::path::Path, origin: &str) -> Result<()> {
     fact(name, format!("{} (from {origin})", path.display()))
 }
@@ -285,7 +331,7 @@ mod tests {
 
     #[test]
     fn facts_belong_to_the_heading_before_them() {
-        let mut survey = Survey { sections: Vec::new(), gpus: Ok(0), trouble: None };
+        let mut survey = Survey { sections: Vec::new(), gpus: Ok(0), amd_gpus: Ok(0), trouble: None };
         survey.hear(Word::Heading("NCCL".into()));
         survey.hear(Word::Fact("version".into(), "2.28.9".into()));
         survey.hear(Word::Gpus(Err("none".into())));

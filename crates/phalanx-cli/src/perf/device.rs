@@ -7,7 +7,7 @@ use crate::gpu::Gpu;
 use crate::size;
 use anyhow::ensure;
 use phalanx::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice};
-use phalanx::{Comm, HostBuffer, Result};
+use phalanx::{BackendKind, Comm, HostBuffer, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -46,6 +46,10 @@ pub fn gpus(comm: &Comm, gpu: Option<usize>) -> anyhow::Result<Vec<RankGpu>> {
     let Some(number) = gpu else {
         return Ok(Vec::new());
     };
+    ensure!(
+        comm.backend() != BackendKind::Rccl,
+        "nothing is measured on AMD's GPUs; --backend host measures the memory of this host"
+    );
     let gpu = Gpu::number(number)?;
     let text = serde_json::to_string(&RankGpu { number, name: gpu.name()?, pci: gpu.pci()? })?;
     ensure!(

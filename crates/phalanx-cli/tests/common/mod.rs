@@ -29,7 +29,11 @@ pub fn phalanx(arguments: &str) -> Command {
 pub fn without_gpus(mut command: Command) -> Command {
     command.env_remove("PHALANX_BACKEND");
     command
-        .envs([("PHALANX_CUDA_LIB", "/nowhere/libcuda.so.1"), ("PHALANX_NCCL_LIB", "/nowhere/libnccl.so.2")]);
+        .envs([("PHALANX_CUDA_LIB", "/nowhere/libcuda.so.1"), ("PHALANX_NCCL_LIB", "/nowhere/libnccl.so.2")])
+        .envs([
+            ("PHALANX_HIP_LIB", "/nowhere/libamdhip64.so"),
+            ("PHALANX_RCCL_LIB", "/nowhere/librccl.so.1"),
+        ]);
     command
 }
 

@@ -5,10 +5,12 @@ use super::group::{self, Queued, note};
 use super::operation::{Arguments, Kind, Operation, Reduction};
 use super::reduction;
 use super::result::{INVALID_USAGE, fail};
+use super::types::DataType;
 use crate::call::{Answer, Code};
 use crate::cuda::queue::Stream;
 use crate::cuda::{capture, context, stream};
 use crate::handles::Handle;
+use crate::pointers::In;
 use crate::violation::violation;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -59,7 +61,7 @@ fn operate_with(
 }
 
 fn plain(send: u64, receive: u64, count: usize, dtype: c_int) -> Arguments {
-    Arguments { send, receive, count, dtype, reduction: None::<Reduction> }
+    Arguments { send, receive, count, dtype, reduction: None::<Reduction>, bias: 0 }
 }
 
 exported! {
@@ -96,6 +98,37 @@ exported! {
         operate(FUNCTION, To { comm, stream }, Kind::AllToAll, plain(send, receive, count, dtype))
     }
 
+    // RCCL, in its older spelling.
+    fn ncclAllToAll(send: u64, receive: u64, count: usize, dtype: c_int, comm: Handle, stream: Handle) {
+        operate(FUNCTION, To { comm, stream }, Kind::AllToAll, plain(send, receive, count, dtype))
+    }
+
+    fn ncclAlltoAllv(
+        send: u64, send_counts: In<usize>, send_offsets: In<usize>,
+        receive: u64, receive_counts: In<usize>, receive_offsets: In<usize>,
+        dtype: c_int, comm: Handle, stream: Handle,
+    ) {
+        let sides = [(send, send_counts, send_offsets), (receive, receive_counts, receive_offsets)];
+        all_to_all_v(FUNCTION, To { comm, stream }, sides, dtype)
+    }
+
+    // RCCL, in its older spelling.
+    fn ncclAllToAllv(
+        send: u64, send_counts: In<usize>, send_offsets: In<usize>,
+        receive: u64, receive_counts: In<usize>, receive_offsets: In<usize>,
+        dtype: c_int, comm: Handle, stream: Handle,
+    ) {
+        let sides = [(send, send_counts, send_offsets), (receive, receive_counts, receive_offsets)];
+        all_to_all_v(FUNCTION, To { comm, stream }, sides, dtype)
+    }
+
+    fn ncclAllReduceWithBias(
+        send: u64, receive: u64, count: usize, dtype: c_int, op: c_int, comm: Handle, stream: Handle, bias: u64,
+    ) {
+        let arguments = Arguments { bias, ..plain(send, receive, count, dtype) };
+        operate_with(FUNCTION, To { comm, stream }, Kind::AllReduce, arguments, Some(op))
+    }
+
     fn ncclGather(send: u64, receive: u64, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle) {
         let kind = Kind::Gather { root: root as u32 };
         operate(FUNCTION, To { comm, stream }, kind, plain(send, receive, count, dtype))
@@ -113,6 +146,33 @@ exported! {
     fn ncclRecv(receive: u64, count: usize, dtype: c_int, peer: c_int, comm: Handle, stream: Handle) {
         operate(FUNCTION, To { comm, stream }, Kind::Recv { peer: peer as u32 }, plain(0, receive, count, dtype))
     }
+}
+
+/// Where the blocks of one side of an all-to-all are: the buffer, and for each rank a count and an offset in elements.
+type Blocks = (u64, In<usize>, In<usize>);
+
+/// RCCL's own, made of messages in a group.
+fn all_to_all_v(function: &'static str, to: To, sides: [Blocks; 2], dtype: c_int) -> Answer {
+    let call = enter(function, to.comm, Need::Ready)?;
+    let (ranks, size) = (call.ranks as usize, DataType::from_code(dtype)?.size());
+    drop(call);
+    let part = |(start, counts, offsets): Blocks, rank: usize| {
+        let at = start + (offsets.slice(ranks)[rank] * size) as u64;
+        (at, counts.slice(ranks)[rank])
+    };
+    let [send, receive] = sides;
+    answered(group::ncclGroupStart())?;
+    let queued = (0..ranks).try_for_each(|rank| {
+        let peer = rank as u32;
+        let ((from, sent), (at, received)) = (part(send, rank), part(receive, rank));
+        operate(function, to, Kind::Send { peer }, plain(from, 0, sent, dtype))?;
+        operate(function, to, Kind::Recv { peer }, plain(0, at, received, dtype))
+    });
+    queued.and(answered(group::ncclGroupEnd()))
+}
+
+fn answered(code: Code) -> Answer {
+    if code == 0 { Ok(()) } else { Err(code) }
 }
 
 /// Flags that the library reserves.

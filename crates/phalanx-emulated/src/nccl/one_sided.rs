@@ -12,7 +12,7 @@ use crate::pointers::In;
 use std::ffi::{c_int, c_uint};
 
 fn nothing() -> Arguments {
-    Arguments { send: 0, receive: 0, count: 0, dtype: 0, reduction: None }
+    Arguments { send: 0, receive: 0, count: 0, dtype: 0, reduction: None, bias: 0 }
 }
 
 fn wait(function: &'static str, to: To, awaited: Vec<Awaited>) -> Answer {
@@ -42,7 +42,7 @@ exported! {
             let window = window::number(FUNCTION, &call, window)?;
             drop(call);
             let kind = Kind::PutSignal { peer, window, offset: offset as u64, signal, context };
-            operate(FUNCTION, To { comm, stream }, kind, Arguments { send, receive: 0, count, dtype, reduction: None })
+            operate(FUNCTION, To { comm, stream }, kind, Arguments { send, receive: 0, count, dtype, reduction: None, bias: 0 })
         })())
     }
 

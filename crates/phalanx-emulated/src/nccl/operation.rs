@@ -67,6 +67,8 @@ pub struct Operation {
     pub count: usize,
     pub dtype: DataType,
     pub reduction: Option<Reduction>,
+    /// What is reduced with the ranks' buffers, too (`ncclAllReduceWithBias`).
+    pub bias: Option<Range>,
 }
 
 /// The arguments of a call, before they were looked at.
@@ -76,6 +78,8 @@ pub struct Arguments {
     pub count: usize,
     pub dtype: i32,
     pub reduction: Option<Reduction>,
+    /// 0 for none.
+    pub bias: u64,
 }
 
 impl Kind {
@@ -152,7 +156,7 @@ impl Operation {
         kind: Kind,
         arguments: Arguments,
     ) -> Result<Option<Operation>, Code> {
-        let Arguments { send, receive, count, dtype, reduction } = arguments;
+        let Arguments { send, receive, count, dtype, reduction, bias } = arguments;
         let dtype = DataType::from_code(dtype)?;
         let (rank, ranks) = (communicator.rank, communicator.ranks);
         let peers = match &kind {
@@ -185,6 +189,7 @@ impl Operation {
         };
         let send = range("the send buffer", send, sent)?;
         let receive = range("the receive buffer", receive, received)?;
+        let bias = if bias == 0 { None } else { range("the bias", bias, 1)? };
         let operation = Operation {
             function,
             communicator: Arc::clone(communicator),
@@ -194,6 +199,7 @@ impl Operation {
             count,
             dtype,
             reduction,
+            bias,
         };
         operation.check_overlap();
         Ok(Some(operation))
@@ -224,7 +230,7 @@ impl Operation {
 
     /// Ends the process if a buffer was freed since the call.
     pub fn check_buffers(&self) {
-        self.send.iter().chain(&self.receive).for_each(|range| range.check(When::Called));
+        self.send.iter().chain(&self.receive).chain(&self.bias).for_each(|range| range.check(When::Called));
     }
 }
 

@@ -57,6 +57,7 @@ struct Bound {
 struct Started {
     bound: Bound,
     sent: Vec<u8>,
+    bias: Vec<u8>,
     /// What this rank contributes to itself.
     own: Vec<u8>,
     factor: [u8; 8],
@@ -118,6 +119,7 @@ impl Bound {
     fn start(self) -> Started {
         let operation = &self.operation;
         let sent = operation.send.map_or(Vec::new(), |range| range.read());
+        let bias = operation.bias.map_or(Vec::new(), |range| range.read());
         let factor = operation.reduction.map_or([0; 8], |reduction| reduction.factor.read());
         let own = operation.part_for(&sent, operation.communicator.rank);
         // Whoever reads the output before the operation has ended shall see that.
@@ -127,7 +129,7 @@ impl Bound {
         if self.error.is_none() {
             self.send(&sent, factor);
         }
-        Started { sent, own, factor, bound: self }
+        Started { sent, bias, own, factor, bound: self }
     }
 
     fn send(&self, sent: &[u8], factor: [u8; 8]) {
@@ -264,7 +266,7 @@ impl Started {
             }
             bodies.push(body);
         }
-        let contributions: Vec<Contribution<'_>> = bodies
+        let mut contributions: Vec<Contribution<'_>> = bodies
             .iter()
             .map(|body| match body.as_slice() {
                 [] => Contribution { bytes: &self.own, factor: self.factor },
@@ -274,6 +276,9 @@ impl Started {
                 },
             })
             .collect();
+        if !self.bias.is_empty() {
+            contributions.push(Contribution { bytes: &self.bias, factor: [0; 8] });
+        }
         self.check_sent();
         if let Some(range) = operation.receive {
             if !operation.is_in_place() {
@@ -286,7 +291,10 @@ impl Started {
 
     /// Ends the process if the send buffer changed while the operation ran.
     fn check_sent(&self) {
-        let Operation { function, send, .. } = &self.bound.operation;
+        let Operation { function, send, bias, .. } = &self.bound.operation;
+        if bias.is_some_and(|range| range.read() != self.bias) {
+            violation(function, "the bias was written to while the operation ran");
+        }
         if send.is_some_and(|range| range.read() != self.sent) {
             violation(function, "the send buffer was written to while the operation ran");
         }

@@ -12,10 +12,21 @@ pub struct Function {
     pub name: &'static str,
     /// The version code of the first release that has it; 0 if it was always there.
     pub since: u32,
+    /// Whether only one of the two libraries ever had it.
+    pub only: Option<Flavour>,
+}
+
+macro_rules! only {
+    () => {
+        None
+    };
+    ($flavour:ident) => {
+        Some(Flavour::$flavour)
+    };
 }
 
 macro_rules! api {
-    ($( $name:ident $(| $other:ident)? ($($argument:ident: $ty:ty),*) $(-> $answer:ty)?, since $major:literal $minor:literal $patch:literal; )*) => {
+    ($( $name:ident $(| $other:ident)? ($($argument:ident: $ty:ty),*) $(-> $answer:ty)?, $(only $flavour:ident)? since $major:literal $minor:literal $patch:literal; )*) => {
         /// The functions that the loaded library has. Each is `None` if it has not.
         #[derive(Debug, Clone, Copy)]
         #[allow(missing_docs)]
@@ -24,29 +35,38 @@ macro_rules! api {
         }
 
         impl Functions {
-            fn load(library: &Library) -> Functions {
+            /// Another spelling is RCCL's.
+            fn load(library: &Library, flavour: Flavour) -> Functions {
+                let could_have = |only: Option<Flavour>| only.is_none_or(|only| only == flavour);
                 // SAFETY: the types are those of the C header.
                 unsafe {
                     Functions {
-                        $($name: library.symbol(cstr(concat!(stringify!($name), "\0")))
-                            $(.or_else(|| library.symbol(cstr(concat!(stringify!($other), "\0")))))?,)*
+                        $($name: could_have(only!($($flavour)?))
+                            .then(|| library.symbol(cstr(concat!(stringify!($name), "\0"))))
+                            .flatten()
+                            $(.or_else(|| {
+                                (flavour == Flavour::Rccl)
+                                    .then(|| library.symbol(cstr(concat!(stringify!($other), "\0"))))
+                                    .flatten()
+                            }))?,)*
                     }
                 }
             }
 
             /// Names of those that are not there, with the release that has them first.
             fn missing(&self) -> Vec<Function> {
-                let mut missing = Vec::new();
-                $(if self.$name.is_none() {
-                    missing.push(Function { name: stringify!($name), since: version_code($major, $minor, $patch) });
-                })*
-                missing
+                let is_there = [$(self.$name.is_some()),*];
+                FUNCTIONS.iter().zip(is_there).filter(|(_, is_there)| !is_there).map(|(f, _)| *f).collect()
             }
         }
 
         /// Every function of the table.
         pub const FUNCTIONS: &[Function] =
-            &[$(Function { name: stringify!($name), since: version_code($major, $minor, $patch) }),*];
+            &[$(Function {
+                name: stringify!($name),
+                since: version_code($major, $minor, $patch),
+                only: only!($($flavour)?),
+            }),*];
     };
 }
 
@@ -119,6 +139,12 @@ api! {
     ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;
     ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;
     ncclParamDumpAll(), since 2 30 4;
+
+    ncclAlltoAllv | ncclAllToAllv(send: *const c_void, send_counts: *const usize, send_offsets: *const usize, recv: *mut c_void, recv_counts: *const usize, recv_offsets: *const usize, dtype: ncclDataType_t, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, only Rccl since 2 10 3;
+    ncclAllReduceWithBias(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: stream_t, bias: *const c_void) -> ncclResult_t, only Rccl since 2 22 3;
+    mscclLoadAlgo(path: *const c_char, handle: *mut mscclAlgoHandle_t, rank: c_int) -> ncclResult_t, only Rccl since 2 15 5;
+    mscclRunAlgo(send: *const c_void, send_counts: *const usize, send_offsets: *const usize, recv: *mut c_void, recv_counts: *const usize, recv_offsets: *const usize, count: usize, dtype: ncclDataType_t, root: c_int, peer: c_int, op: ncclRedOp_t, algorithm: mscclAlgoHandle_t, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, only Rccl since 2 15 5;
+    mscclUnloadAlgo(algorithm: mscclAlgoHandle_t) -> ncclResult_t, only Rccl since 2 15 5;
 }
 
 /// A loaded library: its functions, version and place.
@@ -126,7 +152,7 @@ api! {
 pub struct Api {
     library: Library,
     functions: Functions,
-    name: &'static str,
+    flavour: Flavour,
     version: u32,
 }
 
@@ -145,13 +171,14 @@ impl Api {
     /// [`NotFound`] if none loads.
     pub fn load(search: &Search) -> Result<Api, NotFound> {
         let library = search.open()?;
-        let functions = Functions::load(&library);
+        let flavour = Flavour::of(search);
+        let functions = Functions::load(&library, flavour);
         let mut version = 0;
         if let Some(get_version) = functions.ncclGetVersion {
             // SAFETY: the pointer is valid; the function needs no initialisation.
             unsafe { get_version(&raw mut version) };
         }
-        Ok(Api { library, functions, name: search.name, version: version as u32 })
+        Ok(Api { library, functions, flavour, version: version as u32 })
     }
 
     /// The version code: 22809 is 2.28.9.
@@ -159,9 +186,14 @@ impl Api {
         self.version
     }
 
+    /// NVIDIA's library, or AMD's.
+    pub fn flavour(&self) -> Flavour {
+        self.flavour
+    }
+
     /// `NCCL` or `RCCL`.
     pub fn name(&self) -> &'static str {
-        self.name
+        self.flavour.search().name
     }
 
     /// The file.
@@ -174,9 +206,10 @@ impl Api {
         &self.library
     }
 
-    /// The functions that it lacks.
+    /// The functions that it lacks, without those that only the other flavour has.
     pub fn missing(&self) -> Vec<Function> {
-        self.functions.missing()
+        let could_have = |function: &Function| function.only.is_none_or(|only| only == self.flavour);
+        self.functions.missing().into_iter().filter(could_have).collect()
     }
 
     /// The error for a function that is not there.
@@ -184,7 +217,7 @@ impl Api {
     pub fn lacks(&self, function: &'static str) -> MissingFunction {
         MissingFunction {
             function,
-            library: self.name,
+            library: self.name(),
             version: version_text(self.version),
             path: self.path().to_owned(),
         }

@@ -1,6 +1,6 @@
 //! Structures that grow with the releases.
 
-use super::version_code;
+use super::{Flavour, version_code};
 use std::ffi::{c_char, c_float, c_int, c_uint};
 use std::mem::offset_of;
 
@@ -10,7 +10,7 @@ pub const UNDEF_INT: c_int = c_int::MIN;
 /// Settings of a communicator, with the fields of every release up to 2.32.
 ///
 /// The library reads as much as `size` says and then goes by `version`: both must describe one layout, no
-/// newer than the library (see [`ncclConfig_t::for_version`]).
+/// newer than the library (see [`ncclConfig_t::for_version`]). RCCL's is the same up to its last field, `maxP2pPeers`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -71,7 +71,24 @@ const fn layout(version: u32, end: usize) -> Layout {
     (version, end, padded(end))
 }
 
+/// The newest layout that RCCL has: that of its 2.30, which ends before `graphStreamOrdering`.
+const RCCL_NEWEST: u32 = version_code(2, 30, 3);
+
 impl ncclConfig_t {
+    /// [`for_version`](ncclConfig_t::for_version), of either library.
+    pub fn for_library(flavour: Flavour, version: u32) -> Option<ncclConfig_t> {
+        ncclConfig_t::for_version(match flavour {
+            Flavour::Nccl => version,
+            Flavour::Rccl => version.min(RCCL_NEWEST),
+        })
+    }
+
+    /// How many bytes from the start have a meaning in this layout; what follows is padding.
+    pub fn used(&self) -> usize {
+        let of = |(version, ..): &&Layout| *version == self.version;
+        CONFIG_LAYOUTS.iter().find(of).map_or(0, |(_, used, _)| *used)
+    }
+
     /// Nothing set, in the newest layout that a library of this version knows. `None` before 2.14, which has
     /// no configuration.
     pub fn for_version(library: u32) -> Option<ncclConfig_t> {
@@ -158,6 +175,28 @@ mod tests {
         ] {
             let config = ncclConfig_t::for_version(library).unwrap();
             assert_eq!((config.version, config.size), (version, size), "library {library}");
+        }
+    }
+
+    /// The layouts of RCCL's headers, from ROCm 5.4 (no configuration) to 2.30, by the field that is their last.
+    #[test]
+    fn rccl_has_the_same_layouts_up_to_its_last_field() {
+        assert!(ncclConfig_t::for_library(Flavour::Rccl, 21304).is_none());
+        for (library, used, size) in [
+            (21505, offset_of!(ncclConfig_t, blocking) + INT, 24),
+            (21605, offset_of!(ncclConfig_t, blocking) + INT, 24),
+            (21701, offset_of!(ncclConfig_t, netName) + size_of::<*const c_char>(), 40),
+            (21803, offset_of!(ncclConfig_t, splitShare) + INT, 48),
+            (21806, offset_of!(ncclConfig_t, splitShare) + INT, 48),
+            (22005, offset_of!(ncclConfig_t, splitShare) + INT, 48),
+            (22105, offset_of!(ncclConfig_t, splitShare) + INT, 48),
+            (23004, offset_of!(ncclConfig_t, maxP2pPeers) + INT, 96),
+            (23009, offset_of!(ncclConfig_t, maxP2pPeers) + INT, 96),
+            (23203, offset_of!(ncclConfig_t, maxP2pPeers) + INT, 96),
+        ] {
+            let config = ncclConfig_t::for_library(Flavour::Rccl, library).unwrap();
+            assert_eq!((config.used(), config.size), (used, size), "library {library}");
+            assert!(config.version <= library);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! NCCL's C interface (and RCCL's, which is the same but for a few names).
+//! NCCL's C interface, and RCCL's: one table of functions, some of which only one of them has ([`Flavour`]).
 //!
 //! Names are the C library's own. Codes are integer newtypes, since a newer library may answer codes that this
 //! table does not know.
@@ -30,9 +30,33 @@ pub const RCCL: Search = Search {
     files: &["librccl.so.1", "librccl.so"],
     variable: "PHALANX_RCCL_LIB",
     homes: &["RCCL_HOME", "ROCM_PATH", "ROCM_HOME"],
-    wheels: &["_rocm_sdk_libraries/lib"],
+    wheels: &["_rocm_sdk_libraries*/lib", "_rocm_sdk_devel/lib", "torch/lib"],
     global: false,
 };
+
+/// Which of the libraries with this interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Flavour {
+    /// NVIDIA's, on CUDA.
+    Nccl,
+    /// AMD's, on HIP.
+    Rccl,
+}
+
+impl Flavour {
+    /// Where it may be.
+    pub const fn search(self) -> &'static Search {
+        match self {
+            Flavour::Nccl => &NCCL,
+            Flavour::Rccl => &RCCL,
+        }
+    }
+
+    /// Whose search it is.
+    pub fn of(search: &Search) -> Flavour {
+        if search.name == RCCL.name { Flavour::Rccl } else { Flavour::Nccl }
+    }
+}
 
 /// A communicator.
 pub type ncclComm_t = *mut c_void;
@@ -42,6 +66,8 @@ pub type ncclWindow_t = *mut c_void;
 pub type stream_t = *mut c_void;
 /// A reduction: a built-in one, or a handle.
 pub type ncclRedOp_t = c_int;
+/// An algorithm that `mscclLoadAlgo` has read (RCCL 2.15 to 2.27).
+pub type mscclAlgoHandle_t = c_int;
 /// A parameter of the library (2.30).
 pub type ncclParamHandle_t = *mut c_void;
 

@@ -1,9 +1,8 @@
 //! What goes wrong is an error that names the rank, on all ranks, within the deadline; GPUs are usable afterwards.
 
-use crate::world::{done, elements, expect, launch, must, stream, upload, values};
+use crate::world::{BACKEND, Slice, done, elements, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
-use phalanx::cudarc::driver::CudaSlice;
-use phalanx::{BackendKind, Comm, Error, PeerEvent, ReduceOp};
+use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{World, phase};
@@ -34,13 +33,13 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 }
 
 pub fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
-    let builder = Comm::builder().backend(BackendKind::Nccl).timeout(TIMEOUT);
+    let builder = Comm::builder().backend(BACKEND).timeout(TIMEOUT);
     Ok(must("run", builder.run(gpus, f))?)
 }
 
 /// The GPU does what it should, in a communicator of its own.
 pub fn still_works(gpu: usize) -> Result<(), String> {
-    let builder = Comm::builder().backend(BackendKind::Nccl).gpu(gpu).timeout(TIMEOUT);
+    let builder = Comm::builder().backend(BACKEND).gpu(gpu).timeout(TIMEOUT);
     let results = must(
         "a new communicator",
         builder.run(1, |comm| -> Result<(), String> {
@@ -136,7 +135,7 @@ fn mismatch(gpus: usize) -> Result<(), Failed> {
 
 /// In checked mode, calls that differ are an error before anything is enqueued, the same on all ranks.
 fn checked(gpus: usize) -> Result<(), Failed> {
-    type Differs = fn(&Comm, &mut CudaSlice<f32>) -> phalanx::Result<()>;
+    type Differs = fn(&Comm, &mut Slice<f32>) -> phalanx::Result<()>;
     let cases: [(Differs, Differs, &str, &str); 4] = [
         (
             |comm, buffer| comm.all_reduce_in_place(buffer, ReduceOp::Sum),
@@ -164,7 +163,7 @@ fn checked(gpus: usize) -> Result<(), Failed> {
         ),
     ];
     for (first, others, ours, theirs) in cases {
-        let builder = Comm::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).check(true);
+        let builder = Comm::builder().backend(BACKEND).timeout(TIMEOUT).check(true);
         let errors = must(
             "run",
             builder.run(gpus, |comm| {

@@ -6,6 +6,7 @@
 mod collectives;
 mod communicators;
 mod failures;
+mod flavour;
 mod memory;
 mod messages;
 mod streams;
@@ -13,7 +14,6 @@ mod watchdog;
 mod world;
 
 use libtest_mimic::{Arguments, Trial};
-use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes;
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     args.test_threads = Some(1);
     let gpus = match world::gpus() {
         Ok(gpus) => gpus,
-        Err(reason) => return on_emulated_gpus(&reason),
+        Err(reason) => return world::on_emulated_gpus(&reason),
     };
     let mut trials = Vec::new();
     for module in [
@@ -61,29 +61,4 @@ fn main() -> ExitCode {
             .collect();
     }
     libtest_mimic::run(&args, trials).exit_code()
-}
-
-/// Runs this program again, where it finds the emulated libraries.
-fn on_emulated_gpus(reason: &str) -> ExitCode {
-    if world::are_emulated() {
-        eprintln!("not even emulated GPUs: {reason}");
-        return ExitCode::FAILURE;
-    }
-    eprintln!("no GPUs ({reason}): the trials run on emulated ones");
-    let status = Emulated::new().and_then(|emulated| {
-        let mut command = emulated.command(std::env::current_exe()?);
-        // The folder of the libraries goes with `emulated`, after the process has ended.
-        command.args(std::env::args_os().skip(1)).env(world::EMULATED, "1").status()
-    });
-    match status {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(status) => {
-            eprintln!("on emulated GPUs: {status}");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("the emulated libraries cannot be used: {error}");
-            ExitCode::FAILURE
-        }
-    }
 }

@@ -12,6 +12,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("outlives_its_communicator", outlives),
     Scenario::rank("scaled", scaled),
     Scenario::rank("newer_functions", newer_functions),
+    Scenario::rank("large", large),
 ];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
@@ -105,5 +106,22 @@ fn newer_functions(comm: Comm, _: &[String]) -> Outcome {
         }
     }
     must("barrier", comm.barrier())?;
+    done()
+}
+
+/// More than 2³¹ bytes in one operation, where the GPU is large enough for it.
+fn large(comm: Comm, _: &[String]) -> Outcome {
+    let len = (1usize << 31) + 4099;
+    let stream = stream(&comm);
+    let Ok(mut buffer) = stream.alloc_zeros::<u8>(len) else {
+        return Ok("not enough memory".into());
+    };
+    let one = stream.clone_htod(&[1u8]).map_err(|e| e.to_string())?;
+    let mut last = buffer.slice_mut(len - 1..);
+    stream.memcpy_dtod(&one, &mut last).map_err(|e| e.to_string())?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    must("sync", comm.sync())?;
+    let end = stream.clone_dtoh(&buffer.slice(len - 2..)).map_err(|e| e.to_string())?;
+    expect("the end of 2 GiB", &end, |index| if index == 1 { comm.world_size() as u8 } else { 0 })?;
     done()
 }

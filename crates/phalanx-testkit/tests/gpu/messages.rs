@@ -1,8 +1,7 @@
 //! Messages and groups on GPU memory.
 
-use crate::world::{both, done, download, expect, must, upload, value, values};
+use crate::world::{Slice, both, done, download, expect, init_all, must, upload, value, values};
 use libtest_mimic::{Failed, Trial};
-use phalanx::cudarc::driver::CudaSlice;
 use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
@@ -62,7 +61,7 @@ fn groups(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let other = must("split", comm.split(Some(3), -(rank as i64)))?.ok_or("everybody is in it")?;
     let send = upload(&comm, &values::<f32>(rank, 5000))?;
-    let mut blocks: Vec<CudaSlice<f32>> =
+    let mut blocks: Vec<Slice<f32>> =
         (0..ranks).map(|_| upload(&comm, &vec![7.0f32; 5000])).collect::<Result<_, _>>()?;
     let mut sum = upload(&comm, &vec![0.0f32; 5000])?;
     let mut on_host = vec![0.0f32; 5000];
@@ -119,7 +118,7 @@ fn started(comm: Comm, _: &[String]) -> Outcome {
 
 fn one_thread(gpus: usize) -> Result<(), Failed> {
     let devices: Vec<usize> = (0..gpus).collect();
-    let comms = must("init_all", phalanx::nccl::init_all(&devices))?;
+    let comms = must("init_all", init_all(&devices))?;
     let send: Vec<_> =
         comms.iter().map(|comm| upload(comm, &values::<f32>(comm.rank(), 4099))).collect::<Result<_, _>>()?;
     let mut recv: Vec<_> =

@@ -2,11 +2,11 @@
 //! call that does not come back.
 
 use crate::failures::{SLACK, TIMEOUT, still_works, world};
+use crate::flavour::emulated_as;
 use crate::world::{are_emulated, done, launch, must, stream, upload};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
-use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::scenario::Outcome;
 use std::time::Instant;
 
@@ -118,7 +118,7 @@ fn held_inside(comm: Comm, _: &[String]) -> Outcome {
 
 /// A library with `ncclCommRevoke` lets go, and the call is an error; an older one cannot, and the process ends.
 fn held(version: &str) -> Result<(), Failed> {
-    let emulated = Emulated::nccl(version)?.set("HANG_INSIDE", 2);
+    let emulated = emulated_as(version)?.set("HANG_INSIDE", 2);
     let ended = emulated.launch(launch(SCENARIOS[0], 2, "")).run()?;
     for one in ended {
         match (version, one.outcome) {

@@ -1,12 +1,14 @@
 //! Worlds of ranks with a GPU each, and buffers to fill and check.
 
+pub use crate::flavour::{BACKEND, DeviceRepr, Slice, init_all, is_reduced, stream};
+
+use crate::flavour;
 use libtest_mimic::{Failed, Trial};
-use phalanx::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
-use phalanx::{BackendKind, Comm};
+use phalanx::Comm;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Body, Context, Outcome};
 use phalanx_testkit::{Number, Scenario};
-use std::sync::Arc;
+use std::process::ExitCode;
 use std::time::Duration;
 
 /// What a trial may take; the ranks' own deadline is half of it.
@@ -29,15 +31,15 @@ pub fn elements(len: usize) -> usize {
 
 /// How many ranks can have a GPU, or why none can.
 pub fn gpus() -> Result<usize, String> {
-    phalanx::nccl::version().map_err(|error| error.to_string())?;
+    flavour::version().map_err(|error| error.to_string())?;
     (1..=MOST)
         .rev()
         .find(|ranks| {
-            let world = Comm::builder().backend(BackendKind::Nccl).timeout(DEADLINE).run(*ranks, |_| ());
+            let world = Comm::builder().backend(BACKEND).timeout(DEADLINE).run(*ranks, |_| ());
             world.is_ok()
         })
         .ok_or_else(|| {
-            let one = Comm::builder().backend(BackendKind::Nccl).run(1, |_| ());
+            let one = Comm::builder().backend(BACKEND).run(1, |_| ());
             one.err().map_or_else(|| "no GPU".into(), |error| error.to_string())
         })
 }
@@ -58,8 +60,7 @@ pub fn both(scenario: Scenario, fewest: usize, gpus: usize, args: &'static [&'st
 pub fn threads(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed> {
     let Body::Rank(body) = scenario.body else { unreachable!("a rank's part") };
     let args = [arg.to_owned()];
-    let run =
-        Comm::builder().backend(BackendKind::Nccl).timeout(DEADLINE / 2).run(ranks, |comm| body(comm, &args));
+    let run = Comm::builder().backend(BACKEND).timeout(DEADLINE / 2).run(ranks, |comm| body(comm, &args));
     let outcomes = run.context(|| format!("{ranks} thread ranks, {arg}"))?;
     let mut problems = outcomes.iter().enumerate().filter_map(|(rank, outcome)| {
         outcome.as_ref().err().map(|problem| format!("\n  rank {rank}: {problem}"))
@@ -73,7 +74,7 @@ pub fn threads(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed
 }
 
 pub fn launch(scenario: Scenario, ranks: usize, arg: &str) -> Launch {
-    Launch::new(scenario.name, ranks).deadline(DEADLINE).arg(arg).env("PHALANX_BACKEND", "nccl")
+    Launch::new(scenario.name, ranks).deadline(DEADLINE).arg(arg).env("PHALANX_BACKEND", BACKEND.name())
 }
 
 fn processes(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed> {
@@ -81,20 +82,40 @@ fn processes(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed> 
     reports.map(drop).map_err(|problems| format!("{ranks} process ranks, {arg}:{problems}").into())
 }
 
-/// The stream that buffers are made on.
-pub fn stream(comm: &Comm) -> &Arc<CudaStream> {
-    comm.cuda_stream().expect("a communicator on a GPU")
-}
-
 /// A copy in GPU memory.
-pub fn upload<T: Number + DeviceRepr>(comm: &Comm, values: &[T]) -> Result<CudaSlice<T>, String> {
+pub fn upload<T: Number + DeviceRepr>(comm: &Comm, values: &[T]) -> Result<Slice<T>, String> {
     stream(comm).clone_htod(values).context(|| "upload".into())
 }
 
 /// What GPU memory holds when the work before is complete.
-pub fn download<T: Number + DeviceRepr>(comm: &Comm, buffer: &CudaSlice<T>) -> Result<Vec<T>, String> {
+pub fn download<T: Number + DeviceRepr>(comm: &Comm, buffer: &Slice<T>) -> Result<Vec<T>, String> {
     comm.sync().context(|| "sync".into())?;
     stream(comm).clone_dtoh(buffer).context(|| "download".into())
+}
+
+/// Runs this program again, where it finds the emulated libraries.
+pub fn on_emulated_gpus(reason: &str) -> ExitCode {
+    if are_emulated() {
+        eprintln!("not even emulated GPUs: {reason}");
+        return ExitCode::FAILURE;
+    }
+    eprintln!("no GPUs ({reason}): the trials run on emulated ones");
+    let status = flavour::emulated().and_then(|emulated| {
+        let mut command = emulated.command(std::env::current_exe()?);
+        // The folder of the libraries goes with `emulated`, after the process has ended.
+        command.args(std::env::args_os().skip(1)).env(EMULATED, "1").status()
+    });
+    match status {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(status) => {
+            eprintln!("on emulated GPUs: {status}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("the emulated libraries cannot be used: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Small whole numbers, different on every rank, whose sums and products every type has exactly.

@@ -32,6 +32,8 @@ pub enum BackendKind {
     Nccl,
     /// An MPI library, found at run time.
     Mpi,
+    /// AMD's library for GPUs: each rank has one.
+    Rccl,
 }
 
 impl BackendKind {
@@ -42,6 +44,7 @@ impl BackendKind {
             BackendKind::Host => "host",
             BackendKind::Nccl => "nccl",
             BackendKind::Mpi => "mpi",
+            BackendKind::Rccl => "rccl",
         }
     }
 }
@@ -318,7 +321,7 @@ pub(crate) trait Backend: Send + Sync {
         Lane::host()
     }
 
-    /// The NCCL backend's own features.
+    /// The NCCL backend, of either flavour.
     #[cfg(feature = "cuda")]
     fn nccl(&self) -> Option<&nccl::NcclComm> {
         None

@@ -20,6 +20,8 @@ use crate::backend::{Backend, BackendKind};
 use crate::comm::{Comm, Settings};
 use crate::error::{Error, Result, UsageError};
 use environment::{Environment, Place};
+#[cfg(feature = "cuda")]
+use phalanx_sys::nccl::Flavour;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -40,8 +42,8 @@ pub struct Choice {
 ///
 /// The launchers that are recognised, in the order in which they count: `phalanx launch`, torchrun, Open MPI, Cray
 /// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
-/// this host has a GPU (the driver and NCCL are loaded to find out) and all ranks are here; for one rank, none is
-/// needed; MPI for ranks that an MPI launcher started; else the memory of the host.
+/// this host has a GPU (the driver and NCCL are loaded to find out) and all ranks are here; else RCCL, if the same holds
+/// for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an MPI launcher started; else the memory of the host.
 ///
 /// # Errors
 /// [`UsageError::Setting`] names a variable that makes no sense.
@@ -72,25 +74,27 @@ fn decide(
         Some(backend) => Some((backend, "Builder::backend")),
         None => environment.backend()?.map(|backend| (backend, "PHALANX_BACKEND")),
     };
-    let gpus = || match world_size {
-        Some(ranks) if !elsewhere => gpus_for(ranks),
+    let gpus = |backend: BackendKind| match world_size {
+        Some(ranks) if !elsewhere => gpus_for(backend, ranks),
         _ => Err(Error::Unsupported {
-            what: "NCCL for these ranks".into(),
+            what: format!("the backend {backend} for these ranks"),
             why: "they are on several hosts, or nobody says how many there are".into(),
             remedy: "start all ranks on one host".into(),
         }),
     };
+    let (nccl, rccl) = (BackendKind::Nccl, BackendKind::Rccl);
     match forced {
         Some((BackendKind::Solo, name)) if world_size != Some(1) => {
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
-        Some((BackendKind::Nccl, name)) => {
-            gpus().map(|()| (BackendKind::Nccl, format!("{name} asks for it")))
+        Some((backend, name)) if backend == nccl || backend == rccl => {
+            gpus(backend).map(|()| (backend, format!("{name} asks for it")))
         }
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
-        None => Ok(match gpus() {
-            Ok(()) => (BackendKind::Nccl, "each rank has a GPU".to_owned()),
+        None => Ok(match gpus(nccl) {
+            Ok(()) => (nccl, "each rank has a GPU".to_owned()),
+            Err(_) if gpus(rccl).is_ok() => (rccl, "each rank has an AMD GPU".to_owned()),
             Err(_) if world_size == Some(1) => (BackendKind::Solo, "there is one rank".to_owned()),
             Err(_) if is_mpi => (BackendKind::Mpi, "an MPI launcher started the ranks".to_owned()),
             Err(why) => (
@@ -121,9 +125,9 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         BackendKind::Host => {
             on_host(launcher, &environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
         }
-        BackendKind::Nccl => {
+        backend @ (BackendKind::Nccl | BackendKind::Rccl) => {
             let (host, name) = on_host(launcher, &environment, timeout)?;
-            on_gpu(host, name, &settings)
+            on_gpu(backend, host, name, &settings)
         }
     }
 }
@@ -168,15 +172,21 @@ fn join_mpi(_: Option<&Launcher>, _: &Environment, _: Duration) -> Result<Comm> 
     })
 }
 
+/// Which library of GPUs a backend is.
 #[cfg(feature = "cuda")]
-fn gpus_for(ranks: usize) -> Result<()> {
-    crate::backend::nccl::available(ranks)
+fn flavour(backend: BackendKind) -> Flavour {
+    if backend == BackendKind::Rccl { Flavour::Rccl } else { Flavour::Nccl }
+}
+
+#[cfg(feature = "cuda")]
+fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
+    crate::backend::nccl::available(flavour(backend), ranks)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpus_for(_ranks: usize) -> Result<()> {
+fn gpus_for(backend: BackendKind, _ranks: usize) -> Result<()> {
     Err(Error::Unsupported {
-        what: "NCCL".into(),
+        what: format!("the backend {backend}"),
         why: "phalanx was built without its feature `cuda`".into(),
         remedy: "build it with the feature".into(),
     })
@@ -184,15 +194,15 @@ fn gpus_for(_ranks: usize) -> Result<()> {
 
 /// The communicator on GPUs of the ranks of a host communicator. Collective.
 #[cfg(feature = "cuda")]
-fn on_gpu(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
+fn on_gpu(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
     let gpu = settings.gpu.unwrap_or(host.rank());
-    let nccl = NcclComm::join(host, gpu, settings.nccl.clone())?;
-    Ok(Comm::new(Arc::new(nccl), name))
+    let comm = NcclComm::join(host, flavour(backend), gpu, settings.nccl.clone())?;
+    Ok(Comm::new(Arc::new(comm), name))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_gpu(host: HostComm, _name: String, _settings: &Settings) -> Result<Comm> {
-    gpus_for(host.world_size())?;
+fn on_gpu(backend: BackendKind, host: HostComm, _name: String, _settings: &Settings) -> Result<Comm> {
+    gpus_for(backend, host.world_size())?;
     unreachable!("the error above")
 }
 
@@ -239,7 +249,7 @@ pub(crate) fn run_threads<R: Send>(
     let name = own_name();
     let body = |host| {
         let comm = match backend {
-            BackendKind::Nccl => on_gpu(host, name.clone(), settings)?,
+            BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name.clone(), settings)?,
             BackendKind::Mpi => {
                 return Err(Error::Unsupported {
                     what: "the backend mpi for threads".into(),
@@ -272,14 +282,19 @@ pub(crate) fn run_threads<R: Send>(
 
 /// Communicators for one thread that drives several GPUs. Set-up needs all ranks at once: a thread for each.
 #[cfg(feature = "cuda")]
-pub(crate) fn gpu_ranks(gpus: &[usize], timeout: Duration, settings: Arc<NcclSettings>) -> Result<Vec<Comm>> {
+pub(crate) fn gpu_ranks(
+    gpus: &[usize],
+    flavour: Flavour,
+    timeout: Duration,
+    settings: Arc<NcclSettings>,
+) -> Result<Vec<Comm>> {
     check_world_size(gpus.len())?;
-    gpus_for(1)?;
+    crate::backend::nccl::available(flavour, 1)?;
     let hosts = thread_ranks(gpus.len(), timeout)?;
     std::thread::scope(|scope| {
         let join = |(host, gpu): (HostComm, &usize)| {
             let (gpu, settings) = (*gpu, settings.clone());
-            scope.spawn(move || NcclComm::join(host, gpu, settings))
+            scope.spawn(move || NcclComm::join(host, flavour, gpu, settings))
         };
         let threads: Vec<_> = hosts.into_iter().zip(gpus).map(join).collect();
         let joined = threads.into_iter().map(|thread| thread.join().expect("set-up does not panic"));

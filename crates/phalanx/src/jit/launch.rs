@@ -4,7 +4,7 @@ use super::module::{Kernel, check};
 use crate::backend::Space;
 use crate::buffer::{Source, Target};
 use crate::error::Result;
-use crate::lane::{Lane, Lent};
+use crate::lane::{GpuStream, Lane, Lent};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DeviceRepr, LaunchConfig};
 use std::ffi::c_void;
@@ -146,7 +146,7 @@ impl Kernel<'_> {
         self.check(stream, &arguments)?;
         stream.context().bind_to_thread()?;
         self.module.used_on(stream);
-        let lane = Lane::cuda(stream.clone());
+        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
         let mut passed: [Option<Passed<'_>>; N] = [const { None }; N];
         for (index, argument) in arguments.iter_mut().enumerate() {
             passed[index] = argument.pass(&lane)?;

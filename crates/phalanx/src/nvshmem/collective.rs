@@ -5,7 +5,7 @@ use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result, UsageError};
-use crate::lane::Lane;
+use crate::lane::{GpuStream, Lane};
 use cudarc::driver::CudaStream;
 use phalanx_sys::nvshmem::{REDUCE_OPS, REDUCE_TYPES, Reduce};
 use std::ffi::c_void;
@@ -239,7 +239,7 @@ impl Team<'_> {
         if count == 0 {
             return Ok(());
         }
-        let lane = Lane::cuda(stream.clone());
+        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
         let lent = buffer.lend_mut(&lane)?;
         let start: *mut c_void = lent.span().start.cast();
         // SAFETY: as above; the library allows source and destination to be the same.
@@ -326,7 +326,7 @@ impl Team<'_> {
         if source.is_empty() {
             return Ok(());
         }
-        let lane = Lane::cuda(stream.clone());
+        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
         let (from, to) = (source.lend(&lane)?, dest.lend_mut(&lane)?);
         let code = call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream));
         self.context.library.check(name, code)

@@ -6,7 +6,10 @@ use crate::backend::{Blocks, Call, Direction, Operation, Stream, Transfer};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{RawReduction, ReductionCode};
-use phalanx_sys::nccl::{ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarHostImmediate, red_op};
+use phalanx_sys::nccl::{
+    Flavour, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarHostImmediate, red_op,
+};
+use std::ffi::c_void;
 
 /// Whether the library has more to do before the operation is enqueued (`ncclInProgress`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,14 +24,21 @@ pub(super) struct Needs {
     reduction: Option<ncclRedOp_t>,
     /// Freed behind the operation, on its stream.
     pub scratch: Option<StreamMemory>,
+    /// What an all_reduce adds to the result (`ncclAllReduceWithBias`).
+    bias: Option<*const c_void>,
 }
 
 impl Needs {
     /// A reduction that was made already.
     pub fn with_reduction(op: ncclRedOp_t) -> Needs {
-        Needs { reduction: Some(op), scratch: None }
+        Needs { reduction: Some(op), ..Needs::default() }
     }
 
+    pub fn with_bias(bias: *const c_void) -> Needs {
+        Needs { bias: Some(bias), ..Needs::default() }
+    }
+
+    /// Whether nothing has to be given back.
     pub fn is_empty(&self) -> bool {
         self.reduction.is_none() && self.scratch.is_none()
     }
@@ -61,6 +71,7 @@ impl Communicator {
                 AllToAll if std::ptr::eq(call.send, call.recv) => self.all_to_all_in_place(call, needs),
                 AllToAll | Gather | Scatter => self.rearranging(call),
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
+                AllToAllV if self.library.ncclAlltoAllv.is_some() => self.all_to_all_v(call),
                 AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Send | Recv => {
                     unreachable!("nothing to enqueue")
@@ -71,17 +82,23 @@ impl Communicator {
 
     unsafe fn reducing(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let library = self.library;
-        let (dtype, op) = (reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
+        let (dtype, op) =
+            (self.reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
         let (send, recv, count) = (call.send.cast(), call.recv.cast(), call.blocks.longest());
         let (comm, stream) = (self.handle(), call.stream.0);
         // SAFETY: the caller's contract; the types are the header's.
         unsafe {
-            match call.operation {
-                Operation::AllReduce => {
+            match (call.operation, needs.bias) {
+                (Operation::AllReduce, Some(bias)) => {
+                    let f = library.need(library.ncclAllReduceWithBias, "ncclAllReduceWithBias")?;
+                    let result = f(send, recv, count, dtype, op, comm, stream, bias);
+                    self.progress(result, "ncclAllReduceWithBias")
+                }
+                (Operation::AllReduce, None) => {
                     let f = library.need(library.ncclAllReduce, "ncclAllReduce")?;
                     self.progress(f(send, recv, count, dtype, op, comm, stream), "ncclAllReduce")
                 }
-                Operation::Reduce => {
+                (Operation::Reduce, _) => {
                     let f = library.need(library.ncclReduce, "ncclReduce")?;
                     let root = call.root as i32;
                     self.progress(f(send, recv, count, dtype, op, root, comm, stream), "ncclReduce")
@@ -168,7 +185,8 @@ impl Communicator {
     unsafe fn reduce_scatter_v(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let library = self.library;
         let reduce = library.need(library.ncclReduce, "ncclReduce")?;
-        let (dtype, op) = (reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
+        let (dtype, op) =
+            (self.reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
         self.grouped(|| {
             for rank in (0..self.ranks).filter(|rank| call.blocks.len(*rank) > 0) {
                 let (count, offset) = (call.blocks.len(rank), call.blocks.offset(rank) * call.dtype.size());
@@ -180,6 +198,33 @@ impl Communicator {
             }
             Ok(())
         })
+    }
+
+    /// RCCL's own, in bytes.
+    unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<Progress> {
+        let (library, size) = (self.library, call.dtype.size());
+        let f = library.need(library.ncclAlltoAllv, "ncclAlltoAllv")?;
+        let lens = |blocks: &Blocks<'_>| (0..self.ranks).map(|r| blocks.len(r) * size).collect::<Vec<_>>();
+        let offsets =
+            |blocks: &Blocks<'_>| (0..self.ranks).map(|r| blocks.offset(r) * size).collect::<Vec<_>>();
+        let (send_lens, send_offsets) = (lens(&call.blocks), offsets(&call.blocks));
+        let (recv_lens, recv_offsets) = (lens(&call.recv_blocks), offsets(&call.recv_blocks));
+        let (send, recv, dtype) = (call.send.cast(), call.recv.cast(), ncclDataType_t::Uint8);
+        // SAFETY: the caller's contract; the lists have an entry for each rank and are read during the call.
+        let result = unsafe {
+            f(
+                send,
+                send_lens.as_ptr(),
+                send_offsets.as_ptr(),
+                recv,
+                recv_lens.as_ptr(),
+                recv_offsets.as_ptr(),
+                dtype,
+                self.handle(),
+                call.stream.0,
+            )
+        };
+        self.progress(result, "ncclAlltoAllv")
     }
 
     /// A collective as messages: this rank's sends and receives in one group.
@@ -255,7 +300,7 @@ impl Communicator {
                 let name = "ncclRedOpCreatePreMulSum";
                 let create = self.library.need(self.library.ncclRedOpCreatePreMulSum, name)?;
                 let (mut op, mut factor) = (0, reduction.factor);
-                let (dtype, scalar) = (reduced_type(dtype)?, (&raw mut factor).cast());
+                let (dtype, scalar) = (self.reduced_type(dtype)?, (&raw mut factor).cast());
                 // SAFETY: the factor has the type's bits at its start (little endian) and is read during the call.
                 let result =
                     unsafe { create(&raw mut op, scalar, dtype, ncclScalarHostImmediate, self.handle()) };
@@ -330,8 +375,23 @@ fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
     })
 }
 
+impl Communicator {
+    /// The type in reductions.
+    pub(super) fn reduced_type(&self, dtype: DType) -> Result<ncclDataType_t> {
+        if self.library.flavour() == Flavour::Rccl && matches!(dtype, DType::F8E4M3 | DType::F8E5M2) {
+            return Err(Error::Unsupported {
+                what: format!("a reduction of {dtype} by RCCL"),
+                why: "on some of AMD's GPUs these are other formats than the OCP's (it moves them, as bytes)"
+                    .into(),
+                remedy: "convert to f16 or bf16".into(),
+            });
+        }
+        reduced_type(dtype)
+    }
+}
+
 /// The type in reductions.
-pub(super) fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
+fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
     Ok(match dtype {
         DType::F32 => ncclDataType_t::Float32,
         DType::F64 => ncclDataType_t::Float64,

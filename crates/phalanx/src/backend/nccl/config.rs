@@ -68,16 +68,19 @@ impl RawConfig {
 }
 
 impl Config {
-    /// In the layout of the loaded library.
-    pub(crate) fn raw(&self, library: &Library) -> Result<RawConfig> {
+    /// In the layout of the loaded library; `None` if it has no settings and none is set.
+    pub(crate) fn raw(&self, library: &Library) -> Result<Option<RawConfig>> {
         let version = library.version();
-        let raw = ncclConfig_t::for_version(version);
-        let mut raw = raw.ok_or_else(|| Error::from(library.lacks("ncclCommInitRankConfig")))?;
+        let raw = ncclConfig_t::for_library(library.flavour(), version);
+        let Some(mut raw) = raw else {
+            let none = *self == Config::default();
+            return if none { Ok(None) } else { Err(library.lacks("ncclCommInitRankConfig").into()) };
+        };
         raw.blocking = i32::from(!self.non_blocking);
         macro_rules! set {
             ($($setting:ident => $field:ident since $major:literal $minor:literal $patch:literal),* $(,)?) => {$(
                 if let Some(value) = self.$setting {
-                    needs(library, stringify!($setting), version_code($major, $minor, $patch), offset_of!(ncclConfig_t, $field) < raw.size)?;
+                    needs(library, stringify!($setting), version_code($major, $minor, $patch), offset_of!(ncclConfig_t, $field) < raw.used())?;
                     raw.$field = value;
                 }
             )*};
@@ -111,7 +114,7 @@ impl Config {
             let kept: &'static CStr = Box::leak(text("comm_name", name)?.into_boxed_c_str());
             raw.commName = kept.as_ptr();
         }
-        Ok(RawConfig { raw: Box::new(raw), _net_name: net_name })
+        Ok(Some(RawConfig { raw: Box::new(raw), _net_name: net_name }))
     }
 }
 
@@ -120,14 +123,15 @@ fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) 
         return Ok(());
     }
     Err(Error::Unsupported {
-        what: format!("the NCCL setting {setting}"),
+        what: format!("the {} setting {setting}", library.name()),
         why: format!(
-            "it came with NCCL {}, and {} ({}) is loaded",
+            "it came with NCCL {}, and {} {} ({}) is loaded",
             version_text(since),
+            library.name(),
             version_text(library.version()),
             library.path().display()
         ),
-        remedy: "leave it unset, or load a newer NCCL (PHALANX_NCCL_LIB)".into(),
+        remedy: format!("leave it unset, or load a newer one ({})", library.flavour().search().variable),
     })
 }
 

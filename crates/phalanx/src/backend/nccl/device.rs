@@ -1,95 +1,132 @@
-//! A GPU: its context and what the backend does there besides NCCL's calls.
+//! A GPU, and what the backend does there besides the library's calls, whoever made it ([`Runtime`]).
 
+use super::runtime::{Cuda, Hip, Runtime};
 use crate::backend::Stream;
-use crate::error::{Error, LibraryError, Result};
+use crate::error::{Error, Result};
+use crate::lane::GpuStream;
 use crate::sync::lock;
-use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUresult};
-use cudarc::driver::{CudaContext, DriverError};
+use cudarc::driver::CudaContext;
+use phalanx_sys::nccl::Flavour;
 use std::collections::BTreeMap;
-use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A GPU and its primary context.
-#[derive(Clone)]
+/// A GPU. Opened once for the process, and never given back.
+#[derive(Clone, Copy)]
 pub(crate) struct Device {
-    pub context: Arc<CudaContext>,
-    /// One thread at a time is inside NCCL for a device: "using different communicators of one device from
+    runtime: &'static dyn Runtime,
+    /// One thread at a time is inside the library for a device: "using different communicators of one device from
     /// several threads is not safe" (NCCL's user guide, thread safety).
     pub turn: &'static Mutex<()>,
 }
 
 /// How many GPUs this process sees; an error if there is no driver.
-pub(crate) fn count() -> Result<usize> {
-    driver()?;
-    Ok(CudaContext::device_count()? as usize)
-}
-
-/// Makes sure that cudarc, which panics without it, finds the driver.
-fn driver() -> Result<()> {
-    static DRIVER: OnceLock<phalanx_sys::Library> = OnceLock::new();
-    if DRIVER.get().is_none() {
-        // Never unloaded: cudarc holds it, too.
-        let _ = DRIVER.set(phalanx_sys::cuda::DRIVER.open()?);
+pub(crate) fn count(flavour: Flavour) -> Result<usize> {
+    match flavour {
+        Flavour::Nccl => Cuda::count(),
+        Flavour::Rccl => crate::hip::device_count(),
     }
-    Ok(())
 }
 
-/// The context that is current on this thread becomes so again when this is dropped.
-pub(crate) struct Current(CUcontext);
+/// The variables that hide GPUs from a process.
+pub(crate) fn hidden_by(flavour: Flavour) -> &'static str {
+    match flavour {
+        Flavour::Nccl => "CUDA_VISIBLE_DEVICES",
+        Flavour::Rccl => "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+    }
+}
+
+/// What was current on this thread becomes so again when this is dropped.
+pub(crate) struct Current {
+    runtime: &'static dyn Runtime,
+    before: usize,
+}
 
 impl Drop for Current {
     fn drop(&mut self) {
-        // SAFETY: the context was current when this was made; null means none.
-        unsafe { sys::cuCtxSetCurrent(self.0) };
+        if self.before != self.runtime.place() {
+            self.runtime.make_current(self.before);
+        }
     }
 }
 
 impl Device {
-    /// The GPU with this number; opened once for the process, so that all communicators share its context and its turn.
-    pub fn open(ordinal: usize) -> Result<Device> {
-        static OPENED: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
-        let count = count()?;
+    /// The GPU with this number; opened once, so that all communicators share its context and its turn.
+    pub fn open(flavour: Flavour, ordinal: usize) -> Result<Device> {
+        static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
+        let count = count(flavour)?;
         if ordinal >= count {
             return Err(Error::Unsupported {
                 what: format!("GPU {ordinal}"),
                 why: format!("this process sees {count} GPUs"),
-                remedy: "use fewer ranks, or look at CUDA_VISIBLE_DEVICES".into(),
+                remedy: format!("use fewer ranks, or look at {}", hidden_by(flavour)),
             });
         }
         let mut opened = lock(&OPENED);
-        if let Some(device) = opened.get(&ordinal) {
-            return Ok(device.clone());
+        let number = (flavour == Flavour::Rccl, ordinal);
+        if let Some(device) = opened.get(&number) {
+            return Ok(*device);
         }
-        let _current = current()?;
-        let device = Device { context: CudaContext::new(ordinal)?, turn: Box::leak(Box::default()) };
-        opened.insert(ordinal, device.clone());
+        let runtime: Box<dyn Runtime> = match flavour {
+            Flavour::Nccl => Box::new(Cuda::open(ordinal)?),
+            Flavour::Rccl => Box::new(Hip::open(ordinal)?),
+        };
+        let device = Device { runtime: Box::leak(runtime), turn: Box::leak(Box::default()) };
+        opened.insert(number, device);
         Ok(device)
     }
 
-    /// Makes the device current until the guard is dropped.
+    /// Its number.
+    pub fn ordinal(&self) -> usize {
+        self.runtime.ordinal()
+    }
+
+    /// cudarc's context, if it is an NVIDIA GPU.
+    pub fn cuda(&self) -> Option<&'static Arc<CudaContext>> {
+        self.runtime.cuda()
+    }
+
+    /// Makes the device current until the guard is dropped. Answers an error that was kept in its context.
     pub fn enter(&self) -> Result<Current> {
-        let before = current()?;
-        self.context.bind_to_thread()?;
-        Ok(before)
+        self.runtime.check()?;
+        Ok(self.switch())
+    }
+
+    /// [`enter`](Device::enter), whatever was kept: to give something back.
+    fn switch(&self) -> Current {
+        let (runtime, before) = (self.runtime, self.runtime.current());
+        if before != runtime.place() {
+            runtime.make_current(runtime.place());
+        }
+        Current { runtime, before }
+    }
+
+    /// The stream on which operations run unless another is named.
+    pub fn default_stream(&self) -> GpuStream {
+        self.runtime.default_stream()
+    }
+
+    pub fn new_stream(&self) -> Result<GpuStream> {
+        let _current = self.enter()?;
+        self.runtime.new_stream()
+    }
+
+    /// Whether a stream is one of this device (and of its primary context).
+    pub fn has(&self, stream: &GpuStream) -> bool {
+        self.runtime.has(stream)
     }
 
     /// Whether a stream's work is complete.
     pub fn is_idle(&self, stream: Stream) -> Result<bool> {
         // SAFETY: a stream of this device, which is current, kept alive by its lane.
-        match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
-            CUresult::CUDA_SUCCESS => Ok(true),
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            error => Err(failed("cuStreamQuery", DriverError(error)).fatal()),
-        }
+        unsafe { self.runtime.is_idle(stream) }.map_err(crate::LibraryError::fatal)
     }
 
     /// Whether a stream has work to do. One that is captured has none, and must not be asked.
     pub fn is_busy(&self, stream: Stream) -> Result<bool> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: as in `is_idle`; the out-pointer is written during the call.
-        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &raw mut status) })?;
-        Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE && !self.is_idle(stream)?)
+        // SAFETY: as in `is_idle`.
+        let is_captured = unsafe { self.runtime.is_captured(stream) }?;
+        Ok(!is_captured && !self.is_idle(stream)?)
     }
 
     /// Waits until a stream's work is complete, without any rank in mind.
@@ -97,7 +134,7 @@ impl Device {
         let since = Instant::now();
         while !self.is_idle(stream)? {
             if since.elapsed() > limit {
-                return Err(failed("cuStreamQuery", DriverError(CUresult::CUDA_ERROR_NOT_READY)).into());
+                return Err(self.runtime.not_ready().into());
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -105,13 +142,15 @@ impl Device {
     }
 
     /// Writes zeroes, behind the stream's work.
-    pub fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's memory of so many bytes, which it has just allocated.
-        let result = unsafe { sys::cuMemsetD8Async(start as CUdeviceptr, 0, bytes, stream.0.cast()) };
-        check("cuMemsetD8Async", result)
+    ///
+    /// # Safety
+    /// Memory of this device of so many bytes, valid until the stream's work is complete.
+    pub unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's contract.
+        Ok(unsafe { self.runtime.clear(start, bytes, stream) }?)
     }
 
-    /// Copies between device memory, behind the stream's work.
+    /// Copies between memory of the device and pinned host memory, either way, or within one, behind the stream's work.
     ///
     /// # Safety
     /// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
@@ -123,74 +162,73 @@ impl Device {
         stream: Stream,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
-        let result = unsafe {
-            sys::cuMemcpyDtoDAsync_v2(target as CUdeviceptr, source as CUdeviceptr, bytes, stream.0.cast())
-        };
-        check("cuMemcpyDtoDAsync", result)
+        Ok(unsafe { self.runtime.copy(target, source, bytes, stream) }?)
     }
+}
 
-    /// Copies to the device, behind the stream's work.
-    ///
-    /// # Safety
-    /// As for [`copy`](Device::copy); the source is pinned host memory.
-    pub unsafe fn upload(
-        &self,
-        target: *mut u8,
-        source: *const u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's contract.
-        let result = unsafe {
-            sys::cuMemcpyHtoDAsync_v2(target as CUdeviceptr, source.cast(), bytes, stream.0.cast())
-        };
-        check("cuMemcpyHtoDAsync", result)
+/// Where memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Device,
+    /// Pinned host memory.
+    Host,
+}
+
+/// Memory that is freed when this is dropped: what used it must be done, but a device's memory waits for that itself.
+struct Memory {
+    start: *mut u8,
+    place: Place,
+    device: Device,
+}
+
+// SAFETY: an owned address; whoever uses it says so in its own contract.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(device: &Device, place: Place, bytes: usize) -> Result<Memory> {
+        let start = device.runtime.allocate(place, bytes.max(1))?;
+        Ok(Memory { start, place, device: *device })
     }
+}
 
-    /// Copies from the device, behind the stream's work.
-    ///
-    /// # Safety
-    /// As for [`copy`](Device::copy); the target is pinned host memory.
-    pub unsafe fn download(
-        &self,
-        target: *mut u8,
-        source: *const u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's contract.
-        let result = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(target.cast(), source as CUdeviceptr, bytes, stream.0.cast())
-        };
-        check("cuMemcpyDtoHAsync", result)
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _current = self.device.switch();
+        // SAFETY: allocated by `new`, freed once.
+        unsafe { self.device.runtime.free(self.place, self.start) };
     }
 }
 
 /// Memory of a device.
-pub(crate) struct DeviceMemory {
-    pub start: *mut u8,
-    context: Arc<CudaContext>,
-}
-
-// SAFETY: an owned address; whoever uses it says so in its own contract.
-unsafe impl Send for DeviceMemory {}
+pub(crate) struct DeviceMemory(Memory);
 
 impl DeviceMemory {
     /// The device is current.
     pub fn new(device: &Device, bytes: usize) -> Result<DeviceMemory> {
-        let mut start: CUdeviceptr = 0;
-        // SAFETY: an out-pointer on the stack, written during the call.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes) })?;
-        Ok(DeviceMemory { start: start as *mut u8, context: device.context.clone() })
+        Memory::new(device, Place::Device, bytes).map(DeviceMemory)
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.0.start
     }
 }
 
-impl Drop for DeviceMemory {
-    fn drop(&mut self) {
-        let Ok(_current) = current() else { return };
-        self.context.record_err(self.context.bind_to_thread());
-        // SAFETY: allocated by `new`, freed once. cuMemFree waits for work that may still use it.
-        unsafe { sys::cuMemFree_v2(self.start as CUdeviceptr) };
+/// Pinned host memory. No copy is under way when it is dropped, by the contract of the copies.
+pub(crate) struct PinnedMemory(Memory);
+
+impl PinnedMemory {
+    /// The device is current. Zeroed.
+    pub fn new(device: &Device, bytes: usize) -> Result<PinnedMemory> {
+        let memory = Memory::new(device, Place::Host, bytes)?;
+        // SAFETY: so many bytes were allocated.
+        unsafe { memory.start.write_bytes(0, bytes) };
+        Ok(PinnedMemory(memory))
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.0.start
     }
 }
 
@@ -198,101 +236,72 @@ impl Drop for DeviceMemory {
 pub(crate) struct StreamMemory {
     pub start: *mut u8,
     stream: Stream,
+    device: Device,
 }
 
 // SAFETY: an owned address, and a stream that its lane keeps alive.
 unsafe impl Send for StreamMemory {}
 
 impl StreamMemory {
+    /// The device is current.
     pub fn new(device: &Device, bytes: usize, stream: Stream) -> Result<StreamMemory> {
-        if !device.context.has_async_alloc() {
-            return Err(Error::Unsupported {
+        // SAFETY: a stream of this device, which is current, kept alive by its lane.
+        match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
+            Some(start) => Ok(StreamMemory { start, stream, device: *device }),
+            None => Err(Error::Unsupported {
                 what: "all_to_all of one buffer".into(),
                 why: "the GPU has no memory pools, from which its copy would come".into(),
                 remedy: "use all_to_all with two buffers".into(),
-            });
+            }),
         }
-        let mut start: CUdeviceptr = 0;
-        let bytes = bytes.max(1);
-        // SAFETY: an out-pointer on the stack, written during the call.
-        check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut start, bytes, stream.0.cast()) })?;
-        Ok(StreamMemory { start: start as *mut u8, stream })
     }
 }
 
 impl Drop for StreamMemory {
     fn drop(&mut self) {
+        // The default stream is that of the current device.
+        let _current = self.device.switch();
         // SAFETY: allocated by `new` on this stream, freed once, behind all work that was enqueued on it.
-        unsafe { sys::cuMemFreeAsync(self.start as CUdeviceptr, self.stream.0.cast()) };
+        unsafe { self.device.runtime.free_on(self.start, self.stream) };
     }
 }
 
-/// Pinned host memory.
-pub(crate) struct PinnedMemory {
-    pub start: *mut u8,
-    context: Arc<CudaContext>,
+/// An event of a device (`cudaEvent_t`, `hipEvent_t`), without times.
+pub(super) struct Event {
+    raw: *mut std::ffi::c_void,
+    device: Device,
 }
 
-// SAFETY: an owned address; whoever uses it says so in its own contract.
-unsafe impl Send for PinnedMemory {}
+// SAFETY: an event may be used by any thread.
+unsafe impl Send for Event {}
 // SAFETY: as above.
-unsafe impl Sync for PinnedMemory {}
+unsafe impl Sync for Event {}
 
-impl PinnedMemory {
-    /// The device is current. Zeroed.
-    pub fn new(device: &Device, bytes: usize) -> Result<PinnedMemory> {
-        let mut start: *mut c_void = std::ptr::null_mut();
-        // SAFETY: an out-pointer on the stack, written during the call.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut start, bytes.max(1), 0) })?;
-        // SAFETY: so many bytes were allocated.
-        unsafe { start.cast::<u8>().write_bytes(0, bytes) };
-        Ok(PinnedMemory { start: start.cast(), context: device.context.clone() })
+impl Event {
+    pub fn new(device: &Device) -> Result<Event> {
+        let _current = device.enter()?;
+        Ok(Event { raw: device.runtime.create_event()?, device: *device })
+    }
+
+    /// Records it behind a stream's work.
+    pub fn record(&self, stream: &GpuStream) -> Result<()> {
+        let _current = self.device.enter()?;
+        // SAFETY: an event and a stream of this device.
+        Ok(unsafe { self.device.runtime.record(self.raw, stream.raw()) }?)
+    }
+
+    /// What is enqueued on the stream from here on waits for it.
+    pub fn hold(&self, stream: &GpuStream) -> Result<()> {
+        let _current = self.device.enter()?;
+        // SAFETY: as above.
+        Ok(unsafe { self.device.runtime.wait(stream.raw(), self.raw) }?)
     }
 }
 
-impl Drop for PinnedMemory {
+impl Drop for Event {
     fn drop(&mut self) {
-        let Ok(_current) = current() else { return };
-        self.context.record_err(self.context.bind_to_thread());
-        // SAFETY: allocated by `new`, freed once; no copy is under way, by the contract of the copies.
-        unsafe { sys::cuMemFreeHost(self.start.cast()) };
-    }
-}
-
-fn current() -> Result<Current> {
-    let mut context = std::ptr::null_mut();
-    // SAFETY: an out-pointer on the stack, written during the call. Before cuInit it fails, and none is current.
-    unsafe { sys::cuCtxGetCurrent(&raw mut context) };
-    Ok(Current(context))
-}
-
-fn check(function: &'static str, result: CUresult) -> Result<()> {
-    match result {
-        CUresult::CUDA_SUCCESS => Ok(()),
-        error => Err(failed(function, DriverError(error)).into()),
-    }
-}
-
-fn failed(function: &'static str, error: DriverError) -> LibraryError {
-    LibraryError {
-        library: "CUDA".into(),
-        function,
-        code: error.0 as i32,
-        text: describe(error),
-        context: None,
-        fatal: false,
-    }
-}
-
-fn describe(error: DriverError) -> String {
-    let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
-        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
-    };
-    format!("{}, {}", text(error.error_name()), text(error.error_string()))
-}
-
-impl From<DriverError> for Error {
-    fn from(error: DriverError) -> Error {
-        failed("the CUDA driver", error).into()
+        let _current = self.device.switch();
+        // SAFETY: made by `new`, destroyed once; the runtime keeps it for those that wait for it.
+        unsafe { self.device.runtime.destroy_event(self.raw) };
     }
 }

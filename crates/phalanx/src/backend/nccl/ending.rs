@@ -49,7 +49,7 @@ impl Communicator {
     /// (`ncclCommRevoke`, 2.28.7). False where the library cannot.
     pub(super) fn revoke(&self) -> bool {
         let Some(revoke) = self.library.ncclCommRevoke else { return false };
-        let (handle, device) = (Raw(self.handle()), self.device.clone());
+        let (handle, device) = (Raw(self.handle()), self.device);
         bounded(self.rank, "ncclCommRevoke", move || {
             let Raw(handle) = { handle };
             let Ok(_current) = device.enter() else { return };

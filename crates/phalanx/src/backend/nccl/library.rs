@@ -2,14 +2,14 @@
 
 use crate::backend::host::Subject;
 use crate::error::{Error, LibraryError, Result};
-use phalanx_sys::nccl::{Api, NCCL, ncclResult_t};
+use phalanx_sys::nccl::{Api, Flavour, ncclResult_t};
 use std::ffi::CStr;
 use std::sync::Mutex;
 
 /// Most characters of the library's own account of an error that are kept.
 const ACCOUNT: usize = 1024;
 
-/// The loaded NCCL.
+/// The loaded NCCL, or RCCL.
 pub(crate) struct Library {
     api: Api,
 }
@@ -22,30 +22,33 @@ impl std::ops::Deref for Library {
     }
 }
 
-/// Loads NCCL, once for the process; a failure is not remembered.
-pub(crate) fn load() -> Result<&'static Library> {
-    static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
+/// Loads a flavour of the library, once for the process; a failure is not remembered.
+pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
+    static LOADED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
     let mut loaded = crate::sync::lock(&LOADED);
-    if let Some(library) = *loaded {
+    if let Some(library) = loaded.iter().find(|library| library.flavour() == flavour) {
         return Ok(library);
     }
-    let api = Api::load(&NCCL)?;
+    let search = flavour.search();
+    let api = Api::load(search)?;
     tracing::info!(
         version = phalanx_sys::nccl::version_text(api.version()),
         path = %api.path().display(),
         found = api.library().place().origin,
-        "NCCL"
+        "{}",
+        api.name()
     );
-    let others: Vec<_> = NCCL.loaded().into_iter().filter(|path| path != api.path()).collect();
+    let others: Vec<_> = search.loaded().into_iter().filter(|path| path != api.path()).collect();
     if !others.is_empty() {
         tracing::warn!(
-            "this process has loaded another NCCL too: {others:?} beside {:?}; communicators of the two know \
+            "this process has loaded another {} too: {others:?} beside {:?}; communicators of the two know \
              nothing of each other",
+            api.name(),
             api.path()
         );
     }
     let library: &'static Library = Box::leak(Box::new(Library { api }));
-    *loaded = Some(library);
+    loaded.push(library);
     Ok(library)
 }
 

@@ -9,7 +9,7 @@ use super::waiting::LOOK;
 use crate::backend::host::Subject;
 use crate::backend::{Call, Operation};
 use crate::error::{Error, Result};
-use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclResult_t, ncclUniqueId};
+use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -18,7 +18,7 @@ use std::time::Instant;
 /// Where a communicator comes from.
 #[derive(Clone)]
 pub(super) enum Origin {
-    /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`).
+    /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`; `ncclCommInitRank` before 2.14).
     Id(ncclUniqueId),
     /// The ranks of a communicator with the same colour (`ncclCommSplit`); without one: this rank is in no part.
     Split { parent: Arc<Communicator>, color: Option<i32>, key: i32 },
@@ -29,7 +29,7 @@ struct Order {
     library: &'static Library,
     origin: Origin,
     place: (usize, usize),
-    config: RawConfig,
+    config: Option<RawConfig>,
     handle: Arc<HandleCell>,
 }
 
@@ -56,6 +56,9 @@ impl Order {
     fn is_possible(&self) -> Result<()> {
         let library = self.library;
         match &self.origin {
+            Origin::Id(_) if self.config.is_none() => {
+                library.need(library.ncclCommInitRank, "ncclCommInitRank").map(drop)
+            }
             Origin::Id(_) => library.need(library.ncclCommInitRankConfig, self.origin.function()).map(drop),
             Origin::Split { .. } => library.need(library.ncclCommSplit, self.origin.function()).map(drop),
         }
@@ -64,7 +67,10 @@ impl Order {
     /// Calls the library. The device is current.
     fn carry_out(mut self) -> ncclResult_t {
         let (rank, ranks) = (self.place.0 as i32, self.place.1 as i32);
-        let (handle, config) = (self.handle.as_ptr(), self.config.as_mut());
+        let handle = self.handle.as_ptr();
+        let Some(config) = self.config.as_mut().map(RawConfig::as_mut) else {
+            return self.carry_out_without_config(handle);
+        };
         match &self.origin {
             Origin::Id(id) => match self.library.ncclCommInitRankConfig {
                 // SAFETY: the cell is kept alive by this order and by the communicator; the configuration fits the
@@ -83,6 +89,18 @@ impl Order {
     }
 }
 
+impl Order {
+    /// As the libraries that have no settings do it.
+    fn carry_out_without_config(&self, handle: *mut ncclComm_t) -> ncclResult_t {
+        let (rank, ranks) = (self.place.0 as i32, self.place.1 as i32);
+        match (&self.origin, self.library.ncclCommInitRank) {
+            // SAFETY: the cell is kept alive by this order and by the communicator.
+            (Origin::Id(id), Some(init)) => unsafe { init(handle, ranks, *id, rank) },
+            _ => ncclResult_t::InvalidUsage,
+        }
+    }
+}
+
 impl Making {
     /// Starts it. The device's turn is not taken: the library waits for other ranks, of which some may need it.
     pub fn start(
@@ -90,7 +108,7 @@ impl Making {
         device: &Device,
         origin: &Origin,
         place: (usize, usize),
-        config: RawConfig,
+        config: Option<RawConfig>,
         handle: &Arc<HandleCell>,
     ) -> Result<Making> {
         let (function, parent) = match origin {
@@ -99,7 +117,7 @@ impl Making {
         };
         let order = Order { library, origin: origin.clone(), place, config, handle: handle.clone() };
         order.is_possible()?;
-        let (device, (sender, answer)) = (device.clone(), channel());
+        let (device, (sender, answer)) = (*device, channel());
         let work = move || {
             let Ok(_current) = device.enter() else { return };
             let _ = sender.send(order.carry_out());
@@ -135,7 +153,7 @@ impl Making {
 
 impl Communicator {
     /// Makes it. Collective.
-    pub(super) fn make(&self, origin: &Origin, config: RawConfig) -> Result<()> {
+    pub(super) fn make(&self, origin: &Origin, config: Option<RawConfig>) -> Result<()> {
         let since = Instant::now();
         // The first operation on the witness.
         let subject = Subject::call(1, &Call::empty(Operation::Init));
@@ -153,7 +171,7 @@ impl Communicator {
     }
 
     /// This rank's part in a split of its communicator that makes it no member of anything. Collective.
-    pub(super) fn take_no_part(self: &Arc<Self>, subject: &Subject, config: RawConfig) -> Result<()> {
+    pub(super) fn take_no_part(self: &Arc<Self>, subject: &Subject, config: Option<RawConfig>) -> Result<()> {
         let origin = Origin::Split { parent: self.clone(), color: None, key: 0 };
         Making::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
             .and_then(|making| making.wait(self, subject, Instant::now()))

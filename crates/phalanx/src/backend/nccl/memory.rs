@@ -1,18 +1,17 @@
-//! Memory that NCCL knows: allocated by it, registered with a communicator, or a window of all ranks.
+//! Memory that the library knows: allocated by it, registered with a communicator, or a window of all ranks.
 
 use super::communicator::Communicator;
-use super::device::Current;
-use crate::backend::Stream;
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
-use crate::lane::{Lane, Lent};
+use crate::hip;
+use crate::lane::{GpuStream, Lane, Lent};
 use crate::sync::lock;
 use crate::{Source, Target};
-use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 use phalanx_sys::nccl::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclResult_t, ncclWindow_t};
 use std::ffi::c_void;
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -39,29 +38,81 @@ pub(super) enum Handle {
 // SAFETY: an opaque value for calls under the device's lock.
 unsafe impl Send for Handle {}
 
-/// GPU memory from NCCL (`ncclMemAlloc`), registered with a communicator as far as the library can.
+/// The runtime's slice over memory that is not its own to free.
+pub trait GpuSlice<T: Element>: Target<Elem = T> + Sized {
+    /// # Safety
+    /// Memory of `len` elements of the stream's device, that is zeroed before anybody reads it.
+    #[doc(hidden)]
+    unsafe fn over(stream: &GpuStream, start: *mut u8, len: usize) -> Self;
+    /// Puts the slice's stream behind all users that the runtime knows, and answers it.
+    #[doc(hidden)]
+    fn gather_users(&mut self) -> Result<GpuStream>;
+    /// Forgets the memory, and gives back what was needed for its order.
+    #[doc(hidden)]
+    fn forget(self);
+}
+
+impl<T: Element> GpuSlice<T> for CudaSlice<T> {
+    unsafe fn over(stream: &GpuStream, start: *mut u8, len: usize) -> Self {
+        let GpuStream::Cuda(stream) = stream else { unreachable!("a stream of NCCL is one of CUDA") };
+        // SAFETY: the caller's contract.
+        unsafe { stream.upgrade_device_ptr(start as u64, len) }
+    }
+
+    fn gather_users(&mut self) -> Result<GpuStream> {
+        let stream = self.stream().clone();
+        drop(self.device_ptr_mut(&stream));
+        Ok(GpuStream::Cuda(stream))
+    }
+
+    fn forget(self) {
+        self.leak();
+    }
+}
+
+impl<T: Element> GpuSlice<T> for hip::Slice<T> {
+    unsafe fn over(stream: &GpuStream, start: *mut u8, len: usize) -> Self {
+        let GpuStream::Hip(stream) = stream else { unreachable!("a stream of RCCL is one of HIP") };
+        // SAFETY: the caller's contract; the buffer waits for the users before it frees the memory.
+        unsafe { hip::Slice::from_raw(start.cast(), len, stream) }
+    }
+
+    fn gather_users(&mut self) -> Result<GpuStream> {
+        hip::Slice::gather_users(self)?;
+        Ok(GpuStream::Hip(self.stream().clone()))
+    }
+
+    fn forget(self) {}
+}
+
+/// GPU memory from the library (`ncclMemAlloc`), registered with a communicator as far as the library can.
 ///
-/// It is zero at first. A buffer of every operation, and of cudarc through [`view`](Buffer::view) and
+/// It is zero at first. A buffer of every operation, and of cudarc (of HIP) through [`view`](Buffer::view) and
 /// [`view_mut`](Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it; if that does not end the
 /// memory is leaked, with a line in the log. It may outlive its communicator.
-pub struct Buffer<T: Element> {
+pub struct Buffer<T: Element, S: GpuSlice<T> = CudaSlice<T>> {
     communicator: Arc<Communicator>,
-    /// cudarc's handle on memory that is not cudarc's to free.
-    slice: ManuallyDrop<CudaSlice<T>>,
-    start: CUdeviceptr,
+    slice: ManuallyDrop<S>,
+    start: *mut u8,
     registration: Registration,
     /// Its number among the communicator's registrations.
     number: Option<u64>,
+    elements: PhantomData<T>,
 }
 
-impl<T: Element> Buffer<T> {
+// SAFETY: an owned address of GPU memory; what orders its users is the slice, which can be sent.
+unsafe impl<T: Element, S: GpuSlice<T> + Send> Send for Buffer<T, S> {}
+// SAFETY: as above.
+unsafe impl<T: Element, S: GpuSlice<T> + Sync> Sync for Buffer<T, S> {}
+
+impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     /// Collective unless `wanted` is plain.
     pub(super) fn new(
         communicator: &Arc<Communicator>,
-        stream: &Arc<CudaStream>,
+        stream: &GpuStream,
         len: usize,
         wanted: Registration,
-    ) -> Result<Buffer<T>> {
+    ) -> Result<Buffer<T, S>> {
         communicator.check()?;
         let bytes = len
             .checked_mul(size_of::<T>())
@@ -76,15 +127,17 @@ impl<T: Element> Buffer<T> {
         let _current = communicator.device.enter()?;
         let start = allocate(communicator, bytes)?;
         // SAFETY: memory of at least `len` elements on the stream's device, zeroed before anybody reads it.
-        let slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<T>(start, len) });
+        let slice = ManuallyDrop::new(unsafe { S::over(stream, start, len) });
         let mut buffer = Buffer {
             communicator: communicator.clone(),
             slice,
             start,
             registration: Registration::Plain,
             number: None,
+            elements: PhantomData,
         };
-        communicator.device.clear(start as *mut u8, bytes, Stream(stream.cu_stream().cast()))?;
+        // SAFETY: allocated above; the buffer waits for the stream before it frees the memory.
+        unsafe { communicator.device.clear(start, bytes, stream.raw()) }?;
         let handle = match wanted {
             Registration::Plain => None,
             Registration::Local => register(communicator, start, bytes)?,
@@ -113,16 +166,6 @@ impl<T: Element> Buffer<T> {
         self.registration
     }
 
-    /// For cudarc's copies and kernels, reading.
-    pub fn view(&self) -> CudaView<'_, T> {
-        self.slice.as_view()
-    }
-
-    /// For cudarc's copies and kernels.
-    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
-        self.slice.as_view_mut()
-    }
-
     pub(super) fn window(&self) -> Option<ncclWindow_t> {
         let number = self.number?;
         match self.communicator.registration(number)? {
@@ -132,34 +175,57 @@ impl<T: Element> Buffer<T> {
     }
 }
 
+impl<T: Element> Buffer<T> {
+    /// For cudarc's copies and kernels, reading.
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.slice.as_view()
+    }
+
+    /// For cudarc's copies and kernels.
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
+    }
+}
+
+impl<T: Element> Buffer<T, hip::Slice<T>> {
+    /// For HIP's copies and kernels, reading.
+    pub fn view(&self) -> hip::View<'_, T> {
+        self.slice.slice(..)
+    }
+
+    /// For HIP's copies and kernels.
+    pub fn view_mut(&mut self) -> hip::ViewMut<'_, T> {
+        self.slice.slice_mut(..)
+    }
+}
+
 /// Windows begin and end at multiples of this, and so does all memory here.
 const ALIGNMENT: usize = NCCL_WIN_REQUIRED_ALIGNMENT;
 
-fn allocate(communicator: &Communicator, bytes: usize) -> Result<CUdeviceptr> {
+fn allocate(communicator: &Communicator, bytes: usize) -> Result<*mut u8> {
     let library = communicator.library;
     let allocate = library.need(library.ncclMemAlloc, "ncclMemAlloc")?;
     let mut start = std::ptr::null_mut();
     let _turn = lock(communicator.device.turn);
     // SAFETY: an out-pointer on the stack, written during the call; the device is current.
     match unsafe { allocate(&raw mut start, bytes) } {
-        ncclResult_t::Success => Ok(start as CUdeviceptr),
+        ncclResult_t::Success => Ok(start.cast()),
         error => Err(library.error(error, "ncclMemAlloc").into()),
     }
 }
 
-fn register(communicator: &Communicator, start: CUdeviceptr, bytes: usize) -> Result<Option<Handle>> {
+fn register(communicator: &Communicator, start: *mut u8, bytes: usize) -> Result<Option<Handle>> {
     let library = communicator.library;
     let register = library.need(library.ncclCommRegister, "ncclCommRegister")?;
     let mut handle = Box::new(std::ptr::null_mut());
     // SAFETY: a usable communicator; memory that lives until it is deregistered; the out-pointer is in a box.
-    communicator.call("ncclCommRegister", |comm| unsafe {
-        register(comm, start as *mut c_void, bytes, &raw mut *handle)
-    })?;
+    let call = |comm| unsafe { register(comm, start.cast(), bytes, &raw mut *handle) };
+    communicator.call("ncclCommRegister", call)?;
     Ok((!handle.is_null()).then_some(Handle::Local(*handle)))
 }
 
 /// Collective.
-fn open_window(communicator: &Communicator, start: CUdeviceptr, bytes: usize) -> Result<Option<Handle>> {
+fn open_window(communicator: &Communicator, start: *mut u8, bytes: usize) -> Result<Option<Handle>> {
     let library = communicator.library;
     let register = library.need(library.ncclCommWindowRegister, "ncclCommWindowRegister")?;
     // The library may write to it later, from another thread: it stays where it is, also if waiting fails.
@@ -167,9 +233,8 @@ fn open_window(communicator: &Communicator, start: CUdeviceptr, bytes: usize) ->
     let out: *mut ncclWindow_t = window;
     let flags = NCCL_WIN_COLL_SYMMETRIC;
     // SAFETY: a usable communicator; memory of ncclMemAlloc, aligned, that lives until the window is closed.
-    communicator.call("ncclCommWindowRegister", |comm| unsafe {
-        register(comm, start as *mut c_void, bytes, out, flags)
-    })?;
+    let call = |comm| unsafe { register(comm, start.cast(), bytes, out, flags) };
+    communicator.call("ncclCommWindowRegister", call)?;
     // SAFETY: leaked above; the library has written it, since nothing is in progress any more.
     let window = unsafe { *Box::from_raw(out) };
     Ok((!window.is_null()).then_some(Handle::Window(window)))
@@ -196,7 +261,7 @@ impl Communicator {
     }
 }
 
-impl<T: Element> Drop for Buffer<T> {
+impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
     fn drop(&mut self) {
         if let Err(error) = self.wait_for_users() {
             tracing::error!(
@@ -210,30 +275,28 @@ impl<T: Element> Drop for Buffer<T> {
             communicator.end_registration(number);
         }
         let Ok(_current) = communicator.device.enter() else { return };
-        // SAFETY: taken once; cudarc forgets the memory, and frees its events.
-        let start = unsafe { ManuallyDrop::take(&mut self.slice) }.leak();
+        // SAFETY: taken once.
+        unsafe { ManuallyDrop::take(&mut self.slice) }.forget();
         if let Some(free) = communicator.library.ncclMemFree {
             let Ok(_turn) = communicator.turn() else { return };
             // SAFETY: allocated by ncclMemAlloc, deregistered, not in use; freed once.
-            unsafe { free(start as *mut c_void) };
+            unsafe { free(self.start.cast()) };
         }
     }
 }
 
-impl<T: Element> Buffer<T> {
+impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     /// Waits until the streams have done what they were given with this memory.
     fn wait_for_users(&mut self) -> Result<()> {
-        let device = self.communicator.device.clone();
-        let _current: Current = device.enter()?;
-        let stream = self.slice.stream().clone();
-        // The slice's stream is put behind all users that cudarc knows.
-        drop(self.slice.device_ptr_mut(&stream));
-        device.wait_idle(Stream(stream.cu_stream().cast()), super::communicator::ENDING)
+        let device = self.communicator.device;
+        let _current = device.enter()?;
+        let stream = self.slice.gather_users()?;
+        device.wait_idle(stream.raw(), super::communicator::ENDING)
     }
 }
 
-// SAFETY: device memory of `len` elements, borrowed; cudarc's slice orders later users.
-unsafe impl<T: Element> Source for Buffer<T> {
+// SAFETY: device memory of `len` elements, borrowed; the slice orders later users.
+unsafe impl<T: Element, S: GpuSlice<T>> Source for Buffer<T, S> {
     type Elem = T;
 
     fn len(&self) -> usize {
@@ -246,18 +309,18 @@ unsafe impl<T: Element> Source for Buffer<T> {
 }
 
 // SAFETY: as above, and `&mut self` is exclusive.
-unsafe impl<T: Element> Target for Buffer<T> {
+unsafe impl<T: Element, S: GpuSlice<T>> Target for Buffer<T, S> {
     fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
         self.slice.lend_mut(lane)
     }
 }
 
-impl<T: Element> fmt::Debug for Buffer<T> {
+impl<T: Element, S: GpuSlice<T>> fmt::Debug for Buffer<T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("nccl::Buffer")
+        f.debug_struct("Buffer")
             .field("dtype", &T::DTYPE)
             .field("len", &self.len())
-            .field("start", &format_args!("{:#x}", self.start))
+            .field("start", &self.start)
             .field("registration", &self.registration)
             .finish()
     }

@@ -1,4 +1,4 @@
-//! The NCCL backend: ranks are GPUs, one to a thread or a process.
+//! The NCCL backend, and with it RCCL's: ranks are GPUs, one to a thread or a process.
 //!
 //! How it differs from the model: operations on device memory are enqueued on a stream and complete later
 //! (`sync` waits for them); on host memory, which is copied to the GPU and back, they are complete when they return.
@@ -12,14 +12,15 @@
 //! | file | what |
 //! |---|---|
 //! | `library.rs`, `config.rs` | the loaded library, its answers, its settings |
-//! | `device.rs`, `staging.rs` | the GPU; host memory on its way there |
+//! | `device.rs`, `runtime/` | the GPU, by way of CUDA's driver or HIP |
+//! | `staging.rs` | host memory on its way to the GPU |
 //! | `communicator.rs` | the C communicator, and what is known of it |
 //! | `making.rs`, `waiting.rs`, `ending.rs` | how it begins, is waited for and ends |
 //! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
 //! | `meeting.rs`, `watchdog.rs` | what keeps a rank from hanging inside the library, or on its GPU |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
-//! | `memory.rs`, `surface.rs` | memory that the library knows; what only NCCL has |
+//! | `memory.rs`, `surface.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
 
 mod collective;
 mod communicator;
@@ -32,6 +33,8 @@ mod making;
 mod meeting;
 mod memory;
 mod operation;
+mod rccl;
+mod runtime;
 mod staging;
 mod streams;
 mod surface;
@@ -39,8 +42,9 @@ mod waiting;
 mod watchdog;
 
 pub use config::Config;
-pub use memory::{Buffer, Registration};
-pub use surface::{MemoryStatistic, Nccl, init_all, version};
+pub use memory::{Buffer, GpuSlice, Registration};
+pub use rccl::{Rccl, init_all as rccl_init_all, version as rccl_version};
+pub use surface::{MemoryStatistic, Nccl, Surface, init_all, version};
 
 use crate::backend::host::{HostComm, Subject, Witness};
 use crate::backend::{
@@ -49,13 +53,14 @@ use crate::backend::{
 use crate::collective::Shape;
 use crate::communicator::StreamSyncOps;
 use crate::error::{Error, Result, UsageError};
-use crate::lane::Lane;
+use crate::lane::{GpuStream, Lane};
 use crate::sync::lock;
 use communicator::Communicator;
-use cudarc::driver::{CudaGraph, CudaStream};
+use cudarc::driver::CudaGraph;
 use device::{Device, PinnedMemory};
+use library::Library;
 use making::Origin;
-use phalanx_sys::nccl::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use streams::Events;
@@ -64,14 +69,14 @@ use streams::Events;
 pub(crate) struct NcclComm {
     communicator: Arc<Communicator>,
     control: HostComm,
-    stream: Arc<CudaStream>,
+    stream: GpuStream,
     /// Every stream on which operations were enqueued: it lives as long as the communicator.
-    streams: Mutex<Vec<Arc<CudaStream>>>,
+    streams: Mutex<Vec<GpuStream>>,
     settings: Arc<NcclSettings>,
     messages: Mutex<Messages>,
     events: Events,
     /// The stream of the portable trait, if there is one.
-    portable: Mutex<Option<Arc<CudaStream>>>,
+    portable: Mutex<Option<GpuStream>>,
 }
 
 /// What communicators, and those split from them, are made with.
@@ -93,22 +98,27 @@ struct Messages {
 }
 
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.
-pub(crate) fn available(ranks: usize) -> Result<()> {
-    let gpus = device::count()?;
+pub(crate) fn available(flavour: Flavour, ranks: usize) -> Result<()> {
+    let gpus = device::count(flavour)?;
     if gpus < ranks {
         return Err(Error::Unsupported {
-            what: format!("NCCL for {ranks} ranks of this host"),
+            what: format!("{} for {ranks} ranks of this host", flavour.search().name),
             why: format!("each needs a GPU of its own, and this process sees {gpus}"),
-            remedy: "use fewer ranks, or look at CUDA_VISIBLE_DEVICES".into(),
+            remedy: format!("use fewer ranks, or look at {}", device::hidden_by(flavour)),
         });
     }
-    library::load().map(drop)
+    library::load(flavour).map(drop)
 }
 
 impl NcclComm {
     /// Makes the communicator of all ranks of a host channel, this rank on its GPU. Collective.
-    pub fn join(control: HostComm, gpu: usize, settings: Arc<NcclSettings>) -> Result<NcclComm> {
-        let library = library::load()?;
+    pub fn join(
+        control: HostComm,
+        flavour: Flavour,
+        gpu: usize,
+        settings: Arc<NcclSettings>,
+    ) -> Result<NcclComm> {
+        let library = library::load(flavour)?;
         let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
         let mut made: Result<()> = Ok(());
         if control.rank() == 0 {
@@ -123,27 +133,27 @@ impl NcclComm {
         // SAFETY: nobody else uses `control` yet.
         let id = unsafe { tell_id(&control, id) }?;
         made?;
-        let device = Device::open(gpu);
+        let device = Device::open(flavour, gpu);
         // SAFETY: as above. A rank without a GPU must not leave the others waiting in the library.
         let agreed = unsafe { agree(&control, device.is_ok(), "open its GPU") };
         let device = device?;
         agreed?;
-        let stream = device.context.default_stream();
-        NcclComm::assemble(control, device, stream, settings, &Origin::Id(id))
+        let stream = device.default_stream();
+        NcclComm::assemble(control, library, device, stream, settings, &Origin::Id(id))
     }
 
     /// Makes the library's communicator of the ranks of `control`.
     fn assemble(
         control: HostComm,
+        library: &'static Library,
         device: Device,
-        stream: Arc<CudaStream>,
+        stream: GpuStream,
         settings: Arc<NcclSettings>,
         origin: &Origin,
     ) -> Result<NcclComm> {
         let (rank, ranks) = (control.rank(), control.world_size());
         // SAFETY: nobody else uses `control` yet.
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
-        let library = library::load()?;
         let communicator = Arc::new(Communicator::new(library, device, Witness::new(witness), (rank, ranks)));
         let config = settings.config.raw(library);
         // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
@@ -165,9 +175,9 @@ impl NcclComm {
         })
     }
 
-    /// NCCL's own features, with operations on a lane.
-    pub fn surface<'a>(&'a self, lane: &'a Lane) -> Nccl<'a> {
-        Nccl { comm: self, lane }
+    /// The library's own features, with operations on a lane.
+    pub fn surface<'a>(&'a self, lane: &'a Lane) -> Surface<'a> {
+        Surface { comm: self, lane }
     }
 
     fn shape(&self) -> Shape {
@@ -176,22 +186,22 @@ impl NcclComm {
 
     /// The ordinal of its GPU.
     pub fn gpu(&self) -> usize {
-        self.communicator.device.context.ordinal()
+        self.communicator.device.ordinal()
     }
 
     /// Keeps a stream alive on which operations will be enqueued.
-    pub fn adopt(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        let (theirs, ours) = (stream.context(), &self.communicator.device.context);
-        if theirs.cu_ctx() != ours.cu_ctx() {
+    pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
+        let device = &self.communicator.device;
+        if !device.has(stream) {
             return Err(UsageError::Memory {
-                memory: format!("a stream of GPU {}", theirs.ordinal()),
-                wanted: format!("GPU {} and its primary context", ours.ordinal()),
+                memory: format!("a stream of {}", stream.describe()),
+                wanted: format!("GPU {} of {} (and its primary context)", device.ordinal(), self.kind()),
                 remedy: "make the stream on the communicator's GPU (Comm::gpu)",
             }
             .into());
         }
         let mut streams = lock(&self.streams);
-        if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {
+        if !streams.iter().any(|known| known.raw() == stream.raw()) {
             streams.push(stream.clone());
         }
         Ok(())
@@ -199,14 +209,13 @@ impl NcclComm {
 
     /// A stream of its own for the portable trait, so that communication runs beside what the application computes.
     pub fn make_portable(&self) -> Result<Lane> {
-        let _current = self.communicator.device.enter()?;
-        let stream = self.communicator.device.context.new_stream()?;
+        let stream = self.communicator.device.new_stream()?;
         *lock(&self.portable) = Some(stream.clone());
         self.adopt(&stream)?;
-        Ok(Lane::cuda(stream))
+        Ok(Lane::gpu(stream))
     }
 
-    fn portable_stream(&self) -> Arc<CudaStream> {
+    fn portable_stream(&self) -> GpuStream {
         lock(&self.portable).clone().unwrap_or_else(|| self.stream.clone())
     }
 
@@ -295,7 +304,7 @@ unsafe fn agree(control: &HostComm, could: bool, what: &str) -> Result<()> {
     match all.iter().position(|could| *could == [0]) {
         None => Ok(()),
         Some(rank) => Err(Error::Unsupported {
-            what: "the NCCL communicator".into(),
+            what: "the communicator of GPUs".into(),
             why: format!("rank {rank} could not {what}"),
             remedy: "see that rank's error".into(),
         }),
@@ -304,7 +313,10 @@ unsafe fn agree(control: &HostComm, could: bool, what: &str) -> Result<()> {
 
 impl Backend for NcclComm {
     fn kind(&self) -> BackendKind {
-        BackendKind::Nccl
+        match self.communicator.library.flavour() {
+            Flavour::Nccl => BackendKind::Nccl,
+            Flavour::Rccl => BackendKind::Rccl,
+        }
     }
 
     fn rank(&self) -> usize {
@@ -316,7 +328,7 @@ impl Backend for NcclComm {
     }
 
     fn lane(&self) -> Lane {
-        Lane::cuda(self.stream.clone())
+        Lane::gpu(self.stream.clone())
     }
 
     fn is_stream_ordered(&self) -> bool {
@@ -394,15 +406,20 @@ impl Backend for NcclComm {
         let subject = parent.next_collective(&Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
         let control = unsafe { self.control.part(color, key) }.map_err(|error| parent.fail(error))?;
+        if parent.library.ncclCommSplit.is_none() {
+            // Before 2.18: a communicator like any other.
+            let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
+            let join = |control| NcclComm::join(control, flavour, self.gpu(), settings);
+            return Ok(control.map(join).transpose()?.map(|part| Box::new(part) as _));
+        }
         let Some(control) = control else {
             return parent.take_no_part(&subject, self.settings.config.raw(parent.library)?).map(|()| None);
         };
-        let device = parent.device.clone();
         // The first member is in no other part: its rank is the colour.
         let (color, key) = (Some(control.first_member() as i32), control.rank() as i32);
         let origin = Origin::Split { parent: parent.clone(), color, key };
-        let (stream, settings) = (self.stream.clone(), self.settings.clone());
-        let part = NcclComm::assemble(control, device, stream, settings, &origin)?;
+        let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
+        let part = NcclComm::assemble(control, library, device, stream, self.settings.clone(), &origin)?;
         Ok(Some(Box::new(part)))
     }
 
@@ -413,7 +430,8 @@ impl Backend for NcclComm {
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (control, round) = self.communicator.witness.shrink()?;
-        let part = NcclComm::join(control, self.gpu(), self.settings.clone())?;
+        let flavour = self.communicator.library.flavour();
+        let part = NcclComm::join(control, flavour, self.gpu(), self.settings.clone())?;
         Ok((Box::new(part), round))
     }
 
@@ -422,7 +440,7 @@ impl Backend for NcclComm {
         let device = &self.communicator.device;
         let _current = device.enter()?;
         let memory = PinnedMemory::new(device, bytes)?;
-        Ok(Allocation { start: memory.start, keep: Box::new(memory) })
+        Ok(Allocation { start: memory.start(), keep: Box::new(memory) })
     }
 
     fn timeout(&self) -> Duration {

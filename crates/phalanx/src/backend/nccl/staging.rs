@@ -62,7 +62,7 @@ impl Stages {
 impl Stage {
     /// The address that takes the buffer's place in the operation.
     pub fn address(&self) -> *mut u8 {
-        self.device.start
+        self.device.start()
     }
 
     /// Brings the caller's bytes to the device, behind the stream's work.
@@ -78,8 +78,8 @@ impl Stage {
     ) -> Result<()> {
         // SAFETY: the caller's contract; the stage is not in use by anything else.
         unsafe {
-            std::ptr::copy_nonoverlapping(source, self.pinned.start, bytes);
-            device.upload(self.device.start, self.pinned.start, bytes, stream)
+            std::ptr::copy_nonoverlapping(source, self.pinned.start(), bytes);
+            device.copy(self.device.start(), self.pinned.start(), bytes, stream)
         }
     }
 
@@ -97,8 +97,8 @@ impl Return {
         }
         // SAFETY: the bytes lie in the stage, which is kept until the stream's work is complete.
         unsafe {
-            let source = self.stage.device.start.add(self.offset);
-            device.download(self.stage.pinned.start.add(self.offset), source, self.bytes, stream)
+            let source = self.stage.device.start().add(self.offset);
+            device.copy(self.stage.pinned.start().add(self.offset), source, self.bytes, stream)
         }
     }
 
@@ -107,7 +107,7 @@ impl Return {
         if !self.target.is_null() {
             // SAFETY: the target is writable for so many bytes, by the operation's contract.
             unsafe {
-                let source = self.stage.pinned.start.add(self.offset);
+                let source = self.stage.pinned.start().add(self.offset);
                 std::ptr::copy_nonoverlapping(source, self.target, self.bytes);
             }
         }

@@ -1,11 +1,12 @@
 //! Events between the communicator's stream and the application's, by handle.
 
 use super::NcclComm;
+use super::device::Event;
 use crate::backend::Backend;
 use crate::communicator::StreamSyncOps;
 use crate::error::{Result, UsageError};
+use crate::lane::GpuStream;
 use crate::sync::lock;
-use cudarc::driver::{CudaEvent, CudaStream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -16,28 +17,25 @@ pub(super) struct Events(Mutex<Alive>);
 #[derive(Default)]
 struct Alive {
     last: u64,
-    events: HashMap<u64, Arc<CudaEvent>>,
+    events: HashMap<u64, Arc<Event>>,
 }
 
 impl NcclComm {
-    fn event(&self, event: u64) -> Result<Arc<CudaEvent>> {
+    fn event(&self, event: u64) -> Result<Arc<Event>> {
         lock(&self.events.0).events.get(&event).cloned().ok_or_else(|| UsageError::Event { event }.into())
     }
 
     /// A stream by its C handle, among those that the communicator knows: a number alone proves nothing.
-    fn stream_of(&self, handle: u64) -> Result<Arc<CudaStream>> {
+    fn stream_of(&self, handle: u64) -> Result<GpuStream> {
         let known = lock(&self.streams);
-        let stream = known.iter().find(|stream| stream.cu_stream() as u64 == handle);
+        let stream = known.iter().find(|stream| stream.raw().0 as u64 == handle);
         stream.cloned().ok_or_else(|| UsageError::Stream { stream: handle }.into())
     }
 }
 
 impl StreamSyncOps for NcclComm {
     fn create_event(&self) -> Result<u64> {
-        let event = {
-            let _current = self.communicator.device.enter()?;
-            self.communicator.device.context.new_event(None)?
-        };
+        let event = Event::new(&self.communicator.device)?;
         let mut alive = lock(&self.events.0);
         alive.last += 1;
         let number = alive.last;
@@ -52,24 +50,20 @@ impl StreamSyncOps for NcclComm {
 
     fn record_on_comm_stream(&self, event: u64) -> Result<()> {
         self.flush()?;
-        let _current = self.communicator.device.enter()?;
-        Ok(self.event(event)?.record(&self.portable_stream())?)
+        self.event(event)?.record(&self.portable_stream())
     }
 
     fn record_on_stream(&self, event: u64, stream: u64) -> Result<()> {
-        let _current = self.communicator.device.enter()?;
-        Ok(self.event(event)?.record(&*self.stream_of(stream)?)?)
+        self.event(event)?.record(&self.stream_of(stream)?)
     }
 
     fn comm_stream_wait_event(&self, event: u64) -> Result<()> {
         self.flush()?;
-        let _current = self.communicator.device.enter()?;
-        Ok(self.portable_stream().wait(&*self.event(event)?)?)
+        self.event(event)?.hold(&self.portable_stream())
     }
 
     fn stream_wait_event(&self, stream: u64, event: u64) -> Result<()> {
-        let _current = self.communicator.device.enter()?;
-        Ok(self.stream_of(stream)?.wait(&*self.event(event)?)?)
+        self.event(event)?.hold(&self.stream_of(stream)?)
     }
 
     fn sync_comm_stream(&self) -> Result<()> {

@@ -1,28 +1,67 @@
-//! [`Nccl`]: what only NCCL has, for one communicator.
+//! What only NCCL and RCCL have, for one communicator: [`Surface`], and [`Nccl`], which adds what is CUDA's.
 
 use super::NcclComm;
-use super::collective::{Needs, reduced_type};
-use super::memory::{Buffer, Registration, best, not_a_window};
+use super::collective::Needs;
+use super::memory::{Buffer, GpuSlice, Registration, best, not_a_window};
 use crate::backend::Backend;
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT};
 use crate::dtype::Element;
 use crate::error::{Result, UsageError};
-use crate::lane::Lane;
+use crate::lane::{GpuStream, Lane};
 use crate::{ReduceOp, Source};
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::{
-    NCCL_SUSPEND_MEM, mem_stat, ncclRedOp_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
+    Flavour, NCCL_SUSPEND_MEM, mem_stat, ncclRedOp_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
 };
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
 
-/// NCCL's own features, for one communicator.
+/// The features that NCCL and RCCL have and no other backend, for one communicator; part of [`Nccl`] and of
+/// [`Rccl`](crate::rccl::Rccl). A function that the loaded library lacks is an
+/// [`Error::MissingFunction`](crate::Error).
 #[derive(Clone, Copy)]
-pub struct Nccl<'a> {
+pub struct Surface<'a> {
     pub(super) comm: &'a NcclComm,
     pub(super) lane: &'a Lane,
+}
+
+/// NCCL's own features, for one communicator: those of [`Surface`], and cudarc's side of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Nccl<'a>(Surface<'a>);
+
+impl<'a> std::ops::Deref for Nccl<'a> {
+    type Target = Surface<'a>;
+
+    fn deref(&self) -> &Surface<'a> {
+        &self.0
+    }
+}
+
+impl<'a> Nccl<'a> {
+    pub(crate) fn new(surface: Surface<'a>) -> Nccl<'a> {
+        Nccl(surface)
+    }
+
+    /// The GPU's context.
+    pub fn context(&self) -> &'a Arc<CudaContext> {
+        self.comm.communicator.device.cuda().expect("NCCL's GPUs are CUDA's")
+    }
+
+    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them,
+    /// else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        self.best_buffer(len)
+    }
+
+    /// [`alloc`](Nccl::alloc) with a choice. `ncclMemAlloc`, `ncclCommRegister`, `ncclCommWindowRegister`.
+    ///
+    /// # Errors
+    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
+    pub fn alloc_as<T: Element>(&self, len: usize, registration: Registration) -> Result<Buffer<T>> {
+        self.buffer(len, registration)
+    }
 }
 
 /// The version of the NCCL that is (or would be) loaded, as `major.minor.patch`.
@@ -30,7 +69,7 @@ pub struct Nccl<'a> {
 /// # Errors
 /// [`Error::LibraryNotFound`](crate::Error) with every place that was tried: a program can go on with one device.
 pub fn version() -> Result<String> {
-    Ok(version_text(super::library::load()?.version()))
+    Ok(version_text(super::library::load(Flavour::Nccl)?.version()))
 }
 
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`).
@@ -38,7 +77,7 @@ pub fn version() -> Result<String> {
 /// Operations of several of them go into one [`group`](crate::group): outside of one, each waits for the others
 /// when it is the first.
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, DEFAULT_TIMEOUT, Arc::default())
+    bootstrap::gpu_ranks(gpus, Flavour::Nccl, DEFAULT_TIMEOUT, Arc::default())
 }
 
 /// A number about a communicator's GPU memory, in bytes (`ncclCommMemStat_t`).
@@ -55,7 +94,7 @@ pub enum MemoryStatistic {
     Total,
 }
 
-impl<'a> Nccl<'a> {
+impl<'a> Surface<'a> {
     /// The loaded library's version.
     pub fn version(&self) -> String {
         version_text(self.comm.communicator.library.version())
@@ -64,11 +103,6 @@ impl<'a> Nccl<'a> {
     /// The loaded library's file.
     pub fn library(&self) -> &'static Path {
         self.comm.communicator.library.path()
-    }
-
-    /// The GPU's context.
-    pub fn context(&self) -> &'a Arc<CudaContext> {
-        &self.comm.communicator.device.context
     }
 
     /// The C handle (`ncclComm_t`), for calls that phalanx does not have. It is valid until the communicator ends
@@ -83,22 +117,20 @@ impl<'a> Nccl<'a> {
         self.comm.communicator.look_for_error()
     }
 
-    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them,
-    /// else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
-    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
-        self.alloc_as(len, best(&self.comm.communicator))
+    pub(super) fn best_buffer<T: Element, S: GpuSlice<T>>(&self, len: usize) -> Result<Buffer<T, S>> {
+        self.buffer(len, best(&self.comm.communicator))
     }
 
-    /// [`alloc`](Nccl::alloc) with a choice. `ncclMemAlloc`, `ncclCommRegister`, `ncclCommWindowRegister`.
-    ///
-    /// # Errors
-    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
-    pub fn alloc_as<T: Element>(&self, len: usize, registration: Registration) -> Result<Buffer<T>> {
+    pub(super) fn buffer<T: Element, S: GpuSlice<T>>(
+        &self,
+        len: usize,
+        registration: Registration,
+    ) -> Result<Buffer<T, S>> {
         Buffer::new(&self.comm.communicator, self.stream(), len, registration)
     }
 
-    fn stream(&self) -> &'a Arc<CudaStream> {
-        self.lane.cuda_stream().expect("a communicator of GPUs has a stream")
+    fn stream(&self) -> &'a GpuStream {
+        self.lane.gpu_stream().expect("a communicator of GPUs has a stream")
     }
 
     /// Sums the ranks' buffers, each multiplied by a factor that is in GPU memory and read when the operation is
@@ -141,7 +173,7 @@ impl<'a> Nccl<'a> {
         let (library, name) = (communicator.library, "ncclRedOpCreatePreMulSum");
         let create = library.need(library.ncclRedOpCreatePreMulSum, name)?;
         let mut op = 0;
-        let dtype = reduced_type(T::DTYPE)?;
+        let dtype = communicator.reduced_type(T::DTYPE)?;
         let _turn = communicator.turn()?;
         // SAFETY: a usable communicator; the scalar is read on the device when the operation is carried out.
         let result = unsafe { create(&raw mut op, factor, dtype, ncclScalarDevice, communicator.handle()) };
@@ -150,7 +182,7 @@ impl<'a> Nccl<'a> {
     }
 
     /// Frees GPU memory that the communicator does not need while it is not used (`ncclCommSuspend`, 2.29.7).
-    /// Collective; no operation until [`resume`](Nccl::resume).
+    /// Collective; no operation until [`resume`](Surface::resume).
     pub fn suspend(&self) -> Result<()> {
         self.comm.sync()?;
         let communicator = &self.comm.communicator;
@@ -185,12 +217,12 @@ impl<'a> Nccl<'a> {
     }
 
     /// Writes a buffer into a peer's part of a window, at an offset in elements, and then raises the peer's
-    /// signal (`ncclPutSignal`, 2.29.2). The peer sees the data after [`wait_signals`](Nccl::wait_signals).
-    pub fn put_signal<S: Source + ?Sized>(
+    /// signal (`ncclPutSignal`, 2.29.2). The peer sees the data after [`wait_signals`](Surface::wait_signals).
+    pub fn put_signal<S: Source + ?Sized, M: GpuSlice<S::Elem>>(
         &self,
         send: &S,
         peer: usize,
-        target: &Buffer<S::Elem>,
+        target: &Buffer<S::Elem, M>,
         offset: usize,
     ) -> Result<()> {
         let communicator = &self.comm.communicator;
@@ -258,8 +290,8 @@ impl<'a> Nccl<'a> {
     }
 }
 
-impl std::fmt::Debug for Nccl<'_> {
+impl std::fmt::Debug for Surface<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Nccl").field("version", &self.version()).field("library", &self.library()).finish()
+        f.debug_struct("Surface").field("version", &self.version()).field("library", &self.library()).finish()
     }
 }

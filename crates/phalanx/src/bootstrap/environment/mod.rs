@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) struct Environment(HashMap<String, String>);
 
 /// Backends that are planned: their names are understood, and refused with a reason.
-const PLANNED: [&str; 2] = ["rccl", "nvshmem"];
+const PLANNED: [&str; 1] = ["nvshmem"];
 
 /// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
 pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
@@ -90,12 +90,13 @@ impl Environment {
             Some("host") => Ok(Some(BackendKind::Host)),
             Some("mpi") => Ok(Some(BackendKind::Mpi)),
             Some("nccl") => Ok(Some(BackendKind::Nccl)),
+            Some("rccl") => Ok(Some(BackendKind::Rccl)),
             Some(name) if PLANNED.contains(&name) => Err(Error::Unsupported {
                 what: format!("the backend {name} (PHALANX_BACKEND)"),
-                why: "this version has the backends solo, host, mpi and nccl".into(),
+                why: "this version has the backends solo, host, mpi, nccl and rccl".into(),
                 remedy: "unset PHALANX_BACKEND, or set it to one of these".into(),
             }),
-            Some(name) => Err(setting("PHALANX_BACKEND", name, "solo, host, mpi, nccl or auto").into()),
+            Some(name) => Err(setting("PHALANX_BACKEND", name, "solo, host, mpi, nccl, rccl or auto").into()),
         }
     }
 }
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn malformed_settings_are_named() {
-        for backend in ["rccl", "NCCL", "carrier-pigeon"] {
+        for backend in ["nvshmem", "NCCL", "carrier-pigeon"] {
             let error = environment(&[("PHALANX_BACKEND", backend)]).backend().unwrap_err().to_string();
             assert!(error.contains("PHALANX_BACKEND") && error.contains(backend), "{error}");
         }

@@ -1,0 +1,32 @@
+//! What of the suite is NCCL's and CUDA's.
+
+pub use phalanx::cudarc::driver::DeviceRepr;
+pub use phalanx::nccl::{init_all, version};
+
+use phalanx::cudarc::driver::{CudaSlice, CudaStream};
+use phalanx::{BackendKind, Comm, DType};
+use phalanx_testkit::emulated::Emulated;
+use std::io;
+use std::sync::Arc;
+
+pub const BACKEND: BackendKind = BackendKind::Nccl;
+
+pub type Slice<T> = CudaSlice<T>;
+
+/// The stream that buffers are made on.
+pub fn stream(comm: &Comm) -> &Arc<CudaStream> {
+    comm.cuda_stream().expect("a communicator on a GPU")
+}
+
+/// The types that NCCL reduces.
+pub fn is_reduced(dtype: DType) -> bool {
+    !matches!(dtype, DType::I16 | DType::U16)
+}
+
+pub fn emulated() -> io::Result<Emulated> {
+    Emulated::new()
+}
+
+pub fn emulated_as(version: &str) -> io::Result<Emulated> {
+    Emulated::nccl(version)
+}

@@ -1,0 +1,38 @@
+//! What of the GPU suite is RCCL's and HIP's.
+
+pub use phalanx::rccl::{init_all, version};
+
+use phalanx::{BackendKind, Comm, DType, hip};
+use phalanx_testkit::emulated::Emulated;
+use std::io;
+
+pub const BACKEND: BackendKind = BackendKind::Rccl;
+
+/// The newest version of RCCL that was looked at.
+pub const NEWEST: &str = "2.30.4";
+
+pub type Slice<T> = hip::Slice<T>;
+
+/// Every element of a slice is.
+pub trait DeviceRepr {}
+
+impl<T> DeviceRepr for T {}
+
+/// The stream that buffers are made on.
+pub fn stream(comm: &Comm) -> &hip::Stream {
+    comm.hip_stream().expect("a communicator on an AMD GPU")
+}
+
+/// The types that are reduced: RCCL's 8-bit floats are not the OCP's on every GPU.
+pub fn is_reduced(dtype: DType) -> bool {
+    !matches!(dtype, DType::I16 | DType::U16 | DType::F8E4M3 | DType::F8E5M2)
+}
+
+pub fn emulated() -> io::Result<Emulated> {
+    // Ranks of an odd number; four would take twice as long.
+    Ok(Emulated::rccl(NEWEST)?.set("DEVICES", 3))
+}
+
+pub fn emulated_as(version: &str) -> io::Result<Emulated> {
+    Emulated::rccl(version)
+}

@@ -1,0 +1,66 @@
+//! The GPU suite on RCCL and HIP: ranks as threads and as processes, one AMD GPU each.
+//!
+//! It runs on the machine's GPUs, as many as four. Without any it runs, in a process of its own, on the emulated HIP and
+//! RCCL of the test kit, which are loaded in the same way. What RCCL shares with NCCL is tested by the same scenarios.
+//!
+//! Beside that, the real RCCL is asked what it answers without a GPU (`real.rs`).
+
+#[path = "../gpu/collectives.rs"]
+mod collectives;
+#[path = "../gpu/failures.rs"]
+mod failures;
+mod flavour;
+mod memory;
+#[path = "../gpu/messages.rs"]
+mod messages;
+mod own;
+mod real;
+mod refused;
+mod versions;
+#[path = "../gpu/watchdog.rs"]
+mod watchdog;
+#[path = "../gpu/world.rs"]
+mod world;
+
+use libtest_mimic::Arguments;
+use phalanx_testkit::processes;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let scenarios = [
+        collectives::SCENARIOS,
+        messages::SCENARIOS,
+        failures::SCENARIOS,
+        watchdog::SCENARIOS,
+        memory::SCENARIOS,
+        own::SCENARIOS,
+        versions::SCENARIOS,
+        refused::SCENARIOS,
+    ];
+    if let Some(code) = processes::serve(&scenarios.concat()) {
+        return code;
+    }
+    if std::env::args().nth(1).as_deref() == Some(real::PROBE) {
+        return real::probe();
+    }
+    let mut args = Arguments::from_args();
+    // The trials share the GPUs, and some of them stop or kill ranks.
+    args.test_threads = Some(1);
+    let gpus = match world::gpus() {
+        Ok(gpus) => gpus,
+        Err(reason) => return world::on_emulated_gpus(&reason),
+    };
+    let modules = [
+        collectives::trials,
+        messages::trials,
+        failures::trials,
+        watchdog::trials,
+        memory::trials,
+        own::trials,
+    ];
+    let mut trials: Vec<_> = modules.into_iter().flat_map(|trials| trials(gpus)).collect();
+    trials.extend(versions::trials());
+    trials.extend(refused::trials());
+    trials.extend(real::trials());
+    libtest_mimic::run(&args, trials).exit_code()
+}

@@ -1,0 +1,215 @@
+//! CUDA's driver, by way of cudarc.
+
+use super::{Answer, Runtime};
+use crate::backend::Stream;
+use crate::backend::nccl::device::Place;
+use crate::error::{Error, LibraryError, Result};
+use crate::lane::GpuStream;
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUresult, CUstreamCaptureStatus};
+use cudarc::driver::{CudaContext, DriverError};
+use std::ffi::{CStr, c_void};
+use std::sync::{Arc, OnceLock};
+
+/// An NVIDIA GPU, and its primary context.
+pub(in crate::backend::nccl) struct Cuda(Arc<CudaContext>);
+
+/// Makes sure that cudarc, which panics without it, finds the driver.
+fn driver() -> Result<()> {
+    static DRIVER: OnceLock<phalanx_sys::Library> = OnceLock::new();
+    if DRIVER.get().is_none() {
+        // Never unloaded: cudarc holds it, too.
+        let _ = DRIVER.set(phalanx_sys::cuda::DRIVER.open()?);
+    }
+    Ok(())
+}
+
+/// The context that is current on this thread; null before cuInit, which is when the call fails.
+fn current() -> usize {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: an out-pointer on the stack, written during the call.
+    unsafe { sys::cuCtxGetCurrent(&raw mut context) };
+    context as usize
+}
+
+fn make_current(context: usize) {
+    // SAFETY: a device's primary context, or what was current before; null means none.
+    unsafe { sys::cuCtxSetCurrent(context as sys::CUcontext) };
+}
+
+impl Cuda {
+    pub fn count() -> Result<usize> {
+        driver()?;
+        Ok(CudaContext::device_count()? as usize)
+    }
+
+    pub fn open(ordinal: usize) -> Result<Cuda> {
+        driver()?;
+        let before = current();
+        let context = CudaContext::new(ordinal);
+        make_current(before);
+        Ok(Cuda(context?))
+    }
+}
+
+impl Runtime for Cuda {
+    fn ordinal(&self) -> usize {
+        self.0.ordinal()
+    }
+
+    fn cuda(&self) -> Option<&Arc<CudaContext>> {
+        Some(&self.0)
+    }
+
+    fn place(&self) -> usize {
+        self.0.cu_ctx() as usize
+    }
+
+    fn current(&self) -> usize {
+        current()
+    }
+
+    fn make_current(&self, place: usize) {
+        make_current(place);
+    }
+
+    fn check(&self) -> Result<()> {
+        Ok(self.0.check_err()?)
+    }
+
+    fn default_stream(&self) -> GpuStream {
+        GpuStream::Cuda(self.0.default_stream())
+    }
+
+    fn new_stream(&self) -> Result<GpuStream> {
+        Ok(GpuStream::Cuda(self.0.new_stream()?))
+    }
+
+    fn has(&self, stream: &GpuStream) -> bool {
+        matches!(stream, GpuStream::Cuda(stream) if stream.context().cu_ctx() == self.0.cu_ctx())
+    }
+
+    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller's contract; the out-pointer is written during the call.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &raw mut status) })?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    unsafe fn is_idle(&self, stream: Stream) -> Answer<bool> {
+        // SAFETY: the caller's contract.
+        match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuStreamQuery", result).map(|()| true),
+        }
+    }
+
+    fn not_ready(&self) -> LibraryError {
+        failed("cuStreamQuery", DriverError(CUresult::CUDA_ERROR_NOT_READY))
+    }
+
+    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Answer {
+        // SAFETY: the caller's contract.
+        let result = unsafe { sys::cuMemsetD8Async(start as CUdeviceptr, 0, bytes, stream.0.cast()) };
+        check("cuMemsetD8Async", result)
+    }
+
+    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Answer {
+        // SAFETY: the caller's contract; the driver tells by the addresses where they are.
+        let result = unsafe {
+            sys::cuMemcpyAsync(target as CUdeviceptr, source as CUdeviceptr, bytes, stream.0.cast())
+        };
+        check("cuMemcpyAsync", result)
+    }
+
+    fn allocate(&self, place: Place, bytes: usize) -> Answer<*mut u8> {
+        if place == Place::Device {
+            let mut start: CUdeviceptr = 0;
+            // SAFETY: an out-pointer on the stack, written during the call.
+            check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes) })?;
+            return Ok(start as *mut u8);
+        }
+        let mut start: *mut c_void = std::ptr::null_mut();
+        // SAFETY: as above.
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut start, bytes, 0) })?;
+        Ok(start.cast())
+    }
+
+    unsafe fn free(&self, place: Place, start: *mut u8) {
+        // SAFETY: the caller's contract. cuMemFree waits for work that may still use it.
+        unsafe {
+            match place {
+                Place::Device => sys::cuMemFree_v2(start as CUdeviceptr),
+                Place::Host => sys::cuMemFreeHost(start.cast()),
+            }
+        };
+    }
+
+    unsafe fn allocate_on(&self, bytes: usize, stream: Stream) -> Answer<Option<*mut u8>> {
+        if !self.0.has_async_alloc() {
+            return Ok(None);
+        }
+        let mut start: CUdeviceptr = 0;
+        // SAFETY: an out-pointer on the stack, written during the call.
+        check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut start, bytes, stream.0.cast()) })?;
+        Ok(Some(start as *mut u8))
+    }
+
+    unsafe fn free_on(&self, start: *mut u8, stream: Stream) {
+        // SAFETY: the caller's contract.
+        unsafe { sys::cuMemFreeAsync(start as CUdeviceptr, stream.0.cast()) };
+    }
+
+    fn create_event(&self) -> Answer<*mut c_void> {
+        let mut event: sys::CUevent = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: an out-pointer on the stack, written during the call.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+        Ok(event.cast())
+    }
+
+    unsafe fn destroy_event(&self, event: *mut c_void) {
+        // SAFETY: the caller's contract.
+        unsafe { sys::cuEventDestroy_v2(event.cast()) };
+    }
+
+    unsafe fn record(&self, event: *mut c_void, stream: Stream) -> Answer {
+        // SAFETY: the caller's contract.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.cast(), stream.0.cast()) })
+    }
+
+    unsafe fn wait(&self, stream: Stream, event: *mut c_void) -> Answer {
+        // SAFETY: the caller's contract.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0.cast(), event.cast(), 0) })
+    }
+}
+
+fn check(function: &'static str, result: CUresult) -> Answer {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        error => Err(failed(function, DriverError(error))),
+    }
+}
+
+fn failed(function: &'static str, error: DriverError) -> LibraryError {
+    LibraryError {
+        library: "CUDA".into(),
+        function,
+        code: error.0 as i32,
+        text: describe(error),
+        context: None,
+        fatal: false,
+    }
+}
+
+fn describe(error: DriverError) -> String {
+    let text = |text: std::result::Result<&CStr, DriverError>| {
+        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    format!("{}, {}", text(error.error_name()), text(error.error_string()))
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Error {
+        failed("the CUDA driver", error).into()
+    }
+}

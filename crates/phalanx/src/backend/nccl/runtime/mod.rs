@@ -1,0 +1,65 @@
+//! What the backend asks of a GPU's runtime: CUDA's driver, or HIP. One object for each device.
+//!
+//! Operations on device memory go to the library alone; this is for what is around them (host memory, waits, set-up).
+
+mod cuda;
+mod hip;
+
+pub(super) use cuda::Cuda;
+pub(super) use hip::Hip;
+
+use super::device::Place;
+use crate::backend::Stream;
+use crate::error::{LibraryError, Result};
+use crate::lane::GpuStream;
+use cudarc::driver::CudaContext;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// An answer of the runtime.
+pub(super) type Answer<T = ()> = std::result::Result<T, LibraryError>;
+
+/// A device's runtime.
+///
+/// # Safety of its functions
+/// Streams and events are the device's, and it is current; memory is valid for so many bytes until the stream's work is
+/// complete; what is freed or destroyed was made by the same object, and goes once.
+pub(super) trait Runtime: Send + Sync {
+    fn ordinal(&self) -> usize;
+    fn cuda(&self) -> Option<&Arc<CudaContext>> {
+        None
+    }
+
+    /// What makes the device current: a context, a number.
+    fn place(&self) -> usize;
+    /// What is current on this thread.
+    fn current(&self) -> usize;
+    fn make_current(&self, place: usize);
+    /// An error that was kept until somebody asks.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn default_stream(&self) -> GpuStream;
+    fn new_stream(&self) -> Result<GpuStream>;
+    fn has(&self, stream: &GpuStream) -> bool;
+
+    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool>;
+    unsafe fn is_idle(&self, stream: Stream) -> Answer<bool>;
+    /// The error of work that is not complete.
+    fn not_ready(&self) -> LibraryError;
+
+    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Answer;
+    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Answer;
+
+    fn allocate(&self, place: Place, bytes: usize) -> Answer<*mut u8>;
+    unsafe fn free(&self, place: Place, start: *mut u8);
+    /// `None` if the device has no memory pools.
+    unsafe fn allocate_on(&self, bytes: usize, stream: Stream) -> Answer<Option<*mut u8>>;
+    unsafe fn free_on(&self, start: *mut u8, stream: Stream);
+
+    fn create_event(&self) -> Answer<*mut c_void>;
+    unsafe fn destroy_event(&self, event: *mut c_void);
+    unsafe fn record(&self, event: *mut c_void, stream: Stream) -> Answer;
+    unsafe fn wait(&self, stream: Stream, event: *mut c_void) -> Answer;
+}
