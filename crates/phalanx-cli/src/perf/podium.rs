@@ -96,9 +96,11 @@ impl Podium {
             aggregate: plan.aggregate,
             checks: plan.checks,
             memory: match plan.registration {
-                _ if on_gpus => Memory::Gpu,
+                Registration::None if on_gpus => Memory::Gpu,
+                Registration::Local if on_gpus => Memory::Registered,
+                Registration::Symmetric => Memory::Symmetric,
                 Registration::Local => Memory::Allocated,
-                _ => Memory::Private,
+                Registration::None => Memory::Private,
             },
             gpus,
             library: if on_gpus { gpu::nccl() } else { None },

@@ -12,6 +12,8 @@ pub struct Function {
     pub name: &'static str,
     /// The version code of the first release that has it; 0 if it was always there.
     pub since: u32,
+    /// Its type, in Rust, by which tests compare it with the C header's.
+    pub signature: &'static str,
 }
 
 macro_rules! api {
@@ -22,6 +24,13 @@ macro_rules! api {
         pub struct Functions {
             $(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*
         }
+
+        $(#[allow(non_upper_case_globals)]
+        const $name: Function = Function {
+            name: stringify!($name),
+            since: version_code($major, $minor, $patch),
+            signature: stringify!(fn($($ty),*) $(-> $answer)?),
+        };)*
 
         impl Functions {
             fn load(library: &Library) -> Functions {
@@ -38,15 +47,14 @@ macro_rules! api {
             fn missing(&self) -> Vec<Function> {
                 let mut missing = Vec::new();
                 $(if self.$name.is_none() {
-                    missing.push(Function { name: stringify!($name), since: version_code($major, $minor, $patch) });
+                    missing.push($name);
                 })*
                 missing
             }
         }
 
         /// Every function of the table.
-        pub const FUNCTIONS: &[Function] =
-            &[$(Function { name: stringify!($name), since: version_code($major, $minor, $patch) }),*];
+        pub const FUNCTIONS: &[Function] = &[$($name),*];
     };
 }
 
@@ -101,7 +109,7 @@ api! {
     ncclGroupEnd() -> ncclResult_t, since 2 0 0;
     ncclGroupSimulateEnd(info: *mut ncclSimInfo_t) -> ncclResult_t, since 2 22 3;
 
-    ncclRedOpCreatePreMulSum(op: *mut ncclRedOp_t, scalar: *mut c_void, dtype: ncclDataType_t, residence: c_int, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
+    ncclRedOpCreatePreMulSum(op: *mut ncclRedOp_t, scalar: *mut c_void, dtype: ncclDataType_t, residence: ncclScalarResidence_t, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
     ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
 
     ncclMemAlloc(start: *mut *mut c_void, bytes: usize) -> ncclResult_t, since 2 19 3;
@@ -114,7 +122,7 @@ api! {
 
     ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t, since 2 29 7;
     ncclCommResume(comm: ncclComm_t) -> ncclResult_t, since 2 29 7;
-    ncclCommMemStats(comm: ncclComm_t, stat: c_int, value: *mut u64) -> ncclResult_t, since 2 29 7;
+    ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t, since 2 29 7;
 
     ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;
     ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;

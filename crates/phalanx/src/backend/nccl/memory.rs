@@ -14,6 +14,7 @@ use phalanx_sys::nccl::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, nc
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// How a [`Buffer`] is known to its communicator.
@@ -121,6 +122,22 @@ impl<T: Element> Buffer<T> {
     /// For cudarc's copies and kernels.
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.slice.as_view_mut()
+    }
+
+    /// A part of it, reading.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> CudaView<'_, T> {
+        self.slice.slice(range)
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> CudaViewMut<'_, T> {
+        self.slice.slice_mut(range)
     }
 
     pub(super) fn window(&self) -> Option<ncclWindow_t> {
