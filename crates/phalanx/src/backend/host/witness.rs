@@ -8,13 +8,36 @@ use super::verdict::{Context, Verdict};
 use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
 use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
+use crate::sync::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// A peer that left may have done its part of what this rank still waits for; after this time it has not.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// One rank's end of it.
-pub(crate) struct Witness(HostComm);
+pub(crate) struct Witness {
+    channel: HostComm,
+    /// Held by whoever looks for a reason to give up: a rank has one place for its verdict.
+    judging: Mutex<()>,
+}
+
+/// Which way messages go between two ranks: each way is a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Out,
+    In,
+}
+
+impl Way {
+    /// The same connection as the peer sees it.
+    fn reverse(self) -> Way {
+        match self {
+            Way::Out => Way::In,
+            Way::In => Way::Out,
+        }
+    }
+}
 
 /// What a rank waits in.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +69,11 @@ impl Subject {
 
     /// How many words a subject has on its way to the other ranks.
     pub const WORDS: usize = 4;
+
+    /// What is called, with type, reduction and root, in one word.
+    pub fn call_word(&self) -> u64 {
+        self.record.words()[0]
+    }
 
     pub fn words(&self) -> [u64; Subject::WORDS] {
         let [head, count, counts] = self.record.words();
@@ -83,35 +111,36 @@ impl Subject {
 
 impl Witness {
     pub fn new(channel: HostComm) -> Witness {
-        Witness(channel)
+        Witness { channel, judging: Mutex::default() }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
     #[inline]
     pub fn announce(&self, subject: &Subject) {
-        self.0.endpoint.own().announce(subject.sequence, &subject.record);
+        self.channel.endpoint.own().announce(subject.sequence, &subject.record);
     }
 
     /// Takes back what was announced: its number is free again.
     pub fn withdraw(&self, subject: &Subject) {
-        self.0.endpoint.own().withdraw(subject.sequence);
+        self.channel.endpoint.own().withdraw(subject.sequence);
     }
 
     /// Says that a collective, and all before it, is complete.
     pub fn complete(&self, sequence: u64) {
-        self.0.endpoint.own().done_operation.set(sequence);
+        self.channel.endpoint.own().done_operation.set(sequence);
     }
 
     /// The verdict, if there is one.
     #[inline]
     pub fn check(&self) -> Result<()> {
-        self.0.endpoint.check()
+        self.channel.endpoint.check()
     }
 
     /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
     /// ranks and answers the verdict.
     pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
-        let endpoint = &self.0.endpoint;
+        let endpoint = &self.channel.endpoint;
+        let _judging = lock(&self.judging);
         endpoint.check()?;
         let waited = since.elapsed();
         let context = || Context {
@@ -134,7 +163,7 @@ impl Witness {
         }
         for &rank in &awaited {
             match endpoint.gone(rank) {
-                Some(PeerEvent::Left) if waited < GRACE => {}
+                Some(PeerEvent::Left) if self.may_have_done(rank, subject, waited) => {}
                 Some(event) => return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() })),
                 None => {}
             }
@@ -146,25 +175,71 @@ impl Witness {
         Ok(())
     }
 
+    /// Whether a peer that left may have done its part: nobody leaves before what it called is complete.
+    fn may_have_done(&self, rank: usize, subject: &Subject, waited: Duration) -> bool {
+        match subject.peer() {
+            Some(_) => waited < GRACE,
+            None => self.has_arrived(rank, subject),
+        }
+    }
+
+    fn has_arrived(&self, rank: usize, subject: &Subject) -> bool {
+        self.channel.endpoint.channel.state(rank).has_come_to(subject.sequence)
+    }
+
+    /// Whether all ranks have announced a collective, or a later one.
+    pub fn have_all_arrived(&self, subject: &Subject) -> bool {
+        self.channel.endpoint.peers().all(|rank| self.has_arrived(rank, subject))
+    }
+
+    /// Tells a peer that this rank is about to exchange messages with it, this way; false if it was told before.
+    pub fn greet(&self, peer: usize, way: Way) -> bool {
+        self.channel.endpoint.own().greetings[way as usize].add(peer)
+    }
+
+    /// Whether a peer has said the same, for the other end of the way.
+    pub fn is_greeted_by(&self, peer: usize, way: Way) -> bool {
+        let endpoint = &self.channel.endpoint;
+        endpoint.channel.state(peer).greetings[way.reverse() as usize].has(endpoint.rank)
+    }
+
+    /// Whether there may be a reason to give up, for work that nobody waits for: it costs little to ask.
+    pub fn suspects(&self, subject: &Subject, since: Instant) -> bool {
+        let endpoint = &self.channel.endpoint;
+        let is_late = since.elapsed() >= endpoint.timeout();
+        endpoint.peers().any(|rank| match endpoint.gone(rank) {
+            Some(PeerEvent::Left) => !self.may_have_done(rank, subject, since.elapsed()),
+            Some(_) => true,
+            None => is_late && subject.peer().is_none() && !self.has_arrived(rank, subject),
+        })
+    }
+
+    /// Whether a peer has ended without leaving.
+    pub fn has_casualties(&self) -> bool {
+        let endpoint = &self.channel.endpoint;
+        endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
+    }
+
     /// Gives up for all ranks, because this one failed; answers the verdict that holds.
     pub fn give_up(&self) -> Error {
-        self.0.endpoint.fail(&Verdict::Aborted { rank: self.0.endpoint.rank })
+        let _judging = lock(&self.judging);
+        self.channel.endpoint.fail(&Verdict::Aborted { rank: self.channel.endpoint.rank })
     }
 
     /// The channel of those who are still there, and the number of this shrinking.
     pub fn shrink(&self) -> Result<(HostComm, u64)> {
-        self.0.shrink_rounds()
+        self.channel.shrink_rounds()
     }
 
     pub fn timeout(&self) -> Duration {
-        self.0.timeout()
+        self.channel.timeout()
     }
 
     pub fn set_timeout(&self, timeout: Duration) {
-        self.0.set_timeout(timeout);
+        self.channel.set_timeout(timeout);
     }
 
     pub fn depart(&self, departure: Departure) {
-        self.0.depart(departure);
+        self.channel.depart(departure);
     }
 }

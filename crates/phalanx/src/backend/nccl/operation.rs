@@ -3,17 +3,19 @@
 use super::collective::{Needs, Progress};
 use super::communicator::Communicator;
 use super::group;
+use super::meeting::Meeting;
 use super::staging::{Return, Stage};
 use crate::backend::host::Subject;
 use crate::backend::{Call, Direction, Operation, Space, Stream, Transfer};
 use crate::error::Result;
-use crate::sync::lock;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// An operation that the library has taken.
 pub(super) struct Started {
     pub communicator: Arc<Communicator>,
+    /// Whom to wait for before the group's end, if it is in one.
+    pub meeting: Option<Meeting>,
     subject: Subject,
     stream: Stream,
     progress: Progress,
@@ -32,7 +34,7 @@ impl Aftermath {
         for one in &started {
             outcome = outcome.and(one.communicator.settle_unless_failed(&one.subject, since));
         }
-        for one in started {
+        for mut one in started {
             outcome = match outcome {
                 Ok(()) => one.complete(),
                 Err(error) => {
@@ -47,7 +49,7 @@ impl Aftermath {
 
 impl Started {
     /// Waits for what is still to be enqueued, and for host memory.
-    fn finish(self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         if self.progress == Progress::InProgress
             && let Err(error) = self.communicator.settle(&self.subject, Instant::now())
         {
@@ -83,16 +85,19 @@ impl Started {
     }
 
     /// The library has dropped it; copies to the device may still be under way, and are waited for.
-    pub fn cancel(self) {
-        let _ = self.communicator.wait_for(self.stream, &self.subject);
-        self.abandon();
+    pub fn cancel(&mut self) {
+        self.meeting = None;
+        if !self.is_simple() {
+            let _ = self.communicator.wait_for(self.stream, &self.subject);
+            self.abandon();
+        }
     }
 
     /// It failed: what the GPU may still use is never freed.
-    fn abandon(self) {
+    fn abandon(&mut self) {
         if !self.is_simple() {
             tracing::warn!("memory that a failed operation may still use is leaked");
-            std::mem::forget((self.needs, self.returns));
+            std::mem::forget((std::mem::take(&mut self.needs), std::mem::take(&mut self.returns)));
         }
     }
 }
@@ -141,53 +146,57 @@ pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
 pub(super) unsafe fn collective_with(
     communicator: &Arc<Communicator>,
     call: &Call<'_>,
-    mut needs: Needs,
+    needs: Needs,
 ) -> Result<()> {
     communicator.check()?;
     let subject = communicator.next_collective(call);
-    if call.spaces == [Space::Device; 2] && !group::is_open() {
-        // The common case: nothing to bring, nothing to keep.
-        let progress = {
-            let _turn = lock(communicator.device.turn);
-            // SAFETY: the caller's contract; the turn is held.
-            unsafe { communicator.enqueue(call, &mut needs) }?
-        };
-        if progress == Progress::Enqueued && needs.is_empty() {
-            return Ok(());
-        }
-        let communicator = communicator.clone();
-        let stream = call.stream;
-        return Started { communicator, subject, stream, progress, needs, returns: Vec::new() }.finish();
-    }
+    let meeting = communicator.meeting_for(call, &subject);
     let mut returns = Vec::new();
     // SAFETY: the caller's contract.
     let call = unsafe { bring(communicator, call, &mut returns) }?;
+    // SAFETY: as above; the addresses are on the device now.
+    let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(&call, needs) };
+    launch(communicator, (subject, meeting), call.stream, needs, returns, enqueue)
+}
+
+/// Calls the library when it is this communicator's turn, and sees to what comes after; in a group, at its end.
+#[inline]
+fn launch(
+    communicator: &Arc<Communicator>,
+    (subject, meeting): (Subject, Option<Meeting>),
+    stream: Stream,
+    mut needs: Needs,
+    returns: Vec<Return>,
+    enqueue: impl FnOnce(&mut Needs) -> Result<Progress>,
+) -> Result<()> {
     let grouped = group::is_open();
-    let enqueued = {
-        let _turn = (!grouped).then(|| lock(communicator.device.turn));
-        // SAFETY: as above; the addresses are on the device now.
-        unsafe { communicator.enqueue(&call, &mut needs) }
+    let met = match &meeting {
+        Some(meeting) if !grouped => communicator.meet(meeting),
+        _ => Ok(()),
     };
-    let mut started = Started {
-        communicator: communicator.clone(),
-        subject,
-        stream: call.stream,
-        progress: Progress::Enqueued,
-        needs,
-        returns,
-    };
-    match enqueued {
-        Ok(progress) => started.progress = progress,
-        Err(error) => {
-            started.cancel();
-            return Err(error);
+    let enqueued = met.and_then(|()| communicator.turn()).and_then(|_turn| {
+        if grouped {
+            communicator.set_queued(true);
         }
-    }
-    if grouped {
-        group::defer(started);
+        enqueue(&mut needs)
+    });
+    let is_simple = needs.is_empty() && returns.is_empty();
+    if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {
+        // The common case: nothing to bring, nothing to keep.
         return Ok(());
     }
-    started.finish()
+    let communicator = communicator.clone();
+    let progress = Progress::Enqueued;
+    let mut started = Started { communicator, meeting, subject, stream, progress, needs, returns };
+    let outcome = enqueued.map(|progress| started.progress = progress).map_err(|error| {
+        started.cancel();
+        started.communicator.check().err().unwrap_or(error)
+    });
+    if grouped {
+        group::defer(started);
+        return outcome;
+    }
+    outcome.and_then(|()| started.finish())
 }
 
 /// Brings host memory to the device: the call with the addresses there.
@@ -199,6 +208,9 @@ unsafe fn bring<'a>(
     call: &Call<'a>,
     returns: &mut Vec<Return>,
 ) -> Result<Call<'a>> {
+    if call.spaces == [Space::Device; 2] {
+        return Ok(*call);
+    }
     let Communicator { device, stages, rank, ranks, .. } = communicator;
     let bytes = Footprint::of(call, *rank, *ranks);
     let (send, recv) = (call.send.addr(), call.recv.addr());
@@ -240,14 +252,13 @@ unsafe fn bring<'a>(
 /// # Safety
 /// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is complete.
 pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Transfer]) -> Result<()> {
-    let Some(first) = transfers.first() else { return Ok(()) };
     communicator.check()?;
     let (device, stages) = (&communicator.device, &communicator.stages);
     let mut returns = Vec::new();
     let mut moved = Vec::with_capacity(transfers.len());
-    let mut subject = communicator.next_message(first);
+    let mut last = None;
     for transfer in transfers {
-        subject = communicator.next_message(transfer);
+        last = Some((communicator.next_message(transfer), transfer.stream));
         let bytes = transfer.count * transfer.dtype.size();
         if transfer.space == Space::Device {
             moved.push(*transfer);
@@ -266,30 +277,9 @@ pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Tra
         moved.push(Transfer { direction, space: Space::Device, ..*transfer });
         returns.push(stage.returning(0, back.0, back.1));
     }
-    let grouped = group::is_open();
-    let enqueued = {
-        let _turn = (!grouped).then(|| lock(device.turn));
-        // SAFETY: the caller's contract; the addresses are on the device now.
-        unsafe { communicator.exchange(&moved) }
-    };
-    let mut started = Started {
-        communicator: communicator.clone(),
-        subject,
-        stream: first.stream,
-        progress: Progress::Enqueued,
-        needs: Needs::default(),
-        returns,
-    };
-    match enqueued {
-        Ok(progress) => started.progress = progress,
-        Err(error) => {
-            started.cancel();
-            return Err(error);
-        }
-    }
-    if grouped {
-        group::defer(started);
-        return Ok(());
-    }
-    started.finish()
+    let Some((subject, stream)) = last else { return Ok(()) };
+    // SAFETY: the caller's contract; the addresses are on the device now.
+    let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
+    let meeting = communicator.meeting_of(transfers, &subject);
+    launch(communicator, (subject, meeting), stream, Needs::default(), returns, enqueue)
 }
