@@ -6,8 +6,11 @@
 mod collectives;
 mod communicators;
 mod failures;
+mod injected;
 mod memory;
 mod messages;
+mod releases;
+mod sockets;
 mod streams;
 mod world;
 
@@ -24,6 +27,8 @@ fn main() -> ExitCode {
         streams::SCENARIOS,
         memory::SCENARIOS,
         failures::SCENARIOS,
+        releases::SCENARIOS,
+        injected::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
@@ -43,8 +48,19 @@ fn main() -> ExitCode {
         streams::trials,
         memory::trials,
         failures::trials,
+        sockets::trials,
     ] {
         trials.extend(module(gpus));
+    }
+    // These have emulated GPUs of their own, whatever the machine has.
+    match Emulated::new() {
+        Ok(_) => trials.extend(releases::trials().into_iter().chain(injected::trials())),
+        Err(why) => {
+            let names = ["releases", "injected"];
+            let left_out =
+                |name: &str| Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(why.to_string());
+            trials.extend(names.map(left_out));
+        }
     }
     if world::are_emulated() {
         // A world of four would need 8 GiB of this machine's memory, and minutes.
