@@ -101,9 +101,12 @@ fn one_rank(comm: Comm) -> Result<()> {
         comm.barrier()?;
         let mut times = Timeline::start(&attention.compute)?;
         for step in 0..ranks {
+            // What the block that comes overwrites, the step before has used.
+            exchange.join(&attention.compute)?;
+            let begin = mark(&attention.compute)?;
+            attention.to(&here)?;
+            times.add("attending", begin, mark(&attention.compute)?);
             if step + 1 < ranks {
-                // What the block that comes overwrites, the step before has used.
-                exchange.join(&attention.compute)?;
                 let begin = mark(&exchange)?;
                 ring.group(|ring| {
                     ring.send(&here, right)?;
@@ -111,9 +114,6 @@ fn one_rank(comm: Comm) -> Result<()> {
                 })?;
                 times.add("exchanging", begin, mark(&exchange)?);
             }
-            let begin = mark(&attention.compute)?;
-            attention.to(&here)?;
-            times.add("attending", begin, mark(&attention.compute)?);
             attention.compute.join(&exchange)?;
             std::mem::swap(&mut here, &mut next);
         }

@@ -9,6 +9,7 @@ mod failures;
 mod injected;
 mod memory;
 mod messages;
+mod programs;
 mod releases;
 mod sockets;
 mod streams;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         memory::trials,
         failures::trials,
         sockets::trials,
+        programs::trials,
     ] {
         trials.extend(module(gpus));
     }

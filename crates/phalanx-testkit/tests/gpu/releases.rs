@@ -2,7 +2,7 @@
 //! What a release lacks is a typed error, or is built from what it has.
 
 use crate::world::{done, download, expect, launch, must, upload, value, values};
-use crate::{collectives, memory, messages, streams};
+use crate::{collectives, messages, streams};
 use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::{Config, MemoryStatistic, Registration};
 use phalanx::{BackendKind, Comm, Error, ReduceOp};
@@ -17,13 +17,12 @@ pub const SCENARIOS: &[Scenario] =
 const RELEASES: [&str; 7] = ["2.18.1", "2.19.3", "2.23.4", "2.27.3", "2.28.9", "2.29.2", "2.30.7"];
 
 /// What the oldest one does as any other.
-const OLDEST: [(&[Scenario], &str); 6] = [
+const OLDEST: [(&[Scenario], &str); 5] = [
     (collectives::SCENARIOS, "in_place"),
     (collectives::SCENARIOS, "vectors"),
     (collectives::SCENARIOS, "host_memory"),
     (messages::SCENARIOS, "ring"),
     (streams::SCENARIOS, "many_streams"),
-    (memory::SCENARIOS, "newer_functions"),
 ];
 
 pub fn trials() -> Vec<Trial> {
