@@ -13,10 +13,13 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] =
     &[Scenario::rank("endless", endless), Scenario::process("missing_at_init", missing_at_init)];
 
+/// What is said of a rank that was killed: it is rank 1.
+pub const KILLED: &str = "rank 1 is gone: its process ended";
+
 /// The ranks' deadline here.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// What comes on top, at most: noticing, aborting, and a GPU that has to finish.
-const SLACK: Duration = Duration::from_secs(4);
+pub const SLACK: Duration = Duration::from_secs(4);
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let trials = [
@@ -26,20 +29,20 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
-        Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
+        Trial::test("processes/killed", move || killed(gpus, KILLED, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
     ];
     trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
 }
 
-fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
+pub fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
     let builder = Comm::builder().backend(BackendKind::Nccl).timeout(TIMEOUT);
     Ok(must("run", builder.run(gpus, f))?)
 }
 
 /// The GPU does what it should, in a communicator of its own.
-fn still_works(gpu: usize) -> Result<(), String> {
+pub fn still_works(gpu: usize) -> Result<(), String> {
     let builder = Comm::builder().backend(BackendKind::Nccl).gpu(gpu).timeout(TIMEOUT);
     let results = must(
         "a new communicator",
@@ -236,14 +239,14 @@ fn running(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<World,
 }
 
 /// Rank 1 is killed, in processes that are prepared for something.
-pub fn killed(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
+pub fn killed(gpus: usize, says: &str, prepare: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
     let mut world = running(gpus, prepare)?;
     world.inject(1, Fault::Kill)?;
     for ended in world.finish().into_iter().filter(|ended| ended.rank != 1) {
         let report = ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
         let (waited, error) = report.split_once('\t').ok_or("two fields")?;
         assert!(waited.parse::<f64>()? < TIMEOUT.as_secs_f64(), "{report}");
-        assert!(error.contains("rank 1 is gone: its process ended"), "{report}");
+        assert!(error.contains(says), "{report}");
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod programs;
 mod releases;
 mod sockets;
 mod streams;
+mod watchdog;
 mod world;
 
 use libtest_mimic::{Arguments, Trial};
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         failures::SCENARIOS,
         releases::SCENARIOS,
         injected::SCENARIOS,
+        watchdog::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         failures::trials,
         sockets::trials,
         programs::trials,
+        watchdog::trials,
     ] {
         trials.extend(module(gpus));
     }

@@ -42,7 +42,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 
 fn has_cuda_libraries() -> bool {
     // SAFETY: the libraries' initialisers do nothing of note.
-    ["libcublas.so", "libnvrtc.so"].iter().any(|name| unsafe { libloading::Library::new(name) }.is_ok())
+    ["libcublas.so", "libnvrtc.so"].iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok())
 }
 
 fn trial(line: &'static str, texts: &'static [&'static str], succeeds: bool, fits: bool) -> Trial {

@@ -140,6 +140,13 @@ impl Communicator {
         Ok(Turn { _visit: self.visit(), _lock: lock })
     }
 
+    /// A turn, if no other thread has it and the communicator is there.
+    pub fn try_turn(&self) -> Option<Turn<'_>> {
+        let lock = self.device.turn.try_lock().ok()?;
+        let has_ended = self.ended.load(Ordering::Relaxed);
+        (!has_ended).then(|| Turn { _visit: self.visit(), _lock: lock })
+    }
+
     /// This thread goes into the library with the communicator. It has the device's turn.
     #[inline]
     pub fn visit(&self) -> Visit<'_> {
@@ -289,13 +296,9 @@ impl Communicator {
         lock(&self.registrations).get(&number).copied()
     }
 
-    /// Gives a registration back, unless the communicator has ended, which did so.
-    pub fn end_registration(&self, number: u64) {
+    /// Gives a registration back, unless the communicator has ended, which did so. False if the memory stays registered.
+    pub fn end_registration(&self, number: u64) -> bool {
         let handle = lock(&self.registrations).remove(&number);
-        if let Some(handle) = handle
-            && !self.ended.load(Ordering::Acquire)
-        {
-            self.deregister(handle);
-        }
+        handle.is_none_or(|handle| self.ended.load(Ordering::Acquire) || self.deregister(handle))
     }
 }

@@ -108,7 +108,8 @@ impl Communicator {
         let since = Instant::now();
         while state == ncclResult_t::InProgress && since.elapsed() < ENDING {
             std::thread::sleep(NAP);
-            state = self.async_state().unwrap_or(ncclResult_t::InternalError);
+            let looked = self.turn().and_then(|turn| self.async_state(&turn));
+            state = looked.unwrap_or(ncclResult_t::InternalError);
         }
         if state != ncclResult_t::Success {
             tracing::warn!(

@@ -193,8 +193,8 @@ fn open_window(communicator: &Communicator, start: CUdeviceptr, bytes: usize) ->
 }
 
 impl Communicator {
-    /// Gives a registration back to the library.
-    pub(super) fn deregister(&self, handle: Handle) {
+    /// Gives a registration back to the library. False if it did not take it: then the memory stays registered.
+    pub(super) fn deregister(&self, handle: Handle) -> bool {
         // SAFETY: registered with this communicator, which has not ended; given back once.
         let given_back = unsafe {
             match (handle, self.library.ncclCommDeregister, self.library.ncclCommWindowDeregister) {
@@ -207,9 +207,10 @@ impl Communicator {
                 _ => Ok(()),
             }
         };
-        if let Err(error) = given_back {
+        if let Err(error) = &given_back {
             tracing::warn!(rank = self.rank, "a buffer could not be deregistered: {error}");
         }
+        given_back.is_ok()
     }
 }
 
@@ -223,8 +224,9 @@ impl<T: Element> Drop for Buffer<T> {
             return;
         }
         let communicator = &self.communicator;
-        if let Some(number) = self.number {
-            communicator.end_registration(number);
+        if self.number.is_some_and(|number| !communicator.end_registration(number)) {
+            tracing::error!(rank = communicator.rank, "GPU memory is leaked: it is still registered");
+            return;
         }
         let Ok(_current) = communicator.device.enter() else { return };
         // SAFETY: taken once; cudarc forgets the memory, and frees its events.

@@ -1,6 +1,6 @@
 //! Waiting for the library, for a stream and for the other ranks: with the deadline, and an eye on the peers.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, Turn};
 use crate::backend::Stream;
 use crate::backend::host::Subject;
 use crate::error::Result;
@@ -44,10 +44,9 @@ impl Patience {
 
 impl Communicator {
     /// What the library says of the communicator.
-    pub(super) fn async_state(&self) -> Result<ncclResult_t> {
+    pub(super) fn async_state(&self, _turn: &Turn<'_>) -> Result<ncclResult_t> {
         let get_error = self.library.need(self.library.ncclCommGetAsyncError, "ncclCommGetAsyncError")?;
         let mut state = ncclResult_t::Success;
-        let _turn = self.turn()?;
         // SAFETY: a communicator that is there, or being made or finalized; the out-pointer is written during the call.
         let answered = unsafe { get_error(self.handle(), &raw mut state) };
         Ok(if answered == ncclResult_t::Success { state } else { answered })
@@ -57,7 +56,8 @@ impl Communicator {
     pub fn settle(&self, subject: &Subject, since: Instant) -> Result<()> {
         let mut patience = Patience::new(since);
         loop {
-            match self.async_state()? {
+            let state = self.async_state(&self.turn()?)?;
+            match state {
                 ncclResult_t::Success => return Ok(()),
                 ncclResult_t::InProgress => {}
                 error => {

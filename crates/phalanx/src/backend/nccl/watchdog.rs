@@ -110,7 +110,8 @@ impl Watched {
 impl Communicator {
     /// An error that the library reports beside its calls.
     fn reported_error(&self, subject: &Subject) -> Option<Error> {
-        match self.async_state().ok()? {
+        // Whoever is inside looks for itself.
+        match self.async_state(&self.try_turn()?).ok()? {
             ncclResult_t::Success | ncclResult_t::InProgress => None,
             error => {
                 let error = self.library.error(error, "ncclCommGetAsyncError");
