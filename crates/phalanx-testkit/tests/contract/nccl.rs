@@ -2,7 +2,7 @@
 //! emulated ones. (Collectives on GPU memory are the GPU suite's.)
 //!
 //! What is not here, because NCCL does not have it: tags, results in rank order (so inputs are such that any order is
-//! right), reductions of 16-bit integers, averages of integers whose sum overflows, communicators of one GPU that several
+//! right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a smallest or largest is made of, communicators of one GPU that several
 //! threads use at once (their operations would wait for each other in different orders). The portable trait takes
 //! addresses of GPU memory, and is tested there.
 
@@ -13,7 +13,7 @@ use phalanx::{BackendKind, Comm};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
-use phalanx_testkit::random::ANY_ORDER;
+use phalanx_testkit::random::{ANY_ORDER, NO_NAN};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(240);
@@ -43,6 +43,7 @@ fn of(scenarios: impl Iterator<Item = (&'static str, &'static str)>) -> Launch {
         .deadline(DEADLINE)
         .env("PHALANX_BACKEND", "nccl")
         .env(ANY_ORDER, "1")
+        .env(NO_NAN, "1")
 }
 
 const NOT_PROMISED: [&str; 2] = ["messages/tags", "communicators/on_threads_at_once"];

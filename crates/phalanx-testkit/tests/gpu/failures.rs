@@ -13,9 +13,6 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] =
     &[Scenario::rank("endless", endless), Scenario::process("missing_at_init", missing_at_init)];
 
-/// What is said of a rank that was killed: it is rank 1.
-pub const KILLED: &str = "rank 1 is gone: its process ended";
-
 /// The ranks' deadline here.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// What comes on top, at most: noticing, aborting, and a GPU that has to finish.
@@ -29,7 +26,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
-        Trial::test("processes/killed", move || killed(gpus, KILLED, |launch| launch)),
+        Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
     ];
@@ -239,14 +236,14 @@ fn running(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<World,
 }
 
 /// Rank 1 is killed, in processes that are prepared for something.
-pub fn killed(gpus: usize, says: &str, prepare: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
+pub fn killed(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
     let mut world = running(gpus, prepare)?;
     world.inject(1, Fault::Kill)?;
     for ended in world.finish().into_iter().filter(|ended| ended.rank != 1) {
         let report = ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
         let (waited, error) = report.split_once('\t').ok_or("two fields")?;
         assert!(waited.parse::<f64>()? < TIMEOUT.as_secs_f64(), "{report}");
-        assert!(error.contains(says), "{report}");
+        assert!(error.contains("rank 1 is gone: its process ended"), "{report}");
     }
     Ok(())
 }

@@ -108,7 +108,7 @@ pub fn trials() -> Vec<Trial> {
     }));
     trials.push(Trial::test("injected/peer_death_is_an_error", || {
         let emulated = Emulated::new()?.set("PEER_DEATH", "error");
-        failures::killed(2, "answered 6 (remote process exited", |launch| emulated.launch(launch))
+        failures::killed(2, |launch| emulated.launch(launch))
     }));
     for trial in &mut trials {
         if let Some((_, why)) = OPEN.iter().find(|(name, _)| trial.name() == format!("injected/{name}")) {

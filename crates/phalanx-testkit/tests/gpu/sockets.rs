@@ -11,9 +11,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("sockets/operations", move || operations(gpus)),
         Trial::test("sockets/killed", move || {
             let folder = tempfile::tempdir()?;
-            failures::killed(gpus, failures::KILLED, |launch| {
-                on_hosts_of_their_own(launch, gpus, folder.path())
-            })?;
+            failures::killed(gpus, |launch| on_hosts_of_their_own(launch, gpus, folder.path()))?;
             sockets_were_used(folder.path())
         }),
     ];

@@ -111,12 +111,10 @@ impl Communicator {
     /// An error that the library reports beside its calls.
     fn reported_error(&self, subject: &Subject) -> Option<Error> {
         // Whoever is inside looks for itself.
-        match self.async_state(&self.try_turn()?).ok()? {
+        let state = self.async_state(&self.try_turn()?).ok()?;
+        match state {
             ncclResult_t::Success | ncclResult_t::InProgress => None,
-            error => {
-                let error = self.library.error(error, "ncclCommGetAsyncError");
-                Some(error.within(self.rank, subject).fatal())
-            }
+            error => Some(self.cause(error, subject)),
         }
     }
 
