@@ -55,19 +55,24 @@ pub struct CommGroup<'group, 'env> {
 /// # }
 /// ```
 pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R> {
-    let mut group = Group { transfers: Vec::new(), calls: Vec::new(), lent: Vec::new(), env: PhantomData };
+    let mut group = Group::new();
     let result = f(&mut group)?;
-    group.end()?;
+    group.start_all()?;
     Ok(result)
 }
 
 impl<'env> Group<'env> {
+    pub(crate) fn new() -> Group<'env> {
+        Group { transfers: Vec::new(), calls: Vec::new(), lent: Vec::new(), env: PhantomData }
+    }
+
     /// This communicator's part.
     pub fn on(&mut self, comm: &'env Comm) -> CommGroup<'_, 'env> {
         CommGroup { comm, group: self }
     }
 
-    fn end(self) -> Result<()> {
+    /// Starts what was collected, and waits for what is complete when it returns.
+    pub(crate) fn start_all(&self) -> Result<()> {
         let mut backends: Vec<&dyn Backend> = Vec::new();
         let comms =
             self.transfers.iter().map(|(comm, _)| comm).chain(self.calls.iter().map(|(comm, _)| comm));
@@ -88,11 +93,30 @@ impl<'env> Group<'env> {
         self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
     }
 
+    #[cfg(feature = "cuda")]
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &Call<'env>> {
+        self.calls.iter().map(|(_, call)| call)
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn transfers(&self) -> impl Iterator<Item = &Transfer> {
+        self.transfers.iter().map(|(_, transfer)| transfer)
+    }
+
+    /// Launches a CUDA graph that was captured of these operations of one communicator.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn launch(&self, comm: &Comm, graph: &cudarc::driver::CudaGraph) -> Result<()> {
+        let nccl = comm.backend.nccl().expect("a graph is made on a communicator of NCCL");
+        let records: Vec<_> = self.calls().map(|call| comm.recorder.begin(call)).collect();
+        let launched = nccl.launch(graph, self.calls(), self.transfers());
+        records.into_iter().fold(launched, |launched, record| comm.recorder.end(record, launched))
+    }
+
     /// Posts the messages, and queues what is stream-ordered.
     fn start(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
         for (comm, transfer) in &self.transfers {
             // SAFETY: the buffers are lent for 'env, which outlives this call, and all messages are settled
-            // by `end`.
+            // by `start_all`.
             messages.push((comm, unsafe { comm.post(*transfer) }?));
         }
         let queued = |(comm, _): &&(&Comm, Call<'_>)| comm.backend.is_stream_ordered();

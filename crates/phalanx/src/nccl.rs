@@ -15,4 +15,8 @@
 //! # }
 //! ```
 
+mod graph;
+
+pub use graph::Graph;
+
 pub use crate::backend::nccl::{Buffer, Config, MemoryStatistic, Nccl, Registration, init_all, version};

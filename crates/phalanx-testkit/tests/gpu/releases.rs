@@ -120,7 +120,9 @@ fn release(comm: Comm, args: &[String]) -> Outcome {
 /// A setting that came later is an error with its name, and the version that has it.
 fn setting(args: &[String]) -> Outcome {
     let version = args[0].as_str();
-    let settings: [(fn(&mut Config), &str, &str); 4] = [
+    /// What is set, its name, and the release that has it.
+    type Setting = (fn(&mut Config), &'static str, &'static str);
+    let settings: [Setting; 4] = [
         (|config| config.traffic_class = Some(1), "traffic_class", "2.26.2"),
         (|config| config.comm_name = Some("name".into()), "comm_name", "2.27.3"),
         (|config| config.channels_per_net_peer = Some(2), "channels_per_net_peer", "2.28.3"),

@@ -2,6 +2,7 @@
 
 use crate::world::{both, done, elements, expect, must, stream, upload, value, values};
 use libtest_mimic::Trial;
+use phalanx::nccl::Graph;
 use phalanx::{Comm, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
@@ -12,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("overwritten_at_once", overwritten_at_once),
     Scenario::rank("many_streams", many_streams),
     Scenario::rank("current_device", current_device),
+    Scenario::rank("graph", graph),
 ];
 
 /// Large enough that an operation takes a while.
@@ -138,4 +140,46 @@ fn wrong_memory(gpus: usize) -> Result<(), String> {
     assert!(refused.to_string().contains("host memory"), "{refused}");
     comms.clear();
     Ok(())
+}
+
+/// Operations of a graph, launched several times with other data, between other users of the buffers.
+fn graph(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let len = 1000;
+    let buffers = (upload(&comm, &vec![0i32; len])?, upload(&comm, &vec![0i32; len * ranks])?);
+    let mut graph = must(
+        "capture",
+        Graph::capture(&comm, buffers, |group, (sum, all)| {
+            // In two operations, of which one reads what the other has written.
+            group.all_reduce_in_place(sum, ReduceOp::Sum)?;
+            group.broadcast_in_place(all, 0)
+        }),
+    )?;
+    for round in 0..5usize {
+        let (sum, all) = graph.buffers_mut();
+        let mine = |rank: usize| -> Vec<i32> { (0..len).map(|index| value(rank, index + round)).collect() };
+        stream(&comm).memcpy_htod(&mine(rank), sum).map_err(|e| e.to_string())?;
+        let roots = vec![(round * 10 + rank) as i32; len * ranks];
+        stream(&comm).memcpy_htod(&roots, all).map_err(|e| e.to_string())?;
+        must("launch", graph.launch())?;
+        // Ordered behind the launch by cudarc alone.
+        let (sum, all) = graph.buffers();
+        let sum = stream(&comm).clone_dtoh(sum).map_err(|e| e.to_string())?;
+        let all = stream(&comm).clone_dtoh(all).map_err(|e| e.to_string())?;
+        expect("sum", &sum, |index| (0..ranks).map(|rank| mine(rank)[index]).sum())?;
+        expect("broadcast", &all, |_| (round * 10) as i32)?;
+    }
+    must("sync", comm.sync())?;
+    // Other memory of the same length is not what was captured.
+    graph.buffers_mut().0 = upload(&comm, &vec![0i32; len])?;
+    let error = graph.launch().unwrap_err();
+    assert!(error.to_string().contains("capture again"), "{error}");
+    drop(graph.into_buffers());
+    let host = Graph::capture(&comm, vec![0i32; len], |group, buffer| {
+        group.all_reduce_in_place(buffer, ReduceOp::Sum)
+    });
+    let error = host.map(drop).unwrap_err();
+    assert!(error.to_string().contains("host memory"), "{error}");
+    must("afterwards", comm.barrier())?;
+    done()
 }

@@ -14,10 +14,26 @@ use std::collections::BTreeSet;
 
 /// What the ranks have been through together.
 #[derive(Default)]
-pub(super) struct Acquainted(BTreeSet<Kind>);
+pub(super) struct Acquainted {
+    kinds: BTreeSet<Kind>,
+    /// The kind before: most programs make the same call again.
+    last: Kind,
+}
+
+impl Acquainted {
+    /// Whether a kind is new; from now on it is not.
+    #[inline]
+    fn add(&mut self, kind: Kind) -> bool {
+        if kind == self.last {
+            return false;
+        }
+        self.last = kind;
+        self.kinds.insert(kind)
+    }
+}
 
 /// The library chooses its way, and with it the connections, by these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     /// Operation, type, reduction and root, as they are announced.
     call: u64,
@@ -47,7 +63,7 @@ impl Communicator {
         }
         let lengths = lengths(&call.blocks, call.dtype.size(), self.ranks);
         let kind = Kind { call: subject.call_word(), lengths };
-        (lengths != 0 && lock(&self.acquainted).0.insert(kind)).then_some(Meeting::All(*subject))
+        (lengths != 0 && lock(&self.acquainted).add(kind)).then_some(Meeting::All(*subject))
     }
 
     /// The meeting before messages, if some are the first on their way between two ranks.

@@ -52,7 +52,7 @@ use crate::error::{Error, Result, UsageError};
 use crate::lane::Lane;
 use crate::sync::lock;
 use communicator::Communicator;
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaGraph, CudaStream};
 use device::{Device, PinnedMemory};
 use making::Origin;
 use phalanx_sys::nccl::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
@@ -226,6 +226,26 @@ impl NcclComm {
             None => Ok(()),
             Some(rank) => Err(communicator.fail(Subject::mismatch((0, &all[0]), (rank, &all[rank])))),
         }
+    }
+
+    /// Launches a CUDA graph of operations that were captured on this communicator.
+    pub fn launch<'a, 'env: 'a>(
+        &self,
+        graph: &CudaGraph,
+        calls: impl Iterator<Item = &'a Call<'env>>,
+        transfers: impl Iterator<Item = &'a Transfer>,
+    ) -> Result<()> {
+        self.flush()?;
+        self.communicator.check()?;
+        for transfer in transfers {
+            self.communicator.next_message(transfer);
+        }
+        for call in calls {
+            self.communicator.next_collective(call);
+        }
+        let _current = self.communicator.device.enter()?;
+        let _turn = self.communicator.turn()?;
+        Ok(graph.launch()?)
     }
 
     /// Enqueues the messages that were posted.

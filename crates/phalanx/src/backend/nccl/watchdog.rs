@@ -5,6 +5,7 @@
 //! for it.
 
 use super::communicator::Communicator;
+use super::making::look_unless_making;
 use crate::backend::host::Subject;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -111,7 +112,7 @@ impl Communicator {
     /// An error that the library reports beside its calls.
     fn reported_error(&self, subject: &Subject) -> Option<Error> {
         // Whoever is inside looks for itself.
-        let state = self.async_state(&self.try_turn()?).ok()?;
+        let state = look_unless_making(|| self.async_state(&self.try_turn()?).ok())?;
         match state {
             ncclResult_t::Success | ncclResult_t::InProgress => None,
             error => Some(self.cause(error, subject)),

@@ -1,0 +1,167 @@
+//! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
+
+use crate::backend::{Call, Direction, Space};
+use crate::comm::{Comm, OnStream};
+use crate::error::{Error, Result, UsageError};
+use crate::group::{CommGroup, Group};
+use cudarc::driver::CudaGraph;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+
+/// Operations of a communicator on GPUs that were captured in a CUDA graph, with their buffers.
+///
+/// ```no_run
+/// # fn main() -> phalanx::Result<()> {
+/// use phalanx::nccl::Graph;
+/// use phalanx::{BackendKind, Comm, ReduceOp};
+/// for result in Comm::builder().backend(BackendKind::Nccl).run(2, |comm| -> phalanx::Result<()> {
+///     let stream = comm.cuda_stream().expect("a GPU");
+///     let gradients = stream.alloc_zeros::<f32>(1 << 20)?;
+///     let mut step = Graph::capture(&comm, gradients, |group, gradients| {
+///         group.all_reduce_in_place(gradients, ReduceOp::Avg)
+///     })?;
+///     for _ in 0..100 {
+///         stream.memset_zeros(step.buffers_mut())?; // or a kernel that computes them
+///         step.launch()?;
+///     }
+///     comm.sync()
+/// })? {
+///     result?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The graph owns the buffers that its operations use, so that they live as long, and lends them between launches. A
+/// launch comes behind what was enqueued on them before, and what is enqueued on them later comes behind the launch, on
+/// whatever stream. All ranks capture and launch alike, as they make calls: a launch counts as the calls that it holds, so a
+/// rank that is missing or differs is named as ever.
+///
+/// It borrows its communicator, which cannot be finalized while the graph lives: NCCL would wait for the graph's end. If
+/// the communicator fails, drop its graphs soon: its abort waits for them, with a bound.
+pub struct Graph<'c, B, F> {
+    /// Dropped first.
+    graph: CudaGraph,
+    captured: Vec<[u64; 6]>,
+    buffers: B,
+    describe: F,
+    comm: OnStream<'c>,
+}
+
+impl<'c, B, F> Graph<'c, B, F>
+where
+    F: for<'b> Fn(&mut CommGroup<'_, 'b>, &'b mut B) -> Result<()>,
+{
+    /// Captures the operations that `describe` gives a group (`cuStreamBeginCapture`, on a stream of the graph's own).
+    /// Nothing is carried out yet. Collective.
+    ///
+    /// `describe` is called again before each launch, to see that the buffers are still those that were captured.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on a communicator that is not NCCL's; [`UsageError::Memory`] for buffers in host memory, which
+    /// a graph cannot hold; what the operations themselves refuse.
+    pub fn capture(comm: &'c Comm, mut buffers: B, describe: F) -> Result<Graph<'c, B, F>> {
+        let Some(stream) = comm.cuda_stream() else {
+            return Err(Error::Unsupported {
+                what: "a CUDA graph".into(),
+                why: format!("the communicator is the {} backend's", comm.backend()),
+                remedy: "use a communicator on GPUs (BackendKind::Nccl)".into(),
+            });
+        };
+        let stream = stream.context().new_stream()?;
+        let comm = comm.on(&stream)?;
+        let (graph, captured) = {
+            let mut group = Group::new();
+            describe(&mut group.on(&comm), &mut buffers)?;
+            let captured = signatures(&group)?;
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+            let started = group.start_all();
+            // Ended also if a call failed: nothing else could be done with the stream.
+            let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+            started?;
+            (graph?, captured)
+        };
+        let graph = graph.ok_or_else(|| Error::Unsupported {
+            what: "a CUDA graph of nothing".into(),
+            why: "the operations enqueue nothing".into(),
+            remedy: "capture operations with data".into(),
+        })?;
+        graph.upload()?;
+        Ok(Graph { graph, captured, buffers, describe, comm })
+    }
+
+    /// Enqueues the operations (`cuGraphLaunch`). Collective; [`Comm::sync`] waits for it.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] if the buffers are not those that were captured any more: nothing is enqueued.
+    pub fn launch(&mut self) -> Result<()> {
+        let mut group = Group::new();
+        (self.describe)(&mut group.on(&self.comm), &mut self.buffers)?;
+        if signatures(&group)? != self.captured {
+            return Err(UsageError::Memory {
+                memory: "other memory, lengths or operations".into(),
+                wanted: "what was captured in the CUDA graph".into(),
+                remedy: "fill the buffers in place, or capture again",
+            }
+            .into());
+        }
+        group.launch(&self.comm, &self.graph)
+    }
+
+    /// The buffers, reading.
+    pub fn buffers(&self) -> &B {
+        &self.buffers
+    }
+
+    /// The buffers, to fill them for the next launch. Their memory has to stay the same.
+    pub fn buffers_mut(&mut self) -> &mut B {
+        &mut self.buffers
+    }
+}
+
+impl<B, F> Graph<'_, B, F> {
+    /// Ends the graph and gives the buffers back.
+    pub fn into_buffers(self) -> B {
+        self.buffers
+    }
+}
+
+impl<B: std::fmt::Debug, F> std::fmt::Debug for Graph<'_, B, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let operations = self.captured.len();
+        f.debug_struct("Graph").field("operations", &operations).field("buffers", &self.buffers).finish()
+    }
+}
+
+/// What a graph holds of a group's operations: arguments and addresses. An error if some are in host memory.
+fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
+    let calls = group.calls().map(|call| {
+        on_device(&call.spaces)?;
+        let Call { operation, dtype, reduction, root, .. } = *call;
+        let what =
+            operation as u64 | (dtype as u64) << 8 | (reduction.code as u64) << 16 | (root as u64) << 32;
+        let (send, recv) = (call.send.addr() as u64, call.recv.addr() as u64);
+        Ok([what, reduction.factor, call.blocks.longest() as u64, send, recv, 0])
+    });
+    let transfers = group.transfers().map(|transfer| {
+        on_device(&[transfer.space])?;
+        let (way, address) = match transfer.direction {
+            Direction::Send(source) => (1, source.addr()),
+            Direction::Recv(target) => (2, target.addr()),
+        };
+        let what = way | (transfer.dtype as u64) << 8 | (transfer.peer as u64) << 32;
+        Ok([what, 0, transfer.count as u64, address as u64, 0, 1])
+    });
+    calls.chain(transfers).collect()
+}
+
+fn on_device(spaces: &[Space]) -> Result<()> {
+    if spaces.iter().all(|space| *space == Space::Device) {
+        return Ok(());
+    }
+    Err(UsageError::Memory {
+        memory: "host memory".into(),
+        wanted: "the memory of a GPU, for a CUDA graph".into(),
+        remedy: "use a CudaSlice or nccl::Buffer",
+    }
+    .into())
+}
