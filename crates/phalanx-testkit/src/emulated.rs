@@ -149,8 +149,9 @@ impl Emulated {
         command
     }
 
-    /// Processes that find it.
+    /// Processes that find it, and use it.
     pub fn launch(&self, launch: Launch) -> Launch {
+        let launch = launch.env("PHALANX_BACKEND", "nccl");
         self.environment().iter().fold(launch, |launch, (name, value)| launch.env(name, value))
     }
 }

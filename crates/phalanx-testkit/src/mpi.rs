@@ -5,13 +5,13 @@
 
 use crate::processes;
 use crate::random::ANY_ORDER;
-use crate::scenario::{Body, Outcome, Scenario};
+use crate::scenario::{Outcome, Scenario};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The scenarios, one a line; their arguments follow, after tabs.
+/// The list of scenarios, and the folder for the reports.
 const SCENARIOS: &str = "PHALANX_TESTKIT_MPI_SCENARIOS";
 const REPORTS: &str = "PHALANX_TESTKIT_MPI_REPORTS";
 
@@ -22,36 +22,12 @@ pub const STANDARD_ABI: &str = "PHALANX_TEST_MPI_ABI";
 pub(crate) fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     let list = std::env::var(SCENARIOS).ok()?;
     let reports = PathBuf::from(std::env::var_os(REPORTS)?);
-    let (line, code) = processes::report(&perform(scenarios, &list));
+    let (line, code) = processes::report(&processes::perform(scenarios, &list));
     // First under another name: whoever sees the file sees all of it.
     let name = std::process::id().to_string();
     let written = std::fs::write(reports.join(format!("{name}.new")), line)
         .and_then(|()| std::fs::rename(reports.join(format!("{name}.new")), reports.join(name)));
     Some(if written.is_ok() { code } else { ExitCode::FAILURE })
-}
-
-fn perform(scenarios: &[Scenario], list: &str) -> Outcome {
-    let named = |line: &str| {
-        let mut words = line.split('\t').map(str::to_owned);
-        let name = words.next().unwrap_or_default();
-        (name, words.collect::<Vec<_>>())
-    };
-    let find = |name: &str| scenarios.iter().find(|scenario| scenario.name == name);
-    if let [only] = list.lines().collect::<Vec<_>>()[..] {
-        let (name, args) = named(only);
-        return processes::perform(scenarios, &name, &args);
-    }
-    let world = phalanx::init().map_err(|error| format!("init: {error}"))?;
-    for (name, args) in list.lines().map(named) {
-        let Some(Scenario { body: Body::Rank(body), .. }) = find(&name) else {
-            return Err(format!("{name} is not a scenario for ranks"));
-        };
-        let comm = world.split(Some(0), 0).map_err(|error| format!("{name}: split: {error}"))?;
-        let comm = comm.ok_or("split answered None to a rank with a colour")?;
-        body(comm, &args).map_err(|problem| format!("{name} {args:?}: {problem}"))?;
-    }
-    world.finalize().map_err(|error| format!("finalize: {error}"))?;
-    Ok(String::new())
 }
 
 /// An MPI that is installed.
@@ -151,7 +127,7 @@ pub struct Ended {
 impl Job {
     /// A scenario and its arguments; several are performed one behind the other.
     pub fn scenario(mut self, name: &str, args: &[&str]) -> Job {
-        self.scenarios.push([&[name], args].concat().join("\t"));
+        self.scenarios.push(processes::line(name, &args.iter().map(ToString::to_string).collect::<Vec<_>>()));
         self
     }
 

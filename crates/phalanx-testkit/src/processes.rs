@@ -10,14 +10,16 @@ use crate::fault::{self, Fault};
 use crate::fields::{escape, unescape};
 use crate::mpi;
 use crate::scenario::{Body, Outcome, Scenario};
+use crate::threads::host;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-const SCENARIO: &str = "PHALANX_TESTKIT_SCENARIO";
-const ARGS: &str = "PHALANX_TESTKIT_ARGS";
+/// The scenarios, one a line; their arguments follow, after tabs.
+const SCENARIOS: &str = "PHALANX_TESTKIT_SCENARIOS";
+const GPU_BACKENDS: [&str; 3] = ["nccl", "rccl", "nvshmem"];
 const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
@@ -27,11 +29,9 @@ pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     if let Some(code) = mpi::serve(scenarios) {
         return Some(code);
     }
-    let name = std::env::var(SCENARIO).ok()?;
-    let args = std::env::var(ARGS).unwrap_or_default();
-    let args: Vec<String> = args.split_terminator('\t').map(unescape).collect();
+    let list = std::env::var(SCENARIOS).ok()?;
     let followed = fault::end_with_parent().map_err(|error| format!("cannot follow the parent: {error}"));
-    let outcome = followed.and_then(|()| perform(scenarios, &name, &args));
+    let outcome = followed.and_then(|()| perform(scenarios, &list));
     let (line, code) = report(&outcome);
     say(&line);
     Some(code)
@@ -51,17 +51,41 @@ pub(crate) fn outcome(line: &str) -> Option<Outcome> {
     ok.or_else(|| line.strip_prefix(OUTCOME_ERROR).map(|text| Err(unescape(text))))
 }
 
-pub(crate) fn perform(scenarios: &[Scenario], name: &str, args: &[String]) -> Outcome {
-    let scenario = scenarios.iter().find(|scenario| scenario.name == name);
-    match scenario.ok_or_else(|| format!("there is no scenario {name}"))?.body {
-        Body::Rank(body) => body(phalanx::init().map_err(|error| format!("init: {error}"))?, args),
-        Body::Process(body) => body(args),
+/// A line of a list of scenarios.
+pub(crate) fn line(name: &str, args: &[String]) -> String {
+    std::iter::once(name.to_owned()).chain(args.iter().map(|arg| escape(arg))).collect::<Vec<_>>().join("\t")
+}
+
+/// Performs the scenarios of a list: a single one, or several for ranks, each on a communicator of its own.
+pub(crate) fn perform(scenarios: &[Scenario], list: &str) -> Outcome {
+    let named = |line: &str| -> Result<(Body, String, Vec<String>), String> {
+        let mut words = line.split('\t').map(unescape);
+        let name = words.next().unwrap_or_default();
+        let scenario = scenarios.iter().find(|scenario| scenario.name == name);
+        Ok((scenario.ok_or_else(|| format!("there is no scenario {name}"))?.body, name, words.collect()))
+    };
+    let init = || phalanx::init().map_err(|error| format!("init: {error}"));
+    if let [only] = list.lines().collect::<Vec<_>>()[..] {
+        return match named(only)? {
+            (Body::Rank(body), _, args) => body(init()?, &args),
+            (Body::Process(body), _, args) => body(&args),
+        };
     }
+    let world = init()?;
+    for line in list.lines() {
+        let (body, name, args) = named(line)?;
+        let Body::Rank(body) = body else { return Err(format!("{name} is not a scenario for ranks")) };
+        let comm = world.split(Some(0), 0).map_err(|error| format!("{name}: split: {error}"))?;
+        let comm = comm.ok_or("split answered None to a rank with a colour")?;
+        body(comm, &args).map_err(|problem| format!("{name} {args:?}: {problem}"))?;
+    }
+    world.finalize().map_err(|error| format!("finalize: {error}"))?;
+    Ok(String::new())
 }
 
 /// In a rank: says that it has reached a phase. Without an effect in a thread rank.
 pub fn phase(name: &str) {
-    if std::env::var_os(SCENARIO).is_some() {
+    if std::env::var_os(SCENARIOS).is_some() {
         say(&format!("{PHASE}{name}"));
     }
 }
@@ -75,8 +99,7 @@ fn say(line: &str) {
 /// Rank processes to be started.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    scenario: String,
-    args: Vec<String>,
+    scenarios: Vec<(String, Vec<String>)>,
     ranks: usize,
     skipped: Vec<usize>,
     plain: bool,
@@ -88,8 +111,7 @@ impl Launch {
     /// `ranks` processes of a scenario, in one job.
     pub fn new(scenario: &str, ranks: usize) -> Launch {
         Launch {
-            scenario: scenario.into(),
-            args: Vec::new(),
+            scenarios: vec![(scenario.into(), Vec::new())],
             ranks,
             skipped: Vec::new(),
             plain: false,
@@ -105,7 +127,14 @@ impl Launch {
 
     /// An argument of the scenario.
     pub fn arg(mut self, arg: impl ToString) -> Launch {
-        self.args.push(arg.to_string());
+        let (_, args) = self.scenarios.last_mut().expect("there is one from the start");
+        args.push(arg.to_string());
+        self
+    }
+
+    /// One more scenario of the same ranks, with a communicator of its own: all have to be scenarios for ranks then.
+    pub fn then(mut self, scenario: &str) -> Launch {
+        self.scenarios.push((scenario.into(), Vec::new()));
         self
     }
 
@@ -167,6 +196,12 @@ impl Launch {
         Err(describe(&ended))
     }
 
+    /// Whether a backend was asked for that has GPUs.
+    fn wants_gpus(&self) -> bool {
+        let backends = self.env.iter().filter(|(_, name, _)| name == "PHALANX_BACKEND");
+        backends.filter_map(|(.., value)| value.as_deref()).any(|value| GPU_BACKENDS.contains(&value))
+    }
+
     fn command(&self, rank: usize, job: &str) -> Result<Command, String> {
         let program = std::env::current_exe().map_err(|error| format!("no own path: {error}"))?;
         let mut command = Command::new(program);
@@ -177,9 +212,14 @@ impl Launch {
                 command.env_remove(name);
             }
         }
-        let args: String = self.args.iter().map(|arg| escape(arg) + "\t").collect();
-        command.env(SCENARIO, &self.scenario).env(ARGS, args);
+        let lines: Vec<String> = self.scenarios.iter().map(|(name, args)| line(name, args)).collect();
+        command.env(SCENARIOS, lines.join("\n"));
+        if !self.wants_gpus() {
+            // What is tested does not depend on whether the machine has some.
+            command.env("CUDA_VISIBLE_DEVICES", "");
+        }
         if !self.plain {
+            command.env("PHALANX_BACKEND", host(self.ranks).name());
             let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
             command.env("PHALANX_RANK", &rank).env("PHALANX_LOCAL_RANK", rank);
             command.env("PHALANX_WORLD_SIZE", &ranks).env("PHALANX_LOCAL_WORLD_SIZE", ranks);

@@ -4,7 +4,7 @@
 //! library: the accumulators are `f64`, `f32` and `i128`, the small floats come from [`crate::minifloat`].
 
 use crate::number::{Number, Wide};
-use phalanx::ReduceOp;
+use phalanx::{BackendKind, DType, ReduceOp};
 
 /// How contributions are combined.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +30,24 @@ impl<T: Number> Combine<T> {
             Combine::Op(op) => (*op).into(),
             Combine::PreMulSum(factors) => phalanx::PreMulSum(factors[rank]).into(),
         }
+    }
+
+    /// Whether a backend has it, with this result: NCCL reduces no 16-bit integers, and its sums of integers wrap before an
+    /// average divides them.
+    pub fn is_promised_by(&self, backend: BackendKind) -> bool {
+        let is_float = !matches!(
+            T::DTYPE,
+            DType::I8
+                | DType::I16
+                | DType::I32
+                | DType::I64
+                | DType::U8
+                | DType::U16
+                | DType::U32
+                | DType::U64
+        );
+        let is_average = matches!(self, Combine::Op(ReduceOp::Avg));
+        backend != BackendKind::Nccl || is_float || !(is_average || size_of::<T>() == 2)
     }
 
     /// The operation's name.

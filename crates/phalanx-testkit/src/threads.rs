@@ -1,11 +1,16 @@
 //! Ranks as threads of this process, with a deadline.
 
 use crate::scenario::{Body, Outcome, Scenario};
-use phalanx::Comm;
+use phalanx::{BackendKind, Comm};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Runs `f` on `ranks` thread ranks and collects what they report, in rank order.
+/// The backend of worlds in host memory, which is what is tested also where there are GPUs.
+pub(crate) fn host(ranks: usize) -> BackendKind {
+    if ranks == 1 { BackendKind::Solo } else { BackendKind::Host }
+}
+
+/// Runs `f` on `ranks` thread ranks in host memory and collects what they report, in rank order.
 ///
 /// A world that is still running after `deadline` is an error; its threads cannot be ended and are left
 /// behind, so a test that gets this error should be the last thing a process relies on. The communicators
@@ -17,7 +22,8 @@ where
     let (sender, receiver) = mpsc::channel();
     let world = std::thread::spawn(move || {
         // The receiver is gone only after the deadline, when nobody wants the result any more.
-        let _ = sender.send(Comm::builder().timeout(deadline / 2).run(ranks, f));
+        let builder = Comm::builder().backend(host(ranks)).timeout(deadline / 2);
+        let _ = sender.send(builder.run(ranks, f));
     });
     match receiver.recv_timeout(deadline) {
         Ok(results) => {

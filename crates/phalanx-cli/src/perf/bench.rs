@@ -7,7 +7,7 @@ use super::case::Case;
 use super::data::{Content, Flow, Patterns, Segment, Value, clip, with_value};
 use super::layout::Layout;
 use super::operation::Place;
-use super::plan::{Plan, Registration};
+use super::plan::Plan;
 use super::reduction::RedOp;
 use super::report::{Measurement, Row};
 use super::stats::Stats;
@@ -57,10 +57,9 @@ impl Rank<'_> {
             .filter_map(|&size| Layout::new(plan.operation, size, size_of::<T>(), comm.world_size()))
             .collect();
         let most = |length: fn(&Layout) -> usize| layouts.iter().map(length).max().unwrap_or(0);
-        let from_comm = plan.registration == Registration::Local;
-        let mut send = Buffer::<T>::new(comm, most(|layout| layout.send), from_comm)?;
+        let mut send = Buffer::<T>::new(comm, most(|layout| layout.send), plan.registration)?;
         // In place, this is the one buffer for both.
-        let mut recv = Buffer::<T>::new(comm, most(Layout::larger), from_comm)?;
+        let mut recv = Buffer::<T>::new(comm, most(Layout::larger), plan.registration)?;
 
         let mut wrong = 0;
         for &redop in &plan.reductions {

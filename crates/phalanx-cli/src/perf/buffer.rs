@@ -4,6 +4,7 @@
 
 use super::data::Value;
 use super::device::DeviceMemory;
+use super::plan::Registration;
 use super::view::{View, ViewMut};
 use phalanx::{Comm, HostBuffer, Result};
 use std::hint::black_box;
@@ -31,14 +32,14 @@ enum Memory<T: Value> {
 }
 
 impl<T: Value> Buffer<T> {
-    /// A buffer for `len` elements and the margin: on the communicator's GPU if it has one.
-    pub fn new(comm: &Comm, len: usize, from_comm: bool) -> Result<Buffer<T>> {
+    /// A buffer for `len` elements and the margin: on the communicator's GPU if it has one. Collective.
+    pub fn new(comm: &Comm, len: usize, registration: Registration) -> anyhow::Result<Buffer<T>> {
         let with_margin = len + MARGIN;
         if let Some(stream) = comm.cuda_stream() {
-            let memory = Memory::Device(DeviceMemory::new(comm, stream, with_margin)?);
+            let memory = Memory::Device(DeviceMemory::new(comm, stream, with_margin, registration)?);
             return Ok(Buffer { memory, start: 0, len });
         }
-        if from_comm {
+        if registration == Registration::Local {
             return Ok(Buffer { memory: Memory::Allocated(comm.alloc(with_margin)?), start: 0, len });
         }
         // Aligned, or two ranks' small buffers could share a cache line and slow each other down.

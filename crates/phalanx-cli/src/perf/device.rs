@@ -1,13 +1,13 @@
 //! The GPU of a rank: its stream, and its buffers as the check sees them.
 
 use super::data::Value;
-use super::plan::Plan;
+use super::plan::{Plan, Registration};
 use super::report::RankGpu;
 use crate::gpu::Gpu;
 use crate::size;
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use phalanx::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice};
-use phalanx::{BackendKind, Comm, HostBuffer, Result};
+use phalanx::{BackendKind, Comm, HostBuffer, Result, nccl};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -66,23 +66,38 @@ pub fn gpus(comm: &Comm, gpu: Option<usize>) -> anyhow::Result<Vec<RankGpu>> {
 
 /// Memory of a GPU, and a piece of host memory on the way there and back.
 pub struct DeviceMemory<T: Value> {
-    elements: CudaSlice<T>,
+    elements: Elements<T>,
     stage: HostBuffer<T>,
 }
 
+enum Elements<T: Value> {
+    Slice(CudaSlice<T>),
+    /// NCCL's own, which it knows beforehand.
+    Known(nccl::Buffer<T>),
+}
+
 impl<T: Value> DeviceMemory<T> {
-    /// `len` elements, 0, in the order of the stream.
-    pub fn new(comm: &Comm, stream: &Arc<CudaStream>, len: usize) -> Result<DeviceMemory<T>> {
-        let elements = stream.alloc_zeros(len)?;
+    /// `len` elements, 0, in the order of the stream. Collective.
+    pub fn new(
+        comm: &Comm,
+        stream: &Arc<CudaStream>,
+        len: usize,
+        registration: Registration,
+    ) -> anyhow::Result<DeviceMemory<T>> {
+        let elements = match registration {
+            Registration::None => Elements::Slice(stream.alloc_zeros(len)?),
+            Registration::Local => known(comm, len, nccl::Registration::Local)?,
+            Registration::Symmetric => known(comm, len, nccl::Registration::Symmetric)?,
+        };
         Ok(DeviceMemory { elements, stage: comm.alloc(len.min(STAGE / size_of::<T>()))? })
     }
 
     pub fn view(&self, range: Range<usize>) -> CudaView<'_, T> {
-        self.elements.slice(range)
+        self.elements.part(range)
     }
 
     pub fn view_mut(&mut self, range: Range<usize>) -> CudaViewMut<'_, T> {
-        self.elements.slice_mut(range)
+        self.elements.part_mut(range)
     }
 
     /// Makes elements 0.
@@ -93,11 +108,12 @@ impl<T: Value> DeviceMemory<T> {
 
     /// Has the first `len` elements written, piece by piece.
     pub fn write(&mut self, len: usize, mut write: impl FnMut(usize, &mut [T])) -> Result<()> {
-        let stream = self.elements.stream().clone();
         for piece in pieces(len, self.stage.len()) {
             let stage = &mut self.stage[..piece.len()];
             write(piece.start, stage);
-            stream.memcpy_htod(&*stage, &mut self.elements.slice_mut(piece))?;
+            let mut part = self.elements.part_mut(piece);
+            let stream = part.stream().clone();
+            stream.memcpy_htod(&*stage, &mut part)?;
             // The stage is free again.
             stream.synchronize()?;
         }
@@ -106,15 +122,45 @@ impl<T: Value> DeviceMemory<T> {
 
     /// Has the first `len` elements read, piece by piece.
     pub fn read(&mut self, len: usize, mut read: impl FnMut(usize, &[T])) -> Result<()> {
-        let stream = self.elements.stream().clone();
         for piece in pieces(len, self.stage.len()) {
             let stage = &mut self.stage[..piece.len()];
-            stream.memcpy_dtoh(&self.elements.slice(piece.clone()), stage)?;
+            let part = self.elements.part(piece.clone());
+            let stream = part.stream().clone();
+            stream.memcpy_dtoh(&part, stage)?;
             stream.synchronize()?;
             read(piece.start, stage);
         }
         Ok(())
     }
+}
+
+impl<T: Value> Elements<T> {
+    fn part(&self, range: Range<usize>) -> CudaView<'_, T> {
+        match self {
+            Elements::Slice(elements) => elements.slice(range),
+            Elements::Known(elements) => elements.slice(range),
+        }
+    }
+
+    fn part_mut(&mut self, range: Range<usize>) -> CudaViewMut<'_, T> {
+        match self {
+            Elements::Slice(elements) => elements.slice_mut(range),
+            Elements::Known(elements) => elements.slice_mut(range),
+        }
+    }
+}
+
+/// Memory of NCCL's, registered as `-R` says: figures of anything else would bear a wrong name.
+fn known<T: Value>(comm: &Comm, len: usize, wanted: nccl::Registration) -> anyhow::Result<Elements<T>> {
+    let nccl = comm.nccl().context("-R: only NCCL registers GPU memory")?;
+    let buffer = nccl.alloc_as(len, wanted)?;
+    ensure!(
+        buffer.registration() == wanted,
+        "-R: NCCL {} has nothing to gain from {} memory between these GPUs, and made none: leave -R out",
+        nccl.version(),
+        if wanted == nccl::Registration::Local { "registered" } else { "symmetric" }
+    );
+    Ok(Elements::Known(buffer))
 }
 
 /// The ranges of `most` elements each, but for the last, that make up `len`.

@@ -127,12 +127,6 @@ impl Plan {
     /// Whether the options make sense for buffers on GPUs, or on the host.
     pub fn check_place(&self, on_gpus: bool) -> Result<()> {
         if on_gpus {
-            ensure!(
-                self.registration == Registration::None,
-                "-R {}: a communicator gives no {} GPU memory yet: leave -R out",
-                self.registration as usize,
-                if self.registration == Registration::Local { "registered" } else { "symmetric" }
-            );
             return Ok(());
         }
         ensure!(self.graph_launches == 0, "-G: only work on GPUs can be put into CUDA graphs");

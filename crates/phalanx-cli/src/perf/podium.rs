@@ -98,9 +98,11 @@ impl Podium {
             checks: plan.checks,
             memory: match plan.registration {
                 _ if one_sided => Memory::Symmetric,
-                _ if on_gpus => Memory::Gpu,
+                Registration::None if on_gpus => Memory::Gpu,
+                Registration::Local if on_gpus => Memory::Registered,
+                Registration::Symmetric => Memory::Symmetric,
                 Registration::Local => Memory::Allocated,
-                _ => Memory::Private,
+                Registration::None => Memory::Private,
             },
             gpus,
             library: match on_gpus {

@@ -101,8 +101,16 @@ pub enum Memory {
     Allocated,
     /// On the ranks' GPUs.
     Gpu,
-    /// There, and symmetric: NVSHMEM's.
+    /// There, and registered with NCCL.
+    Registered,
+    /// There, a window at the same place on every rank.
     Symmetric,
+}
+
+impl Memory {
+    pub fn is_on_gpus(self) -> bool {
+        matches!(self, Memory::Gpu | Memory::Registered | Memory::Symmetric)
+    }
 }
 
 /// What is reported as the time.

@@ -14,6 +14,8 @@ pub struct Function {
     pub since: u32,
     /// Whether only one of the two libraries ever had it.
     pub only: Option<Flavour>,
+    /// Its type, in Rust, by which tests compare it with the C header's.
+    pub signature: &'static str,
 }
 
 macro_rules! only {
@@ -33,6 +35,14 @@ macro_rules! api {
         pub struct Functions {
             $(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*
         }
+
+        $(#[allow(non_upper_case_globals)]
+        const $name: Function = Function {
+            name: stringify!($name),
+            since: version_code($major, $minor, $patch),
+            only: only!($($flavour)?),
+            signature: stringify!(fn($($ty),*) $(-> $answer)?),
+        };)*
 
         impl Functions {
             /// Another spelling is RCCL's.
@@ -55,18 +65,16 @@ macro_rules! api {
 
             /// Names of those that are not there, with the release that has them first.
             fn missing(&self) -> Vec<Function> {
-                let is_there = [$(self.$name.is_some()),*];
-                FUNCTIONS.iter().zip(is_there).filter(|(_, is_there)| !is_there).map(|(f, _)| *f).collect()
+                let mut missing = Vec::new();
+                $(if self.$name.is_none() {
+                    missing.push($name);
+                })*
+                missing
             }
         }
 
         /// Every function of the table.
-        pub const FUNCTIONS: &[Function] =
-            &[$(Function {
-                name: stringify!($name),
-                since: version_code($major, $minor, $patch),
-                only: only!($($flavour)?),
-            }),*];
+        pub const FUNCTIONS: &[Function] = &[$($name),*];
     };
 }
 
@@ -121,7 +129,7 @@ api! {
     ncclGroupEnd() -> ncclResult_t, since 2 0 0;
     ncclGroupSimulateEnd(info: *mut ncclSimInfo_t) -> ncclResult_t, since 2 22 3;
 
-    ncclRedOpCreatePreMulSum(op: *mut ncclRedOp_t, scalar: *mut c_void, dtype: ncclDataType_t, residence: c_int, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
+    ncclRedOpCreatePreMulSum(op: *mut ncclRedOp_t, scalar: *mut c_void, dtype: ncclDataType_t, residence: ncclScalarResidence_t, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
     ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t, since 2 11 4;
 
     ncclMemAlloc(start: *mut *mut c_void, bytes: usize) -> ncclResult_t, since 2 19 3;
@@ -134,7 +142,7 @@ api! {
 
     ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t, since 2 29 7;
     ncclCommResume(comm: ncclComm_t) -> ncclResult_t, since 2 29 7;
-    ncclCommMemStats(comm: ncclComm_t, stat: c_int, value: *mut u64) -> ncclResult_t, since 2 29 7;
+    ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t, since 2 29 7;
 
     ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;
     ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;

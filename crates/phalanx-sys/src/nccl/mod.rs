@@ -70,6 +70,10 @@ pub type ncclRedOp_t = c_int;
 pub type mscclAlgoHandle_t = c_int;
 /// A parameter of the library (2.30).
 pub type ncclParamHandle_t = *mut c_void;
+/// Where a scalar is.
+pub type ncclScalarResidence_t = c_int;
+/// What is counted of a communicator's memory (2.29).
+pub type ncclCommMemStat_t = c_int;
 
 /// What identifies a communicator while it is made.
 #[repr(C)]
@@ -138,9 +142,9 @@ pub mod red_op {
 }
 
 /// Where the scalar of a pre-multiplied sum is: read when an operation is executed.
-pub const ncclScalarDevice: c_int = 0;
+pub const ncclScalarDevice: ncclScalarResidence_t = 0;
 /// Where the scalar of a pre-multiplied sum is: copied during the call.
-pub const ncclScalarHostImmediate: c_int = 1;
+pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
 
 /// A window like any other.
 pub const NCCL_WIN_DEFAULT: c_int = 0;
@@ -163,11 +167,11 @@ pub const NCCL_SUSPEND_MEM: c_int = 1;
 /// What `ncclCommMemStats` counts.
 #[allow(missing_docs)]
 pub mod mem_stat {
-    use std::ffi::c_int;
-    pub const GpuMemSuspend: c_int = 0;
-    pub const GpuMemSuspended: c_int = 1;
-    pub const GpuMemPersist: c_int = 2;
-    pub const GpuMemTotal: c_int = 3;
+    use super::ncclCommMemStat_t;
+    pub const GpuMemSuspend: ncclCommMemStat_t = 0;
+    pub const GpuMemSuspended: ncclCommMemStat_t = 1;
+    pub const GpuMemPersist: ncclCommMemStat_t = 2;
+    pub const GpuMemTotal: ncclCommMemStat_t = 3;
 }
 
 /// How many signals of a peer to wait for.

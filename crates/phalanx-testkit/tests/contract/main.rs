@@ -10,6 +10,7 @@ mod jobs;
 mod matrix;
 mod messages;
 mod mpi;
+mod nccl;
 mod portable;
 mod programs;
 mod requests;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         portable::trials(),
         extremes::trials(),
         mpi::trials(),
+        nccl::trials(),
         jobs::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()

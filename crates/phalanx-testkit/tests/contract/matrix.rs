@@ -185,7 +185,9 @@ impl<T: Number> Walk<'_, T> {
             let mut recv = memory.recv(comm, longest).context(context)?;
             for combine in 0..tables.combined.len().max(1) {
                 for in_place in [false, true] {
-                    if !chosen(m * 2 + usize::from(in_place), combine) {
+                    let promised =
+                        tables.combined.get(combine).is_none_or(|(c, _)| c.is_promised_by(comm.backend()));
+                    if !promised || !chosen(m * 2 + usize::from(in_place), combine) {
                         continue;
                     }
                     self.cell += 1;

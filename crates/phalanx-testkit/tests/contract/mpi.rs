@@ -24,7 +24,7 @@ struct Group {
     crowded: &'static [usize],
 }
 
-const MATRIX: [&str; 8] =
+pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
 const GROUPS: [Group; 8] = [

@@ -96,6 +96,9 @@ fn one<T: Number>(
         (0..ranks).map(|from| random::values((cell * 64 + from) as u64, input_len(from))).collect();
     let combines = Combine::<T>::all(ranks);
     let combine = &combines[cell % combines.len()];
+    if operation == Operation::ReduceScatter && !combine.is_promised_by(comm.backend()) {
+        return Ok(());
+    }
     let expected = match operation {
         Operation::AllGather => reference::all_gather(&inputs),
         Operation::ReduceScatter => reference::reduce_scatter(&inputs, &counts, combine),

@@ -1,6 +1,6 @@
 //! Making, splitting and ending communicators; the portable trait.
 
-use crate::world::{both, done, download, expect, must, stream, upload, value, values};
+use crate::world::{DEADLINE, both, done, download, expect, launch, must, stream, upload, value, values};
 use libtest_mimic::Trial;
 use phalanx::cudarc::driver::DevicePtr;
 use phalanx::nccl::Config;
@@ -17,7 +17,10 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
-    let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
+    let mut trials: Vec<_> =
+        SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &["10"])).collect();
+    let many = Trial::test("processes/cycles/many", many_cycles);
+    trials.push(many.with_ignored_flag(gpus < 2));
     trials.push(Trial::test("settings", settings));
     trials
 }
@@ -54,9 +57,10 @@ fn split(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// What comes and goes again leaves nothing: threads, descriptors.
-fn cycles(comm: Comm, _: &[String]) -> Outcome {
-    let rounds = std::env::var("PHALANX_TEST_CYCLES").map_or(10, |rounds| rounds.parse().expect("a number"));
+/// What comes and goes again leaves nothing: threads, descriptors, memory. The argument is the number of rounds.
+fn cycles(comm: Comm, args: &[String]) -> Outcome {
+    let rounds: usize = args[0].parse().map_err(|error| format!("rounds: {error}"))?;
+    let warm = (rounds / 4).min(100);
     let mut before = None;
     for round in 0..rounds {
         let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
@@ -65,27 +69,49 @@ fn cycles(comm: Comm, _: &[String]) -> Outcome {
         must("sync", part.sync())?;
         drop(part);
         must("barrier", comm.barrier())?;
-        if round == 4 {
-            before = Some(resources());
+        if round == warm {
+            before = Some(Resources::now(&comm)?);
         }
     }
-    let after = resources();
-    if let Some((threads, descriptors)) = before {
-        // Other thread ranks' ends may be under way: theirs and ours.
-        let slack = 4 * comm.world_size();
-        if after.0 > threads + slack || after.1 > descriptors + slack {
-            return Err(format!(
-                "threads and descriptors grew from {before:?} to {after:?} in {rounds} rounds"
-            ));
-        }
-    }
-    done()
+    let (before, after) = (before.ok_or("no rounds")?, Resources::now(&comm)?);
+    // Other thread ranks' ends may be under way: theirs and ours.
+    let few = 4 * comm.world_size();
+    let grew = after.threads > before.threads + few
+        || after.descriptors > before.descriptors + few
+        || after.memory > before.memory + LITTLE
+        || after.gpu_memory > before.gpu_memory + LITTLE;
+    let report = format!("{rounds} rounds, from round {warm} on: {before:?} became {after:?}");
+    if grew { Err(report) } else { Ok(report) }
 }
 
-/// Threads and descriptors of this process.
-fn resources() -> (usize, usize) {
-    let count = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
-    (count("/proc/self/task"), count("/proc/self/fd"))
+/// Bytes by which memory may grow for whatever reason: less than 100 KiB for each of a thousand rounds.
+const LITTLE: usize = 64 << 20;
+
+/// What this process has.
+#[derive(Debug)]
+struct Resources {
+    threads: usize,
+    descriptors: usize,
+    /// Resident bytes.
+    memory: usize,
+    /// Bytes of its GPU that are not free.
+    gpu_memory: usize,
+}
+
+impl Resources {
+    fn now(comm: &Comm) -> Result<Resources, String> {
+        let count = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
+        let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<usize>().ok());
+        let (free, total) = stream(comm).context().mem_get_info().map_err(|error| error.to_string())?;
+        Ok(Resources {
+            threads: count("/proc/self/task"),
+            descriptors: count("/proc/self/fd"),
+            memory: kib.ok_or("no VmRSS")? << 10,
+            gpu_memory: total - free,
+        })
+    }
 }
 
 /// The portable trait on addresses of GPU memory, and events between streams.
@@ -129,6 +155,21 @@ fn portable(comm: Comm, _: &[String]) -> Outcome {
     let part = must("split", communicator.split(0, 0))?.ok_or("in it")?;
     must("barrier", part.barrier())?;
     done()
+}
+
+/// A hundred, or as many as `PHALANX_TEST_CYCLES` says: NCCL takes more than a tenth of a second for each.
+fn many_cycles() -> Result<(), libtest_mimic::Failed> {
+    let cycles = SCENARIOS.iter().find(|scenario| scenario.name == "cycles").ok_or("the scenario")?;
+    let rounds = std::env::var("PHALANX_TEST_CYCLES").unwrap_or_else(|_| "100".into());
+    // Few channels: they are what takes NCCL long to make.
+    let launch = launch(*cycles, 2, &rounds)
+        .deadline(8 * DEADLINE)
+        .env("NCCL_MAX_CTAS", "1")
+        .env("NCCL_MIN_CTAS", "1");
+    for report in launch.reports()? {
+        eprintln!("{report}");
+    }
+    Ok(())
 }
 
 fn finalize(comm: Comm, _: &[String]) -> Outcome {

@@ -5,7 +5,7 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
-use phalanx_testkit::processes::{World, phase};
+use phalanx_testkit::processes::{Launch, World, phase};
 use phalanx_testkit::scenario::Outcome;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
-        Trial::test("processes/killed", move || killed(gpus)),
+        Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
     ];
@@ -225,8 +225,8 @@ fn endless(comm: Comm, _: &[String]) -> Outcome {
 }
 
 /// Starts the endless scenario, and lets it run for a moment.
-fn running(gpus: usize) -> Result<World, Failed> {
-    let mut world = launch(SCENARIOS[0], gpus, "").start()?;
+fn running(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<World, Failed> {
+    let mut world = prepare(launch(SCENARIOS[0], gpus, "")).start()?;
     for rank in 0..gpus {
         world.await_phase(rank, "running")?;
     }
@@ -234,8 +234,9 @@ fn running(gpus: usize) -> Result<World, Failed> {
     Ok(world)
 }
 
-fn killed(gpus: usize) -> Result<(), Failed> {
-    let mut world = running(gpus)?;
+/// Rank 1 is killed, in processes that are prepared for something.
+pub fn killed(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
+    let mut world = running(gpus, prepare)?;
     world.inject(1, Fault::Kill)?;
     for ended in world.finish().into_iter().filter(|ended| ended.rank != 1) {
         let report = ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
@@ -247,7 +248,7 @@ fn killed(gpus: usize) -> Result<(), Failed> {
 }
 
 fn stopped(gpus: usize) -> Result<(), Failed> {
-    let mut world = running(gpus)?;
+    let mut world = running(gpus, |launch| launch)?;
     world.inject(0, Fault::Stop)?;
     for rank in 1..gpus {
         world.await_phase(rank, "noticed")?;

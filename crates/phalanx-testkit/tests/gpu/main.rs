@@ -7,13 +7,18 @@ mod collectives;
 mod communicators;
 mod failures;
 mod flavour;
+mod injected;
 mod memory;
 mod messages;
+mod programs;
+mod releases;
+mod sockets;
 mod streams;
 mod watchdog;
 mod world;
 
 use libtest_mimic::{Arguments, Trial};
+use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes;
 use std::process::ExitCode;
 
@@ -25,6 +30,8 @@ fn main() -> ExitCode {
         streams::SCENARIOS,
         memory::SCENARIOS,
         failures::SCENARIOS,
+        releases::SCENARIOS,
+        injected::SCENARIOS,
         watchdog::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
@@ -45,9 +52,21 @@ fn main() -> ExitCode {
         streams::trials,
         memory::trials,
         failures::trials,
+        sockets::trials,
+        programs::trials,
         watchdog::trials,
     ] {
         trials.extend(module(gpus));
+    }
+    // These have emulated GPUs of their own, whatever the machine has.
+    match Emulated::new() {
+        Ok(_) => trials.extend(releases::trials().into_iter().chain(injected::trials())),
+        Err(why) => {
+            let names = ["releases", "injected"];
+            let left_out =
+                |name: &str| Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(why.to_string());
+            trials.extend(names.map(left_out));
+        }
     }
     if world::are_emulated() {
         // A world of four would need 8 GiB of this machine's memory, and minutes.

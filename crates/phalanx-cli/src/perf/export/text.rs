@@ -140,6 +140,7 @@ impl<W: Write + Send> Exporter for Text<W> {
                 Memory::Private => "private",
                 Memory::Allocated => "communicator's",
                 Memory::Gpu => "GPU",
+                Memory::Registered => "registered GPU",
                 Memory::Symmetric => "symmetric GPU",
             },
             if options.pinned { "pinned" } else { "not pinned" }
@@ -196,8 +197,7 @@ impl<W: Write + Send> Exporter for Text<W> {
 
 /// Says how times are taken.
 fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
-    let on_gpus = matches!(options.memory, Memory::Gpu | Memory::Symmetric);
-    if on_gpus && options.operation.has_data() {
+    if options.memory.is_on_gpus() && options.operation.has_data() {
         match options.graph_launches {
             0 => write!(out, "# All iterations are enqueued, then the stream is waited for;")?,
             launches => write!(

@@ -296,13 +296,14 @@ impl Communicator {
         lock(&self.registrations).get(&number).copied()
     }
 
-    /// Gives a registration back, unless the communicator has ended, which did so.
-    pub fn end_registration(&self, number: u64) {
-        let handle = lock(&self.registrations).remove(&number);
-        if let Some(handle) = handle
-            && !self.ended.load(Ordering::Acquire)
-        {
-            self.deregister(handle);
+    /// Gives a registration back, unless the communicator has ended, which did so. False if the memory stays registered,
+    /// until the communicator's end.
+    pub fn end_registration(&self, number: u64) -> bool {
+        let Some(handle) = lock(&self.registrations).remove(&number) else { return true };
+        let given_back = self.ended.load(Ordering::Acquire) || self.deregister(handle);
+        if !given_back {
+            lock(&self.registrations).insert(number, handle);
         }
+        given_back
     }
 }

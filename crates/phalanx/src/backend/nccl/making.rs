@@ -9,11 +9,21 @@ use super::waiting::LOOK;
 use crate::backend::host::Subject;
 use crate::backend::{Call, Operation};
 use crate::error::{Error, Result};
+use crate::sync::lock;
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
+
+/// How many threads of this process are making a communicator.
+static AT_WORK: Mutex<usize> = Mutex::new(0);
+
+/// Looks at a communicator, unless one is being made: its thread is inside of the library, and has not taken the turn.
+pub(super) fn look_unless_making<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
+    let at_work = lock(&AT_WORK);
+    if *at_work == 0 { look() } else { None }
+}
 
 /// Where a communicator comes from.
 #[derive(Clone)]
@@ -120,7 +130,10 @@ impl Making {
         let (device, (sender, answer)) = (*device, channel());
         let work = move || {
             let Ok(_current) = device.enter() else { return };
-            let _ = sender.send(order.carry_out());
+            *lock(&AT_WORK) += 1;
+            let result = order.carry_out();
+            *lock(&AT_WORK) -= 1;
+            let _ = sender.send(result);
         };
         std::thread::Builder::new().name("phalanx-init".into()).spawn(work).map_err(|error| {
             Error::system("starting a thread", error, "a communicator is made in one: raise `ulimit -u`")

@@ -13,6 +13,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// How a [`Buffer`] is known to its communicator.
@@ -185,6 +186,22 @@ impl<T: Element> Buffer<T> {
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.slice.as_view_mut()
     }
+
+    /// A part of it, reading.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> CudaView<'_, T> {
+        self.slice.slice(range)
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> CudaViewMut<'_, T> {
+        self.slice.slice_mut(range)
+    }
 }
 
 impl<T: Element> Buffer<T, hip::Slice<T>> {
@@ -196,6 +213,22 @@ impl<T: Element> Buffer<T, hip::Slice<T>> {
     /// For HIP's copies and kernels.
     pub fn view_mut(&mut self) -> hip::ViewMut<'_, T> {
         self.slice.slice_mut(..)
+    }
+
+    /// A part of it, reading.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> hip::View<'_, T> {
+        self.slice.slice(range)
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> hip::ViewMut<'_, T> {
+        self.slice.slice_mut(range)
     }
 }
 
@@ -241,8 +274,8 @@ fn open_window(communicator: &Communicator, start: *mut u8, bytes: usize) -> Res
 }
 
 impl Communicator {
-    /// Gives a registration back to the library.
-    pub(super) fn deregister(&self, handle: Handle) {
+    /// Gives a registration back to the library. False if it did not take it: then the memory stays registered.
+    pub(super) fn deregister(&self, handle: Handle) -> bool {
         // SAFETY: registered with this communicator, which has not ended; given back once.
         let given_back = unsafe {
             match (handle, self.library.ncclCommDeregister, self.library.ncclCommWindowDeregister) {
@@ -255,9 +288,10 @@ impl Communicator {
                 _ => Ok(()),
             }
         };
-        if let Err(error) = given_back {
+        if let Err(error) = &given_back {
             tracing::warn!(rank = self.rank, "a buffer could not be deregistered: {error}");
         }
+        given_back.is_ok()
     }
 }
 
@@ -271,8 +305,9 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
             return;
         }
         let communicator = &self.communicator;
-        if let Some(number) = self.number {
-            communicator.end_registration(number);
+        if self.number.is_some_and(|number| !communicator.end_registration(number)) {
+            tracing::error!(rank = communicator.rank, "GPU memory is leaked: it is still registered");
+            return;
         }
         let Ok(_current) = communicator.device.enter() else { return };
         // SAFETY: taken once.

@@ -3,7 +3,7 @@
 use super::communicator::{Communicator, Turn};
 use crate::backend::Stream;
 use crate::backend::host::Subject;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::lock;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::{Duration, Instant};
@@ -14,6 +14,9 @@ const SPINNING: Duration = Duration::from_micros(200);
 pub(super) const NAP: Duration = Duration::from_micros(50);
 /// ... and looks for errors and at the peers this often.
 pub(super) const LOOK: Duration = Duration::from_millis(2);
+
+/// How long after the library has lost a peer its end may be seen.
+const BLAME: Duration = Duration::from_millis(500);
 
 /// The rhythm of a wait.
 struct Patience {
@@ -60,15 +63,26 @@ impl Communicator {
             match state {
                 ncclResult_t::Success => return Ok(()),
                 ncclResult_t::InProgress => {}
-                error => {
-                    let error = self.library.error(error, "ncclCommGetAsyncError");
-                    return Err(self.fail(error.within(self.rank, subject).fatal()));
-                }
+                error => return Err(self.fail(self.cause(error, subject))),
             }
             if patience.pause() {
                 self.look(subject, since)?;
             }
         }
+    }
+
+    /// The error for a state of the library. Where that has lost a peer, who it was: a connection breaks before the end of
+    /// the process behind it can be seen.
+    pub(super) fn cause(&self, state: ncclResult_t, subject: &Subject) -> Error {
+        let error = self.library.error(state, "ncclCommGetAsyncError");
+        let since = Instant::now();
+        while state == ncclResult_t::RemoteError && since.elapsed() < BLAME {
+            if let Err(verdict) = self.witness.look(subject, since) {
+                return verdict;
+            }
+            std::thread::sleep(LOOK);
+        }
+        error.within(self.rank, subject).fatal()
     }
 
     /// [`settle`](Communicator::settle), or the error of a communicator that has failed.

@@ -5,6 +5,7 @@
 //! for it.
 
 use super::communicator::Communicator;
+use super::making::look_unless_making;
 use crate::backend::host::Subject;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -111,12 +112,10 @@ impl Communicator {
     /// An error that the library reports beside its calls.
     fn reported_error(&self, subject: &Subject) -> Option<Error> {
         // Whoever is inside looks for itself.
-        match self.async_state(&self.try_turn()?).ok()? {
+        let state = look_unless_making(|| self.async_state(&self.try_turn()?).ok())?;
+        match state {
             ncclResult_t::Success | ncclResult_t::InProgress => None,
-            error => {
-                let error = self.library.error(error, "ncclCommGetAsyncError");
-                Some(error.within(self.rank, subject).fatal())
-            }
+            error => Some(self.cause(error, subject)),
         }
     }
 

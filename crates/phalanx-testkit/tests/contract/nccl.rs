@@ -1,0 +1,77 @@
+//! The contract on NCCL, in host memory: the same scenarios with a GPU for each rank, on the machine's GPUs, or else on
+//! emulated ones. (Collectives on GPU memory are the GPU suite's.)
+//!
+//! What is not here, because NCCL does not have it: tags, results in rank order (so inputs are such that any order is
+//! right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a smallest or largest is made of, communicators of one GPU that several
+//! threads use at once (their operations would wait for each other in different orders). The portable trait takes
+//! addresses of GPU memory, and is tested there.
+
+use crate::mpi::MATRIX;
+use crate::{communicators, messages, requests, vectors};
+use libtest_mimic::{Failed, Trial};
+use phalanx::{BackendKind, Comm};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::emulated::Emulated;
+use phalanx_testkit::processes::Launch;
+use phalanx_testkit::random::{ANY_ORDER, NO_NAN};
+use std::time::Duration;
+
+const DEADLINE: Duration = Duration::from_secs(240);
+
+/// Ranks of a world: every operation has two sides, and a machine with GPUs often has two.
+const RANKS: usize = 2;
+
+/// Scenarios that one world performs.
+type Group = (&'static str, fn() -> Launch);
+
+const GROUPS: [Group; 6] = [
+    ("matrix", || of(MATRIX.into_iter().map(|operation| ("matrix", operation)))),
+    ("vectors", || all(vectors::SCENARIOS)),
+    ("messages", || all(messages::SCENARIOS)),
+    ("requests", || all(requests::SCENARIOS)),
+    ("communicators", || all(communicators::SCENARIOS)),
+    ("programs", || of([("programs/short_blocks", "1"), ("programs/long_blocks", "2")].into_iter())),
+];
+
+fn of(scenarios: impl Iterator<Item = (&'static str, &'static str)>) -> Launch {
+    let launch = scenarios.fold(None, |launch: Option<Launch>, (name, arg)| {
+        let launch = launch.map_or_else(|| Launch::new(name, RANKS), |launch| launch.then(name));
+        Some(launch.arg(arg))
+    });
+    launch
+        .expect("every group has scenarios")
+        .deadline(DEADLINE)
+        .env("PHALANX_BACKEND", "nccl")
+        .env(ANY_ORDER, "1")
+        .env(NO_NAN, "1")
+}
+
+const NOT_PROMISED: [&str; 2] = ["messages/tags", "communicators/on_threads_at_once"];
+
+fn all(scenarios: &'static [Scenario]) -> Launch {
+    let promised = scenarios.iter().filter(|scenario| !NOT_PROMISED.contains(&scenario.name));
+    of(promised.map(|scenario| (scenario.name, "")))
+}
+
+pub fn trials() -> Vec<Trial> {
+    GROUPS
+        .iter()
+        .map(|(name, launch)| {
+            let name = format!("nccl/{name}/{RANKS}");
+            if !cfg!(target_os = "linux") {
+                return Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("for Linux");
+            }
+            Trial::test(name, move || perform(&launch()))
+        })
+        .collect()
+}
+
+fn perform(launch: &Launch) -> Result<(), Failed> {
+    let on_gpus = Comm::builder().backend(BackendKind::Nccl).run(RANKS, |_| ());
+    if on_gpus.is_ok() {
+        return Ok(launch.reports().map(drop)?);
+    }
+    // The folder of the libraries is needed until the ranks have ended.
+    let emulated = Emulated::new()?;
+    Ok(emulated.launch(launch.clone()).reports().map(drop)?)
+}

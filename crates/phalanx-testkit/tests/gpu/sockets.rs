@@ -1,0 +1,53 @@
+//! NCCL's sockets, as between hosts: peer-to-peer and shared memory switched off, and ranks that believe to be on hosts of
+//! their own.
+
+use crate::{collectives, failures, messages};
+use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::processes::Launch;
+use std::path::Path;
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    let trials = [
+        Trial::test("sockets/operations", move || operations(gpus)),
+        Trial::test("sockets/killed", move || {
+            let folder = tempfile::tempdir()?;
+            failures::killed(gpus, |launch| on_hosts_of_their_own(launch, gpus, folder.path()))?;
+            sockets_were_used(folder.path())
+        }),
+    ];
+    // Emulated GPUs have one way only.
+    let not_here = gpus < 2 || crate::world::are_emulated();
+    trials.into_iter().map(|trial| trial.with_ignored_flag(not_here)).collect()
+}
+
+fn operations(gpus: usize) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let all = [collectives::SCENARIOS, messages::SCENARIOS].concat();
+    let names = ["movements", "in_place", "vectors", "host_memory", "ring", "groups"];
+    let mut scenarios = all.iter().filter(|scenario| names.contains(&scenario.name));
+    let first = crate::world::launch(*scenarios.next().ok_or("no scenarios")?, gpus, "");
+    let launch = scenarios.fold(first, |launch, scenario| launch.then(scenario.name).arg(""));
+    on_hosts_of_their_own(launch, gpus, folder.path()).reports()?;
+    sockets_were_used(folder.path())
+}
+
+/// With NCCL's log in a folder.
+fn on_hosts_of_their_own(launch: Launch, ranks: usize, folder: &Path) -> Launch {
+    let launch = launch
+        .env("NCCL_P2P_DISABLE", "1")
+        .env("NCCL_SHM_DISABLE", "1")
+        .env("NCCL_NET", "Socket")
+        .env("NCCL_DEBUG", "INFO")
+        .env("NCCL_DEBUG_FILE", &folder.join("nccl.%p").to_string_lossy());
+    (0..ranks).fold(launch, |launch, rank| launch.env_of(rank, "NCCL_HOSTID", Some(&format!("host{rank}"))))
+}
+
+fn sockets_were_used(folder: &Path) -> Result<(), Failed> {
+    for log in std::fs::read_dir(folder)? {
+        let log = std::fs::read_to_string(log?.path())?;
+        if log.contains("via NET/Socket") {
+            return Ok(());
+        }
+    }
+    Err("NCCL's log says nothing of sockets".into())
+}
