@@ -142,7 +142,7 @@ const PECULIAR: [(&str, &[(&str, &str)]); 5] = [
 
 fn peculiar(settings: &[(&str, &str)], blocking: &str) -> Result<(), Failed> {
     let emulated = with(settings)?;
-    let scenarios = [(streams::SCENARIOS, "many_streams"), (messages::SCENARIOS, "ring")];
+    let scenarios = [(streams::SCENARIOS, "many_streams"), (messages::SCENARIOS, "groups")];
     let more = [(streams::SCENARIOS, "dropped_at_once"), (streams::SCENARIOS, "current_device")];
     let names = scenarios.iter().chain(&more).map(|(all, name)| all.iter().find(|one| one.name == *name));
     let mut names = names.map(|found| found.expect("a scenario of that name").name);
