@@ -1,7 +1,7 @@
 //! Ranks that do not do the same: an error that names both calls, on every rank.
 
-use super::Case;
-use super::common::{DEADLINE, has, one_verdict, report, says};
+use super::common::{DEADLINE, Ground, has, one_verdict, report, says};
+use super::{Backend, Case};
 use crate::processes::Launch;
 use crate::scenario::Outcome;
 use crate::{Scenario, threads};
@@ -192,19 +192,24 @@ const CASES: &[Call] = &[
     }),
 ];
 
-pub fn cases() -> Vec<Case> {
+pub fn cases(backend: Backend) -> Vec<Case> {
     let mut cases = Vec::new();
-    for case in CASES {
-        cases.push(Case::new(format!("threads/mismatch/{}", case.name), move || {
-            [2, 3, 5].into_iter().try_for_each(|ranks| on_threads(case, ranks))
-        }));
+    // NCCL, in checked mode, compares collectives.
+    for case in CASES.iter().filter(|case| backend == Backend::Host || !case.message) {
+        if backend == Backend::Host {
+            cases.push(Case::new(format!("threads/mismatch/{}", case.name), move || {
+                [2, 3, 5].into_iter().try_for_each(|ranks| on_threads(case, ranks))
+            }));
+        }
         if cfg!(target_os = "linux") {
             cases.push(Case::new(format!("processes/mismatch/{}", case.name), move || {
-                [2, 4].into_iter().try_for_each(|ranks| on_processes(case, ranks))
+                [2, 4].into_iter().try_for_each(|ranks| on_processes(backend, case, ranks))
             }));
         }
     }
-    cases.push(Case::new("threads/mismatch/waiting_for_different_things", deadlock_on_threads));
+    if backend == Backend::Host {
+        cases.push(Case::new("threads/mismatch/waiting_for_different_things", deadlock_on_threads));
+    }
     cases
 }
 
@@ -236,8 +241,9 @@ fn on_threads(case: &'static Call, ranks: usize) -> std::result::Result<(), Stri
     expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}"))
 }
 
-fn on_processes(case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
-    let reports = Launch::new("mismatch", ranks).arg(case.name).deadline(DEADLINE).reports()?;
+fn on_processes(backend: Backend, case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
+    let launch = Launch::new("mismatch", ranks).arg(case.name).env("PHALANX_CHECK", "1").deadline(DEADLINE);
+    let reports = Ground::new(backend)?.launch(launch).reports()?;
     expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}"))
 }
 

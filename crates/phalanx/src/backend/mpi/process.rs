@@ -275,6 +275,8 @@ fn finalise_at_exit() {
         extern "C" fn end(status: c_int, _: *mut c_void) {
             if status == 0 {
                 finalise();
+            } else {
+                say_goodbye(status);
             }
         }
         // SAFETY: the function is there as long as the process, whose library it is part of.
@@ -291,6 +293,16 @@ fn finalise_at_exit() {
         // SAFETY: as above. The exit status is not known here, so a rank that fails waits in MPI_Finalize, at most for
         // the deadline.
         unsafe { atexit(end) };
+    }
+}
+
+/// A launcher ends the job of a rank that fails, and not every one says which it was.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn say_goodbye(status: c_int) {
+    let Some(process) = PROCESS.get().filter(|process| !process.is_finalized()) else { return };
+    // Whatever ended the process, this one call looks at memory of its own.
+    if let Ok((rank, _)) = process.place_in(process.world()) {
+        eprintln!("phalanx: rank {rank} ends with status {status}, and with it the job");
     }
 }
 

@@ -305,11 +305,11 @@ impl Backend for NcclComm {
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         self.flush()?;
+        if self.settings.check {
+            // SAFETY: the caller's contract.
+            unsafe { self.compare(call) }?;
+        }
         if !call.operation.is_empty_handed() {
-            if self.settings.check {
-                // SAFETY: the caller's contract.
-                unsafe { self.compare(call) }?;
-            }
             // SAFETY: the caller's contract.
             return unsafe { operation::collective(&self.communicator, call) };
         }
@@ -367,6 +367,10 @@ impl Backend for NcclComm {
         self.flush()?;
         let parent = &self.communicator;
         parent.check()?;
+        if self.settings.check {
+            // SAFETY: the caller's contract.
+            unsafe { self.compare(&Call::empty(Operation::Split)) }?;
+        }
         let subject = parent.next_collective(&Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
         let control = unsafe { self.control.part(color, key) }.map_err(|error| parent.fail(error))?;
