@@ -2,7 +2,7 @@
 
 use super::communicator::Communicator;
 use super::device::StreamMemory;
-use crate::backend::{Blocks, Call, Direction, Operation, Transfer};
+use crate::backend::{Blocks, Call, Direction, Operation, Stream, Transfer};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{RawReduction, ReductionCode};
@@ -184,42 +184,9 @@ impl Communicator {
 
     /// A collective as messages: this rank's sends and receives in one group.
     unsafe fn messages(&self, call: &Call<'_>) -> Result<Progress> {
-        use Operation::{AllGatherV, AllToAll, AllToAllV, Gather, GatherV, Scatter, ScatterV};
-        let size = call.dtype.size();
-        // Which block of `send` goes to a peer, and which block of `recv` comes from it.
-        let (to, from): (fn(usize, usize) -> usize, Blocks<'_>) = match call.operation {
-            AllToAll | AllToAllV | Scatter | ScatterV => (|peer, _| peer, call.recv_blocks),
-            AllGatherV | Gather | GatherV => (|_, own| own, call.blocks),
-            _ => unreachable!("not made of messages"),
-        };
-        let scatters = matches!(call.operation, Scatter | ScatterV);
-        let gathers = matches!(call.operation, Gather | GatherV);
-        let from = if call.operation == AllToAll { call.blocks } else { from };
-        self.grouped(|| {
-            for peer in 0..self.ranks {
-                let sends = (!scatters || self.rank == call.root) && (!gathers || peer == call.root);
-                let receives = (!scatters || peer == call.root) && (!gathers || self.rank == call.root);
-                let block = to(peer, self.rank);
-                if sends {
-                    let whole = !matches!(call.operation, AllGatherV | Gather | GatherV);
-                    let offset = if whole { call.blocks.offset(block) * size } else { 0 };
-                    let source = call.send.wrapping_add(offset);
-                    // SAFETY: the caller's contract; the block lies in the buffer.
-                    unsafe { self.send_bytes(source, call.blocks.len(block) * size, peer, call.stream.0)? };
-                }
-                if receives {
-                    let (offset, len) = if scatters {
-                        (0, call.blocks.len(self.rank))
-                    } else {
-                        (from.offset(peer), from.len(peer))
-                    };
-                    let target = call.recv.wrapping_add(offset * size);
-                    // SAFETY: as above.
-                    unsafe { self.recv_bytes(target, len * size, peer, call.stream.0)? };
-                }
-            }
-            Ok(())
-        })
+        let parts = parts(call, self.rank, self.ranks);
+        // SAFETY: the caller's contract; the parts lie in the buffers.
+        self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part, call.stream) }))
     }
 
     /// Enqueues messages, all at once.
@@ -229,51 +196,36 @@ impl Communicator {
     pub(super) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
         self.grouped(|| {
             transfers.iter().try_for_each(|transfer| {
-                let (bytes, stream) = (transfer.count * transfer.dtype.size(), transfer.stream.0);
+                let Transfer { direction, peer, .. } = *transfer;
+                let part = Part { direction, peer, bytes: transfer.count * transfer.dtype.size() };
                 // SAFETY: the caller's contract.
-                unsafe {
-                    match transfer.direction {
-                        Direction::Send(source) => self.send_bytes(source, bytes, transfer.peer, stream),
-                        Direction::Recv(target) => self.recv_bytes(target, bytes, transfer.peer, stream),
-                    }
-                }
+                unsafe { self.message(part, transfer.stream) }
             })
         })
     }
 
     /// Nothing is sent where there is nothing to send: the peer knows it too.
-    unsafe fn send_bytes(
-        &self,
-        source: *const u8,
-        bytes: usize,
-        peer: usize,
-        stream: *mut std::ffi::c_void,
-    ) -> Result<()> {
+    unsafe fn message(&self, part: Part, stream: Stream) -> Result<()> {
+        let Part { direction, peer, bytes } = part;
         if bytes == 0 {
             return Ok(());
         }
-        let send = self.library.need(self.library.ncclSend, "ncclSend")?;
+        let (library, dtype) = (self.library, ncclDataType_t::Uint8);
+        let (peer, comm, stream) = (peer as i32, self.handle(), stream.0);
         // SAFETY: the caller's contract.
-        let result =
-            unsafe { send(source.cast(), bytes, ncclDataType_t::Uint8, peer as i32, self.handle(), stream) };
-        self.progress(result, "ncclSend").map(drop)
-    }
-
-    unsafe fn recv_bytes(
-        &self,
-        target: *mut u8,
-        bytes: usize,
-        peer: usize,
-        stream: *mut std::ffi::c_void,
-    ) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let recv = self.library.need(self.library.ncclRecv, "ncclRecv")?;
-        // SAFETY: the caller's contract.
-        let result =
-            unsafe { recv(target.cast(), bytes, ncclDataType_t::Uint8, peer as i32, self.handle(), stream) };
-        self.progress(result, "ncclRecv").map(drop)
+        let progress = unsafe {
+            match direction {
+                Direction::Send(source) => {
+                    let send = library.need(library.ncclSend, "ncclSend")?;
+                    self.progress(send(source.cast(), bytes, dtype, peer, comm, stream), "ncclSend")
+                }
+                Direction::Recv(target) => {
+                    let recv = library.need(library.ncclRecv, "ncclRecv")?;
+                    self.progress(recv(target.cast(), bytes, dtype, peer, comm, stream), "ncclRecv")
+                }
+            }
+        };
+        progress.map(drop)
     }
 
     /// Calls of the library that start together. The group ends also if one fails: no thread stays inside.
@@ -321,6 +273,42 @@ impl Communicator {
             unsafe { destroy(op, self.handle()) };
         }
     }
+}
+
+/// One message of a collective: bytes that go to a peer, or come from it.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub direction: Direction,
+    pub peer: usize,
+    pub bytes: usize,
+}
+
+/// This rank's messages in a collective that is made of them: for each peer what it gets, and what comes from it.
+fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
+    use Operation::{AllGatherV, Gather, GatherV, Scatter, ScatterV};
+    let size = call.dtype.size();
+    let gathers = matches!(call.operation, Gather | GatherV);
+    let scatters = matches!(call.operation, Scatter | ScatterV);
+    // Where only one block is sent, or received, it is the whole buffer.
+    let sends_one = gathers || call.operation == AllGatherV;
+    let part = |direction, peer, blocks: &Blocks<'_>, block| Part {
+        direction,
+        peer,
+        bytes: blocks.len(block) * size,
+    };
+    let mut parts = Vec::with_capacity(2 * ranks);
+    for peer in 0..ranks {
+        if (!scatters || rank == call.root) && (!gathers || peer == call.root) {
+            let (block, offset) = if sends_one { (rank, 0) } else { (peer, call.blocks.offset(peer) * size) };
+            parts.push(part(Direction::Send(call.send.wrapping_add(offset)), peer, &call.blocks, block));
+        }
+        if (!scatters || peer == call.root) && (!gathers || rank == call.root) {
+            let (block, offset) =
+                if scatters { (rank, 0) } else { (peer, call.recv_blocks.offset(peer) * size) };
+            parts.push(part(Direction::Recv(call.recv.wrapping_add(offset)), peer, &call.recv_blocks, block));
+        }
+    }
+    parts
 }
 
 /// Whether the kernel that multiplies for one rank does so with all elements. It has none for 8-bit floats, and it

@@ -84,8 +84,10 @@ impl Started {
 
     /// The library has dropped it; copies to the device may still be under way, and are waited for.
     pub fn cancel(self) {
-        let _ = self.communicator.wait_for(self.stream, &self.subject);
-        self.abandon();
+        if !self.is_simple() {
+            let _ = self.communicator.wait_for(self.stream, &self.subject);
+            self.abandon();
+        }
     }
 
     /// It failed: what the GPU may still use is never freed.
@@ -141,41 +143,40 @@ pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
 pub(super) unsafe fn collective_with(
     communicator: &Arc<Communicator>,
     call: &Call<'_>,
-    mut needs: Needs,
+    needs: Needs,
 ) -> Result<()> {
     communicator.check()?;
     let subject = communicator.next_collective(call);
-    if call.spaces == [Space::Device; 2] && !group::is_open() {
-        // The common case: nothing to bring, nothing to keep.
-        let progress = {
-            let _turn = lock(communicator.device.turn);
-            // SAFETY: the caller's contract; the turn is held.
-            unsafe { communicator.enqueue(call, &mut needs) }?
-        };
-        if progress == Progress::Enqueued && needs.is_empty() {
-            return Ok(());
-        }
-        let communicator = communicator.clone();
-        let stream = call.stream;
-        return Started { communicator, subject, stream, progress, needs, returns: Vec::new() }.finish();
-    }
     let mut returns = Vec::new();
     // SAFETY: the caller's contract.
     let call = unsafe { bring(communicator, call, &mut returns) }?;
+    // SAFETY: as above; the addresses are on the device now.
+    let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(&call, needs) };
+    launch(communicator, subject, call.stream, needs, returns, enqueue)
+}
+
+/// Calls the library when it is this communicator's turn, and sees to what comes after; in a group, at its end.
+#[inline]
+fn launch(
+    communicator: &Arc<Communicator>,
+    subject: Subject,
+    stream: Stream,
+    mut needs: Needs,
+    returns: Vec<Return>,
+    enqueue: impl FnOnce(&mut Needs) -> Result<Progress>,
+) -> Result<()> {
     let grouped = group::is_open();
     let enqueued = {
         let _turn = (!grouped).then(|| lock(communicator.device.turn));
-        // SAFETY: as above; the addresses are on the device now.
-        unsafe { communicator.enqueue(&call, &mut needs) }
+        enqueue(&mut needs)
     };
-    let mut started = Started {
-        communicator: communicator.clone(),
-        subject,
-        stream: call.stream,
-        progress: Progress::Enqueued,
-        needs,
-        returns,
-    };
+    let is_simple = needs.is_empty() && returns.is_empty();
+    if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {
+        // The common case: nothing to bring, nothing to keep.
+        return Ok(());
+    }
+    let communicator = communicator.clone();
+    let mut started = Started { communicator, subject, stream, progress: Progress::Enqueued, needs, returns };
     match enqueued {
         Ok(progress) => started.progress = progress,
         Err(error) => {
@@ -199,6 +200,9 @@ unsafe fn bring<'a>(
     call: &Call<'a>,
     returns: &mut Vec<Return>,
 ) -> Result<Call<'a>> {
+    if call.spaces == [Space::Device; 2] {
+        return Ok(*call);
+    }
     let Communicator { device, stages, rank, ranks, .. } = communicator;
     let bytes = Footprint::of(call, *rank, *ranks);
     let (send, recv) = (call.send.addr(), call.recv.addr());
@@ -240,14 +244,13 @@ unsafe fn bring<'a>(
 /// # Safety
 /// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is complete.
 pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Transfer]) -> Result<()> {
-    let Some(first) = transfers.first() else { return Ok(()) };
     communicator.check()?;
     let (device, stages) = (&communicator.device, &communicator.stages);
     let mut returns = Vec::new();
     let mut moved = Vec::with_capacity(transfers.len());
-    let mut subject = communicator.next_message(first);
+    let mut last = None;
     for transfer in transfers {
-        subject = communicator.next_message(transfer);
+        last = Some((communicator.next_message(transfer), transfer.stream));
         let bytes = transfer.count * transfer.dtype.size();
         if transfer.space == Space::Device {
             moved.push(*transfer);
@@ -266,30 +269,8 @@ pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Tra
         moved.push(Transfer { direction, space: Space::Device, ..*transfer });
         returns.push(stage.returning(0, back.0, back.1));
     }
-    let grouped = group::is_open();
-    let enqueued = {
-        let _turn = (!grouped).then(|| lock(device.turn));
-        // SAFETY: the caller's contract; the addresses are on the device now.
-        unsafe { communicator.exchange(&moved) }
-    };
-    let mut started = Started {
-        communicator: communicator.clone(),
-        subject,
-        stream: first.stream,
-        progress: Progress::Enqueued,
-        needs: Needs::default(),
-        returns,
-    };
-    match enqueued {
-        Ok(progress) => started.progress = progress,
-        Err(error) => {
-            started.cancel();
-            return Err(error);
-        }
-    }
-    if grouped {
-        group::defer(started);
-        return Ok(());
-    }
-    started.finish()
+    let Some((subject, stream)) = last else { return Ok(()) };
+    // SAFETY: the caller's contract; the addresses are on the device now.
+    let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
+    launch(communicator, subject, stream, Needs::default(), returns, enqueue)
 }
