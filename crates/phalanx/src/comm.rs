@@ -9,10 +9,10 @@ use crate::error::{Error, Result, UsageError};
 use crate::host::HostBuffer;
 use crate::lane::Lane;
 use crate::request::Requests;
+use crate::watch::deadline::Limited;
 use crate::watch::{self, Recorder};
 use std::cell::Cell;
 use std::marker::PhantomData;
-#[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +44,8 @@ pub struct Comm {
     pub(crate) requests: Arc<Requests>,
     pub(crate) lane: Lane,
     pub(crate) recorder: Arc<Recorder>,
+    /// Of a view's operations, if it is not the communicator's.
+    pub(crate) deadline: Option<Duration>,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
 
@@ -53,7 +55,7 @@ impl Comm {
         let recorder = Recorder::new(backend.kind(), name, backend.rank(), backend.world_size());
         let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));
         let lane = backend.lane();
-        Comm { backend, requests, lane, recorder, one_thread_at_a_time: PhantomData }
+        Comm { backend, requests, lane, recorder, deadline: None, one_thread_at_a_time: PhantomData }
     }
 
     /// Settings for a new communicator.
@@ -83,13 +85,34 @@ impl Comm {
 
     /// How long a wait may take before it is an error.
     pub fn timeout(&self) -> Duration {
-        self.backend.timeout()
+        self.deadline.unwrap_or_else(|| self.backend.timeout())
     }
 
-    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on; to give one operation a deadline
-    /// of its own, set it before and set it back behind it.
+    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on; [`within`](Comm::within) gives single
+    /// operations one of their own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.backend.set_timeout(timeout);
+    }
+
+    /// This communicator with another deadline: for the waits of what is called, or started, through it.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// # use std::time::Duration;
+    /// phalanx::run(2, |comm| comm.within(Duration::from_secs(5)).barrier())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The ranks need not agree on it: the first deadline that passes fails the operation for all.
+    pub fn within(&self, timeout: Duration) -> View<'_> {
+        View::of(self, self.lane.clone(), Some(timeout))
+    }
+
+    /// The deadline of what this thread does as long as the value lives.
+    #[inline]
+    pub(crate) fn limited(&self) -> Option<Limited> {
+        Limited::to(self.deadline)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -101,6 +124,7 @@ impl Comm {
     pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
         self.requests.wait_for_jobs();
         let record = self.recorder.begin(call);
+        let _limited = self.limited();
         // SAFETY: `collective.rs` has checked the call against its buffers, which are borrowed by the method
         // that called this; `Comm` is not `Sync` and no job is under way, so no other thread is inside.
         self.recorder.end(record, unsafe { self.backend.collective(call) })
@@ -111,6 +135,7 @@ impl Comm {
     /// request is its [`wait`](crate::Request::wait)'s to tell.
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_jobs();
+        let _limited = self.limited();
         self.backend.sync()
     }
 
@@ -122,8 +147,10 @@ impl Comm {
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         self.requests.wait_for_jobs();
         let record = self.recorder.begin(&Call::empty(Operation::Split));
+        let limited = self.limited();
         // SAFETY: as in `run_call`.
         let part = self.recorder.end(record, unsafe { self.backend.split(color, key) })?;
+        drop(limited);
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
         Ok(part.map(|backend| Comm::new(backend.into(), name)))
@@ -144,7 +171,9 @@ impl Comm {
     /// checkpoint or the last step that was agreed on.
     pub fn shrink(&self) -> Result<Comm> {
         self.requests.wait_for_jobs();
+        let limited = self.limited();
         let (backend, number) = self.backend.shrink()?;
+        drop(limited);
         Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
@@ -181,7 +210,6 @@ impl Comm {
     }
 
     /// Gives up this handle without leaving the communicator.
-    #[cfg(feature = "cuda")]
     fn disband(self) {
         let this = ManuallyDrop::new(self);
         // SAFETY: each field is taken once, and `this` is not dropped.
@@ -206,20 +234,13 @@ impl Comm {
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.
     #[cfg(feature = "cuda")]
-    pub fn on(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<OnStream<'_>> {
+    pub fn on(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<View<'_>> {
         let mut lane = Lane::host();
         if let Some(nccl) = self.backend.nccl() {
             nccl.adopt(stream)?;
             lane = Lane::cuda(stream.clone());
         }
-        let comm = Comm {
-            backend: self.backend.clone(),
-            requests: self.requests.clone(),
-            lane,
-            recorder: self.recorder.clone(),
-            one_thread_at_a_time: PhantomData,
-        };
-        Ok(OnStream { comm: ManuallyDrop::new(comm), of: PhantomData })
+        Ok(View::of(self, lane, self.deadline))
     }
 
     /// The stream on which operations on GPU memory are enqueued; `None` without GPU. cudarc allocates on it:
@@ -259,18 +280,30 @@ impl Drop for Comm {
     }
 }
 
-/// A communicator whose operations go to another stream: see [`Comm::on`].
-#[cfg(feature = "cuda")]
+/// A communicator with another deadline, or another stream: see [`Comm::within`] and [`Comm::on`].
 #[derive(Debug)]
-pub struct OnStream<'a> {
+pub struct View<'a> {
     /// Not dropped: the communicator ends with the one it was made from.
     comm: ManuallyDrop<Comm>,
     /// Keeps it on that one's thread.
     of: PhantomData<&'a Comm>,
 }
 
-#[cfg(feature = "cuda")]
-impl std::ops::Deref for OnStream<'_> {
+impl<'a> View<'a> {
+    fn of(comm: &'a Comm, lane: Lane, deadline: Option<Duration>) -> View<'a> {
+        let comm = Comm {
+            backend: comm.backend.clone(),
+            requests: comm.requests.clone(),
+            lane,
+            recorder: comm.recorder.clone(),
+            deadline,
+            one_thread_at_a_time: PhantomData,
+        };
+        View { comm: ManuallyDrop::new(comm), of: PhantomData }
+    }
+}
+
+impl std::ops::Deref for View<'_> {
     type Target = Comm;
 
     fn deref(&self) -> &Comm {
@@ -278,8 +311,7 @@ impl std::ops::Deref for OnStream<'_> {
     }
 }
 
-#[cfg(feature = "cuda")]
-impl Drop for OnStream<'_> {
+impl Drop for View<'_> {
     fn drop(&mut self) {
         // SAFETY: dropped once, here, and not used afterwards.
         let comm = unsafe { ManuallyDrop::take(&mut self.comm) };

@@ -80,9 +80,7 @@ pub use backend::BackendKind;
 pub use bootstrap::store;
 pub use bootstrap::{Choice, HostTopology, Launcher, choose};
 pub use buffer::{Owned, Source, Target};
-#[cfg(feature = "cuda")]
-pub use comm::OnStream;
-pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};
+pub use comm::{Builder, Comm, DEFAULT_TIMEOUT, View};
 pub use communicator::{Communicator, StreamSyncOps};
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use error::{

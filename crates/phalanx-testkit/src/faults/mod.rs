@@ -6,6 +6,7 @@
 //! (`cargo run --release -p phalanx-testkit -- faults`) does them at length, with seeds: see [`program`].
 
 mod common;
+mod deadline;
 mod environment;
 mod gone;
 mod holdings;
@@ -55,7 +56,7 @@ impl Backend {
     pub fn cases(self) -> Vec<Case> {
         match self {
             Backend::Host => host_cases(),
-            Backend::Mpi => life::mpi_cases(),
+            Backend::Mpi => life::mpi_cases().into_iter().chain(deadline::mpi_cases()).collect(),
             Backend::Nccl => nccl_cases(),
         }
     }
@@ -132,6 +133,7 @@ pub fn scenarios() -> Vec<Scenario> {
         shrink::SCENARIOS,
         special::SCENARIOS,
         records::SCENARIOS,
+        deadline::SCENARIOS,
     ]
     .concat()
 }
@@ -148,11 +150,17 @@ fn host_cases() -> Vec<Case> {
         shrink::cases(),
         special::cases(),
         records::cases(),
+        deadline::cases(Backend::Host),
     ];
     cases.into_iter().flatten().collect()
 }
 
 fn nccl_cases() -> Vec<Case> {
-    let cases = [mismatch::cases(Backend::Nccl), life::cases(Backend::Nccl), special::nccl_cases()];
+    let cases = [
+        mismatch::cases(Backend::Nccl),
+        life::cases(Backend::Nccl),
+        special::nccl_cases(),
+        deadline::cases(Backend::Nccl),
+    ];
     cases.into_iter().flatten().collect()
 }

@@ -131,12 +131,18 @@ fn judge_meeting(plan: &Plan, fields: &Fields) -> Result<(), String> {
 
 fn judge_failure(plan: &Plan, fields: &Fields) -> Result<(), String> {
     plan.expect(fields)?;
+    let early = fields.number("step").is_none_or(|step| step < first_step(plan));
     // An abort ends whatever the others are in, also if they are behind.
-    let early = fields.number("step").is_none_or(|step| step < plan.at.unwrap_or(0) as u64);
     if early && plan.way != Way::Abort {
         return Err(format!("it failed before anything had happened: {fields}"));
     }
     in_time(fields, if plan.way.comes_back() { TIMEOUT + GRACE } else { NOTICED })
+}
+
+/// The first step that may fail. On a GPU, the one before may not be complete on a rank when another has completed it.
+fn first_step(plan: &Plan) -> u64 {
+    let at = plan.at.unwrap_or(0) as u64;
+    if plan.backend == Backend::Nccl { at.saturating_sub(1) } else { at }
 }
 
 fn in_time(fields: &Fields, limit: Duration) -> Result<(), String> {
@@ -149,7 +155,7 @@ fn in_time(fields: &Fields, limit: Duration) -> Result<(), String> {
 /// The operation that the verdict names is one that was under way.
 fn judge_operation(plan: &Plan, verdict: &Fields, last: Option<u64>) -> Result<(), String> {
     let Some(operation) = verdict.get("operation") else { return Ok(()) };
-    let acts = &plan.acts[plan.at.unwrap_or(0)..=last.unwrap_or(0) as usize];
+    let acts = &plan.acts[first_step(plan) as usize..=last.unwrap_or(0) as usize];
     let name = operation.split('(').next().unwrap_or_default();
     if acts.iter().any(|act| act.names().iter().any(|other| other == name)) {
         Ok(())

@@ -8,13 +8,18 @@ use super::verdict::{Context, Verdict};
 use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
 use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A peer that left may have done its part of what this rank still waits for; after this time it has not.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// One rank's end of it.
-pub(crate) struct Witness(HostComm);
+pub(crate) struct Witness {
+    channel: HostComm,
+    /// Where the ranks meet: it fails with this channel, and its failures are judged here, so that there is one verdict.
+    meetings: Arc<HostComm>,
+}
 
 /// What a rank waits in.
 #[derive(Debug, Clone, Copy)]
@@ -82,36 +87,46 @@ impl Subject {
 }
 
 impl Witness {
-    pub fn new(channel: HostComm) -> Witness {
-        Witness(channel)
+    pub fn new(channel: HostComm, meetings: Arc<HostComm>) -> Witness {
+        Witness { channel, meetings }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
     #[inline]
     pub fn announce(&self, subject: &Subject) {
-        self.0.endpoint.own().announce(subject.sequence, &subject.record);
+        self.channel.endpoint.own().announce(subject.sequence, &subject.record);
     }
 
     /// Takes back what was announced: its number is free again.
     pub fn withdraw(&self, subject: &Subject) {
-        self.0.endpoint.own().withdraw(subject.sequence);
+        self.channel.endpoint.own().withdraw(subject.sequence);
     }
 
     /// Says that a collective, and all before it, is complete.
     pub fn complete(&self, sequence: u64) {
-        self.0.endpoint.own().done_operation.set(sequence);
+        self.channel.endpoint.own().done_operation.set(sequence);
     }
 
     /// The verdict, if there is one.
     #[inline]
     pub fn check(&self) -> Result<()> {
-        self.0.endpoint.check()
+        self.channel.endpoint.check()
     }
 
     /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
     /// ranks and answers the verdict.
     pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
-        let endpoint = &self.0.endpoint;
+        self.judge(subject, since, GRACE)
+    }
+
+    /// The verdict on a meeting that failed, which the subject needed.
+    #[cold]
+    pub fn judge_meeting(&self, subject: &Subject, since: Instant, error: Error) -> Error {
+        self.judge(subject, since, Duration::ZERO).err().unwrap_or(error)
+    }
+
+    fn judge(&self, subject: &Subject, since: Instant, grace: Duration) -> Result<()> {
+        let endpoint = &self.channel.endpoint;
         endpoint.check()?;
         let waited = since.elapsed();
         let context = || Context {
@@ -134,12 +149,12 @@ impl Witness {
         }
         for &rank in &awaited {
             match endpoint.gone(rank) {
-                Some(PeerEvent::Left) if waited < GRACE => {}
+                Some(PeerEvent::Left) if waited < grace => {}
                 Some(event) => return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() })),
                 None => {}
             }
         }
-        if waited >= endpoint.timeout() {
+        if waited >= endpoint.deadline() {
             let missing = endpoint.missing(&awaited, subject.sequence, &subject.record);
             return Err(endpoint.fail(&Verdict::Timeout { missing, context: context() }));
         }
@@ -148,23 +163,26 @@ impl Witness {
 
     /// Gives up for all ranks, because this one failed; answers the verdict that holds.
     pub fn give_up(&self) -> Error {
-        self.0.endpoint.fail(&Verdict::Aborted { rank: self.0.endpoint.rank })
+        let endpoint = &self.channel.endpoint;
+        let verdict = endpoint.fail(&Verdict::Aborted { rank: endpoint.rank });
+        self.meetings.abort();
+        verdict
     }
 
     /// The channel of those who are still there, and the number of this shrinking.
     pub fn shrink(&self) -> Result<(HostComm, u64)> {
-        self.0.shrink_rounds()
+        self.channel.shrink_rounds()
     }
 
     pub fn timeout(&self) -> Duration {
-        self.0.timeout()
+        self.channel.timeout()
     }
 
     pub fn set_timeout(&self, timeout: Duration) {
-        self.0.set_timeout(timeout);
+        self.channel.set_timeout(timeout);
     }
 
     pub fn depart(&self, departure: Departure) {
-        self.0.depart(departure);
+        self.channel.depart(departure);
     }
 }

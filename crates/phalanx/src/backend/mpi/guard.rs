@@ -6,6 +6,7 @@
 use crate::backend::host::Record;
 use crate::error::{Error, Result, TimeoutError};
 use crate::sync::lock;
+use crate::watch::deadline;
 use phalanx_sys::mpi::Handle;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,6 +35,8 @@ pub(super) struct Guard {
     rank: usize,
     /// Nanoseconds.
     timeout: AtomicU64,
+    /// The same for the operation that the communicator is inside of, if it has one of its own; else 0.
+    limit: AtomicU64,
     inside: AtomicBool,
     /// Changes whenever something was achieved.
     beat: AtomicU64,
@@ -77,6 +80,7 @@ impl Guard {
             abort,
             rank,
             timeout: AtomicU64::new(nanoseconds(timeout)),
+            limit: AtomicU64::new(0),
             inside: AtomicBool::new(false),
             beat: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
@@ -104,8 +108,14 @@ impl Guard {
             word.store(value, Ordering::Relaxed);
         }
         self.sequence.store(sequence, Ordering::Relaxed);
+        let limit = deadline::limit();
+        self.limit.store(limit.map_or(0, nanoseconds), Ordering::Relaxed);
         self.beat();
         self.inside.store(true, Ordering::Release);
+        if limit.is_some() {
+            // It may be shorter than the time for which the thread sleeps.
+            CHANGED.notify_all();
+        }
         Inside(self)
     }
 
@@ -118,6 +128,19 @@ impl Guard {
 
     pub fn timeout(&self) -> Duration {
         Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    /// The deadline of a wait of this thread.
+    pub fn deadline(&self) -> Duration {
+        deadline::of(self.timeout())
+    }
+
+    /// The deadline of the operation that the communicator is inside of.
+    fn current(&self) -> Duration {
+        match self.limit.load(Ordering::Relaxed) {
+            0 => self.timeout(),
+            limit => Duration::from_nanos(limit),
+        }
     }
 
     pub fn set_timeout(&self, timeout: Duration) {
@@ -160,8 +183,8 @@ impl Watched {
     /// Looks at the guard; how long the thread may sleep for it. `None`: it is gone.
     fn look(&mut self, now: Instant) -> Option<Duration> {
         let guard = self.guard.upgrade()?;
-        let timeout = guard.timeout();
         let inside = guard.inside.load(Ordering::Acquire);
+        let timeout = if inside { guard.current() } else { guard.timeout() };
         let beat = guard.beat.load(Ordering::Relaxed);
         if !inside || beat != self.beat {
             (self.beat, self.since) = (beat, now);

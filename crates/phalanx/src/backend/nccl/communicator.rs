@@ -5,6 +5,7 @@
 
 use super::config::Config;
 use super::device::Device;
+use super::group;
 use super::library::Library;
 use super::memory::Handle;
 use super::staging::Stages;
@@ -336,6 +337,9 @@ impl Communicator {
     pub fn fail(&self, error: Error) -> Error {
         if self.failed.set(error).is_ok() {
             self.witness.give_up();
+        }
+        // The library must not lose a communicator while a group has operations on it: what comes after its end aborts.
+        if !group::is_open() && !self.ended.load(Ordering::Acquire) {
             self.abort();
             self.drain();
         }

@@ -55,7 +55,7 @@ use streams::Events;
 /// One rank's end of a communicator on GPUs.
 pub(crate) struct NcclComm {
     communicator: Arc<Communicator>,
-    control: HostComm,
+    control: Arc<HostComm>,
     stream: Arc<CudaStream>,
     /// Every stream on which operations were enqueued: it lives as long as the communicator.
     streams: Mutex<Vec<Arc<CudaStream>>>,
@@ -136,7 +136,8 @@ impl NcclComm {
         let (rank, ranks) = (control.rank(), control.world_size());
         // SAFETY: nobody else uses `control` yet.
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
-        let witness = Witness::new(witness);
+        let control = Arc::new(control);
+        let witness = Witness::new(witness, control.clone());
         let started =
             Communicator::start(library::load()?, device, witness, (rank, ranks), origin, &settings.config);
         // SAFETY: as above. Starting does not wait for the others, so that all can say how it went.
@@ -214,14 +215,23 @@ impl NcclComm {
         let communicator = &self.communicator;
         communicator.check()?;
         let own = Subject::call(communicator.collectives() + 1, call);
+        communicator.witness.announce(&own);
         let mut all = vec![[0u64; Subject::WORDS]; communicator.ranks];
         // SAFETY: the caller's contract.
-        unsafe { self.control.tell_all(&own.words(), all.as_mut_slice()) }
-            .map_err(|error| communicator.fail(error))?;
+        self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
         match all.iter().position(|theirs| *theirs != all[0]) {
             None => Ok(()),
             Some(rank) => Err(communicator.fail(Subject::mismatch((0, &all[0]), (rank, &all[rank])))),
         }
+    }
+
+    /// A meeting of the ranks, which an operation needs.
+    fn meet<R>(&self, subject: &Subject, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
+        let since = Instant::now();
+        meeting(&self.control).map_err(|error| {
+            let error = self.communicator.witness.judge_meeting(subject, since, error);
+            self.communicator.fail(error)
+        })
     }
 
     /// Enqueues the messages that were posted.
@@ -315,9 +325,11 @@ impl Backend for NcclComm {
         }
         // A barrier, or the end: everybody's work is complete, and everybody has come.
         self.communicator.sync()?;
-        self.communicator.next_collective(call);
+        let subject = self.communicator.next_collective(call);
         // SAFETY: the caller's contract.
-        unsafe { self.control.collective(call) }.map_err(|error| self.communicator.fail(error))
+        self.meet(&subject, |control| unsafe { control.collective(call) })?;
+        self.communicator.witness.complete(self.communicator.collectives());
+        Ok(())
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
@@ -373,7 +385,7 @@ impl Backend for NcclComm {
         }
         let subject = parent.next_collective(&Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
-        let control = unsafe { self.control.part(color, key) }.map_err(|error| parent.fail(error))?;
+        let control = self.meet(&subject, |control| unsafe { control.part(color, key) })?;
         let settle = || parent.settle(&subject, Instant::now());
         let Some(control) = control else {
             parent.take_no_part()?;
