@@ -177,6 +177,39 @@ impl Comm {
         Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
+    /// A new communicator of these ranks, with the same numbers, and of `joiners` processes that come in with
+    /// [`phalanx::join`](crate::join), in the order in which they come. `ncclCommGrow`.
+    ///
+    /// Collective, with the same number on every rank. It waits for the joiners, up to the [deadline](Comm::timeout); if
+    /// they do not come, the error names those that are missing, and this communicator works on, as it does if
+    /// all have come. The ranks are processes of one host.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] names the ranks that did not come; [`UsageError::WorldSize`] for more than 512 ranks;
+    /// [`Error::Unsupported`] for threads, a world of one, and MPI.
+    pub fn grow(&self, joiners: usize) -> Result<Comm> {
+        self.requests.wait_for_jobs();
+        let record = self.recorder.begin(&Call::empty(Operation::Grow));
+        let limited = self.limited();
+        // SAFETY: as in `run_call`.
+        let (backend, number) = self.recorder.end(record, unsafe { self.backend.grow(joiners) })?;
+        drop(limited);
+        Ok(Comm::new(backend.into(), grown_name(number)))
+    }
+
+    /// [`shrink`](Comm::shrink), and [`grow`](Comm::grow) to as many ranks as there are here: a joiner comes in the place of
+    /// each rank that is gone. The survivors keep their order and come first.
+    pub fn rebuild(&self) -> Result<Comm> {
+        let survivors = self.shrink()?;
+        match self.world_size() - survivors.world_size() {
+            0 => Ok(survivors),
+            joiners => {
+                survivors.set_timeout(self.timeout());
+                survivors.grow(joiners)
+            }
+        }
+    }
+
     /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in
     /// and out. `len` elements, zero.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
@@ -329,6 +362,11 @@ impl std::fmt::Debug for Comm {
     }
 }
 
+/// What a communicator that has grown is called in flight records, by those who were there and those who came.
+pub(crate) fn grown_name(number: u64) -> String {
+    format!("grown-{number:016x}")
+}
+
 /// Settings for a new communicator; what is not set comes from the environment (see the table in the
 /// crate's documentation) or is the default.
 ///
@@ -402,6 +440,12 @@ impl Builder {
     pub fn init(self) -> Result<Comm> {
         watch::listen()?;
         bootstrap::init(self.settings()?)
+    }
+
+    /// As [`phalanx::join`](crate::join), with these settings.
+    pub fn join(self) -> Result<Comm> {
+        watch::listen()?;
+        bootstrap::join_grown(self.settings()?)
     }
 
     /// As [`phalanx::run`](crate::run), with these settings.

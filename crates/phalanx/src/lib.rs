@@ -106,6 +106,19 @@ pub fn init() -> Result<Comm> {
     Comm::builder().init()
 }
 
+/// Joins a job that is under way: becomes a rank of the communicator that the others make with [`Comm::grow`] or
+/// [`Comm::rebuild`].
+///
+/// The process needs the variables of the job, as the launcher gave them to a rank of it (under `phalanx launch` that is
+/// `PHALANX_JOB`, `PHALANX_RANK` and `PHALANX_WORLD_SIZE`); the rank among them does not matter: the others give it a new one.
+/// Waits with the usual deadline for them to ask.
+///
+/// # Errors
+/// [`Error::Bootstrap`]: nobody asks for joiners, or for no more than have come.
+pub fn join() -> Result<Comm> {
+    Comm::builder().join()
+}
+
 /// Runs `f` once for each of `ranks` ranks, in a thread of its own, and answers the results in rank order.
 ///
 /// If a rank panics, its peers get an error that names it, and the panic goes on here when all have ended.

@@ -9,6 +9,7 @@ mod common;
 mod deadline;
 mod environment;
 mod gone;
+mod grow;
 mod holdings;
 mod leaks;
 mod life;
@@ -134,6 +135,7 @@ pub fn scenarios() -> Vec<Scenario> {
         special::SCENARIOS,
         records::SCENARIOS,
         deadline::SCENARIOS,
+        grow::SCENARIOS,
     ]
     .concat()
 }
@@ -151,6 +153,7 @@ fn host_cases() -> Vec<Case> {
         special::cases(),
         records::cases(),
         deadline::cases(Backend::Host),
+        grow::cases(Backend::Host),
     ];
     cases.into_iter().flatten().collect()
 }

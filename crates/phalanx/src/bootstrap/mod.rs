@@ -11,13 +11,14 @@ pub use environment::Launcher;
 pub(crate) use environment::check_from_environment;
 pub(crate) use environment::{stopped_timeout_from_environment, timeout_from_environment};
 pub use hosts::HostTopology;
+pub(crate) use rendezvous::Growth;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
 #[cfg(feature = "cuda")]
 use crate::backend::nccl::{NcclComm, NcclSettings};
 use crate::backend::solo::SoloComm;
 use crate::backend::{Backend, BackendKind};
-use crate::comm::{Comm, Settings};
+use crate::comm::{Comm, Settings, grown_name};
 use crate::error::{Error, Result, UsageError};
 use environment::{Environment, Place};
 use std::sync::Arc;
@@ -215,6 +216,34 @@ fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
     let met = rendezvous::meet(place, timeout)?;
     let members = (0..place.world_size).collect();
     Ok(HostComm::attach(met.world, met.channel, place.rank, members, timeout))
+}
+
+/// What [`join`](crate::join) answers to the environment of this process.
+pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
+    let environment = Environment::current();
+    let Some(launcher) = environment.launcher()? else {
+        return Err(Error::bootstrap(
+            "no variable says which job this process is to join",
+            "start it with the variables that the job's ranks have (PHALANX_JOB and others)",
+        ));
+    };
+    let place = launcher.place(&environment)?;
+    stopped_timeout_from_environment()?;
+    let met = rendezvous::join(&place, settings.timeout)?;
+    let (rank, members) = (met.rank, (0..met.world_size).collect());
+    let host = HostComm::attach(met.world, met.channel, rank, members, settings.timeout);
+    let (backend, reason) = decide(&environment, settings.backend, Some(met.world_size), false, false)?;
+    tracing::info!(backend = backend.name(), reason, rank, "joined a communicator");
+    let name = grown_name(met.number);
+    match backend {
+        BackendKind::Nccl => on_gpu(host, name, &settings),
+        BackendKind::Host => Ok(Comm::new(Arc::new(host), name)),
+        other => Err(Error::Unsupported {
+            what: format!("joining on the backend {other}"),
+            why: "the ranks that grow are those of the backends host and nccl".into(),
+            remedy: "unset PHALANX_BACKEND, or set it to that of the others".into(),
+        }),
+    }
 }
 
 /// A name for a communicator that lives in this process alone.

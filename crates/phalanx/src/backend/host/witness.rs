@@ -2,12 +2,14 @@
 //! they call, see who is gone, and give up together, with one verdict.
 
 use super::HostComm;
+use super::endpoint::Endpoint;
 use super::layout::RECORDS;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
 use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
 use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
+use crate::sync::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,16 @@ pub(crate) struct Witness {
     channel: HostComm,
     /// Where the ranks meet: it fails with this channel, and its failures are judged here, so that there is one verdict.
     meetings: Arc<HostComm>,
+}
+
+/// As long as it lives, the rank waits: others that wait for it find out for whom.
+pub(crate) struct Waiting<'a>(&'a Endpoint);
+
+impl Drop for Waiting<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.standing(self.0.rank).waits_for.store(0, Ordering::Release);
+    }
 }
 
 /// What a rank waits in.
@@ -113,6 +125,12 @@ impl Witness {
         self.channel.endpoint.check()
     }
 
+    /// A wait begins, in which the rank [looks](Witness::look) around.
+    #[inline]
+    pub fn waiting(&self) -> Waiting<'_> {
+        Waiting(&self.channel.endpoint)
+    }
+
     /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
     /// ranks and answers the verdict.
     pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
@@ -139,6 +157,14 @@ impl Witness {
             Some(peer) => vec![peer],
             None => endpoint.peers().collect(),
         };
+        let is_absent = |rank: &&usize| {
+            let last = endpoint.channel.state(**rank).last_announced();
+            subject.peer().is_some() || last.is_none_or(|(last, _)| last < subject.sequence)
+        };
+        if let Some(rank) = awaited.iter().find(is_absent) {
+            let awaited = endpoint.members()[*rank] as u32 + 1;
+            endpoint.standing(endpoint.rank).waits_for.store(awaited, Ordering::Release);
+        }
         if subject.peer().is_none() {
             let first = subject.sequence.saturating_sub(RECORDS as u64 - 1).max(1);
             for sequence in first..=subject.sequence {

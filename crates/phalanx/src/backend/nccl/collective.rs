@@ -62,7 +62,7 @@ impl Communicator {
                 AllToAll | Gather | Scatter => self.rearranging(call),
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
                 AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
-                Barrier | Split | Finalize | Init | Shrink | Send | Recv => {
+                Barrier | Split | Finalize | Init | Shrink | Grow | Send | Recv => {
                     unreachable!("nothing to enqueue")
                 }
             }

@@ -200,6 +200,7 @@ impl Communicator {
     pub fn settle(&self, subject: &Subject, since: Instant) -> Result<()> {
         let get_error = self.library.need(self.library.ncclCommGetAsyncError, "ncclCommGetAsyncError")?;
         let mut looked = Instant::now();
+        let _waiting = self.witness.waiting();
         loop {
             let mut state = ncclResult_t::Success;
             let answered = {
@@ -311,6 +312,7 @@ impl Communicator {
         self.check()?;
         let _current = self.device.enter()?;
         let since = Instant::now();
+        let _waiting = self.witness.waiting();
         let mut looked = since;
         loop {
             match self.device.is_idle(stream) {

@@ -406,6 +406,16 @@ impl Backend for NcclComm {
         Ok((Box::new(part), round))
     }
 
+    unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        self.sync()?;
+        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
+        let subject = self.communicator.next_collective(&call);
+        // SAFETY: the caller's contract.
+        let (control, number) = self.meet(&subject, |control| unsafe { control.grown(joiners) })?;
+        self.communicator.witness.complete(self.communicator.collectives());
+        Ok((Box::new(NcclComm::join(control, self.gpu(), self.settings.clone())?), number))
+    }
+
     /// Pinned memory, which the GPU reads without a copy in between.
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let device = &self.communicator.device;
