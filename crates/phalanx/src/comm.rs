@@ -396,6 +396,8 @@ pub(crate) struct Settings {
     pub backend: Option<BackendKind>,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs are numbered"))]
     pub gpu: Option<usize>,
+    /// Whether calls are compared before they move anything.
+    pub check: bool,
     #[cfg(feature = "cuda")]
     pub nccl: Arc<crate::backend::nccl::NcclSettings>,
 }
@@ -423,7 +425,7 @@ impl Builder {
 
     /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
     /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. The
-    /// host backend always does; on NCCL it costs a meeting of the ranks for each operation.
+    /// host backend always does; on NCCL and MPI it costs a meeting of the ranks for each operation.
     pub fn check(mut self, check: bool) -> Builder {
         self.check = Some(check);
         self
@@ -455,6 +457,10 @@ impl Builder {
     }
 
     fn settings(self) -> Result<Settings> {
+        let check = match self.check {
+            Some(check) => check,
+            None => bootstrap::check_from_environment().map_err(Error::from)?,
+        };
         Ok(Settings {
             timeout: match self.timeout {
                 Some(timeout) => timeout,
@@ -462,14 +468,9 @@ impl Builder {
             },
             backend: self.backend,
             gpu: self.gpu,
+            check,
             #[cfg(feature = "cuda")]
-            nccl: Arc::new(crate::backend::nccl::NcclSettings {
-                config: self.nccl,
-                check: match self.check {
-                    Some(check) => check,
-                    None => bootstrap::check_from_environment().map_err(Error::from)?,
-                },
-            }),
+            nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check }),
         })
     }
 }

@@ -75,10 +75,10 @@ mod sync;
 mod watch;
 
 pub use backend::BackendKind;
+pub use bootstrap::{Choice, HostTopology, Launcher, choose};
 /// For `phalanx launch` and the tests: no part of the interface.
 #[doc(hidden)]
-pub use bootstrap::store;
-pub use bootstrap::{Choice, HostTopology, Launcher, choose};
+pub use bootstrap::{launched, store};
 pub use buffer::{Owned, Source, Target};
 pub use comm::{Builder, Comm, DEFAULT_TIMEOUT, View};
 pub use communicator::{Communicator, StreamSyncOps};

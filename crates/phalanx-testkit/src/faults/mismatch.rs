@@ -2,6 +2,7 @@
 
 use super::common::{DEADLINE, Ground, has, one_verdict, report, says};
 use super::{Backend, Case};
+use crate::mpi::Installation;
 use crate::processes::Launch;
 use crate::scenario::Outcome;
 use crate::{Scenario, threads};
@@ -211,6 +212,28 @@ pub fn cases(backend: Backend) -> Vec<Case> {
         cases.push(Case::new("threads/mismatch/waiting_for_different_things", deadlock_on_threads));
     }
     cases
+}
+
+/// In MPI's checked mode.
+pub fn mpi_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, found) in Installation::all() {
+        let installation = found.clone().ok();
+        let case = Case::new(format!("{name}/mismatch"), move || {
+            let installation = installation.as_ref().ok_or("it is not installed")?;
+            CASES.iter().filter(|case| !case.message).try_for_each(|case| in_a_job(installation, case))
+        });
+        cases.push(case.ignored(found.err()));
+    }
+    cases
+}
+
+/// The ranks get the same error, and the job ends well, since MPI has got nothing of the calls that differ.
+fn in_a_job(installation: &Installation, case: &'static Call) -> std::result::Result<(), String> {
+    let job = installation.job(2).scenario("mismatch", &[case.name]).env("PHALANX_CHECK", "1");
+    let ended = job.succeed().map_err(|problem| format!("{}: {problem}", case.name))?;
+    let reports: Vec<String> = ended.outcomes.into_iter().flatten().collect();
+    expect(case, &reports, 2).map_err(|problem| format!("{}: {problem}", case.name))
 }
 
 fn one_case(comm: Comm, args: &[String]) -> Outcome {

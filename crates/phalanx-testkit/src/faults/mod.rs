@@ -57,7 +57,10 @@ impl Backend {
     pub fn cases(self) -> Vec<Case> {
         match self {
             Backend::Host => host_cases(),
-            Backend::Mpi => life::mpi_cases().into_iter().chain(deadline::mpi_cases()).collect(),
+            Backend::Mpi => {
+                let cases = [life::mpi_cases(), deadline::mpi_cases(), mismatch::mpi_cases()];
+                cases.into_iter().flatten().collect()
+            }
             Backend::Nccl => nccl_cases(),
         }
     }

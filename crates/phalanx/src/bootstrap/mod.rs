@@ -7,9 +7,9 @@ mod rendezvous;
 pub mod store;
 
 pub use environment::Launcher;
-#[cfg(feature = "cuda")]
-pub(crate) use environment::check_from_environment;
-pub(crate) use environment::{stopped_timeout_from_environment, timeout_from_environment};
+pub(crate) use environment::{
+    check_from_environment, stopped_timeout_from_environment, timeout_from_environment,
+};
 pub use hosts::HostTopology;
 pub(crate) use rendezvous::Growth;
 
@@ -59,6 +59,19 @@ impl Choice {
         let (backend, reason) = decide(environment, wanted, world_size, is_mpi, elsewhere)?;
         Ok(Choice { backend, reason, launcher })
     }
+}
+
+/// What a process with these variables takes itself for: its rank, and how many there are (`None`: only MPI knows). For the
+/// fuzzer of all that is decoded of them.
+pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usize>)>> {
+    let environment = Environment::of(variables);
+    environment.backend()?;
+    let Some(launcher) = environment.launcher()? else { return Ok(None) };
+    if launcher.world_size.is_some() {
+        let place = launcher.place(&environment)?;
+        environment.rendezvous(&place)?;
+    }
+    Ok(Some((launcher.rank, launcher.world_size)))
 }
 
 /// Which backend carries a communicator, and why. `world_size` is `None` if only MPI knows it.
@@ -118,7 +131,7 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
     let timeout = settings.timeout;
     match choice.backend {
         BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
-        BackendKind::Mpi => join_mpi(launcher, &environment, timeout),
+        BackendKind::Mpi => join_mpi(launcher, &environment, &settings),
         BackendKind::Host => {
             on_host(launcher, &environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
         }
@@ -148,7 +161,7 @@ fn on_host(
 }
 
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
-fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, timeout: Duration) -> Result<Comm> {
+fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, settings: &Settings) -> Result<Comm> {
     use crate::backend::mpi::{Launched, MpiComm};
     let launched = Launched {
         launcher: launcher.map_or("nobody", |launcher| launcher.name),
@@ -157,11 +170,11 @@ fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, timeout: Dur
     };
     let place = launcher.and_then(|launcher| launcher.place(environment).ok());
     let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
-    Ok(Comm::new(Arc::new(MpiComm::world(&launched, timeout)?), name))
+    Ok(Comm::new(Arc::new(MpiComm::world(&launched, settings.timeout, settings.check)?), name))
 }
 
 #[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
-fn join_mpi(_: Option<&Launcher>, _: &Environment, _: Duration) -> Result<Comm> {
+fn join_mpi(_: Option<&Launcher>, _: &Environment, _: &Settings) -> Result<Comm> {
     Err(Error::Unsupported {
         what: "the backend mpi".into(),
         why: "it is written for 64-bit little-endian Unix".into(),

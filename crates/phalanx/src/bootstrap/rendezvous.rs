@@ -246,7 +246,9 @@ fn host(meeting: &Meeting<'_>, timeout: Duration, deadline: Instant) -> Result<M
             Ok(None) => continue,
             Err(e) => break Err(refused("accepting a rank", e)),
         };
-        if let Err(error) = receive_guest(meeting, connection, &mut guests) {
+        // One that connects and says nothing must not take all the time that there is.
+        let patience = HELLO_TIMEOUT.min(deadline.saturating_duration_since(Instant::now()) / 2);
+        if let Err(error) = receive_guest(meeting, connection, patience, &mut guests) {
             break Err(error);
         }
     };
@@ -307,8 +309,13 @@ fn missing_ranks(guests: &[Option<Guest>], timeout: Duration) -> Error {
 }
 
 /// Hears who has connected. A stranger is sent away; a rank that cannot be right ends the meeting.
-fn receive_guest(meeting: &Meeting<'_>, connection: Connection, guests: &mut [Option<Guest>]) -> Result<()> {
-    if connection.peer_user().ok() != Some(user_id()) || connection.set_timeout(HELLO_TIMEOUT).is_err() {
+fn receive_guest(
+    meeting: &Meeting<'_>,
+    connection: Connection,
+    patience: Duration,
+    guests: &mut [Option<Guest>],
+) -> Result<()> {
+    if connection.peer_user().ok() != Some(user_id()) || connection.set_timeout(patience.max(TICK)).is_err() {
         tracing::warn!("another user's process tried to join the job");
         return Ok(());
     }

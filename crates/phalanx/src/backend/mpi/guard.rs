@@ -29,6 +29,13 @@ pub(super) struct Abort {
     pub comm: Handle,
 }
 
+/// Whether this process has begun to end the job.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn is_ending_job() -> bool {
+    ENDING.load(Ordering::Relaxed)
+}
+
 /// The note of one communicator.
 pub(super) struct Guard {
     abort: Option<Abort>,
@@ -159,6 +166,7 @@ impl Guard {
 
     /// Ends the job, with a reason on standard error.
     pub fn end_job(&self, reason: &str) -> ! {
+        ENDING.store(true, Ordering::Relaxed);
         // Both: whoever has no subscriber for the log still has to learn why the job ended.
         tracing::error!("{reason}");
         eprintln!("phalanx: {reason}");
