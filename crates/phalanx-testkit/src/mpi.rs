@@ -157,6 +157,8 @@ pub struct Ended {
     pub mark: Option<(u32, Duration)>,
     /// Processes of the job that are still there.
     pub left: Vec<u32>,
+    /// Of a job whose time was up: whether its ranks had all ended by then, and only mpirun had not.
+    pub launcher_alone: bool,
 }
 
 impl Job {
@@ -212,10 +214,11 @@ impl Job {
         command.stdin(Stdio::null()).stdout(file).stderr(copy);
         let child = command.spawn();
         let child = child.map_err(|error| format!("{}: {error}", self.installation.mpirun.display()))?;
-        let status = wait(child, Instant::now() + self.deadline);
+        let ranks = || processes::with_variable(REPORTS, &folder.0.to_string_lossy());
+        let (status, launcher_alone) = wait(child, Instant::now() + self.deadline, ranks);
         let mark = folder.mark();
         let left = processes::with_variable(REPORTS, &folder.0.to_string_lossy());
-        Ok(Ended { status, outcomes: folder.outcomes(), output: read(&output), mark, left })
+        Ok(Ended { status, outcomes: folder.outcomes(), output: read(&output), mark, left, launcher_alone })
     }
 
     /// As [`run`](Self::run); any other end than every rank's success is an error.
@@ -240,13 +243,14 @@ impl Job {
     }
 }
 
-/// Waits for an mpirun, and ends it at the deadline.
-fn wait(mut child: Child, deadline: Instant) -> Option<ExitStatus> {
+/// Waits for an mpirun, and ends it at the deadline; whether it was alone then.
+fn wait(mut child: Child, deadline: Instant, job: impl Fn() -> Vec<u32>) -> (Option<ExitStatus>, bool) {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
-            return Some(status);
+            return (Some(status), false);
         }
         if Instant::now() >= deadline {
+            let alone = job() == [child.id()];
             // An mpirun ends its ranks when it is told to end, not when it is killed.
             #[cfg(target_os = "linux")]
             {
@@ -256,7 +260,7 @@ fn wait(mut child: Child, deadline: Instant) -> Option<ExitStatus> {
             }
             let _ = child.kill();
             let _ = child.wait();
-            return None;
+            return (None, alone);
         }
         std::thread::sleep(Duration::from_millis(5));
     }

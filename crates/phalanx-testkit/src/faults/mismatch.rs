@@ -1,7 +1,7 @@
 //! Ranks that do not do the same: an error that names both calls, on every rank.
 
 use super::common::{DEADLINE, Ground, has, one_verdict, report, says};
-use super::{Backend, Case};
+use super::{Backend, Case, Effort};
 use crate::mpi::Installation;
 use crate::processes::Launch;
 use crate::scenario::Outcome;
@@ -219,9 +219,12 @@ pub fn mpi_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, found) in Installation::all() {
         let installation = found.clone().ok();
-        let case = Case::new(format!("{name}/mismatch"), move || {
+        // An mpirun takes its time: a test does some of them.
+        let case = Case::soak(format!("{name}/mismatch"), move |effort| {
             let installation = installation.as_ref().ok_or("it is not installed")?;
-            CASES.iter().filter(|case| !case.message).try_for_each(|case| in_a_job(installation, case))
+            let collectives = CASES.iter().filter(|case| !case.message);
+            let step = if effort == Effort::Full { 1 } else { 5 };
+            collectives.step_by(step).try_for_each(|case| in_a_job(installation, case))
         });
         cases.push(case.ignored(found.err()));
     }

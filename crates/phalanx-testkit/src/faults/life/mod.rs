@@ -155,7 +155,8 @@ impl Plan {
         match self.backend {
             Backend::Host => TIMEOUT,
             Backend::Mpi | Backend::Nccl if self.at.is_none() => 4 * TIMEOUT,
-            Backend::Mpi | Backend::Nccl => 10 * TIMEOUT,
+            Backend::Mpi => 20 * TIMEOUT,
+            Backend::Nccl => 10 * TIMEOUT,
         }
     }
 

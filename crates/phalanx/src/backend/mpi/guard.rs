@@ -20,7 +20,7 @@ const EXIT_CODE: c_int = 124;
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// How long `MPI_Abort` may take.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// `MPI_Abort` and the communicator that it gets, once MPI is initialised.
 #[derive(Clone, Copy)]
