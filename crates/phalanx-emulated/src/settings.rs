@@ -18,6 +18,7 @@
 //! | `EMULATED_MISMATCH` | what ranks that call different things do: `end` the process or `hang` | `end` |
 //! | `EMULATED_INIT` | `hang`: communicators are never ready | |
 //! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
+//! | `EMULATED_HANG_INSIDE` | `n`: in the n-th launch of operations on blocking communicators the library holds the caller until the communicator is revoked | |
 //! | `EMULATED_FINALIZE` | `local`: the end of a communicator does not wait for ranks of other processes | `collective` |
 //! | `EMULATED_REGISTER`, `EMULATED_WINDOWS` | `null`: registrations and windows succeed with null handles | |
 //! | `EMULATED_LEAVES_DEVICE` | `1`: NCCL calls leave the communicator's device current | 0 |
@@ -51,6 +52,7 @@ pub struct Settings {
     pub mismatch_hangs: bool,
     pub init_hangs: bool,
     pub abort_hangs: bool,
+    pub hang_inside: Option<u64>,
     pub finalize_is_local: bool,
     pub null_registrations: bool,
     pub null_windows: bool,
@@ -102,6 +104,7 @@ fn read() -> Settings {
         mismatch_hangs: choice("EMULATED_MISMATCH", ["end", "hang"]),
         init_hangs: choice("EMULATED_INIT", ["", "hang"]),
         abort_hangs: choice("EMULATED_ABORT", ["", "hang"]),
+        hang_inside: text("EMULATED_HANG_INSIDE").map(|_| value("EMULATED_HANG_INSIDE", 0)),
         finalize_is_local: choice("EMULATED_FINALIZE", ["collective", "local"]),
         null_registrations: choice("EMULATED_REGISTER", ["", "null"]),
         null_windows: choice("EMULATED_WINDOWS", ["", "null"]),

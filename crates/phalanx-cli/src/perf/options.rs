@@ -69,11 +69,6 @@ pub struct PerfArgs {
     #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1|2", value_parser = clap::value_parser!(u8).range(0..=2), default_value = "0", help_heading = WORK)]
     registration: u8,
 
-    /// Let NCCL hold the caller while ranks connect: operations are enqueued as fast as NCCL can, but a rank that is
-    /// missing then is not noticed. Without, NCCL starts a thread for each operation.
-    #[arg(long, help_heading = WORK)]
-    blocking: bool,
-
     /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes; on GPUs 20]
     #[arg(short = 'n', long = "iters", value_name = "N", value_parser = parse_count, help_heading = MEASUREMENT)]
     iterations: Option<usize>,
@@ -210,7 +205,6 @@ impl PerfArgs {
             checks: if operation.has_data() { self.checks } else { 0 },
             timeout: self.timeout,
             backend: self.backend,
-            blocking: self.blocking,
             registration: match self.registration {
                 0 => Registration::None,
                 1 => Registration::Local,

@@ -33,8 +33,6 @@ pub struct Plan {
     pub timeout: Option<Duration>,
     pub backend: Backend,
     pub registration: Registration,
-    /// Whether NCCL may hold the caller.
-    pub blocking: bool,
     /// Whether the loop average is measured too, and reported as the time. On GPUs it always is.
     pub loop_average: bool,
     /// How often a CUDA graph of all iterations is launched; 0: there is none.

@@ -94,9 +94,6 @@ impl World {
         if let Some(timeout) = plan.timeout {
             builder = builder.timeout(timeout);
         }
-        let mut nccl = phalanx::nccl::Config::default();
-        nccl.blocking = plan.blocking;
-        builder = builder.nccl(nccl);
         // Before any rank is pinned: a pinned thread sees one core only.
         let cores = machine::usable_cores();
         match self {

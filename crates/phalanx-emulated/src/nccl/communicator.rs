@@ -121,6 +121,17 @@ pub fn enter(function: &'static str, handle: Handle, need: Need) -> Result<Call,
     Ok(Call { communicator, _visit: visit })
 }
 
+/// The communicator of a call that may come while another thread is inside.
+pub fn find(function: &'static str, handle: Handle, need: Need) -> Result<Arc<Communicator>, Code> {
+    check_fork(function);
+    if handle == 0 {
+        return Err(fail(INVALID_ARGUMENT, format!("{function} : comm argument is NULL")));
+    }
+    let communicator = COMMUNICATORS.get(function, handle);
+    communicator.check(function, need)?;
+    Ok(communicator)
+}
+
 /// Takes a communicator away from its callers. Its peers still reach it.
 pub fn end(function: &'static str, communicator: &Communicator) {
     COMMUNICATORS.end(function, communicator.handle, function);
@@ -227,6 +238,11 @@ impl Communicator {
         // It is given up, so this ends as soon as the streams get there.
         let _ = self.wait(|state| state.pending == 0, || false);
         self.giving_up.store(false, Ordering::Release);
+    }
+
+    /// Waits for `ncclCommRevoke`, which another thread calls.
+    pub fn await_revocation(&self) {
+        let _ = self.wait(|state| matches!(state.phase, Phase::Revoked), || false);
     }
 
     fn check(&self, function: &str, need: Need) -> Answer {

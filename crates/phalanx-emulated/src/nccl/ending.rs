@@ -1,6 +1,6 @@
 //! How communicators end.
 
-use super::communicator::{Communicator, Need, Phase, end, enter};
+use super::communicator::{Communicator, Need, Phase, end, enter, find};
 use super::group::{self, Job, note};
 use super::result::*;
 use super::transport;
@@ -132,15 +132,17 @@ exported! {
 
     fn ncclCommRevoke(comm: Handle, flags: c_int) {
         super::collective::refuse_flags(FUNCTION, flags as u32)?;
-        let call = enter(FUNCTION, comm, Need::Idle)?;
-        let communicator = Arc::clone(&call);
-        drop(call);
-        revoke(communicator)
+        revoke(find(FUNCTION, comm, Need::Idle)?)
     }
 }
 
+/// Other threads may be inside: it is there to make them come out.
 fn revoke(communicator: Arc<Communicator>) -> Answer {
     communicator.state().phase = Phase::Revoked;
+    if communicator.config.blocking {
+        communicator.give_up_operations();
+        return Ok(());
+    }
     let worker = Arc::clone(&communicator);
     let body = Box::new(move || {
         worker.give_up_operations();

@@ -16,6 +16,7 @@ use crate::settings::{When, failure, settings};
 use crate::violation::violation;
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An operation and the stream that it goes to.
 pub struct Queued {
@@ -150,6 +151,10 @@ fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
     }
     let _inside: Vec<Inside> = communicators.iter().map(|c| Inside::enter(function, c.device)).collect();
     let Some(first) = communicators.first() else { return Ok(()) };
+    if first.config.blocking && hangs() {
+        communicators.iter().for_each(|communicator| communicator.await_revocation());
+        return Err(fail(INTERNAL_ERROR, "the communicator was revoked in the middle of a call"));
+    }
     if first.config.blocking || !random::shared().chance(settings().in_progress) {
         return context::runtime_on_device(first.device, || enqueue(function, queued))
             .map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("CUDA error {code}")));
@@ -165,6 +170,12 @@ fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
         }
     });
     Err(IN_PROGRESS)
+}
+
+/// Whether this launch was told to wait inside for ever, as NCCL does that connects to a rank that does not come.
+fn hangs() -> bool {
+    static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+    settings().hang_inside.is_some_and(|nth| LAUNCHES.fetch_add(1, Ordering::Relaxed) + 1 == nth)
 }
 
 /// What goes to one stream is one piece of work, as NCCL fuses it.

@@ -14,9 +14,9 @@ pub const SCENARIOS: &[Scenario] =
     &[Scenario::rank("endless", endless), Scenario::process("missing_at_init", missing_at_init)];
 
 /// The ranks' deadline here.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// What comes on top, at most: noticing, aborting, and a GPU that has to finish.
-const SLACK: Duration = Duration::from_secs(4);
+pub const SLACK: Duration = Duration::from_secs(4);
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let trials = [
@@ -33,13 +33,13 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
 }
 
-fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
+pub fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
     let builder = Comm::builder().backend(BackendKind::Nccl).timeout(TIMEOUT);
     Ok(must("run", builder.run(gpus, f))?)
 }
 
 /// The GPU does what it should, in a communicator of its own.
-fn still_works(gpu: usize) -> Result<(), String> {
+pub fn still_works(gpu: usize) -> Result<(), String> {
     let builder = Comm::builder().backend(BackendKind::Nccl).gpu(gpu).timeout(TIMEOUT);
     let results = must(
         "a new communicator",

@@ -9,6 +9,7 @@ mod failures;
 mod memory;
 mod messages;
 mod streams;
+mod watchdog;
 mod world;
 
 use libtest_mimic::{Arguments, Trial};
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         streams::SCENARIOS,
         memory::SCENARIOS,
         failures::SCENARIOS,
+        watchdog::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         streams::trials,
         memory::trials,
         failures::trials,
+        watchdog::trials,
     ] {
         trials.extend(module(gpus));
     }

@@ -10,6 +10,8 @@
 
 use super::protocol::{Counter, Gate, LINE, Park, StampedLine};
 use crate::os::Mapping;
+#[cfg(feature = "cuda")]
+use crate::sync::Ordering;
 use crate::sync::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 
@@ -90,7 +92,28 @@ pub(super) struct RankState {
     /// Messages, as far as errors tell of them: the last and the one before.
     pub messages: [RecordWords; 2],
     pub verdict: [AtomicU64; VERDICT_WORDS],
+    /// Of a witness: the peers to whom, and from whom, this rank is about to move messages.
+    pub greetings: [RankSet; 2],
     pub shrink: ShrinkWords,
+}
+
+/// A set of ranks that only grows, and has one writer.
+#[repr(C)]
+pub(super) struct RankSet([AtomicU64; MAX_RANKS / 64]);
+
+#[cfg(feature = "cuda")]
+impl RankSet {
+    /// False if it was there.
+    pub fn add(&self, rank: usize) -> bool {
+        let (word, bit) = (&self.0[rank / 64], 1 << (rank % 64));
+        let before = word.load(Ordering::Relaxed);
+        word.store(before | bit, Ordering::Release);
+        before & bit == 0
+    }
+
+    pub fn has(&self, rank: usize) -> bool {
+        self.0[rank / 64].load(Ordering::Acquire) & 1 << (rank % 64) != 0
+    }
 }
 
 /// One rank's part in the agreement on who goes on: see `shrink.rs`.

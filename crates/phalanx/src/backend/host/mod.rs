@@ -35,7 +35,7 @@ pub(crate) use layout::MAX_RANKS;
 pub(in crate::backend) use record::Record;
 pub(crate) use reduce::Reducer;
 #[cfg(feature = "cuda")]
-pub(crate) use witness::{Subject, Witness};
+pub(crate) use witness::{Subject, Way, Witness};
 pub(crate) use world::World;
 
 use crate::backend::{

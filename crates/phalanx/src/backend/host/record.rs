@@ -134,6 +134,13 @@ impl RankState {
         read(&self.records[sequence as usize % RECORDS], sequence)
     }
 
+    /// Whether this rank has announced its call number `sequence`, or a later one.
+    #[cfg(feature = "cuda")]
+    pub fn has_come_to(&self, sequence: u64) -> bool {
+        // A later call took the same place.
+        self.records[sequence as usize % RECORDS].sequence.load(Ordering::Acquire) >= sequence
+    }
+
     /// Announces this rank's message number `number`.
     #[inline(always)]
     pub fn announce_message(&self, number: u64, record: &Record) {

@@ -9,8 +9,8 @@ use super::verdict::{Context, Verdict};
 use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
 use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
-use crate::sync::Ordering;
-use std::sync::Arc;
+use crate::sync::{Ordering, lock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A peer that left may have done its part of what this rank still waits for; after this time it has not.
@@ -21,6 +21,8 @@ pub(crate) struct Witness {
     channel: HostComm,
     /// Where the ranks meet: it fails with this channel, and its failures are judged here, so that there is one verdict.
     meetings: Arc<HostComm>,
+    /// Held by whoever looks for a reason to give up: a rank has one place for its verdict.
+    judging: Mutex<()>,
 }
 
 /// As long as it lives, the rank waits: others that wait for it find out for whom.
@@ -30,6 +32,23 @@ impl Drop for Waiting<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.standing(self.0.rank).waits_for.store(0, Ordering::Release);
+    }
+}
+
+/// Which way messages go between two ranks: each way is a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Out,
+    In,
+}
+
+impl Way {
+    /// The same connection as the peer sees it.
+    fn reverse(self) -> Way {
+        match self {
+            Way::Out => Way::In,
+            Way::In => Way::Out,
+        }
     }
 }
 
@@ -63,6 +82,11 @@ impl Subject {
 
     /// How many words a subject has on its way to the other ranks.
     pub const WORDS: usize = 4;
+
+    /// What is called, with type, reduction and root, in one word.
+    pub fn call_word(&self) -> u64 {
+        self.record.words()[0]
+    }
 
     pub fn words(&self) -> [u64; Subject::WORDS] {
         let [head, count, counts] = self.record.words();
@@ -100,7 +124,7 @@ impl Subject {
 
 impl Witness {
     pub fn new(channel: HostComm, meetings: Arc<HostComm>) -> Witness {
-        Witness { channel, meetings }
+        Witness { channel, meetings, judging: Mutex::default() }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
@@ -125,26 +149,36 @@ impl Witness {
         self.channel.endpoint.check()
     }
 
-    /// A wait begins, in which the rank [looks](Witness::look) around.
+    /// A wait begins, in which the rank [tells](Witness::tell_wait) for whom.
     #[inline]
     pub fn waiting(&self) -> Waiting<'_> {
         Waiting(&self.channel.endpoint)
     }
 
-    /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
-    /// ranks and answers the verdict.
-    pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
-        self.judge(subject, since, GRACE)
+    /// Tells the others whom this rank waits for.
+    pub fn tell_wait(&self, subject: &Subject) {
+        let endpoint = &self.channel.endpoint;
+        let awaited = match subject.peer() {
+            Some(peer) => Some(peer),
+            None => endpoint.peers().find(|rank| !self.has_arrived(*rank, subject)),
+        };
+        if let Some(rank) = awaited {
+            let awaited = endpoint.members()[rank] as u32 + 1;
+            endpoint.standing(endpoint.rank).waits_for.store(awaited, Ordering::Release);
+        }
     }
 
     /// The verdict on a meeting that failed, which the subject needed.
     #[cold]
     pub fn judge_meeting(&self, subject: &Subject, since: Instant, error: Error) -> Error {
-        self.judge(subject, since, Duration::ZERO).err().unwrap_or(error)
+        self.look(subject, since).err().unwrap_or(error)
     }
 
-    fn judge(&self, subject: &Subject, since: Instant, grace: Duration) -> Result<()> {
+    /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
+    /// ranks and answers the verdict.
+    pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
         let endpoint = &self.channel.endpoint;
+        let _judging = lock(&self.judging);
         endpoint.check()?;
         let waited = since.elapsed();
         let context = || Context {
@@ -157,14 +191,6 @@ impl Witness {
             Some(peer) => vec![peer],
             None => endpoint.peers().collect(),
         };
-        let is_absent = |rank: &&usize| {
-            let last = endpoint.channel.state(**rank).last_announced();
-            subject.peer().is_some() || last.is_none_or(|(last, _)| last < subject.sequence)
-        };
-        if let Some(rank) = awaited.iter().find(is_absent) {
-            let awaited = endpoint.members()[*rank] as u32 + 1;
-            endpoint.standing(endpoint.rank).waits_for.store(awaited, Ordering::Release);
-        }
         if subject.peer().is_none() {
             let first = subject.sequence.saturating_sub(RECORDS as u64 - 1).max(1);
             for sequence in first..=subject.sequence {
@@ -175,7 +201,7 @@ impl Witness {
         }
         for &rank in &awaited {
             match endpoint.gone(rank) {
-                Some(PeerEvent::Left) if waited < grace => {}
+                Some(PeerEvent::Left) if self.may_have_done(rank, subject, waited) => {}
                 Some(event) => return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() })),
                 None => {}
             }
@@ -187,8 +213,54 @@ impl Witness {
         Ok(())
     }
 
+    /// Whether a peer that left may have done its part: nobody leaves before what it called is complete.
+    fn may_have_done(&self, rank: usize, subject: &Subject, waited: Duration) -> bool {
+        match subject.peer() {
+            Some(_) => waited < GRACE,
+            None => self.has_arrived(rank, subject),
+        }
+    }
+
+    fn has_arrived(&self, rank: usize, subject: &Subject) -> bool {
+        self.channel.endpoint.channel.state(rank).has_come_to(subject.sequence)
+    }
+
+    /// Whether all ranks have announced a collective, or a later one.
+    pub fn have_all_arrived(&self, subject: &Subject) -> bool {
+        self.channel.endpoint.peers().all(|rank| self.has_arrived(rank, subject))
+    }
+
+    /// Tells a peer that this rank is about to exchange messages with it, this way; false if it was told before.
+    pub fn greet(&self, peer: usize, way: Way) -> bool {
+        self.channel.endpoint.own().greetings[way as usize].add(peer)
+    }
+
+    /// Whether a peer has said the same, for the other end of the way.
+    pub fn is_greeted_by(&self, peer: usize, way: Way) -> bool {
+        let endpoint = &self.channel.endpoint;
+        endpoint.channel.state(peer).greetings[way.reverse() as usize].has(endpoint.rank)
+    }
+
+    /// Whether there may be a reason to give up, for work that nobody waits for: it costs little to ask.
+    pub fn suspects(&self, subject: &Subject, since: Instant) -> bool {
+        let endpoint = &self.channel.endpoint;
+        let is_late = since.elapsed() >= endpoint.timeout();
+        endpoint.peers().any(|rank| match endpoint.gone(rank) {
+            Some(PeerEvent::Left) => !self.may_have_done(rank, subject, since.elapsed()),
+            Some(_) => true,
+            None => is_late && subject.peer().is_none() && !self.has_arrived(rank, subject),
+        })
+    }
+
+    /// Whether a peer has ended without leaving.
+    pub fn has_casualties(&self) -> bool {
+        let endpoint = &self.channel.endpoint;
+        endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
+    }
+
     /// Gives up for all ranks, because this one failed; answers the verdict that holds.
     pub fn give_up(&self) -> Error {
+        let _judging = lock(&self.judging);
         let endpoint = &self.channel.endpoint;
         let verdict = endpoint.fail(&Verdict::Aborted { rank: endpoint.rank });
         self.meetings.abort();

@@ -268,7 +268,9 @@ impl Communicator {
 
     /// Gives back what was needed only until the operation was enqueued.
     pub(super) fn release(&self, needs: &mut Needs) {
-        if let (Some(op), Some(destroy)) = (needs.reduction.take(), self.library.ncclRedOpDestroy) {
+        if let (Some(op), Some(destroy)) = (needs.reduction.take(), self.library.ncclRedOpDestroy)
+            && let Ok(_turn) = self.turn()
+        {
             // SAFETY: made for one operation, which is enqueued; destroyed once.
             unsafe { destroy(op, self.handle()) };
         }
@@ -284,7 +286,7 @@ pub(super) struct Part {
 }
 
 /// This rank's messages in a collective that is made of them: for each peer what it gets, and what comes from it.
-fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
+pub(super) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
     use Operation::{AllGatherV, Gather, GatherV, Scatter, ScatterV};
     let size = call.dtype.size();
     let gathers = matches!(call.operation, Gather | GatherV);

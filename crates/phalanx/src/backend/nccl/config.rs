@@ -12,13 +12,13 @@ use std::mem::offset_of;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Whether the library may hold the caller (`blocking`; default false).
+    /// Whether the library never holds the caller (`blocking` = 0; default false). `NCCL_COMM_BLOCKING` overrides it.
     ///
-    /// Without, every wait has the deadline: but NCCL 2.28 and its like then start a thread for each operation,
-    /// which costs 60 µs. With it an operation costs what NCCL's own benchmark shows (docs/benchmarks/nccl.md in the
-    /// repository), and what is on the GPU is still watched; but in the first operation of its kind, in which the ranks connect, NCCL waits
-    /// for a missing rank inside of the call, without a deadline. `NCCL_COMM_BLOCKING` overrides it.
-    pub blocking: bool,
+    /// NCCL then starts a thread for each operation, which costs 60 µs (docs/benchmarks/nccl.md in the repository). A
+    /// rank that is missing is an error within the deadline in either case: without this, ranks see that all have come
+    /// before they let the library connect them, and a watchdog revokes a communicator that holds a thread nevertheless
+    /// (`ncclCommRevoke`, 2.28.7; with an older library it ends the process, and says why).
+    pub non_blocking: bool,
     /// Thread blocks in a cluster, 0 to 8 (2.17).
     pub cga_cluster_size: Option<i32>,
     /// Fewest thread blocks an operation uses (2.17).
@@ -68,12 +68,12 @@ impl RawConfig {
 }
 
 impl Config {
-    /// In the layout of the loaded library, non-blocking.
+    /// In the layout of the loaded library.
     pub(crate) fn raw(&self, library: &Library) -> Result<RawConfig> {
         let version = library.version();
         let raw = ncclConfig_t::for_version(version);
         let mut raw = raw.ok_or_else(|| Error::from(library.lacks("ncclCommInitRankConfig")))?;
-        raw.blocking = i32::from(self.blocking);
+        raw.blocking = i32::from(!self.non_blocking);
         macro_rules! set {
             ($($setting:ident => $field:ident since $major:literal $minor:literal $patch:literal),* $(,)?) => {$(
                 if let Some(value) = self.$setting {

@@ -84,6 +84,14 @@ impl Device {
         }
     }
 
+    /// Whether a stream has work to do. One that is captured has none, and must not be asked.
+    pub fn is_busy(&self, stream: Stream) -> Result<bool> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: as in `is_idle`; the out-pointer is written during the call.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &raw mut status) })?;
+        Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE && !self.is_idle(stream)?)
+    }
+
     /// Waits until a stream's work is complete, without any rank in mind.
     pub fn wait_idle(&self, stream: Stream, limit: Duration) -> Result<()> {
         let since = Instant::now();

@@ -1,14 +1,15 @@
 //! Groups: operations of one thread, over one or several communicators, that start together.
 //!
-//! Inside a group the library only queues. What has to wait for the group's end (host memory to bring back,
-//! `ncclInProgress` to wait for) is kept in the thread's list.
+//! Inside a group the library only queues. What has to wait for the group's end (ranks to meet, host memory to bring
+//! back, `ncclInProgress` to wait for) is kept in the thread's list.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, Visit};
 use super::operation::{Aftermath, Started};
 use crate::error::Result;
 use crate::sync::lock;
+use phalanx_sys::nccl::ncclDataType_t;
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 thread_local! {
     static OPEN: RefCell<Group> = const { RefCell::new(Group { depth: 0, started: Vec::new() }) };
@@ -48,24 +49,62 @@ pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
         group.depth -= 1;
         (group.depth == 0).then(|| std::mem::take(&mut group.started))
     });
-    let Some(started) = outermost else {
+    let Some(mut started) = outermost else {
         // SAFETY: the level was entered on this thread.
         return communicator.progress(unsafe { end() }, "ncclGroupEnd").map(drop);
     };
-    // One thread at a time inside each device, entered in one order.
-    let mut turns: Vec<_> = started.iter().map(|s| s.communicator.device.turn).collect();
-    turns.sort_by_key(|turn| std::ptr::from_ref(*turn).addr());
-    turns.dedup_by(|a, b| std::ptr::eq(*a, *b));
-    let held: Vec<_> = turns.into_iter().map(lock).collect();
-    // SAFETY: the level was entered on this thread.
-    let ended = communicator.progress(unsafe { end() }, "ncclGroupEnd");
-    drop(held);
-    match ended {
+    let met = started.iter().try_for_each(|one| match &one.meeting {
+        Some(meeting) => one.communicator.meet(meeting),
+        None => one.communicator.check(),
+    });
+    let ended = {
+        let _inside = Inside::all(&started);
+        if met.is_err() {
+            spoil(communicator);
+        }
+        // SAFETY: the level was entered on this thread.
+        communicator.progress(unsafe { end() }, "ncclGroupEnd")
+    };
+    for one in &started {
+        one.communicator.leave_group();
+    }
+    match met.and(ended) {
         Ok(_) => Aftermath::of_all(started),
         Err(error) => {
+            let error = started.iter().find_map(|one| one.communicator.check().err()).unwrap_or(error);
             // The library has dropped all that was queued.
-            started.into_iter().for_each(Started::cancel);
+            started.iter_mut().for_each(Started::cancel);
             Err(error)
         }
     }
+}
+
+/// This thread inside the library, with all communicators of a group.
+struct Inside<'a> {
+    _visits: Vec<Visit<'a>>,
+    _turns: Vec<MutexGuard<'static, ()>>,
+}
+
+impl<'a> Inside<'a> {
+    /// One thread at a time inside each device, entered in one order.
+    fn all(started: &'a [Started]) -> Inside<'a> {
+        let mut communicators: Vec<_> = started.iter().map(|one| &one.communicator).collect();
+        communicators
+            .sort_by_key(|one| (std::ptr::from_ref(one.device.turn).addr(), Arc::as_ptr(one).addr()));
+        communicators.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        let mut turns: Vec<_> = communicators.iter().map(|one| one.device.turn).collect();
+        turns.dedup_by(|a, b| std::ptr::eq(*a, *b));
+        let turns = turns.into_iter().map(lock).collect();
+        Inside { _visits: communicators.iter().map(|one| one.visit()).collect(), _turns: turns }
+    }
+}
+
+/// Makes the library drop what was queued, as it does after a call that it refuses: starting it would wait inside for a
+/// rank that does not come.
+fn spoil(communicator: &Communicator) {
+    let Some(broadcast) = communicator.library.ncclBroadcast else { return };
+    let (nothing, nowhere) = (std::ptr::null(), std::ptr::null_mut());
+    let (comm, stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the communicator, which is null, is looked at first, and refused.
+    unsafe { broadcast(nothing, nowhere, 0, ncclDataType_t::Uint8, 0, comm, stream) };
 }

@@ -213,7 +213,7 @@ impl<T: Element> Drop for Buffer<T> {
         // SAFETY: taken once; cudarc forgets the memory, and frees its events.
         let start = unsafe { ManuallyDrop::take(&mut self.slice) }.leak();
         if let Some(free) = communicator.library.ncclMemFree {
-            let _turn = lock(communicator.device.turn);
+            let Ok(_turn) = communicator.turn() else { return };
             // SAFETY: allocated by ncclMemAlloc, deregistered, not in use; freed once.
             unsafe { free(start as *mut c_void) };
         }

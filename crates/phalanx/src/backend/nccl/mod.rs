@@ -13,8 +13,10 @@
 //! |---|---|
 //! | `library.rs`, `config.rs` | the loaded library, its answers, its settings |
 //! | `device.rs`, `staging.rs` | the GPU; host memory on its way there |
-//! | `communicator.rs` | the C communicator: made, waited for, failed, ended |
+//! | `communicator.rs` | the C communicator, and what is known of it |
+//! | `making.rs`, `waiting.rs`, `ending.rs` | how it begins, is waited for and ends |
 //! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
+//! | `meeting.rs`, `watchdog.rs` | what keeps a rank from hanging inside the library, or on its GPU |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
 //! | `memory.rs`, `surface.rs` | memory that the library knows; what only NCCL has |
@@ -23,13 +25,18 @@ mod collective;
 mod communicator;
 mod config;
 mod device;
+mod ending;
 mod group;
 mod library;
+mod making;
+mod meeting;
 mod memory;
 mod operation;
 mod staging;
 mod streams;
 mod surface;
+mod waiting;
+mod watchdog;
 
 pub use config::Config;
 pub use memory::{Buffer, Registration};
@@ -44,9 +51,10 @@ use crate::communicator::StreamSyncOps;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::Lane;
 use crate::sync::lock;
-use communicator::{Communicator, Origin};
+use communicator::Communicator;
 use cudarc::driver::CudaStream;
 use device::{Device, PinnedMemory};
+use making::Origin;
 use phalanx_sys::nccl::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -121,37 +129,34 @@ impl NcclComm {
         let device = device?;
         agreed?;
         let stream = device.context.default_stream();
-        NcclComm::assemble(control, device, stream, settings, &Origin::Id(id), || Ok(()))
+        NcclComm::assemble(control, device, stream, settings, &Origin::Id(id))
     }
 
-    /// Makes the library's communicator of the ranks of `control`. `meanwhile` comes after this rank's part has started.
+    /// Makes the library's communicator of the ranks of `control`.
     fn assemble(
         control: HostComm,
         device: Device,
         stream: Arc<CudaStream>,
         settings: Arc<NcclSettings>,
-        origin: &Origin<'_>,
-        meanwhile: impl FnOnce() -> Result<()>,
+        origin: &Origin,
     ) -> Result<NcclComm> {
         let (rank, ranks) = (control.rank(), control.world_size());
         // SAFETY: nobody else uses `control` yet.
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
         let control = Arc::new(control);
         let witness = Witness::new(witness, control.clone());
-        let started =
-            Communicator::start(library::load()?, device, witness, (rank, ranks), origin, &settings.config);
-        // SAFETY: as above. Starting does not wait for the others, so that all can say how it went.
-        let agreed = unsafe { agree(&control, started.is_ok(), "start the communicator") };
-        let communicator = started?;
-        if let Err(error) = agreed {
-            return Err(communicator.fail(error));
-        }
-        meanwhile()?;
-        communicator.finish()?;
+        let library = library::load()?;
+        let communicator = Arc::new(Communicator::new(library, device, witness, (rank, ranks)));
+        let config = settings.config.raw(library);
+        // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
+        let agreed = unsafe { agree(&control, config.is_ok(), "make the settings") };
+        let (config, ()) = (config?, agreed?);
+        communicator.make(origin, config)?;
         // SAFETY: as above.
         unsafe { control.collective(&Call::empty(Operation::Barrier)) }?;
+        watchdog::watch(&communicator)?;
         Ok(NcclComm {
-            communicator: Arc::new(communicator),
+            communicator,
             control,
             streams: Mutex::new(vec![stream.clone()]),
             stream,
@@ -229,6 +234,9 @@ impl NcclComm {
     fn meet<R>(&self, subject: &Subject, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
         let since = Instant::now();
         meeting(&self.control).map_err(|error| {
+            if !error.is_fatal() {
+                return error;
+            }
             let error = self.communicator.witness.judge_meeting(subject, since, error);
             self.communicator.fail(error)
         })
@@ -386,17 +394,15 @@ impl Backend for NcclComm {
         let subject = parent.next_collective(&Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
         let control = self.meet(&subject, |control| unsafe { control.part(color, key) })?;
-        let settle = || parent.settle(&subject, Instant::now());
         let Some(control) = control else {
-            parent.take_no_part()?;
-            return settle().map(|()| None);
+            return parent.take_no_part(&subject, self.settings.config.raw(parent.library)?).map(|()| None);
         };
         let device = parent.device.clone();
         // The first member is in no other part: its rank is the colour.
-        let origin =
-            Origin::Split { parent, color: control.first_member() as i32, key: control.rank() as i32 };
+        let (color, key) = (Some(control.first_member() as i32), control.rank() as i32);
+        let origin = Origin::Split { parent: parent.clone(), color, key };
         let (stream, settings) = (self.stream.clone(), self.settings.clone());
-        let part = NcclComm::assemble(control, device, stream, settings, &origin, settle)?;
+        let part = NcclComm::assemble(control, device, stream, settings, &origin)?;
         Ok(Some(Box::new(part)))
     }
 

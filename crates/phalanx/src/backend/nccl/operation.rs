@@ -3,17 +3,19 @@
 use super::collective::{Needs, Progress};
 use super::communicator::Communicator;
 use super::group;
+use super::meeting::Meeting;
 use super::staging::{Return, Stage};
 use crate::backend::host::Subject;
 use crate::backend::{Call, Direction, Operation, Space, Stream, Transfer};
 use crate::error::Result;
-use crate::sync::lock;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// An operation that the library has taken.
 pub(super) struct Started {
     pub communicator: Arc<Communicator>,
+    /// Whom to wait for before the group's end, if it is in one.
+    pub meeting: Option<Meeting>,
     subject: Subject,
     stream: Stream,
     progress: Progress,
@@ -32,7 +34,7 @@ impl Aftermath {
         for one in &started {
             outcome = outcome.and(one.communicator.settle_unless_failed(&one.subject, since));
         }
-        for one in started {
+        for mut one in started {
             outcome = match outcome {
                 Ok(()) => one.complete(),
                 Err(error) => {
@@ -47,7 +49,7 @@ impl Aftermath {
 
 impl Started {
     /// Waits for what is still to be enqueued, and for host memory.
-    fn finish(self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         if self.progress == Progress::InProgress
             && let Err(error) = self.communicator.settle(&self.subject, Instant::now())
         {
@@ -83,7 +85,8 @@ impl Started {
     }
 
     /// The library has dropped it; copies to the device may still be under way, and are waited for.
-    pub fn cancel(self) {
+    pub fn cancel(&mut self) {
+        self.meeting = None;
         if !self.is_simple() {
             let _ = self.communicator.wait_for(self.stream, &self.subject);
             self.abandon();
@@ -91,10 +94,10 @@ impl Started {
     }
 
     /// It failed: what the GPU may still use is never freed.
-    fn abandon(self) {
+    fn abandon(&mut self) {
         if !self.is_simple() {
             tracing::warn!("memory that a failed operation may still use is leaked");
-            std::mem::forget((self.needs, self.returns));
+            std::mem::forget((std::mem::take(&mut self.needs), std::mem::take(&mut self.returns)));
         }
     }
 }
@@ -147,48 +150,53 @@ pub(super) unsafe fn collective_with(
 ) -> Result<()> {
     communicator.check()?;
     let subject = communicator.next_collective(call);
+    let meeting = communicator.meeting_for(call, &subject);
     let mut returns = Vec::new();
     // SAFETY: the caller's contract.
     let call = unsafe { bring(communicator, call, &mut returns) }?;
     // SAFETY: as above; the addresses are on the device now.
     let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(&call, needs) };
-    launch(communicator, subject, call.stream, needs, returns, enqueue)
+    launch(communicator, (subject, meeting), call.stream, needs, returns, enqueue)
 }
 
 /// Calls the library when it is this communicator's turn, and sees to what comes after; in a group, at its end.
 #[inline]
 fn launch(
     communicator: &Arc<Communicator>,
-    subject: Subject,
+    (subject, meeting): (Subject, Option<Meeting>),
     stream: Stream,
     mut needs: Needs,
     returns: Vec<Return>,
     enqueue: impl FnOnce(&mut Needs) -> Result<Progress>,
 ) -> Result<()> {
     let grouped = group::is_open();
-    let enqueued = {
-        let _turn = (!grouped).then(|| lock(communicator.device.turn));
-        enqueue(&mut needs)
+    let met = match &meeting {
+        Some(meeting) if !grouped => communicator.meet(meeting),
+        _ => Ok(()),
     };
+    let enqueued = met.and_then(|()| communicator.turn()).and_then(|_turn| {
+        if grouped {
+            communicator.set_queued(true);
+        }
+        enqueue(&mut needs)
+    });
     let is_simple = needs.is_empty() && returns.is_empty();
     if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {
         // The common case: nothing to bring, nothing to keep.
         return Ok(());
     }
     let communicator = communicator.clone();
-    let mut started = Started { communicator, subject, stream, progress: Progress::Enqueued, needs, returns };
-    match enqueued {
-        Ok(progress) => started.progress = progress,
-        Err(error) => {
-            started.cancel();
-            return Err(error);
-        }
-    }
+    let progress = Progress::Enqueued;
+    let mut started = Started { communicator, meeting, subject, stream, progress, needs, returns };
+    let outcome = enqueued.map(|progress| started.progress = progress).map_err(|error| {
+        started.cancel();
+        started.communicator.check().err().unwrap_or(error)
+    });
     if grouped {
         group::defer(started);
-        return Ok(());
+        return outcome;
     }
-    started.finish()
+    outcome.and_then(|()| started.finish())
 }
 
 /// Brings host memory to the device: the call with the addresses there.
@@ -272,5 +280,6 @@ pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Tra
     let Some((subject, stream)) = last else { return Ok(()) };
     // SAFETY: the caller's contract; the addresses are on the device now.
     let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
-    launch(communicator, subject, stream, Needs::default(), returns, enqueue)
+    let meeting = communicator.meeting_of(transfers, &subject);
+    launch(communicator, (subject, meeting), stream, Needs::default(), returns, enqueue)
 }

@@ -9,7 +9,6 @@ use crate::comm::{Comm, DEFAULT_TIMEOUT};
 use crate::dtype::Element;
 use crate::error::{Result, UsageError};
 use crate::lane::Lane;
-use crate::sync::lock;
 use crate::{ReduceOp, Source};
 use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nccl::{
@@ -143,7 +142,7 @@ impl<'a> Nccl<'a> {
         let create = library.need(library.ncclRedOpCreatePreMulSum, name)?;
         let mut op = 0;
         let dtype = reduced_type(T::DTYPE)?;
-        let _turn = lock(communicator.device.turn);
+        let _turn = communicator.turn()?;
         // SAFETY: a usable communicator; the scalar is read on the device when the operation is carried out.
         let result = unsafe { create(&raw mut op, factor, dtype, ncclScalarDevice, communicator.handle()) };
         communicator.progress(result, name)?;

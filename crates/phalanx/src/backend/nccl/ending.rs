@@ -1,0 +1,156 @@
+//! How a communicator ends: a healthy one is finalized and destroyed, a failed one aborted, each in a thread of its own
+//! with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
+
+use super::communicator::{Communicator, ENDING};
+use super::waiting::NAP;
+use crate::backend::Departure;
+use crate::sync::lock;
+use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+/// `NCCL_REVOKE_DEFAULT`, the only kind there is.
+const REVOKE_DEFAULT: i32 = 0;
+
+impl Communicator {
+    /// Ends the C communicator at once, and waits for a while until an aborted operation has left the GPU.
+    ///
+    /// With operations in an open group, the library will look at it at the group's end: then that aborts it.
+    pub(super) fn abort(&self) {
+        let Some(abort) = self.library.ncclCommAbort else { return };
+        if self.is_queued() || self.ended.load(Ordering::Acquire) {
+            return;
+        }
+        let (handle, turn) = (Raw(self.handle()), self.device.turn);
+        let ended = self.ended.clone();
+        bounded(self.rank, "ncclCommAbort", move || {
+            let Raw(handle) = { handle };
+            let _turn = lock(turn);
+            if !ended.swap(true, Ordering::AcqRel) {
+                // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn.
+                unsafe { abort(handle) };
+            }
+        });
+        self.drain();
+    }
+
+    /// Waits, for a while, until the last stream has nothing left of an aborted operation.
+    fn drain(&self) {
+        let stream = lock(&self.last).stream;
+        let drained = self.device.enter().and_then(|_current| self.device.wait_idle(stream, ENDING));
+        if let Err(error) = drained {
+            tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
+        }
+    }
+
+    /// Makes a thread that is inside the library with the communicator come out, with an error, from another thread
+    /// (`ncclCommRevoke`, 2.28.7). False where the library cannot.
+    pub(super) fn revoke(&self) -> bool {
+        let Some(revoke) = self.library.ncclCommRevoke else { return false };
+        let (handle, device) = (Raw(self.handle()), self.device.clone());
+        bounded(self.rank, "ncclCommRevoke", move || {
+            let Raw(handle) = { handle };
+            let Ok(_current) = device.enter() else { return };
+            // SAFETY: a communicator that a thread is inside of, so that nobody ends it before that one is out; it first
+            // sets the flags that all loops of the library look at, which is what it is for.
+            unsafe { revoke(handle, REVOKE_DEFAULT) };
+        })
+    }
+
+    /// The end: waits for the work, finalizes and destroys; aborts what does not end, or must not wait.
+    pub fn depart(self: &Arc<Self>, departure: Departure) {
+        if !self.ended.load(Ordering::Acquire) {
+            let orderly = departure == Departure::Left && self.end();
+            if !orderly {
+                self.abort();
+            }
+        }
+        self.witness.depart(departure);
+    }
+
+    /// Finalizes and destroys; false if the communicator has to be aborted.
+    fn end(self: &Arc<Self>) -> bool {
+        if let Err(error) = self.sync() {
+            tracing::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
+            return false;
+        }
+        for (_, handle) in std::mem::take(&mut *lock(&self.registrations)) {
+            self.deregister(handle);
+        }
+        // Those who are gone will not take part in the end.
+        if self.witness.has_casualties() {
+            return false;
+        }
+        // Peers that still need this rank must not wait for it while it ends.
+        self.witness.depart(Departure::Left);
+        let (ending, (sender, finalized)) = (self.clone(), channel());
+        let came_back = bounded(self.rank, "the end of a communicator", move || {
+            let is_finalized = ending.finalize();
+            if is_finalized {
+                ending.destroy();
+            }
+            let _ = sender.send(is_finalized);
+        });
+        // If a thread is still inside, nobody may abort.
+        !came_back || finalized.recv() == Ok(true)
+    }
+
+    /// Peers that have gone meanwhile do not matter any more.
+    fn finalize(&self) -> bool {
+        let Some(finalize) = self.library.ncclCommFinalize else { return true };
+        let Ok(_current) = self.device.enter() else { return false };
+        let Ok(turn) = self.turn() else { return false };
+        // SAFETY: a usable communicator; nothing but looking at it and destroying follows.
+        let mut state = unsafe { finalize(self.handle()) };
+        drop(turn);
+        let since = Instant::now();
+        while state == ncclResult_t::InProgress && since.elapsed() < ENDING {
+            std::thread::sleep(NAP);
+            let looked = self.turn().and_then(|turn| self.async_state(&turn));
+            state = looked.unwrap_or(ncclResult_t::InternalError);
+        }
+        if state != ncclResult_t::Success {
+            tracing::warn!(
+                rank = self.rank,
+                "a communicator could not be finalized: {state:?}; it is aborted"
+            );
+        }
+        state == ncclResult_t::Success
+    }
+
+    /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
+    fn destroy(&self) {
+        let (Some(destroy), Ok(_current)) = (self.library.ncclCommDestroy, self.device.enter()) else {
+            return;
+        };
+        let _turn = lock(self.device.turn);
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn.
+            unsafe { destroy(self.handle()) };
+        }
+    }
+}
+
+struct Raw(ncclComm_t);
+// SAFETY: moving a communicator between threads is fine (NCCL's user guide, thread safety).
+unsafe impl Send for Raw {}
+
+/// Runs `f` in a thread of its own; whether it came back in time. What does not is leaked.
+fn bounded(rank: usize, what: &str, f: impl FnOnce() + Send + 'static) -> bool {
+    let (sender, receiver) = channel();
+    let thread = std::thread::Builder::new().name("phalanx-end".into()).spawn(move || {
+        f();
+        let _ = sender.send(());
+    });
+    let came_back = thread.is_ok() && receiver.recv_timeout(ENDING).is_ok();
+    if !came_back {
+        tracing::error!(
+            rank,
+            "{what} has not come back after {ENDING:?} (does a CUDA graph that captured the communicator still \
+             live?): it is leaked"
+        );
+    }
+    came_back
+}

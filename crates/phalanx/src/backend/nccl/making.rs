@@ -1,0 +1,162 @@
+//! How a communicator is made: the library is called in a thread, so that a rank that does not come is an error here
+//! and not a wait inside the library.
+
+use super::communicator::{Communicator, HandleCell};
+use super::config::RawConfig;
+use super::device::Device;
+use super::library::Library;
+use super::waiting::LOOK;
+use crate::backend::host::Subject;
+use crate::backend::{Call, Operation};
+use crate::error::{Error, Result};
+use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclResult_t, ncclUniqueId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Instant;
+
+/// Where a communicator comes from.
+#[derive(Clone)]
+pub(super) enum Origin {
+    /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`).
+    Id(ncclUniqueId),
+    /// The ranks of a communicator with the same colour (`ncclCommSplit`); without one: this rank is in no part.
+    Split { parent: Arc<Communicator>, color: Option<i32>, key: i32 },
+}
+
+/// What the library is asked for.
+struct Order {
+    library: &'static Library,
+    origin: Origin,
+    place: (usize, usize),
+    config: RawConfig,
+    handle: Arc<HandleCell>,
+}
+
+// SAFETY: addresses of its own (configuration, handle), or the library's, which may move between threads (parent).
+unsafe impl Send for Order {}
+
+/// A communicator that the library is at work on.
+pub(super) struct Making {
+    answer: Receiver<ncclResult_t>,
+    function: &'static str,
+    parent: Option<Arc<Communicator>>,
+}
+
+impl Origin {
+    fn function(&self) -> &'static str {
+        match self {
+            Origin::Id(_) => "ncclCommInitRankConfig",
+            Origin::Split { .. } => "ncclCommSplit",
+        }
+    }
+}
+
+impl Order {
+    fn is_possible(&self) -> Result<()> {
+        let library = self.library;
+        match &self.origin {
+            Origin::Id(_) => library.need(library.ncclCommInitRankConfig, self.origin.function()).map(drop),
+            Origin::Split { .. } => library.need(library.ncclCommSplit, self.origin.function()).map(drop),
+        }
+    }
+
+    /// Calls the library. The device is current.
+    fn carry_out(mut self) -> ncclResult_t {
+        let (rank, ranks) = (self.place.0 as i32, self.place.1 as i32);
+        let (handle, config) = (self.handle.as_ptr(), self.config.as_mut());
+        match &self.origin {
+            Origin::Id(id) => match self.library.ncclCommInitRankConfig {
+                // SAFETY: the cell is kept alive by this order and by the communicator; the configuration fits the
+                // library's version and is read during the call.
+                Some(init) => unsafe { init(handle, ranks, *id, rank, config) },
+                None => ncclResult_t::InvalidUsage,
+            },
+            Origin::Split { parent, color, key } => match self.library.ncclCommSplit {
+                // SAFETY: as above; the parent's rank waits and calls nothing else with it.
+                Some(split) => unsafe {
+                    split(parent.handle(), color.unwrap_or(NCCL_SPLIT_NOCOLOR), *key, handle, config)
+                },
+                None => ncclResult_t::InvalidUsage,
+            },
+        }
+    }
+}
+
+impl Making {
+    /// Starts it. The device's turn is not taken: the library waits for other ranks, of which some may need it.
+    pub fn start(
+        library: &'static Library,
+        device: &Device,
+        origin: &Origin,
+        place: (usize, usize),
+        config: RawConfig,
+        handle: &Arc<HandleCell>,
+    ) -> Result<Making> {
+        let (function, parent) = match origin {
+            Origin::Id(_) => (origin.function(), None),
+            Origin::Split { parent, .. } => (origin.function(), Some(parent.clone())),
+        };
+        let order = Order { library, origin: origin.clone(), place, config, handle: handle.clone() };
+        order.is_possible()?;
+        let (device, (sender, answer)) = (device.clone(), channel());
+        let work = move || {
+            let Ok(_current) = device.enter() else { return };
+            let _ = sender.send(order.carry_out());
+        };
+        std::thread::Builder::new().name("phalanx-init".into()).spawn(work).map_err(|error| {
+            Error::system("starting a thread", error, "a communicator is made in one: raise `ulimit -u`")
+        })?;
+        Ok(Making { answer, function, parent })
+    }
+
+    /// Waits until the library has done it; `rank` is the one that looks out for the others. If the library does not
+    /// come back, its thread stays, and with it what is half made: nothing can end a call of NCCL that has no
+    /// communicator yet.
+    pub fn wait(&self, rank: &Communicator, subject: &Subject, since: Instant) -> Result<()> {
+        let result = loop {
+            match self.answer.recv_timeout(LOOK) {
+                Ok(result) => break result,
+                Err(RecvTimeoutError::Disconnected) => break ncclResult_t::UnhandledCudaError,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Err(verdict) = rank.witness.look(subject, since) {
+                let (rank, function) = (rank.rank, self.function);
+                tracing::error!(rank, "{function} has not come back: its thread and what it made are leaked");
+                return Err(verdict);
+            }
+        };
+        if !matches!(result, ncclResult_t::Success | ncclResult_t::InProgress) {
+            return Err(rank.library.error(result, self.function).within(rank.rank, subject).fatal());
+        }
+        self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(subject, since))
+    }
+}
+
+impl Communicator {
+    /// Makes it. Collective.
+    pub(super) fn make(&self, origin: &Origin, config: RawConfig) -> Result<()> {
+        let since = Instant::now();
+        // The first operation on the witness.
+        let subject = Subject::call(1, &Call::empty(Operation::Init));
+        self.witness.announce(&subject);
+        let place = (self.rank, self.ranks);
+        let made = Making::start(self.library, &self.device, origin, place, config, &self.handle)
+            .and_then(|making| making.wait(self, &subject, since))
+            .and_then(|()| {
+                self.ended.store(self.handle().is_null(), Ordering::Release);
+                self.settle(&subject, since)
+            })
+            .map_err(|error| self.fail(error));
+        self.witness.withdraw(&subject);
+        made
+    }
+
+    /// This rank's part in a split of its communicator that makes it no member of anything. Collective.
+    pub(super) fn take_no_part(self: &Arc<Self>, subject: &Subject, config: RawConfig) -> Result<()> {
+        let origin = Origin::Split { parent: self.clone(), color: None, key: 0 };
+        Making::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
+            .and_then(|making| making.wait(self, subject, Instant::now()))
+            .map_err(|error| self.fail(error))
+    }
+}

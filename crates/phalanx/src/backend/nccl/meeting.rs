@@ -1,0 +1,97 @@
+//! Before ranks do something together for the first time, they meet.
+//!
+//! The library connects ranks when it needs to, inside of the call, and waits there for whoever is missing, without
+//! a deadline. So the ranks see first, by what they announce, that all of them have come to the call; that costs
+//! microseconds, once for each kind of operation. What can still go wrong inside is the watchdog's.
+
+use super::collective::parts;
+use super::communicator::Communicator;
+use crate::backend::host::{Subject, Way};
+use crate::backend::{Blocks, Call, Direction, Operation, Transfer};
+use crate::error::Result;
+use crate::sync::lock;
+use std::collections::BTreeSet;
+
+/// What the ranks have been through together.
+#[derive(Default)]
+pub(super) struct Acquainted(BTreeSet<Kind>);
+
+/// The library chooses its way, and with it the connections, by these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    /// Operation, type, reduction and root, as they are announced.
+    call: u64,
+    /// One bit for each length in bytes that a block has, rounded to a power of two.
+    lengths: u64,
+}
+
+/// Whom to wait for before the library is called.
+pub(super) enum Meeting {
+    /// All, in this collective.
+    All(Subject),
+    /// Single peers, in messages to or from them.
+    Peers(Subject, Vec<(usize, Way)>),
+}
+
+impl Communicator {
+    /// The meeting before a collective, which is announced, if it is the first of its kind.
+    #[inline]
+    pub(super) fn meeting_for(&self, call: &Call<'_>, subject: &Subject) -> Option<Meeting> {
+        use Operation::{AllGatherV, AllToAllV, GatherV, ScatterV};
+        if self.ranks == 1 {
+            return None;
+        }
+        if matches!(call.operation, AllGatherV | AllToAllV | GatherV | ScatterV) {
+            let parts = parts(call, self.rank, self.ranks);
+            return self.greet(subject, parts.iter().map(|part| (part.peer, part.direction, part.bytes)));
+        }
+        let lengths = lengths(&call.blocks, call.dtype.size(), self.ranks);
+        let kind = Kind { call: subject.call_word(), lengths };
+        (lengths != 0 && lock(&self.acquainted).0.insert(kind)).then_some(Meeting::All(*subject))
+    }
+
+    /// The meeting before messages, if some are the first on their way between two ranks.
+    pub(super) fn meeting_of(&self, transfers: &[Transfer], subject: &Subject) -> Option<Meeting> {
+        let messages = transfers.iter().map(|t| (t.peer, t.direction, t.count * t.dtype.size()));
+        self.greet(subject, messages)
+    }
+
+    fn greet(
+        &self,
+        subject: &Subject,
+        messages: impl Iterator<Item = (usize, Direction, usize)>,
+    ) -> Option<Meeting> {
+        let mut new = Vec::new();
+        for (peer, direction, bytes) in messages {
+            let way = match direction {
+                Direction::Send(_) => Way::Out,
+                Direction::Recv(_) => Way::In,
+            };
+            if bytes > 0 && peer != self.rank && self.witness.greet(peer, way) {
+                new.push((peer, way));
+            }
+        }
+        (!new.is_empty()).then_some(Meeting::Peers(*subject, new))
+    }
+
+    /// Waits until all have come.
+    #[cold]
+    pub(super) fn meet(&self, meeting: &Meeting) -> Result<()> {
+        match meeting {
+            Meeting::All(subject) => self.wait_until(|| self.witness.have_all_arrived(subject), subject),
+            Meeting::Peers(subject, peers) => {
+                let have_all = || peers.iter().all(|(peer, way)| self.witness.is_greeted_by(*peer, *way));
+                self.wait_until(have_all, subject)
+            }
+        }
+    }
+}
+
+/// The lengths of the blocks, as a set.
+fn lengths(blocks: &Blocks<'_>, size: usize, ranks: usize) -> u64 {
+    let bit = |len: usize| if len == 0 { 0 } else { 1 << (len * size).ilog2() };
+    match blocks {
+        Blocks::Equal(len) => bit(*len),
+        Blocks::Each(_) => (0..ranks).fold(0, |all, rank| all | bit(blocks.len(rank))),
+    }
+}

@@ -1,0 +1,134 @@
+//! Waiting for the library, for a stream and for the other ranks: with the deadline, and an eye on the peers.
+
+use super::communicator::{Communicator, Turn};
+use crate::backend::Stream;
+use crate::backend::host::Subject;
+use crate::error::Result;
+use crate::sync::lock;
+use phalanx_sys::nccl::ncclResult_t;
+use std::time::{Duration, Instant};
+
+/// A wait polls for this long without giving its core away: most operations of a few bytes are over by then.
+const SPINNING: Duration = Duration::from_micros(200);
+/// Then it sleeps for so long between two looks, ...
+pub(super) const NAP: Duration = Duration::from_micros(50);
+/// ... and looks for errors and at the peers this often.
+pub(super) const LOOK: Duration = Duration::from_millis(2);
+
+/// The rhythm of a wait.
+struct Patience {
+    since: Instant,
+    looked: Instant,
+}
+
+impl Patience {
+    fn new(since: Instant) -> Patience {
+        Patience { since, looked: Instant::now() }
+    }
+
+    /// Lets some time pass; whether it is time to look around.
+    fn pause(&mut self) -> bool {
+        let now = Instant::now();
+        if now - self.since > SPINNING {
+            std::thread::sleep(NAP);
+        } else {
+            std::hint::spin_loop();
+        }
+        let due = now - self.looked > LOOK;
+        if due {
+            self.looked = now;
+        }
+        due
+    }
+}
+
+impl Communicator {
+    /// What the library says of the communicator.
+    pub(super) fn async_state(&self, _turn: &Turn<'_>) -> Result<ncclResult_t> {
+        let get_error = self.library.need(self.library.ncclCommGetAsyncError, "ncclCommGetAsyncError")?;
+        let mut state = ncclResult_t::Success;
+        // SAFETY: a communicator that is there, or being made or finalized; the out-pointer is written during the call.
+        let answered = unsafe { get_error(self.handle(), &raw mut state) };
+        Ok(if answered == ncclResult_t::Success { state } else { answered })
+    }
+
+    /// Waits until the library has done what it answered `ncclInProgress` for.
+    pub fn settle(&self, subject: &Subject, since: Instant) -> Result<()> {
+        let mut patience = Patience::new(since);
+        let _waiting = self.witness.waiting();
+        loop {
+            let state = self.async_state(&self.turn()?)?;
+            match state {
+                ncclResult_t::Success => return Ok(()),
+                ncclResult_t::InProgress => {}
+                error => {
+                    let error = self.library.error(error, "ncclCommGetAsyncError");
+                    return Err(self.fail(error.within(self.rank, subject).fatal()));
+                }
+            }
+            if patience.pause() {
+                self.look(subject, since)?;
+            }
+        }
+    }
+
+    /// [`settle`](Communicator::settle), or the error of a communicator that has failed.
+    pub fn settle_unless_failed(&self, subject: &Subject, since: Instant) -> Result<()> {
+        self.check()?;
+        self.settle(subject, since)
+    }
+
+    /// Looks for a reason to give up; if there is one, fails.
+    fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
+        self.witness.tell_wait(subject);
+        self.witness.look(subject, since).map_err(|verdict| self.fail(verdict))
+    }
+
+    /// Waits for what the other ranks have to announce, too.
+    pub(super) fn wait_until(&self, ready: impl Fn() -> bool, subject: &Subject) -> Result<()> {
+        let since = Instant::now();
+        let mut patience = Patience::new(since);
+        let _waiting = self.witness.waiting();
+        while !ready() {
+            if patience.pause() {
+                self.look(subject, since)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until this rank's operations are complete.
+    pub fn sync(&self) -> Result<()> {
+        let last = *lock(&self.last);
+        let Some(subject) = last.subject else {
+            return self.check();
+        };
+        self.wait_for(last.stream, &subject)?;
+        let mut now = lock(&self.last);
+        if now.collectives == last.collectives && now.messages == last.messages {
+            now.subject = None;
+        }
+        self.witness.complete(last.collectives);
+        Ok(())
+    }
+
+    /// Waits until a stream's work is complete, with the deadline, looking for errors and at the peers.
+    pub fn wait_for(&self, stream: Stream, subject: &Subject) -> Result<()> {
+        self.check()?;
+        let _current = self.device.enter()?;
+        let since = Instant::now();
+        let mut patience = Patience::new(since);
+        let _waiting = self.witness.waiting();
+        loop {
+            match self.device.is_idle(stream) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(self.fail(error)),
+            }
+            if patience.pause() {
+                self.settle(subject, since)?;
+                self.look(subject, since)?;
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! One thread for the process, which looks after communicators that nobody waits in.
+//!
+//! It looks for three things: a thread that does not come out of the library, work on the GPU that cannot end since a
+//! peer is gone or does not come, and errors that the library reports beside its calls. Operations pay two stores
+//! for it.
+
+use super::communicator::Communicator;
+use crate::backend::host::Subject;
+use crate::error::{Error, Result};
+use crate::sync::lock;
+use phalanx_sys::nccl::ncclResult_t;
+use std::sync::{Arc, Mutex, Once, Weak};
+use std::time::{Duration, Instant};
+
+/// Between two rounds.
+const ROUND: Duration = Duration::from_millis(100);
+
+static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
+
+/// A communicator, and what was seen of it.
+struct Watched {
+    communicator: Weak<Communicator>,
+    /// The visit to the library that is going on, and since when.
+    visits: u64,
+    visiting: Instant,
+    /// What was enqueued last, and since when.
+    sequence: (String, u64),
+    enqueued: Instant,
+}
+
+/// Looks after a communicator from now on.
+pub(super) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
+    start()?;
+    let now = Instant::now();
+    lock(&WATCHED).push(Watched {
+        communicator: Arc::downgrade(communicator),
+        visits: 0,
+        visiting: now,
+        sequence: Default::default(),
+        enqueued: now,
+    });
+    Ok(())
+}
+
+fn start() -> Result<()> {
+    static START: Once = Once::new();
+    let mut outcome = Ok(());
+    START.call_once(|| {
+        let thread = std::thread::Builder::new().name("phalanx-watchdog".into()).spawn(|| {
+            loop {
+                std::thread::sleep(ROUND);
+                let now = Instant::now();
+                lock(&WATCHED).retain_mut(|watched| watched.look(now));
+            }
+        });
+        outcome = thread.map(drop).map_err(|error| {
+            Error::system("starting a thread", error, "deadlines on GPUs need one: raise `ulimit -u`")
+        });
+    });
+    outcome
+}
+
+impl Watched {
+    /// Looks at the communicator; false when there is nothing left to see.
+    fn look(&mut self, now: Instant) -> bool {
+        let Some(communicator) = self.communicator.upgrade() else { return false };
+        if communicator.has_failed() || communicator.has_ended() {
+            return false;
+        }
+        let Some(verdict) = self.reason(&communicator, now) else { return true };
+        // It may take its time.
+        let rescue = move || communicator.rescue(verdict);
+        if std::thread::Builder::new().name("phalanx-rescue".into()).spawn(rescue).is_err() {
+            tracing::error!("no thread to end a communicator in: raise `ulimit -u`");
+            return true;
+        }
+        false
+    }
+
+    fn reason(&mut self, communicator: &Communicator, now: Instant) -> Option<Error> {
+        if let Err(verdict) = communicator.witness.check() {
+            return Some(verdict);
+        }
+        let (subject, stream) = communicator.last_enqueued()?;
+        let visits = communicator.visits();
+        if visits % 2 == 1 && visits == self.visits {
+            return communicator.witness.look(&subject, self.visiting).err();
+        }
+        (self.visits, self.visiting) = (visits, now);
+        let sequence = subject.describe();
+        if sequence != self.sequence {
+            (self.sequence, self.enqueued) = (sequence, now);
+        }
+        if communicator.is_queued() {
+            return None;
+        }
+        if communicator.witness.suspects(&subject, self.enqueued) {
+            let is_busy =
+                communicator.device.enter().and_then(|_current| communicator.device.is_busy(stream));
+            return match is_busy {
+                Ok(true) => communicator.witness.look(&subject, self.enqueued).err(),
+                Ok(false) => None,
+                Err(error) => Some(error),
+            };
+        }
+        communicator.reported_error(&subject)
+    }
+}
+
+impl Communicator {
+    /// An error that the library reports beside its calls.
+    fn reported_error(&self, subject: &Subject) -> Option<Error> {
+        // Whoever is inside looks for itself.
+        match self.async_state(&self.try_turn()?).ok()? {
+            ncclResult_t::Success | ncclResult_t::InProgress => None,
+            error => {
+                let error = self.library.error(error, "ncclCommGetAsyncError");
+                Some(error.within(self.rank, subject).fatal())
+            }
+        }
+    }
+
+    /// Fails the communicator, for a thread that may be stuck inside of it.
+    fn rescue(&self, verdict: Error) {
+        let visits = self.visits();
+        let is_stuck = || visits % 2 == 1 && self.visits() == visits;
+        if is_stuck() && !self.revoke() && is_stuck() {
+            // Freeing its memory while the thread runs in it is not an option.
+            let name = self.library.name();
+            eprintln!(
+                "phalanx: rank {}: {verdict}. {name} holds the thread that called it and cannot be made to let go \
+                 of it (ncclCommRevoke came with 2.28.7), so the process ends",
+                self.rank
+            );
+            std::process::abort();
+        }
+        self.fail(verdict);
+    }
+}
