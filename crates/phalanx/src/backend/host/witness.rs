@@ -258,6 +258,24 @@ impl Witness {
         endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
     }
 
+    /// The verdict on two ranks that call different things under one number; all ranks find the same two.
+    pub fn differ(
+        &self,
+        lower: (usize, &[u64; Subject::WORDS]),
+        higher: (usize, &[u64; Subject::WORDS]),
+    ) -> Error {
+        let record =
+            |[_, head, count, counts]: [u64; Subject::WORDS]| Record::from_words([head, count, counts]);
+        match (record(*lower.1), record(*higher.1)) {
+            (Some(low), Some(high)) => {
+                let _judging = lock(&self.judging);
+                let (lower, higher, sequence) = ((lower.0, low), (higher.0, high), lower.1[0]);
+                self.channel.endpoint.fail(&Verdict::Mismatch { sequence, lower, higher })
+            }
+            _ => Subject::mismatch(lower, higher),
+        }
+    }
+
     /// Gives up for all ranks, because this one failed; answers the verdict that holds.
     pub fn give_up(&self) -> Error {
         let _judging = lock(&self.judging);

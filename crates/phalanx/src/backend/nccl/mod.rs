@@ -226,7 +226,10 @@ impl NcclComm {
         self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
         match all.iter().position(|theirs| *theirs != all[0]) {
             None => Ok(()),
-            Some(rank) => Err(communicator.fail(Subject::mismatch((0, &all[0]), (rank, &all[rank])))),
+            Some(rank) => {
+                let mismatch = communicator.witness.differ((0, &all[0]), (rank, &all[rank]));
+                Err(communicator.fail(mismatch))
+            }
         }
     }
 
