@@ -48,9 +48,9 @@ impl Holdings {
             if self.connections { now } else { now.map(Holdings::without_connections) }
         };
         let mut now = look()?;
-        // A thread that was joined is still listed for a moment.
-        for _ in 0..50 {
-            if now.threads <= self.threads {
+        // A thread that was joined is still listed for a moment, and a thread that ends something holds it so long.
+        for _ in 0..500 {
+            if now.threads <= self.threads && now.files == self.files && now.mappings == self.mappings {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(2));

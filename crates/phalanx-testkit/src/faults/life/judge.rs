@@ -1,6 +1,6 @@
 //! What must come of it: one verdict on all survivors, that names the right rank, in time; and nothing left behind.
 
-use super::{GRACE, NOTICED, Plan, TIMEOUT, Way};
+use super::{GRACE, NOTICED, Plan, Way};
 use crate::fault::Fault;
 use crate::faults::Backend;
 use crate::faults::common::{self, Ground, one_verdict};
@@ -136,7 +136,7 @@ fn judge_failure(plan: &Plan, fields: &Fields) -> Result<(), String> {
     if early && plan.way != Way::Abort {
         return Err(format!("it failed before anything had happened: {fields}"));
     }
-    in_time(fields, if plan.way.comes_back() { TIMEOUT + GRACE } else { NOTICED })
+    in_time(fields, if plan.way.comes_back() { plan.timeout() + GRACE } else { NOTICED })
 }
 
 /// The first step that may fail. On a GPU, the one before may not be complete on a rank when another has completed it.

@@ -150,6 +150,11 @@ impl Plan {
         }
     }
 
+    /// The communicators' deadline. What the emulator computes on a few cores takes its time.
+    fn timeout(&self) -> Duration {
+        if self.backend == Backend::Nccl { 3 * TIMEOUT } else { TIMEOUT }
+    }
+
     /// How long the ranks wait for each other when they meet: with a library to start, for longer.
     fn meeting(&self) -> Duration {
         match self.backend {

@@ -1,7 +1,7 @@
 //! In a rank: a life, and the end of one of them.
 
 use super::act::Act;
-use super::{Plan, TIMEOUT, Way};
+use super::{Plan, Way};
 use crate::fault::{self, Fault};
 use crate::faults::holdings::Holdings;
 use crate::faults::{Backend, common};
@@ -120,7 +120,7 @@ pub fn threads(plan: &Plan) -> Outcome {
 /// A rank's life until its end or its failure.
 fn live(comm: Comm, plan: &Plan) -> Result<Fields, String> {
     let is_victim = comm.rank() == plan.victim;
-    comm.set_timeout(TIMEOUT);
+    comm.set_timeout(plan.timeout());
     for (i, act) in plan.acts.iter().enumerate() {
         let mut bomb = None;
         if is_victim && plan.at == Some(i) {
@@ -132,7 +132,7 @@ fn live(comm: Comm, plan: &Plan) -> Result<Fields, String> {
                     comm.abort();
                     return Ok(Fields::new().with("outcome", "gone"));
                 }
-                Way::Late => std::thread::sleep(TIMEOUT * 5 / 2),
+                Way::Late => std::thread::sleep(plan.timeout() * 5 / 2),
                 Way::Kill | Way::Stop | Way::Exit => bomb = light(plan),
             }
         }
