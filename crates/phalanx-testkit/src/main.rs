@@ -36,7 +36,8 @@ enum Command {
 }
 
 fn backend(name: &str) -> Result<Backend, String> {
-    Backend::from_name(name).ok_or_else(|| format!("there are no cases for {name}; there are for: host"))
+    let names = Backend::ALL.map(Backend::name).join(", ");
+    Backend::from_name(name).ok_or_else(|| format!("there are no cases for {name}; there are for: {names}"))
 }
 
 fn main() -> ExitCode {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 /// The list of scenarios, and the folder for the reports.
 const SCENARIOS: &str = "PHALANX_TESTKIT_MPI_SCENARIOS";
 const REPORTS: &str = "PHALANX_TESTKIT_MPI_REPORTS";
+const MARK: &str = "mark";
 
 /// The variable that names the folder of an MPI with the standard ABI (a Python environment with `mpich` 5).
 pub const STANDARD_ABI: &str = "PHALANX_TEST_MPI_ABI";
@@ -28,6 +29,12 @@ pub(crate) fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     let written = std::fs::write(reports.join(format!("{name}.new")), line)
         .and_then(|()| std::fs::rename(reports.join(format!("{name}.new")), reports.join(name)));
     Some(if written.is_ok() { code } else { ExitCode::FAILURE })
+}
+
+/// In a rank of a [`Job`]: notes that something happens to it now; [`Ended::mark`] tells when.
+pub fn mark() -> std::io::Result<()> {
+    let folder = std::env::var_os(REPORTS).ok_or(std::io::ErrorKind::NotFound)?;
+    std::fs::write(Path::new(&folder).join(MARK), std::process::id().to_string())
 }
 
 /// An MPI that is installed.
@@ -122,6 +129,12 @@ pub struct Ended {
     pub outcomes: Vec<Outcome>,
     /// What mpirun and the ranks wrote.
     pub output: String,
+    /// Of the rank that made a [`mark`]: its process, and how long before the job's end that was.
+    pub mark: Option<(u32, Duration)>,
+    /// Processes of the job that are still there.
+    pub left: Vec<u32>,
+    /// Of a job whose time was up: whether its ranks had all ended by then, and only mpirun had not.
+    pub launcher_alone: bool,
 }
 
 impl Job {
@@ -177,8 +190,11 @@ impl Job {
         command.stdin(Stdio::null()).stdout(file).stderr(copy);
         let child = command.spawn();
         let child = child.map_err(|error| format!("{}: {error}", self.installation.mpirun.display()))?;
-        let status = wait(child, Instant::now() + self.deadline);
-        Ok(Ended { status, outcomes: folder.outcomes(), output: read(&output) })
+        let ranks = || processes::with_variable(REPORTS, &folder.0.to_string_lossy());
+        let (status, launcher_alone) = wait(child, Instant::now() + self.deadline, ranks);
+        let mark = folder.mark();
+        let left = processes::with_variable(REPORTS, &folder.0.to_string_lossy());
+        Ok(Ended { status, outcomes: folder.outcomes(), output: read(&output), mark, left, launcher_alone })
     }
 
     /// As [`run`](Self::run); any other end than every rank's success is an error.
@@ -203,13 +219,14 @@ impl Job {
     }
 }
 
-/// Waits for an mpirun, and ends it at the deadline.
-fn wait(mut child: Child, deadline: Instant) -> Option<ExitStatus> {
+/// Waits for an mpirun, and ends it at the deadline; whether it was alone then.
+fn wait(mut child: Child, deadline: Instant, job: impl Fn() -> Vec<u32>) -> (Option<ExitStatus>, bool) {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
-            return Some(status);
+            return (Some(status), false);
         }
         if Instant::now() >= deadline {
+            let alone = job() == [child.id()];
             // An mpirun ends its ranks when it is told to end, not when it is killed.
             #[cfg(target_os = "linux")]
             {
@@ -219,7 +236,7 @@ fn wait(mut child: Child, deadline: Instant) -> Option<ExitStatus> {
             }
             let _ = child.kill();
             let _ = child.wait();
-            return None;
+            return (None, alone);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -240,6 +257,14 @@ impl Folder {
         let path = std::env::temp_dir().join(format!("phalanx-testkit-mpi-{}-{count}", std::process::id()));
         std::fs::create_dir(&path)?;
         Ok(Folder(path))
+    }
+
+    /// Whose mark there is, and how old it is.
+    fn mark(&self) -> Option<(u32, Duration)> {
+        let path = self.0.join(MARK);
+        let process = read(&path).parse().ok()?;
+        let age = std::fs::metadata(&path).ok()?.modified().ok()?.elapsed().unwrap_or_default();
+        Some((process, age))
     }
 
     fn outcomes(&self) -> Vec<Outcome> {

@@ -248,6 +248,27 @@ pub fn is_launcher_variable(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name)
 }
 
+/// The processes that were started with this variable and are still there half a second from now, or later.
+pub(crate) fn with_variable(name: &str, value: &str) -> Vec<u32> {
+    let variable = format!("{name}={value}");
+    let has_it = |process: &u32| {
+        let environment = std::fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+    };
+    let processes = || {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok())
+    };
+    let until = Instant::now() + Duration::from_millis(500);
+    loop {
+        let left: Vec<u32> = processes().filter(has_it).collect();
+        if left.is_empty() || Instant::now() >= until {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A name that no other job on this host has.
 fn job_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);

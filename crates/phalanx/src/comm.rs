@@ -11,10 +11,10 @@ use crate::host::HostBuffer;
 use crate::lane::GpuStream;
 use crate::lane::Lane;
 use crate::request::Requests;
+use crate::watch::deadline::Limited;
 use crate::watch::{self, Recorder};
 use std::cell::Cell;
 use std::marker::PhantomData;
-#[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +46,8 @@ pub struct Comm {
     pub(crate) requests: Arc<Requests>,
     pub(crate) lane: Lane,
     pub(crate) recorder: Arc<Recorder>,
+    /// Of a view's operations, if it is not the communicator's.
+    pub(crate) deadline: Option<Duration>,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
 
@@ -55,7 +57,7 @@ impl Comm {
         let recorder = Recorder::new(backend.kind(), name, backend.rank(), backend.world_size());
         let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));
         let lane = backend.lane();
-        Comm { backend, requests, lane, recorder, one_thread_at_a_time: PhantomData }
+        Comm { backend, requests, lane, recorder, deadline: None, one_thread_at_a_time: PhantomData }
     }
 
     /// Settings for a new communicator.
@@ -85,13 +87,34 @@ impl Comm {
 
     /// How long a wait may take before it is an error.
     pub fn timeout(&self) -> Duration {
-        self.backend.timeout()
+        self.deadline.unwrap_or_else(|| self.backend.timeout())
     }
 
-    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on; to give one operation a deadline
-    /// of its own, set it before and set it back behind it.
+    /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on; [`within`](Comm::within) gives single
+    /// operations one of their own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.backend.set_timeout(timeout);
+    }
+
+    /// This communicator with another deadline: for the waits of what is called, or started, through it.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// # use std::time::Duration;
+    /// phalanx::run(2, |comm| comm.within(Duration::from_secs(5)).barrier())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The ranks need not agree on it: the first deadline that passes fails the operation for all.
+    pub fn within(&self, timeout: Duration) -> View<'_> {
+        View::of(self, self.lane.clone(), Some(timeout))
+    }
+
+    /// The deadline of what this thread does as long as the value lives.
+    #[inline]
+    pub(crate) fn limited(&self) -> Option<Limited> {
+        Limited::to(self.deadline)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -103,6 +126,7 @@ impl Comm {
     pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
         self.requests.wait_for_jobs();
         let record = self.recorder.begin(call);
+        let _limited = self.limited();
         // SAFETY: `collective.rs` has checked the call against its buffers, which are borrowed by the method
         // that called this; `Comm` is not `Sync` and no job is under way, so no other thread is inside.
         self.recorder.end(record, unsafe { self.backend.collective(call) })
@@ -113,6 +137,7 @@ impl Comm {
     /// request is its [`wait`](crate::Request::wait)'s to tell.
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_jobs();
+        let _limited = self.limited();
         self.backend.sync()
     }
 
@@ -124,8 +149,10 @@ impl Comm {
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         self.requests.wait_for_jobs();
         let record = self.recorder.begin(&Call::empty(Operation::Split));
+        let limited = self.limited();
         // SAFETY: as in `run_call`.
         let part = self.recorder.end(record, unsafe { self.backend.split(color, key) })?;
+        drop(limited);
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
         Ok(part.map(|backend| Comm::new(backend.into(), name)))
@@ -146,8 +173,43 @@ impl Comm {
     /// checkpoint or the last step that was agreed on.
     pub fn shrink(&self) -> Result<Comm> {
         self.requests.wait_for_jobs();
+        let limited = self.limited();
         let (backend, number) = self.backend.shrink()?;
+        drop(limited);
         Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
+    }
+
+    /// A new communicator of these ranks, with the same numbers, and of `joiners` processes that come in with
+    /// [`phalanx::join`](crate::join), in the order in which they come. `ncclCommGrow`.
+    ///
+    /// Collective, with the same number on every rank. It waits for the joiners, up to the [deadline](Comm::timeout); if
+    /// they do not come, the error names those that are missing, and this communicator works on, as it does if
+    /// all have come. The ranks are processes of one host.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] names the ranks that did not come; [`UsageError::WorldSize`] for more than 512 ranks;
+    /// [`Error::Unsupported`] for threads, a world of one, and MPI.
+    pub fn grow(&self, joiners: usize) -> Result<Comm> {
+        self.requests.wait_for_jobs();
+        let record = self.recorder.begin(&Call::empty(Operation::Grow));
+        let limited = self.limited();
+        // SAFETY: as in `run_call`.
+        let (backend, number) = self.recorder.end(record, unsafe { self.backend.grow(joiners) })?;
+        drop(limited);
+        Ok(Comm::new(backend.into(), grown_name(number)))
+    }
+
+    /// [`shrink`](Comm::shrink), and [`grow`](Comm::grow) to as many ranks as there are here: a joiner comes in the place of
+    /// each rank that is gone. The survivors keep their order and come first.
+    pub fn rebuild(&self) -> Result<Comm> {
+        let survivors = self.shrink()?;
+        match self.world_size() - survivors.world_size() {
+            0 => Ok(survivors),
+            joiners => {
+                survivors.set_timeout(self.timeout());
+                survivors.grow(joiners)
+            }
+        }
     }
 
     /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in
@@ -183,7 +245,6 @@ impl Comm {
     }
 
     /// Gives up this handle without leaving the communicator.
-    #[cfg(feature = "cuda")]
     fn disband(self) {
         let this = ManuallyDrop::new(self);
         // SAFETY: each field is taken once, and `this` is not dropped.
@@ -209,7 +270,7 @@ impl Comm {
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.
     #[cfg(feature = "cuda")]
-    pub fn on<'s, S: 's>(&self, stream: &'s S) -> Result<OnStream<'_>>
+    pub fn on<'s, S: 's>(&self, stream: &'s S) -> Result<View<'_>>
     where
         GpuStream: From<&'s S>,
     {
@@ -219,14 +280,7 @@ impl Comm {
             nccl.adopt(&stream)?;
             lane = Lane::gpu(stream);
         }
-        let comm = Comm {
-            backend: self.backend.clone(),
-            requests: self.requests.clone(),
-            lane,
-            recorder: self.recorder.clone(),
-            one_thread_at_a_time: PhantomData,
-        };
-        Ok(OnStream { comm: ManuallyDrop::new(comm), of: PhantomData })
+        Ok(View::of(self, lane, self.deadline))
     }
 
     /// The stream on which operations on GPU memory are enqueued; `None` without an NVIDIA GPU. cudarc allocates on it:
@@ -281,18 +335,30 @@ impl Drop for Comm {
     }
 }
 
-/// A communicator whose operations go to another stream: see [`Comm::on`].
-#[cfg(feature = "cuda")]
+/// A communicator with another deadline, or another stream: see [`Comm::within`] and [`Comm::on`].
 #[derive(Debug)]
-pub struct OnStream<'a> {
+pub struct View<'a> {
     /// Not dropped: the communicator ends with the one it was made from.
     comm: ManuallyDrop<Comm>,
     /// Keeps it on that one's thread.
     of: PhantomData<&'a Comm>,
 }
 
-#[cfg(feature = "cuda")]
-impl std::ops::Deref for OnStream<'_> {
+impl<'a> View<'a> {
+    fn of(comm: &'a Comm, lane: Lane, deadline: Option<Duration>) -> View<'a> {
+        let comm = Comm {
+            backend: comm.backend.clone(),
+            requests: comm.requests.clone(),
+            lane,
+            recorder: comm.recorder.clone(),
+            deadline,
+            one_thread_at_a_time: PhantomData,
+        };
+        View { comm: ManuallyDrop::new(comm), of: PhantomData }
+    }
+}
+
+impl std::ops::Deref for View<'_> {
     type Target = Comm;
 
     fn deref(&self) -> &Comm {
@@ -300,8 +366,7 @@ impl std::ops::Deref for OnStream<'_> {
     }
 }
 
-#[cfg(feature = "cuda")]
-impl Drop for OnStream<'_> {
+impl Drop for View<'_> {
     fn drop(&mut self) {
         // SAFETY: dropped once, here, and not used afterwards.
         let comm = unsafe { ManuallyDrop::take(&mut self.comm) };
@@ -317,6 +382,11 @@ impl std::fmt::Debug for Comm {
             .field("world_size", &self.world_size())
             .finish()
     }
+}
+
+/// What a communicator that has grown is called in flight records, by those who were there and those who came.
+pub(crate) fn grown_name(number: u64) -> String {
+    format!("grown-{number:016x}")
 }
 
 /// Settings for a new communicator; what is not set comes from the environment (see the table in the
@@ -348,6 +418,8 @@ pub(crate) struct Settings {
     pub backend: Option<BackendKind>,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs are numbered"))]
     pub gpu: Option<usize>,
+    /// Whether calls are compared before they move anything.
+    pub check: bool,
     #[cfg(feature = "cuda")]
     pub nccl: Arc<crate::backend::nccl::NcclSettings>,
 }
@@ -375,7 +447,7 @@ impl Builder {
 
     /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
     /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. The
-    /// host backend always does; on NCCL it costs a meeting of the ranks for each operation.
+    /// host backend always does; on NCCL and MPI it costs a meeting of the ranks for each operation.
     pub fn check(mut self, check: bool) -> Builder {
         self.check = Some(check);
         self
@@ -394,6 +466,12 @@ impl Builder {
         bootstrap::init(self.settings()?)
     }
 
+    /// As [`phalanx::join`](crate::join), with these settings.
+    pub fn join(self) -> Result<Comm> {
+        watch::listen()?;
+        bootstrap::join_grown(self.settings()?)
+    }
+
     /// As [`phalanx::run`](crate::run), with these settings.
     pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
         watch::listen()?;
@@ -401,6 +479,10 @@ impl Builder {
     }
 
     fn settings(self) -> Result<Settings> {
+        let check = match self.check {
+            Some(check) => check,
+            None => bootstrap::check_from_environment().map_err(Error::from)?,
+        };
         Ok(Settings {
             timeout: match self.timeout {
                 Some(timeout) => timeout,
@@ -408,14 +490,9 @@ impl Builder {
             },
             backend: self.backend,
             gpu: self.gpu,
+            check,
             #[cfg(feature = "cuda")]
-            nccl: Arc::new(crate::backend::nccl::NcclSettings {
-                config: self.nccl,
-                check: match self.check {
-                    Some(check) => check,
-                    None => bootstrap::check_from_environment().map_err(Error::from)?,
-                },
-            }),
+            nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check }),
         })
     }
 }

@@ -13,6 +13,7 @@ use crate::lane::Lent;
 use crate::op::Reduction;
 use crate::p2p::{receiving, sending, wait_all};
 use crate::watch::Posted;
+use crate::watch::deadline::Limited;
 use std::marker::PhantomData;
 
 /// Operations of several communicators that start together.
@@ -87,6 +88,9 @@ impl<'env> Group<'env> {
         let mut messages = Vec::with_capacity(self.transfers.len());
         let started = self.start(&mut messages);
         // Ended also if starting failed: nothing of this thread may stay in a group.
+        let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
+        let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
+        let _limited = Limited::to(limits.min());
         let ended = backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and);
         wait_all(&messages).and(started).and(ended)?;
         let on_host = |(comm, _): &&(&Comm, Call<'_>)| !comm.backend.is_stream_ordered();

@@ -87,14 +87,12 @@ mod sync;
 mod watch;
 
 pub use backend::BackendKind;
+pub use bootstrap::{Choice, HostTopology, Launcher, choose};
 /// For `phalanx launch` and the tests: no part of the interface.
 #[doc(hidden)]
-pub use bootstrap::store;
-pub use bootstrap::{Choice, HostTopology, Launcher, choose};
+pub use bootstrap::{launched, store};
 pub use buffer::{Owned, Source, Target};
-#[cfg(feature = "cuda")]
-pub use comm::OnStream;
-pub use comm::{Builder, Comm, DEFAULT_TIMEOUT};
+pub use comm::{Builder, Comm, DEFAULT_TIMEOUT, View};
 pub use communicator::{Communicator, StreamSyncOps};
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use error::{
@@ -120,6 +118,19 @@ pub use cudarc;
 /// Waits until all ranks have come, with the usual deadline; an error names the ranks that have not.
 pub fn init() -> Result<Comm> {
     Comm::builder().init()
+}
+
+/// Joins a job that is under way: becomes a rank of the communicator that the others make with [`Comm::grow`] or
+/// [`Comm::rebuild`].
+///
+/// The process needs the variables of the job, as the launcher gave them to a rank of it (under `phalanx launch` that is
+/// `PHALANX_JOB`, `PHALANX_RANK` and `PHALANX_WORLD_SIZE`); the rank among them does not matter: the others give it a new one.
+/// Waits with the usual deadline for them to ask.
+///
+/// # Errors
+/// [`Error::Bootstrap`]: nobody asks for joiners, or for no more than have come.
+pub fn join() -> Result<Comm> {
+    Comm::builder().join()
 }
 
 /// Runs `f` once for each of `ranks` ranks, in a thread of its own, and answers the results in rank order.

@@ -13,6 +13,7 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::op::Reduction;
 use crate::sync::lock;
+use crate::watch::deadline::Limited;
 use crate::watch::{Posted, RecordId, Recorder};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,6 +27,7 @@ use std::time::Duration;
 pub struct Request<B> {
     buffers: ManuallyDrop<B>,
     work: Work,
+    deadline: Option<Duration>,
     requests: Arc<Requests>,
 }
 
@@ -37,12 +39,15 @@ enum Work {
 }
 
 impl<B> Request<B> {
-    /// Waits until the operation is complete, and gives the buffers back. The wait has the communicator's
-    /// deadline. On an error the buffers are dropped.
+    /// Waits until the operation is complete, and gives the buffers back. The wait has the deadline of the communicator, or
+    /// view, that it was started with. On an error the buffers are dropped.
     pub fn wait(mut self) -> Result<B> {
         let result = match std::mem::replace(&mut self.work, Work::Over) {
             Work::Job(outcome) => outcome.take(),
-            Work::Message(posted) => self.requests.wait_for_message(posted),
+            Work::Message(posted) => {
+                let _limited = Limited::to(self.deadline);
+                self.requests.wait_for_message(posted)
+            }
             Work::Over => unreachable!("wait takes the request"),
         };
         // SAFETY: taken once; `work` is over, so that drop leaves the buffers alone. The operation is
@@ -121,6 +126,7 @@ impl Outcome {
 /// A started collective.
 struct Job {
     call: Call<'static>,
+    deadline: Option<Duration>,
     record: RecordId,
     outcome: Arc<Outcome>,
 }
@@ -173,7 +179,7 @@ impl Requests {
         }
     }
 
-    fn start(&self, call: Call<'static>) -> Result<Arc<Outcome>> {
+    fn start(&self, call: Call<'static>, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
         let mut worker = lock(&self.worker);
         let sender = match &*worker {
@@ -188,7 +194,7 @@ impl Requests {
             }
         };
         self.jobs.fetch_add(1, Ordering::AcqRel);
-        let job = Job { record: self.recorder.enqueue(&call), call, outcome: outcome.clone() };
+        let job = Job { record: self.recorder.enqueue(&call), call, deadline, outcome: outcome.clone() };
         sender.send(job).expect("the worker lives as long as its sender");
         Ok(outcome)
     }
@@ -242,9 +248,11 @@ fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -> Result<Jo
 fn work(backend: &dyn Backend, recorder: &Recorder, jobs: &Receiver<Job>, under_way: &AtomicUsize) {
     while let Ok(job) = jobs.recv() {
         recorder.start(job.record);
+        let limited = Limited::to(job.deadline);
         // SAFETY: the call was checked when it was started; its buffers are the request's; the communicator
         // makes no collective call while jobs are under way, and this thread makes one at a time.
         let result = unsafe { backend.collective(&job.call) };
+        drop(limited);
         job.outcome.put(recorder.end(job.record, result));
         under_way.fetch_sub(1, Ordering::AcqRel);
     }
@@ -297,8 +305,9 @@ fn move_messages(backend: &dyn Backend, moving: &Moving) {
 /// ```
 impl Comm {
     fn request<B>(&self, buffers: B, call: Call<'static>) -> Result<Request<B>> {
-        let work = Work::Job(self.requests.start(call)?);
-        Ok(Request { buffers: ManuallyDrop::new(buffers), work, requests: self.requests.clone() })
+        let (deadline, requests) = (self.deadline, self.requests.clone());
+        let work = Work::Job(requests.start(call, deadline)?);
+        Ok(Request { buffers: ManuallyDrop::new(buffers), work, deadline, requests })
     }
 
     fn request_in_place<B: Owned>(&self, mut buf: B, call: Call<'static>) -> Result<Request<B>> {
@@ -394,6 +403,7 @@ impl Comm {
         Ok(Request {
             buffers: ManuallyDrop::new(buffer),
             work: Work::Message(posted),
+            deadline: self.deadline,
             requests: self.requests.clone(),
         })
     }

@@ -1,14 +1,26 @@
-//! Ranks with torchrun's variables, as it sets them for two nodes with one rank each.
+//! Ranks with torchrun's variables, as it sets them for two nodes with one rank each; and the real torchrun, where there is one
+//! (`PHALANX_TEST_TORCHRUN` names it, else the path is searched).
 
 use super::node::Node;
 use super::rank::PART;
 use libtest_mimic::{Failed, Trial};
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub fn trials() -> Vec<Trial> {
     let trial = |name: &str, run: fn() -> Result<(), Failed>| Trial::test(format!("torchrun/{name}"), run);
+    let real = |name: &str, run: fn(&Path) -> Result<(), Failed>| {
+        let name = format!("torchrun/real/{name}");
+        match real_torchrun() {
+            Some(path) => Trial::test(name, move || run(&path)),
+            None => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("there is no torchrun"),
+        }
+    };
     vec![
+        real("ranks_of_one_agent", one_agent),
+        real("two_agents_and_their_store", two_agents),
+        real("a_rank_that_fails_is_restarted", restarted_agent),
         trial("nodes_of_one_host_meet_beside_torchruns_store", nodes_of_one_host),
         trial("a_restart_meets_again_on_the_same_port", a_restart),
         trial("without_a_token_nobody_is_trusted", without_a_token),
@@ -31,6 +43,68 @@ pub fn rank(rank: usize, master: &str, port: u16) -> Command {
     command.env("TORCHELASTIC_RUN_ID", "none").env("TORCHELASTIC_RESTART_COUNT", "0");
     command.env("PHALANX_TOKEN", "the secret of this test").env(PART, "init");
     command
+}
+
+fn real_torchrun() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("PHALANX_TEST_TORCHRUN") {
+        return Some(path.into());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join("torchrun")).find(|file| file.exists())
+}
+
+/// torchrun with these options, and this test program as its ranks.
+fn agent(torchrun: &Path, options: &str) -> Command {
+    let mut command = Command::new(torchrun);
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
+            command.env_remove(name);
+        }
+    }
+    command.args(options.split(' ')).arg("--no-python").arg(std::env::current_exe().unwrap());
+    command.env("PHALANX_TOKEN", "the secret of this test").env(PART, "init");
+    command.env("PHALANX_BACKEND", "host");
+    command
+}
+
+/// Each of its ranks says the sum; it says it so many times.
+fn all_say(said: &str, what: &str, times: usize) -> Result<(), Failed> {
+    if said.matches(what).count() == times {
+        return Ok(());
+    }
+    Err(format!("{what:?} should be there {times} times:\n{said}").into())
+}
+
+fn one_agent(torchrun: &Path) -> Result<(), Failed> {
+    let (status, said) = Node::start(agent(torchrun, "--standalone --nnodes=1 --nproc-per-node=3")).end()?;
+    assert_eq!(status, Some(0), "{said}");
+    all_say(&said, "sum 6 on 1 host", 3)
+}
+
+/// As on two hosts: the ranks meet in a store of ours, beside torchrun's own at the master's port.
+fn two_agents(torchrun: &Path) -> Result<(), Failed> {
+    let (listener, port) = torchruns_store();
+    drop(listener);
+    let start = |node: usize| {
+        let options = format!(
+            "--nnodes=2 --node-rank={node} --nproc-per-node=1 --master-addr=127.0.0.1 --master-port={port}"
+        );
+        Node::start(agent(torchrun, &options))
+    };
+    for node in [0, 1].map(start) {
+        let (status, said) = node.end()?;
+        assert_eq!(status, Some(0), "{said}");
+        all_say(&said, "sum 3 on 1 host", 1)?;
+    }
+    Ok(())
+}
+
+fn restarted_agent(torchrun: &Path) -> Result<(), Failed> {
+    let mut agent = agent(torchrun, "--standalone --nnodes=1 --nproc-per-node=2 --max-restarts=1");
+    agent.env(PART, "init, and fail at first");
+    let (status, said) = Node::start(agent).end()?;
+    assert_eq!(status, Some(0), "{said}");
+    all_say(&said, "sum 3 on 1 host", 2)
 }
 
 /// A port for torchrun's own store, and the listener that has it.

@@ -1,5 +1,9 @@
 //! What the fault trials share: reports of failed ranks, and comparing them.
 
+use super::Backend;
+#[cfg(target_os = "linux")]
+use crate::emulated::Emulated;
+use crate::processes::Launch;
 use crate::{Fields, verdict};
 use phalanx::{Comm, Error, ReduceOp};
 use std::time::{Duration, Instant};
@@ -9,6 +13,38 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long dropping a failed communicator may take.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the processes of a case need to find, for as long as they run.
+pub struct Ground {
+    #[cfg(target_os = "linux")]
+    emulated: Option<Emulated>,
+}
+
+impl Ground {
+    /// For ranks on this backend.
+    pub fn new(backend: Backend) -> Result<Ground, String> {
+        #[cfg(target_os = "linux")]
+        return match backend {
+            Backend::Nccl => {
+                let emulated = Emulated::new().map_err(|error| format!("the emulated libraries: {error}"))?;
+                // One for each rank of the largest world.
+                Ok(Ground { emulated: Some(emulated.set("DEVICES", crate::program::RANKS)) })
+            }
+            Backend::Host | Backend::Mpi => Ok(Ground { emulated: None }),
+        };
+        #[cfg(not(target_os = "linux"))]
+        return Ok(Ground {});
+    }
+
+    /// Processes that find it.
+    pub fn launch(&self, launch: Launch) -> Launch {
+        #[cfg(target_os = "linux")]
+        if let Some(emulated) = &self.emulated {
+            return emulated.launch(launch).env("PHALANX_BACKEND", Backend::Nccl.name());
+        }
+        launch
+    }
+}
 
 /// A rank's report after its communicator failed: the verdict and how long the failing call took. Asks the
 /// communicator again in other ways, and drops it: it must go on answering the same, and at once.

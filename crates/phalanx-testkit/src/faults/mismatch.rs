@@ -1,7 +1,8 @@
 //! Ranks that do not do the same: an error that names both calls, on every rank.
 
-use super::Case;
-use super::common::{DEADLINE, has, one_verdict, report, says};
+use super::common::{DEADLINE, Ground, has, one_verdict, report, says};
+use super::{Backend, Case, Effort};
+use crate::mpi::Installation;
 use crate::processes::Launch;
 use crate::scenario::Outcome;
 use crate::{Scenario, threads};
@@ -192,20 +193,50 @@ const CASES: &[Call] = &[
     }),
 ];
 
-pub fn cases() -> Vec<Case> {
+pub fn cases(backend: Backend) -> Vec<Case> {
     let mut cases = Vec::new();
-    for case in CASES {
-        cases.push(Case::new(format!("threads/mismatch/{}", case.name), move || {
-            [2, 3, 5].into_iter().try_for_each(|ranks| on_threads(case, ranks))
-        }));
+    // NCCL, in checked mode, compares collectives.
+    for case in CASES.iter().filter(|case| backend == Backend::Host || !case.message) {
+        if backend == Backend::Host {
+            cases.push(Case::new(format!("threads/mismatch/{}", case.name), move || {
+                [2, 3, 5].into_iter().try_for_each(|ranks| on_threads(case, ranks))
+            }));
+        }
         if cfg!(target_os = "linux") {
             cases.push(Case::new(format!("processes/mismatch/{}", case.name), move || {
-                [2, 4].into_iter().try_for_each(|ranks| on_processes(case, ranks))
+                [2, 4].into_iter().try_for_each(|ranks| on_processes(backend, case, ranks))
             }));
         }
     }
-    cases.push(Case::new("threads/mismatch/waiting_for_different_things", deadlock_on_threads));
+    if backend == Backend::Host {
+        cases.push(Case::new("threads/mismatch/waiting_for_different_things", deadlock_on_threads));
+    }
     cases
+}
+
+/// In MPI's checked mode.
+pub fn mpi_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, found) in Installation::all() {
+        let installation = found.clone().ok();
+        // An mpirun takes its time: a test does some of them.
+        let case = Case::soak(format!("{name}/mismatch"), move |effort| {
+            let installation = installation.as_ref().ok_or("it is not installed")?;
+            let collectives = CASES.iter().filter(|case| !case.message);
+            let step = if effort == Effort::Full { 1 } else { 5 };
+            collectives.step_by(step).try_for_each(|case| in_a_job(installation, case))
+        });
+        cases.push(case.ignored(found.err()));
+    }
+    cases
+}
+
+/// The ranks get the same error, and the job ends well, since MPI has got nothing of the calls that differ.
+fn in_a_job(installation: &Installation, case: &'static Call) -> std::result::Result<(), String> {
+    let job = installation.job(2).scenario("mismatch", &[case.name]).env("PHALANX_CHECK", "1");
+    let ended = job.succeed().map_err(|problem| format!("{}: {problem}", case.name))?;
+    let reports: Vec<String> = ended.outcomes.into_iter().flatten().collect();
+    expect(case, &reports, 2).map_err(|problem| format!("{}: {problem}", case.name))
 }
 
 fn one_case(comm: Comm, args: &[String]) -> Outcome {
@@ -236,8 +267,9 @@ fn on_threads(case: &'static Call, ranks: usize) -> std::result::Result<(), Stri
     expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}"))
 }
 
-fn on_processes(case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
-    let reports = Launch::new("mismatch", ranks).arg(case.name).deadline(DEADLINE).reports()?;
+fn on_processes(backend: Backend, case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
+    let launch = Launch::new("mismatch", ranks).arg(case.name).env("PHALANX_CHECK", "1").deadline(DEADLINE);
+    let reports = Ground::new(backend)?.launch(launch).reports()?;
     expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}"))
 }
 

@@ -6,8 +6,10 @@
 //! (`cargo run --release -p phalanx-testkit -- faults`) does them at length, with seeds: see [`program`].
 
 mod common;
+mod deadline;
 mod environment;
 mod gone;
+mod grow;
 mod holdings;
 mod leaks;
 mod life;
@@ -27,18 +29,39 @@ use crate::random::Random;
 pub enum Backend {
     /// Shared memory of one host.
     Host,
+    /// Each MPI that is installed.
+    Mpi,
+    /// The emulated NCCL, on emulated GPUs.
+    Nccl,
 }
 
 impl Backend {
+    /// All of them.
+    pub const ALL: [Backend; 3] = [Backend::Host, Backend::Mpi, Backend::Nccl];
+
+    /// Its name, as `PHALANX_BACKEND` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Host => "host",
+            Backend::Mpi => "mpi",
+            Backend::Nccl => "nccl",
+        }
+    }
+
     /// The backend with this name.
     pub fn from_name(name: &str) -> Option<Backend> {
-        (name == "host").then_some(Backend::Host)
+        Backend::ALL.into_iter().find(|backend| backend.name() == name)
     }
 
     /// Everything that is tried on it.
     pub fn cases(self) -> Vec<Case> {
         match self {
             Backend::Host => host_cases(),
+            Backend::Mpi => {
+                let cases = [life::mpi_cases(), deadline::mpi_cases(), mismatch::mpi_cases()];
+                cases.into_iter().flatten().collect()
+            }
+            Backend::Nccl => nccl_cases(),
         }
     }
 }
@@ -56,12 +79,12 @@ type Run = Box<dyn Fn(&mut Random, Effort) -> Result<(), String> + Send + Sync>;
 
 /// Something that is broken on purpose, and what must come of it.
 pub struct Case {
-    /// Its name, unique; `processes/…` or `threads/…` by what its ranks are.
+    /// Its name, unique on a backend; it begins with `processes/`, `threads/` or the name of an MPI: what its ranks are.
     pub name: String,
     /// Whether every seed makes another case of it.
     pub seeded: bool,
     /// Why it cannot be done here, if it cannot.
-    pub ignored: Option<&'static str>,
+    pub ignored: Option<String>,
     run: Run,
 }
 
@@ -91,8 +114,8 @@ impl Case {
     }
 
     /// Not here, for this reason.
-    pub fn ignored(self, reason: Option<&'static str>) -> Case {
-        Case { ignored: reason, ..self }
+    pub fn ignored(self, reason: Option<impl Into<String>>) -> Case {
+        Case { ignored: reason.map(Into::into), ..self }
     }
 
     /// Does it.
@@ -114,6 +137,8 @@ pub fn scenarios() -> Vec<Scenario> {
         shrink::SCENARIOS,
         special::SCENARIOS,
         records::SCENARIOS,
+        deadline::SCENARIOS,
+        grow::SCENARIOS,
     ]
     .concat()
 }
@@ -121,15 +146,27 @@ pub fn scenarios() -> Vec<Scenario> {
 fn host_cases() -> Vec<Case> {
     let cases = [
         gone::cases(),
-        mismatch::cases(),
+        mismatch::cases(Backend::Host),
         usage::cases(),
         environment::cases(),
         limits::cases(),
         leaks::cases(),
-        life::cases(),
+        life::cases(Backend::Host),
         shrink::cases(),
         special::cases(),
         records::cases(),
+        deadline::cases(Backend::Host),
+        grow::cases(Backend::Host),
+    ];
+    cases.into_iter().flatten().collect()
+}
+
+fn nccl_cases() -> Vec<Case> {
+    let cases = [
+        mismatch::cases(Backend::Nccl),
+        life::cases(Backend::Nccl),
+        special::nccl_cases(),
+        deadline::cases(Backend::Nccl),
     ];
     cases.into_iter().flatten().collect()
 }

@@ -29,7 +29,7 @@ struct Tally {
     runs: u64,
     failures: u64,
     longest: Duration,
-    ignored: Option<&'static str>,
+    ignored: Option<String>,
 }
 
 /// What became of all of them, as a table.
@@ -76,7 +76,7 @@ impl fmt::Display for Summary {
         for (name, tally) in &self.0 {
             let Tally { cases, runs, failures, longest, ignored } = tally;
             let (cases, longest) = (cases.len(), longest.as_secs_f64());
-            let ignored = ignored.map_or(String::new(), |reason| format!(" (not run: {reason})"));
+            let ignored = ignored.as_ref().map_or(String::new(), |reason| format!(" (not run: {reason})"));
             writeln!(f, "| {name}{ignored} | {cases} | {runs} | {failures} | {longest:.1} s |")?;
         }
         Ok(())
@@ -89,11 +89,11 @@ pub fn run(options: &Options) -> Summary {
     cases.retain(|case| options.case.as_ref().is_none_or(|part| case.name.contains(part)));
     let mut summary = Summary::default();
     for case in cases.iter().filter(|case| case.ignored.is_some()) {
-        summary.of(case).ignored = case.ignored;
+        summary.of(case).ignored.clone_from(&case.ignored);
     }
     cases.retain(|case| case.ignored.is_none());
     for case in cases.iter().filter(|case| !case.seeded) {
-        one(case, options.seed, &mut summary);
+        one(case, options.seed, options.backend, &mut summary);
     }
     cases.retain(|case| case.seeded);
     if cases.is_empty() {
@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Summary {
         let seed = options.seed.wrapping_add(number);
         // Which case it is must not change what happens in it.
         let which = Random::new(!seed).below(cases.len());
-        one(&cases[which], seed, &mut summary);
+        one(&cases[which], seed, options.backend, &mut summary);
         if number % 50 == 49 {
             println!("{} of {} runs, {} failures", number + 1, options.runs, summary.failures());
         }
@@ -111,11 +111,14 @@ pub fn run(options: &Options) -> Summary {
     summary
 }
 
-fn one(case: &Case, seed: u64, summary: &mut Summary) {
+fn one(case: &Case, seed: u64, backend: Backend, summary: &mut Summary) {
     let since = Instant::now();
     let outcome = case.run(seed, Effort::Full);
     summary.count(case, &outcome, since.elapsed());
     if let Err(problem) = outcome {
-        println!("FAILED {} (again: --runs 1 --seed {seed} --case {}): {problem}\n", case.name, case.name);
+        let (name, backend) = (&case.name, backend.name());
+        println!(
+            "FAILED {name} (again: --backend {backend} --runs 1 --seed {seed} --case {name}): {problem}\n"
+        );
     }
 }

@@ -4,7 +4,7 @@
 use super::Case;
 
 #[cfg(target_os = "linux")]
-pub use linux::{SCENARIOS, cases};
+pub use linux::{SCENARIOS, cases, nccl_cases};
 
 #[cfg(not(target_os = "linux"))]
 pub const SCENARIOS: &[crate::Scenario] = &[];
@@ -14,11 +14,17 @@ pub fn cases() -> Vec<Case> {
     Vec::new()
 }
 
+#[cfg(not(target_os = "linux"))]
+pub fn nccl_cases() -> Vec<Case> {
+    Vec::new()
+}
+
 #[cfg(target_os = "linux")]
 mod linux {
     use super::Case;
     use crate::fault::Fault;
-    use crate::faults::common::{DEADLINE, all_within, has, one_verdict, report, says};
+    use crate::faults::Backend;
+    use crate::faults::common::{DEADLINE, Ground, all_within, has, one_verdict, report, says};
     use crate::processes::{Launch, describe, phase};
     use crate::random::Random;
     use crate::scenario::Outcome;
@@ -30,6 +36,11 @@ mod linux {
     pub const SCENARIOS: &[Scenario] = &[
         Scenario::rank("special/fork", |comm, _| fork(&comm)),
         Scenario::rank("special/two_aborts", two_aborts),
+        Scenario::process("special/two_aborts_of_threads", |args| {
+            let outcomes = phalanx::run(4, |comm| two_aborts(comm, args)).map_err(text)?;
+            outcomes.into_iter().collect::<Result<Vec<_>, _>>().map(|reports| reports.concat())
+        }),
+        Scenario::process("special/absent", |_| absent()),
         Scenario::process("special/full_shm", |_| full_shm()),
         Scenario::process("special/no_locked_memory", |_| {
             lower(Resource::Memlock, 0)?;
@@ -53,20 +64,49 @@ mod linux {
         }
         let full = || Launch::new("special/full_shm", 2).deadline(DEADLINE).reports().map(drop);
         cases.push(Case::new("processes/limits/full_shm", full).ignored(cannot_mount()));
-        cases.push(Case::seeded("processes/two_aborts", |random| {
-            let seed = random.next_u64();
-            Launch::new("special/two_aborts", 4).arg(seed).deadline(DEADLINE).reports().map(drop)
-        }));
-        cases.push(Case::seeded("threads/two_aborts", |random| {
-            let seed = random.next_u64();
-            let outcomes = threads::run(4, DEADLINE, move |comm| two_aborts(comm, &[seed.to_string()]))?;
-            outcomes.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
-        }));
+        cases.extend(two_aborts_cases(Backend::Host));
         cases.push(Case::new("processes/limits/memory_inside_an_operation", expect_refused));
         cases.push(Case::new("processes/stopped/for_longer_than_allowed", || expect_stopped(Some("1.2"))));
         cases.push(Case::new("processes/stopped/for_a_while", || expect_stopped(None)));
         cases.push(Case::new("processes/only_messages", expect_only_messages));
         cases
+    }
+
+    /// Those that are about any backend, on the emulated NCCL.
+    pub fn nccl_cases() -> Vec<Case> {
+        let absent = Case::new("processes/absent", || {
+            let launch = Launch::new("special/absent", 3).without_rank(2).deadline(DEADLINE);
+            Ground::new(Backend::Nccl)?.launch(launch).reports().map(drop)
+        });
+        two_aborts_cases(Backend::Nccl).into_iter().chain([absent]).collect()
+    }
+
+    fn two_aborts_cases(backend: Backend) -> [Case; 2] {
+        [
+            ("processes/two_aborts", Launch::new("special/two_aborts", 4)),
+            ("threads/two_aborts", Launch::alone("special/two_aborts_of_threads")),
+        ]
+        .map(|(name, launch)| {
+            Case::seeded(name, move |random| {
+                let launch = launch.clone().arg(random.next_u64()).deadline(DEADLINE);
+                Ground::new(backend)?.launch(launch).reports().map(drop)
+            })
+        })
+    }
+
+    /// A rank that is never started is named when the others have waited for it.
+    fn absent() -> Outcome {
+        let timeout = Duration::from_secs(1);
+        let since = Instant::now();
+        let result = Comm::builder().timeout(timeout).init();
+        let fields = verdict::expected(result, "the meeting without a rank")?;
+        has(&fields, "missing", 2)?;
+        let took = since.elapsed();
+        if took > timeout + Duration::from_secs(1) {
+            Err(format!("it took {took:?}"))
+        } else {
+            Ok(String::new())
+        }
     }
 
     fn text(error: Error) -> String {

@@ -79,10 +79,11 @@ pub(crate) enum Operation {
     Recv,
     Init,
     Shrink,
+    Grow,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 20] = [
+    const ALL: [(Operation, &'static str); 21] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -103,6 +104,7 @@ impl Operation {
         (Operation::Recv, "recv"),
         (Operation::Init, "init"),
         (Operation::Shrink, "shrink"),
+        (Operation::Grow, "grow"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -126,8 +128,8 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        use Operation::{Barrier, Finalize, Init, Shrink, Split};
-        matches!(self, Barrier | Finalize | Split | Init | Shrink)
+        use Operation::{Barrier, Finalize, Grow, Init, Shrink, Split};
+        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow)
     }
 }
 
@@ -406,6 +408,18 @@ pub(crate) trait Backend: Send + Sync {
             what: "shrink".into(),
             why: format!("the backend {} cannot go on without a rank", self.kind()),
             remedy: "start the job again".into(),
+        })
+    }
+
+    /// A communicator of these ranks and of so many processes that come in, and a number that no other has. Collective.
+    ///
+    /// # Safety
+    /// As for `split`.
+    unsafe fn grow(&self, _joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        Err(Error::Unsupported {
+            what: "grow".into(),
+            why: format!("the backend {} cannot take in new ranks", self.kind()),
+            remedy: "start the job again with more ranks".into(),
         })
     }
 

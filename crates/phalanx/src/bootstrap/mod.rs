@@ -7,17 +7,18 @@ mod rendezvous;
 pub mod store;
 
 pub use environment::Launcher;
-#[cfg(feature = "cuda")]
-pub(crate) use environment::check_from_environment;
-pub(crate) use environment::{stopped_timeout_from_environment, timeout_from_environment};
+pub(crate) use environment::{
+    check_from_environment, stopped_timeout_from_environment, timeout_from_environment,
+};
 pub use hosts::HostTopology;
+pub(crate) use rendezvous::Growth;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
 #[cfg(feature = "cuda")]
 use crate::backend::nccl::{NcclComm, NcclSettings};
 use crate::backend::solo::SoloComm;
 use crate::backend::{Backend, BackendKind};
-use crate::comm::{Comm, Settings};
+use crate::comm::{Comm, Settings, grown_name};
 use crate::error::{Error, Result, UsageError};
 use environment::{Environment, Place};
 #[cfg(feature = "cuda")]
@@ -60,6 +61,19 @@ impl Choice {
         let (backend, reason) = decide(environment, wanted, world_size, is_mpi, elsewhere)?;
         Ok(Choice { backend, reason, launcher })
     }
+}
+
+/// What a process with these variables takes itself for: its rank, and how many there are (`None`: only MPI knows). For the
+/// fuzzer of all that is decoded of them.
+pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usize>)>> {
+    let environment = Environment::of(variables);
+    environment.backend()?;
+    let Some(launcher) = environment.launcher()? else { return Ok(None) };
+    if launcher.world_size.is_some() {
+        let place = launcher.place(&environment)?;
+        environment.rendezvous(&place)?;
+    }
+    Ok(Some((launcher.rank, launcher.world_size)))
 }
 
 /// Which backend carries a communicator, and why. `world_size` is `None` if only MPI knows it.
@@ -121,7 +135,7 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
     let timeout = settings.timeout;
     match choice.backend {
         BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
-        BackendKind::Mpi => join_mpi(launcher, &environment, timeout),
+        BackendKind::Mpi => join_mpi(launcher, &environment, &settings),
         BackendKind::Host => {
             on_host(launcher, &environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
         }
@@ -151,7 +165,7 @@ fn on_host(
 }
 
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
-fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, timeout: Duration) -> Result<Comm> {
+fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, settings: &Settings) -> Result<Comm> {
     use crate::backend::mpi::{Launched, MpiComm};
     let launched = Launched {
         launcher: launcher.map_or("nobody", |launcher| launcher.name),
@@ -160,11 +174,11 @@ fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, timeout: Dur
     };
     let place = launcher.and_then(|launcher| launcher.place(environment).ok());
     let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
-    Ok(Comm::new(Arc::new(MpiComm::world(&launched, timeout)?), name))
+    Ok(Comm::new(Arc::new(MpiComm::world(&launched, settings.timeout, settings.check)?), name))
 }
 
 #[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
-fn join_mpi(_: Option<&Launcher>, _: &Environment, _: Duration) -> Result<Comm> {
+fn join_mpi(_: Option<&Launcher>, _: &Environment, _: &Settings) -> Result<Comm> {
     Err(Error::Unsupported {
         what: "the backend mpi".into(),
         why: "it is written for 64-bit little-endian Unix".into(),
@@ -225,6 +239,34 @@ fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
     let met = rendezvous::meet(place, timeout)?;
     let members = (0..place.world_size).collect();
     Ok(HostComm::attach(met.world, met.channel, place.rank, members, timeout))
+}
+
+/// What [`join`](crate::join) answers to the environment of this process.
+pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
+    let environment = Environment::current();
+    let Some(launcher) = environment.launcher()? else {
+        return Err(Error::bootstrap(
+            "no variable says which job this process is to join",
+            "start it with the variables that the job's ranks have (PHALANX_JOB and others)",
+        ));
+    };
+    let place = launcher.place(&environment)?;
+    stopped_timeout_from_environment()?;
+    let met = rendezvous::join(&place, settings.timeout)?;
+    let (rank, members) = (met.rank, (0..met.world_size).collect());
+    let host = HostComm::attach(met.world, met.channel, rank, members, settings.timeout);
+    let (backend, reason) = decide(&environment, settings.backend, Some(met.world_size), false, false)?;
+    tracing::info!(backend = backend.name(), reason, rank, "joined a communicator");
+    let name = grown_name(met.number);
+    match backend {
+        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, &settings),
+        BackendKind::Host => Ok(Comm::new(Arc::new(host), name)),
+        other => Err(Error::Unsupported {
+            what: format!("joining on the backend {other}"),
+            why: "the ranks that grow are those of the backends host, nccl and rccl".into(),
+            remedy: "unset PHALANX_BACKEND, or set it to that of the others".into(),
+        }),
+    }
 }
 
 /// A name for a communicator that lives in this process alone.

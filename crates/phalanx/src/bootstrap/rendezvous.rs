@@ -3,6 +3,9 @@
 //! Each rank says who it is and hands over a handle to its process; when all have come, rank 0 gives each
 //! the region's file and the handles of all. The socket's name is derived from the job's id, is abstract
 //! (no file), and belongs to a user: both sides check with the kernel who is at the other end.
+//!
+//! A communicator that grows meets in the same way once more, at an address of its own: its members come as the ranks that
+//! they are, and to those who join rank 0 gives numbers.
 
 use super::environment::Place;
 use crate::backend::host::{MAX_RANKS, NewChannel, World};
@@ -13,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// First word of every message: the protocol and its version.
-const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x02");
 
 /// How long a rank that has connected may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,21 +34,120 @@ const TICK: Duration = Duration::from_millis(20);
 const MAX_REASON: usize = 4096;
 
 /// What a rank gets from the rendezvous.
-pub(super) struct Met {
+pub(crate) struct Met {
     pub world: Arc<World>,
     pub channel: NewChannel,
+    pub rank: usize,
+    pub world_size: usize,
+    /// Of this meeting: no other has it.
+    pub number: u64,
+}
+
+/// In the place of a rank: whoever says it wants to be given one.
+const JOINER: u32 = u32::MAX;
+
+/// What the members of a job meet for.
+struct Meeting<'a> {
+    job: &'a str,
+    /// Who sent the members here, for errors.
+    sent_by: &'a str,
+    address: Address,
+    /// What members say, and what joiners say, to show that they belong here.
+    members_key: u128,
+    joiners_key: Option<u128>,
+    rank: usize,
+    world_size: usize,
+    /// The last ranks are given to joiners.
+    members: usize,
+    number: u64,
+}
+
+fn address_of(key: u128) -> Result<Address> {
+    let name = format!("phalanx-{}-{key:032x}", user_id());
+    Address::new(&name).map_err(|e| refused("making the rendezvous address", e))
+}
+
+/// Where joiners and those who grow meet.
+fn growth_key(job: &str) -> u128 {
+    hash(format!("{job} grows").as_bytes())
+}
+
+/// A communicator that takes in new ranks.
+pub(crate) struct Growth {
+    pub job: String,
+    pub number: u64,
+    pub rank: usize,
+    pub members: usize,
+    pub joiners: usize,
+}
+
+impl Growth {
+    /// Meets the other members, and the joiners.
+    pub fn meet(&self, timeout: Duration) -> Result<Met> {
+        let key = growth_key(&self.job);
+        let meeting = Meeting {
+            job: &self.job,
+            sent_by: "the communicator that grows",
+            address: address_of(key)?,
+            members_key: hash(format!("{} {}", self.job, self.number).as_bytes()),
+            joiners_key: Some(key),
+            rank: self.rank,
+            world_size: self.members + self.joiners,
+            members: self.members,
+            number: self.number,
+        };
+        meeting.attend(timeout)
+    }
+}
+
+/// Waits for a communicator of the job that grows, and becomes a rank of it.
+pub(super) fn join(place: &Place, timeout: Duration) -> Result<Met> {
+    let key = growth_key(&place.job);
+    let deadline = Instant::now() + timeout;
+    let hello = Hello { job: key, rank: JOINER, world_size: 0, cpus: usable_cpus() };
+    let nobody = || {
+        Error::bootstrap(
+            format!("for {timeout:.1?} no communicator of this job has asked for joiners"),
+            "the others call grow or rebuild; see that this process has the variables of their job, on the same host \
+             and of the same user (PHALANX_JOB, and after a restart those of the new attempt)",
+        )
+    };
+    visit(&place.job, hello, &address_of(key)?, deadline, nobody)
 }
 
 /// Meets the other ranks of the job.
 pub(super) fn meet(place: &Place, timeout: Duration) -> Result<Met> {
-    let deadline = Instant::now() + timeout;
-    let job = hash(place.job.as_bytes());
-    let name = format!("phalanx-{}-{job:032x}", user_id());
-    let address = Address::new(&name).map_err(|e| refused("making the rendezvous address", e))?;
-    if place.rank == 0 {
-        host(place, job, &address, timeout, deadline)
-    } else {
-        visit(place, job, &address, timeout, deadline)
+    let key = hash(place.job.as_bytes());
+    let meeting = Meeting {
+        job: &place.job,
+        sent_by: place.launcher,
+        address: address_of(key)?,
+        members_key: key,
+        joiners_key: None,
+        rank: place.rank,
+        world_size: place.world_size,
+        members: place.world_size,
+        number: 0,
+    };
+    meeting.attend(timeout)
+}
+
+impl Meeting<'_> {
+    fn attend(&self, timeout: Duration) -> Result<Met> {
+        let deadline = Instant::now() + timeout;
+        if self.rank == 0 {
+            return host(self, timeout, deadline);
+        }
+        let (rank, world_size) = (self.rank as u32, self.world_size as u32);
+        let hello = Hello { job: self.members_key, rank, world_size, cpus: usable_cpus() };
+        visit(self.job, hello, &self.address, deadline, || {
+            BootstrapError {
+                problem: format!("after {timeout:.1?} rank 0 has not come"),
+                remedy: "see whether it was started on this host, by this user, with the same job id".into(),
+                missing: vec![0],
+            }
+            .into()
+        })
     }
 }
 
@@ -108,9 +210,9 @@ struct Guest {
     cpus: CpuSet,
 }
 
-fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline: Instant) -> Result<Met> {
+fn host(meeting: &Meeting<'_>, timeout: Duration, deadline: Instant) -> Result<Met> {
     let listener = loop {
-        match address.listen() {
+        match meeting.address.listen() {
             Ok(listener) => break listener,
             // The job before, under the same id, may still be ending.
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
@@ -118,14 +220,14 @@ fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline
             }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                 return Err(Error::bootstrap(
-                    format!("another process is rank 0 of this job already ({})", place.launcher),
+                    format!("another process is rank 0 of this job already ({})", meeting.sent_by),
                     "give each job an id of its own, and each process a rank of its own",
                 ));
             }
             Err(e) => return Err(refused("listening for the other ranks", e)),
         }
     };
-    let mut guests: Vec<Option<Guest>> = (1..place.world_size).map(|_| None).collect();
+    let mut guests: Vec<Option<Guest>> = (1..meeting.world_size).map(|_| None).collect();
     let outcome = loop {
         if guests.iter().all(Option::is_some) {
             break Ok(());
@@ -144,11 +246,13 @@ fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline
             Ok(None) => continue,
             Err(e) => break Err(refused("accepting a rank", e)),
         };
-        if let Err(error) = receive_guest(place, job, connection, &mut guests) {
+        // One that connects and says nothing must not take all the time that there is.
+        let patience = HELLO_TIMEOUT.min(deadline.saturating_duration_since(Instant::now()) / 2);
+        if let Err(error) = receive_guest(meeting, connection, patience, &mut guests) {
             break Err(error);
         }
     };
-    match outcome.and_then(|()| welcome(place, &guests)) {
+    match outcome.and_then(|()| welcome(meeting, &guests)) {
         Ok(met) => Ok(met),
         Err(error) => {
             // Nobody shall wait for what will not come.
@@ -161,14 +265,14 @@ fn host(place: &Place, job: u128, address: &Address, timeout: Duration, deadline
                 let _ = refuse(&guest.connection, &reason, missing);
             }
             let known = guests.iter().flatten().count();
-            refuse_others(&listener, job, place.world_size - 1 - known, &reason, missing);
+            refuse_others(&listener, meeting, meeting.world_size - 1 - known, &reason, missing);
             Err(error)
         }
     }
 }
 
 /// Ranks that come while the meeting is ended, or just afterwards, are told why: they would wait for rank 0.
-fn refuse_others(listener: &Listener, job: u128, count: usize, reason: &str, missing: &[usize]) {
+fn refuse_others(listener: &Listener, meeting: &Meeting<'_>, count: usize, reason: &str, missing: &[usize]) {
     let end = Instant::now() + FAREWELL;
     let mut told = 0;
     while told < count && Instant::now() < end {
@@ -176,7 +280,7 @@ fn refuse_others(listener: &Listener, job: u128, count: usize, reason: &str, mis
         let mut bytes = [0; HELLO_LEN];
         if connection.set_timeout(FAREWELL).is_ok()
             && connection.receive(&mut bytes).is_ok()
-            && Hello::from_bytes(&bytes).is_some_and(|hello| hello.job == job)
+            && Hello::from_bytes(&bytes).is_some_and(|hello| meeting.expects(&hello))
             // All that it sends is taken, or it would find the connection broken before it reads.
             && connection.receive_process().is_ok()
             && refuse(&connection, reason, missing).is_ok()
@@ -206,45 +310,75 @@ fn missing_ranks(guests: &[Option<Guest>], timeout: Duration) -> Error {
 
 /// Hears who has connected. A stranger is sent away; a rank that cannot be right ends the meeting.
 fn receive_guest(
-    place: &Place,
-    job: u128,
+    meeting: &Meeting<'_>,
     connection: Connection,
+    patience: Duration,
     guests: &mut [Option<Guest>],
 ) -> Result<()> {
-    if connection.peer_user().ok() != Some(user_id()) || connection.set_timeout(HELLO_TIMEOUT).is_err() {
+    if connection.peer_user().ok() != Some(user_id()) || connection.set_timeout(patience.max(TICK)).is_err() {
         tracing::warn!("another user's process tried to join the job");
         return Ok(());
     }
     let mut bytes = [0; HELLO_LEN];
     let hello = connection.receive(&mut bytes).ok().and_then(|()| Hello::from_bytes(&bytes));
-    let Some(hello) = hello.filter(|hello| hello.job == job) else {
+    let Some(hello) = hello.filter(|hello| meeting.expects(hello)) else {
         tracing::warn!("a process that does not belong to the job tried to join it");
         let _ = refuse(&connection, "this is not the job, or the version of phalanx, that was expected", &[]);
         return Ok(());
     };
-    let (rank, world_size) = (hello.rank as usize, hello.world_size as usize);
-    let problem = if world_size != place.world_size {
-        Some(format!(
-            "rank {rank} was told that there are {world_size} ranks, rank 0 that there are {}",
-            place.world_size
-        ))
-    } else if rank == 0 || rank >= place.world_size || guests[rank - 1].is_some() {
-        Some(format!("two processes claim to be rank {rank}"))
-    } else {
-        None
+    let rank = match meeting.rank_of(&hello, guests) {
+        Ok(rank) => rank,
+        Err(error) if hello.rank == JOINER => {
+            // All that it sends is taken, or it would find the connection broken before it reads.
+            let _ = connection.receive_process();
+            let _ = refuse(&connection, &error.to_string(), &[]);
+            return Ok(());
+        }
+        Err(error) => {
+            let _ = refuse(&connection, &error.to_string(), &[]);
+            return Err(error);
+        }
     };
-    if let Some(problem) = problem {
-        let error =
-            Error::bootstrap(problem, "give each process a rank of its own and the same number of ranks");
-        let _ = refuse(&connection, &error.to_string(), &[]);
-        return Err(error);
-    }
     match connection.receive_process() {
         Ok(process) => guests[rank - 1] = Some(Guest { connection, process, cpus: hello.cpus }),
         // It may try again, or the deadline names it.
         Err(e) => tracing::warn!("rank {rank} could not hand over its process handle: {e}"),
     }
     Ok(())
+}
+
+impl Meeting<'_> {
+    /// Whether it belongs to the job, and to this meeting.
+    fn expects(&self, hello: &Hello) -> bool {
+        let key = if hello.rank == JOINER { self.joiners_key } else { Some(self.members_key) };
+        key == Some(hello.job)
+    }
+
+    /// The rank of somebody who has come.
+    fn rank_of(&self, hello: &Hello, guests: &[Option<Guest>]) -> Result<usize> {
+        let (rank, world_size) = (hello.rank as usize, hello.world_size as usize);
+        if hello.rank == JOINER {
+            let free = (self.members..self.world_size).find(|rank| guests[rank - 1].is_none());
+            return free.ok_or_else(|| {
+                let joiners = self.world_size - self.members;
+                Error::bootstrap(
+                    format!("{joiners} joiners were asked for, and as many have come"),
+                    "start as many as the others pass to grow, or as ranks are gone",
+                )
+            });
+        }
+        let problem = if world_size != self.world_size {
+            format!(
+                "rank {rank} was told that there are {world_size} ranks, rank 0 that there are {}",
+                self.world_size
+            )
+        } else if rank == 0 || rank >= self.members || guests[rank - 1].is_some() {
+            format!("two processes claim to be rank {rank}")
+        } else {
+            return Ok(rank);
+        };
+        Err(Error::bootstrap(problem, "give each process a rank of its own and the same number of ranks"))
+    }
 }
 
 /// A refusal: a zero, the reason, and the ranks that are missing.
@@ -262,24 +396,27 @@ fn refuse(connection: &Connection, reason: &str, missing: &[usize]) -> io::Resul
 }
 
 /// All have come: makes the region and gives it to them.
-fn welcome(place: &Place, guests: &[Option<Guest>]) -> Result<Met> {
+fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
     let own = Process::current()?;
     let file = SharedFile::create()?;
     let guests: Vec<&Guest> = guests.iter().flatten().collect();
     let everyone: Vec<&Process> = std::iter::once(&own).chain(guests.iter().map(|g| &g.process)).collect();
     // The region exists before anybody can look into it.
     let cores = count_cores(guests.iter().map(|guest| guest.cpus));
-    let world = World::processes(file.try_clone()?, Vec::new(), cores)?;
-    let channel = NewChannel::create(&world, place.world_size)?;
+    let world = World::processes(meeting.job, file.try_clone()?, Vec::new(), cores)?;
+    let world_size = meeting.world_size;
+    let channel = NewChannel::create(&world, world_size)?;
     for (index, guest) in guests.iter().enumerate() {
         // The channel's id is never 0, which is a refusal.
+        let rank = index + 1;
+        let welcome = [channel.id(), cores as u64, rank as u64, world_size as u64, meeting.number];
         let sent = guest
             .connection
-            .send(&[channel.id(), cores as u64].map(u64::to_le_bytes).concat())
+            .send(&welcome.map(u64::to_le_bytes).concat())
             .and_then(|()| guest.connection.send_handles(Some(&file), &everyone));
         sent.map_err(|e| {
             Error::bootstrap(
-                format!("rank {} cannot be given the region: {e}", index + 1),
+                format!("rank {rank} cannot be given the region: {e}"),
                 "see its own output; each rank needs a file descriptor per rank (`ulimit -n`)",
             )
         })?;
@@ -288,7 +425,8 @@ fn welcome(place: &Place, guests: &[Option<Guest>]) -> Result<Met> {
     let processes = std::iter::once(Ok(own))
         .chain(guests.iter().map(|guest| guest.process.try_clone()))
         .collect::<Result<Vec<_>>>()?;
-    Ok(Met { world: Arc::new(world.with_processes(processes)), channel })
+    let world = Arc::new(world.with_processes(processes));
+    Ok(Met { world, channel, rank: 0, world_size, number: meeting.number })
 }
 
 /// How many cores the ranks have between them: the union of theirs, within this process's CPU quota.
@@ -302,7 +440,14 @@ fn count_cores(others: impl Iterator<Item = CpuSet>) -> usize {
 
 // --- the others -----------------------------------------------------------------------------------------
 
-fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadline: Instant) -> Result<Met> {
+/// `nobody` is the error when no rank 0 has been there.
+fn visit(
+    job: &str,
+    hello: Hello,
+    address: &Address,
+    deadline: Instant,
+    nobody: impl Fn() -> Error,
+) -> Result<Met> {
     let connection = loop {
         match address.connect() {
             Ok(connection) => break connection,
@@ -312,15 +457,7 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
             {
                 std::thread::sleep(TICK);
             }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                return Err(BootstrapError {
-                    problem: format!("after {timeout:.1?} rank 0 has not come"),
-                    remedy: "see whether it was started on this host, by this user, with the same job id"
-                        .into(),
-                    missing: vec![0],
-                }
-                .into());
-            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Err(nobody()),
             Err(e) => return Err(refused("connecting to rank 0", e)),
         }
     };
@@ -334,8 +471,6 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
     // A little longer than rank 0 waits, so that its reason arrives.
     let patience = deadline.saturating_duration_since(Instant::now()) + GRACE;
     let own = Process::current()?;
-    let hello =
-        Hello { job, rank: place.rank as u32, world_size: place.world_size as u32, cpus: usable_cpus() };
     let lost = |e: io::Error| {
         Error::bootstrap(
             format!("the connection to rank 0 broke while the ranks were meeting ({e})"),
@@ -351,13 +486,17 @@ fn visit(place: &Place, job: u128, address: &Address, timeout: Duration, deadlin
     if id == 0 {
         return Err(refusal(&connection).map_err(lost)?);
     }
-    let mut cores = [0; 8];
-    connection.receive(&mut cores).map_err(lost)?;
-    let cores = u64::from_le_bytes(cores) as usize;
-    let (file, processes) = connection.receive_world(place.world_size).map_err(lost)?;
-    let world = Arc::new(World::processes(file, processes, cores)?);
+    let mut rest = [0; 32];
+    connection.receive(&mut rest).map_err(lost)?;
+    let word = |at: usize| u64::from_le_bytes(rest[8 * at..8 * at + 8].try_into().expect("8 bytes"));
+    let [cores, rank, world_size] = [0, 1, 2].map(|at| word(at) as usize);
+    if rank >= world_size || world_size > MAX_RANKS {
+        return Err(lost(io::ErrorKind::InvalidData.into()));
+    }
+    let (file, processes) = connection.receive_world(world_size).map_err(lost)?;
+    let world = Arc::new(World::processes(job, file, processes, cores)?);
     let channel = NewChannel::open(&world, id)?;
-    Ok(Met { world, channel })
+    Ok(Met { world, channel, rank, world_size, number: word(3) })
 }
 
 fn refusal(connection: &Connection) -> io::Result<Error> {

@@ -1,7 +1,7 @@
 //! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
 
 use crate::backend::{Call, Direction, Space};
-use crate::comm::{Comm, OnStream};
+use crate::comm::{Comm, View};
 use crate::error::{Error, Result, UsageError};
 use crate::group::{CommGroup, Group};
 use cudarc::driver::CudaGraph;
@@ -44,7 +44,7 @@ pub struct Graph<'c, B, F> {
     captured: Vec<[u64; 6]>,
     buffers: B,
     describe: F,
-    comm: OnStream<'c>,
+    comm: View<'c>,
 }
 
 impl<'c, B, F> Graph<'c, B, F>

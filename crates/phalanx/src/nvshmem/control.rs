@@ -66,7 +66,11 @@ impl Control {
         // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
         let channels = unsafe { (of.backend.host_channel()?, of.backend.host_channel()?) };
         let (backend, witness): (Arc<dyn Backend>, _) = match channels {
-            (Some(channel), witness) => (Arc::new(channel), witness.map(Witness::new)),
+            (Some(meetings), channel) => {
+                let meetings = Arc::new(meetings);
+                let witness = channel.map(|channel| Witness::new(channel, meetings.clone()));
+                (meetings, witness)
+            }
             (None, _) => {
                 // SAFETY: as above.
                 let part = unsafe { of.backend.split(Some(0), of.rank() as i64) }?;

@@ -5,12 +5,14 @@
 //! | `recorder.rs` | the ring of a communicator's last operations, always on |
 //! | `clock.rs` | times that cost a few nanoseconds |
 //! | `dump.rs` | a ring as a file |
+//! | `deadline.rs` | deadlines of single operations |
 //! | `signal.rs` | files on a signal |
 //!
 //! The front calls [`Recorder::begin`] and [`Recorder::end`] around what it hands to a backend, so every backend
 //! is recorded in the same way.
 
 mod clock;
+pub(crate) mod deadline;
 mod dump;
 mod recorder;
 mod signal;
@@ -41,6 +43,7 @@ impl Comm {
     #[inline]
     pub(crate) unsafe fn post(&self, transfer: Transfer) -> Result<Posted> {
         let record = self.recorder.begin_message(&transfer);
+        let _limited = self.limited();
         // SAFETY: the caller's contract.
         match unsafe { self.backend.post(transfer) } {
             Ok(ticket) => Ok(Posted { ticket, record }),
@@ -51,6 +54,7 @@ impl Comm {
     /// [`Backend::wait`](crate::backend::Backend::wait), recorded.
     #[inline]
     pub(crate) fn wait(&self, posted: Posted, meanwhile: &dyn Fn()) -> Result<()> {
+        let _limited = self.limited();
         self.recorder.end(posted.record, self.backend.wait(posted.ticket, meanwhile))
     }
 

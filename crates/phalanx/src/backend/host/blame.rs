@@ -22,6 +22,14 @@ impl Endpoint {
             suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
         missing.sort_unstable();
         missing.dedup();
+        if absent.is_empty() && self.world.is_processes() {
+            // All are there: those that are stopped hold up the others.
+            let stopped = missing.iter().copied().filter(|rank| crate::os::halt(self.pid(*rank)).is_some());
+            let stopped: Vec<usize> = stopped.collect();
+            if !stopped.is_empty() {
+                return stopped;
+            }
+        }
         missing
     }
 

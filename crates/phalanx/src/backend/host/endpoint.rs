@@ -10,6 +10,7 @@ use super::world::{Kind, Segment, World};
 use crate::backend::{Call, Departure, Operation};
 use crate::error::{Error, PeerEvent, Result};
 use crate::sync::Ordering;
+use crate::watch::deadline;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -90,6 +91,11 @@ impl Endpoint {
 
     pub fn timeout(&self) -> Duration {
         Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    /// The deadline of a wait of this thread.
+    pub fn deadline(&self) -> Duration {
+        deadline::of(self.timeout())
     }
 
     pub fn set_timeout(&self, timeout: Duration) {
@@ -261,7 +267,7 @@ impl Endpoint {
                 let awaited = self.members[*first] as u32 + 1;
                 self.standing(self.rank).waits_for.store(awaited, Ordering::Release);
             }
-            let left = self.timeout().saturating_sub(since.elapsed());
+            let left = self.deadline().saturating_sub(since.elapsed());
             self.own().park.prepare(parks(), self.fences);
             let outcome = ready();
             if matches!(outcome, Ok(false)) && !self.has_failed() {
@@ -315,7 +321,7 @@ impl Endpoint {
         if let Some(rank) = liveness.look(self, awaited) {
             return Some(Verdict::Peer { rank, event: PeerEvent::Stopped, context: context() });
         }
-        if since.elapsed() >= self.timeout() {
+        if since.elapsed() >= self.deadline() {
             let missing = self.missing(awaited, sequence, &record);
             return Some(Verdict::Timeout { missing, context: context() });
         }

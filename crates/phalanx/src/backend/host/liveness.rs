@@ -62,7 +62,7 @@ impl Liveness {
             tracing::warn!(
                 rank = endpoint.rank,
                 "rank {rank}, process {pid}, {how}; it is waited for, {:.0?} at the most",
-                limit.unwrap_or(Duration::MAX).min(endpoint.timeout())
+                limit.unwrap_or(Duration::MAX).min(endpoint.deadline())
             );
         }
         None

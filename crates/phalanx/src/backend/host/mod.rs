@@ -41,6 +41,7 @@ pub(crate) use world::World;
 use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Direction, Operation, Ticket, Transfer,
 };
+use crate::bootstrap::Growth;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use collective::{Collective, State};
@@ -218,6 +219,12 @@ impl Backend for HostComm {
         Ok((Box::new(shrunk), round))
     }
 
+    unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        // SAFETY: the caller's contract.
+        let (grown, number) = unsafe { self.grown(joiners) }?;
+        Ok((Box::new(grown), number))
+    }
+
     fn collectives_of_split(&self) -> u64 {
         3
     }
@@ -312,17 +319,60 @@ impl HostComm {
         Ok(Some(HostComm::attach(world, channel, rank, world_ranks, timeout)))
     }
 
+    /// [`Backend::grow`], not boxed: all ranks meet again, with the joiners, in a region of their own.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    pub unsafe fn grown(&self, joiners: usize) -> Result<(HostComm, u64)> {
+        self.endpoint.check()?;
+        let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
+        let Some(job) = self.endpoint.world.job() else {
+            return Err(Error::Unsupported {
+                what: "grow".into(),
+                why: "the ranks are threads of one process, or there is only one".into(),
+                remedy: "start the ranks as processes, with `phalanx launch`".into(),
+            });
+        };
+        let world_size = members.saturating_add(joiners);
+        if world_size > MAX_RANKS {
+            return Err(crate::UsageError::WorldSize { world_size, limit: MAX_RANKS }.into());
+        }
+        // So that nobody meets those of an earlier attempt.
+        let own = [getrandom::u64().map_err(|e| {
+            Error::system("getrandom", std::io::Error::other(e), "each meeting needs a number of its own")
+        })?];
+        let mut all = vec![[0u64; 1]; members];
+        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
+        // SAFETY: the caller's contract.
+        unsafe { self.tell_all_in(call, &own, all.as_mut_slice()) }?;
+        let growth = Growth { job: job.to_owned(), number: all[0][0], rank, members, joiners };
+        let met = growth.meet(crate::watch::deadline::of(self.timeout()))?;
+        let ranks = (0..world_size).collect();
+        Ok((HostComm::attach(met.world, met.channel, rank, ranks, self.timeout()), met.number))
+    }
+
     /// An all_gather of a few words, as a step of `split` or of another backend's set-up.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
     pub unsafe fn tell_all<const N: usize>(&self, own: &[u64; N], all: &mut [[u64; N]]) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.tell_all_in(Call::empty(Operation::Split), own, all) }
+    }
+
+    /// The same as a step of this call.
+    unsafe fn tell_all_in<const N: usize>(
+        &self,
+        call: Call<'_>,
+        own: &[u64; N],
+        all: &mut [[u64; N]],
+    ) -> Result<()> {
         let call = Call {
             dtype: DType::U64,
             send: own.as_ptr().cast(),
             recv: all.as_mut_ptr().cast(),
             blocks: Blocks::Equal(N),
-            ..Call::empty(Operation::Split)
+            ..call
         };
         // SAFETY: the caller's contract; one block of N words, and room for one from each rank.
         unsafe { self.collective(&call) }

@@ -86,6 +86,10 @@ fn mix(hash: u64, word: u64) -> u64 {
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.operation.name())?;
+        if self.operation == Operation::Grow {
+            // Its place is where others have the root.
+            return write!(f, "(by {})", self.root);
+        }
         if self.operation.is_empty_handed() {
             return Ok(());
         }

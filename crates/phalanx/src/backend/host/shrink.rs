@@ -116,7 +116,7 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
         // One look at each, so that nobody who comes just now is neither.
         let waited_for = before.iter().copied().filter(|rank| !is_gone(*rank));
         let (there, missing): (Vec<usize>, Vec<usize>) = waited_for.partition(|rank| has_joined(*rank));
-        let late = since.elapsed() >= endpoint.timeout();
+        let late = since.elapsed() >= endpoint.deadline();
         // At the deadline everybody proposes: the first may be stopped.
         if late || (missing.is_empty() && there.first() == Some(&endpoint.rank)) {
             if !missing.is_empty() {
@@ -181,7 +181,7 @@ fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
             _ => {}
         }
         let mut absent = new.peers().filter(|rank| life(*rank) == 0).peekable();
-        let late = since.elapsed() >= new.timeout() || decided(old) > round;
+        let late = since.elapsed() >= new.deadline() || decided(old) > round;
         // An outcome that somebody else was first to settle is what the next look finds.
         if absent.peek().is_none() {
             let _ = settle(CONFIRMED);

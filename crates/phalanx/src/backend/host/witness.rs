@@ -2,14 +2,15 @@
 //! they call, see who is gone, and give up together, with one verdict.
 
 use super::HostComm;
+use super::endpoint::Endpoint;
 use super::layout::RECORDS;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
 use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
 use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
-use crate::sync::lock;
-use std::sync::Mutex;
+use crate::sync::{Ordering, lock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A peer that left may have done its part of what this rank still waits for; after this time it has not.
@@ -18,8 +19,20 @@ const GRACE: Duration = Duration::from_secs(2);
 /// One rank's end of it.
 pub(crate) struct Witness {
     channel: HostComm,
+    /// Where the ranks meet: it fails with this channel, and its failures are judged here, so that there is one verdict.
+    meetings: Arc<HostComm>,
     /// Held by whoever looks for a reason to give up: a rank has one place for its verdict.
     judging: Mutex<()>,
+}
+
+/// As long as it lives, the rank waits: others that wait for it find out for whom.
+pub(crate) struct Waiting<'a>(&'a Endpoint);
+
+impl Drop for Waiting<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.standing(self.0.rank).waits_for.store(0, Ordering::Release);
+    }
 }
 
 /// Which way messages go between two ranks: each way is a connection.
@@ -110,8 +123,8 @@ impl Subject {
 }
 
 impl Witness {
-    pub fn new(channel: HostComm) -> Witness {
-        Witness { channel, judging: Mutex::default() }
+    pub fn new(channel: HostComm, meetings: Arc<HostComm>) -> Witness {
+        Witness { channel, meetings, judging: Mutex::default() }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
@@ -134,6 +147,31 @@ impl Witness {
     #[inline]
     pub fn check(&self) -> Result<()> {
         self.channel.endpoint.check()
+    }
+
+    /// A wait begins, in which the rank [tells](Witness::tell_wait) for whom.
+    #[inline]
+    pub fn waiting(&self) -> Waiting<'_> {
+        Waiting(&self.channel.endpoint)
+    }
+
+    /// Tells the others whom this rank waits for.
+    pub fn tell_wait(&self, subject: &Subject) {
+        let endpoint = &self.channel.endpoint;
+        let awaited = match subject.peer() {
+            Some(peer) => Some(peer),
+            None => endpoint.peers().find(|rank| !self.has_arrived(*rank, subject)),
+        };
+        if let Some(rank) = awaited {
+            let awaited = endpoint.members()[rank] as u32 + 1;
+            endpoint.standing(endpoint.rank).waits_for.store(awaited, Ordering::Release);
+        }
+    }
+
+    /// The verdict on a meeting that failed, which the subject needed.
+    #[cold]
+    pub fn judge_meeting(&self, subject: &Subject, since: Instant, error: Error) -> Error {
+        self.look(subject, since).err().unwrap_or(error)
     }
 
     /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
@@ -168,7 +206,7 @@ impl Witness {
                 None => {}
             }
         }
-        if waited >= endpoint.timeout() {
+        if waited >= endpoint.deadline() {
             let missing = endpoint.missing(&awaited, subject.sequence, &subject.record);
             return Err(endpoint.fail(&Verdict::Timeout { missing, context: context() }));
         }
@@ -220,10 +258,31 @@ impl Witness {
         endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
     }
 
+    /// The verdict on two ranks that call different things under one number; all ranks find the same two.
+    pub fn differ(
+        &self,
+        lower: (usize, &[u64; Subject::WORDS]),
+        higher: (usize, &[u64; Subject::WORDS]),
+    ) -> Error {
+        let record =
+            |[_, head, count, counts]: [u64; Subject::WORDS]| Record::from_words([head, count, counts]);
+        match (record(*lower.1), record(*higher.1)) {
+            (Some(low), Some(high)) => {
+                let _judging = lock(&self.judging);
+                let (lower, higher, sequence) = ((lower.0, low), (higher.0, high), lower.1[0]);
+                self.channel.endpoint.fail(&Verdict::Mismatch { sequence, lower, higher })
+            }
+            _ => Subject::mismatch(lower, higher),
+        }
+    }
+
     /// Gives up for all ranks, because this one failed; answers the verdict that holds.
     pub fn give_up(&self) -> Error {
         let _judging = lock(&self.judging);
-        self.channel.endpoint.fail(&Verdict::Aborted { rank: self.channel.endpoint.rank })
+        let endpoint = &self.channel.endpoint;
+        let verdict = endpoint.fail(&Verdict::Aborted { rank: endpoint.rank });
+        self.meetings.abort();
+        verdict
     }
 
     /// The channel of those who are still there, and the number of this shrinking.

@@ -63,6 +63,8 @@ pub(super) struct ProcessWorld {
     file: SharedFile,
     /// The first segment of the file: where the next one goes, and the ranks' standings.
     header: Mapping,
+    /// What the ranks of the job have in common.
+    job: String,
     /// Every rank's process, by world rank.
     pub processes: Vec<Process>,
     /// Segments of peers that were mapped to read from them.
@@ -79,14 +81,15 @@ impl World {
         World { kind, cores, stopped_timeout: None }
     }
 
-    /// The world of the processes that share `file`, and `cores`. The first process to call it does so
+    /// The world of the processes of a job that share `file`, and `cores`. The first process to call it does so
     /// before the file's descriptor leaves it.
-    pub fn processes(file: SharedFile, processes: Vec<Process>, cores: usize) -> Result<World> {
+    pub fn processes(job: &str, file: SharedFile, processes: Vec<Process>, cores: usize) -> Result<World> {
         file.extend_to(GRAIN)?;
         let header = file.map(0, GRAIN as usize)?;
         let (peers, heap, fork) =
             (Mutex::default(), Mutex::default(), crate::os::ForkMark::of_this_process());
-        let world = ProcessWorld { file, header, processes, peers, heap, fork };
+        let job = job.to_owned();
+        let world = ProcessWorld { job, file, header, processes, peers, heap, fork };
         // The first to come finds 0; the first page is the header's own.
         let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
         let stopped_timeout = crate::bootstrap::stopped_timeout_from_environment()?;
@@ -99,6 +102,14 @@ impl World {
             world.processes = processes;
         }
         self
+    }
+
+    /// What the ranks of the job have in common, if they are processes.
+    pub fn job(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Processes(world) => Some(&world.job),
+            Kind::Threads(_) => None,
+        }
     }
 
     pub fn is_processes(&self) -> bool {
@@ -502,7 +513,7 @@ mod tests {
     use super::*;
 
     fn world() -> Arc<World> {
-        Arc::new(World::processes(SharedFile::create().unwrap(), Vec::new(), 1).unwrap())
+        Arc::new(World::processes("job", SharedFile::create().unwrap(), Vec::new(), 1).unwrap())
     }
 
     #[test]

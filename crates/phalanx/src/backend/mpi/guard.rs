@@ -6,6 +6,7 @@
 use crate::backend::host::Record;
 use crate::error::{Error, Result, TimeoutError};
 use crate::sync::lock;
+use crate::watch::deadline;
 use phalanx_sys::mpi::Handle;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +20,7 @@ const EXIT_CODE: c_int = 124;
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// How long `MPI_Abort` may take.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// `MPI_Abort` and the communicator that it gets, once MPI is initialised.
 #[derive(Clone, Copy)]
@@ -28,12 +29,21 @@ pub(super) struct Abort {
     pub comm: Handle,
 }
 
+/// Whether this process has begun to end the job.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn is_ending_job() -> bool {
+    ENDING.load(Ordering::Relaxed)
+}
+
 /// The note of one communicator.
 pub(super) struct Guard {
     abort: Option<Abort>,
     rank: usize,
     /// Nanoseconds.
     timeout: AtomicU64,
+    /// The same for the operation that the communicator is inside of, if it has one of its own; else 0.
+    limit: AtomicU64,
     inside: AtomicBool,
     /// Changes whenever something was achieved.
     beat: AtomicU64,
@@ -77,6 +87,7 @@ impl Guard {
             abort,
             rank,
             timeout: AtomicU64::new(nanoseconds(timeout)),
+            limit: AtomicU64::new(0),
             inside: AtomicBool::new(false),
             beat: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
@@ -104,8 +115,14 @@ impl Guard {
             word.store(value, Ordering::Relaxed);
         }
         self.sequence.store(sequence, Ordering::Relaxed);
+        let limit = deadline::limit();
+        self.limit.store(limit.map_or(0, nanoseconds), Ordering::Relaxed);
         self.beat();
         self.inside.store(true, Ordering::Release);
+        if limit.is_some() {
+            // It may be shorter than the time for which the thread sleeps.
+            CHANGED.notify_all();
+        }
         Inside(self)
     }
 
@@ -118,6 +135,19 @@ impl Guard {
 
     pub fn timeout(&self) -> Duration {
         Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    /// The deadline of a wait of this thread.
+    pub fn deadline(&self) -> Duration {
+        deadline::of(self.timeout())
+    }
+
+    /// The deadline of the operation that the communicator is inside of.
+    fn current(&self) -> Duration {
+        match self.limit.load(Ordering::Relaxed) {
+            0 => self.timeout(),
+            limit => Duration::from_nanos(limit),
+        }
     }
 
     pub fn set_timeout(&self, timeout: Duration) {
@@ -136,6 +166,7 @@ impl Guard {
 
     /// Ends the job, with a reason on standard error.
     pub fn end_job(&self, reason: &str) -> ! {
+        ENDING.store(true, Ordering::Relaxed);
         // Both: whoever has no subscriber for the log still has to learn why the job ended.
         tracing::error!("{reason}");
         eprintln!("phalanx: {reason}");
@@ -160,8 +191,8 @@ impl Watched {
     /// Looks at the guard; how long the thread may sleep for it. `None`: it is gone.
     fn look(&mut self, now: Instant) -> Option<Duration> {
         let guard = self.guard.upgrade()?;
-        let timeout = guard.timeout();
         let inside = guard.inside.load(Ordering::Acquire);
+        let timeout = if inside { guard.current() } else { guard.timeout() };
         let beat = guard.beat.load(Ordering::Relaxed);
         if !inside || beat != self.beat {
             (self.beat, self.since) = (beat, now);

@@ -227,7 +227,7 @@ impl MpiComm {
             }
             std::thread::yield_now();
             let since = *since.get_or_insert_with(Instant::now);
-            if polls.is_multiple_of(64) && since.elapsed() >= self.guard.timeout() {
+            if polls.is_multiple_of(64) && since.elapsed() >= self.guard.deadline() {
                 return Err(self.overdue(ticket, since.elapsed()));
             }
         }

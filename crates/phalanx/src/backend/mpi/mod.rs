@@ -31,7 +31,7 @@ use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
 };
 use crate::dtype::DType;
-use crate::error::{Error, LibraryError, Result};
+use crate::error::{Error, LibraryError, MismatchError, Result};
 use crate::os::Mapping;
 use collective::Scratch;
 use guard::Guard;
@@ -65,6 +65,8 @@ pub(crate) struct MpiComm {
     rank: usize,
     ranks: usize,
     guard: Arc<Guard>,
+    /// Whether calls are compared before they move anything.
+    check: bool,
     failed: OnceLock<Error>,
     messages: Mutex<Messages>,
     /// Touched only inside `collective`, which one thread at a time may call.
@@ -78,7 +80,7 @@ unsafe impl Sync for MpiComm {}
 impl MpiComm {
     /// The communicator of all ranks: a duplicate of `MPI_COMM_WORLD`, so that the application's own use of MPI and
     /// this one do not meet. Waits for all ranks.
-    pub fn world(launched: &Launched, timeout: Duration) -> Result<MpiComm> {
+    pub fn world(launched: &Launched, timeout: Duration, check_calls: bool) -> Result<MpiComm> {
         let process = Process::start(launched, timeout)?;
         process.check_world(launched)?;
         let guard = Guard::watch(Some(process.abort_of(process.world())), launched.rank, timeout)?;
@@ -89,11 +91,16 @@ impl MpiComm {
             check("MPI_Comm_dup", unsafe { (process.mpi.functions.comm_dup)(process.world(), &raw mut comm) })
         };
         duplicated.map_err(|failure| process.error(failure, launched.rank, "init", 0))?;
-        MpiComm::attach(process, comm, timeout)
+        MpiComm::attach(process, comm, timeout, check_calls)
     }
 
     /// A rank's end of a communicator that was just made.
-    fn attach(process: &'static Process, comm: Handle, timeout: Duration) -> Result<MpiComm> {
+    fn attach(
+        process: &'static Process,
+        comm: Handle,
+        timeout: Duration,
+        check_calls: bool,
+    ) -> Result<MpiComm> {
         let (rank, ranks) = process.place_in(comm).map_err(|failure| process.error(failure, 0, "init", 0))?;
         Ok(MpiComm {
             process,
@@ -101,6 +108,7 @@ impl MpiComm {
             rank,
             ranks,
             guard: Guard::watch(Some(process.abort_of(comm)), rank, timeout)?,
+            check: check_calls,
             failed: OnceLock::new(),
             messages: Mutex::default(),
             scratch: UnsafeCell::default(),
@@ -131,16 +139,36 @@ impl MpiComm {
         self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
     }
 
-    /// Carries out a part of `split`: everybody's numbers.
-    fn tell_all(&self, own: [i64; 2]) -> std::result::Result<Vec<[i64; 2]>, Failure> {
-        let mut all = vec![[0i64; 2]; self.ranks];
+    /// Everybody's numbers, as a part of an operation.
+    fn tell_all<const N: usize>(&self, own: [i64; N]) -> std::result::Result<Vec<[i64; N]>, Failure> {
+        let mut all = vec![[0i64; N]; self.ranks];
         let (send, recv, int64) =
             (own.as_ptr().cast(), all.as_mut_ptr().cast(), self.process.mpi.constants.int64);
-        // SAFETY: two numbers of each rank, and room for them.
+        let count = N as c_int;
+        // SAFETY: so many numbers of each rank, and room for them.
         check("MPI_Allgather", unsafe {
-            (self.process.mpi.functions.allgather)(send, 2, int64, recv, 2, int64, self.comm)
+            (self.process.mpi.functions.allgather)(send, count, int64, recv, count, int64, self.comm)
         })?;
         Ok(all)
+    }
+
+    /// In checked mode, compares a call with the other ranks' before it moves anything: MPI does not.
+    #[inline]
+    fn compare(&self, record: &Record, sequence: u64) -> Result<()> {
+        if self.check { self.compare_with_all(record, sequence) } else { Ok(()) }
+    }
+
+    fn compare_with_all(&self, record: &Record, sequence: u64) -> Result<()> {
+        let [head, count, counts] = record.words();
+        let own = [sequence, head, count, counts].map(u64::cast_signed);
+        let all = self.tell_all(own).map_err(|failure| self.failure(failure, record, sequence))?;
+        let Some(rank) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
+        let text = |rank: usize| {
+            let [_, head, count, counts] = all[rank].map(i64::cast_unsigned);
+            Record::from_words([head, count, counts]).map_or("an unknown call".into(), |r| r.to_string())
+        };
+        let mismatch = MismatchError { rank, theirs: text(rank), other_rank: 0, ours: text(0), sequence };
+        Err(self.fail(mismatch.into()))
     }
 
     /// `MPI_Comm_split` with any colour and key. Its own are C `int`s: the first member's rank and the place among
@@ -180,6 +208,7 @@ impl Backend for MpiComm {
         self.ready()?;
         let record = Record::of(call);
         let inside = self.guard.enter(&record);
+        self.compare(&record, inside.sequence())?;
         // SAFETY: the caller's contract.
         let done = unsafe { self.carry_out(call) };
         done.map_err(|failure| self.failure(failure, &record, inside.sequence()))
@@ -207,12 +236,13 @@ impl Backend for MpiComm {
         self.ready()?;
         let record = Record::of(&Call::empty(Operation::Split));
         let inside = self.guard.enter(&record);
+        self.compare(&record, inside.sequence())?;
         let part = self.split_handle(color, key);
         let failed = |failure| self.failure(failure, &record, inside.sequence());
         let Some(part) = part.map_err(failed)? else {
             return Ok(None);
         };
-        Ok(Some(Box::new(MpiComm::attach(self.process, part, self.timeout())?)))
+        Ok(Some(Box::new(MpiComm::attach(self.process, part, self.timeout(), self.check)?)))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, UsageError};
 use crate::sync::lock;
 use phalanx_sys::mpi::{Handle, LoadError, Mpi};
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
@@ -42,6 +42,8 @@ pub(super) struct Process {
     failed: AtomicBool,
     /// The last deadline, in nanoseconds: finalising has it too.
     timeout: AtomicU64,
+    /// In the world.
+    rank: AtomicUsize,
 }
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
@@ -94,6 +96,7 @@ impl Process {
             main_only,
             failed,
             timeout: AtomicU64::new(0),
+            rank: AtomicUsize::new(launched.rank),
             mpi,
         };
         tracing::info!(
@@ -111,6 +114,7 @@ impl Process {
     pub fn check_world(&self, launched: &Launched) -> Result<()> {
         let place = self.place_in(self.world());
         let (rank, ranks) = place.map_err(|failure| self.error(failure, launched.rank, "init", 0))?;
+        self.rank.store(rank, Ordering::Relaxed);
         let expected = launched.world_size.unwrap_or(ranks);
         if ranks == expected && launched.rank < ranks {
             return Ok(());
@@ -275,6 +279,8 @@ fn finalise_at_exit() {
         extern "C" fn end(status: c_int, _: *mut c_void) {
             if status == 0 {
                 finalise();
+            } else {
+                say_goodbye(status);
             }
         }
         // SAFETY: the function is there as long as the process, whose library it is part of.
@@ -291,6 +297,17 @@ fn finalise_at_exit() {
         // SAFETY: as above. The exit status is not known here, so a rank that fails waits in MPI_Finalize, at most for
         // the deadline.
         unsafe { atexit(end) };
+    }
+}
+
+/// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
+/// be in the middle of `MPI_Abort`.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn say_goodbye(status: c_int) {
+    let Some(process) = PROCESS.get() else { return };
+    let rank = process.rank.load(Ordering::Relaxed);
+    if !super::guard::is_ending_job() {
+        eprintln!("phalanx: rank {rank} ends with status {status}, and with it the job");
     }
 }
 

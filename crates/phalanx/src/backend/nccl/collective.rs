@@ -73,7 +73,7 @@ impl Communicator {
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
                 AllToAllV if self.library.ncclAlltoAllv.is_some() => self.all_to_all_v(call),
                 AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
-                Barrier | Split | Finalize | Init | Shrink | Send | Recv => {
+                Barrier | Split | Finalize | Init | Shrink | Grow | Send | Recv => {
                     unreachable!("nothing to enqueue")
                 }
             }

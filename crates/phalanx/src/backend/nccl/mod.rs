@@ -62,13 +62,13 @@ use library::Library;
 use making::Origin;
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use streams::Events;
 
 /// One rank's end of a communicator on GPUs.
 pub(crate) struct NcclComm {
     communicator: Arc<Communicator>,
-    control: HostComm,
+    control: Arc<HostComm>,
     stream: GpuStream,
     /// Every stream on which operations were enqueued: it lives as long as the communicator.
     streams: Mutex<Vec<GpuStream>>,
@@ -154,7 +154,9 @@ impl NcclComm {
         let (rank, ranks) = (control.rank(), control.world_size());
         // SAFETY: nobody else uses `control` yet.
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
-        let communicator = Arc::new(Communicator::new(library, device, Witness::new(witness), (rank, ranks)));
+        let control = Arc::new(control);
+        let witness = Witness::new(witness, control.clone());
+        let communicator = Arc::new(Communicator::new(library, device, witness, (rank, ranks)));
         let config = settings.config.raw(library);
         // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
         let agreed = unsafe { agree(&control, config.is_ok(), "make the settings") };
@@ -227,13 +229,16 @@ impl NcclComm {
         let communicator = &self.communicator;
         communicator.check()?;
         let own = Subject::call(communicator.collectives() + 1, call);
+        communicator.witness.announce(&own);
         let mut all = vec![[0u64; Subject::WORDS]; communicator.ranks];
         // SAFETY: the caller's contract.
-        unsafe { self.control.tell_all(&own.words(), all.as_mut_slice()) }
-            .map_err(|error| communicator.fail(error))?;
+        self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
         match all.iter().position(|theirs| *theirs != all[0]) {
             None => Ok(()),
-            Some(rank) => Err(communicator.fail(Subject::mismatch((0, &all[0]), (rank, &all[rank])))),
+            Some(rank) => {
+                let mismatch = communicator.witness.differ((0, &all[0]), (rank, &all[rank]));
+                Err(communicator.fail(mismatch))
+            }
         }
     }
 
@@ -255,6 +260,18 @@ impl NcclComm {
         let _current = self.communicator.device.enter()?;
         let _turn = self.communicator.turn()?;
         Ok(graph.launch()?)
+    }
+
+    /// A meeting of the ranks, which an operation needs.
+    fn meet<R>(&self, subject: &Subject, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
+        let since = Instant::now();
+        meeting(&self.control).map_err(|error| {
+            if !error.is_fatal() {
+                return error;
+            }
+            let error = self.communicator.witness.judge_meeting(subject, since, error);
+            self.communicator.fail(error)
+        })
     }
 
     /// Enqueues the messages that were posted.
@@ -341,19 +358,21 @@ impl Backend for NcclComm {
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         self.flush()?;
+        if self.settings.check {
+            // SAFETY: the caller's contract.
+            unsafe { self.compare(call) }?;
+        }
         if !call.operation.is_empty_handed() {
-            if self.settings.check {
-                // SAFETY: the caller's contract.
-                unsafe { self.compare(call) }?;
-            }
             // SAFETY: the caller's contract.
             return unsafe { operation::collective(&self.communicator, call) };
         }
         // A barrier, or the end: everybody's work is complete, and everybody has come.
         self.communicator.sync()?;
-        self.communicator.next_collective(call);
+        let subject = self.communicator.next_collective(call);
         // SAFETY: the caller's contract.
-        unsafe { self.control.collective(call) }.map_err(|error| self.communicator.fail(error))
+        self.meet(&subject, |control| unsafe { control.collective(call) })?;
+        self.communicator.witness.complete(self.communicator.collectives());
+        Ok(())
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
@@ -403,9 +422,13 @@ impl Backend for NcclComm {
         self.flush()?;
         let parent = &self.communicator;
         parent.check()?;
+        if self.settings.check {
+            // SAFETY: the caller's contract.
+            unsafe { self.compare(&Call::empty(Operation::Split)) }?;
+        }
         let subject = parent.next_collective(&Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
-        let control = unsafe { self.control.part(color, key) }.map_err(|error| parent.fail(error))?;
+        let control = self.meet(&subject, |control| unsafe { control.part(color, key) })?;
         if parent.library.ncclCommSplit.is_none() {
             // Before 2.18: a communicator like any other.
             let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
@@ -435,6 +458,18 @@ impl Backend for NcclComm {
         Ok((Box::new(part), round))
     }
 
+    unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        self.sync()?;
+        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
+        let subject = self.communicator.next_collective(&call);
+        // SAFETY: the caller's contract.
+        let (control, number) = self.meet(&subject, |control| unsafe { control.grown(joiners) })?;
+        self.communicator.witness.complete(self.communicator.collectives());
+        let flavour = self.communicator.library.flavour();
+        let grown = NcclComm::join(control, flavour, self.gpu(), self.settings.clone())?;
+        Ok((Box::new(grown), number))
+    }
+
     /// Pinned memory, which the GPU reads without a copy in between.
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let device = &self.communicator.device;
@@ -453,7 +488,7 @@ impl Backend for NcclComm {
     }
 
     fn abort(&self) {
-        self.control.abort();
+        // With it the meetings fail, not before: there is one verdict.
         self.communicator.fail(Error::Aborted { rank: self.rank() });
     }
 

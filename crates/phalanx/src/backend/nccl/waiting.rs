@@ -58,6 +58,7 @@ impl Communicator {
     /// Waits until the library has done what it answered `ncclInProgress` for.
     pub fn settle(&self, subject: &Subject, since: Instant) -> Result<()> {
         let mut patience = Patience::new(since);
+        let _waiting = self.witness.waiting();
         loop {
             let state = self.async_state(&self.turn()?)?;
             match state {
@@ -93,6 +94,7 @@ impl Communicator {
 
     /// Looks for a reason to give up; if there is one, fails.
     fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
+        self.witness.tell_wait(subject);
         self.witness.look(subject, since).map_err(|verdict| self.fail(verdict))
     }
 
@@ -100,6 +102,7 @@ impl Communicator {
     pub(super) fn wait_until(&self, ready: impl Fn() -> bool, subject: &Subject) -> Result<()> {
         let since = Instant::now();
         let mut patience = Patience::new(since);
+        let _waiting = self.witness.waiting();
         while !ready() {
             if patience.pause() {
                 self.look(subject, since)?;
@@ -129,6 +132,7 @@ impl Communicator {
         let _current = self.device.enter()?;
         let since = Instant::now();
         let mut patience = Patience::new(since);
+        let _waiting = self.witness.waiting();
         loop {
             match self.device.is_idle(stream) {
                 Ok(true) => return Ok(()),

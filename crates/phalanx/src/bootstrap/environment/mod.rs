@@ -35,7 +35,6 @@ fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> 
 }
 
 /// Whether calls are compared before they move anything: `PHALANX_CHECK`.
-#[cfg(feature = "cuda")]
 pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
     match std::env::var_os("PHALANX_CHECK") {
         None => Ok(false),
@@ -65,7 +64,6 @@ impl Environment {
         Environment(std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
     }
 
-    #[cfg(test)]
     pub fn of(variables: &[(&str, &str)]) -> Environment {
         Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
     }

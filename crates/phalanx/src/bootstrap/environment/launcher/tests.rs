@@ -1,5 +1,7 @@
 //! Environments as launchers were seen to make them (where there is no such machine: as their sources do).
 
+mod clusters;
+
 use super::super::tests::environment;
 use super::*;
 
@@ -102,7 +104,7 @@ fn recognised(variables: &[(&str, &str)]) -> Launcher {
 
 #[track_caller]
 fn check(
-    variables: Variables,
+    variables: &[(&str, &str)],
     name: &str,
     rank: usize,
     size: Option<usize>,

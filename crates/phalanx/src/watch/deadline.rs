@@ -1,0 +1,43 @@
+//! Deadlines of single operations: see [`Comm::within`](crate::Comm::within).
+//!
+//! A wait is made by the thread that calls, so the deadline that differs from the communicator's is the thread's, for as
+//! long as the call takes. Whatever waits asks [`of`].
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+thread_local! {
+    static LIMIT: Cell<Option<Duration>> = const { Cell::new(None) };
+}
+
+/// The deadline of the call that this thread is in, if it has one of its own.
+#[inline]
+pub(crate) fn limit() -> Option<Duration> {
+    LIMIT.get()
+}
+
+/// The deadline of this thread's wait on a communicator with that one.
+pub(crate) fn of(timeout: Duration) -> Duration {
+    limit().unwrap_or(timeout)
+}
+
+/// As long as it lives, this thread's waits have a deadline of their own.
+pub(crate) struct Limited {
+    before: Option<Duration>,
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Limited {
+    /// `None` changes nothing.
+    #[inline]
+    pub fn to(limit: Option<Duration>) -> Option<Limited> {
+        limit.map(|limit| Limited { before: LIMIT.replace(Some(limit)), of_this_thread: PhantomData })
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        LIMIT.set(self.before);
+    }
+}
