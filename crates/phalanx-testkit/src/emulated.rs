@@ -149,10 +149,9 @@ impl Emulated {
         command
     }
 
-    /// Processes that find it, and use it.
+    /// Processes that find it.
     pub fn launch(&self, launch: Launch) -> Launch {
-        let launch = launch.env("PHALANX_BACKEND", "nccl");
-        self.environment().iter().fold(launch, |launch, (name, value)| launch.env(name, value))
+        self.environment().iter().fold(launch.on_gpus(), |launch, (name, value)| launch.env(name, value))
     }
 }
 

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 /// The scenarios, one a line; their arguments follow, after tabs.
 const SCENARIOS: &str = "PHALANX_TESTKIT_SCENARIOS";
-const GPU_BACKENDS: [&str; 3] = ["nccl", "rccl", "nvshmem"];
 const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
@@ -103,6 +102,7 @@ pub struct Launch {
     ranks: usize,
     skipped: Vec<usize>,
     plain: bool,
+    gpus: bool,
     env: Vec<(Option<usize>, String, Option<String>)>,
     deadline: Duration,
 }
@@ -115,6 +115,7 @@ impl Launch {
             ranks,
             skipped: Vec::new(),
             plain: false,
+            gpus: false,
             env: Vec::new(),
             deadline: Duration::from_secs(60),
         }
@@ -135,6 +136,12 @@ impl Launch {
     /// One more scenario of the same ranks, with a communicator of its own: all have to be scenarios for ranks then.
     pub fn then(mut self, scenario: &str) -> Launch {
         self.scenarios.push((scenario.into(), Vec::new()));
+        self
+    }
+
+    /// They see the machine's GPUs, which they do not otherwise.
+    pub fn on_gpus(mut self) -> Launch {
+        self.gpus = true;
         self
     }
 
@@ -196,12 +203,6 @@ impl Launch {
         Err(describe(&ended))
     }
 
-    /// Whether a backend was asked for that has GPUs.
-    fn wants_gpus(&self) -> bool {
-        let backends = self.env.iter().filter(|(_, name, _)| name == "PHALANX_BACKEND");
-        backends.filter_map(|(.., value)| value.as_deref()).any(|value| GPU_BACKENDS.contains(&value))
-    }
-
     fn command(&self, rank: usize, job: &str) -> Result<Command, String> {
         let program = std::env::current_exe().map_err(|error| format!("no own path: {error}"))?;
         let mut command = Command::new(program);
@@ -214,7 +215,7 @@ impl Launch {
         }
         let lines: Vec<String> = self.scenarios.iter().map(|(name, args)| line(name, args)).collect();
         command.env(SCENARIOS, lines.join("\n"));
-        if !self.wants_gpus() {
+        if !self.gpus {
             // What is tested does not depend on whether the machine has some.
             command.env("CUDA_VISIBLE_DEVICES", "");
         }

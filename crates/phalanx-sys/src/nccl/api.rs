@@ -18,6 +18,13 @@ pub struct Function {
     pub signature: &'static str,
 }
 
+impl Function {
+    /// Whether some release of this library has it.
+    pub fn is_of(&self, flavour: Flavour) -> bool {
+        self.only.is_none_or(|only| only == flavour)
+    }
+}
+
 macro_rules! only {
     () => {
         None
@@ -216,8 +223,7 @@ impl Api {
 
     /// The functions that it lacks, without those that only the other flavour has.
     pub fn missing(&self) -> Vec<Function> {
-        let could_have = |function: &Function| function.only.is_none_or(|only| only == self.flavour);
-        self.functions.missing().into_iter().filter(could_have).collect()
+        self.functions.missing().into_iter().filter(|function| function.is_of(self.flavour)).collect()
     }
 
     /// The error for a function that is not there.

@@ -41,6 +41,7 @@ fn of(scenarios: impl Iterator<Item = (&'static str, &'static str)>) -> Launch {
     launch
         .expect("every group has scenarios")
         .deadline(DEADLINE)
+        .on_gpus()
         .env("PHALANX_BACKEND", "nccl")
         .env(ANY_ORDER, "1")
         .env(NO_NAN, "1")

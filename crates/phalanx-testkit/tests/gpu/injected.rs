@@ -146,7 +146,7 @@ fn peculiar(settings: &[(&str, &str)], blocking: &str) -> Result<(), Failed> {
     let more = [(streams::SCENARIOS, "dropped_at_once"), (streams::SCENARIOS, "current_device")];
     let names = scenarios.iter().chain(&more).map(|(all, name)| all.iter().find(|one| one.name == *name));
     let mut names = names.map(|found| found.expect("a scenario of that name").name);
-    let first = Launch::new(names.next().expect("four of them"), 2).arg("");
+    let first = Launch::new(names.next().expect("four of them"), 2).env("PHALANX_BACKEND", "nccl").arg("");
     let all = names.fold(first, |launch, name| launch.then(name).arg(""));
     let all = all.deadline(TIMEOUT * 10).env("NCCL_COMM_BLOCKING", blocking);
     Ok(emulated.launch(all).reports().map(drop)?)

@@ -74,7 +74,11 @@ pub fn threads(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed
 }
 
 pub fn launch(scenario: Scenario, ranks: usize, arg: &str) -> Launch {
-    Launch::new(scenario.name, ranks).deadline(DEADLINE).arg(arg).env("PHALANX_BACKEND", BACKEND.name())
+    Launch::new(scenario.name, ranks)
+        .deadline(DEADLINE)
+        .arg(arg)
+        .on_gpus()
+        .env("PHALANX_BACKEND", BACKEND.name())
 }
 
 fn processes(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed> {

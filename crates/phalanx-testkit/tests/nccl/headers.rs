@@ -86,7 +86,7 @@ fn items(version: u32) -> Vec<Item> {
 }
 
 fn is_compared(function: &Function, version: u32) -> bool {
-    function.since <= version && !UNBOUND.contains(&function.name)
+    function.since <= version && function.is_of(Flavour::Nccl) && !UNBOUND.contains(&function.name)
 }
 
 fn structures(version: u32) -> Vec<Item> {

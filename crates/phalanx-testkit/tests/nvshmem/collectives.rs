@@ -2,7 +2,7 @@
 
 use crate::world::{barrier, context, done, expect, free, must, read, refused, upload, value, values};
 use phalanx::cudarc::driver::DeviceRepr;
-use phalanx::nvshmem::{Context, Reduction, Team};
+use phalanx::nvshmem::{Context, Team, TeamReduction};
 use phalanx::{Comm, DType, Error};
 use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::{Number, Scenario, with_number};
@@ -63,16 +63,16 @@ fn reductions(comm: Comm, _: &[String]) -> Outcome {
 }
 
 /// The combined value of all PEs at an index.
-fn combined(op: Reduction, pes: usize, index: usize) -> i32 {
+fn combined(op: TeamReduction, pes: usize, index: usize) -> i32 {
     let all = (0..pes).map(|pe| value(pe, index));
     let combine = |f: fn(i32, i32) -> i32| all.clone().reduce(f).unwrap_or(0);
     match op {
-        Reduction::Sum => all.sum(),
-        Reduction::Prod => all.product(),
-        Reduction::Min => combine(i32::min),
-        Reduction::Max => combine(i32::max),
-        Reduction::And => combine(|a, b| a & b),
-        Reduction::Or => combine(|a, b| a | b),
+        TeamReduction::Sum => all.sum(),
+        TeamReduction::Prod => all.product(),
+        TeamReduction::Min => combine(i32::min),
+        TeamReduction::Max => combine(i32::max),
+        TeamReduction::And => combine(|a, b| a & b),
+        TeamReduction::Or => combine(|a, b| a | b),
         _ => combine(|a, b| a ^ b),
     }
 }
@@ -85,7 +85,7 @@ fn reduce_all<T: Number + DeviceRepr>(
 ) -> Result<(), String> {
     let (me, pes) = (team.my_pe(), team.n_pes());
     let stream = context.stream();
-    for op in Reduction::ALL {
+    for op in TeamReduction::ALL {
         if !op.supports(dtype) {
             let mut buffer = upload(context, &values::<T>(me, 2))?;
             let reduced = team.reduce_in_place(&mut buffer, op, stream);
@@ -139,8 +139,8 @@ fn refusals(comm: Comm, _: &[String]) -> Outcome {
     let root = world.broadcast(&mut a.slice_mut(..11), &b, pes, stream);
     refused("root", root, &["does not exist"])?;
     refused("fcollect", world.fcollect(&mut a.slice_mut(..10), &b, stream), &["fcollect", "10 elements"])?;
-    refused("reduce", world.reduce(&mut a, &b, Reduction::Sum, stream), &["reduce", "12 elements"])?;
-    let scattered = world.reduce_scatter(&mut a, &b, Reduction::Sum, stream);
+    refused("reduce", world.reduce(&mut a, &b, TeamReduction::Sum, stream), &["reduce", "12 elements"])?;
+    let scattered = world.reduce_scatter(&mut a, &b, TeamReduction::Sum, stream);
     refused("reduce_scatter", scattered, &["reduce_scatter", "11 elements"])?;
     if pes > 1 {
         let uneven = world.alltoall(&mut a.slice_mut(..pes + 1), &b.slice(..pes + 1), stream);

@@ -37,6 +37,7 @@ pub fn gpus() -> Result<usize, String> {
 pub fn launch(scenario: &str, pes: usize) -> Launch {
     Launch::new(scenario, pes)
         .deadline(DEADLINE)
+        .on_gpus()
         .env("PHALANX_BACKEND", if pes == 1 { "solo" } else { "host" })
 }
 

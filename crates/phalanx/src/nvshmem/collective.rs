@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// How the PEs' contributions are combined, in an order that is the library's. There is no average.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Reduction {
+pub enum TeamReduction {
     /// The sum.
     Sum = 0,
     /// The product.
@@ -32,16 +32,16 @@ pub enum Reduction {
     Xor = 6,
 }
 
-impl Reduction {
+impl TeamReduction {
     /// Every reduction.
-    pub const ALL: [Reduction; 7] = [
-        Reduction::Sum,
-        Reduction::Prod,
-        Reduction::Min,
-        Reduction::Max,
-        Reduction::And,
-        Reduction::Or,
-        Reduction::Xor,
+    pub const ALL: [TeamReduction; 7] = [
+        TeamReduction::Sum,
+        TeamReduction::Prod,
+        TeamReduction::Min,
+        TeamReduction::Max,
+        TeamReduction::And,
+        TeamReduction::Or,
+        TeamReduction::Xor,
     ];
 
     /// The short name: `sum`, `prod`, `min`, `max`, `and`, `or`, `xor`.
@@ -52,11 +52,11 @@ impl Reduction {
     /// Whether the library has it for a type: 8-bit floats are not reduced, and floats have no bitwise ones.
     pub fn supports(self, dtype: DType) -> bool {
         let is_float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16);
-        column(dtype).is_some() && !(is_float && self as usize >= Reduction::And as usize)
+        column(dtype).is_some() && !(is_float && self as usize >= TeamReduction::And as usize)
     }
 }
 
-impl fmt::Display for Reduction {
+impl fmt::Display for TeamReduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -208,7 +208,7 @@ impl Team<'_> {
         &self,
         dest: &mut D,
         source: &S,
-        op: Reduction,
+        op: TeamReduction,
         stream: &Arc<CudaStream>,
     ) -> Result<()>
     where
@@ -228,7 +228,12 @@ impl Team<'_> {
     }
 
     /// As [`reduce`](Team::reduce), of one buffer.
-    pub fn reduce_in_place<D>(&self, buffer: &mut D, op: Reduction, stream: &Arc<CudaStream>) -> Result<()>
+    pub fn reduce_in_place<D>(
+        &self,
+        buffer: &mut D,
+        op: TeamReduction,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
     where
         D: LocalMut + Shared + ?Sized,
     {
@@ -257,7 +262,7 @@ impl Team<'_> {
         &self,
         dest: &mut D,
         source: &S,
-        op: Reduction,
+        op: TeamReduction,
         stream: &Arc<CudaStream>,
     ) -> Result<()>
     where
@@ -278,7 +283,7 @@ impl Team<'_> {
     fn reduction<T: Element>(
         &self,
         operation: &'static str,
-        op: Reduction,
+        op: TeamReduction,
         find: impl Fn(usize, usize) -> Option<Reduce>,
     ) -> Result<Reduce> {
         let unsupported = |why: String| Error::Unsupported {

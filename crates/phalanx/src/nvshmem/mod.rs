@@ -66,7 +66,7 @@ mod signal;
 mod team;
 
 pub use atomic::{Atomic, AtomicBits};
-pub use collective::Reduction;
+pub use collective::TeamReduction;
 pub use context::{Builder, Context, UniqueId};
 #[cfg(feature = "jit")]
 pub(crate) use kernels::Registration;

@@ -213,11 +213,12 @@ impl Witness {
         Ok(())
     }
 
-    /// Whether a peer that left may have done its part: nobody leaves before what it called is complete.
+    /// Whether a peer that left may have done its part: nobody leaves before what it called is complete. What has no number
+    /// needs all to be there.
     fn may_have_done(&self, rank: usize, subject: &Subject, waited: Duration) -> bool {
         match subject.peer() {
             Some(_) => waited < GRACE,
-            None => self.has_arrived(rank, subject),
+            None => subject.sequence > 0 && self.has_arrived(rank, subject),
         }
     }
 

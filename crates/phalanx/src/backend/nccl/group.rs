@@ -71,7 +71,7 @@ pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
     match met.and(ended) {
         Ok(_) => Aftermath::of_all(started),
         Err(error) => {
-            let error = started.iter().find_map(|one| one.communicator.check().err()).unwrap_or(error);
+            let error = started.iter().fold(error, |error, one| one.refused(error));
             // The library has dropped all that was queued.
             started.iter_mut().for_each(Started::cancel);
             Err(error)

@@ -7,7 +7,7 @@ use super::meeting::Meeting;
 use super::staging::{Return, Stage};
 use crate::backend::host::Subject;
 use crate::backend::{Call, Direction, Operation, Space, Stream, Transfer};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -57,6 +57,11 @@ impl Started {
             return Err(error);
         }
         if self.is_simple() { Ok(()) } else { self.complete() }
+    }
+
+    /// The error for what the library did not take.
+    pub fn refused(&self, error: Error) -> Error {
+        self.communicator.refused(error, &self.subject)
     }
 
     /// On device memory, and nothing was needed: enqueued is all.
@@ -190,7 +195,7 @@ fn launch(
     let mut started = Started { communicator, meeting, subject, stream, progress, needs, returns };
     let outcome = enqueued.map(|progress| started.progress = progress).map_err(|error| {
         started.cancel();
-        started.communicator.check().err().unwrap_or(error)
+        started.refused(error)
     });
     if grouped {
         group::defer(started);

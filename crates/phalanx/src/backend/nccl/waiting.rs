@@ -86,6 +86,18 @@ impl Communicator {
         error.within(self.rank, subject).fatal()
     }
 
+    /// The error for a call that the library refused: the verdict, where the communicator has failed before or has lost a peer.
+    #[cold]
+    pub(super) fn refused(&self, error: Error, subject: &Subject) -> Error {
+        if let Err(verdict) = self.check() {
+            return verdict;
+        }
+        match self.turn().and_then(|turn| self.async_state(&turn)) {
+            Ok(lost @ ncclResult_t::RemoteError) => self.fail(self.cause(lost, subject)),
+            _ => error,
+        }
+    }
+
     /// [`settle`](Communicator::settle), or the error of a communicator that has failed.
     pub fn settle_unless_failed(&self, subject: &Subject, since: Instant) -> Result<()> {
         self.check()?;
