@@ -120,13 +120,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// What fails, and why.
-const OPEN: [(&str, &str); 5] = [
-    ("ncclSend/at_once_on_one_rank", "ncclCommRevoke comes while a thread is in ncclCommFinalize"),
-    ("abort_hangs", "ncclCommRevoke comes while a thread is in ncclCommFinalize"),
-    (
-        "ncclCommSplit/at_once_on_one_rank",
-        "the parent is finalized while a thread is in ncclCommSplit with it",
-    ),
+const OPEN: [(&str, &str); 2] = [
     ("leaves_device/blocking_0", "the device that was current is taken to be restored by the library"),
     ("leaves_device/blocking_1", "the device that was current is taken to be restored by the library"),
 ];

@@ -4,6 +4,7 @@
 use super::communicator::{Communicator, ENDING};
 use super::waiting::NAP;
 use crate::backend::Departure;
+use crate::error::Error;
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::sync::Arc;
@@ -59,6 +60,16 @@ impl Communicator {
         })
     }
 
+    /// Fails a communicator that holds a thread of ours, and so must not be ended: it is leaked.
+    pub(super) fn leak(&self, verdict: Error) {
+        tracing::error!(
+            rank = self.rank,
+            "a communicator is leaked: a thread is still inside the library with it"
+        );
+        self.ended.store(true, Ordering::Release);
+        self.fail(verdict);
+    }
+
     /// The end: waits for the work, finalizes and destroys; aborts what does not end, or must not wait.
     pub fn depart(self: &Arc<Self>, departure: Departure) {
         if !self.ended.load(Ordering::Acquire) {
@@ -101,7 +112,11 @@ impl Communicator {
     fn finalize(&self) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
         let Ok(_current) = self.device.enter() else { return false };
-        let Ok(turn) = self.turn() else { return false };
+        // The turn without a visit: a thread that is held in here has a bound, and the library refuses to be revoked now.
+        let turn = lock(self.device.turn);
+        if self.check().is_err() || self.ended.load(Ordering::Acquire) {
+            return false;
+        }
         // SAFETY: a usable communicator; nothing but looking at it and destroying follows.
         let mut state = unsafe { finalize(self.handle()) };
         drop(turn);

@@ -1,7 +1,7 @@
 //! How a communicator is made: the library is called in a thread, so that a rank that does not come is an error here
 //! and not a wait inside the library.
 
-use super::communicator::{Communicator, HandleCell};
+use super::communicator::{Communicator, ENDING, HandleCell};
 use super::config::RawConfig;
 use super::device::Device;
 use super::library::Library;
@@ -153,7 +153,8 @@ impl Making {
             }
             if let Err(verdict) = rank.witness.look(subject, since) {
                 let (rank, function) = (rank.rank, self.function);
-                tracing::error!(rank, "{function} has not come back: its thread and what it made are leaked");
+                tracing::error!(rank, "{function} has not come back: what it made is leaked");
+                self.give_up(&verdict);
                 return Err(verdict);
             }
         };
@@ -161,6 +162,18 @@ impl Making {
             return Err(rank.library.error(result, self.function).within(rank.rank, subject).fatal());
         }
         self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(subject, since))
+    }
+}
+
+impl Making {
+    /// Lets the library's thread be. The parent of a part fails too: it is what the thread is inside of.
+    fn give_up(&self, verdict: &Error) {
+        let Some(parent) = &self.parent else { return };
+        if parent.revoke() && self.answer.recv_timeout(ENDING).is_ok() {
+            parent.fail(verdict.clone());
+        } else {
+            parent.leak(verdict.clone());
+        }
     }
 }
 
