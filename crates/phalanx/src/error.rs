@@ -312,7 +312,7 @@ pub enum PeerEvent {
     #[error("its operating system refused what the operation needs (see that rank's log)")]
     Refused = 3,
     /// Its process has been stopped (SIGSTOP) for longer than `PHALANX_STOPPED_TIMEOUT`.
-    #[error("its process is stopped")]
+    #[error("its process is stopped (SIGSTOP or Ctrl-Z; PHALANX_STOPPED_TIMEOUT allows for longer stops)")]
     Stopped = 4,
 }
 

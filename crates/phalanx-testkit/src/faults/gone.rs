@@ -163,7 +163,7 @@ fn killed(kind: &str, victim: usize) -> Result<(), String> {
 
 fn stopped(kind: &str, then: &str, pause: Duration) -> Result<(), String> {
     let launch = Launch::new("gone/work", RANKS).arg(kind).arg(1000).arg(then).deadline(DEADLINE);
-    let mut world = launch.start()?;
+    let mut world = launch.env("PHALANX_STOPPED_TIMEOUT", "60").start()?;
     for rank in 0..RANKS {
         world.await_phase(rank, "working")?;
     }

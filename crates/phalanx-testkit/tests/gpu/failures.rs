@@ -258,7 +258,7 @@ fn stopped(gpus: usize) -> Result<(), Failed> {
         let report = ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
         let (waited, error) = report.split_once('\t').ok_or("two fields")?;
         assert!(waited.parse::<f64>()? < (TIMEOUT + 2 * SLACK).as_secs_f64(), "{report}");
-        assert!(error.contains("timeout") && error.contains("rank 0"), "{report}");
+        assert!(error.contains("rank 0") && error.contains("stopped"), "{report}");
     }
     Ok(())
 }

@@ -35,6 +35,8 @@ impl Plan {
             Way::Panic => ("peer", Some("Panicked")),
             Way::Leave => ("peer", Some("Left")),
             Way::Abort => ("aborted", None),
+            // Whichever comes first.
+            Way::Stop if verdict.get("kind") == Some("peer") => ("peer", Some("Stopped")),
             Way::Stop | Way::Late => ("timeout", None),
         };
         common::has(verdict, "kind", kind)?;

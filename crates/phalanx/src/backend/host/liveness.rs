@@ -1,8 +1,7 @@
 //! Peers that are there and do nothing: a process that was stopped (SIGSTOP, Ctrl-Z, a debugger).
 //!
-//! Such a peer may go on any moment, and its user may have stopped it on purpose, so the default is to say so in the
-//! log, within two seconds, and to wait on until the deadline. `PHALANX_STOPPED_TIMEOUT` makes it an error earlier.
-//! A process that a debugger holds is never an error before the deadline.
+//! It is an error within two seconds, unless `PHALANX_STOPPED_TIMEOUT` allows for more: then it is named in the log, and
+//! waited for. A process that a debugger holds is never an error before the deadline: somebody is looking at it.
 
 use super::endpoint::Endpoint;
 use crate::os::Halt;
@@ -10,15 +9,17 @@ use std::time::{Duration, Instant};
 
 /// How often is looked.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Stopped for this long is worth a warning.
-const WARNING: Duration = Duration::from_millis(900);
+/// Stopped for this long is an error, or else worth a warning: with what it takes to notice, less than two seconds.
+pub(super) const STOPPED: Duration = Duration::from_millis(900);
 
 /// What a rank that waits has seen of stopped peers.
+#[derive(Debug)]
 pub(super) struct Liveness {
     looked: Instant,
     stopped: Option<Stopped>,
 }
 
+#[derive(Debug)]
 struct Stopped {
     rank: usize,
     since: Instant,
@@ -35,6 +36,10 @@ impl Liveness {
         if !endpoint.world.is_processes() || self.looked.elapsed() < INTERVAL {
             return None;
         }
+        if self.looked.elapsed() > 2 * INTERVAL {
+            // This process was stopped itself, or did not wait: what it saw before is nothing to go by.
+            self.stopped = None;
+        }
         self.looked = Instant::now();
         let at_fault = awaited.iter().map(|rank| endpoint.end_of_chain(*rank).unwrap_or(*rank));
         let Some((rank, pid, halt)) = at_fault
@@ -49,11 +54,14 @@ impl Liveness {
             other => other.insert(Stopped { rank, since: self.looked, told: false }),
         };
         let since = stopped.since.elapsed();
-        let limit = endpoint.world.stopped_timeout.filter(|_| halt == Halt::Stopped);
-        if limit.is_some_and(|limit| since >= limit) {
+        let limit = match halt {
+            Halt::Stopped => endpoint.world.stopped_timeout,
+            Halt::Traced => Duration::MAX,
+        };
+        if since >= limit {
             return Some(rank);
         }
-        if !stopped.told && since >= WARNING {
+        if !stopped.told && since >= STOPPED {
             stopped.told = true;
             let how = match halt {
                 Halt::Stopped => "is stopped (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)",
@@ -62,7 +70,7 @@ impl Liveness {
             tracing::warn!(
                 rank = endpoint.rank,
                 "rank {rank}, process {pid}, {how}; it is waited for, {:.0?} at the most",
-                limit.unwrap_or(Duration::MAX).min(endpoint.deadline())
+                limit.min(endpoint.deadline())
             );
         }
         None

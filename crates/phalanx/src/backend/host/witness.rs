@@ -4,6 +4,7 @@
 use super::HostComm;
 use super::endpoint::Endpoint;
 use super::layout::RECORDS;
+use super::liveness::Liveness;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
 use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
@@ -22,7 +23,7 @@ pub(crate) struct Witness {
     /// Where the ranks meet: it fails with this channel, and its failures are judged here, so that there is one verdict.
     meetings: Arc<HostComm>,
     /// Held by whoever looks for a reason to give up: a rank has one place for its verdict.
-    judging: Mutex<()>,
+    judging: Mutex<Liveness>,
 }
 
 /// As long as it lives, the rank waits: others that wait for it find out for whom.
@@ -124,7 +125,7 @@ impl Subject {
 
 impl Witness {
     pub fn new(channel: HostComm, meetings: Arc<HostComm>) -> Witness {
-        Witness { channel, meetings, judging: Mutex::default() }
+        Witness { channel, meetings, judging: Mutex::new(Liveness::new()) }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
@@ -178,7 +179,7 @@ impl Witness {
     /// ranks and answers the verdict.
     pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
         let endpoint = &self.channel.endpoint;
-        let _judging = lock(&self.judging);
+        let mut liveness = lock(&self.judging);
         endpoint.check()?;
         let waited = since.elapsed();
         let context = || Context {
@@ -205,6 +206,11 @@ impl Witness {
                 Some(event) => return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() })),
                 None => {}
             }
+        }
+        // Also one that has enqueued its part: what carries the data may be a thread of its process.
+        if let Some(rank) = liveness.look(endpoint, &awaited) {
+            let event = PeerEvent::Stopped;
+            return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() }));
         }
         if waited >= endpoint.deadline() {
             let missing = endpoint.missing(&awaited, subject.sequence, &subject.record);

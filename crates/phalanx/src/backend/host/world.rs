@@ -5,6 +5,7 @@
 //! is sparse, and the pages of a segment that is no longer used go back to the system).
 
 use super::layout::MAX_RANKS;
+use super::liveness::STOPPED;
 use crate::error::{Error, Result};
 use crate::os::{Mapping, Process, SharedFile};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, lock};
@@ -35,7 +36,7 @@ pub(crate) struct World {
     /// Cores that the ranks have between them.
     pub(super) cores: usize,
     /// How long a peer may be stopped before it counts as gone; if not set, until the deadline.
-    pub(super) stopped_timeout: Option<Duration>,
+    pub(super) stopped_timeout: Duration,
 }
 
 pub(super) enum Kind {
@@ -78,7 +79,7 @@ impl World {
         let standings = (0..MAX_RANKS).map(|_| Standing::default()).collect();
         let kind = Kind::Threads(ThreadWorld { standings, segments: Mutex::default(), next: 1.into() });
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        World { kind, cores, stopped_timeout: None }
+        World { kind, cores, stopped_timeout: STOPPED }
     }
 
     /// The world of the processes of a job that share `file`, and `cores`. The first process to call it does so
@@ -92,7 +93,7 @@ impl World {
         let world = ProcessWorld { job, file, header, processes, peers, heap, fork };
         // The first to come finds 0; the first page is the header's own.
         let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
-        let stopped_timeout = crate::bootstrap::stopped_timeout_from_environment()?;
+        let stopped_timeout = crate::bootstrap::stopped_timeout_from_environment()?.unwrap_or(STOPPED);
         Ok(World { kind: Kind::Processes(world), cores, stopped_timeout })
     }
 
