@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A peer that left may have done its part of what this rank still waits for; after this time it has not.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(1);
 
 /// One rank's end of it.
 pub(crate) struct Witness {
@@ -172,7 +172,16 @@ impl Witness {
     /// The verdict on a meeting that failed, which the subject needed.
     #[cold]
     pub fn judge_meeting(&self, subject: &Subject, since: Instant, error: Error) -> Error {
-        self.look(subject, since).err().unwrap_or(error)
+        if let Err(verdict) = self.look(subject, since) {
+            return verdict;
+        }
+        let Error::Peer(peer) = &error else { return error };
+        // Seen there first; the ranks have the same numbers here.
+        let _judging = lock(&self.judging);
+        let endpoint = &self.channel.endpoint;
+        let (sequence, record) = (subject.sequence, subject.record);
+        let context = Context { reporter: endpoint.rank, sequence, record, waited: since.elapsed() };
+        endpoint.fail(&Verdict::Peer { rank: peer.rank, event: peer.event, context })
     }
 
     /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
@@ -307,5 +316,6 @@ impl Witness {
 
     pub fn depart(&self, departure: Departure) {
         self.channel.depart(departure);
+        self.meetings.depart(departure);
     }
 }

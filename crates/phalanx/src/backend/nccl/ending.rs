@@ -2,13 +2,15 @@
 //! with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
 
 use super::communicator::{Communicator, ENDING};
+use super::device::Device;
+use super::library::Library;
 use super::waiting::NAP;
 use crate::backend::Departure;
 use crate::error::Error;
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
@@ -96,7 +98,14 @@ impl Communicator {
         }
         // Peers that still need this rank must not wait for it while it ends.
         self.witness.depart(Departure::Left);
-        let (ending, (sender, finalized)) = (self.clone(), channel());
+        let ending = Ending {
+            library: self.library,
+            handle: Raw(self.handle()),
+            device: self.device,
+            ended: self.ended.clone(),
+            rank: self.rank,
+        };
+        let (sender, finalized) = channel();
         let came_back = bounded(self.rank, "the end of a communicator", move || {
             let is_finalized = ending.finalize();
             if is_finalized {
@@ -107,24 +116,32 @@ impl Communicator {
         // If a thread is still inside, nobody may abort.
         !came_back || finalized.recv() == Ok(true)
     }
+}
 
+/// What the end of a communicator needs. A thread that the library holds in it holds nothing else.
+struct Ending {
+    library: &'static Library,
+    handle: Raw,
+    device: Device,
+    ended: Arc<AtomicBool>,
+    rank: usize,
+}
+
+impl Ending {
     /// Peers that have gone meanwhile do not matter any more.
     fn finalize(&self) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
         let Ok(_current) = self.device.enter() else { return false };
-        // The turn without a visit: a thread that is held in here has a bound, and the library refuses to be revoked now.
-        let turn = lock(self.device.turn);
-        if self.check().is_err() || self.ended.load(Ordering::Acquire) {
-            return false;
-        }
-        // SAFETY: a usable communicator; nothing but looking at it and destroying follows.
-        let mut state = unsafe { finalize(self.handle()) };
-        drop(turn);
         let since = Instant::now();
+        // SAFETY: a communicator that is there; nothing but looking at it and destroying follows.
+        let mut state = self.call(|comm| unsafe { finalize(comm) });
         while state == ncclResult_t::InProgress && since.elapsed() < ENDING {
             std::thread::sleep(NAP);
-            let looked = self.turn().and_then(|turn| self.async_state(&turn));
-            state = looked.unwrap_or(ncclResult_t::InternalError);
+            let look = |comm| {
+                // SAFETY: as above.
+                unsafe { self.library.async_state(comm) }.unwrap_or(ncclResult_t::InternalError)
+            };
+            state = self.call(look);
         }
         if state != ncclResult_t::Success {
             tracing::warn!(
@@ -135,6 +152,13 @@ impl Communicator {
         state == ncclResult_t::Success
     }
 
+    /// In this device's turn, but not as a visit that the watchdog ends: this has a bound of its own, and the library
+    /// refuses to be revoked now.
+    fn call(&self, call: impl FnOnce(ncclComm_t) -> ncclResult_t) -> ncclResult_t {
+        let _turn = lock(self.device.turn);
+        if self.ended.load(Ordering::Acquire) { ncclResult_t::InvalidUsage } else { call(self.handle.0) }
+    }
+
     /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
     fn destroy(&self) {
         let (Some(destroy), Ok(_current)) = (self.library.ncclCommDestroy, self.device.enter()) else {
@@ -143,7 +167,7 @@ impl Communicator {
         let _turn = lock(self.device.turn);
         if !self.ended.swap(true, Ordering::AcqRel) {
             // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn.
-            unsafe { destroy(self.handle()) };
+            unsafe { destroy(self.handle.0) };
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::host::Subject;
 use crate::error::{Error, LibraryError, Result};
-use phalanx_sys::nccl::{Api, Flavour, ncclResult_t};
+use phalanx_sys::nccl::{Api, Flavour, ncclComm_t, ncclResult_t};
 use std::ffi::CStr;
 use std::sync::Mutex;
 
@@ -57,6 +57,18 @@ impl Library {
     #[inline]
     pub fn need<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
         function.ok_or_else(|| self.api.lacks(name).into())
+    }
+
+    /// What the library says of a communicator (`ncclCommGetAsyncError`).
+    ///
+    /// # Safety
+    /// The communicator is there, or is being made, finalized or revoked.
+    pub unsafe fn async_state(&self, comm: ncclComm_t) -> Result<ncclResult_t> {
+        let get_error = self.need(self.ncclCommGetAsyncError, "ncclCommGetAsyncError")?;
+        let mut state = ncclResult_t::Success;
+        // SAFETY: the caller's contract; the out-pointer is written during the call.
+        let answered = unsafe { get_error(comm, &raw mut state) };
+        Ok(if answered == ncclResult_t::Success { state } else { answered })
     }
 
     /// The error for an answer.

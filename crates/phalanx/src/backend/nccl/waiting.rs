@@ -48,11 +48,8 @@ impl Patience {
 impl Communicator {
     /// What the library says of the communicator.
     pub(super) fn async_state(&self, _turn: &Turn<'_>) -> Result<ncclResult_t> {
-        let get_error = self.library.need(self.library.ncclCommGetAsyncError, "ncclCommGetAsyncError")?;
-        let mut state = ncclResult_t::Success;
-        // SAFETY: a communicator that is there, or being made or finalized; the out-pointer is written during the call.
-        let answered = unsafe { get_error(self.handle(), &raw mut state) };
-        Ok(if answered == ncclResult_t::Success { state } else { answered })
+        // SAFETY: a communicator that is there, or being made.
+        unsafe { self.library.async_state(self.handle()) }
     }
 
     /// Waits until the library has done what it answered `ncclInProgress` for.
