@@ -8,8 +8,8 @@ use phalanx::store::session::{Key, keys};
 
 fn key() -> Key {
     let token = Token::new("the token of the fuzzer").expect("it is long enough");
-    let greeting = |side| Greeting { side, version: VERSION, nonce: [7; 32] };
-    keys(&token, &greeting(Side::Client), &greeting(Side::Server)).0
+    let greeting = |side| Greeting { side, version: VERSION, encrypted: false, nonce: [7; 32] };
+    keys(&token, &greeting(Side::Client), &greeting(Side::Server), b"").0
 }
 
 fuzz_target!(|bytes: &[u8]| {

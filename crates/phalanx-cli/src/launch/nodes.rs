@@ -50,16 +50,17 @@ impl Nodes {
     pub fn meet(address: &str, token: Token, node: usize, nodes: usize, timeout: Duration) -> Result<Nodes> {
         let count = |n: usize| u32::try_from(n).context("too many nodes");
         let size = count(nodes)?;
+        let settings = phalanx::store::Settings { nodes: Some(size), ..part::settings()? };
+        let (host, epoch, encrypted) = (Host::Rank(0), 0, settings.encrypted);
         let server = if node == 0 {
             server::check_reachable(address)?;
-            let settings = phalanx::store::Settings { nodes: Some(size), ..part::settings()? };
             Some(Server::start(address, token.clone(), settings)?)
         } else {
             None
         };
         let address = address.to_owned();
         let rendezvous =
-            Rendezvous { address: address.clone(), token: token.clone(), epoch: 0, host: Host::Rank(0) };
+            Rendezvous { address: address.clone(), token: token.clone(), epoch, host, encrypted };
         let member = Member { role: Role::Node, rank: count(node)?, size };
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;

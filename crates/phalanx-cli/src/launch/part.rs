@@ -1,7 +1,7 @@
 //! What the ranks of this node are told: their place among all ranks, and where the job's store is.
 
 use anyhow::{Context, Result};
-use phalanx::store::{Server, Settings, Token, server};
+use phalanx::store::{Server, Settings, Token, cipher, server};
 use std::process::Command;
 
 /// This node's part of an attempt.
@@ -80,8 +80,10 @@ pub fn alone(ranks: usize) -> Result<(Option<Server>, Part)> {
 
 /// The store's settings, from the environment.
 pub fn settings() -> Result<Settings> {
-    let silence = std::env::var("PHALANX_HEARTBEAT_TIMEOUT").ok();
-    Ok(Settings { silence: server::silence_from(silence.as_deref())?, ..Settings::default() })
+    let variable = |name: &str| std::env::var(name).ok();
+    let silence = server::silence_from(variable("PHALANX_HEARTBEAT_TIMEOUT").as_deref())?;
+    let encrypted = cipher::encrypted_from(variable("PHALANX_STORE_TLS").as_deref())?;
+    Ok(Settings { silence, encrypted, ..Settings::default() })
 }
 
 /// A fresh id that no other job has and nobody can guess: the ranks of a host trust whoever knows it.

@@ -24,6 +24,8 @@ pub fn trials() -> Vec<Trial> {
         });
     };
     add("ranks_of_all_nodes_start_and_end", ranks_start_and_end);
+    add("encrypted_launchers_and_ranks_meet", encrypted);
+    add("launchers_that_differ_in_encryption_say_so", half_encrypted);
     add("host_memory_between_hosts_is_mpis_work", host_memory_is_mpis_work);
     add("torchrun_on_two_hosts_meets_and_is_told_of_mpi", torchrun_on_two_hosts);
     add("ranks_cut_off_both_ways_are_named", |network| ranks_cut_off(network, Network::cut));
@@ -56,6 +58,32 @@ fn ranks_start_and_end(network: &Network) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+fn with_encryption(network: &Network, wanted: [&str; 2]) -> Result<[String; 2], Failed> {
+    let (job, program) = (job(network), std::env::current_exe()?);
+    let start = |node: usize| {
+        let mut launcher = job.node(node, 2, "-n 1", &[program.to_str().expect("a path of text")]);
+        launcher.env(PART, "init").env("PHALANX_STORE_TLS", wanted[node]).env("PHALANX_TIMEOUT", "5");
+        Node::start(network.inside(node, &launcher))
+    };
+    let [first, second] = [0, 1].map(start);
+    Ok([first.end()?.1, second.end()?.1])
+}
+
+/// They came as far as without: the ranks are on two hosts, and have told each other so.
+fn encrypted(network: &Network) -> Result<(), Failed> {
+    for said in with_encryption(network, ["1", "1"])? {
+        if !said.contains("2 ranks without GPUs on 2 hosts or containers") {
+            return Err(said.into());
+        }
+    }
+    Ok(())
+}
+
+fn half_encrypted(network: &Network) -> Result<(), Failed> {
+    let [_, said] = with_encryption(network, ["1", "0"])?;
+    if said.contains("encrypts, and this node does not") { Ok(()) } else { Err(said.into()) }
 }
 
 /// The ranks have one kernel, and are told apart by their namespaces.

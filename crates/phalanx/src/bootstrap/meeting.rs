@@ -10,6 +10,7 @@
 //! host. `PHALANX_STORE` names another address for any launcher.
 
 use super::environment::{Environment, Place, setting};
+use super::store::cipher::encrypted_from;
 use super::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
 use crate::comm::Comm;
 use crate::error::{Error, Result, UsageError};
@@ -28,13 +29,14 @@ pub(crate) fn open_store(environment: &Environment, place: &Place, timeout: Dura
     let deadline = Instant::now() + timeout;
     let rendezvous = environment.rendezvous(place)?;
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    let encrypted = environment.encrypted()?;
     match rendezvous {
         Some(rendezvous) if rendezvous.host == Host::Rank(0) && place.rank == 0 => {
             let server = host(&rendezvous, settings(place, silence), deadline)?;
             Ok(Store::connect(&rendezvous, 0, place.world_size, timeout)?.hosting(server))
         }
         Some(rendezvous) => Store::connect(&rendezvous, place.rank, place.world_size, timeout),
-        None => open_local_store(place, silence, timeout),
+        None => open_local_store(place, silence, encrypted, timeout),
     }
 }
 
@@ -45,7 +47,7 @@ fn settings(place: &Place, silence: Duration) -> Settings {
 fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Result<Server> {
     server::check_reachable(&rendezvous.address)?;
     let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
-    let settings = Settings { epoch: rendezvous.epoch, ..settings };
+    let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
     loop {
         match Server::start(&rendezvous.address, rendezvous.token.clone(), settings.clone()) {
             Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
@@ -56,14 +58,15 @@ fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Resul
 
 /// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its
 /// own, and tells the others when they meet.
-fn open_local_store(place: &Place, silence: Duration, timeout: Duration) -> Result<Store> {
+fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: Duration) -> Result<Store> {
     let comm = Comm::new(Arc::new(super::join(place, timeout)?), place.job.clone());
     let mut told = [0; 128];
     let mut begun = None;
     if place.rank == 0 {
         let token =
             Token::random().map_err(|e| Error::system("getrandom", e, "the store needs a random token"))?;
-        let server = Server::start("127.0.0.1:0", token.clone(), settings(place, silence))?;
+        let settings = Settings { encrypted, ..settings(place, silence) };
+        let server = Server::start("127.0.0.1:0", token.clone(), settings)?;
         let text = format!("{} {}", server.address(), token.reveal());
         told[..text.len()].copy_from_slice(text.as_bytes());
         begun = Some(server);
@@ -73,7 +76,8 @@ fn open_local_store(place: &Place, silence: Duration, timeout: Duration) -> Resu
     let (address, token) = text.trim_end_matches('\0').split_once(' ').unwrap_or_default();
     let token = Token::new(token)
         .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
-    let rendezvous = Rendezvous { address: address.to_owned(), token, epoch: 0, host: Host::Rank(0) };
+    let rendezvous =
+        Rendezvous { address: address.to_owned(), token, epoch: 0, host: Host::Rank(0), encrypted };
     let store = Store::connect(&rendezvous, place.rank, place.world_size, timeout)?;
     Ok(match begun {
         Some(server) => store.hosting(server),
@@ -97,7 +101,11 @@ impl Environment {
         };
         let epoch = u32::try_from(epoch)
             .map_err(|_| setting(restarts[0], &epoch.to_string(), "a number of restarts"))?;
-        Ok(Some(Rendezvous { address, token: self.token()?, epoch, host }))
+        Ok(Some(Rendezvous { address, token: self.token()?, epoch, host, encrypted: self.encrypted()? }))
+    }
+
+    fn encrypted(&self) -> Result<bool> {
+        encrypted_from(self.get("PHALANX_STORE_TLS"))
     }
 
     fn beside_torchruns_store(&self) -> std::result::Result<String, UsageError> {

@@ -37,7 +37,7 @@ fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 fn greeting() -> [u8; Greeting::LEN] {
-    Greeting { side: Side::Client, version: VERSION, nonce: [7; 32] }.encode()
+    Greeting { side: Side::Client, version: VERSION, encrypted: false, nonce: [7; 32] }.encode()
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_impostor_that_does_not_know_the_token_is_seen_through() {
     let impostor = std::thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
         stream.read_exact(&mut [0; Greeting::LEN]).unwrap();
-        let ours = Greeting { side: Side::Server, version: VERSION, nonce: [1; 32] };
+        let ours = Greeting { side: Side::Server, version: VERSION, encrypted: false, nonce: [1; 32] };
         stream.write_all(&ours.encode()).unwrap();
         // A welcome without a key.
         stream.write_all(&[[2, 0, 0, 0].as_slice(), &[0, 200], &[0; 32]].concat()).unwrap();
@@ -98,7 +98,10 @@ fn an_impostor_that_does_not_know_the_token_is_seen_through() {
 #[test]
 fn another_version_and_another_program_are_named() {
     for (answer, says) in [
-        (Greeting { side: Side::Server, version: 99, nonce: [1; 32] }.encode().to_vec(), "version 99"),
+        (
+            Greeting { side: Side::Server, version: 99, encrypted: false, nonce: [1; 32] }.encode().to_vec(),
+            "version 99",
+        ),
         (b"HTTP/1.1 400 Bad Request\r\nServer: some web server\r\n\r\n".to_vec(), "no store of phalanx"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -129,7 +132,8 @@ fn port_scanners_learn_nothing_and_harm_nobody() {
 #[test]
 fn garbage_is_cut_off() {
     let (_server, rendezvous, stores) = at_work(SHORT);
-    let wrong_side = Greeting { side: Side::Server, version: VERSION, nonce: [0; 32] }.encode().to_vec();
+    let wrong_side =
+        Greeting { side: Side::Server, version: VERSION, encrypted: false, nonce: [0; 32] }.encode().to_vec();
     for garbage in
         [b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n".to_vec(), vec![0xff; 5000], wrong_side]
     {

@@ -107,7 +107,13 @@ fn a_port_that_is_taken_is_named() {
 #[test]
 fn a_store_that_is_not_there_is_waited_for_and_then_named() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let rendezvous = Rendezvous { address: free.clone(), token: token(), epoch: 0, host: Host::Launcher };
+    let rendezvous = Rendezvous {
+        address: free.clone(),
+        token: token(),
+        epoch: 0,
+        host: Host::Launcher,
+        encrypted: false,
+    };
     let (error, _) = bootstrap_error(Store::connect(&rendezvous, 0, 1, Duration::from_millis(300)));
     assert!(error.contains(&free) && error.contains("cannot be reached"), "{error}");
 

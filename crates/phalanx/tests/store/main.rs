@@ -1,5 +1,6 @@
 //! The store from outside: what it does for the ranks of a job, and what it does not let others do.
 
+mod encrypted;
 mod hostile;
 mod joining;
 mod liveness;
@@ -22,7 +23,7 @@ fn server(settings: Settings) -> (Server, Rendezvous) {
 }
 
 fn at(address: String) -> Rendezvous {
-    Rendezvous { address, token: token(), epoch: 0, host: Host::Launcher }
+    Rendezvous { address, token: token(), epoch: 0, host: Host::Launcher, encrypted: false }
 }
 
 fn connect(rendezvous: &Rendezvous, rank: usize, size: usize) -> Store {

@@ -144,7 +144,8 @@ impl Communicator {
         let _waiting = self.witness.waiting();
         loop {
             match self.device.is_idle(stream) {
-                Ok(true) => return Ok(()),
+                // Work that was aborted meanwhile, by the watchdog, leaves the stream as work that is complete does.
+                Ok(true) => return self.check(),
                 Ok(false) => {}
                 Err(error) => return Err(self.fail(error)),
             }

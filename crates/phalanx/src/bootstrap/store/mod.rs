@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `protocol/` | messages and their bytes |
 //! | `session.rs` | token, keys, authenticated frames |
+//! | `cipher.rs` | encryption, if the job wants it |
 //! | `watch.rs` | the silence of others, and one's own sleep |
 //! | `room/` | values, exchanges, who is there: without sockets and clocks |
 //! | `server/` | the listener's thread |
@@ -16,6 +17,7 @@
 //!
 //! What it defends against, and what not: `docs/security.md`.
 
+pub mod cipher;
 pub mod client;
 pub mod protocol;
 mod room;
@@ -41,6 +43,8 @@ pub struct Rendezvous {
     pub epoch: u32,
     /// In whose process it is.
     pub host: Host,
+    /// Whether its connections are encrypted; the same for all.
+    pub encrypted: bool,
 }
 
 /// In whose process a store is.

@@ -55,11 +55,12 @@ pub fn nonce() -> std::io::Result<[u8; 32]> {
     Ok(nonce)
 }
 
-/// The keys of a session: for what the client sends, and for what the server sends.
-pub fn keys(token: &Token, client: &Greeting, server: &Greeting) -> (Key, Key) {
+/// The keys of a session: for what the client sends, and for what the server sends. `binding` is what the encryption
+/// under it shares.
+pub fn keys(token: &Token, client: &Greeting, server: &Greeting, binding: &[u8]) -> (Key, Key) {
     let key = |direction: &[u8]| {
         let mut mac = keyed(&token.0);
-        for part in [b"phalanx store, ", direction, &client.encode(), &server.encode()] {
+        for part in [b"phalanx store, ", direction, &client.encode(), &server.encode(), binding] {
             mac.update(part);
         }
         Key { mac: keyed(&mac.finalize().into_bytes()), next: 0 }
@@ -136,9 +137,14 @@ mod tests {
     const TOKEN: &str = "a token that is long enough";
 
     fn session(token: &str, nonces: [u8; 2]) -> (Key, Key) {
-        let greeting = |side, nonce| Greeting { side, version: VERSION, nonce: [nonce; 32] };
+        bound_session(token, nonces, b"")
+    }
+
+    fn bound_session(token: &str, nonces: [u8; 2], binding: &[u8]) -> (Key, Key) {
+        let greeting =
+            |side, nonce| Greeting { side, version: VERSION, encrypted: false, nonce: [nonce; 32] };
         let token = Token::new(token).unwrap();
-        keys(&token, &greeting(Side::Client, nonces[0]), &greeting(Side::Server, nonces[1]))
+        keys(&token, &greeting(Side::Client, nonces[0]), &greeting(Side::Server, nonces[1]), binding)
     }
 
     #[test]
@@ -154,6 +160,10 @@ mod tests {
         assert!(opens(&mut session(TOKEN, [1, 2]).0, &frames[1]).is_err(), "a frame that was left out");
         assert!(opens(&mut session(TOKEN, [1, 3]).0, &frames[0]).is_err(), "another session");
         assert!(opens(&mut session("another token, also long", [1, 2]).0, &frames[0]).is_err());
+        assert!(
+            opens(&mut bound_session(TOKEN, [1, 2], b"TLS").0, &frames[0]).is_err(),
+            "another encryption"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Member;
 use crate::bootstrap::store::Rendezvous;
+use crate::bootstrap::store::cipher::{Binding, Cipher};
 use crate::bootstrap::store::protocol::{Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION};
 use crate::bootstrap::store::session::{self, Key};
 use crate::error::{Error, Result};
@@ -19,6 +20,7 @@ const CLOSURES: u32 = 3;
 /// An authenticated connection.
 pub struct Session {
     pub stream: TcpStream,
+    pub cipher: Cipher,
     pub to: Key,
     pub from: Key,
     pub silence: Duration,
@@ -90,7 +92,8 @@ fn attempt(
     prepared.map_err(Failed::Closed)?;
 
     let nonce = session::nonce().map_err(Failed::Closed)?;
-    let ours = Greeting { side: Side::Client, version: VERSION, nonce };
+    let encrypted = rendezvous.encrypted;
+    let ours = Greeting { side: Side::Client, version: VERSION, encrypted, nonce };
     let mut bytes = [0; Greeting::LEN];
     stream.write_all(&ours.encode()).and_then(|()| stream.read_exact(&mut bytes)).map_err(Failed::Closed)?;
     let stranger = |Malformed(why): Malformed| {
@@ -114,15 +117,26 @@ fn attempt(
             "use one version of phalanx in all processes of the job",
         )));
     }
-    let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs);
+    if theirs.encrypted != encrypted {
+        let (it, this) = if encrypted { ("does not encrypt", "does") } else { ("encrypts", "does not") };
+        return Err(Failed::Final(Error::bootstrap(
+            format!("the store at {} {it}, and this {} {this}", rendezvous.address, member.role.name()),
+            "set PHALANX_STORE_TLS to the same (0 or 1) for all processes of the job, launchers included",
+        )));
+    }
+    let mut rest = Vec::new();
+    let (mut cipher, binding) = encryption(&mut stream, encrypted, &mut rest).map_err(Failed::Closed)?;
+    let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs, &binding);
     let Member { role, rank, size } = member;
     let join = Request::Join { role, rank, size, epoch: rendezvous.epoch };
-    stream.write_all(&to.seal(&join.encode())).map_err(Failed::Closed)?;
+    let mut wire = Vec::new();
+    let sealed = cipher.seal(&to.seal(&join.encode()), &mut wire);
+    sealed.and_then(|()| stream.write_all(&wire)).map_err(Failed::Closed)?;
 
-    let (reply, rest) = first_reply(&mut stream, &mut from, rendezvous)?;
+    let reply = first_reply(&mut stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
     match reply {
         Reply::Welcome { silence } => {
-            Ok(Session { stream, to, from, silence: Duration::from_millis(silence.into()), rest })
+            Ok(Session { stream, cipher, to, from, silence: Duration::from_millis(silence.into()), rest })
         }
         Reply::Refused { reason, .. } => Err(Failed::Final(Error::bootstrap(
             format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, role.name()),
@@ -148,25 +162,52 @@ fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<TcpStream>
     Err(failed)
 }
 
+/// Agrees on the encryption, if there is to be one. What the store has said behind that is appended to `input`.
+fn encryption(stream: &mut TcpStream, encrypted: bool, input: &mut Vec<u8>) -> io::Result<(Cipher, Binding)> {
+    let mut cipher = if encrypted { Cipher::client()? } else { Cipher::NONE };
+    let mut wire = Vec::new();
+    cipher.flush(&mut wire)?;
+    loop {
+        stream.write_all(&wire)?;
+        wire.clear();
+        if let Some(binding) = cipher.binding() {
+            return Ok((cipher, binding));
+        }
+        cipher.open(read_some(stream, &mut [0; 4096])?, input, &mut wire)?;
+    }
+}
+
+fn read_some<'a>(stream: &mut TcpStream, bytes: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    match stream.read(bytes)? {
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        n => Ok(&bytes[..n]),
+    }
+}
+
+/// The first reply; what came behind it stays in `input`.
 fn first_reply(
     stream: &mut TcpStream,
+    cipher: &mut Cipher,
     from: &mut Key,
+    input: &mut Vec<u8>,
     rendezvous: &Rendezvous,
-) -> std::result::Result<(Reply, Vec<u8>), Failed> {
-    let mut input = Vec::new();
+) -> std::result::Result<Reply, Failed> {
+    let mut wire = Vec::new();
     loop {
         let mut bytes = [0; 4096];
-        let n = stream.read(&mut bytes).map_err(Failed::Closed)?;
-        if n == 0 {
-            return Err(Failed::Closed(ErrorKind::UnexpectedEof.into()));
-        }
-        input.extend_from_slice(&bytes[..n]);
-        let opened = from.open(&input, MAX_REPLY).and_then(|opened| {
+        let read = read_some(stream, &mut bytes);
+        let opened = read.and_then(|bytes| cipher.open(bytes, input, &mut wire));
+        opened.and_then(|()| stream.write_all(&wire)).map_err(Failed::Closed)?;
+        wire.clear();
+        let opened = from.open(input, MAX_REPLY).and_then(|opened| {
             opened.map(|opened| Ok((Reply::decode(opened.message)?, opened.taken))).transpose()
         });
         match opened {
             Ok(None) => {}
-            Ok(Some((reply, taken))) => return Ok((reply, input.split_off(taken))),
+            Ok(Some((reply, taken))) => {
+                input.drain(..taken);
+                return Ok(reply);
+            }
             Err(Malformed(why)) => {
                 return Err(Failed::Final(Error::bootstrap(
                     format!(

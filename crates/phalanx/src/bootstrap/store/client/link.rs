@@ -2,6 +2,7 @@
 
 use super::Member;
 use super::connect::Session;
+use crate::bootstrap::store::cipher::Cipher;
 use crate::bootstrap::store::protocol::{End, MAX_REPLY, Malformed, Reply, Request};
 use crate::bootstrap::store::session::Key;
 use crate::bootstrap::store::watch::Watch;
@@ -35,7 +36,9 @@ pub struct Link {
     leaving: AtomicBool,
 }
 
+/// Encrypted bytes leave in the order in which they were made: under one lock.
 struct Sender {
+    cipher: Cipher,
     key: Key,
     last: Instant,
 }
@@ -61,14 +64,14 @@ impl Link {
             |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
         let stream = session.stream.try_clone().map_err(system("dup"))?;
         stream.set_write_timeout(Some(session.silence)).map_err(system("setsockopt"))?;
-        let Session { stream: read_half, to, from, silence, rest } = session;
+        let Session { stream: read_half, cipher, to, from, silence, rest } = session;
         let link = Arc::new(Link {
             member,
             process: std::process::id(),
             rendezvous: rendezvous.clone(),
             silence,
             stream,
-            sender: Mutex::new(Sender { key: to, last: Instant::now() }),
+            sender: Mutex::new(Sender { cipher, key: to, last: Instant::now() }),
             state: Mutex::default(),
             changed: Condvar::new(),
             lost: AtomicUsize::new(0),
@@ -177,8 +180,10 @@ impl Link {
     fn send(&self, request: &Request) {
         let mut sender = lock(&self.sender);
         let frame = sender.key.seal(&request.encode());
+        let mut wire = Vec::new();
+        let sent = sender.cipher.seal(&frame, &mut wire).and_then(|()| (&self.stream).write_all(&wire));
         // A part of a frame may be out: nothing can follow it.
-        if let Err(e) = (&self.stream).write_all(&frame) {
+        if let Err(e) = sent {
             drop(sender);
             self.ended(&format!("the connection has failed ({e})"));
         } else {
@@ -213,7 +218,11 @@ impl Link {
             let _ = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
             match stream.read(&mut bytes) {
                 Ok(0) => return self.ended("it closed the connection"),
-                Ok(n) => input.extend_from_slice(&bytes[..n]),
+                Ok(n) => {
+                    if let Err(e) = self.decipher(&bytes[..n], &mut input) {
+                        return self.ended(&format!("the connection has failed ({e})"));
+                    }
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     let silent = heard.elapsed();
@@ -227,6 +236,13 @@ impl Link {
                 Err(e) => return self.ended(&format!("the connection has failed ({e})")),
             }
         }
+    }
+
+    /// Appends what came to `input`, as it was before it was encrypted.
+    fn decipher(&self, bytes: &[u8], input: &mut Vec<u8>) -> std::io::Result<()> {
+        let (mut sender, mut wire) = (lock(&self.sender), Vec::new());
+        sender.cipher.open(bytes, input, &mut wire)?;
+        (&self.stream).write_all(&wire)
     }
 
     /// Uses up the complete messages of `input`; whether there was one.

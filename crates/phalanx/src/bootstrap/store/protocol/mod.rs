@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of greetings and messages. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u8 = 1;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -54,7 +54,9 @@ pub struct Greeting {
     /// Which side speaks. A client that was connected to itself, or to another client, sees it here.
     pub side: Side,
     /// Its protocol version.
-    pub version: u16,
+    pub version: u8,
+    /// Whether TLS follows (`cipher.rs`). Both sides must say the same.
+    pub encrypted: bool,
     /// Random, so that no two sessions have the same keys.
     pub nonce: [u8; 32],
 }
@@ -79,13 +81,13 @@ impl Side {
 
 impl Greeting {
     /// Bytes of a greeting.
-    pub const LEN: usize = 8 + 2 + 32;
+    pub const LEN: usize = 8 + 1 + 1 + 32;
 
     /// As bytes.
     pub fn encode(&self) -> [u8; Greeting::LEN] {
         let mut bytes = [0; Greeting::LEN];
         bytes[..8].copy_from_slice(self.side.magic());
-        bytes[8..10].copy_from_slice(&self.version.to_le_bytes());
+        bytes[8..10].copy_from_slice(&[self.version, u8::from(self.encrypted)]);
         bytes[10..].copy_from_slice(&self.nonce);
         bytes
     }
@@ -94,10 +96,16 @@ impl Greeting {
     pub fn decode(bytes: &[u8]) -> Result<Greeting, Malformed> {
         let bytes: &[u8; Greeting::LEN] = bytes.try_into().map_err(|_| Malformed("a greeting's length"))?;
         let side = [Side::Client, Side::Server].into_iter().find(|side| bytes.starts_with(side.magic()));
+        let encrypted = match bytes[9] {
+            0 => false,
+            1 => true,
+            _ => return Err(Malformed("it asks for an unknown encryption")),
+        };
         let nonce = bytes[10..].try_into().expect("32 bytes");
         Ok(Greeting {
             side: side.ok_or(Malformed("it does not speak this protocol"))?,
-            version: u16::from_le_bytes([bytes[8], bytes[9]]),
+            version: bytes[8],
+            encrypted,
             nonce,
         })
     }

@@ -84,9 +84,9 @@ proptest! {
     }
 
     #[test]
-    fn greetings_survive_the_wire(nonce in any::<[u8; 32]>(), version in any::<u16>()) {
+    fn greetings_survive_the_wire(nonce in any::<[u8; 32]>(), version in any::<u8>(), encrypted in any::<bool>()) {
         for side in [Side::Client, Side::Server] {
-            let greeting = Greeting { side, version, nonce };
+            let greeting = Greeting { side, version, encrypted, nonce };
             prop_assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
         }
     }

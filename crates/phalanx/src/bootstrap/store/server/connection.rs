@@ -2,6 +2,7 @@
 
 use super::Settings;
 use super::is_not_now;
+use crate::bootstrap::store::cipher::{Cipher, Identity};
 use crate::bootstrap::store::protocol::{
     End, Greeting, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side, VERSION,
 };
@@ -17,8 +18,12 @@ pub struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
     phase: Phase,
+    /// With encryption: what the greetings are followed by.
+    identity: Option<Identity>,
+    cipher: Cipher,
     /// Received, and not used yet: never more than the longest frame and what one call reads.
     input: Vec<u8>,
+    /// To be sent, as it goes over the wire.
     output: Vec<u8>,
     opened: Instant,
     /// When the last message came.
@@ -30,8 +35,10 @@ pub struct Connection {
 enum Phase {
     /// It has to send its greeting.
     New,
+    /// The encryption, if there is one, is being agreed on.
+    Greeted { theirs: Greeting, ours: Greeting },
     /// It has to prove that it knows the token, by its first request.
-    Greeted { from: Key, to: Key },
+    Keyed { from: Key, to: Key },
     /// It has joined, or is about to be refused.
     Proved { from: Key, to: Key, member: Option<(Role, u32)> },
 }
@@ -54,13 +61,20 @@ pub enum Step {
 }
 
 impl Connection {
-    pub fn new(stream: TcpStream, peer: SocketAddr, now: Instant) -> io::Result<Connection> {
+    pub fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        identity: Option<&Identity>,
+        now: Instant,
+    ) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         Ok(Connection {
             stream,
             peer,
             phase: Phase::New,
+            identity: identity.cloned(),
+            cipher: Cipher::NONE,
             input: Vec::new(),
             output: Vec::new(),
             opened: now,
@@ -103,11 +117,18 @@ impl Connection {
         let mut bytes = [0; 16 << 10];
         match self.stream.read(&mut bytes) {
             Ok(0) => self.break_off(End::Closed),
-            Ok(n) => self.input.extend_from_slice(&bytes[..n]),
+            Ok(n) => self.take_in(&bytes[..n]),
             Err(e) if is_not_now(&e) => {}
             Err(_) => self.break_off(End::Closed),
         }
         self.flush();
+    }
+
+    fn take_in(&mut self, bytes: &[u8]) {
+        if let Err(e) = self.cipher.open(bytes, &mut self.input, &mut self.output) {
+            tracing::warn!("{} is cut off by the store: {e}", self.peer);
+            self.break_off(End::Broken);
+        }
     }
 
     /// The next thing it wants of those that have come.
@@ -139,19 +160,36 @@ impl Connection {
                     return Err(Malformed("it is no client"));
                 }
                 let nonce = session::nonce().map_err(|_| Malformed("there is no randomness"))?;
-                let ours = Greeting { side: Side::Server, version: VERSION, nonce };
-                let (from, to) = session::keys(token, &theirs, &ours);
-                self.input.drain(..Greeting::LEN);
-                self.phase = Phase::Greeted { from, to };
+                let encrypted = self.identity.is_some();
+                let ours = Greeting { side: Side::Server, version: VERSION, encrypted, nonce };
+                let rest = self.input.split_off(Greeting::LEN);
+                self.input.clear();
+                self.phase = Phase::Greeted { theirs, ours };
                 self.output.extend_from_slice(&ours.encode());
                 self.flush();
+                // It has been told ours, and can say so.
                 if theirs.version != VERSION {
-                    // It has been told ours, and can say so.
                     return Err(Malformed("it speaks another version"));
                 }
+                if theirs.encrypted != encrypted {
+                    return Err(Malformed("one of the two encrypts and the other does not"));
+                }
+                if let Some(identity) = &self.identity {
+                    self.cipher =
+                        Cipher::server(identity).map_err(|_| Malformed("TLS cannot be set up for it"))?;
+                }
+                self.take_in(&rest);
                 Ok(Some(Step::Nothing))
             }
-            Phase::Greeted { from, .. } => {
+            Phase::Greeted { theirs, ours } => {
+                let Some(binding) = self.cipher.binding() else {
+                    return Ok(None);
+                };
+                let (from, to) = session::keys(token, theirs, ours, &binding);
+                self.phase = Phase::Keyed { from, to };
+                Ok(Some(Step::Nothing))
+            }
+            Phase::Keyed { from, .. } => {
                 let Some(opened) = from.open(&self.input, MAX_JOIN)? else {
                     return Ok(None);
                 };
@@ -161,7 +199,7 @@ impl Connection {
                 let taken = opened.taken;
                 self.input.drain(..taken);
                 self.heard = now;
-                let Phase::Greeted { from, to } = std::mem::replace(&mut self.phase, Phase::New) else {
+                let Phase::Keyed { from, to } = std::mem::replace(&mut self.phase, Phase::New) else {
                     unreachable!("the phase was matched above");
                 };
                 self.phase = Phase::Proved { from, to, member: None };
@@ -196,7 +234,9 @@ impl Connection {
     pub fn send(&mut self, reply: &Reply) {
         if let Phase::Proved { to, .. } = &mut self.phase {
             let frame = to.seal(&reply.encode());
-            self.output.extend_from_slice(&frame);
+            if self.cipher.seal(&frame, &mut self.output).is_err() {
+                self.break_off(End::Broken);
+            }
             self.sent = Instant::now();
             self.flush();
         }

@@ -6,6 +6,7 @@
 
 mod connection;
 
+use super::cipher::Identity;
 use super::protocol::{End, Reply, Role};
 use super::room::{Outbox, Room};
 use super::session::Token;
@@ -34,6 +35,8 @@ pub struct Settings {
     pub silence: Duration,
     /// A connection that has not proved for so long that it knows the token is cut off.
     pub patience: Duration,
+    /// Whether connections are encrypted.
+    pub encrypted: bool,
 }
 
 /// Silence that means loss: with what it takes to notice and to tell, less than two seconds.
@@ -55,7 +58,7 @@ pub fn silence_from(value: Option<&str>) -> Result<Duration> {
 impl Default for Settings {
     fn default() -> Settings {
         let patience = Duration::from_secs(5);
-        Settings { ranks: None, nodes: None, epoch: 0, silence: SILENCE, patience }
+        Settings { ranks: None, nodes: None, epoch: 0, silence: SILENCE, patience, encrypted: false }
     }
 }
 
@@ -92,12 +95,15 @@ impl Server {
         listener.set_nonblocking(true).map_err(refused("preparing the store's listener"))?;
         let bound = listener.local_addr().map_err(refused("asking for the store's address"))?;
         let waker = Arc::new(Waker::new().map_err(refused("preparing the store's thread"))?);
+        let identity = settings.encrypted.then(Identity::new).transpose();
+        let identity = identity.map_err(refused("making the store's key"))?;
         let (commands, received) = mpsc::channel();
         let service = Service {
             listener,
             waker: waker.clone(),
             commands: received,
             token,
+            identity,
             ranks: Room::new(Role::Rank, settings.ranks),
             nodes: Room::new(Role::Node, settings.nodes),
             settings,
@@ -180,6 +186,8 @@ struct Service {
     waker: Arc<Waker>,
     commands: Receiver<Command>,
     token: Token,
+    /// With encryption.
+    identity: Option<Identity>,
     settings: Settings,
     ranks: Room,
     nodes: Room,
@@ -255,7 +263,7 @@ impl Service {
                         tracing::warn!("too many connections that prove nothing: the oldest is cut off");
                         self.connections.remove(&oldest);
                     }
-                    match Connection::new(stream, peer, now) {
+                    match Connection::new(stream, peer, self.identity.as_ref(), now) {
                         Ok(connection) => {
                             self.connections.insert(self.accepted, connection);
                             self.accepted += 1;
