@@ -194,8 +194,12 @@ impl Comm {
         let record = self.recorder.begin(&Call::empty(Operation::Grow));
         let limited = self.limited();
         // SAFETY: as in `run_call`.
-        let (backend, number) = self.recorder.end(record, unsafe { self.backend.grow(joiners) })?;
+        let grown = self.recorder.end(record, unsafe { self.backend.grow(joiners) });
         drop(limited);
+        if !matches!(grown, Err(Error::Usage(_) | Error::Unsupported { .. })) {
+            self.recorder.skip(self.backend.collectives_of_grow() - 1);
+        }
+        let (backend, number) = grown?;
         Ok(Comm::new(backend.into(), grown_name(number)))
     }
 

@@ -401,6 +401,11 @@ pub(crate) trait Backend: Send + Sync {
         1
     }
 
+    /// The same of [`grow`](Backend::grow).
+    fn collectives_of_grow(&self) -> u64 {
+        1
+    }
+
     /// A communicator of those ranks that are still there, in their order, and the number of this shrinking of
     /// this communicator. Waits for them no longer than the deadline, for each rank that is lost meanwhile.
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {

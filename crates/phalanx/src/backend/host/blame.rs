@@ -22,8 +22,8 @@ impl Endpoint {
             suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
         missing.sort_unstable();
         missing.dedup();
-        if absent.is_empty() && self.world.is_processes() {
-            // All are there: those that are stopped hold up the others.
+        if self.world.is_processes() {
+            // Those that are stopped hold up the others, who may only be late.
             let stopped = missing.iter().copied().filter(|rank| crate::os::halt(self.pid(*rank)).is_some());
             let stopped: Vec<usize> = stopped.collect();
             if !stopped.is_empty() {

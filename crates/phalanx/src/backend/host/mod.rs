@@ -229,6 +229,10 @@ impl Backend for HostComm {
         3
     }
 
+    fn collectives_of_grow(&self) -> u64 {
+        2
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let block = self.endpoint.world.alloc(bytes)?;
         Ok(Allocation { start: block.start, keep: Box::new(block) })
@@ -346,9 +350,22 @@ impl HostComm {
         // SAFETY: the caller's contract.
         unsafe { self.tell_all_in(call, &own, all.as_mut_slice()) }?;
         let growth = Growth { job: job.to_owned(), number: all[0][0], rank, members, joiners };
-        let met = growth.meet(crate::watch::deadline::of(self.timeout()))?;
-        let ranks = (0..world_size).collect();
-        Ok((HostComm::attach(met.world, met.channel, rank, ranks, self.timeout()), met.number))
+        let grown = growth.meet(crate::watch::deadline::of(self.timeout())).map(|met| {
+            let ranks = (0..world_size).collect();
+            (HostComm::attach(met.world, met.channel, rank, ranks, self.timeout()), met.number)
+        });
+        // A joiner may have died when some members had met it already: all go on in the new world, or none.
+        // SAFETY: the caller's contract.
+        unsafe { self.tell_all_in(call, &[u64::from(grown.is_ok())], all.as_mut_slice()) }?;
+        let (grown, number) = grown?;
+        if let Some(other) = all.iter().position(|met| *met == [0]) {
+            grown.depart(Departure::Left);
+            return Err(Error::bootstrap(
+                format!("rank {other} has not met the joiners"),
+                "see its error; this communicator works on, and can grow again",
+            ));
+        }
+        Ok((grown, number))
     }
 
     /// An all_gather of a few words, as a step of `split` or of another backend's set-up.

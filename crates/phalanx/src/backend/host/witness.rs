@@ -175,13 +175,19 @@ impl Witness {
         if let Err(verdict) = self.look(subject, since) {
             return verdict;
         }
-        let Error::Peer(peer) = &error else { return error };
-        // Seen there first; the ranks have the same numbers here.
-        let _judging = lock(&self.judging);
         let endpoint = &self.channel.endpoint;
         let (sequence, record) = (subject.sequence, subject.record);
         let context = Context { reporter: endpoint.rank, sequence, record, waited: since.elapsed() };
-        endpoint.fail(&Verdict::Peer { rank: peer.rank, event: peer.event, context })
+        // Seen there first; the ranks have the same numbers here.
+        let verdict = match &error {
+            Error::Peer(peer) => Verdict::Peer { rank: peer.rank, event: peer.event, context },
+            Error::Timeout(timeout) => {
+                Verdict::Timeout { missing: timeout.missing.iter().map(|rank| rank.rank).collect(), context }
+            }
+            _ => return error,
+        };
+        let _judging = lock(&self.judging);
+        endpoint.fail(&verdict)
     }
 
     /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all

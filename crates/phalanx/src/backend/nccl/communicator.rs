@@ -42,7 +42,7 @@ pub(crate) struct Communicator {
     /// How often a thread went into the library with it, and came out: odd while one is inside.
     visits: AtomicU64,
     /// Operations wait in an open group of some thread: the library will look at the communicator at its end.
-    queued: AtomicBool,
+    pub(super) queued: Arc<AtomicBool>,
     /// What to give back to the library before the end, by number.
     pub(super) registrations: Mutex<BTreeMap<u64, Handle>>,
 }
@@ -118,7 +118,7 @@ impl Communicator {
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
             visits: AtomicU64::new(0),
-            queued: AtomicBool::new(false),
+            queued: Arc::default(),
             registrations: Mutex::default(),
         }
     }
@@ -167,7 +167,7 @@ impl Communicator {
     /// The group has ended; if the communicator failed meanwhile, it can be aborted now.
     pub fn leave_group(&self) {
         self.set_queued(false);
-        if self.has_failed() {
+        if self.check().is_err() {
             self.abort();
         }
     }

@@ -27,10 +27,14 @@ impl Communicator {
             return;
         }
         let (handle, turn) = (Raw(self.handle()), self.device.turn);
-        let ended = self.ended.clone();
+        let (ended, queued) = (self.ended.clone(), self.queued.clone());
         bounded(self.rank, "ncclCommAbort", move || {
             let Raw(handle) = { handle };
             let _turn = lock(turn);
+            if queued.load(Ordering::Acquire) {
+                // Since this was begun.
+                return;
+            }
             if !ended.swap(true, Ordering::AcqRel) {
                 // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn.
                 unsafe { abort(handle) };
