@@ -185,6 +185,21 @@ fn what_makes_no_sense_is_refused() {
     }
 }
 
+/// cudarc would panic.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_library_that_is_no_driver_is_refused() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libc =
+        maps.lines().find_map(|line| line.split_whitespace().last().filter(|path| path.contains("/libc.so")));
+    let libc = libc.expect("this program is linked to a C library");
+    let mut perf = without_gpus(phalanx("perf all_reduce --backend nccl -t 2 -e 4"));
+    perf.env("PHALANX_CUDA_LIB", libc);
+    let said = say(perf);
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(said.stderr.contains("it has no cuInit"), "{}", said.stderr);
+}
+
 #[test]
 fn without_gpus_they_are_refused_by_name_and_not_needed_otherwise() {
     for ranks in ["", "-t 2", "-p 2"] {

@@ -65,6 +65,8 @@ mod buffer;
 mod collective;
 mod comm;
 pub mod communicator;
+#[cfg(feature = "cuda")]
+mod driver;
 mod dtype;
 mod error;
 mod group;

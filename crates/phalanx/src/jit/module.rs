@@ -1,6 +1,7 @@
 //! An image on a GPU, and its kernels.
 
 use super::program::Image;
+use crate::driver::driver;
 use crate::error::{Error, Result, UsageError};
 use crate::nvshmem::Registration;
 use cudarc::driver::sys::{
@@ -8,7 +9,6 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use phalanx_sys::MissingFunction;
-use phalanx_sys::cuda::DRIVER;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
@@ -175,7 +175,7 @@ impl<'c> Kernel<'c> {
 impl Loaded<'_> {
     fn new(gpu: &Arc<CudaContext>, image: &Image) -> Result<Self> {
         // cudarc panics when it needs a function that the driver lacks.
-        let driver = DRIVER.open()?;
+        let driver = driver()?;
         if !driver.has(c"cuLibraryLoadData") {
             let path = driver.path().to_owned();
             let version = "older than 12.0".to_owned();

@@ -1,11 +1,12 @@
 //! This PE's GPU.
 
+use crate::driver::driver;
 use crate::error::{Error, LibraryError, Result, UsageError};
 use crate::sync::lock;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 /// A GPU and its primary context, which NVSHMEM works in.
 #[derive(Debug, Clone)]
@@ -20,11 +21,7 @@ impl Device {
     /// Opened once for the process and never closed: that would wait for what may never end on it.
     pub fn open(ordinal: usize) -> Result<Device> {
         static OPENED: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
-        static DRIVER: OnceLock<phalanx_sys::Library> = OnceLock::new();
-        if DRIVER.get().is_none() {
-            // Never unloaded: cudarc, which panics without it, finds it by its name.
-            let _ = DRIVER.set(phalanx_sys::cuda::DRIVER.open()?);
-        }
+        driver()?;
         let count = CudaContext::device_count()? as usize;
         if ordinal >= count {
             return Err(Error::Unsupported {

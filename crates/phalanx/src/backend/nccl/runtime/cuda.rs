@@ -3,25 +3,16 @@
 use super::{Answer, Runtime};
 use crate::backend::Stream;
 use crate::backend::nccl::device::Place;
+use crate::driver::driver;
 use crate::error::{Error, LibraryError, Result};
 use crate::lane::GpuStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, DriverError};
 use std::ffi::{CStr, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// An NVIDIA GPU, and its primary context.
 pub(in crate::backend::nccl) struct Cuda(Arc<CudaContext>);
-
-/// Makes sure that cudarc, which panics without it, finds the driver.
-fn driver() -> Result<()> {
-    static DRIVER: OnceLock<phalanx_sys::Library> = OnceLock::new();
-    if DRIVER.get().is_none() {
-        // Never unloaded: cudarc holds it, too.
-        let _ = DRIVER.set(phalanx_sys::cuda::DRIVER.open()?);
-    }
-    Ok(())
-}
 
 /// The context that is current on this thread; null before cuInit, which is when the call fails.
 fn current() -> usize {

@@ -1,0 +1,32 @@
+//! The CUDA driver, found before cudarc needs it: cudarc panics where there is none.
+
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use phalanx_sys::{Library, cuda};
+use std::sync::OnceLock;
+
+/// The driver, which cudarc finds, too. Once it is found it stays loaded.
+///
+/// # Errors
+/// [`Error::LibraryNotFound`] if there is none; [`Error::Unsupported`] if what is there is no driver, or if it has a name
+/// under which cudarc does not find it.
+pub(crate) fn driver() -> Result<&'static Library> {
+    static DRIVER: OnceLock<Library> = OnceLock::new();
+    if let Some(driver) = DRIVER.get() {
+        return Ok(driver);
+    }
+    let found = cuda::DRIVER.open()?;
+    let refused = |why: &str| Error::Unsupported {
+        what: format!("{} as the CUDA driver", found.path().display()),
+        why: why.into(),
+        remedy: "set PHALANX_CUDA_LIB to the driver's libcuda.so.1, or unset it".into(),
+    };
+    if !found.has(c"cuInit") {
+        return Err(refused("it has no cuInit"));
+    }
+    // SAFETY: loads libraries of the driver's names, of which one is loaded already or there is none.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(refused("its name (SONAME) is not libcuda.so.1"));
+    }
+    Ok(DRIVER.get_or_init(|| found))
+}
