@@ -2,7 +2,10 @@
 
 use super::capture;
 use super::device::{check_initialized, index};
-use super::error::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED};
+use super::error::{
+    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED,
+    STREAM_CAPTURE_UNSUPPORTED,
+};
 use super::memory;
 use super::queue::{Kind, Stream, Streams};
 use crate::call::{Answer, Code};
@@ -273,8 +276,29 @@ exported! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let fresh = lock(&context.peers).insert(find(peer)?.handle);
-        if fresh { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
+        let peer = find(peer)?;
+        reach(&context, &peer)
+    }
+}
+
+/// Lets a context's work use another's memory. Not while a stream of either is captured, whatever the capture's mode.
+fn reach(context: &Context, peer: &Context) -> Answer {
+    let mut peers = lock(&context.peers);
+    if peers.contains(&peer.handle) {
+        return Err(PEER_ACCESS_ALREADY_ENABLED);
+    }
+    if capture::any(context) || capture::any(peer) {
+        return Err(STREAM_CAPTURE_UNSUPPORTED);
+    }
+    peers.insert(peer.handle);
+    Ok(())
+}
+
+/// What NCCL does to connect two ranks of this process.
+pub fn runtime_reach(device: usize, peer: usize) -> Answer {
+    match reach(&runtime_context(device), &runtime_context(peer)) {
+        Err(PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
+        answer => answer,
     }
 }
 

@@ -12,6 +12,7 @@ use super::transport::message::{Message, Tag};
 use super::transport::rendezvous::Peer;
 use super::transport::{self, Address};
 use crate::call::{Answer, Code, check_fork};
+use crate::cuda::context;
 use crate::handles::{self, Handle, Handles};
 use crate::lock;
 use crate::random::Random;
@@ -205,6 +206,17 @@ impl Communicator {
 
     pub fn peers(&self) -> &[Peer] {
         self.peers.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Connects it to its peers in this process, as NCCL does at the first operation that needs to; the answer is CUDA's.
+    pub fn reach_peers(&self) -> Answer {
+        let devices = &settings().devices;
+        let neighbours = self.peers().iter().filter(|peer| peer.address == *transport::address());
+        let visible = neighbours.filter_map(|peer| devices.iter().position(|known| *known == peer.device));
+        for device in visible.filter(|device| *device != self.device) {
+            context::runtime_reach(self.device, device)?;
+        }
+        Ok(())
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {

@@ -197,6 +197,9 @@ fn enqueue(function: &'static str, queued: Vec<Queued>) -> Answer {
             None => streams.push((stream, vec![operation])),
         }
     }
+    for (_, operations) in &streams {
+        operations.iter().try_for_each(|operation| operation.communicator.reach_peers())?;
+    }
     for (stream, operations) in streams {
         let captured = capture::of(&stream).is_some();
         capture::enqueue(&stream, Arc::new(Fused::new(operations, captured)))?;

@@ -138,6 +138,8 @@ impl NcclComm {
         let agreed = unsafe { agree(&control, device.is_ok(), "open its GPU") };
         let device = device?;
         agreed?;
+        // By now the ranks of this process have opened theirs, and none can have begun to capture.
+        device.reach_others(flavour)?;
         let stream = device.default_stream();
         NcclComm::assemble(control, library, device, stream, settings, &Origin::Id(id))
     }
