@@ -50,6 +50,7 @@ use crate::backend::host::{HostComm, Subject, Witness};
 use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
 };
+use crate::bootstrap::HostTopology;
 use crate::collective::Shape;
 use crate::communicator::StreamSyncOps;
 use crate::error::{Error, Result, UsageError};
@@ -95,6 +96,12 @@ struct Messages {
     next: usize,
     first_queued: usize,
     failed: Option<Error>,
+}
+
+/// How many GPUs this process sees; an error if they, or the library, cannot be used.
+pub(crate) fn gpus(flavour: Flavour) -> Result<usize> {
+    let gpus = device::count(flavour)?;
+    library::load(flavour).map(|_| gpus)
 }
 
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.
@@ -344,6 +351,10 @@ impl Backend for NcclComm {
 
     fn world_size(&self) -> usize {
         self.communicator.ranks
+    }
+
+    fn host_topology(&self) -> HostTopology {
+        self.control.host_topology()
     }
 
     fn lane(&self) -> Lane {

@@ -25,11 +25,12 @@ pub mod server;
 pub mod session;
 mod watch;
 
-pub use client::{Member, Store};
+pub use client::{Audience, Member, Store};
 pub use protocol::Role;
 pub use server::{Server, Settings};
 pub use session::Token;
 
+use crate::error::PeerEvent;
 use std::time::Instant;
 
 /// How to find a job's store.
@@ -61,7 +62,9 @@ pub enum Host {
 pub struct Lost {
     /// Which.
     pub rank: usize,
-    /// What became of it.
+    /// What became of it, ...
+    pub event: PeerEvent,
+    /// ... in more words.
     pub why: String,
     /// When this member learned of it.
     pub since: Instant,

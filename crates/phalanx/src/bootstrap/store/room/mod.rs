@@ -197,6 +197,11 @@ impl Room {
                     out.push((rank, Reply::Refused { id, reason }));
                 }
             }
+            Request::Tell { to, value } => {
+                let is_meant = |member: &u32| to.is_empty() || to.contains(member);
+                let told = |member| (member, Reply::Told { from: rank, value: value.clone() });
+                out.extend(self.present().filter(is_meant).map(told));
+            }
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}
         }
     }
