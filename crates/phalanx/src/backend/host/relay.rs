@@ -96,6 +96,7 @@ pub(super) struct Relay {
     /// Dropped, it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    fork: crate::os::ForkMark,
 }
 
 struct Shared {
@@ -182,7 +183,8 @@ impl Relay {
             })?;
         // The first segment is everybody's first channel: see `first_segment`.
         let segments = AtomicU64::new(1);
-        Ok(Relay { shared, segments, topology, stop: Some(stop), thread: Some(thread) })
+        let fork = crate::os::ForkMark::of_this_process();
+        Ok(Relay { shared, segments, topology, stop: Some(stop), thread: Some(thread), fork })
     }
 
     pub fn topology(&self) -> &HostTopology {
@@ -242,8 +244,13 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        let thread = self.thread.take();
+        if self.fork.is_copy() {
+            // The thread, and the connection, are the parent's.
+            return std::mem::forget(thread);
+        }
         self.stop = None;
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
         self.shared.store.finish(LINGER);
