@@ -2,7 +2,7 @@
 //! whatever goes wrong on one host is the same error on all.
 
 use crate::world::{BACKEND, done, download, elements, expect, launch, must, upload, value, values};
-use crate::{collectives, communicators, failures, messages, streams};
+use crate::{collectives, communicators, failures, messages, programs, streams};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
@@ -10,6 +10,8 @@ use phalanx_testkit::fault::Fault;
 use phalanx_testkit::hosts::Elsewhere;
 use phalanx_testkit::processes::{Launch, World, describe, phase};
 use phalanx_testkit::scenario::Outcome;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -42,6 +44,16 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("hosts/without_gpus", move || without_gpus(gpus, hosts)),
         Trial::test("hosts/backends_that_differ", move || backends_that_differ(gpus, hosts)),
     ];
+    let launcher = match programs::built("phalanx") {
+        None if std::env::var("CI").is_ok_and(|value| value == "true") => None,
+        None => Some("phalanx is not built"),
+        Some(_) => None,
+    };
+    let launched = Trial::test("hosts/launcher", move || launched(gpus, hosts));
+    let launched = match launcher {
+        Some(why) => launched.with_ignored_flag(true).with_kind(why),
+        None => launched,
+    };
     let obstacle = Elsewhere::enter().err();
     let must_run = std::env::var_os("PHALANX_TEST_NAMESPACES").is_some();
     let can_run = |trial: Trial| match &obstacle {
@@ -49,7 +61,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Some(why) if !must_run => trial.with_ignored_flag(true).with_kind(format!("cannot run: {why}")),
         _ => trial,
     };
-    trials.into_iter().map(can_run).collect()
+    trials.into_iter().chain([launched]).map(can_run).collect()
 }
 
 fn on_hosts(name: &str, gpus: usize, hosts: usize) -> Launch {
@@ -179,6 +191,40 @@ fn without(launch: Launch, gpus: usize, victim: usize, fault: Fault) -> Result<V
             fields.try_into().map_err(|fields| format!("three fields: {fields:?}").into())
         })
         .collect()
+}
+
+/// `phalanx launch --nnodes`, a launcher on each host, of a program that checks its results.
+fn launched(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let phalanx = programs::built("phalanx").ok_or("phalanx is not built: cargo build -p phalanx-cli")?;
+    let folder = tempfile::tempdir()?;
+    let token = folder.path().join("token");
+    std::fs::write(&token, "the secret of this test")?;
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+    let store = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let here = gpus / hosts;
+    let start = |host: usize| -> Result<std::process::Child, Failed> {
+        let elsewhere = if host == 0 { None } else { Some(Elsewhere::enter()?) };
+        let visible: Vec<String> = (host * here..(host + 1) * here).map(|gpu| gpu.to_string()).collect();
+        let mut command = std::process::Command::new(&phalanx);
+        command.args(["launch", "--nnodes", &hosts.to_string(), "--node-rank", &host.to_string()]);
+        command.args(["--store", &store.to_string(), "--token-file"]).arg(&token);
+        command.args(["-n", &here.to_string(), "--"]).arg(&phalanx).args(["perf", "all_reduce"]);
+        command.args(["-b", "8", "-e", "64K", "-f", "64", "-n", "3", "-w", "1"]);
+        command.env("CUDA_VISIBLE_DEVICES", visible.join(",")).env("NCCL_HOSTID", format!("host{host}"));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        drop(elsewhere);
+        Ok(child)
+    };
+    let launchers = (0..hosts).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut said = String::new();
+    for launcher in launchers {
+        let output = launcher.wait_with_output()?;
+        let all = [output.stdout, output.stderr].concat();
+        said += &String::from_utf8_lossy(&all);
+        assert!(output.status.success(), "{}: {said}", output.status);
+    }
+    assert!(said.contains("0 OK") && said.contains(&format!("{gpus} ranks")), "{said}");
+    Ok(())
 }
 
 /// What all ranks report is the same, and says this.

@@ -461,7 +461,6 @@ impl Endpoint {
             Departure::Panicked => LIFE_PANICKED,
         };
         self.own().life.state.store(state, Ordering::Release);
-        self.tell();
         self.announce_progress();
     }
 }

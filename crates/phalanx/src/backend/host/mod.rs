@@ -13,7 +13,7 @@
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
 //! | `message.rs` | point to point |
-//! | `relay.rs` | ranks of several hosts, which share no memory: the words without the data |
+//! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
 
 pub(in crate::backend) mod arithmetic;

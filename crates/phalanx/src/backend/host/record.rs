@@ -138,7 +138,7 @@ impl RankState {
     #[cfg(feature = "cuda")]
     pub fn has_come_to(&self, sequence: u64) -> bool {
         let has_come = |place: &RecordWords| place.sequence.load(Ordering::Acquire) >= sequence;
-        // A later call took the same place; or, of a rank of another host, its neighbour's (see `relay.rs`).
+        // A later call took the same place; or, of a rank of another host, its neighbour's (see `relay/`).
         has_come(&self.records[sequence as usize % RECORDS]) || self.records.iter().any(has_come)
     }
 

@@ -3,7 +3,8 @@
 //! One process (the launcher, or rank 0) listens on a TCP port; everybody else connects to it and stays
 //! connected. The store keeps small values, gathers one from each (`exchange`), and watches: a connection
 //! that closes without a goodbye, or says nothing for longer than the limit, means a lost member, and all others are
-//! told. Data never goes through it.
+//! told. What members tell each other beside that arrives everywhere in one order: so the ranks of several hosts agree on what
+//! has become of a communicator (`backend/host/relay/`). Data never goes through it.
 //!
 //! | file | what it has |
 //! |---|---|
