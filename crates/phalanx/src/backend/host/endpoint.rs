@@ -470,6 +470,10 @@ impl Drop for Endpoint {
         if self.is_copy() {
             return;
         }
+        if self.link.is_some() && self.own().life.state.load(Ordering::Relaxed) == LIFE_ACTIVE {
+            // Given up on its way into a communicator. Nobody else would tell the others: the store sees a good end.
+            self.depart(Departure::Left);
+        }
         // Counted by those who have closed it: who comes late finds the others' last words.
         let last = self.channel.header().closed.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.ranks;
         self.world.close_segment(&self.segment, last);

@@ -57,6 +57,16 @@ fn words_arrive_everywhere_and_in_their_operation() {
 }
 
 #[test]
+fn who_is_dropped_has_left() {
+    let errors = run(2, |comm| {
+        barrier(&comm).unwrap();
+        if comm.rank() == 1 { None } else { barrier(&comm).err() }
+    });
+    let Some(Error::Peer(peer)) = &errors[0] else { panic!("{errors:?}") };
+    assert_eq!((peer.rank, peer.event), (1, PeerEvent::Left));
+}
+
+#[test]
 fn longer_blocks_travel_in_lines_and_the_longest_are_refused() {
     run(3, |comm| {
         let broadcast = |bytes: &mut [u8], root| {
