@@ -28,7 +28,7 @@ pub const SCENARIOS: &[Scenario] = &[
 const LIMIT: Duration = Duration::from_secs(3);
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
-    let hosts = if gpus % 2 == 0 { 2 } else { gpus };
+    let hosts = if gpus.is_multiple_of(2) { 2 } else { gpus };
     let trials = [
         Trial::test("hosts/operations", move || operations(gpus, hosts)),
         Trial::test("hosts/finalize", move || perform(communicators::SCENARIOS, "finalize", gpus, hosts)),
