@@ -264,7 +264,7 @@ impl HostComm {
     /// Whether its ranks are threads of this process.
     #[cfg(feature = "cuda")]
     pub fn is_of_threads(&self) -> bool {
-        self.endpoint.world.job().is_none()
+        self.endpoint.world.is_of_threads()
     }
 
     /// The world rank of the communicator's rank 0.
