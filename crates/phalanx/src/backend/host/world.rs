@@ -131,6 +131,12 @@ impl World {
         self
     }
 
+    /// Whether its ranks are threads of this process.
+    #[cfg(feature = "cuda")]
+    pub fn is_of_threads(&self) -> bool {
+        matches!(self.kind, Kind::Threads(_))
+    }
+
     /// What the ranks of the job have in common, if they are processes.
     pub fn job(&self) -> Option<&str> {
         match &self.kind {

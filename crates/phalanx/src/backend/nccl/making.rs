@@ -11,10 +11,10 @@ use crate::backend::{Call, Operation};
 use crate::error::{Error, Result};
 use crate::sync::lock;
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How many threads of this process are making a communicator.
 static AT_WORK: Mutex<usize> = Mutex::new(0);
@@ -51,7 +51,16 @@ pub(super) struct Making {
     answer: Receiver<ncclResult_t>,
     function: &'static str,
     parent: Option<Arc<Communicator>>,
+    stage: Arc<AtomicU8>,
 }
+
+/// How far the thread is that calls the library: not there yet, inside (or out again); or it was told not to go.
+const BEFORE: u8 = 0;
+const INSIDE: u8 = 1;
+const CANCELLED: u8 = 2;
+
+/// How long a thread that goes inside may take until it is where the library notices that it shall come out.
+const ENTRY: Duration = Duration::from_millis(20);
 
 impl Origin {
     fn function(&self) -> &'static str {
@@ -127,54 +136,88 @@ impl Making {
         };
         let order = Order { library, origin: origin.clone(), place, config, handle: handle.clone() };
         order.is_possible()?;
+        if let Some(parent) = &parent {
+            // Nobody ends it while the library is inside.
+            let _turn = parent.turn()?;
+            parent.set_queued(true);
+        }
         let (device, (sender, answer)) = (*device, channel());
+        let stage = Arc::new(AtomicU8::new(BEFORE));
+        let of_thread = stage.clone();
         let work = move || {
             let Ok(_current) = device.enter() else { return };
             *lock(&AT_WORK) += 1;
-            let result = order.carry_out();
+            let result = match advance(&of_thread, INSIDE) {
+                true => order.carry_out(),
+                false => ncclResult_t::InvalidUsage,
+            };
             *lock(&AT_WORK) -= 1;
             let _ = sender.send(result);
         };
-        std::thread::Builder::new().name("phalanx-init".into()).spawn(work).map_err(|error| {
-            Error::system("starting a thread", error, "a communicator is made in one: raise `ulimit -u`")
-        })?;
-        Ok(Making { answer, function, parent })
+        match std::thread::Builder::new().name("phalanx-init".into()).spawn(work) {
+            Ok(_) => Ok(Making { answer, function, parent, stage }),
+            Err(error) => {
+                parent.iter().for_each(|parent| parent.leave_group());
+                let remedy = "a communicator is made in one: raise `ulimit -u`";
+                Err(Error::system("starting a thread", error, remedy))
+            }
+        }
     }
 
-    /// Waits until the library has done it; `rank` is the one that looks out for the others. If the library does not
+    /// Waits until the library has done it, for `rank`, the rank of what is made. If the library does not
     /// come back, its thread stays, and with it what is half made: nothing can end a call of NCCL that has no
     /// communicator yet.
     pub fn wait(&self, rank: &Communicator, subject: &Subject, since: Instant) -> Result<()> {
+        // The library needs all ranks of what is split, which know who they are in that.
+        let (judge, subject) = match &self.parent {
+            Some(parent) => (&**parent, &Subject::call(parent.collectives(), &Call::empty(Operation::Split))),
+            None => (rank, subject),
+        };
         let result = loop {
             match self.answer.recv_timeout(LOOK) {
                 Ok(result) => break result,
                 Err(RecvTimeoutError::Disconnected) => break ncclResult_t::UnhandledCudaError,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Err(verdict) = rank.witness.look(subject, since) {
-                let (rank, function) = (rank.rank, self.function);
-                tracing::error!(rank, "{function} has not come back: what it made is leaked");
-                self.give_up(&verdict);
+            if let Err(verdict) = judge.witness.look(subject, since) {
+                self.give_up(rank.rank, &verdict);
                 return Err(verdict);
             }
         };
+        self.parent.iter().for_each(|parent| parent.leave_group());
         if !matches!(result, ncclResult_t::Success | ncclResult_t::InProgress) {
-            return Err(rank.library.error(result, self.function).within(rank.rank, subject).fatal());
+            return Err(judge.cause(result, self.function, subject));
         }
         self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(subject, since))
     }
-}
 
-impl Making {
-    /// Lets the library's thread be. The parent of a part fails too: it is what the thread is inside of.
-    fn give_up(&self, verdict: &Error) {
-        let Some(parent) = &self.parent else { return };
-        if parent.revoke() && self.answer.recv_timeout(ENDING).is_ok() {
-            parent.fail(verdict.clone());
-        } else {
-            parent.leak(verdict.clone());
+    /// Fetches the thread back, or lets it be. What is split fails, too: the thread is inside of it.
+    fn give_up(&self, rank: usize, verdict: &Error) {
+        let is_out = advance(&self.stage, CANCELLED) || self.fetch();
+        if !is_out {
+            tracing::error!(rank, "{} has not come back: what it made is leaked", self.function);
+        }
+        match &self.parent {
+            Some(parent) if is_out => {
+                parent.leave_group();
+                parent.fail(verdict.clone());
+            }
+            Some(parent) => parent.leak(verdict.clone()),
+            None => {}
         }
     }
+
+    /// Makes the thread come out; false where that cannot be.
+    fn fetch(&self) -> bool {
+        let Some(parent) = &self.parent else { return false };
+        // The library is told once, and forgets it when it has told those who were inside.
+        self.answer.recv_timeout(ENTRY).is_ok() || parent.revoke() && self.answer.recv_timeout(ENDING).is_ok()
+    }
+}
+
+/// Whether the thread was not there yet, and this is how far it is.
+fn advance(stage: &AtomicU8, next: u8) -> bool {
+    stage.compare_exchange(BEFORE, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
 impl Communicator {
