@@ -35,6 +35,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("hosts/cycles", move || perform(communicators::SCENARIOS, "cycles", gpus, hosts)),
         Trial::test("hosts/killed", move || lost(gpus, hosts, Fault::Kill, "its process ended")),
         Trial::test("hosts/stopped", move || lost(gpus, hosts, Fault::Stop, "nothing is heard of it")),
+        Trial::test("hosts/torchrun", move || torchrun(gpus, hosts)),
         Trial::test("hosts/killed_with_the_store", move || lost_with_the_store(gpus, hosts)),
         Trial::test("hosts/missing_at_init", move || missing(gpus, hosts)),
         Trial::test("hosts/late", move || one_error(gpus, hosts, "late", "timeout after")),
@@ -144,11 +145,11 @@ fn lost(gpus: usize, hosts: usize, fault: Fault, why: &str) -> Result<(), Failed
     Ok(())
 }
 
-/// As under torchrun, the store is in rank 0, and is lost with it: nobody is left to ask, but all know.
-fn lost_with_the_store(gpus: usize, hosts: usize) -> Result<(), Failed> {
+/// With torchrun's variables; the store is in rank 0.
+fn under_torchrun(launch: Launch, gpus: usize, hosts: usize) -> Result<Launch, Failed> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let here = gpus / hosts;
-    let mut launch = on_hosts("going_on", gpus, hosts)
+    let mut launch = launch
         .env("PHALANX_STORE", &format!("127.0.0.1:{port}"))
         .env("WORLD_SIZE", &gpus.to_string())
         .env("LOCAL_WORLD_SIZE", &here.to_string())
@@ -161,6 +162,21 @@ fn lost_with_the_store(gpus: usize, hosts: usize) -> Result<(), Failed> {
             .env_of(rank, "PHALANX_RANK", None)
             .env_of(rank, "PHALANX_WORLD_SIZE", None);
     }
+    Ok(launch)
+}
+
+/// The rank that has the store waits for the others at its end, and no longer.
+fn torchrun(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let since = Instant::now();
+    let launch = launch(SCENARIOS[0], gpus, &hosts.to_string()).on_hosts(hosts);
+    under_torchrun(launch, gpus, hosts)?.reports()?;
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    Ok(())
+}
+
+/// The store is lost with rank 0: nobody is left to ask, but all know.
+fn lost_with_the_store(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let launch = under_torchrun(on_hosts("going_on", gpus, hosts), gpus, hosts)?;
     for [waited, survivors, error] in without(launch, gpus, 0, Fault::Kill)? {
         assert!(waited.parse::<f64>()? < LIMIT.as_secs_f64(), "{waited}");
         assert!(survivors.contains("the job's store is gone"), "{survivors}");

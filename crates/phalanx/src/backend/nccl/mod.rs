@@ -7,7 +7,8 @@
 //!
 //! Beside the library's communicator, the ranks share two channels of the host backend: one on which they set up and
 //! meet (`control`), and one on which they announce their calls (`witness.rs` there), by which a missing, dead
-//! or differing rank is found and named, which NCCL itself does not do.
+//! or differing rank is found and named, which NCCL itself does not do. Whether the ranks share memory or are on
+//! several hosts is the channels' secret.
 //!
 //! | file | what |
 //! |---|---|

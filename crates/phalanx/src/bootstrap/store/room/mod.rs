@@ -198,9 +198,10 @@ impl Room {
                 }
             }
             Request::Tell { to, value } => {
-                let is_meant = |member: &u32| to.is_empty() || to.contains(member);
+                let is_here = |member: &u32| self.members.get(member) == Some(&Standing::Here);
+                let all = if to.is_empty() { self.present().collect() } else { to };
                 let told = |member| (member, Reply::Told { from: rank, value: value.clone() });
-                out.extend(self.present().filter(is_meant).map(told));
+                out.extend(all.into_iter().filter(is_here).map(told));
             }
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}
         }

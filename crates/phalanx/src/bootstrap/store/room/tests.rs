@@ -51,7 +51,7 @@ fn what_a_member_tells_goes_to_those_it_names() {
     let mut bench = Bench::of(3);
     let told = |rank: u32| (rank, Reply::Told { from: 1, value: b"v".into() });
     let tell = |to: &[u32]| Request::Tell { to: to.into(), value: b"v".into() };
-    assert_eq!(bench.ask(1, tell(&[2, 1])), [told(1), told(2)]);
+    assert_eq!(bench.ask(1, tell(&[2, 1])), [told(2), told(1)]);
     assert_eq!(bench.ask(1, tell(&[])), [told(0), told(1), told(2)]);
     bench.room.ended(2, End::Left, &mut Vec::new());
     assert_eq!(bench.ask(1, tell(&[2, 0])), [told(0)]);
