@@ -17,6 +17,7 @@ pub mod emulated;
 pub mod fault;
 pub mod faults;
 pub mod fields;
+pub mod hosts;
 pub mod minifloat;
 pub mod mpi;
 pub mod number;

@@ -8,9 +8,11 @@
 
 use crate::fault::{self, Fault};
 use crate::fields::{escape, unescape};
+use crate::hosts::Elsewhere;
 use crate::mpi;
 use crate::scenario::{Body, Outcome, Scenario};
 use crate::threads::host;
+use phalanx::store::{Server, Settings, Token};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,6 +102,7 @@ fn say(line: &str) {
 pub struct Launch {
     scenarios: Vec<(String, Vec<String>)>,
     ranks: usize,
+    hosts: usize,
     skipped: Vec<usize>,
     plain: bool,
     gpus: bool,
@@ -113,6 +116,7 @@ impl Launch {
         Launch {
             scenarios: vec![(scenario.into(), Vec::new())],
             ranks,
+            hosts: 1,
             skipped: Vec::new(),
             plain: false,
             gpus: false,
@@ -145,6 +149,13 @@ impl Launch {
         self
     }
 
+    /// They are on so many hosts (see [`Elsewhere`]), each with as many of the ranks and of the GPUs, and meet in a store of
+    /// this process.
+    pub fn on_hosts(mut self, hosts: usize) -> Launch {
+        self.hosts = hosts;
+        self
+    }
+
     /// An environment variable of every rank.
     pub fn env(mut self, name: &str, value: &str) -> Launch {
         self.env.push((None, name.into(), Some(value.into())));
@@ -173,9 +184,16 @@ impl Launch {
     pub fn start(&self) -> Result<World, String> {
         let job = job_id();
         let (sender, events) = mpsc::channel();
-        let mut world = World { ranks: Vec::new(), events, deadline: Instant::now() + self.deadline };
+        let store = self.store()?;
+        let deadline = Instant::now() + self.deadline;
+        let mut world = World { ranks: Vec::new(), events, deadline, _store: None };
+        let (mut host, mut elsewhere) = (0, None);
         for rank in (0..self.ranks).filter(|rank| !self.skipped.contains(rank)) {
-            let child = self.command(rank, &job)?.spawn();
+            if std::mem::replace(&mut host, self.host_of(rank)) != self.host_of(rank) {
+                drop(elsewhere.take());
+                elsewhere = Some(Elsewhere::enter()?);
+            }
+            let child = self.command(rank, &job, store.as_ref())?.spawn();
             let mut child = child.map_err(|error| format!("rank {rank} does not start: {error}"))?;
             let stdout = child.stdout.take().ok_or("no standard output")?;
             let stderr = child.stderr.take().ok_or("no standard error")?;
@@ -186,7 +204,36 @@ impl Launch {
             let lines = sender.clone();
             std::thread::spawn(move || read_all(index, stderr, &lines));
         }
+        world._store = store.map(|(server, _)| server);
         Ok(world)
+    }
+
+    /// The store of ranks on several hosts.
+    fn store(&self) -> Result<Option<(Server, Token)>, String> {
+        if self.hosts == 1 {
+            return Ok(None);
+        }
+        let token = Token::random().map_err(|error| format!("a token: {error}"))?;
+        let settings = Settings { ranks: Some(self.ranks as u32), ..Settings::default() };
+        let server =
+            Server::start("127.0.0.1:0", token.clone(), settings).map_err(|error| error.to_string())?;
+        Ok(Some((server, token)))
+    }
+
+    fn host_of(&self, rank: usize) -> usize {
+        rank * self.hosts / self.ranks
+    }
+
+    fn place_on_host(&self, command: &mut Command, rank: usize) {
+        let host = self.host_of(rank);
+        let here: Vec<usize> = (0..self.ranks).filter(|other| self.host_of(*other) == host).collect();
+        command.env("PHALANX_LOCAL_RANK", (rank - here[0]).to_string());
+        command.env("PHALANX_LOCAL_WORLD_SIZE", here.len().to_string());
+        command.env("NCCL_HOSTID", format!("host{host}"));
+        if self.gpus {
+            let gpus: Vec<String> = here.iter().map(usize::to_string).collect();
+            command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
+        }
     }
 
     /// Starts the processes and waits until all have ended.
@@ -203,7 +250,7 @@ impl Launch {
         Err(describe(&ended))
     }
 
-    fn command(&self, rank: usize, job: &str) -> Result<Command, String> {
+    fn command(&self, rank: usize, job: &str, store: Option<&(Server, Token)>) -> Result<Command, String> {
         let program = std::env::current_exe().map_err(|error| format!("no own path: {error}"))?;
         let mut command = Command::new(program);
         // Variables of the test's own environment, which may itself be a launcher's, do not count.
@@ -229,6 +276,10 @@ impl Launch {
             command.env("PHALANX_JOB", job);
             // A hang of the library then says who waits for whom.
             command.env("PHALANX_TIMEOUT", (self.deadline.as_secs_f64() / 2.0).to_string());
+        }
+        if let Some((server, token)) = store {
+            self.place_on_host(&mut command, rank);
+            command.env("PHALANX_STORE", server.address().to_string()).env("PHALANX_TOKEN", token.reveal());
         }
         for (only, name, value) in &self.env {
             if only.is_none_or(|only| only == rank) {
@@ -365,11 +416,11 @@ impl Rank {
 }
 
 /// Running rank processes.
-#[derive(Debug)]
 pub struct World {
     ranks: Vec<Rank>,
     events: Receiver<(usize, Event)>,
     deadline: Instant,
+    _store: Option<Server>,
 }
 
 /// How a rank's process ended.

@@ -314,6 +314,9 @@ pub enum PeerEvent {
     /// Its process has been stopped (SIGSTOP) for longer than `PHALANX_STOPPED_TIMEOUT`.
     #[error("its process is stopped (SIGSTOP or Ctrl-Z; PHALANX_STOPPED_TIMEOUT allows for longer stops)")]
     Stopped = 4,
+    /// A process of another host shows no sign of life for longer than `PHALANX_HEARTBEAT_TIMEOUT`.
+    #[error("nothing is heard of it (its process is stopped, or its host is cut off from the network)")]
+    Unreachable = 5,
 }
 
 /// A peer is gone.

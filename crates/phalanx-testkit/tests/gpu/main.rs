@@ -7,6 +7,7 @@ mod collectives;
 mod communicators;
 mod failures;
 mod flavour;
+mod hosts;
 mod injected;
 mod memory;
 mod messages;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         streams::SCENARIOS,
         memory::SCENARIOS,
         failures::SCENARIOS,
+        hosts::SCENARIOS,
         releases::SCENARIOS,
         injected::SCENARIOS,
         watchdog::SCENARIOS,
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         memory::trials,
         failures::trials,
         sockets::trials,
+        hosts::trials,
         programs::trials,
         watchdog::trials,
     ] {

@@ -61,7 +61,7 @@ fn is_program(word: &str) -> bool {
 }
 
 /// The file of a program, near this one.
-fn built(name: &str) -> Option<PathBuf> {
+pub fn built(name: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let near = own.ancestors().skip(1).take(2);
     let mut places = near.flat_map(|folder| [folder.join("examples").join(name), folder.join(name)]);

@@ -1,10 +1,8 @@
 //! Who shares a host: found out by a handshake, since names and variables can be wrong.
 
-use super::store::Store;
 use crate::error::{Error, Result};
 use crate::os::Surroundings;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// Which ranks share a host.
 ///
@@ -44,6 +42,28 @@ impl HostTopology {
             });
             topology.of_rank.push(host);
             topology.hosts[host].ranks.push(rank);
+        }
+        topology
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn world_size(&self) -> usize {
+        self.of_rank.len()
+    }
+
+    /// The same of some of the ranks, which are numbered anew.
+    pub(crate) fn of_members(&self, members: &[usize]) -> HostTopology {
+        let mut topology = HostTopology { of_rank: Vec::new(), hosts: Vec::new() };
+        let mut seen: Vec<usize> = Vec::new();
+        for (rank, member) in members.iter().enumerate() {
+            let host = self.of_rank[*member];
+            let place = seen.iter().position(|other| *other == host).unwrap_or_else(|| {
+                seen.push(host);
+                topology.hosts.push(HostRanks { name: self.hosts[host].name.clone(), ranks: Vec::new() });
+                seen.len() - 1
+            });
+            topology.of_rank.push(place);
+            topology.hosts[place].ranks.push(rank);
         }
         topology
     }
@@ -136,27 +156,10 @@ impl Identity {
         self.place.is_some() && self.place == other.place
     }
 
-    pub fn to_bytes(&self) -> Vec<u8> {
-        postcard::to_allocvec(self).expect("plain data")
+    #[cfg(test)]
+    pub fn new(name: &str, place: Option<Surroundings>) -> Identity {
+        Identity { name: name.to_owned(), place }
     }
-
-    pub fn from_bytes(bytes: &[u8]) -> Option<Identity> {
-        postcard::from_bytes(bytes).ok()
-    }
-}
-
-/// Tells all ranks where this one is, and learns where they are. Collective.
-pub(crate) fn exchange(store: &Store, timeout: Duration) -> Result<HostTopology> {
-    let all = store.exchange("phalanx/hosts", &Identity::own().to_bytes(), timeout)?;
-    let identities = all.iter().enumerate().map(|(rank, bytes)| {
-        Identity::from_bytes(bytes).ok_or_else(|| {
-            Error::bootstrap(
-                format!("rank {rank} does not say where it is in a way that can be understood"),
-                "use one version of phalanx in all processes of the job",
-            )
-        })
-    });
-    Ok(HostTopology::of(&identities.collect::<Result<Vec<_>>>()?))
 }
 
 #[cfg(test)]
@@ -209,8 +212,6 @@ mod tests {
     #[test]
     fn this_process_shares_its_host_with_itself() {
         let own = Identity::own();
-        assert_eq!(Identity::from_bytes(&own.to_bytes()), Some(own.clone()));
-        assert_eq!(Identity::from_bytes(&[0xff; 20]), None);
         if cfg!(target_os = "linux") {
             assert!(own.shares_host(&own));
             assert_eq!(HostTopology::one_host(3).ranks_of(0), [0, 1, 2]);

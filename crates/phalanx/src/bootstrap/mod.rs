@@ -1,5 +1,6 @@
 //! Who am I, who are the others: from the launcher's variables to a communicator.
 
+mod agreement;
 mod environment;
 mod hosts;
 mod meeting;
@@ -43,8 +44,9 @@ pub struct Choice {
 ///
 /// The launchers that are recognised, in the order in which they count: `phalanx launch`, torchrun, Open MPI, Cray
 /// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
-/// this host has a GPU (the driver and NCCL are loaded to find out) and all ranks are here; else RCCL, if the same holds
-/// for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an MPI launcher started; else the memory of the host.
+/// this host has a GPU (the driver and NCCL are loaded to find out; if there are other hosts, their ranks are asked at the
+/// start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
+/// MPI launcher started, and for all of those that are on several hosts; else the memory of the host.
 ///
 /// # Errors
 /// [`UsageError::Setting`] names a variable that makes no sense.
@@ -57,8 +59,9 @@ impl Choice {
         let launcher = environment.launcher()?;
         let world_size = launcher.as_ref().map_or(Some(1), |launcher| launcher.world_size);
         let is_mpi = launcher.as_ref().is_some_and(Launcher::starts_mpi);
-        let elsewhere = launcher.as_ref().is_some_and(|launcher| !launcher.is_one_host());
-        let (backend, reason) = decide(environment, wanted, world_size, is_mpi, elsewhere)?;
+        let elsewhere = launcher.as_ref().filter(|launcher| !launcher.is_one_host());
+        let here = elsewhere.and_then(|launcher| launcher.local_world_size);
+        let (backend, reason) = decide(environment, wanted, world_size, is_mpi, here)?;
         Ok(Choice { backend, reason, launcher })
     }
 }
@@ -76,24 +79,25 @@ pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usiz
     Ok(Some((launcher.rank, launcher.world_size)))
 }
 
-/// Which backend carries a communicator, and why. `world_size` is `None` if only MPI knows it.
+/// Which backend carries a communicator, and why. `world_size` is `None` if only MPI knows it; `here` says how many ranks are
+/// on this host, if others are elsewhere, with whom it is yet to be agreed.
 fn decide(
     environment: &Environment,
     wanted: Option<BackendKind>,
     world_size: Option<usize>,
     is_mpi: bool,
-    elsewhere: bool,
+    here: Option<usize>,
 ) -> Result<(BackendKind, String)> {
     let forced = match wanted {
         Some(backend) => Some((backend, "Builder::backend")),
         None => environment.backend()?.map(|backend| (backend, "PHALANX_BACKEND")),
     };
     let gpus = |backend: BackendKind| match world_size {
-        Some(ranks) if !elsewhere => gpus_for(backend, ranks),
-        _ => Err(Error::Unsupported {
+        Some(ranks) => gpus_for(backend, here.unwrap_or(ranks)),
+        None => Err(Error::Unsupported {
             what: format!("the backend {backend} for these ranks"),
-            why: "they are on several hosts, or nobody says how many there are".into(),
-            remedy: "start all ranks on one host".into(),
+            why: "nobody says how many there are".into(),
+            remedy: "start them with `phalanx launch` or torchrun".into(),
         }),
     };
     let (nccl, rccl) = (BackendKind::Nccl, BackendKind::Rccl);
@@ -102,11 +106,17 @@ fn decide(
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
-        Some((backend, name)) if backend == nccl || backend == rccl => {
+        Some((backend, name)) if (backend == nccl || backend == rccl) && here.is_none() => {
             gpus(backend).map(|()| (backend, format!("{name} asks for it")))
         }
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
+        None if is_mpi && here.is_some() => {
+            Ok((BackendKind::Mpi, "an MPI launcher started the ranks, on several hosts".to_owned()))
+        }
         None => Ok(match gpus(nccl) {
+            Ok(()) if here.is_some() => {
+                (nccl, "each rank of this host has a GPU; the other hosts are asked at the start".to_owned())
+            }
             Ok(()) => (nccl, "each rank has a GPU".to_owned()),
             Err(_) if gpus(rccl).is_ok() => (rccl, "each rank has an AMD GPU".to_owned()),
             Err(_) if world_size == Some(1) => (BackendKind::Solo, "there is one rank".to_owned()),
@@ -134,6 +144,11 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
     );
     let timeout = settings.timeout;
     match choice.backend {
+        BackendKind::Host | BackendKind::Nccl | BackendKind::Rccl
+            if launcher.is_some_and(|launcher| !launcher.is_one_host()) =>
+        {
+            on_hosts(launcher.expect("asked just now"), &environment, &settings)
+        }
         BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
         BackendKind::Mpi => join_mpi(launcher, &environment, &settings),
         BackendKind::Host => {
@@ -141,9 +156,37 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         }
         backend @ (BackendKind::Nccl | BackendKind::Rccl) => {
             let (host, name) = on_host(launcher, &environment, timeout)?;
-            on_gpu(backend, host, name, &settings)
+            let gpu = host.rank();
+            on_gpu(backend, host, gpu, name, &settings)
         }
     }
+}
+
+/// The communicator of ranks that are on several hosts, as far as the launcher knows.
+fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
+    let (place, timeout) = (launcher.place(environment)?, settings.timeout);
+    let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
+    let store = meeting::open_store(environment, &place, timeout)?;
+    let own = agreement::Introduction::own(wanted, gpus_seen);
+    let (topology, backend) = agreement::reach(&store, &own, timeout)?;
+    tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed");
+    if topology.num_hosts() == 1 {
+        // The launcher's nodes are parts of one host.
+        drop(store);
+        let host = join(&place, timeout)?;
+        let gpu = host.rank();
+        return match backend {
+            BackendKind::Host => Ok(Comm::new(Arc::new(host), place.job)),
+            backend => on_gpu(backend, host, gpu, place.job, settings),
+        };
+    }
+    if backend == BackendKind::Host {
+        topology.check_one_host()?;
+    }
+    let here = topology.ranks_of(topology.host_of(place.rank));
+    let gpu = here.iter().position(|rank| *rank == place.rank).expect("it is on its host");
+    let control = HostComm::over(store, place.rank, topology, timeout)?;
+    on_gpu(backend, control, gpu, place.job, settings)
 }
 
 /// This rank's place in the memory that the ranks of this host share, and the job's name.
@@ -156,11 +199,6 @@ fn on_host(
         return Ok((thread_ranks(1, timeout)?.remove(0), own_name()));
     };
     let place = launcher.place(environment)?;
-    if !place.one_host {
-        // The launcher's nodes may be parts of one host.
-        let store = meeting::open_store(environment, &place, timeout)?;
-        hosts::exchange(&store, timeout)?.check_one_host()?;
-    }
     Ok((join(&place, timeout)?, place.job))
 }
 
@@ -206,16 +244,39 @@ fn gpus_for(backend: BackendKind, _ranks: usize) -> Result<()> {
     })
 }
 
-/// The communicator on GPUs of the ranks of a host communicator. Collective.
+/// How many GPUs this process could use with a backend.
 #[cfg(feature = "cuda")]
-fn on_gpu(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
-    let gpu = settings.gpu.unwrap_or(host.rank());
+fn gpus_seen(backend: BackendKind) -> Result<usize> {
+    crate::backend::nccl::gpus(flavour(backend))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus_seen(backend: BackendKind) -> Result<usize> {
+    gpus_for(backend, 1).map(|()| 0)
+}
+
+/// The communicator on GPUs of the ranks of a host communicator, this rank on GPU `gpu` unless it was told another. Collective.
+#[cfg(feature = "cuda")]
+fn on_gpu(
+    backend: BackendKind,
+    host: HostComm,
+    gpu: usize,
+    name: String,
+    settings: &Settings,
+) -> Result<Comm> {
+    let gpu = settings.gpu.unwrap_or(gpu);
     let comm = NcclComm::join(host, flavour(backend), gpu, settings.nccl.clone())?;
     Ok(Comm::new(Arc::new(comm), name))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_gpu(backend: BackendKind, host: HostComm, _name: String, _settings: &Settings) -> Result<Comm> {
+fn on_gpu(
+    backend: BackendKind,
+    host: HostComm,
+    _gpu: usize,
+    _name: String,
+    _settings: &Settings,
+) -> Result<Comm> {
     gpus_for(backend, host.world_size())?;
     unreachable!("the error above")
 }
@@ -255,11 +316,11 @@ pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
     let met = rendezvous::join(&place, settings.timeout)?;
     let (rank, members) = (met.rank, (0..met.world_size).collect());
     let host = HostComm::attach(met.world, met.channel, rank, members, settings.timeout);
-    let (backend, reason) = decide(&environment, settings.backend, Some(met.world_size), false, false)?;
+    let (backend, reason) = decide(&environment, settings.backend, Some(met.world_size), false, None)?;
     tracing::info!(backend = backend.name(), reason, rank, "joined a communicator");
     let name = grown_name(met.number);
     match backend {
-        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, &settings),
+        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, rank, name, &settings),
         BackendKind::Host => Ok(Comm::new(Arc::new(host), name)),
         other => Err(Error::Unsupported {
             what: format!("joining on the backend {other}"),
@@ -282,16 +343,19 @@ pub(crate) fn run_threads<R: Send>(
     f: impl Fn(Comm) -> R + Sync,
 ) -> Result<Vec<R>> {
     check_world_size(ranks)?;
-    let (backend, reason) = decide(&Environment::current(), settings.backend, Some(ranks), false, false)?;
+    let (backend, reason) = decide(&Environment::current(), settings.backend, Some(ranks), false, None)?;
     tracing::info!(backend = backend.name(), reason, ranks, "communicator of threads");
     if backend == BackendKind::Solo {
         return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name()))]);
     }
     let hosts = thread_ranks(ranks, settings.timeout)?;
     let name = own_name();
-    let body = |host| {
+    let body = |host: HostComm| {
         let comm = match backend {
-            BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name.clone(), settings)?,
+            BackendKind::Nccl | BackendKind::Rccl => {
+                let gpu = host.rank();
+                on_gpu(backend, host, gpu, name.clone(), settings)?
+            }
             BackendKind::Mpi => {
                 return Err(Error::Unsupported {
                     what: "the backend mpi for threads".into(),

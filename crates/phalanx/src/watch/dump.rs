@@ -141,6 +141,7 @@ fn write_error(json: &mut String, error: &Error) -> fmt::Result {
                 PeerEvent::Panicked => "panicked",
                 PeerEvent::Refused => "refused",
                 PeerEvent::Stopped => "stopped",
+                PeerEvent::Unreachable => "unreachable",
             };
             (kind, vec![e.rank], e.operation.as_str(), e.sequence)
         }

@@ -80,6 +80,10 @@ impl Endpoint {
         if let Some(message) = message {
             text.push_str(&format!(", and its last message is {message}"));
         }
+        if let Some(topology) = self.world.topology() {
+            let host = topology.host_of(self.members()[rank]);
+            text.push_str(&format!(", process {pid} on {}", topology.name_of(host)));
+        }
         if self.world.is_processes() {
             text.push_str(&format!(", process {pid}"));
             match crate::os::halt(pid) {

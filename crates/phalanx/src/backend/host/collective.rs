@@ -243,6 +243,7 @@ impl<'a> Collective<'a> {
         // SAFETY: the caller's contract.
         unsafe {
             match this.small_form(&flow) {
+                Some(Form::Bytes(_)) | None if !endpoint.shares_memory() => return Err(endpoint.too_long()),
                 Some(form) => this.small(call, &flow, form)?,
                 None => this.bulk(call, &flow)?,
             }

@@ -5,9 +5,10 @@ use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, Ran
 use super::liveness::Liveness;
 use super::protocol::Fences;
 use super::record::Record;
+use super::relay::{Decision, Link};
 use super::verdict::{Context, Verdict};
 use super::world::{Kind, Segment, World};
-use crate::backend::{Call, Departure, Operation};
+use crate::backend::Departure;
 use crate::error::{Error, PeerEvent, Result};
 use crate::sync::Ordering;
 use crate::watch::deadline;
@@ -44,6 +45,8 @@ pub(super) struct Endpoint {
     polls: u32,
     timeout: AtomicU64,
     fork: crate::os::ForkMark,
+    /// To ranks that share no memory.
+    link: Option<Link>,
 }
 
 /// What a rank waits in, for errors: the number of the operation and what it is.
@@ -63,6 +66,10 @@ impl Endpoint {
         // Ranks of other channels need cores too: what counts is how many ranks the world has.
         let crowded = members.iter().max().map_or(ranks, |last| last + 1) > world.cores;
         let fences = if crate::os::asymmetric_barriers() { Fences::Asymmetric } else { Fences::Symmetric };
+        let link = match &world.kind {
+            Kind::Hosts(relay) => Some(relay.open(segment.id, channel.alias(), rank, &members)),
+            _ => None,
+        };
         let endpoint = Endpoint {
             rank,
             ranks,
@@ -75,13 +82,41 @@ impl Endpoint {
             polls: if crowded { POLLS_CROWDED } else { POLLS },
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
+            link,
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
         endpoint.standing(rank).pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
+        if endpoint.link.is_some() {
+            // Somebody always waits for this rank, as far as can be known.
+            endpoint.own().park.add_sleeper();
+            endpoint.tell();
+        }
         endpoint
+    }
+
+    /// Whether data beyond a few words can be moved.
+    pub fn shares_memory(&self) -> bool {
+        self.link.is_none()
+    }
+
+    #[cold]
+    pub fn too_long(&self) -> Error {
+        Error::Unsupported {
+            what: "moving host memory between hosts".into(),
+            why: "these ranks share no memory, and what they tell each other is a few words".into(),
+            remedy: "use a backend that reaches other hosts".into(),
+        }
+    }
+
+    /// Tells ranks that share no memory what has changed; others see it.
+    #[inline]
+    pub fn tell(&self) {
+        if let Some(link) = &self.link {
+            link.tell();
+        }
     }
 
     #[inline(always)]
@@ -119,7 +154,15 @@ impl Endpoint {
     #[inline(always)]
     pub fn announce_progress(&self) {
         if self.own().park.has_sleepers(self.fences) {
-            self.wake_peers();
+            self.tell_progress();
+        }
+    }
+
+    #[cold]
+    fn tell_progress(&self) {
+        match &self.link {
+            Some(link) => link.tell_with_slots(),
+            None => self.wake_peers(),
         }
     }
 
@@ -166,9 +209,7 @@ impl Endpoint {
     #[cold]
     pub fn fail_refused(&self, error: &Error) -> Error {
         tracing::error!(rank = self.rank, "{error}");
-        let (sequence, record) =
-            self.own().last_announced().unwrap_or((0, Record::of(&Call::empty(Operation::Barrier))));
-        let context = Context { reporter: self.rank, sequence, record, waited: Duration::ZERO };
+        let context = Context::of_last(self.own(), self.rank);
         self.fail(&Verdict::Peer { rank: self.rank, event: PeerEvent::Refused, context })
     }
 
@@ -184,7 +225,10 @@ impl Endpoint {
     #[cold]
     pub fn fail(&self, verdict: &Verdict) -> Error {
         if !self.has_failed() {
-            verdict.propose(self.channel.header(), self.own(), self.rank);
+            match &self.link {
+                Some(link) => link.fail(verdict),
+                None => verdict.propose(self.channel.header(), self.own(), self.rank),
+            }
             tracing::error!(rank = self.rank, "the communicator has failed: {}", self.verdict());
         }
         self.wake_peers();
@@ -337,7 +381,7 @@ impl Endpoint {
                 Kind::Processes(world) if world.processes[self.members[rank]].has_exited() => {
                     Some(PeerEvent::Died)
                 }
-                _ => None,
+                _ => self.link.as_ref()?.lost(self.members[rank]),
             },
         }
     }
@@ -369,6 +413,45 @@ impl Endpoint {
         }
     }
 
+    /// Makes this rank's proposal the decision of a round of `shrink`, unless another one is first.
+    pub fn decide_round(&self, round: u64, words: &[AtomicU64]) {
+        let header = &self.channel.header().decided;
+        let last = header.load(Ordering::Acquire);
+        if last >> 16 >= round {
+            return;
+        }
+        if let Some(link) = &self.link {
+            let words = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+            link.decide(Decision::Round(round, words), || header.load(Ordering::Acquire) >> 16 >= round);
+            return;
+        }
+        let winner = round << 16 | (self.rank as u64 + 1);
+        let _ = header.compare_exchange(last, winner, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Settles whether a channel made by `shrink` counts, unless that is settled.
+    pub fn settle(&self, open: u32, outcome: u32) {
+        let state = &self.channel.header().confirmed;
+        if let Some(link) = &self.link {
+            link.decide(Decision::Outcome(outcome), || state.load(Ordering::Acquire) != open);
+            return;
+        }
+        let _ = state.compare_exchange(open, outcome, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// An error if the ranks have nothing left over which they could agree.
+    pub fn check_connected(&self) -> Result<()> {
+        if self.link.as_ref().is_none_or(|link| !link.has_ended()) {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "shrink".into(),
+            why: "the job's store is gone, with the process that had it, or this process is cut off from it"
+                .into(),
+            remedy: "start the job again; with `phalanx launch` the store outlives every rank".into(),
+        })
+    }
+
     pub fn depart(&self, departure: Departure) {
         if self.is_copy() {
             return;
@@ -386,6 +469,10 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         if self.is_copy() {
             return;
+        }
+        if self.link.is_some() && self.own().life.state.load(Ordering::Relaxed) == LIFE_ACTIVE {
+            // Given up on its way into a communicator. Nobody else would tell the others: the store sees a good end.
+            self.depart(Departure::Left);
         }
         // Counted by those who have closed it: who comes late finds the others' last words.
         let last = self.channel.header().closed.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.ranks;

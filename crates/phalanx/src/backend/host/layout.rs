@@ -97,6 +97,13 @@ pub(super) struct RankState {
     pub shrink: ShrinkWords,
 }
 
+impl RankState {
+    /// The words of `greetings`.
+    pub fn greeting_words(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.greetings.iter().flat_map(|set| &set.0)
+    }
+}
+
 /// A set of ranks that only grows, and has one writer.
 #[repr(C)]
 pub(super) struct RankSet([AtomicU64; MAX_RANKS / 64]);
@@ -239,6 +246,11 @@ impl Channel {
         assert!(memory.len() >= layout.total, "a channel needs {} bytes", layout.total);
         assert_eq!(memory.as_ptr() as usize % PAGE, 0, "a channel starts at a page");
         Channel { layout, memory }
+    }
+
+    /// The same channel once more.
+    pub fn alias(&self) -> Channel {
+        Channel { layout: self.layout, memory: self.memory.clone() }
     }
 
     /// # Safety

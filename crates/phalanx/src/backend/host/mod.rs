@@ -13,6 +13,7 @@
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
 //! | `message.rs` | point to point |
+//! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
 
 pub(in crate::backend) mod arithmetic;
@@ -25,6 +26,7 @@ mod message;
 pub(crate) mod protocol;
 mod record;
 mod reduce;
+mod relay;
 mod shrink;
 mod verdict;
 #[cfg(feature = "cuda")]
@@ -41,7 +43,8 @@ pub(crate) use world::World;
 use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Direction, Operation, Ticket, Transfer,
 };
-use crate::bootstrap::Growth;
+use crate::bootstrap::store::Store;
+use crate::bootstrap::{Growth, HostTopology};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use collective::{Collective, State};
@@ -84,6 +87,15 @@ impl NewChannel {
 }
 
 impl HostComm {
+    /// The place of a rank among those that have met in a store, on several hosts. It can meet and tell them a few words:
+    /// what another backend needs to set up and to watch.
+    pub fn over(store: Store, rank: usize, topology: HostTopology, timeout: Duration) -> Result<HostComm> {
+        let ranks = topology.world_size();
+        let (world, segment) = World::hosts(store, rank, topology, Layout::new(ranks).total())?;
+        let channel = NewChannel(segment);
+        Ok(HostComm::attach(Arc::new(world), channel, rank, (0..ranks).collect(), timeout))
+    }
+
     /// Takes `rank`'s place in a channel of `members` (as world ranks).
     pub fn attach(
         world: Arc<World>,
@@ -197,6 +209,14 @@ impl Backend for HostComm {
 
     fn progress(&self) -> Result<bool> {
         self.messages.progress(&self.endpoint).map_err(|error| self.closing(error))
+    }
+
+    fn host_topology(&self) -> HostTopology {
+        let members = self.endpoint.members();
+        self.endpoint
+            .world
+            .topology()
+            .map_or_else(|| HostTopology::one_host(members.len()), |topology| topology.of_members(members))
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
@@ -339,8 +359,8 @@ impl HostComm {
         let Some(job) = self.endpoint.world.job() else {
             return Err(Error::Unsupported {
                 what: "grow".into(),
-                why: "the ranks are threads of one process, or there is only one".into(),
-                remedy: "start the ranks as processes, with `phalanx launch`".into(),
+                why: "the ranks are not processes of one host".into(),
+                remedy: "start them as processes, with `phalanx launch`, on one host".into(),
             });
         };
         let world_size = members.saturating_add(joiners);

@@ -162,6 +162,11 @@ impl Park {
         self.sleepers.load(Ordering::Acquire) != 0
     }
 
+    /// Counts somebody who always wants to be told of progress.
+    pub fn add_sleeper(&self) {
+        self.sleepers.fetch_add(1, Ordering::Release);
+    }
+
     /// The sleeper's first half: after this, look once more at what is awaited, then [`sleep`](Self::sleep).
     pub fn prepare<'a>(&self, awaited: impl Iterator<Item = &'a Park>, fences: Fences) {
         self.asleep.store(1, Ordering::Relaxed);

@@ -137,8 +137,9 @@ impl RankState {
     /// Whether this rank has announced its call number `sequence`, or a later one.
     #[cfg(feature = "cuda")]
     pub fn has_come_to(&self, sequence: u64) -> bool {
-        // A later call took the same place.
-        self.records[sequence as usize % RECORDS].sequence.load(Ordering::Acquire) >= sequence
+        let has_come = |place: &RecordWords| place.sequence.load(Ordering::Acquire) >= sequence;
+        // A later call took the same place; or, of a rank of another host, its neighbour's (see `relay/`).
+        has_come(&self.records[sequence as usize % RECORDS]) || self.records.iter().any(has_come)
     }
 
     /// Announces this rank's message number `number`.

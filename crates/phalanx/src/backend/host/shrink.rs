@@ -39,6 +39,7 @@ struct Decision {
 
 impl HostComm {
     pub(super) fn shrink_rounds(&self) -> Result<(HostComm, u64)> {
+        self.endpoint.check_connected()?;
         let joined = &self.endpoint.own().shrink.joined;
         loop {
             let round = joined.load(Ordering::Relaxed).saturating_add(1);
@@ -47,6 +48,7 @@ impl HostComm {
                 Ok(None) => {}
                 Err(error) => {
                     joined.store(WITHDRAWN, Ordering::Release);
+                    self.endpoint.tell();
                     return Err(error);
                 }
             }
@@ -100,6 +102,7 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
         return Err(Error::LeftBehind { rank: endpoint.rank });
     }
     endpoint.own().shrink.joined.store(round, Ordering::Release);
+    endpoint.tell();
     let has_joined =
         |rank: usize| endpoint.channel.state(rank).shrink.joined.load(Ordering::Acquire) == round;
     let is_gone = |rank: usize| {
@@ -145,12 +148,7 @@ fn propose(endpoint: &Endpoint, round: u64, members: &[usize], channel: u64) {
         let bits = members.iter().filter(|rank| **rank / 64 == block);
         word.store(bits.fold(0, |set, rank| set | 1 << (rank % 64)), Ordering::Relaxed);
     }
-    let header = &endpoint.channel.header().decided;
-    let last = header.load(Ordering::Acquire);
-    if last >> 16 < round {
-        let winner = round << 16 | (endpoint.rank as u64 + 1);
-        let _ = header.compare_exchange(last, winner, Ordering::AcqRel, Ordering::Acquire);
-    }
+    endpoint.decide_round(round, words);
 }
 
 /// What a round has decided, unless a later one is decided already.
@@ -171,7 +169,7 @@ fn decision(endpoint: &Endpoint, round: u64) -> Option<Decision> {
 /// Waits until the new channel counts or does not: the same answer for all of its ranks.
 fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
     let state = &new.channel.header().confirmed;
-    let settle = |outcome| state.compare_exchange(OPEN, outcome, Ordering::AcqRel, Ordering::Acquire);
+    let settle = |outcome| new.settle(OPEN, outcome);
     let life = |rank: usize| new.channel.state(rank).life.state.load(Ordering::Acquire);
     let since = Instant::now();
     loop {
@@ -184,9 +182,9 @@ fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
         let late = since.elapsed() >= new.deadline() || decided(old) > round;
         // An outcome that somebody else was first to settle is what the next look finds.
         if absent.peek().is_none() {
-            let _ = settle(CONFIRMED);
+            settle(CONFIRMED);
         } else if late || absent.any(|rank| new.gone(rank).is_some()) {
-            let _ = settle(DISCARDED);
+            settle(DISCARDED);
         } else {
             pause(since);
         }

@@ -3,8 +3,9 @@
 //! A rank that finds a reason writes it into its own state and then tries to make it *the* verdict, by a
 //! compare-and-swap of the channel's header. Whoever loses takes the winner's.
 
-use super::layout::{ChannelHeader, MAX_RANKS, RankState};
+use super::layout::{ChannelHeader, MAX_RANKS, RankState, VERDICT_WORDS};
 use super::record::Record;
+use crate::backend::{Call, Operation};
 use crate::error::{Error, MismatchError, MissingRank, PeerError, PeerEvent, TimeoutError};
 use crate::sync::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,6 +17,15 @@ pub(super) struct Context {
     pub sequence: u64,
     pub record: Record,
     pub waited: Duration,
+}
+
+impl Context {
+    /// In what this rank was last.
+    pub fn of_last(state: &RankState, reporter: usize) -> Context {
+        let call = || (0, Record::of(&Call::empty(Operation::Barrier)));
+        let (sequence, record) = state.last_announced().unwrap_or_else(call);
+        Context { reporter, sequence, record, waited: Duration::ZERO }
+    }
 }
 
 /// The reason.
@@ -43,6 +53,13 @@ impl Verdict {
         // The own words are free: this rank has proposed nothing, or it would have stopped then.
         self.write(&own.verdict);
         let _ = header.verdict.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The words of this verdict.
+    pub fn words(&self) -> Vec<u64> {
+        let words = [const { AtomicU64::new(0) }; VERDICT_WORDS];
+        self.write(&words);
+        words.into_iter().map(AtomicU64::into_inner).collect()
     }
 
     fn write(&self, words: &[AtomicU64]) {
@@ -110,7 +127,8 @@ impl Verdict {
                     1 => PeerEvent::Left,
                     2 => PeerEvent::Panicked,
                     3 => PeerEvent::Refused,
-                    _ => PeerEvent::Stopped,
+                    4 => PeerEvent::Stopped,
+                    _ => PeerEvent::Unreachable,
                 },
                 context: context()?,
             },

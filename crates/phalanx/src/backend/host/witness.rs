@@ -137,6 +137,7 @@ impl Witness {
     /// Takes back what was announced: its number is free again.
     pub fn withdraw(&self, subject: &Subject) {
         self.channel.endpoint.own().withdraw(subject.sequence);
+        self.channel.endpoint.tell();
     }
 
     /// Says that a collective, and all before it, is complete.
@@ -154,6 +155,11 @@ impl Witness {
     #[inline]
     pub fn waiting(&self) -> Waiting<'_> {
         Waiting(&self.channel.endpoint)
+    }
+
+    /// Lets ranks that share no memory know at once what this one has announced.
+    pub fn tell(&self) {
+        self.channel.endpoint.tell();
     }
 
     /// Tells the others whom this rank waits for.

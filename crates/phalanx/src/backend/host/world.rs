@@ -6,6 +6,9 @@
 
 use super::layout::MAX_RANKS;
 use super::liveness::STOPPED;
+use super::relay::Relay;
+use crate::bootstrap::HostTopology;
+use crate::bootstrap::store::Store;
 use crate::error::{Error, Result};
 use crate::os::{Mapping, Process, SharedFile};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, lock};
@@ -42,6 +45,8 @@ pub(crate) struct World {
 pub(super) enum Kind {
     Threads(ThreadWorld),
     Processes(ProcessWorld),
+    /// Processes that share no memory.
+    Hosts(Relay),
 }
 
 /// What a rank tells all ranks of the world, whichever communicator they share.
@@ -97,6 +102,27 @@ impl World {
         Ok(World { kind: Kind::Processes(world), cores, stopped_timeout })
     }
 
+    /// The world of the ranks that have met in a store, on several hosts; and the segment of its first channel.
+    pub(super) fn hosts(
+        store: Store,
+        rank: usize,
+        topology: HostTopology,
+        first: usize,
+    ) -> Result<(World, Segment)> {
+        let relay = Relay::new(store, rank, topology)?;
+        let segment = relay.first_segment(first)?;
+        // What they wait for takes its time: they need no core meanwhile.
+        Ok((World { kind: Kind::Hosts(relay), cores: 0, stopped_timeout: STOPPED }, segment))
+    }
+
+    /// Where the ranks of the world are; `None` if all are on this host.
+    pub fn topology(&self) -> Option<&HostTopology> {
+        match &self.kind {
+            Kind::Hosts(relay) => Some(relay.topology()),
+            Kind::Threads(_) | Kind::Processes(_) => None,
+        }
+    }
+
     /// This world, now that its processes are known.
     pub fn with_processes(mut self, processes: Vec<Process>) -> World {
         if let Kind::Processes(world) = &mut self.kind {
@@ -115,7 +141,7 @@ impl World {
     pub fn job(&self) -> Option<&str> {
         match &self.kind {
             Kind::Processes(world) => Some(&world.job),
-            Kind::Threads(_) => None,
+            Kind::Threads(_) | Kind::Hosts(_) => None,
         }
     }
 
@@ -128,6 +154,7 @@ impl World {
         match &self.kind {
             Kind::Threads(world) => &world.standings[world_rank],
             Kind::Processes(world) => world.standing(world_rank),
+            Kind::Hosts(relay) => relay.standing(world_rank),
         }
     }
 
@@ -141,6 +168,7 @@ impl World {
                 Ok(Segment { id, memory })
             }
             Kind::Processes(world) => world.create_segment(len),
+            Kind::Hosts(relay) => relay.create_segment(len),
         }
     }
 
@@ -159,6 +187,7 @@ impl World {
                 let (offset, len) = place(id);
                 Ok(Segment { id, memory: Arc::new(world.file.map(offset, len as usize)?) })
             }
+            Kind::Hosts(relay) => relay.open_segment(id),
         }
     }
 
@@ -176,6 +205,7 @@ impl World {
                     world.file.release(offset, len);
                 }
             }
+            Kind::Hosts(relay) => relay.close_segment(segment.id),
         }
     }
 
@@ -184,6 +214,7 @@ impl World {
         match &self.kind {
             Kind::Threads(_) => Location { segment: SAME_MEMORY, offset: start as u64 },
             Kind::Processes(world) => world.locate(start, len),
+            Kind::Hosts(_) => Location::NOWHERE,
         }
     }
 
@@ -193,6 +224,7 @@ impl World {
             // Thread ranks wait until no peer is inside instead.
             Kind::Threads(_) => true,
             Kind::Processes(world) => world.can_withdraw(start, len),
+            Kind::Hosts(_) => false,
         }
     }
 
@@ -210,13 +242,14 @@ impl World {
         match &self.kind {
             Kind::Threads(_) => Ok(location.offset as *const u8),
             Kind::Processes(world) => world.resolve(location),
+            Kind::Hosts(_) => unreachable!("nothing was located"),
         }
     }
 
     /// Zeroed memory for `Comm::alloc`.
     pub(super) fn alloc(self: &Arc<World>, len: usize) -> Result<HeapBlock> {
         let (start, offset, arena) = match &self.kind {
-            Kind::Threads(_) => {
+            Kind::Threads(_) | Kind::Hosts(_) => {
                 let memory = Mapping::anonymous(len.max(1))?;
                 return Ok(HeapBlock { start: memory.as_ptr(), place: Place::Own(memory) });
             }

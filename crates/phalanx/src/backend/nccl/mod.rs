@@ -7,7 +7,8 @@
 //!
 //! Beside the library's communicator, the ranks share two channels of the host backend: one on which they set up and
 //! meet (`control`), and one on which they announce their calls (`witness.rs` there), by which a missing, dead
-//! or differing rank is found and named, which NCCL itself does not do.
+//! or differing rank is found and named, which NCCL itself does not do. Whether the ranks share memory or are on
+//! several hosts is the channels' secret.
 //!
 //! | file | what |
 //! |---|---|
@@ -51,6 +52,7 @@ use crate::backend::host::{HostComm, Subject, Witness};
 use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
 };
+use crate::bootstrap::HostTopology;
 use crate::collective::Shape;
 use crate::communicator::StreamSyncOps;
 use crate::error::{Error, Result, UsageError};
@@ -96,6 +98,12 @@ struct Messages {
     next: usize,
     first_queued: usize,
     failed: Option<Error>,
+}
+
+/// How many GPUs this process sees; an error if they, or the library, cannot be used.
+pub(crate) fn gpus(flavour: Flavour) -> Result<usize> {
+    let gpus = device::count(flavour)?;
+    library::load(flavour).map(|_| gpus)
 }
 
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.
@@ -348,6 +356,10 @@ impl Backend for NcclComm {
 
     fn world_size(&self) -> usize {
         self.communicator.ranks
+    }
+
+    fn host_topology(&self) -> HostTopology {
+        self.control.host_topology()
     }
 
     fn lane(&self) -> Lane {

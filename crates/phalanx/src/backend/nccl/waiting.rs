@@ -116,6 +116,7 @@ impl Communicator {
     pub(super) fn wait_until(&self, ready: impl Fn() -> bool, subject: &Subject) -> Result<()> {
         let since = Instant::now();
         let mut patience = Patience::new(since);
+        self.witness.tell();
         let _waiting = self.witness.waiting();
         while !ready() {
             if patience.pause() {

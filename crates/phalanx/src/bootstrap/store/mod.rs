@@ -3,7 +3,8 @@
 //! One process (the launcher, or rank 0) listens on a TCP port; everybody else connects to it and stays
 //! connected. The store keeps small values, gathers one from each (`exchange`), and watches: a connection
 //! that closes without a goodbye, or says nothing for longer than the limit, means a lost member, and all others are
-//! told. Data never goes through it.
+//! told. What members tell each other beside that arrives everywhere in one order: so the ranks of several hosts agree on what
+//! has become of a communicator (`backend/host/relay/`). Data never goes through it.
 //!
 //! | file | what it has |
 //! |---|---|
@@ -25,11 +26,12 @@ pub mod server;
 pub mod session;
 mod watch;
 
-pub use client::{Member, Store};
+pub use client::{Audience, Member, Store};
 pub use protocol::Role;
 pub use server::{Server, Settings};
 pub use session::Token;
 
+use crate::error::PeerEvent;
 use std::time::Instant;
 
 /// How to find a job's store.
@@ -61,7 +63,9 @@ pub enum Host {
 pub struct Lost {
     /// Which.
     pub rank: usize,
-    /// What became of it.
+    /// What became of it, ...
+    pub event: PeerEvent,
+    /// ... in more words.
     pub why: String,
     /// When this member learned of it.
     pub since: Instant,

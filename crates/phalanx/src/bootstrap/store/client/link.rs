@@ -1,13 +1,13 @@
 //! The connection behind a [`Store`](super::Store): what it sends, and the thread that listens.
 
-use super::Member;
 use super::connect::Session;
+use super::{Audience, Member};
 use crate::bootstrap::store::cipher::Cipher;
 use crate::bootstrap::store::protocol::{End, MAX_REPLY, Malformed, Reply, Request};
 use crate::bootstrap::store::session::Key;
 use crate::bootstrap::store::watch::Watch;
 use crate::bootstrap::store::{Host, Lost, Rendezvous};
-use crate::error::{BootstrapError, Error, Result};
+use crate::error::{BootstrapError, Error, PeerEvent, Result};
 use crate::sync::lock;
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -34,6 +34,14 @@ pub struct Link {
     /// How many are in `State::lost`: looking is cheap.
     lost: AtomicUsize,
     leaving: AtomicBool,
+    told: Mutex<Told>,
+}
+
+/// What members told, while nobody wants to hear it; and who hears it.
+#[derive(Default)]
+struct Told {
+    kept: Vec<(usize, Vec<u8>)>,
+    audience: Option<Arc<dyn Audience>>,
 }
 
 /// Encrypted bytes leave in the order in which they were made: under one lock.
@@ -76,6 +84,7 @@ impl Link {
             changed: Condvar::new(),
             lost: AtomicUsize::new(0),
             leaving: AtomicBool::new(false),
+            told: Mutex::default(),
         });
         let thread = std::thread::Builder::new().name("phalanx-store-client".into());
         let of_thread = link.clone();
@@ -100,6 +109,54 @@ impl Link {
         let waits = |state: &mut State| state.lost.len() <= known && state.ended.is_none();
         let waited = self.changed.wait_timeout_while(state, timeout, waits);
         waited.unwrap_or_else(PoisonError::into_inner).0.lost.clone()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        lock(&self.state).ended.is_some()
+    }
+
+    /// See [`Store::tell`](super::Store::tell).
+    pub fn tell(&self, request: Request) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::bootstrap(
+                "this process is a fork of the one that joined the store",
+                "use the communicator in the process that made it",
+            ));
+        }
+        self.send(&request);
+        match &lock(&self.state).ended {
+            None => Ok(()),
+            Some(ended) => Err(Error::bootstrap(ended, "see what became of the store")),
+        }
+    }
+
+    /// See [`Store::set_audience`](super::Store::set_audience).
+    pub fn set_audience(&self, audience: Arc<dyn Audience>) {
+        let mut told = lock(&self.told);
+        for (from, value) in told.kept.drain(..) {
+            audience.told(from, &value);
+        }
+        told.audience = Some(audience);
+        drop(told);
+        self.tell_losses();
+    }
+
+    fn hand_over(&self, from: usize, value: Vec<u8>) {
+        let mut told = lock(&self.told);
+        match &told.audience {
+            Some(audience) => audience.told(from, &value),
+            None => told.kept.push((from, value)),
+        }
+    }
+
+    fn tell_losses(&self) {
+        let (lost, has_ended) = {
+            let state = lock(&self.state);
+            (state.lost.clone(), state.ended.is_some())
+        };
+        if let Some(audience) = lock(&self.told).audience.as_ref().filter(|_| has_ended || !lost.is_empty()) {
+            audience.bereaved(&lost, has_ended);
+        }
     }
 
     /// Leaves in good order: the thread ends soon.
@@ -185,7 +242,7 @@ impl Link {
         // A part of a frame may be out: nothing can follow it.
         if let Err(e) = sent {
             drop(sender);
-            self.ended(&format!("the connection has failed ({e})"));
+            self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died);
         } else {
             sender.last = Instant::now();
         }
@@ -203,7 +260,10 @@ impl Link {
             match self.take_in(&mut key, &mut input) {
                 Ok(true) => heard = Instant::now(),
                 Ok(false) => {}
-                Err(Malformed(why)) => return self.ended(&format!("it sends what no store sends: {why}")),
+                Err(Malformed(why)) => {
+                    return self
+                        .ended(&format!("it sends what no store sends: {why}"), PeerEvent::Unreachable);
+                }
             }
             if self.leaving.load(Ordering::Acquire) {
                 // The store closes the connection when it has read the goodbye.
@@ -217,10 +277,10 @@ impl Link {
             let left = self.silence.saturating_sub(heard.elapsed()).min(interval);
             let _ = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
             match stream.read(&mut bytes) {
-                Ok(0) => return self.ended("it closed the connection"),
+                Ok(0) => return self.ended("it closed the connection", PeerEvent::Died),
                 Ok(n) => {
                     if let Err(e) = self.decipher(&bytes[..n], &mut input) {
-                        return self.ended(&format!("the connection has failed ({e})"));
+                        return self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died);
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -230,10 +290,10 @@ impl Link {
                         // The other direction may work.
                         self.send(&Request::Deaf);
                         let silent = u32::try_from(silent.as_millis()).unwrap_or(u32::MAX);
-                        return self.ended(&End::Silent(silent).to_string());
+                        return self.ended(&End::Silent(silent).to_string(), PeerEvent::Unreachable);
                     }
                 }
-                Err(e) => return self.ended(&format!("the connection has failed ({e})")),
+                Err(e) => return self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died),
             }
         }
     }
@@ -251,14 +311,26 @@ impl Link {
         while let Some(opened) = key.open(&input[used..], MAX_REPLY)? {
             used += opened.taken;
             let reply = Reply::decode(opened.message)?;
+            let mut is_loss = false;
+            let reply = match reply {
+                Reply::Told { from, value } => {
+                    self.hand_over(from as usize, value);
+                    continue;
+                }
+                reply => reply,
+            };
             let mut state = lock(&self.state);
             match reply {
                 Reply::Heartbeat | Reply::Welcome { .. } => {}
                 Reply::Goodbye => {
                     let ended = format!("the store at {} has ended in good order", self.rendezvous.address);
                     state.ended.get_or_insert(ended);
+                    is_loss = true;
                 }
-                Reply::Lost { rank, end } => self.note_loss(&mut state, rank, end.to_string()),
+                Reply::Lost { rank, end } => {
+                    self.note_loss(&mut state, rank, end.event(), end.to_string());
+                    is_loss = true;
+                }
                 reply => {
                     // One that nobody waits for any more came too late.
                     if let Some(slot) = reply.id().and_then(|id| state.answers.get_mut(&id)) {
@@ -267,22 +339,26 @@ impl Link {
                 }
             }
             self.changed.notify_all();
+            drop(state);
+            if is_loss {
+                self.tell_losses();
+            }
         }
         input.drain(..used);
         Ok(used > 0)
     }
 
-    fn note_loss(&self, state: &mut State, rank: u32, why: String) {
+    fn note_loss(&self, state: &mut State, rank: u32, event: PeerEvent, why: String) {
         let rank = rank as usize;
         if state.lost.iter().all(|lost| lost.rank != rank) {
-            state.lost.push(Lost { rank, why, since: Instant::now() });
+            state.lost.push(Lost { rank, event, why, since: Instant::now() });
             self.lost.store(state.lost.len(), Ordering::Release);
         }
     }
 
     /// The connection is no more. If it did not end in good order, somebody is lost: the rank that hosts the
     /// store, or, if that is a launcher, this member, which the others cannot reach either.
-    fn ended(&self, why: &str) {
+    fn ended(&self, why: &str, event: PeerEvent) {
         let mut state = lock(&self.state);
         let cut_off = state.lost.iter().any(|lost| lost.rank == self.member.rank as usize);
         let already = state.ended.is_some() || cut_off || self.leaving.load(Ordering::Acquire);
@@ -291,11 +367,12 @@ impl Link {
             tracing::warn!("the store at {address} is lost: {why}");
             match self.rendezvous.host {
                 Host::Rank(rank) => {
-                    self.note_loss(&mut state, rank, format!("it hosts the store at {address}: {why}"));
+                    let why = format!("it hosts the store at {address}: {why}");
+                    self.note_loss(&mut state, rank, event, why);
                 }
                 Host::Launcher => {
                     let why = format!("it is cut off from the store at {address}: {why}");
-                    self.note_loss(&mut state, self.member.rank, why);
+                    self.note_loss(&mut state, self.member.rank, PeerEvent::Unreachable, why);
                 }
             }
         }
@@ -303,5 +380,7 @@ impl Link {
         // The store shall not take this member for one that is well.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.changed.notify_all();
+        drop(state);
+        self.tell_losses();
     }
 }

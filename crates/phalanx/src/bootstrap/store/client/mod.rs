@@ -23,6 +23,14 @@ pub struct Member {
     pub size: u32,
 }
 
+/// Who hears at once what the store tells unasked, from the thread that listens: it must not wait.
+pub trait Audience: Send + Sync {
+    /// Another member, or this one, told something.
+    fn told(&self, from: usize, value: &[u8]);
+    /// A member is lost, or the connection has ended.
+    fn bereaved(&self, lost: &[Lost], has_ended: bool);
+}
+
 /// A member's connection to the store. Dropping it leaves in good order.
 ///
 /// Any thread may use it. After the connection has failed every call answers at once, with the reason.
@@ -30,7 +38,7 @@ pub struct Store {
     link: Arc<Link>,
     listener: Option<JoinHandle<()>>,
     /// If the store lives in this process: it ends after this member has left.
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 impl Store {
@@ -56,12 +64,12 @@ impl Store {
         let deadline = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         let session = connect::join(rendezvous, member, deadline)?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
-        Ok(Store { link, listener: Some(listener), _server: None })
+        Ok(Store { link, listener: Some(listener), server: None })
     }
 
     /// Keeps the store itself in this member, until it has left.
     pub fn hosting(mut self, server: Server) -> Store {
-        self._server = Some(server);
+        self.server = Some(server);
         self
     }
 
@@ -120,6 +128,38 @@ impl Store {
             Reply::Sum { value, .. } => Ok(value),
             reply => Err(self.link.unexpected(&what, timeout, reply)),
         }
+    }
+
+    /// Tells other members something; does not wait. What is told arrives everywhere in one order, at the teller too, if it
+    /// is named or `to` is empty (then all that are connected are meant).
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] if the value is too long, or the connection has ended.
+    pub fn tell(&self, to: &[u32], value: &[u8]) -> Result<()> {
+        let (_, value) = checked("", value)?;
+        self.link.tell(Request::Tell { to: to.to_vec(), value })
+    }
+
+    /// Who hears what members tell from now on, and before: it was kept.
+    pub fn set_audience(&self, audience: Arc<dyn Audience>) {
+        self.link.set_audience(audience);
+    }
+
+    /// What a member does last: one that hosts the store waits, for so long at most, until the others have come to this,
+    /// or are lost, so that they have it to their end.
+    pub fn finish(&self, patience: Duration) {
+        const KEY: &str = "phalanx/finish";
+        if self.server.is_some() {
+            let _ = self.exchange(KEY, &[], patience);
+        } else {
+            let wait = millis(patience);
+            let _ = self.link.tell(Request::Exchange { id: 0, key: KEY.into(), value: Vec::new(), wait });
+        }
+    }
+
+    /// Whether the connection has ended.
+    pub fn has_ended(&self) -> bool {
+        self.link.has_ended()
     }
 
     /// The members that are lost, in the order in which that was learned. Costs one load while there are none.

@@ -5,11 +5,12 @@
 //! of bytes from outside, `decode`. It allocates no more than the bytes it is given, and refuses what is
 //! left over.
 
+use crate::error::PeerEvent;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of greetings and messages. Both sides must have the same.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -165,6 +166,14 @@ pub enum Request {
         /// How long to wait, in milliseconds.
         wait: u64,
     },
+    /// Tells other members something. Not answered. What members tell arrives everywhere in one order, the sender's own
+    /// words at the sender too, if it names itself.
+    Tell {
+        /// Whom; nobody: all that are connected.
+        to: Vec<u32>,
+        /// What.
+        value: Vec<u8>,
+    },
     /// Still alive.
     Heartbeat,
     /// Has heard nothing for too long, and gives up.
@@ -225,6 +234,13 @@ pub enum Reply {
         /// What became of it.
         end: End,
     },
+    /// What a member told.
+    Told {
+        /// Which.
+        from: u32,
+        /// What.
+        value: Vec<u8>,
+    },
     /// A member with the client's role is lost.
     Lost {
         /// Which.
@@ -251,6 +267,17 @@ pub enum End {
     Deaf,
     /// It sent what no client sends.
     Broken,
+}
+
+impl End {
+    /// The same as those who use a communicator are told of it.
+    pub fn event(self) -> PeerEvent {
+        match self {
+            End::Left => PeerEvent::Left,
+            End::Closed | End::Broken => PeerEvent::Died,
+            End::Silent(_) | End::Deaf => PeerEvent::Unreachable,
+        }
+    }
 }
 
 impl std::fmt::Display for End {
@@ -283,6 +310,7 @@ impl Request {
         let (key, value): (&str, &[u8]) = match &request {
             Request::Set { key, value, .. } | Request::Exchange { key, value, .. } => (key, value),
             Request::Get { key, .. } | Request::Add { key, .. } => (key, &[]),
+            Request::Tell { value, .. } => ("", value),
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => ("", &[]),
         };
         if key.len() > MAX_KEY {
@@ -315,7 +343,11 @@ impl Reply {
             | Reply::All { id, .. }
             | Reply::TimedOut { id, .. }
             | Reply::Gone { id, .. } => Some(*id),
-            Reply::Welcome { .. } | Reply::Lost { .. } | Reply::Heartbeat | Reply::Goodbye => None,
+            Reply::Welcome { .. }
+            | Reply::Told { .. }
+            | Reply::Lost { .. }
+            | Reply::Heartbeat
+            | Reply::Goodbye => None,
         }
     }
 }

@@ -22,6 +22,8 @@ fn request() -> impl Strategy<Value = Request> {
             value,
             wait
         }),
+        (proptest::collection::vec(any::<u32>(), 0..20), bytes())
+            .prop_map(|(to, value)| Request::Tell { to, value }),
         Just(Request::Heartbeat),
         Just(Request::Deaf),
         Just(Request::Goodbye),
@@ -49,6 +51,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         (any::<u64>(), proptest::collection::vec(any::<u32>(), 0..20))
             .prop_map(|(id, missing)| Reply::TimedOut { id, missing }),
         (any::<u64>(), any::<u32>(), end()).prop_map(|(id, rank, end)| Reply::Gone { id, rank, end }),
+        (any::<u32>(), bytes()).prop_map(|(from, value)| Reply::Told { from, value }),
         (any::<u32>(), end()).prop_map(|(rank, end)| Reply::Lost { rank, end }),
         Just(Reply::Heartbeat),
         Just(Reply::Goodbye),

@@ -197,6 +197,12 @@ impl Room {
                     out.push((rank, Reply::Refused { id, reason }));
                 }
             }
+            Request::Tell { to, value } => {
+                let is_here = |member: &u32| self.members.get(member) == Some(&Standing::Here);
+                let all = if to.is_empty() { self.present().collect() } else { to };
+                let told = |member| (member, Reply::Told { from: rank, value: value.clone() });
+                out.extend(all.into_iter().filter(is_here).map(told));
+            }
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}
         }
     }

@@ -47,6 +47,18 @@ fn an_exchange_answers_all_at_once_in_rank_order_and_can_be_repeated() {
 }
 
 #[test]
+fn what_a_member_tells_goes_to_those_it_names() {
+    let mut bench = Bench::of(3);
+    let told = |rank: u32| (rank, Reply::Told { from: 1, value: b"v".into() });
+    let tell = |to: &[u32]| Request::Tell { to: to.into(), value: b"v".into() };
+    assert_eq!(bench.ask(1, tell(&[2, 1])), [told(2), told(1)]);
+    assert_eq!(bench.ask(1, tell(&[])), [told(0), told(1), told(2)]);
+    bench.room.ended(2, End::Left, &mut Vec::new());
+    assert_eq!(bench.ask(1, tell(&[2, 0])), [told(0)]);
+    assert_eq!(bench.room.stored, 0);
+}
+
+#[test]
 fn a_late_rank_gets_the_verdict_of_the_others() {
     let mut bench = Bench::of(3);
     bench.exchange(0, b"", 1000);

@@ -231,6 +231,7 @@ impl Connection {
         }
     }
 
+    /// Puts a reply behind what is to be sent; [`flush`](Connection::flush) sends it.
     pub fn send(&mut self, reply: &Reply) {
         if let Phase::Proved { to, .. } = &mut self.phase {
             let frame = to.seal(&reply.encode());
@@ -238,7 +239,6 @@ impl Connection {
                 self.break_off(End::Broken);
             }
             self.sent = Instant::now();
-            self.flush();
         }
     }
 

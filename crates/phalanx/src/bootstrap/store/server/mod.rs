@@ -226,8 +226,14 @@ impl Service {
             for connection in self.connections.values_mut() {
                 connection.keep_alive(now, interval);
             }
+            // What a round has brought goes out with one write for each connection, however much it is.
+            self.flush();
             self.sweep(now);
         }
+    }
+
+    fn flush(&mut self) {
+        self.connections.values_mut().for_each(Connection::flush);
     }
 
     /// Waits for something to do; answers which connections have something to read.
@@ -360,6 +366,7 @@ impl Service {
                 let mut out = Vec::new();
                 self.room(role).ended(rank, end, &mut out);
                 self.deliver(role, out);
+                self.flush();
                 self.members.remove(&(role, rank));
             }
             self.connections.remove(&id);
@@ -377,10 +384,11 @@ impl Service {
         for connection in self.connections.values_mut().filter(|c| c.member().is_some()) {
             connection.send(&Reply::Goodbye);
         }
+        self.flush();
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until && self.connections.values().any(|c| c.interest().1) {
             std::thread::sleep(Duration::from_millis(5));
-            self.connections.values_mut().for_each(Connection::flush);
+            self.flush();
         }
     }
 }

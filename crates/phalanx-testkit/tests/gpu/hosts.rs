@@ -1,0 +1,341 @@
+//! Ranks of several hosts, which share no memory: half of them is elsewhere (see [`Elsewhere`]). What they do, and that
+//! whatever goes wrong on one host is the same error on all.
+
+use crate::world::{BACKEND, done, download, elements, expect, launch, must, upload, value, values};
+use crate::{collectives, communicators, failures, messages, programs, streams};
+use libtest_mimic::{Failed, Trial};
+use phalanx::{Comm, Error, ReduceOp};
+use phalanx_testkit::Scenario;
+use phalanx_testkit::fault::Fault;
+use phalanx_testkit::hosts::Elsewhere;
+use phalanx_testkit::processes::{Launch, World, describe, phase};
+use phalanx_testkit::scenario::Outcome;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("place", place),
+    Scenario::rank("going_on", going_on),
+    Scenario::rank("late", late),
+    Scenario::rank("differs", differs),
+    Scenario::rank("leaves", leaves),
+    Scenario::rank("aborts", aborts),
+    Scenario::process("refused", refused),
+];
+
+/// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
+const LIMIT: Duration = Duration::from_secs(3);
+
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    let hosts = if gpus.is_multiple_of(2) { 2 } else { gpus };
+    let trials = [
+        Trial::test("hosts/operations", move || operations(gpus, hosts)),
+        Trial::test("hosts/finalize", move || perform(communicators::SCENARIOS, "finalize", gpus, hosts)),
+        Trial::test("hosts/cycles", move || perform(communicators::SCENARIOS, "cycles", gpus, hosts)),
+        Trial::test("hosts/killed", move || lost(gpus, hosts, Fault::Kill, "its process ended")),
+        Trial::test("hosts/stopped", move || lost(gpus, hosts, Fault::Stop, "nothing is heard of it")),
+        Trial::test("hosts/torchrun", move || torchrun(gpus, hosts)),
+        Trial::test("hosts/killed_with_the_store", move || lost_with_the_store(gpus, hosts)),
+        Trial::test("hosts/missing_at_init", move || missing(gpus, hosts)),
+        Trial::test("hosts/late", move || one_error(gpus, hosts, "late", "timeout after")),
+        Trial::test("hosts/differs", move || one_error(gpus, hosts, "differs", "rank 0 called all_reduce")),
+        Trial::test("hosts/leaves", move || one_error(gpus, hosts, "leaves", "it left the communicator")),
+        Trial::test("hosts/aborts", move || one_error(gpus, hosts, "aborts", "aborted")),
+        Trial::test("hosts/without_gpus", move || without_gpus(gpus, hosts)),
+        Trial::test("hosts/backends_that_differ", move || backends_that_differ(gpus, hosts)),
+    ];
+    let launcher = match programs::built("phalanx") {
+        None if std::env::var("CI").is_ok_and(|value| value == "true") => None,
+        None => Some("phalanx is not built"),
+        Some(_) => None,
+    };
+    let launched = Trial::test("hosts/launcher", move || launched(gpus, hosts));
+    let launched = match launcher {
+        Some(why) => launched.with_ignored_flag(true).with_kind(why),
+        None => launched,
+    };
+    let obstacle = Elsewhere::enter().err();
+    let must_run = std::env::var_os("PHALANX_TEST_NAMESPACES").is_some();
+    let can_run = |trial: Trial| match &obstacle {
+        _ if gpus < 2 => trial.with_ignored_flag(true),
+        Some(why) if !must_run => trial.with_ignored_flag(true).with_kind(format!("cannot run: {why}")),
+        _ => trial,
+    };
+    trials.into_iter().chain([launched]).map(can_run).collect()
+}
+
+fn on_hosts(name: &str, gpus: usize, hosts: usize) -> Launch {
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("it is above");
+    launch(*scenario, gpus, "").on_hosts(hosts)
+}
+
+fn perform(scenarios: &[Scenario], name: &str, gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let scenario = scenarios.iter().find(|scenario| scenario.name == name).ok_or("no such scenario")?;
+    Ok(launch(*scenario, gpus, "10").on_hosts(hosts).reports().map(drop)?)
+}
+
+fn operations(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let all =
+        [collectives::SCENARIOS, messages::SCENARIOS, communicators::SCENARIOS, streams::SCENARIOS].concat();
+    let others = ["identity", "cycles", "finalize"];
+    let scenarios = all.iter().filter(|scenario| !others.contains(&scenario.name));
+    // On a communicator of the world's own, and each of the others on a part of it.
+    let first = launch(SCENARIOS[0], gpus, &hosts.to_string()).on_hosts(hosts);
+    let launch = scenarios.fold(first, |launch, scenario| launch.then(scenario.name).arg("10"));
+    Ok(launch.reports().map(drop)?)
+}
+
+/// Each rank has its number among those of its host as its GPU, and knows who is where.
+fn place(comm: Comm, args: &[String]) -> Outcome {
+    let hosts: usize = args[0].parse().map_err(|error| format!("hosts: {error}"))?;
+    let topology = comm.host_topology();
+    assert_eq!((comm.backend(), topology.num_hosts()), (BACKEND, hosts));
+    let here = topology.ranks_of(topology.host_of(comm.rank()));
+    assert_eq!(here.len(), comm.world_size() / hosts);
+    assert_eq!(comm.gpu(), here.iter().position(|rank| *rank == comm.rank()));
+    let last = must("split", comm.split(Some(0), -(comm.rank() as i64)))?.ok_or("in it")?;
+    assert_eq!(last.host_topology().host_of(0), 0);
+    let mirrored = comm.world_size() - 1 - last.rank();
+    assert!(topology.same_host(mirrored, comm.rank()) && mirrored == comm.rank());
+    must("barrier", comm.barrier())?;
+    done()
+}
+
+/// Works until a rank is lost, and goes on without it.
+fn going_on(comm: Comm, _: &[String]) -> Outcome {
+    comm.set_timeout(failures::TIMEOUT);
+    let mut buffer = upload(&comm, &vec![1.0f32; elements(1 << 20)])?;
+    must("warm-up", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max).and_then(|()| comm.sync()))?;
+    phase("running");
+    let (error, waited) = loop {
+        let since = Instant::now();
+        let result = (0..20).try_for_each(|_| comm.all_reduce_in_place(&mut buffer, ReduceOp::Max));
+        if let Err(error) = result.and_then(|()| comm.sync()) {
+            break (error, since.elapsed());
+        }
+    };
+    phase("noticed");
+    assert_eq!(comm.barrier().unwrap_err().to_string(), error.to_string());
+    let shrunk = match comm.shrink() {
+        Ok(shrunk) => shrunk,
+        Err(why) => return Ok(format!("{}\t{why}\t{error}", waited.as_secs_f64())),
+    };
+    let ranks = shrunk.world_size();
+    let mut buffer = upload(&shrunk, &values::<f32>(shrunk.rank(), 1000))?;
+    must("all_reduce", shrunk.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+    expect("the sum of the survivors", &download(&shrunk, &buffer)?, sum)?;
+    must("barrier", shrunk.barrier())?;
+    let topology = shrunk.host_topology();
+    must("finalize", shrunk.finalize())?;
+    Ok(format!("{}\t{ranks} on {}\t{error}", waited.as_secs_f64(), topology.num_hosts()))
+}
+
+/// The last rank, which is elsewhere than rank 0, is lost; the others say so, and go on without it.
+fn lost(gpus: usize, hosts: usize, fault: Fault, why: &str) -> Result<(), Failed> {
+    let victim = gpus - 1;
+    let reports = without(on_hosts("going_on", gpus, hosts), gpus, victim, fault)?;
+    for [waited, survivors, error] in &reports {
+        assert!(waited.parse::<f64>()? < LIMIT.as_secs_f64(), "{waited}");
+        assert!(survivors.starts_with(&format!("{victim} on ")), "{survivors}");
+        assert!(error.contains(&format!("rank {victim} is gone: {why}")), "{error}");
+        assert_eq!(*error, reports[0][2]);
+    }
+    Ok(())
+}
+
+/// With torchrun's variables; the store is in rank 0.
+fn under_torchrun(launch: Launch, gpus: usize, hosts: usize) -> Result<Launch, Failed> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let here = gpus / hosts;
+    let mut launch = launch
+        .env("PHALANX_STORE", &format!("127.0.0.1:{port}"))
+        .env("WORLD_SIZE", &gpus.to_string())
+        .env("LOCAL_WORLD_SIZE", &here.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", "1");
+    for rank in 0..gpus {
+        launch = launch
+            .env_of(rank, "RANK", Some(&rank.to_string()))
+            .env_of(rank, "LOCAL_RANK", Some(&(rank % here).to_string()))
+            .env_of(rank, "PHALANX_RANK", None)
+            .env_of(rank, "PHALANX_WORLD_SIZE", None);
+    }
+    Ok(launch)
+}
+
+/// The rank that has the store waits for the others at its end, and no longer.
+fn torchrun(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let since = Instant::now();
+    let launch = launch(SCENARIOS[0], gpus, &hosts.to_string()).on_hosts(hosts);
+    under_torchrun(launch, gpus, hosts)?.reports()?;
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    Ok(())
+}
+
+/// The store is lost with rank 0: nobody is left to ask, but all know.
+fn lost_with_the_store(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let launch = under_torchrun(on_hosts("going_on", gpus, hosts), gpus, hosts)?;
+    for [waited, survivors, error] in without(launch, gpus, 0, Fault::Kill)? {
+        assert!(waited.parse::<f64>()? < LIMIT.as_secs_f64(), "{waited}");
+        assert!(survivors.contains("the job's store is gone"), "{survivors}");
+        assert!(error.contains("rank 0 is gone: its process ended"), "{error}");
+    }
+    Ok(())
+}
+
+/// What the others report when a rank is lost.
+fn without(launch: Launch, gpus: usize, victim: usize, fault: Fault) -> Result<Vec<[String; 3]>, Failed> {
+    let mut world: World = launch.start()?;
+    for rank in 0..gpus {
+        world.await_phase(rank, "running")?;
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    world.inject(victim, fault)?;
+    for rank in (0..gpus).filter(|rank| *rank != victim) {
+        world.await_phase(rank, "noticed")?;
+    }
+    if fault == Fault::Stop {
+        world.inject(victim, Fault::Continue)?;
+    }
+    let survivors = world.finish().into_iter().filter(|ended| ended.rank != victim);
+    survivors
+        .map(|ended| {
+            let report = ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
+            let fields: Vec<String> = report.split('\t').map(str::to_owned).collect();
+            fields.try_into().map_err(|fields| format!("three fields: {fields:?}").into())
+        })
+        .collect()
+}
+
+/// `phalanx launch --nnodes`, a launcher on each host, of a program that checks its results.
+fn launched(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let phalanx = programs::built("phalanx").ok_or("phalanx is not built: cargo build -p phalanx-cli")?;
+    let folder = tempfile::tempdir()?;
+    let token = folder.path().join("token");
+    std::fs::write(&token, "the secret of this test")?;
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+    let store = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let here = gpus / hosts;
+    let start = |host: usize| -> Result<std::process::Child, Failed> {
+        let elsewhere = if host == 0 { None } else { Some(Elsewhere::enter()?) };
+        let visible: Vec<String> = (host * here..(host + 1) * here).map(|gpu| gpu.to_string()).collect();
+        let mut command = std::process::Command::new(&phalanx);
+        command.args(["launch", "--nnodes", &hosts.to_string(), "--node-rank", &host.to_string()]);
+        command.args(["--store", &store.to_string(), "--token-file"]).arg(&token);
+        command.args(["-n", &here.to_string(), "--"]).arg(&phalanx).args(["perf", "all_reduce"]);
+        command.args(["-b", "8", "-e", "64K", "-f", "64", "-n", "3", "-w", "1"]);
+        command.env("CUDA_VISIBLE_DEVICES", visible.join(",")).env("NCCL_HOSTID", format!("host{host}"));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        drop(elsewhere);
+        Ok(child)
+    };
+    let launchers = (0..hosts).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut said = String::new();
+    for launcher in launchers {
+        let output = launcher.wait_with_output()?;
+        let all = [output.stdout, output.stderr].concat();
+        said += &String::from_utf8_lossy(&all);
+        assert!(output.status.success(), "{}: {said}", output.status);
+    }
+    assert!(said.contains("0 OK") && said.contains(&format!("{gpus} ranks")), "{said}");
+    Ok(())
+}
+
+/// What all ranks report is the same, and says this.
+fn one_error(gpus: usize, hosts: usize, scenario: &str, says: &str) -> Result<(), Failed> {
+    let reports = on_hosts(scenario, gpus, hosts).env("PHALANX_CHECK", "1").reports()?;
+    let errors: Vec<&String> = reports.iter().filter(|report| !report.is_empty()).collect();
+    let all_say = errors.iter().all(|error| *error == errors[0] && error.contains(says));
+    if errors.len() + 1 >= gpus && all_say { Ok(()) } else { Err(format!("{reports:?}").into()) }
+}
+
+fn error_of(result: phalanx::Result<()>) -> Outcome {
+    Ok(result.err().ok_or("it should have failed")?.to_string())
+}
+
+/// The last rank does not come to an operation.
+fn late(comm: Comm, _: &[String]) -> Outcome {
+    let culprit = comm.world_size() - 1;
+    let mut buffer = upload(&comm, &[1.0f32; 1000])?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync()))?;
+    comm.set_timeout(Duration::from_secs(2));
+    if comm.rank() == culprit {
+        std::thread::sleep(Duration::from_secs(5));
+    }
+    let error = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync()).unwrap_err();
+    let Error::Timeout(timeout) = &error else { return Err(error.to_string()) };
+    assert_eq!(timeout.missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(), [culprit], "{error}");
+    Ok(format!("timeout after {:?} in {} on {}", timeout.waited, timeout.operation, timeout.reporter))
+}
+
+/// The last rank calls something else.
+fn differs(comm: Comm, _: &[String]) -> Outcome {
+    let mut buffer = upload(&comm, &[1.0f32; 1000])?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    let op = if comm.rank() + 1 == comm.world_size() { ReduceOp::Max } else { ReduceOp::Sum };
+    error_of(comm.all_reduce_in_place(&mut buffer, op).and_then(|()| comm.sync()))
+}
+
+/// The last rank is at its end while the others need it.
+fn leaves(comm: Comm, _: &[String]) -> Outcome {
+    let mut buffer = upload(&comm, &[1.0f32; 1000])?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync()))?;
+    if comm.rank() + 1 == comm.world_size() {
+        return done();
+    }
+    error_of(comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync()))
+}
+
+/// The last rank gives up.
+fn aborts(comm: Comm, _: &[String]) -> Outcome {
+    let mut buffer = upload(&comm, &[1.0f32; 1000])?;
+    // It may do so before the others are through.
+    let together = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync());
+    if comm.rank() + 1 == comm.world_size() {
+        comm.abort();
+        return done();
+    }
+    let mut next = || comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync());
+    error_of(together.and_then(|()| next()))
+}
+
+/// A process that reports why there is no communicator.
+fn refused(_: &[String]) -> Outcome {
+    let since = Instant::now();
+    let error = Comm::builder().timeout(failures::TIMEOUT).init().map(drop);
+    assert!(since.elapsed() < failures::TIMEOUT + failures::SLACK, "after {:?}", since.elapsed());
+    error_of(error)
+}
+
+fn all_refused(launch: &Launch, says: &[&str]) -> Result<(), Failed> {
+    let ended = launch.run()?;
+    let is_said = |report: &String| says.iter().all(|part| report.contains(part));
+    if ended.iter().all(|rank| rank.outcome.as_ref().is_ok_and(is_said)) {
+        return Ok(());
+    }
+    Err(format!("all should say {says:?}:{}", describe(&ended)).into())
+}
+
+fn missing(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let launch = on_hosts("refused", gpus, hosts).without_rank(gpus - 1);
+    all_refused(&launch, &[&format!("have not come: [{}]", gpus - 1)])
+}
+
+/// Whether they were told to use GPUs or not.
+fn without_gpus(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let first = gpus - gpus / hosts;
+    let launch = (first..gpus).fold(on_hosts("refused", gpus, hosts), |launch, rank| {
+        launch.env_of(rank, "CUDA_VISIBLE_DEVICES", Some(""))
+    });
+    let says = format!("rank {first} on ");
+    all_refused(&launch, &[&says, "has no GPU of its own"])?;
+    let untold = (0..gpus).fold(launch, |launch, rank| launch.env_of(rank, "PHALANX_BACKEND", None));
+    all_refused(&untold, &[&says, "has no GPU of its own"])
+}
+
+fn backends_that_differ(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let launch = on_hosts("refused", gpus, hosts).env_of(gpus - 1, "PHALANX_BACKEND", Some("host"));
+    all_refused(&launch, &["rank 0 was told to use nccl", &format!("rank {} on", gpus - 1), "to use host"])
+}
