@@ -283,6 +283,10 @@ impl Comm {
             let stream = GpuStream::from(stream);
             nccl.adopt(&stream)?;
             lane = Lane::gpu(stream);
+        } else if let Some(nvshmem) = self.backend.nvshmem() {
+            let stream = GpuStream::from(stream);
+            nvshmem.adopt(&stream)?;
+            lane = Lane::gpu(stream);
         }
         Ok(View::of(self, lane, self.deadline))
     }
@@ -315,10 +319,18 @@ impl Comm {
         Some(crate::rccl::Rccl::new(rccl.surface(&self.lane)))
     }
 
+    /// What only NVSHMEM has; `None` on other backends.
+    #[cfg(feature = "cuda")]
+    pub fn nvshmem(&self) -> Option<crate::nvshmem::Nvshmem<'_>> {
+        self.requests.wait_for_jobs();
+        self.backend.nvshmem().map(crate::nvshmem::Nvshmem::new)
+    }
+
     /// The number of this rank's GPU in its process; `None` without.
     #[cfg(feature = "cuda")]
     pub fn gpu(&self) -> Option<usize> {
-        self.backend.nccl().map(|nccl| nccl.gpu())
+        let of_nvshmem = || self.backend.nvshmem().map(|nvshmem| nvshmem.gpu());
+        self.backend.nccl().map(|nccl| nccl.gpu()).or_else(of_nvshmem)
     }
 
     /// This rank's end as the portable trait, for runtimes that hold pointers as `u64`.

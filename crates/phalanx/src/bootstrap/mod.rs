@@ -96,13 +96,13 @@ fn decide(
             remedy: "start all ranks on one host".into(),
         }),
     };
-    let (nccl, rccl) = (BackendKind::Nccl, BackendKind::Rccl);
+    let (nccl, rccl, nvshmem) = (BackendKind::Nccl, BackendKind::Rccl, BackendKind::Nvshmem);
     match forced {
         Some((BackendKind::Solo, name)) if world_size != Some(1) => {
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
-        Some((backend, name)) if backend == nccl || backend == rccl => {
+        Some((backend, name)) if [nccl, rccl, nvshmem].contains(&backend) => {
             gpus(backend).map(|()| (backend, format!("{name} asks for it")))
         }
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
@@ -142,6 +142,10 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         backend @ (BackendKind::Nccl | BackendKind::Rccl) => {
             let (host, name) = on_host(launcher, &environment, timeout)?;
             on_gpu(backend, host, name, &settings)
+        }
+        BackendKind::Nvshmem => {
+            let (host, name) = on_host(launcher, &environment, timeout)?;
+            as_pe(host, name, &settings)
         }
     }
 }
@@ -194,7 +198,10 @@ fn flavour(backend: BackendKind) -> Flavour {
 
 #[cfg(feature = "cuda")]
 fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
-    crate::backend::nccl::available(flavour(backend), ranks)
+    match backend {
+        BackendKind::Nvshmem => crate::backend::nvshmem::available(ranks),
+        _ => crate::backend::nccl::available(flavour(backend), ranks),
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -218,6 +225,18 @@ fn on_gpu(backend: BackendKind, host: HostComm, name: String, settings: &Setting
 fn on_gpu(backend: BackendKind, host: HostComm, _name: String, _settings: &Settings) -> Result<Comm> {
     gpus_for(backend, host.world_size())?;
     unreachable!("the error above")
+}
+
+/// The communicator of the ranks of a host communicator as PEs of NVSHMEM. Collective.
+#[cfg(feature = "cuda")]
+fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
+    let comm = crate::backend::nvshmem::NvshmemComm::join(host, settings.gpu, &name)?;
+    Ok(Comm::new(Arc::new(comm), name))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
+    on_gpu(BackendKind::Nvshmem, host, name, settings)
 }
 
 fn check_world_size(world_size: usize) -> Result<()> {
@@ -292,11 +311,12 @@ pub(crate) fn run_threads<R: Send>(
     let body = |host| {
         let comm = match backend {
             BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name.clone(), settings)?,
-            BackendKind::Mpi => {
+            BackendKind::Mpi | BackendKind::Nvshmem => {
                 return Err(Error::Unsupported {
-                    what: "the backend mpi for threads".into(),
-                    why: "the ranks of MPI are processes".into(),
-                    remedy: "start the program with mpirun and use phalanx::init()".into(),
+                    what: format!("the backend {backend} for threads"),
+                    why: "its ranks are processes".into(),
+                    remedy: "start the program with mpirun or `phalanx launch` and use phalanx::init()"
+                        .into(),
                 });
             }
             _ => Comm::new(Arc::new(host), name.clone()),
