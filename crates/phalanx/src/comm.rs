@@ -323,7 +323,7 @@ impl Comm {
     #[cfg(feature = "cuda")]
     pub fn nvshmem(&self) -> Option<crate::nvshmem::Nvshmem<'_>> {
         self.requests.wait_for_jobs();
-        self.backend.nvshmem().map(crate::nvshmem::Nvshmem::new)
+        self.backend.nvshmem().map(|nvshmem| crate::nvshmem::Nvshmem::new(nvshmem, &self.lane))
     }
 
     /// The number of this rank's GPU in its process; `None` without.
@@ -463,7 +463,7 @@ impl Builder {
 
     /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
     /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. The
-    /// host backend always does; on NCCL and MPI it costs a meeting of the ranks for each operation.
+    /// host and NVSHMEM backends always do; on NCCL and MPI it costs a meeting of the ranks for each operation.
     pub fn check(mut self, check: bool) -> Builder {
         self.check = Some(check);
         self

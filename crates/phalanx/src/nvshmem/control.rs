@@ -97,7 +97,7 @@ impl Control {
     }
 
     /// Waits until all PEs have come to the same call.
-    pub fn meet(&self, number: u64, step: &Step) -> Result<()> {
+    pub(super) fn meet(&self, number: u64, step: &Step) -> Result<()> {
         let own = [number, step.function, step.arguments[0], step.arguments[1], step.arguments[2]];
         let mut all = vec![0u64; own.len() * self.comm.world_size()];
         self.comm.all_gather(&own, &mut all)?;

@@ -76,5 +76,6 @@ pub use library::{openshmem_version, path, version};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
 pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};
+pub(crate) use team::strided;
 pub use team::{SplitTeam, Team};
 pub(crate) use {control::Control, device::Device, device::failed as device_error, library::Library};

@@ -68,6 +68,7 @@ impl NvshmemComm {
     /// The same, with what each brings: in the order of the ranks.
     pub(super) fn meet_with(&self, call: &Call<'_>, offer: Offer) -> Result<Vec<Offer>> {
         self.check()?;
+        self.drive_what_is_left()?;
         let number = self.collectives.fetch_add(1, Ordering::Relaxed) + 1;
         let own = Subject::call(number, call);
         self.witness.announce(&own);
@@ -154,6 +155,7 @@ impl NvshmemComm {
         let offer = Offer { longest: u64::from(is_last), ..Offer::default() };
         let all = self.meet_with(call, offer)?;
         let _operating = lock(&self.process.operating);
+        self.end_team().map_err(|error| self.fail(error))?;
         if all.iter().all(|offer| offer.longest == 1) {
             self.process.finalize().map_err(|error| self.fail(error))?;
         }

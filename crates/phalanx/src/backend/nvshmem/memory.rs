@@ -9,17 +9,20 @@ use crate::lane::{Lane, Lent};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// What only the NVSHMEM backend has: [`Comm::nvshmem`](crate::Comm::nvshmem).
 #[derive(Clone, Copy)]
 pub struct Nvshmem<'a> {
     comm: &'a NvshmemComm,
+    lane: &'a Lane,
 }
 
 impl<'a> Nvshmem<'a> {
-    pub(crate) fn new(comm: &'a NvshmemComm) -> Nvshmem<'a> {
-        Nvshmem { comm }
+    /// Memory is used on a lane, unless something else is said.
+    pub(crate) fn new(comm: &'a NvshmemComm, lane: &'a Lane) -> Nvshmem<'a> {
+        Nvshmem { comm, lane }
     }
 
     /// `len` elements of symmetric memory on every rank, zero: collectives on it are the library's own, without a copy.
@@ -45,8 +48,9 @@ impl<'a> Nvshmem<'a> {
             limit: isize::MAX.to_string(),
         })?;
         let (start, number) = self.comm.met(|_| process.allocate(bytes))?;
+        let stream = self.lane.cuda_stream().unwrap_or(&process.device.stream);
         // SAFETY: memory of `len` elements on the stream's device, zero. Every bit pattern is an element.
-        let slice = ManuallyDrop::new(unsafe { process.device.stream.upgrade_device_ptr::<T>(start, len) });
+        let slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<T>(start, len) });
         Ok(Buffer { process: process.clone(), slice, start, number })
     }
 
@@ -106,6 +110,22 @@ impl<T: Element> Buffer<T> {
     /// For cudarc's copies and kernels.
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.slice.as_view_mut()
+    }
+
+    /// A part of it, reading.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> CudaView<'_, T> {
+        self.slice.slice(range)
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range ends behind the buffer.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> CudaViewMut<'_, T> {
+        self.slice.slice_mut(range)
     }
 
     /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs.

@@ -35,17 +35,10 @@ struct State {
     next: usize,
     /// In the order of posting.
     transfers: VecDeque<Moving>,
-    /// Words on their way to peers: boxed, as they must stay where they are.
-    told: Vec<(On, Ticket, Box<Header>)>,
+    /// What peers were told back, and may not have taken. The words are boxed, as they must stay where they are.
+    returned: Vec<(Ticket, Box<Header>)>,
     /// Slots that peers have not told back yet.
     lent: Vec<(usize, Ticket, Box<u64>)>,
-}
-
-/// On which channel.
-#[derive(Clone, Copy)]
-enum On {
-    Headers,
-    Receipts,
 }
 
 /// A transfer under way.
@@ -64,6 +57,11 @@ enum Step {
         slot: usize,
         bytes: usize,
         filled: Event,
+    },
+    /// The peer is told where the part is.
+    Telling {
+        ticket: Ticket,
+        _words: Box<Header>,
     },
     /// A header has to come.
     Expecting {
@@ -87,6 +85,11 @@ enum Step {
 impl Moving {
     fn bytes(&self) -> usize {
         self.transfer.count * self.transfer.dtype.size()
+    }
+
+    /// What comes after a part.
+    fn next(&self) -> Step {
+        if self.done == self.bytes() { Step::Done } else { Step::Begin }
     }
 
     /// Messages with the same key are matched in the order of posting: one after the other.
@@ -117,11 +120,11 @@ impl Messages {
         self.receipts.depart(departure);
     }
 
-    /// Whether something was sent that its peer has not fetched.
+    /// Whether something was sent, or told back, that its peer has not taken.
     fn has_sent(&self) -> bool {
         let state = lock(&self.state);
         !state.lent.is_empty()
-            || !state.told.is_empty()
+            || !state.returned.is_empty()
             || state.transfers.iter().any(|moving| matches!(moving.transfer.direction, Direction::Send(_)))
     }
 
@@ -133,52 +136,40 @@ impl Messages {
 }
 
 impl State {
-    /// Tells a peer; the words are kept until they are there.
-    fn tell(
-        &mut self,
-        on: On,
-        channel: &HostComm,
-        peer: usize,
-        tag: u32,
-        words: Box<Header>,
-        len: usize,
-    ) -> Result<()> {
-        let direction = Direction::Send(words.as_ptr().cast());
-        // SAFETY: the words are boxed, and kept until the ticket is settled.
-        let ticket = unsafe { channel.post(Transfer::host(direction, peer, tag, DType::U64, len)) }?;
-        self.told.push((on, ticket, words));
-        Ok(())
-    }
-
     /// Forgets what has arrived, and frees the slots that were told back.
-    fn settle(&mut self, messages: &Messages, free: impl Fn(usize)) -> Result<()> {
+    fn settle(&mut self, receipts: &HostComm, free: impl Fn(usize)) -> Result<()> {
         let mut failed = None;
-        self.told.retain(|(on, ticket, _)| {
-            let channel = if matches!(on, On::Headers) { &messages.headers } else { &messages.receipts };
-            match channel.test(*ticket) {
-                Ok(is_done) => !is_done,
-                Err(error) => {
-                    failed = Some(error);
-                    true
-                }
-            }
-        });
-        self.lent.retain(|(slot, ticket, _)| match messages.receipts.test(*ticket) {
-            Ok(true) => {
-                free(*slot);
-                false
-            }
-            Ok(false) => true,
-            Err(error) => {
+        let mut is_done = |ticket| {
+            receipts.test(ticket).unwrap_or_else(|error| {
                 failed = Some(error);
-                true
+                false
+            })
+        };
+        self.returned.retain(|(ticket, _)| !is_done(*ticket));
+        self.lent.retain(|(slot, ticket, _)| {
+            let is_back = is_done(*ticket);
+            if is_back {
+                free(*slot);
             }
+            !is_back
         });
         failed.map_or(Ok(()), Err)
     }
 }
 
+/// Tells a peer. The words are kept until the ticket is settled.
+fn tell(channel: &HostComm, peer: usize, tag: u32, words: &Header, len: usize) -> Result<Ticket> {
+    let transfer = Transfer::host(Direction::Send(words.as_ptr().cast()), peer, tag, DType::U64, len);
+    // SAFETY: the words are boxed, and kept by the caller.
+    unsafe { channel.post(transfer) }
+}
+
 impl NvshmemComm {
+    /// Tells peers what they may wait for, before this rank waits for something else.
+    pub(super) fn drive_what_is_left(&self) -> Result<()> {
+        if self.messages.has_sent() { self.drive().map(drop) } else { Ok(()) }
+    }
+
     /// Moves all transfers along; whether any is still under way.
     pub(super) fn drive(&self) -> Result<bool> {
         self.check()?;
@@ -197,7 +188,7 @@ impl NvshmemComm {
     }
 
     fn drive_all(&self, state: &mut State) -> Result<()> {
-        state.settle(&self.messages, |slot| self.process.free(slot))?;
+        state.settle(&self.messages.receipts, |slot| self.process.free(slot))?;
         let mut transfers = std::mem::take(&mut state.transfers);
         let mut driven = Ok(());
         let mut seen = Vec::with_capacity(transfers.len());
@@ -246,10 +237,7 @@ impl NvshmemComm {
         let Transfer { peer, space, .. } = moving.transfer;
         let process = &self.process;
         match step {
-            Step::Begin if moving.bytes() == 0 => {
-                self.tell_part(state, moving, 0, 0)?;
-                Ok((Step::Done, true))
-            }
+            Step::Begin if moving.bytes() == 0 => Ok((self.tell_part(moving, 0, 0)?, true)),
             Step::Begin => {
                 let Some(slot) = process.take_outgoing() else { return Ok((Step::Begin, false)) };
                 let bytes = (moving.bytes() - moving.done).min(process.slot);
@@ -276,24 +264,25 @@ impl NvshmemComm {
                 // SAFETY: the word is boxed, and kept until the ticket is settled.
                 let ticket = unsafe { self.messages.receipts.post(told_back) }?;
                 state.lent.push((slot, ticket, receipt));
-                self.tell_part(state, moving, bytes, slot)?;
+                let telling = self.tell_part(moving, bytes, slot)?;
                 moving.done += bytes;
-                let is_sent = moving.done == moving.bytes();
-                Ok((if is_sent { Step::Done } else { Step::Begin }, true))
+                Ok((telling, true))
             }
+            Step::Telling { ticket, .. } if self.messages.headers.test(ticket)? => Ok((moving.next(), true)),
             step => Ok((step, false)),
         }
     }
 
     /// Tells the receiver where a part is.
-    fn tell_part(&self, state: &mut State, moving: &Moving, bytes: usize, slot: usize) -> Result<()> {
+    fn tell_part(&self, moving: &Moving, bytes: usize, slot: usize) -> Result<Step> {
         let mut header = Box::new([0; Subject::WORDS + 2]);
         let subject = Subject::message(moving.ticket as u64 + 1, &moving.transfer);
         header[..Subject::WORDS].copy_from_slice(&subject.words());
         header[Subject::WORDS..].copy_from_slice(&[bytes as u64, slot as u64]);
         let len = header.len();
         let Transfer { peer, tag, .. } = moving.transfer;
-        state.tell(On::Headers, &self.messages.headers, peer, tag, header, len)
+        let ticket = tell(&self.messages.headers, peer, tag, &header, len)?;
+        Ok(Step::Telling { ticket, _words: header })
     }
 
     fn advance_recv(
@@ -363,9 +352,12 @@ impl NvshmemComm {
                     }
                 }
                 process.free(slot);
-                state.tell(On::Receipts, &self.messages.receipts, peer, theirs as u32, Box::default(), 1)?;
+                // The peer takes it when it comes by; this rank need not wait for that.
+                let words: Box<Header> = Box::default();
+                let ticket = tell(&self.messages.receipts, peer, theirs as u32, &words, 1)?;
+                state.returned.push((ticket, words));
                 moving.done += bytes;
-                Ok((if moving.done == moving.bytes() { Step::Done } else { Step::Begin }, true))
+                Ok((moving.next(), true))
             }
             step => Ok((step, false)),
         }

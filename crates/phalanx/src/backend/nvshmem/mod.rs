@@ -17,6 +17,7 @@
 //! | `operation.rs` | a collective as calls of the library, or as pieces |
 //! | `pieces.rs` | what goes from whom to whom, piece by piece |
 //! | `message.rs` | messages |
+//! | `team.rs` | the library's names for the ranks of a part |
 //! | `memory.rs` | symmetric memory as a buffer; what only this backend has |
 
 mod gpu;
@@ -26,6 +27,7 @@ mod message;
 mod operation;
 mod pieces;
 mod process;
+mod team;
 
 pub use memory::{Buffer, Nvshmem};
 pub(crate) use process::available;
@@ -38,19 +40,19 @@ use crate::nvshmem::{Context, Control};
 use crate::sync::lock;
 use gpu::Pinned;
 use message::Messages;
-use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use process::Process;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+use team::Named;
 
 /// One rank's end of a communicator.
 pub(crate) struct NvshmemComm {
     process: Arc<Process>,
     /// The PEs of the ranks.
     pes: Vec<usize>,
-    /// The library's name for these PEs, if they are all.
-    team: Option<nvshmem_team_t>,
+    /// The library's name for these PEs, if it has one: then their numbers there are the ranks.
+    team: Option<Named>,
     /// Where the ranks meet.
     control: Arc<HostComm>,
     /// Where they see who is gone.
@@ -73,11 +75,11 @@ impl NvshmemComm {
         let builder = Context::builder().timeout(host.timeout());
         let builder = gpu.into_iter().fold(builder, |builder, gpu| builder.gpu(gpu));
         let process = Process::new(builder.init_between(control, &topology)?)?;
-        NvshmemComm::assemble(host, Arc::new(process))
+        NvshmemComm::assemble(host, Arc::new(process), Some(Named::WORLD))
     }
 
     /// The communicator of the ranks of `control`, which are PEs already. Collective.
-    fn assemble(control: HostComm, process: Arc<Process>) -> Result<NvshmemComm> {
+    fn assemble(control: HostComm, process: Arc<Process>, team: Option<Named>) -> Result<NvshmemComm> {
         let (rank, ranks) = (control.rank(), control.world_size());
         let part = || {
             // SAFETY: nobody else uses `control` yet.
@@ -85,14 +87,14 @@ impl NvshmemComm {
             Ok::<_, Error>(part.expect("everybody has a colour"))
         };
         let (witness, messages) = (part()?, Messages::new(part()?, part()?));
-        let mut pes = vec![[0u64; 1]; ranks];
+        let mut told = vec![[0u64; 2]; ranks];
+        let own = [process.pe as u64, u64::from(team.is_some())];
         // SAFETY: as above.
-        unsafe { control.tell_all(&[process.pe as u64], pes.as_mut_slice()) }?;
-        let pes: Vec<usize> = pes.into_iter().map(|[pe]| pe as usize).collect();
-        let is_world = pes.len() == process.pes && pes.is_sorted();
+        unsafe { control.tell_all(&own, told.as_mut_slice()) }?;
+        let pes: Vec<usize> = told.iter().map(|[pe, _]| *pe as usize).collect();
         let control = Arc::new(control);
         Ok(NvshmemComm {
-            team: is_world.then_some(team::WORLD),
+            team: team.filter(|_| told.iter().all(|[_, has_team]| *has_team == 1)),
             witness: Witness::new(witness, control.clone()),
             process,
             pes,
@@ -194,8 +196,9 @@ impl Backend for NvshmemComm {
         self.meet(&Call::empty(Operation::Split))?;
         // SAFETY: the caller's contract; one thread at a time is in a collective.
         let part = self.met(|control| unsafe { control.part(color, key) })?;
-        let part = part.map(|control| NvshmemComm::assemble(control, self.process.clone())).transpose()?;
-        Ok(part.map(|part| Box::new(part) as _))
+        let team = self.split_team(color, key).map_err(|error| self.fail(error))?;
+        let Some(control) = part else { return Ok(None) };
+        Ok(Some(Box::new(NvshmemComm::assemble(control, self.process.clone(), team)?)))
     }
 
     unsafe fn host_channel(&self) -> Result<Option<HostComm>> {

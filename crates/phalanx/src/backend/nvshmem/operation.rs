@@ -5,6 +5,7 @@ use super::gpu;
 use super::meeting::Offer;
 use super::pieces::{Combination, Flow};
 use super::process::Half;
+use super::team::Named;
 use crate::backend::host::Reducer;
 use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
 use crate::dtype::DType;
@@ -27,6 +28,16 @@ impl NvshmemComm {
         let places = self.places(call);
         let offer = Offer { longest: self.longest(call), places, factor: call.reduction.factor };
         let offers = self.meet_with(call, offer)?;
+        // From here on the others wait for this rank.
+        // SAFETY: the caller's contract.
+        unsafe { self.carry_out(call, places, &offers) }.map_err(|error| self.fail(error))
+    }
+
+    /// The ranks have met.
+    ///
+    /// # Safety
+    /// As for [`operate`](NvshmemComm::operate).
+    unsafe fn carry_out(&self, call: &Call<'_>, places: [u64; 2], offers: &[Offer]) -> Result<()> {
         if call.operation == Operation::AllToAllV {
             // SAFETY: the caller's contract.
             unsafe { self.compare_counts(call) }?;
@@ -35,9 +46,8 @@ impl NvshmemComm {
         if longest == 0 {
             return Ok(());
         }
-        self.process.device.enter()?;
         self.process.order(call.stream)?;
-        if let Some(team) = self.team {
+        if let Some(Named { team, .. }) = self.team {
             let is_symmetric = places != [0; 2] && offers.iter().all(|offer| offer.places == places);
             // SAFETY: the caller's contract; the buffers are symmetric memory, at the same place on all PEs.
             if is_symmetric && unsafe { self.directly(call, team) }? {
@@ -130,7 +140,7 @@ impl NvshmemComm {
             }
         };
         drop(turn);
-        self.answered(name, code)?;
+        library.check(name, code)?;
         self.process.enqueued(call.stream);
         Ok(true)
     }
@@ -144,12 +154,7 @@ impl NvshmemComm {
         // SAFETY: initialised; a team that exists, all of whose PEs are here; a stream of the device.
         let code = unsafe { sync(team, stream.0) };
         drop(turn);
-        self.answered(name, code)
-    }
-
-    /// What the library refuses on one rank, the others wait for.
-    fn answered(&self, name: &'static str, code: c_int) -> Result<()> {
-        self.process.library.check(name, code).map_err(|error| self.fail(error))
+        library.check(name, code)
     }
 
     /// The library's reduction, if it has it.
@@ -217,7 +222,7 @@ impl NvshmemComm {
                     (reduce.function)(team, dest.cast(), source.cast_const().cast(), bytes / size, stream.0)
                 }
             };
-            self.answered(reduce.name, code)?;
+            process.library.check(reduce.name, code)?;
             process.enqueued(stream);
             let own = (call.blocks.len(rank) * size).saturating_sub(begin).min(bytes);
             let target = call.recv.wrapping_add(begin);
@@ -275,8 +280,7 @@ impl NvshmemComm {
             Some(to) => {
                 let from = verdicts[to][0] as usize - 1;
                 let (given, expected) = (all[from * ranks + to], verdicts[to][1]);
-                let error = self.unequal(call.dtype, (from, given), (to, expected));
-                Err(self.fail(error))
+                Err(self.unequal(call.dtype, (from, given), (to, expected)))
             }
         }
     }

@@ -82,9 +82,11 @@ impl Process {
     /// Collective.
     pub fn new(context: Context) -> Result<Process> {
         let stage = stage_from_environment()?.max(context.n_pes() << 10);
+        let library = context.library;
+        library.need(library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream")?;
         let slot = (stage / 16).next_multiple_of(64);
         let start = context.reserve(2 * stage + (OUTGOING + INCOMING) * slot)?;
-        let (library, device) = (context.library, context.device.clone());
+        let device = context.device.clone();
         let streams = Mutex::new(vec![GpuStream::Cuda(device.stream.clone())]);
         let free_slots = Slots {
             outgoing: (0..OUTGOING).rev().collect(),
@@ -173,6 +175,7 @@ impl Process {
 
     /// Puts a stream behind the library's last collective: a team carries out one at a time.
     pub fn order(&self, stream: Stream) -> Result<()> {
+        self.device.enter()?;
         match *lock(&self.last) {
             Some(last) if last != stream => Event::behind(last)?.hold(stream),
             _ => Ok(()),
