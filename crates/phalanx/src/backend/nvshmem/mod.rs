@@ -129,6 +129,13 @@ impl NvshmemComm {
     /// Fails for all ranks. What is on the GPU stays there: the library cannot take it back.
     #[cold]
     fn fail(&self, error: Error) -> Error {
+        let error = match error {
+            Error::Library(mut error) => {
+                error.fatal = true;
+                Error::Library(error)
+            }
+            error => error,
+        };
         let _failing = lock(&self.failing);
         if self.failed.get().is_none() {
             self.witness.give_up();
@@ -194,9 +201,9 @@ impl Backend for NvshmemComm {
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.meet(&Call::empty(Operation::Split))?;
+        let team = self.split_team(color, key).map_err(|error| self.fail(error))?;
         // SAFETY: the caller's contract; one thread at a time is in a collective.
         let part = self.met(|control| unsafe { control.part(color, key) })?;
-        let team = self.split_team(color, key).map_err(|error| self.fail(error))?;
         let Some(control) = part else { return Ok(None) };
         Ok(Some(Box::new(NvshmemComm::assemble(control, self.process.clone(), team)?)))
     }

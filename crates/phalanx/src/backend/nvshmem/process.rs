@@ -10,6 +10,7 @@ use crate::lane::GpuStream;
 use crate::nvshmem::{Context, Device, Library};
 use crate::sync::lock;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Bytes of each half of the stage.
@@ -50,6 +51,8 @@ pub(super) struct Process {
     /// The same on the host, for what comes from there or goes there.
     pinned: OnceLock<Pinned>,
     pub operating: Mutex<()>,
+    /// How many teams were made for parts, and not destroyed.
+    pub teams: AtomicUsize,
     free_slots: Mutex<Slots>,
     /// The stream on which a collective of the library was enqueued last.
     last: Mutex<Option<Stream>>,
@@ -102,6 +105,7 @@ impl Process {
             start,
             pinned: OnceLock::new(),
             operating: Mutex::default(),
+            teams: AtomicUsize::new(0),
             free_slots: Mutex::new(free_slots),
             last: Mutex::default(),
             streams,

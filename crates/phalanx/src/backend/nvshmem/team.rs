@@ -5,6 +5,10 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::nvshmem::strided;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
+use std::sync::atomic::Ordering;
+
+/// Teams that a process has at a time, at most: the library has 32 (`NVSHMEM_MAX_TEAMS`), its own among them.
+const MOST: usize = 16;
 
 /// A team whose PEs are the ranks, in their order.
 #[derive(Debug, Clone, Copy)]
@@ -24,8 +28,9 @@ impl NvshmemComm {
     pub(super) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<Named>> {
         let Some(parent) = self.team else { return Ok(None) };
         let (rank, ranks) = (self.rank(), self.pes.len());
-        let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64];
-        let mut all = vec![[0u64; 3]; ranks];
+        let has = self.process.teams.load(Ordering::Relaxed);
+        let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64, has as u64];
+        let mut all = vec![[0u64; 4]; ranks];
         // SAFETY: one thread at a time is in a collective.
         self.met(|control| unsafe { control.tell_all(&own, all.as_mut_slice()) })?;
         let mut colors: Vec<u64> = all.iter().filter(|told| told[0] == 1).map(|told| told[1]).collect();
@@ -38,6 +43,8 @@ impl NvshmemComm {
             let Some(stride) = stride(&members) else { continue };
             let made = if members.len() == ranks {
                 Some(Named { is_own: false, ..parent })
+            } else if members.iter().any(|rank| all[*rank][3] >= MOST as u64) {
+                None
             } else {
                 self.make_team(parent.team, members[0], stride, members.len())?
             };
@@ -62,7 +69,10 @@ impl NvshmemComm {
         // SAFETY: initialised; the team of this communicator, all of whose ranks are here.
         let call = unsafe { strided(self.process.library, parent, start, stride, size) }?;
         let (_, team) = context.bounded("nvshmem_team_split_strided".into(), call)?;
-        Ok((team != team::INVALID).then_some(Named { team, is_own: true }))
+        Ok((team != team::INVALID).then(|| {
+            self.process.teams.fetch_add(1, Ordering::Relaxed);
+            Named { team, is_own: true }
+        }))
     }
 
     /// Gives a team of its own back. Collective.
@@ -74,7 +84,9 @@ impl NvshmemComm {
         let destroy = library.need(library.nvshmem_team_destroy, "nvshmem_team_destroy")?;
         context.drain()?;
         // SAFETY: made for this communicator, which ends; destroyed once.
-        context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(team) })
+        context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(team) })?;
+        self.process.teams.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 }
 
