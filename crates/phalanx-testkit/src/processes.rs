@@ -216,8 +216,10 @@ impl Launch {
         let lines: Vec<String> = self.scenarios.iter().map(|(name, args)| line(name, args)).collect();
         command.env(SCENARIOS, lines.join("\n"));
         if !self.gpus {
-            // What is tested does not depend on whether the machine has some.
-            command.env("CUDA_VISIBLE_DEVICES", "");
+            // What is tested does not depend on whether the machine has some. A driver that was asked keeps files open.
+            command
+                .env("CUDA_VISIBLE_DEVICES", "")
+                .env("PHALANX_CUDA_LIB", "none: the test is not about GPUs");
         }
         if !self.plain {
             command.env("PHALANX_BACKEND", host(self.ranks).name());

@@ -5,6 +5,8 @@
 //! order. At the end all messages are posted at once and moved along together, and then the collectives are
 //! carried out in the order of their calls (`ncclGroupStart`, `ncclGroupEnd`).
 
+#[cfg(feature = "cuda")]
+use crate::backend::Direction;
 use crate::backend::{Backend, Call, Operation, Transfer};
 use crate::buffer::{Source, Target};
 use crate::comm::Comm;
@@ -105,6 +107,30 @@ impl<'env> Group<'env> {
     #[cfg(feature = "cuda")]
     pub(crate) fn transfers(&self) -> impl Iterator<Item = &Transfer> {
         self.transfers.iter().map(|(_, transfer)| transfer)
+    }
+
+    /// The same operations on other memory, which `place` gives for so many bytes; how many a call has is for `footprint` to
+    /// say (of `send` and of `recv`).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn elsewhere(
+        &self,
+        footprint: impl Fn(&Call<'env>) -> [usize; 2],
+        mut place: impl FnMut(usize) -> *mut u8,
+    ) -> Group<'env> {
+        let mut moved = Group::new();
+        moved.calls.extend(self.calls.iter().map(|(comm, call)| {
+            let [send, recv] = footprint(call);
+            (*comm, Call { send: place(send), recv: place(recv), ..*call })
+        }));
+        moved.transfers.extend(self.transfers.iter().map(|(comm, transfer)| {
+            let start = place(transfer.count * transfer.dtype.size());
+            let direction = match transfer.direction {
+                Direction::Send(_) => Direction::Send(start),
+                Direction::Recv(_) => Direction::Recv(start),
+            };
+            (*comm, Transfer { direction, ..*transfer })
+        }));
+        moved
     }
 
     /// Launches a CUDA graph that was captured of these operations of one communicator.

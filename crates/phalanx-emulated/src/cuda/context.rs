@@ -283,20 +283,19 @@ exported! {
 
 /// Lets a context's work use another's memory. Not while a stream of either is captured, whatever the capture's mode.
 fn reach(context: &Context, peer: &Context) -> Answer {
-    let mut peers = lock(&context.peers);
-    if peers.contains(&peer.handle) {
-        return Err(PEER_ACCESS_ALREADY_ENABLED);
-    }
     if capture::any(context) || capture::any(peer) {
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
-    peers.insert(peer.handle);
-    Ok(())
+    if lock(&context.peers).insert(peer.handle) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
 }
 
-/// What NCCL does to connect two ranks of this process.
+/// What NCCL does to connect two ranks of this process, once.
 pub fn runtime_reach(device: usize, peer: usize) -> Answer {
-    match reach(&runtime_context(device), &runtime_context(peer)) {
+    let (context, peer) = (runtime_context(device), runtime_context(peer));
+    if lock(&context.peers).contains(&peer.handle) {
+        return Ok(());
+    }
+    match reach(&context, &peer) {
         Err(PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
         answer => answer,
     }

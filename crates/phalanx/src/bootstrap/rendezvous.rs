@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// First word of every message: the protocol and its version.
-const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x03");
 
 /// How long a rank that has connected may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -421,6 +421,11 @@ fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
             )
         })?;
     }
+    // Nobody begins before all have it: who is told of an end here has seen nothing of the region yet. One that ends
+    // from here on is a rank that dies.
+    for guest in &guests {
+        let _ = guest.connection.send(&channel.id().to_le_bytes());
+    }
     drop(everyone);
     let processes = std::iter::once(Ok(own))
         .chain(guests.iter().map(|guest| guest.process.try_clone()))
@@ -480,12 +485,14 @@ fn visit(
     connection.set_timeout(patience).map_err(lost)?;
     connection.send(&hello.to_bytes()).map_err(lost)?;
     connection.send_handles(None, &[&own]).map_err(lost)?;
-    let mut id = [0; 8];
-    connection.receive(&mut id).map_err(lost)?;
-    let id = u64::from_le_bytes(id);
-    if id == 0 {
-        return Err(refusal(&connection).map_err(lost)?);
-    }
+    // The channel's id, or a zero and the reason for a refusal.
+    let go_ahead = || -> Result<u64> {
+        let mut id = [0; 8];
+        connection.receive(&mut id).map_err(lost)?;
+        let id = u64::from_le_bytes(id);
+        if id == 0 { Err(refusal(&connection).map_err(lost)?) } else { Ok(id) }
+    };
+    let id = go_ahead()?;
     let mut rest = [0; 32];
     connection.receive(&mut rest).map_err(lost)?;
     let word = |at: usize| u64::from_le_bytes(rest[8 * at..8 * at + 8].try_into().expect("8 bytes"));
@@ -494,6 +501,8 @@ fn visit(
         return Err(lost(io::ErrorKind::InvalidData.into()));
     }
     let (file, processes) = connection.receive_world(world_size).map_err(lost)?;
+    // All have been given it.
+    go_ahead()?;
     let world = Arc::new(World::processes(job, file, processes, cores)?);
     let channel = NewChannel::open(&world, id)?;
     Ok(Met { world, channel, rank, world_size, number: word(3) })

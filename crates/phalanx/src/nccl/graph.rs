@@ -1,11 +1,13 @@
 //! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
 
+use crate::backend::nccl::Footprint;
 use crate::backend::{Call, Direction, Space};
 use crate::comm::{Comm, View};
 use crate::error::{Error, Result, UsageError};
 use crate::group::{CommGroup, Group};
-use cudarc::driver::CudaGraph;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
+use std::sync::Arc;
 
 /// Operations of a communicator on GPUs that were captured in a CUDA graph, with their buffers.
 ///
@@ -54,6 +56,10 @@ where
     /// Captures the operations that `describe` gives a group (`cuStreamBeginCapture`, on a stream of the graph's own).
     /// Nothing is carried out yet. Collective.
     ///
+    /// Among ranks that are threads the operations are carried out once before, on memory of the same size that is allocated
+    /// for it: NCCL connects ranks when they first need it, and the driver does not open the GPUs of one process to each
+    /// other while a stream is captured.
+    ///
     /// `describe` is called again before each launch, to see that the buffers are still those that were captured.
     ///
     /// # Errors
@@ -73,6 +79,7 @@ where
             let mut group = Group::new();
             describe(&mut group.on(&comm), &mut buffers)?;
             let captured = signatures(&group)?;
+            rehearse(&group, &comm, &stream)?;
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
             let started = group.start_all();
             // Ended also if a call failed: nothing else could be done with the stream.
@@ -130,6 +137,34 @@ impl<B: std::fmt::Debug, F> std::fmt::Debug for Graph<'_, B, F> {
         let operations = self.captured.len();
         f.debug_struct("Graph").field("operations", &operations).field("buffers", &self.buffers).finish()
     }
+}
+
+/// Carries the operations of a group out on memory of its own, where a capture cannot be the first to need a connection.
+fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<()> {
+    /// What every type and NCCL's own kernels are content with.
+    const ALIGNMENT: usize = 512;
+    let nccl = comm.backend.nccl().expect("a graph is made on a communicator of NCCL");
+    if !nccl.is_of_threads() {
+        return Ok(());
+    }
+    let footprint = |call: &Call<'_>| {
+        let Footprint { send, recv } = Footprint::of(call, comm.rank(), comm.world_size());
+        [send, recv]
+    };
+    let mut bytes = 0;
+    let mut count = |len: usize| bytes += len.max(1).next_multiple_of(ALIGNMENT);
+    group.calls().flat_map(footprint).for_each(&mut count);
+    group.transfers().for_each(|transfer| count(transfer.count * transfer.dtype.size()));
+    let memory = stream.alloc_zeros::<u8>(bytes)?;
+    let (start, _in_use) = memory.device_ptr(stream);
+    let mut next = start as usize;
+    let rehearsal = group.elsewhere(footprint, |len| {
+        let place = next;
+        next += len.max(1).next_multiple_of(ALIGNMENT);
+        place as *mut u8
+    });
+    rehearsal.start_all()?;
+    comm.sync()
 }
 
 /// What a graph holds of a group's operations: arguments and addresses. An error if some are in host memory.

@@ -261,6 +261,12 @@ impl Backend for HostComm {
 }
 
 impl HostComm {
+    /// Whether its ranks are threads of this process.
+    #[cfg(feature = "cuda")]
+    pub fn is_of_threads(&self) -> bool {
+        self.endpoint.world.job().is_none()
+    }
+
     /// The world rank of the communicator's rank 0.
     #[cfg(feature = "cuda")]
     pub fn first_member(&self) -> usize {

@@ -41,7 +41,8 @@ pub(crate) struct Communicator {
     pub(super) ended: Arc<AtomicBool>,
     /// How often a thread went into the library with it, and came out: odd while one is inside.
     visits: AtomicU64,
-    /// Operations wait in an open group of some thread: the library will look at the communicator at its end.
+    /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
+    /// split. Changes only in the device's turn, or at the end of that.
     pub(super) queued: Arc<AtomicBool>,
     /// What to give back to the library before the end, by number.
     pub(super) registrations: Mutex<BTreeMap<u64, Handle>>,
@@ -159,12 +160,12 @@ impl Communicator {
         self.visits.load(Ordering::Acquire)
     }
 
-    /// Notes in this device's turn that an operation waits in an open group, or that the group has ended.
+    /// Notes in this device's turn that an operation waits in an open group or that it is being split, or that this has ended.
     pub fn set_queued(&self, queued: bool) {
         self.queued.store(queued, Ordering::Release);
     }
 
-    /// The group has ended; if the communicator failed meanwhile, it can be aborted now.
+    /// The group, or the split, has ended; if the communicator failed meanwhile, it can be aborted now.
     pub fn leave_group(&self) {
         self.set_queued(false);
         if self.check().is_err() {

@@ -50,12 +50,10 @@ impl Drop for Current {
     }
 }
 
-/// The devices that this process uses, by whether they are AMD's and their number.
-static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
-
 impl Device {
     /// The GPU with this number; opened once, so that all communicators share its context and its turn.
     pub fn open(flavour: Flavour, ordinal: usize) -> Result<Device> {
+        static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
         let count = count(flavour)?;
         if ordinal >= count {
             return Err(Error::Unsupported {
@@ -76,17 +74,6 @@ impl Device {
         let device = Device { runtime: Box::leak(runtime), turn: Box::leak(Box::default()) };
         opened.insert(number, device);
         Ok(device)
-    }
-
-    /// Lets its work use the memory of the devices that this process uses by now.
-    pub fn reach_others(&self, flavour: Flavour) -> Result<()> {
-        let of_flavour = (flavour == Flavour::Rccl, 0)..=(flavour == Flavour::Rccl, usize::MAX);
-        let opened = lock(&OPENED);
-        let others = opened.range(of_flavour).map(|(_, device)| device.runtime.place());
-        let others: Vec<usize> = others.filter(|place| *place != self.runtime.place()).collect();
-        let _current = self.enter()?;
-        self.runtime.reach(&others);
-        Ok(())
     }
 
     /// Its number.

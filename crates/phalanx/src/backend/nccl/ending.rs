@@ -20,7 +20,7 @@ const REVOKE_DEFAULT: i32 = 0;
 impl Communicator {
     /// Ends the C communicator at once, and waits for a while until an aborted operation has left the GPU.
     ///
-    /// With operations in an open group, the library will look at it at the group's end: then that aborts it.
+    /// With operations in an open group, or while it is split, the library looks at it until the end of that, which aborts it.
     pub(super) fn abort(&self) {
         let Some(abort) = self.library.ncclCommAbort else { return };
         if self.is_queued() || self.ended.load(Ordering::Acquire) {

@@ -127,6 +127,11 @@ impl Making {
         };
         let order = Order { library, origin: origin.clone(), place, config, handle: handle.clone() };
         order.is_possible()?;
+        if let Some(parent) = &parent {
+            // Nobody ends it while the library is inside.
+            let _turn = parent.turn()?;
+            parent.set_queued(true);
+        }
         let (device, (sender, answer)) = (*device, channel());
         let work = move || {
             let Ok(_current) = device.enter() else { return };
@@ -135,10 +140,14 @@ impl Making {
             *lock(&AT_WORK) -= 1;
             let _ = sender.send(result);
         };
-        std::thread::Builder::new().name("phalanx-init".into()).spawn(work).map_err(|error| {
-            Error::system("starting a thread", error, "a communicator is made in one: raise `ulimit -u`")
-        })?;
-        Ok(Making { answer, function, parent })
+        match std::thread::Builder::new().name("phalanx-init".into()).spawn(work) {
+            Ok(_) => Ok(Making { answer, function, parent }),
+            Err(error) => {
+                parent.iter().for_each(|parent| parent.leave_group());
+                let remedy = "a communicator is made in one: raise `ulimit -u`";
+                Err(Error::system("starting a thread", error, remedy))
+            }
+        }
     }
 
     /// Waits until the library has done it; `rank` is the one that looks out for the others. If the library does not
@@ -151,25 +160,36 @@ impl Making {
                 Err(RecvTimeoutError::Disconnected) => break ncclResult_t::UnhandledCudaError,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Err(verdict) = rank.witness.look(subject, since) {
+            if let Err(verdict) = self.look(rank, subject, since) {
                 let (rank, function) = (rank.rank, self.function);
                 tracing::error!(rank, "{function} has not come back: what it made is leaked");
                 self.give_up(&verdict);
                 return Err(verdict);
             }
         };
+        self.parent.iter().for_each(|parent| parent.leave_group());
         if !matches!(result, ncclResult_t::Success | ncclResult_t::InProgress) {
-            return Err(rank.library.error(result, self.function).within(rank.rank, subject).fatal());
+            return Err(rank.cause(result, self.function, subject));
         }
         self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(subject, since))
     }
 }
 
 impl Making {
+    /// Looks out for the ranks of what is made, and for those of the communicator that is split: the library needs them all.
+    fn look(&self, rank: &Communicator, subject: &Subject, since: Instant) -> Result<()> {
+        rank.witness.look(subject, since)?;
+        self.parent.as_ref().map_or(Ok(()), |parent| {
+            let split = Subject::call(parent.collectives(), &Call::empty(Operation::Split));
+            parent.witness.look(&split, since)
+        })
+    }
+
     /// Lets the library's thread be. The parent of a part fails too: it is what the thread is inside of.
     fn give_up(&self, verdict: &Error) {
         let Some(parent) = &self.parent else { return };
         if parent.revoke() && self.answer.recv_timeout(ENDING).is_ok() {
+            parent.leave_group();
             parent.fail(verdict.clone());
         } else {
             parent.leak(verdict.clone());

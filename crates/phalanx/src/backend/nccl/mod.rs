@@ -43,6 +43,7 @@ mod watchdog;
 
 pub use config::Config;
 pub use memory::{Buffer, GpuSlice, Registration};
+pub(crate) use operation::Footprint;
 pub use rccl::{Rccl, init_all as rccl_init_all, version as rccl_version};
 pub use surface::{MemoryStatistic, Nccl, Surface, init_all, version};
 
@@ -138,8 +139,6 @@ impl NcclComm {
         let agreed = unsafe { agree(&control, device.is_ok(), "open its GPU") };
         let device = device?;
         agreed?;
-        // By now the ranks of this process have opened theirs, and none can have begun to capture.
-        device.reach_others(flavour)?;
         let stream = device.default_stream();
         NcclComm::assemble(control, library, device, stream, settings, &Origin::Id(id))
     }
@@ -236,6 +235,11 @@ impl NcclComm {
         // SAFETY: the caller's contract.
         self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
         communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))
+    }
+
+    /// Whether its ranks are threads of this process.
+    pub fn is_of_threads(&self) -> bool {
+        self.control.is_of_threads()
     }
 
     /// Launches a CUDA graph of operations that were captured on this communicator.

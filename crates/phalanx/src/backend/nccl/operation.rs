@@ -108,13 +108,13 @@ impl Started {
 }
 
 /// Bytes that this rank reads from `send`, writes to `recv`.
-struct Footprint {
-    send: usize,
-    recv: usize,
+pub(crate) struct Footprint {
+    pub send: usize,
+    pub recv: usize,
 }
 
 impl Footprint {
-    fn of(call: &Call<'_>, rank: usize, ranks: usize) -> Footprint {
+    pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> Footprint {
         use Operation::*;
         let all = |blocks: crate::backend::Blocks<'_>| blocks.offset(ranks);
         let (own, whole, at_root) = (call.blocks.len(rank), all(call.blocks), rank == call.root);

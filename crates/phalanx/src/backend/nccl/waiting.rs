@@ -18,6 +18,9 @@ pub(super) const LOOK: Duration = Duration::from_millis(2);
 /// How long after the library has lost a peer its end may be seen.
 const BLAME: Duration = Duration::from_millis(500);
 
+/// Who tells of what went wrong in the background.
+pub(super) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
+
 /// The rhythm of a wait.
 struct Patience {
     since: Instant,
@@ -61,7 +64,7 @@ impl Communicator {
             match state {
                 ncclResult_t::Success => return Ok(()),
                 ncclResult_t::InProgress => {}
-                error => return Err(self.fail(self.cause(error, subject))),
+                error => return Err(self.fail(self.cause(error, ASYNC_ERROR, subject))),
             }
             if patience.pause() {
                 self.look(subject, since)?;
@@ -69,12 +72,14 @@ impl Communicator {
         }
     }
 
-    /// The error for a state of the library. Where that has lost a peer, who it was: a connection breaks before the end of
+    /// The error for an answer of the library. Where that has lost a peer, who it was: a connection breaks before the end of
     /// the process behind it can be seen.
-    pub(super) fn cause(&self, state: ncclResult_t, subject: &Subject) -> Error {
-        let error = self.library.error(state, "ncclCommGetAsyncError");
+    pub(super) fn cause(&self, answer: ncclResult_t, function: &'static str, subject: &Subject) -> Error {
+        let error = self.library.error(answer, function);
         let since = Instant::now();
-        while state == ncclResult_t::RemoteError && since.elapsed() < BLAME {
+        while matches!(answer, ncclResult_t::RemoteError | ncclResult_t::SystemError)
+            && since.elapsed() < BLAME
+        {
             if let Err(verdict) = self.witness.look(subject, since) {
                 return verdict;
             }
@@ -90,7 +95,7 @@ impl Communicator {
             return verdict;
         }
         match self.turn().and_then(|turn| self.async_state(&turn)) {
-            Ok(lost @ ncclResult_t::RemoteError) => self.fail(self.cause(lost, subject)),
+            Ok(lost @ ncclResult_t::RemoteError) => self.fail(self.cause(lost, ASYNC_ERROR, subject)),
             _ => error,
         }
     }

@@ -6,6 +6,7 @@
 
 use super::communicator::Communicator;
 use super::making::look_unless_making;
+use super::waiting::ASYNC_ERROR;
 use crate::backend::host::Subject;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -115,7 +116,7 @@ impl Communicator {
         let state = look_unless_making(|| self.async_state(&self.try_turn()?).ok())?;
         match state {
             ncclResult_t::Success | ncclResult_t::InProgress => None,
-            error => Some(self.cause(error, subject)),
+            error => Some(self.cause(error, ASYNC_ERROR, subject)),
         }
     }
 

@@ -63,14 +63,6 @@ impl Runtime for Cuda {
         make_current(place);
     }
 
-    fn reach(&self, others: &[usize]) {
-        for other in others {
-            // SAFETY: this device's context is current; the other is that of a device that is open, which stays.
-            // If it cannot be, or is so already, there is nothing to do.
-            unsafe { sys::cuCtxEnablePeerAccess(*other as sys::CUcontext, 0) };
-        }
-    }
-
     fn check(&self) -> Result<()> {
         Ok(self.0.check_err()?)
     }

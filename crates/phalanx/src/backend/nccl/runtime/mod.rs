@@ -35,9 +35,6 @@ pub(super) trait Runtime: Send + Sync {
     /// What is current on this thread.
     fn current(&self) -> usize;
     fn make_current(&self, place: usize);
-    /// Lets the work of this device use the memory of others that this process uses, where the hardware can. NCCL does so
-    /// when it connects two ranks of a process, but the driver refuses it while a stream of either device is captured.
-    fn reach(&self, _others: &[usize]) {}
     /// An error that was kept until somebody asks.
     fn check(&self) -> Result<()> {
         Ok(())
