@@ -16,7 +16,7 @@
 //! | `meeting.rs` | the ranks before an operation, and while one waits |
 //! | `operation.rs` | a collective as calls of the library, or as pieces |
 //! | `pieces.rs` | what goes from whom to whom, piece by piece |
-//! | `message.rs` | messages |
+//! | `message.rs`, `steps.rs` | messages, and the steps of one |
 //! | `team.rs` | the library's names for the ranks of a part |
 //! | `memory.rs` | symmetric memory as a buffer; what only this backend has |
 
@@ -27,6 +27,7 @@ mod message;
 mod operation;
 mod pieces;
 mod process;
+mod steps;
 mod team;
 
 pub use memory::{Buffer, Nvshmem};
