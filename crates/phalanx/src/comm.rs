@@ -283,6 +283,10 @@ impl Comm {
             let stream = GpuStream::from(stream);
             nccl.adopt(&stream)?;
             lane = Lane::gpu(stream);
+        } else if let Some(nvshmem) = self.backend.nvshmem() {
+            let stream = GpuStream::from(stream);
+            nvshmem.adopt(&stream)?;
+            lane = Lane::gpu(stream);
         }
         Ok(View::of(self, lane, self.deadline))
     }
@@ -315,10 +319,18 @@ impl Comm {
         Some(crate::rccl::Rccl::new(rccl.surface(&self.lane)))
     }
 
+    /// What only NVSHMEM has; `None` on other backends.
+    #[cfg(feature = "cuda")]
+    pub fn nvshmem(&self) -> Option<crate::nvshmem::Nvshmem<'_>> {
+        self.requests.wait_for_jobs();
+        self.backend.nvshmem().map(|nvshmem| crate::nvshmem::Nvshmem::new(nvshmem, &self.lane))
+    }
+
     /// The number of this rank's GPU in its process; `None` without.
     #[cfg(feature = "cuda")]
     pub fn gpu(&self) -> Option<usize> {
-        self.backend.nccl().map(|nccl| nccl.gpu())
+        let of_nvshmem = || self.backend.nvshmem().map(|nvshmem| nvshmem.gpu());
+        self.backend.nccl().map(|nccl| nccl.gpu()).or_else(of_nvshmem)
     }
 
     /// This rank's end as the portable trait, for runtimes that hold pointers as `u64`.
@@ -451,7 +463,7 @@ impl Builder {
 
     /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
     /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. The
-    /// host backend always does; on NCCL and MPI it costs a meeting of the ranks for each operation.
+    /// host and NVSHMEM backends always do; on NCCL and MPI it costs a meeting of the ranks for each operation.
     pub fn check(mut self, check: bool) -> Builder {
         self.check = Some(check);
         self

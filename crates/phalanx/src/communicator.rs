@@ -277,7 +277,7 @@ impl Portable {
 impl Inner {
     /// Which memory the caller's addresses are in: the backend's own.
     fn space(&self) -> Space {
-        if self.comm.backend.is_stream_ordered() { Space::Device } else { Space::Host }
+        if self.comm.lane.is_host() { Space::Host } else { Space::Device }
     }
 
     fn sync(&mut self) -> Result<()> {

@@ -30,9 +30,11 @@ impl Lane {
         Lane { stream: Some(stream) }
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn is_host(&self) -> bool {
-        self.stream.is_none()
+        #[cfg(feature = "cuda")]
+        return self.stream.is_none();
+        #[cfg(not(feature = "cuda"))]
+        return true;
     }
 
     #[cfg(feature = "cuda")]

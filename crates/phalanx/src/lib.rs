@@ -34,13 +34,14 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
-//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl`, `rccl` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), MPI under an MPI launcher, else the host, else solo for one rank |
-//! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host backend always does) |
+//! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl`, `rccl`, `nvshmem` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), MPI under an MPI launcher, else the host, else solo for one rank |
+//! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host and NVSHMEM backends always do) |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries of NCCL, of the CUDA driver, of MPI and of NVSHMEM, if they are not where they are looked for |
 //! | `PHALANX_RCCL_LIB`, `PHALANX_HIP_LIB` | the same of RCCL and of the HIP runtime |
 //! | `PHALANX_NVRTC_LIB`, `PHALANX_NVJITLINK_LIB` | the shared libraries of NVRTC and nvJitLink, for kernels compiled at run time |
 //! | `PHALANX_CUDA_INCLUDE`, `PHALANX_CCCL_INCLUDE`, `PHALANX_NVSHMEM_INCLUDE`, `PHALANX_NVSHMEM_DEVICE` | the folders with the headers of CUDA, CCCL and NVSHMEM, and with `libnvshmem_device.a`, likewise |
 //! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
+//! | `PHALANX_NVSHMEM_STAGE` | bytes of symmetric memory, twice, through which the NVSHMEM backend moves other memory, the same on all ranks; default 16777216 |
 //! | `PHALANX_STOPPED_TIMEOUT` | seconds a peer's process may be stopped (SIGSTOP, Ctrl-Z) before that is an error; default: 0.9, so that it is told within two; between hosts `PHALANX_HEARTBEAT_TIMEOUT` counts |
 //! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
 //! | `PHALANX_TRACE_SIGNAL` | `USR1` or `USR2`: on this signal ranks write their last operations, too; default: no signal is taken |

@@ -7,7 +7,7 @@ use crate::gpu::Gpu;
 use crate::size;
 use anyhow::{Context, ensure};
 use phalanx::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceSlice};
-use phalanx::{BackendKind, Comm, HostBuffer, Result, nccl};
+use phalanx::{BackendKind, Comm, HostBuffer, Result, nccl, nvshmem};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -74,6 +74,8 @@ enum Elements<T: Value> {
     Slice(CudaSlice<T>),
     /// NCCL's own, which it knows beforehand.
     Known(nccl::Buffer<T>),
+    /// NVSHMEM's. Freeing it would be collective, and a rank that fails does not wait for the others: the library's end frees it.
+    Shared(nvshmem::Buffer<T>),
 }
 
 impl<T: Value> DeviceMemory<T> {
@@ -87,7 +89,10 @@ impl<T: Value> DeviceMemory<T> {
         let elements = match registration {
             Registration::None => Elements::Slice(stream.alloc_zeros(len)?),
             Registration::Local => known(comm, len, nccl::Registration::Local)?,
-            Registration::Symmetric => known(comm, len, nccl::Registration::Symmetric)?,
+            Registration::Symmetric => match comm.nvshmem() {
+                Some(nvshmem) => Elements::Shared(nvshmem.alloc(len)?),
+                None => known(comm, len, nccl::Registration::Symmetric)?,
+            },
         };
         Ok(DeviceMemory { elements, stage: comm.alloc(len.min(STAGE / size_of::<T>()))? })
     }
@@ -139,6 +144,7 @@ impl<T: Value> Elements<T> {
         match self {
             Elements::Slice(elements) => elements.slice(range),
             Elements::Known(elements) => elements.slice(range),
+            Elements::Shared(elements) => elements.slice(range),
         }
     }
 
@@ -146,13 +152,15 @@ impl<T: Value> Elements<T> {
         match self {
             Elements::Slice(elements) => elements.slice_mut(range),
             Elements::Known(elements) => elements.slice_mut(range),
+            Elements::Shared(elements) => elements.slice_mut(range),
         }
     }
 }
 
 /// Memory of NCCL's, registered as `-R` says: figures of anything else would bear a wrong name.
 fn known<T: Value>(comm: &Comm, len: usize, wanted: nccl::Registration) -> anyhow::Result<Elements<T>> {
-    let nccl = comm.nccl().context("-R: only NCCL registers GPU memory")?;
+    let nccl =
+        comm.nccl().context("-R: only NCCL registers GPU memory (and NVSHMEM has symmetric memory, -R 2)")?;
     let buffer = nccl.alloc_as(len, wanted)?;
     ensure!(
         buffer.registration() == wanted,

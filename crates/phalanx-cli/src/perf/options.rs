@@ -157,15 +157,12 @@ impl PerfArgs {
         self.step.map_or(Step::Times(self.factor), Step::Plus)
     }
 
-    /// What carries an operation: those of NVSHMEM and of the communicators' backends are different ones.
+    /// What carries an operation: some are NVSHMEM's alone.
     fn backend_of(&self, operation: Operation) -> Result<Backend> {
         let name = operation.name();
         match (self.backend, operation.is_one_sided()) {
             (Backend::Auto | Backend::Nvshmem, true) => Ok(Backend::Nvshmem),
             (_, true) => anyhow::bail!("{name} is NVSHMEM's: leave --backend out, or choose nvshmem"),
-            (Backend::Nvshmem, false) => {
-                anyhow::bail!("--backend nvshmem is for put, get and put_signal, not for {name}")
-            }
             (other, false) => Ok(other),
         }
     }
@@ -334,7 +331,7 @@ mod tests {
         assert!(plan("all_reduce -R 2").check_place(true).is_ok());
         assert!(parse("phalanx perf barrier -G 1").unwrap().plan().is_err());
         assert!(parse("phalanx perf all_reduce --backend rccl").is_err());
-        assert_eq!(plan("all_reduce --backend nccl").backend.kind(), Some(phalanx::BackendKind::Nccl));
+        assert_eq!(plan("all_reduce --backend nccl").backend_kind(), Some(phalanx::BackendKind::Nccl));
     }
 
     #[test]
@@ -348,7 +345,9 @@ mod tests {
             }
         }
         let refused = |line| parse(line).unwrap().plan().unwrap_err().to_string();
-        assert!(refused("phalanx perf all_reduce --backend nvshmem").contains("not for all_reduce"));
+        let all_reduce = plan("all_reduce --backend nvshmem");
+        assert_eq!(all_reduce.backend_kind(), Some(phalanx::BackendKind::Nvshmem));
+        assert_eq!(plan("put").backend_kind(), Some(phalanx::BackendKind::Host));
         assert!(refused("phalanx perf put_signal -G 2").contains("-G"));
         assert!(parse("phalanx perf put -G 2").unwrap().plan().is_ok());
     }

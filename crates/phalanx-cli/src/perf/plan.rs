@@ -53,21 +53,8 @@ pub enum Backend {
     Host,
     /// NCCL: every rank has a GPU, on which the buffers are
     Nccl,
-    /// NVSHMEM, for put, get and put_signal: every rank is a process with a GPU
+    /// NVSHMEM: every rank is a process with a GPU
     Nvshmem,
-}
-
-impl Backend {
-    /// The library's name for it; `None` if the library chooses.
-    pub fn kind(self) -> Option<BackendKind> {
-        match self {
-            Backend::Auto => None,
-            Backend::Host => Some(BackendKind::Host),
-            Backend::Nccl => Some(BackendKind::Nccl),
-            // It carries barriers and figures; the data goes another way.
-            Backend::Nvshmem => Some(BackendKind::Host),
-        }
-    }
 }
 
 /// What the backend knows of the buffers beforehand.
@@ -102,6 +89,18 @@ impl Roots {
 }
 
 impl Plan {
+    /// The library's name for the backend; `None` if the library chooses.
+    pub fn backend_kind(&self) -> Option<BackendKind> {
+        match self.backend {
+            Backend::Auto => None,
+            Backend::Host => Some(BackendKind::Host),
+            Backend::Nccl => Some(BackendKind::Nccl),
+            // It carries barriers and figures; the data goes another way.
+            Backend::Nvshmem if self.operation.is_one_sided() => Some(BackendKind::Host),
+            Backend::Nvshmem => Some(BackendKind::Nvshmem),
+        }
+    }
+
     /// The bytes of the largest buffer.
     pub fn largest(&self) -> usize {
         self.sizes.last().copied().unwrap_or(0)

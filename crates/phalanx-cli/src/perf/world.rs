@@ -35,13 +35,14 @@ impl World {
             return Ok(World::Rank(RankKind::Processes));
         }
         let launcher = phalanx::choose()?.launcher;
+        let on_nvshmem = args.operation.is_one_sided() || args.backend == Backend::Nvshmem;
         match (launcher, args.threads, args.processes) {
-            (None, Some(_), _) if args.operation.is_one_sided() => {
+            (None, Some(_), _) if on_nvshmem => {
                 bail!("a process is one PE of NVSHMEM: use -p instead of -t")
             }
             (None, Some(threads), _) => Ok(World::Threads(threads)),
             (None, None, Some(processes)) => Ok(World::Processes(processes)),
-            (None, None, None) if args.operation.is_one_sided() => {
+            (None, None, None) if on_nvshmem => {
                 let name = args.operation.name();
                 phalanx::nvshmem::version().with_context(|| format!("{name} needs NVSHMEM"))?;
                 let gpus = gpu::count().with_context(|| format!("{name} needs GPUs"))?;
@@ -103,7 +104,7 @@ impl World {
     /// Runs the plan on all ranks of this process. Answers with the number of wrong elements.
     pub fn run(self, plan: &Plan, podium: Podium) -> Result<u64> {
         let mut builder = Comm::builder();
-        if let Some(backend) = plan.backend.kind() {
+        if let Some(backend) = plan.backend_kind() {
             builder = builder.backend(backend);
         }
         if let Some(timeout) = plan.timeout {
@@ -151,7 +152,7 @@ fn take_part(comm: &Comm, plan: &Plan, cores: usize, podium: Option<Podium>) -> 
     if plan.pin {
         pin::to_core_of(comm.rank())?;
     }
-    if plan.backend == Backend::Nvshmem {
+    if plan.operation.is_one_sided() {
         return take_part_one_sided(comm, plan, podium);
     }
     let stream = device::stream(comm, plan)?;

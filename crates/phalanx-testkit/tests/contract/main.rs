@@ -11,6 +11,7 @@ mod matrix;
 mod messages;
 mod mpi;
 mod nccl;
+mod nvshmem;
 mod portable;
 mod programs;
 mod requests;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         extremes::trials(),
         mpi::trials(),
         nccl::trials(),
+        nvshmem::trials(),
         jobs::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()

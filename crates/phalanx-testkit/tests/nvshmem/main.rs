@@ -7,6 +7,8 @@
 #[cfg(target_os = "linux")]
 mod atomics;
 #[cfg(target_os = "linux")]
+mod backend;
+#[cfg(target_os = "linux")]
 mod collectives;
 #[cfg(target_os = "linux")]
 mod failures;
@@ -51,7 +53,8 @@ fn main() -> ExitCode {
         collectives::SCENARIOS,
         front::SCENARIOS,
     ];
-    let scenarios = [&common.concat(), failures::SCENARIOS, library::SCENARIOS].concat();
+    let others = [backend::SCENARIOS, backend::OTHERS, failures::SCENARIOS, library::SCENARIOS];
+    let scenarios = [common.concat(), others.concat()].concat();
     if let Some(code) = processes::serve(&scenarios) {
         return code;
     }
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
     };
     let mut trials: Vec<_> =
         common.concat().into_iter().map(|scenario| world::trial(scenario, gpus)).collect();
+    trials.extend(backend::trials(gpus, world::are_emulated()));
     trials.extend(failures::trials(gpus));
     libtest_mimic::run(&args, trials).exit_code()
 }

@@ -10,6 +10,8 @@ pub(crate) mod host;
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
+#[cfg(feature = "cuda")]
+pub(crate) mod nvshmem;
 pub(crate) mod solo;
 
 use crate::bootstrap::HostTopology;
@@ -34,6 +36,8 @@ pub enum BackendKind {
     Mpi,
     /// AMD's library for GPUs: each rank has one.
     Rccl,
+    /// NVIDIA's OpenSHMEM: each rank is a process with a GPU. Only where it is asked for.
+    Nvshmem,
 }
 
 impl BackendKind {
@@ -45,6 +49,7 @@ impl BackendKind {
             BackendKind::Nccl => "nccl",
             BackendKind::Mpi => "mpi",
             BackendKind::Rccl => "rccl",
+            BackendKind::Nvshmem => "nvshmem",
         }
     }
 }
@@ -326,6 +331,12 @@ pub(crate) trait Backend: Send + Sync {
     /// The NCCL backend, of either flavour.
     #[cfg(feature = "cuda")]
     fn nccl(&self) -> Option<&nccl::NcclComm> {
+        None
+    }
+
+    /// The NVSHMEM backend.
+    #[cfg(feature = "cuda")]
+    fn nvshmem(&self) -> Option<&nvshmem::NvshmemComm> {
         None
     }
 

@@ -36,8 +36,8 @@ impl Introduction {
     }
 }
 
-/// Tells all ranks of this one and learns of them; answers where they are and what carries their data: a backend on GPUs if
-/// each rank has one, else the memory of the host. Collective; an error is the same on all ranks.
+/// Tells all ranks of this one and learns of them; answers where they are and what carries their data: what all were told to
+/// use; a backend on GPUs if each rank has one; else the memory of the host. Collective; an error is the same on all ranks.
 pub(super) fn reach(
     store: &Store,
     own: &Introduction,
@@ -83,6 +83,9 @@ fn agree(all: &[Introduction]) -> Result<(HostTopology, BackendKind)> {
     let is_told = wanted.is_some();
     let meant = candidates.clone().find(|index| is_told || (topology.num_hosts() > 1 && has_any(index)));
     match meant {
+        None if wanted.as_deref() == Some(BackendKind::Nvshmem.name()) => {
+            Ok((topology, BackendKind::Nvshmem))
+        }
         None => Ok((topology, BackendKind::Host)),
         Some(index) => {
             let rank = lacking(index).expect("or it had been chosen");

@@ -100,13 +100,13 @@ fn decide(
             remedy: "start them with `phalanx launch` or torchrun".into(),
         }),
     };
-    let (nccl, rccl) = (BackendKind::Nccl, BackendKind::Rccl);
+    let (nccl, rccl, nvshmem) = (BackendKind::Nccl, BackendKind::Rccl, BackendKind::Nvshmem);
     match forced {
         Some((BackendKind::Solo, name)) if world_size != Some(1) => {
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
-        Some((backend, name)) if (backend == nccl || backend == rccl) && here.is_none() => {
+        Some((backend, name)) if [nccl, rccl, nvshmem].contains(&backend) && here.is_none() => {
             gpus(backend).map(|()| (backend, format!("{name} asks for it")))
         }
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
@@ -144,7 +144,7 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
     );
     let timeout = settings.timeout;
     match choice.backend {
-        BackendKind::Host | BackendKind::Nccl | BackendKind::Rccl
+        BackendKind::Host | BackendKind::Nccl | BackendKind::Rccl | BackendKind::Nvshmem
             if launcher.is_some_and(|launcher| !launcher.is_one_host()) =>
         {
             on_hosts(launcher.expect("asked just now"), &environment, &settings)
@@ -158,6 +158,10 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
             let (host, name) = on_host(launcher, &environment, timeout)?;
             let gpu = host.rank();
             on_gpu(backend, host, gpu, name, &settings)
+        }
+        BackendKind::Nvshmem => {
+            let (host, name) = on_host(launcher, &environment, timeout)?;
+            as_pe(host, name, &settings)
         }
     }
 }
@@ -177,11 +181,19 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
         let gpu = host.rank();
         return match backend {
             BackendKind::Host => Ok(Comm::new(Arc::new(host), place.job)),
+            BackendKind::Nvshmem => as_pe(host, place.job, settings),
             backend => on_gpu(backend, host, gpu, place.job, settings),
         };
     }
     if backend == BackendKind::Host {
         topology.check_one_host()?;
+    }
+    if backend == BackendKind::Nvshmem {
+        return Err(Error::Unsupported {
+            what: format!("the backend nvshmem on several hosts ({topology})"),
+            why: "its ranks meet in the memory of one".into(),
+            remedy: "use NCCL (PHALANX_BACKEND=nccl), or start all ranks on one host".into(),
+        });
     }
     let here = topology.ranks_of(topology.host_of(place.rank));
     let gpu = here.iter().position(|rank| *rank == place.rank).expect("it is on its host");
@@ -232,7 +244,10 @@ fn flavour(backend: BackendKind) -> Flavour {
 
 #[cfg(feature = "cuda")]
 fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
-    crate::backend::nccl::available(flavour(backend), ranks)
+    match backend {
+        BackendKind::Nvshmem => crate::backend::nvshmem::available(ranks),
+        _ => crate::backend::nccl::available(flavour(backend), ranks),
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -279,6 +294,18 @@ fn on_gpu(
 ) -> Result<Comm> {
     gpus_for(backend, host.world_size())?;
     unreachable!("the error above")
+}
+
+/// The communicator of the ranks of a host communicator as PEs of NVSHMEM. Collective.
+#[cfg(feature = "cuda")]
+fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
+    let comm = crate::backend::nvshmem::NvshmemComm::join(host, settings.gpu, &name)?;
+    Ok(Comm::new(Arc::new(comm), name))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
+    on_gpu(BackendKind::Nvshmem, host, 0, name, settings)
 }
 
 fn check_world_size(world_size: usize) -> Result<()> {
@@ -356,11 +383,12 @@ pub(crate) fn run_threads<R: Send>(
                 let gpu = host.rank();
                 on_gpu(backend, host, gpu, name.clone(), settings)?
             }
-            BackendKind::Mpi => {
+            BackendKind::Mpi | BackendKind::Nvshmem => {
                 return Err(Error::Unsupported {
-                    what: "the backend mpi for threads".into(),
-                    why: "the ranks of MPI are processes".into(),
-                    remedy: "start the program with mpirun and use phalanx::init()".into(),
+                    what: format!("the backend {backend} for threads"),
+                    why: "its ranks are processes".into(),
+                    remedy: "start the program with mpirun or `phalanx launch` and use phalanx::init()"
+                        .into(),
                 });
             }
             _ => Comm::new(Arc::new(host), name.clone()),

@@ -63,7 +63,7 @@ impl fmt::Display for TeamReduction {
 }
 
 /// The place of a type in the table of functions.
-fn column(dtype: DType) -> Option<usize> {
+pub(crate) fn column(dtype: DType) -> Option<usize> {
     let name = match dtype {
         DType::F32 => "float",
         DType::F64 => "double",

@@ -4,7 +4,7 @@ use super::atomic::Kernels;
 use super::control::{Control, Step};
 use super::device::{Device, failed};
 use super::library::{self, Library, within};
-use crate::bootstrap;
+use crate::bootstrap::{self, HostTopology};
 use crate::comm::Comm;
 use crate::error::{Error, Result, TimeoutError, UsageError};
 use crate::sync::lock;
@@ -108,12 +108,19 @@ impl Builder {
     }
 
     /// As [`Context::init`], with these settings.
-    pub fn init(self, comm: &Comm) -> Result<Context> {
-        let timeout = self.timeout.unwrap_or_else(|| comm.timeout());
-        let (rank, ranks) = (comm.rank(), comm.world_size());
+    pub fn init(mut self, comm: &Comm) -> Result<Context> {
+        self.timeout = Some(self.timeout.unwrap_or_else(|| comm.timeout()));
+        self.gpu = self.gpu.or_else(|| comm.gpu());
         let control = Control::new(comm)?;
-        check_processes(comm, &control)?;
-        let gpu = self.gpu.or_else(|| comm.gpu()).unwrap_or_else(|| number_on_host(comm));
+        self.init_between(control, &comm.host_topology())
+    }
+
+    /// As [`init`](Builder::init), for PEs that meet on a channel which was made for them.
+    pub(crate) fn init_between(self, control: Control, topology: &HostTopology) -> Result<Context> {
+        let timeout = self.limit()?;
+        let (rank, ranks) = (control.comm().rank(), control.comm().world_size());
+        check_processes(topology, &control)?;
+        let gpu = self.gpu.unwrap_or_else(|| number_on_host(topology, rank));
         // Whoever cannot go on says so before the others are in the library, where they would wait for ever.
         let ready = Ready::new(gpu);
         let agreed = control.agree(ready.is_ok(), "begin (NVSHMEM, its GPU, or an earlier context)");
@@ -161,17 +168,15 @@ impl Builder {
 }
 
 /// The number of this rank among those of its host.
-fn number_on_host(comm: &Comm) -> usize {
-    let topology = comm.host_topology();
-    let ranks = topology.ranks_of(topology.host_of(comm.rank()));
-    ranks.iter().position(|rank| *rank == comm.rank()).unwrap_or(0)
+fn number_on_host(topology: &HostTopology, rank: usize) -> usize {
+    let ranks = topology.ranks_of(topology.host_of(rank));
+    ranks.iter().position(|other| *other == rank).unwrap_or(0)
 }
 
 /// Ranks that are threads of one process cannot be PEs.
-fn check_processes(comm: &Comm, control: &Control) -> Result<()> {
-    let mut processes = vec![0u32; comm.world_size()];
+fn check_processes(topology: &HostTopology, control: &Control) -> Result<()> {
+    let mut processes = vec![0u32; control.comm().world_size()];
     control.comm().all_gather(&[std::process::id()], &mut processes)?;
-    let topology = comm.host_topology();
     for rank in 0..processes.len() {
         let same = |other: &usize| processes[*other] == processes[rank] && topology.same_host(rank, *other);
         if let Some(other) = (0..rank).find(same) {
@@ -415,8 +420,8 @@ fn late(
 /// [`finalize`](Context::finalize) ends it, on all PEs together. Dropping it cannot do that: the library then stays
 /// initialised, its memory allocated, and no other context can be made in this process. A line in the log says so.
 pub struct Context {
-    pub(super) library: &'static Library,
-    pub(super) device: Device,
+    pub(crate) library: &'static Library,
+    pub(crate) device: Device,
     pub(super) control: Option<Control>,
     pe: usize,
     pes: usize,
@@ -583,7 +588,7 @@ impl Context {
 
     /// Notes an error after which the library cannot be used.
     #[cold]
-    pub(super) fn fail(&self, error: Error) -> Error {
+    pub(crate) fn fail(&self, error: Error) -> Error {
         if self.failed.set(error.clone()).is_ok() {
             tracing::error!(
                 pe = self.pe,
@@ -605,13 +610,13 @@ impl Context {
 
     /// Before a call of the library: the context works, and its device is current.
     #[inline]
-    pub(super) fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         self.check()?;
         self.device.enter()
     }
 
     /// Allocations are told apart by their numbers, which are the same on all PEs.
-    pub(super) fn next_allocation(&self) -> u64 {
+    pub(crate) fn next_allocation(&self) -> u64 {
         self.allocations.set(self.allocations.get() + 1);
         self.allocations.get()
     }
@@ -639,7 +644,7 @@ impl Context {
     }
 
     /// A call of the library that may wait for other PEs, with the timeout.
-    pub(super) fn bounded<R: Send + 'static>(
+    pub(crate) fn bounded<R: Send + 'static>(
         &self,
         what: String,
         call: impl FnOnce() -> R + Send + 'static,
@@ -660,7 +665,7 @@ impl Context {
     }
 
     /// Waits, with the timeout, until the GPU has done all it was given, on whatever stream.
-    pub(super) fn drain(&self) -> Result<()> {
+    pub(crate) fn drain(&self) -> Result<()> {
         // SAFETY: the context is current in the thread that calls it.
         match self.bounded("the work of the GPU".into(), || unsafe { sys::cuCtxSynchronize() })? {
             CUresult::CUDA_SUCCESS => Ok(()),

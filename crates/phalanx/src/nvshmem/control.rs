@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// One PE's end of it.
-pub(super) struct Control {
+pub(crate) struct Control {
     comm: Comm,
     /// Notices who is gone, where the backend has a channel of the host.
     witness: Option<Witness>,
@@ -64,7 +64,16 @@ impl Control {
         of.requests.wait_for_jobs();
         let name = format!("{}/nvshmem", of.recorder.name());
         // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
-        let channels = unsafe { (of.backend.host_channel()?, of.backend.host_channel()?) };
+        unsafe { Control::between(&*of.backend, name) }
+    }
+
+    /// Between the ranks of a backend's communicator. Collective.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    pub unsafe fn between(of: &dyn Backend, name: String) -> Result<Control> {
+        // SAFETY: the caller's contract.
+        let channels = unsafe { (of.host_channel()?, of.host_channel()?) };
         let (backend, witness): (Arc<dyn Backend>, _) = match channels {
             (Some(meetings), channel) => {
                 let meetings = Arc::new(meetings);
@@ -73,7 +82,7 @@ impl Control {
             }
             (None, _) => {
                 // SAFETY: as above.
-                let part = unsafe { of.backend.split(Some(0), of.rank() as i64) }?;
+                let part = unsafe { of.split(Some(0), of.rank() as i64) }?;
                 (part.expect("everybody has a colour").into(), None)
             }
         };
@@ -88,7 +97,7 @@ impl Control {
     }
 
     /// Waits until all PEs have come to the same call.
-    pub fn meet(&self, number: u64, step: &Step) -> Result<()> {
+    pub(super) fn meet(&self, number: u64, step: &Step) -> Result<()> {
         let own = [number, step.function, step.arguments[0], step.arguments[1], step.arguments[2]];
         let mut all = vec![0u64; own.len() * self.comm.world_size()];
         self.comm.all_gather(&own, &mut all)?;

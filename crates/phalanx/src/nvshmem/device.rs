@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 /// A GPU and its primary context, which NVSHMEM works in.
 #[derive(Debug, Clone)]
-pub(super) struct Device {
+pub(crate) struct Device {
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
 }
@@ -77,7 +77,7 @@ impl Device {
 
 /// The error for an answer of the driver.
 #[cold]
-pub(super) fn failed(function: &'static str, result: CUresult, fatal: bool) -> Error {
+pub(crate) fn failed(function: &'static str, result: CUresult, fatal: bool) -> Error {
     let error = DriverError(result);
     let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
         text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()

@@ -68,21 +68,15 @@ impl Context {
     /// [`Error::Library`] if there is not enough memory on some PE; [`Error::Mismatch`] if the PEs ask for different
     /// sizes (where they met through a `Comm`).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
-        let bytes = byte_count::<T>("alloc", len)?;
-        let name = "nvshmem_calloc";
-        let calloc = self.library.need(self.library.nvshmem_calloc, name)?;
-        // SAFETY: initialised; all PEs have met here with the same size.
-        self.allocate(Step::new(name, [bytes as u64, 0, 0]), len, bytes, move || unsafe { calloc(bytes, 1) })
+        let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
+        Ok(Symmetric::new(self, start, len, Origin::Heap))
     }
 
     /// As [`alloc`](Context::alloc), with contents that are not specified: faster for what is written first anyway.
     /// `nvshmem_malloc`
     pub fn alloc_uninit<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
-        let bytes = byte_count::<T>("alloc_uninit", len)?;
-        let name = "nvshmem_malloc";
-        let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
-        // SAFETY: as above.
-        self.allocate(Step::new(name, [bytes as u64, 0, 0]), len, bytes, move || unsafe { malloc(bytes) })
+        let start = self.reserve(byte_count::<T>("alloc_uninit", len)?)?;
+        Ok(Symmetric::new(self, start, len, Origin::Heap))
     }
 
     /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes. `nvshmem_align`
@@ -102,18 +96,39 @@ impl Context {
         let name = "nvshmem_align";
         let align = self.library.need(self.library.nvshmem_align, name)?;
         let step = Step::new(name, [alignment as u64, bytes as u64, 0]);
-        // SAFETY: as above; the alignment is one that the library accepts.
-        self.allocate(step, len, bytes, move || unsafe { align(alignment, bytes) })
+        // SAFETY: initialised; all PEs have met here with the same size; the library accepts the alignment.
+        let start = self.obtain(step, bytes, move || unsafe { align(alignment, bytes) })?;
+        Ok(Symmetric::new(self, start, len, Origin::Heap))
+    }
+
+    /// `bytes` of symmetric memory, whose contents are not specified. Collective. `nvshmem_malloc`
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<CUdeviceptr> {
+        let name = "nvshmem_malloc";
+        let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
+        // SAFETY: initialised; all PEs have met here with the same size.
+        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, move || unsafe { malloc(bytes) })
+    }
+
+    /// The same by zeroes. `nvshmem_calloc`
+    pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
+        let name = "nvshmem_calloc";
+        let calloc = self.library.need(self.library.nvshmem_calloc, name)?;
+        // SAFETY: as above.
+        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, move || unsafe { calloc(bytes, 1) })
+    }
+
+    /// Gives back what was reserved. Collective, behind whatever the GPU still does. `nvshmem_free`
+    pub(crate) fn give_back(&self, start: CUdeviceptr, number: u64) -> Result<()> {
+        self.release(start, number, Origin::Heap)
     }
 
     /// `call` is given up to the library's thread, and answers the address.
-    fn allocate<T: Element>(
+    fn obtain(
         &self,
         step: Step,
-        len: usize,
         bytes: usize,
         call: impl FnOnce() -> *mut c_void + Send + 'static,
-    ) -> Result<Symmetric<'_, T>> {
+    ) -> Result<CUdeviceptr> {
         let function = step.function();
         let start = self.collectively(step, move || call() as CUdeviceptr)?;
         let got = start != 0 || bytes == 0;
@@ -130,7 +145,7 @@ impl Context {
         }
         // What was allocated here and not elsewhere cannot be freed together: it stays until the end.
         agreed?;
-        Ok(Symmetric::new(self, start, len, Origin::Heap))
+        Ok(start)
     }
 }
 

@@ -65,8 +65,10 @@ mod register;
 mod signal;
 mod team;
 
+pub use crate::backend::nvshmem::{Buffer, Nvshmem};
 pub use atomic::{Atomic, AtomicBits};
 pub use collective::TeamReduction;
+pub(crate) use collective::column;
 pub use context::{Builder, Context, UniqueId};
 #[cfg(feature = "jit")]
 pub(crate) use kernels::Registration;
@@ -74,4 +76,6 @@ pub use library::{openshmem_version, path, version};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
 pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};
+pub(crate) use team::strided;
 pub use team::{SplitTeam, Team};
+pub(crate) use {control::Control, device::Device, device::failed as device_error, library::Library};

@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::control::Step;
+use super::library::Library;
 use super::memory::Symmetric;
 use crate::dtype::Element;
 use crate::error::{Result, UsageError};
@@ -129,16 +130,8 @@ impl<'c> Team<'c> {
         let last =
             stride.checked_mul(size - 1).and_then(|steps| steps.checked_add(start)).unwrap_or(usize::MAX);
         self.check_pe("split_strided", last)?;
-        let split = self.context.library.need(self.context.library.nvshmem_team_split_strided, name)?;
-        let parent = self.handle;
-        let call = move || {
-            let mut new = team::INVALID;
-            let (start, stride, size) = (start as c_int, stride as c_int, size as c_int);
-            // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are in it; no
-            // configuration is the default one.
-            let code = unsafe { split(parent, start, stride, size, std::ptr::null(), 0, &raw mut new) };
-            (code, new)
-        };
+        // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are in it.
+        let call = unsafe { strided(self.context.library, self.handle, start, stride, size) }?;
         let (code, new) = self.together(Step::new(name, [start as u64, stride as u64, size as u64]), call)?;
         // Those who are left out of it get an answer that is not zero in some versions.
         let made = Team::made(self.context, new)?;
@@ -209,6 +202,28 @@ impl<'c> Team<'c> {
         let role = "the team's PE";
         Err(UsageError::Rank { operation, role, rank: pe, world_size: self.pes }.into())
     }
+}
+
+/// The call that splits a team, to be made by all its PEs together: what it answers, and the new team.
+///
+/// # Safety
+/// The library is initialised when it is called, and the team one that exists, of which this PE is a member; it has all PEs
+/// of the new one.
+pub(crate) unsafe fn strided(
+    library: &Library,
+    parent: nvshmem_team_t,
+    start: usize,
+    stride: usize,
+    size: usize,
+) -> Result<impl FnOnce() -> (c_int, nvshmem_team_t) + Send + 'static> {
+    let split = library.need(library.nvshmem_team_split_strided, "nvshmem_team_split_strided")?;
+    Ok(move || {
+        let mut new = team::INVALID;
+        let (start, stride, size) = (start as c_int, stride as c_int, size as c_int);
+        // SAFETY: the caller's contract; no configuration is the default one.
+        let code = unsafe { split(parent, start, stride, size, std::ptr::null(), 0, &raw mut new) };
+        (code, new)
+    })
 }
 
 impl SplitTeam<'_> {

@@ -286,6 +286,14 @@ impl Witness {
         endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
     }
 
+    /// The verdict on what the ranks call under one number, told in their order, if it is not the same.
+    pub fn compare(&self, calls: &[[u64; Subject::WORDS]]) -> Result<()> {
+        match calls.iter().position(|theirs| *theirs != calls[0]) {
+            None => Ok(()),
+            Some(rank) => Err(self.differ((0, &calls[0]), (rank, &calls[rank]))),
+        }
+    }
+
     /// The verdict on two ranks that call different things under one number; all ranks find the same two.
     pub fn differ(
         &self,

@@ -242,13 +242,7 @@ impl NcclComm {
         let mut all = vec![[0u64; Subject::WORDS]; communicator.ranks];
         // SAFETY: the caller's contract.
         self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
-        match all.iter().position(|theirs| *theirs != all[0]) {
-            None => Ok(()),
-            Some(rank) => {
-                let mismatch = communicator.witness.differ((0, &all[0]), (rank, &all[rank]));
-                Err(communicator.fail(mismatch))
-            }
-        }
+        communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))
     }
 
     /// Whether its ranks are threads of this process.

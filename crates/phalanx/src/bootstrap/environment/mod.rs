@@ -14,9 +14,6 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Environment(HashMap<String, String>);
 
-/// Backends that are planned: their names are understood, and refused with a reason.
-const PLANNED: [&str; 1] = ["nvshmem"];
-
 /// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
 pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
     seconds_from_environment("PHALANX_TIMEOUT").map(|seconds| seconds.unwrap_or(crate::comm::DEFAULT_TIMEOUT))
@@ -89,12 +86,11 @@ impl Environment {
             Some("mpi") => Ok(Some(BackendKind::Mpi)),
             Some("nccl") => Ok(Some(BackendKind::Nccl)),
             Some("rccl") => Ok(Some(BackendKind::Rccl)),
-            Some(name) if PLANNED.contains(&name) => Err(Error::Unsupported {
-                what: format!("the backend {name} (PHALANX_BACKEND)"),
-                why: "this version has the backends solo, host, mpi, nccl and rccl".into(),
-                remedy: "unset PHALANX_BACKEND, or set it to one of these".into(),
-            }),
-            Some(name) => Err(setting("PHALANX_BACKEND", name, "solo, host, mpi, nccl, rccl or auto").into()),
+            Some("nvshmem") => Ok(Some(BackendKind::Nvshmem)),
+            Some(name) => {
+                let known = "solo, host, mpi, nccl, rccl, nvshmem or auto";
+                Err(setting("PHALANX_BACKEND", name, known).into())
+            }
         }
     }
 }
@@ -110,7 +106,7 @@ mod tests {
 
     #[test]
     fn malformed_settings_are_named() {
-        for backend in ["nvshmem", "NCCL", "carrier-pigeon"] {
+        for backend in ["NVSHMEM", "NCCL", "carrier-pigeon"] {
             let error = environment(&[("PHALANX_BACKEND", backend)]).backend().unwrap_err().to_string();
             assert!(error.contains("PHALANX_BACKEND") && error.contains(backend), "{error}");
         }

@@ -1,0 +1,121 @@
+//! What the backend does on its GPU beside the library's calls. Streams are raw here: their lanes keep them alive.
+
+use crate::backend::Stream;
+use crate::error::Result;
+use crate::nvshmem::{Device, device_error};
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUevent_flags, CUresult};
+use std::ffi::c_void;
+
+fn check(function: &'static str, result: CUresult) -> Result<()> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        error => Err(device_error(function, error, false)),
+    }
+}
+
+/// Copies, behind the stream's work, wherever the two are; host memory is page-locked. The device is current.
+///
+/// # Safety
+/// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
+pub(super) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's contract; the driver tells by the addresses where they are.
+    let result =
+        unsafe { sys::cuMemcpyAsync(target as CUdeviceptr, source as CUdeviceptr, bytes, stream.0.cast()) };
+    check("cuMemcpyAsync", result)
+}
+
+/// Whether a stream's work is complete. The device is current.
+pub(super) fn is_idle(stream: Stream) -> Result<bool> {
+    // SAFETY: a stream of the device, kept alive by its lane.
+    match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        CUresult::CUDA_SUCCESS => Ok(true),
+        error => Err(device_error("cuStreamQuery", error, true)),
+    }
+}
+
+/// A place in a stream's work.
+pub(super) struct Event(CUevent);
+
+// SAFETY: an event may be used by any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// Behind what the stream has now. The device is current.
+    pub fn behind(stream: Stream) -> Result<Event> {
+        let mut event: CUevent = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: an out-pointer on the stack, written during the call.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+        let event = Event(event);
+        // SAFETY: an event and a stream of the device.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, stream.0.cast()) })?;
+        Ok(event)
+    }
+
+    /// Whether the stream has got there.
+    pub fn is_past(&self) -> Result<bool> {
+        // SAFETY: an event that was recorded.
+        match unsafe { sys::cuEventQuery(self.0) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            CUresult::CUDA_SUCCESS => Ok(true),
+            error => Err(device_error("cuEventQuery", error, true)),
+        }
+    }
+
+    /// What is enqueued on another stream from here on waits for it.
+    pub fn hold(&self, stream: Stream) -> Result<()> {
+        // SAFETY: an event and a stream of the device.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0.cast(), self.0, 0) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once; the driver keeps it for those that wait for it.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+/// Page-locked host memory, zero at first. No copy is under way when it is dropped, by the contract of the copies.
+pub(super) struct Pinned {
+    pub start: *mut u8,
+    device: Device,
+}
+
+// SAFETY: an owned address; whoever uses it says so in its own contract.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    pub fn new(device: &Device, bytes: usize) -> Result<Pinned> {
+        device.enter()?;
+        let mut start: *mut c_void = std::ptr::null_mut();
+        let bytes = bytes.max(1);
+        // SAFETY: an out-pointer on the stack, written during the call.
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut start, bytes, 0) })?;
+        let start: *mut u8 = start.cast();
+        // SAFETY: so many bytes were allocated.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(Pinned { start, device: device.clone() })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.device.enter().is_ok() {
+            // SAFETY: allocated by `new`, freed once.
+            unsafe { sys::cuMemFreeHost(self.start.cast()) };
+        }
+    }
+}
+
+/// How many GPUs this process sees.
+pub(super) fn count() -> Result<usize> {
+    crate::driver::driver()?;
+    Ok(cudarc::driver::CudaContext::device_count()? as usize)
+}

@@ -1,0 +1,267 @@
+//! Messages: a sender copies a part of the message to a slot of its own symmetric memory and tells the receiver where it is,
+//! over a channel of the host; the receiver gets it and tells back that the slot is free.
+//!
+//! What is told is matched by the host backend, in the order of posting and by tags. A message is sent when all of it is in
+//! slots; the receiver may come later, as long as there are slots. Nobody's GPU waits for a peer.
+
+use super::NvshmemComm;
+use super::gpu::Event;
+use super::meeting::Patience;
+use crate::backend::host::{HostComm, Subject};
+use crate::backend::{Backend, Departure, Direction, Ticket, Transfer};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::sync::lock;
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How long an end waits for the peers to fetch what was sent to them.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// Where a part of a message is: what is sent ([`Subject::words`]), bytes of the part, and its slot.
+pub(super) type Header = [u64; Subject::WORDS + 2];
+
+/// The messages of a communicator.
+pub(super) struct Messages {
+    /// Headers, and what is told back.
+    pub headers: HostComm,
+    pub receipts: HostComm,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub next: usize,
+    /// In the order of posting.
+    pub transfers: VecDeque<Moving>,
+    /// What peers were told back, and may not have taken. The words are boxed, as they must stay where they are.
+    pub returned: Vec<(Ticket, Box<Header>)>,
+    /// Slots that peers have not told back yet.
+    pub lent: Vec<(usize, Ticket, Box<u64>)>,
+}
+
+/// A transfer under way.
+pub(super) struct Moving {
+    pub ticket: usize,
+    pub transfer: Transfer,
+    /// Bytes that are done.
+    pub done: usize,
+    pub step: Step,
+}
+
+pub(super) enum Step {
+    Begin,
+    /// A part is copied to a slot.
+    Filling {
+        slot: usize,
+        bytes: usize,
+        filled: Event,
+    },
+    /// The peer is told where the part is.
+    Telling {
+        ticket: Ticket,
+        _words: Box<Header>,
+    },
+    /// A header has to come.
+    Expecting {
+        ticket: Ticket,
+        header: Box<Header>,
+    },
+    /// It has come.
+    Told {
+        header: Box<Header>,
+    },
+    /// A part is copied from the peer's slot.
+    Fetching {
+        slot: usize,
+        bytes: usize,
+        theirs: u64,
+        fetched: Event,
+    },
+    Done,
+}
+
+impl Moving {
+    pub fn bytes(&self) -> usize {
+        self.transfer.count * self.transfer.dtype.size()
+    }
+
+    /// What comes after a part.
+    pub fn next(&self) -> Step {
+        if self.done == self.bytes() { Step::Done } else { Step::Begin }
+    }
+
+    /// Messages with the same key are matched in the order of posting: one after the other.
+    fn key(&self) -> (bool, usize, u32) {
+        (matches!(self.transfer.direction, Direction::Send(_)), self.transfer.peer, self.transfer.tag)
+    }
+}
+
+impl Messages {
+    pub fn new(headers: HostComm, receipts: HostComm) -> Messages {
+        Messages { headers, receipts, state: Mutex::default() }
+    }
+
+    pub fn post(&self, transfer: Transfer) -> Ticket {
+        let mut state = lock(&self.state);
+        let ticket = state.next;
+        state.next += 1;
+        state.transfers.push_back(Moving { ticket, transfer, done: 0, step: Step::Begin });
+        Ticket(ticket)
+    }
+
+    pub fn is_under_way(&self, ticket: Ticket) -> bool {
+        lock(&self.state).transfers.iter().any(|moving| moving.ticket == ticket.0)
+    }
+
+    pub fn depart(&self, departure: Departure) {
+        self.headers.depart(departure);
+        self.receipts.depart(departure);
+    }
+
+    /// Whether something was sent, or told back, that its peer has not taken.
+    fn has_sent(&self) -> bool {
+        let state = lock(&self.state);
+        !state.lent.is_empty()
+            || !state.returned.is_empty()
+            || state.transfers.iter().any(|moving| matches!(moving.transfer.direction, Direction::Send(_)))
+    }
+
+    fn subject(&self, ticket: Ticket) -> Option<Subject> {
+        let state = lock(&self.state);
+        let moving = state.transfers.iter().find(|moving| moving.ticket == ticket.0)?;
+        Some(Subject::message(moving.ticket as u64 + 1, &moving.transfer))
+    }
+}
+
+impl State {
+    /// Forgets what has arrived, and frees the slots that were told back.
+    fn settle(&mut self, receipts: &HostComm, free: impl Fn(usize)) -> Result<()> {
+        let mut failed = None;
+        let mut is_done = |ticket| {
+            receipts.test(ticket).unwrap_or_else(|error| {
+                failed = Some(error);
+                false
+            })
+        };
+        self.returned.retain(|(ticket, _)| !is_done(*ticket));
+        self.lent.retain(|(slot, ticket, _)| {
+            let is_back = is_done(*ticket);
+            if is_back {
+                free(*slot);
+            }
+            !is_back
+        });
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl NvshmemComm {
+    /// Tells peers what they may wait for, before this rank waits for something else.
+    pub(super) fn drive_what_is_left(&self) -> Result<()> {
+        if self.messages.has_sent() { self.drive().map(drop) } else { Ok(()) }
+    }
+
+    /// Moves all transfers along; whether any is still under way.
+    pub(super) fn drive(&self) -> Result<bool> {
+        self.check()?;
+        let since = Instant::now();
+        let mut state = lock(&self.messages.state);
+        let subject = state.transfers.front().map(|m| Subject::message(m.ticket as u64 + 1, &m.transfer));
+        let driven = self.drive_all(&mut state);
+        let is_busy = !state.transfers.is_empty();
+        drop(state);
+        driven.map(|()| is_busy).map_err(|error| match subject {
+            Some(subject) if error.is_fatal() => {
+                self.fail(self.witness.judge_meeting(&subject, since, error))
+            }
+            _ => self.fail(error),
+        })
+    }
+
+    fn drive_all(&self, state: &mut State) -> Result<()> {
+        state.settle(&self.messages.receipts, |slot| self.process.free(slot))?;
+        let mut transfers = std::mem::take(&mut state.transfers);
+        let mut driven = Ok(());
+        let mut seen = Vec::with_capacity(transfers.len());
+        for moving in &mut transfers {
+            let key = moving.key();
+            if seen.contains(&key) {
+                continue;
+            }
+            driven = self.advance(state, moving);
+            if driven.is_err() {
+                break;
+            }
+            if !matches!(moving.step, Step::Done) {
+                seen.push(key);
+            }
+        }
+        transfers.retain(|moving| !matches!(moving.step, Step::Done));
+        state.transfers = transfers;
+        driven
+    }
+
+    /// Whether what comes is what this rank expects.
+    pub(super) fn compare(&self, moving: &Moving, header: &Header) -> Result<()> {
+        let theirs: [u64; Subject::WORDS] = std::array::from_fn(|n| header[n]);
+        let own = Subject::message(moving.ticket as u64 + 1, &moving.transfer).words();
+        // The type is the second byte; the length in elements the next word.
+        let same = (theirs[1] >> 8 & 0xff, theirs[2]) == (own[1] >> 8 & 0xff, own[2]);
+        let fits = header[Subject::WORDS] as usize <= (moving.bytes() - moving.done).min(self.process.slot);
+        if same && fits {
+            return Ok(());
+        }
+        Err(self.differing((moving.transfer.peer, &theirs), (self.rank(), &own)))
+    }
+
+    /// The verdict on two ranks of which one gives so many elements and the other expects another number.
+    pub(super) fn unequal(
+        &self,
+        dtype: DType,
+        (from, given): (usize, u64),
+        (to, expected): (usize, u64),
+    ) -> Error {
+        let part = |direction, peer, count: u64| {
+            Subject::message(0, &Transfer::host(direction, peer, 0, dtype, count as usize)).words()
+        };
+        let sent = part(Direction::Send(std::ptr::null()), to, given);
+        let received = part(Direction::Recv(std::ptr::null_mut()), from, expected);
+        self.differing((from, &sent), (to, &received))
+    }
+
+    fn differing(
+        &self,
+        one: (usize, &[u64; Subject::WORDS]),
+        other: (usize, &[u64; Subject::WORDS]),
+    ) -> Error {
+        if one.0 <= other.0 { self.witness.differ(one, other) } else { self.witness.differ(other, one) }
+    }
+
+    /// Waits for a transfer, with the deadline.
+    pub(super) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        let mut patience = Patience::new();
+        let _waiting = self.witness.waiting();
+        loop {
+            self.drive()?;
+            let Some(subject) = self.messages.subject(ticket) else { return Ok(()) };
+            meanwhile();
+            if patience.pause() {
+                self.look(&subject, patience.since)?;
+            }
+        }
+    }
+
+    /// Waits, for a while, until the peers have fetched what was sent to them: it goes with this process.
+    pub(super) fn settle_messages(&self) {
+        let since = Instant::now();
+        while self.messages.has_sent() && self.check().is_ok() {
+            if since.elapsed() > ENDING || self.witness.has_casualties() || self.drive().is_err() {
+                tracing::error!(rank = self.rank(), "messages were sent that their peers did not come for");
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+}

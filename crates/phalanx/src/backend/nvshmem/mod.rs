@@ -1,0 +1,243 @@
+//! The NVSHMEM backend: ranks are PEs, processes with a GPU each. It is there for programs that use symmetric memory, put
+//! and get, and want the whole front beside them; bulk collectives are NCCL's.
+//!
+//! How it differs from the model: NVSHMEM waits for ever for who is missing, and what is enqueued cannot be taken back. So
+//! the ranks meet and compare each collective on the host before anything of it is enqueued, whatever `PHALANX_CHECK` says.
+//! On [symmetric memory](Buffer) that has the same place on all ranks the library's own collectives are then enqueued; all
+//! other memory goes through symmetric memory of the backend's, piece by piece: a rank copies its piece there, the ranks
+//! meet, and each gets from the others what is its own. No GPU waits for another there.
+//!
+//! Reductions are the library's, in its order, f16 and bf16 in their own precision, where it has them and the ranks are a
+//! team; averages, pre-multiplied sums, 8-bit floats, and those of other ranks are the host backend's.
+//!
+//! | file | what |
+//! |---|---|
+//! | `process.rs`, `gpu.rs` | what the communicators of a process share; its GPU |
+//! | `meeting.rs` | the ranks before an operation, and while one waits |
+//! | `operation.rs` | a collective as calls of the library, or as pieces |
+//! | `pieces.rs` | what goes from whom to whom, piece by piece |
+//! | `message.rs`, `steps.rs` | messages, and the steps of one |
+//! | `team.rs` | the library's names for the ranks of a part |
+//! | `memory.rs` | symmetric memory as a buffer; what only this backend has |
+
+mod gpu;
+mod meeting;
+mod memory;
+mod message;
+mod operation;
+mod pieces;
+mod process;
+mod steps;
+mod team;
+
+pub use memory::{Buffer, Nvshmem};
+pub(crate) use process::available;
+
+use crate::backend::host::{HostComm, Subject, Witness};
+use crate::backend::{Allocation, Backend, BackendKind, Call, Departure, Operation, Ticket, Transfer};
+use crate::error::{Error, Result};
+use crate::lane::{GpuStream, Lane};
+use crate::nvshmem::{Context, Control};
+use crate::sync::lock;
+use gpu::Pinned;
+use message::Messages;
+use process::Process;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+use team::Named;
+
+/// One rank's end of a communicator.
+pub(crate) struct NvshmemComm {
+    process: Arc<Process>,
+    /// The PEs of the ranks.
+    pes: Vec<usize>,
+    /// The library's name for these PEs, if it has one: then their numbers there are the ranks.
+    team: Option<Named>,
+    /// Where the ranks meet.
+    control: Arc<HostComm>,
+    /// Where they see who is gone.
+    witness: Witness,
+    messages: Messages,
+    /// Number of the last collective, and what it was.
+    collectives: AtomicU64,
+    last: Mutex<Option<Subject>>,
+    /// Held while the communicator is being failed.
+    failing: Mutex<()>,
+    failed: OnceLock<Error>,
+}
+
+impl NvshmemComm {
+    /// Makes each rank of a host channel a PE, on its GPU. Collective.
+    pub fn join(host: HostComm, gpu: Option<usize>, name: &str) -> Result<NvshmemComm> {
+        let topology = host.host_topology();
+        // SAFETY: nobody else uses the channel yet.
+        let control = unsafe { Control::between(&host, format!("{name}/nvshmem")) }?;
+        let builder = Context::builder().timeout(host.timeout());
+        let builder = gpu.into_iter().fold(builder, |builder, gpu| builder.gpu(gpu));
+        let process = Process::new(builder.init_between(control, &topology)?)?;
+        NvshmemComm::assemble(host, Arc::new(process), Some(Named::WORLD))
+    }
+
+    /// The communicator of the ranks of `control`, which are PEs already. Collective.
+    fn assemble(control: HostComm, process: Arc<Process>, team: Option<Named>) -> Result<NvshmemComm> {
+        let (rank, ranks) = (control.rank(), control.world_size());
+        let part = || {
+            // SAFETY: nobody else uses `control` yet.
+            let part = unsafe { control.part(Some(0), rank as i64) }?;
+            Ok::<_, Error>(part.expect("everybody has a colour"))
+        };
+        let (witness, messages) = (part()?, Messages::new(part()?, part()?));
+        let mut told = vec![[0u64; 2]; ranks];
+        let own = [process.pe as u64, u64::from(team.is_some())];
+        // SAFETY: as above.
+        unsafe { control.tell_all(&own, told.as_mut_slice()) }?;
+        let pes: Vec<usize> = told.iter().map(|[pe, _]| *pe as usize).collect();
+        let control = Arc::new(control);
+        Ok(NvshmemComm {
+            team: team.filter(|_| told.iter().all(|[_, has_team]| *has_team == 1)),
+            witness: Witness::new(witness, control.clone()),
+            process,
+            pes,
+            control,
+            messages,
+            collectives: AtomicU64::new(0),
+            last: Mutex::default(),
+            failing: Mutex::default(),
+            failed: OnceLock::new(),
+        })
+    }
+
+    /// The number of its GPU.
+    pub fn gpu(&self) -> usize {
+        self.process.gpu()
+    }
+
+    /// Keeps a stream alive on which operations will be enqueued.
+    pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
+        self.process.adopt(stream)
+    }
+
+    /// The error that every call answers, if the communicator has failed.
+    #[inline]
+    fn check(&self) -> Result<()> {
+        match self.failed.get() {
+            Some(error) => Err(error.clone()),
+            None => self.witness.check().map_err(|verdict| self.fail(verdict)),
+        }
+    }
+
+    /// Fails for all ranks. What is on the GPU stays there: the library cannot take it back.
+    #[cold]
+    fn fail(&self, error: Error) -> Error {
+        let error = match error {
+            Error::Library(mut error) => {
+                error.fatal = true;
+                Error::Library(error)
+            }
+            error => error,
+        };
+        let _failing = lock(&self.failing);
+        if self.failed.get().is_none() {
+            self.witness.give_up();
+        }
+        self.failed.get_or_init(|| error).clone()
+    }
+}
+
+impl Backend for NvshmemComm {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nvshmem
+    }
+
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.pes.len()
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::gpu(GpuStream::Cuda(self.process.device.stream.clone()))
+    }
+
+    fn nvshmem(&self) -> Option<&NvshmemComm> {
+        Some(self)
+    }
+
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        match call.operation {
+            Operation::Barrier => {
+                self.sync()?;
+                self.meet(call).map(drop)
+            }
+            Operation::Finalize => self.finalize(call),
+            // SAFETY: the caller's contract.
+            _ => unsafe { self.operate(call) },
+        }
+    }
+
+    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+        self.check()?;
+        Ok(self.messages.post(transfer))
+    }
+
+    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        self.wait_for_message(ticket, meanwhile)
+    }
+
+    fn test(&self, ticket: Ticket) -> Result<bool> {
+        self.drive()?;
+        Ok(!self.messages.is_under_way(ticket))
+    }
+
+    fn progress(&self) -> Result<bool> {
+        self.drive()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.wait_for_last()
+    }
+
+    unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+        self.meet(&Call::empty(Operation::Split))?;
+        let team = self.split_team(color, key).map_err(|error| self.fail(error))?;
+        // SAFETY: the caller's contract; one thread at a time is in a collective.
+        let part = self.met(|control| unsafe { control.part(color, key) })?;
+        let Some(control) = part else { return Ok(None) };
+        Ok(Some(Box::new(NvshmemComm::assemble(control, self.process.clone(), team)?)))
+    }
+
+    unsafe fn host_channel(&self) -> Result<Option<HostComm>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.control.part(Some(0), self.rank() as i64) }
+    }
+
+    /// Page-locked memory.
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let memory = Pinned::new(&self.process.device, bytes)?;
+        Ok(Allocation { start: memory.start, keep: Box::new(memory) })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.witness.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.witness.set_timeout(timeout);
+        self.control.set_timeout(timeout);
+    }
+
+    fn abort(&self) {
+        self.fail(Error::Aborted { rank: self.rank() });
+    }
+
+    fn depart(&self, departure: Departure) {
+        if departure == Departure::Left {
+            self.settle_messages();
+        }
+        self.witness.depart(departure);
+        self.messages.depart(departure);
+    }
+}

@@ -1,0 +1,295 @@
+//! A collective: enqueued as the library's where it can be, else as pieces.
+
+use super::NvshmemComm;
+use super::gpu;
+use super::meeting::Offer;
+use super::pieces::{Combination, Flow};
+use super::process::Half;
+use super::team::Named;
+use crate::backend::host::Reducer;
+use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::nvshmem::column;
+use crate::op::ReductionCode;
+use crate::sync::lock;
+use phalanx_sys::nvshmem::{Reduce, nvshmem_team_t};
+use std::ffi::c_int;
+
+impl NvshmemComm {
+    /// Carries a collective out.
+    ///
+    /// # Safety
+    /// The contract of `Backend::collective`.
+    pub(super) unsafe fn operate(&self, call: &Call<'_>) -> Result<()> {
+        // Other communicators of this process have the same stage.
+        let _operating = lock(&self.process.operating);
+        let call = &Call { stream: self.stream_or_own(call.stream), ..*call };
+        let places = self.places(call);
+        let offer = Offer { longest: self.longest(call), places, factor: call.reduction.factor };
+        let offers = self.meet_with(call, offer)?;
+        // From here on the others wait for this rank.
+        // SAFETY: the caller's contract.
+        unsafe { self.carry_out(call, places, &offers) }.map_err(|error| self.fail(error))
+    }
+
+    /// The ranks have met.
+    ///
+    /// # Safety
+    /// As for [`operate`](NvshmemComm::operate).
+    unsafe fn carry_out(&self, call: &Call<'_>, places: [u64; 2], offers: &[Offer]) -> Result<()> {
+        if call.operation == Operation::AllToAllV {
+            // SAFETY: the caller's contract.
+            unsafe { self.compare_counts(call) }?;
+        }
+        let longest = offers.iter().map(|offer| offer.longest).max().unwrap_or(0) as usize;
+        if longest == 0 {
+            return Ok(());
+        }
+        self.process.order(call.stream)?;
+        if let Some(Named { team, .. }) = self.team {
+            let is_symmetric = places != [0; 2] && offers.iter().all(|offer| offer.places == places);
+            // SAFETY: the caller's contract; the buffers are symmetric memory, at the same place on all PEs.
+            if is_symmetric && unsafe { self.directly(call, team) }? {
+                return Ok(());
+            }
+            if let Some(reduce) = self.reduction(call) {
+                // SAFETY: the caller's contract.
+                return unsafe { self.reduce_in_stage(call, longest, team, reduce) };
+            }
+        }
+        let flow = Flow::of(call, self.rank(), self.pes.len());
+        let combination = call.operation.reduces().then(|| Combination {
+            reducer: Reducer::new(call.dtype, call.reduction.code),
+            factors: offers.iter().map(|offer| offer.factor).collect(),
+            size: call.dtype.size(),
+        });
+        // SAFETY: the caller's contract.
+        unsafe { self.flow(call, &flow, longest, combination.as_ref()) }
+    }
+
+    /// Calls in host memory that were made without a stream are carried out on the communicator's.
+    pub(super) fn stream_or_own(&self, stream: Stream) -> Stream {
+        if stream == Stream::NONE { Stream(self.process.device.stream.cu_stream().cast()) } else { stream }
+    }
+
+    fn longest(&self, call: &Call<'_>) -> u64 {
+        (call.blocks.longest().max(call.recv_blocks.longest()) * call.dtype.size()) as u64
+    }
+
+    /// What names the buffers on every PE, if the library has the operation and both are symmetric memory.
+    fn places(&self, call: &Call<'_>) -> [u64; 2] {
+        use Operation::*;
+        if call.spaces != [Space::Device; 2] || !matches!(call.blocks, Blocks::Equal(_)) {
+            return [0; 2];
+        }
+        let ranks = self.pes.len();
+        let (send, recv) = match call.operation {
+            AllReduce | Broadcast => (1, 1),
+            AllGather => (1, ranks),
+            ReduceScatter => (ranks, 1),
+            AllToAll => (ranks, ranks),
+            _ => return [0; 2],
+        };
+        // Of one buffer the library has reductions only.
+        if call.operation != AllReduce && std::ptr::eq(call.send, call.recv) {
+            return [0; 2];
+        }
+        let block = call.blocks.longest() * call.dtype.size();
+        let places =
+            [self.process.place(call.send, send * block), self.process.place(call.recv, recv * block)];
+        if places.contains(&0) { [0; 2] } else { places }
+    }
+
+    /// Enqueues the library's own collective; false if it has none.
+    ///
+    /// # Safety
+    /// The buffers are symmetric memory, at the same place on all PEs, and all PEs are here with the same call.
+    unsafe fn directly(&self, call: &Call<'_>, team: nvshmem_team_t) -> Result<bool> {
+        let library = self.process.library;
+        let (dest, source, stream) = (call.recv.cast(), call.send.cast(), call.stream.0);
+        let count = call.blocks.longest();
+        let bytes = count * call.dtype.size();
+        if call.operation.reduces() && self.reduction(call).is_none() {
+            return Ok(false);
+        }
+        self.get_ready(team, call.stream)?;
+        let turn = self.process.enter()?;
+        // SAFETY: the caller's contract; a team that exists.
+        let (name, code) = unsafe {
+            match call.operation {
+                Operation::Broadcast => {
+                    let name = "nvshmemx_broadcastmem_on_stream";
+                    let f = library.need(library.nvshmemx_broadcastmem_on_stream, name)?;
+                    (name, f(team, dest, source, bytes, call.root as c_int, stream))
+                }
+                Operation::AllGather => {
+                    let name = "nvshmemx_fcollectmem_on_stream";
+                    let f = library.need(library.nvshmemx_fcollectmem_on_stream, name)?;
+                    (name, f(team, dest, source, bytes, stream))
+                }
+                Operation::AllToAll => {
+                    let name = "nvshmemx_alltoallmem_on_stream";
+                    let f = library.need(library.nvshmemx_alltoallmem_on_stream, name)?;
+                    (name, f(team, dest, source, bytes, stream))
+                }
+                _ => {
+                    let Some(reduce) = self.reduction(call) else { return Ok(false) };
+                    (reduce.name, (reduce.function)(team, dest, source, count, stream))
+                }
+            }
+        };
+        drop(turn);
+        library.check(name, code)?;
+        self.process.enqueued(call.stream);
+        Ok(true)
+    }
+
+    /// No stream goes on before all have come here: a peer writes to this rank's memory when its own stream gets there, which
+    /// may be while this one still uses it.
+    fn get_ready(&self, team: nvshmem_team_t, stream: Stream) -> Result<()> {
+        let (name, library) = ("nvshmemx_team_sync_on_stream", self.process.library);
+        let sync = library.need(library.nvshmemx_team_sync_on_stream, name)?;
+        let turn = self.process.enter()?;
+        // SAFETY: initialised; a team that exists, all of whose PEs are here; a stream of the device.
+        let code = unsafe { sync(team, stream.0) };
+        drop(turn);
+        library.check(name, code)
+    }
+
+    /// The library's reduction, if it has it.
+    fn reduction(&self, call: &Call<'_>) -> Option<Native> {
+        if !call.operation.reduces() {
+            return None;
+        }
+        let op = match call.reduction.code {
+            ReductionCode::Sum => 0,
+            ReductionCode::Prod => 1,
+            ReductionCode::Min => 2,
+            ReductionCode::Max => 3,
+            ReductionCode::Avg | ReductionCode::PreMulSum => return None,
+        };
+        let (library, dtype): (_, DType) = (self.process.library, call.dtype);
+        let column = column(dtype)?;
+        let scatters = matches!(call.operation, Operation::ReduceScatter | Operation::ReduceScatterV);
+        let (function, name) = if scatters {
+            (library.reduce_scatter(column, op), "nvshmemx_TYPE_OP_reducescatter_on_stream")
+        } else {
+            (library.reduce(column, op), "nvshmemx_TYPE_OP_reduce_on_stream")
+        };
+        function.map(|function| Native { function, name, scatters })
+    }
+
+    /// The library's reduction, in the stage. On device memory enqueued; on host memory complete when it returns.
+    ///
+    /// # Safety
+    /// The contract of `Backend::collective`; all PEs are here with the same call.
+    unsafe fn reduce_in_stage(
+        &self,
+        call: &Call<'_>,
+        longest: usize,
+        team: nvshmem_team_t,
+        reduce: Native,
+    ) -> Result<()> {
+        let (rank, ranks, size) = (self.rank(), self.pes.len(), call.dtype.size());
+        let (stream, process) = (call.stream, &self.process);
+        let (piece, parts) = if reduce.scatters { (self.piece(), ranks) } else { (process.stage, 1) };
+        let wanted = call.operation != Operation::Reduce || rank == call.root;
+        for begin in (0..longest).step_by(piece) {
+            let bytes = (longest - begin).min(piece);
+            for part in 0..parts {
+                let block = if reduce.scatters { part } else { rank };
+                let (len, offset) = (call.blocks.len(block) * size, call.blocks.offset(part) * size);
+                let source = call.send.wrapping_add(if reduce.scatters { offset } else { 0 } + begin);
+                // What is missing of a shorter block is whatever the stage holds, and nobody's.
+                // SAFETY: the caller's contract; what the stage held was used on this stream, or before all met.
+                unsafe {
+                    self.bring(
+                        part * bytes,
+                        source,
+                        call.spaces[0],
+                        len.saturating_sub(begin).min(bytes),
+                        stream,
+                    )
+                }?;
+            }
+            let (dest, source) = (process.at(Half::Out, 0), process.at(Half::In, 0));
+            self.get_ready(team, stream)?;
+            let code = {
+                let _turn = process.enter()?;
+                // SAFETY: initialised; a team that exists; symmetric memory of so many elements.
+                unsafe {
+                    (reduce.function)(team, dest.cast(), source.cast_const().cast(), bytes / size, stream.0)
+                }
+            };
+            process.library.check(reduce.name, code)?;
+            process.enqueued(stream);
+            let own = (call.blocks.len(rank) * size).saturating_sub(begin).min(bytes);
+            let target = call.recv.wrapping_add(begin);
+            if call.spaces[1] == Space::Device && wanted {
+                // SAFETY: the caller's contract.
+                unsafe { gpu::copy(target, dest, own, stream) }?;
+            } else if wanted {
+                let pinned = process.on_host(Half::Out, 0)?;
+                // SAFETY: pinned memory mirrors the stage; the copy is complete when it is copied from.
+                unsafe {
+                    gpu::copy(pinned, dest, own, stream)?;
+                    self.wait_for(stream, &self.errand())?;
+                    std::ptr::copy_nonoverlapping(pinned, target, own);
+                }
+            }
+            if call.spaces[0] == Space::Host {
+                // The mirror is filled again, by this operation or another.
+                self.wait_for(stream, &self.errand())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what each rank gives in an all_to_all_v is what the other expects.
+    ///
+    /// # Safety
+    /// As for [`operate`](NvshmemComm::operate).
+    unsafe fn compare_counts(&self, call: &Call<'_>) -> Result<()> {
+        let (rank, ranks) = (self.rank(), self.pes.len());
+        let own: Vec<u64> = (0..ranks).map(|to| call.blocks.len(to) as u64).collect();
+        let mut all = vec![0u64; ranks * ranks];
+        let blocks = Blocks::Equal(ranks);
+        let told = Call {
+            dtype: DType::U64,
+            send: own.as_ptr().cast(),
+            recv: all.as_mut_ptr().cast(),
+            blocks,
+            recv_blocks: blocks,
+            ..Call::empty(Operation::AllGather)
+        };
+        // SAFETY: one thread at a time is in a collective; lists of so many words.
+        self.met(|control| unsafe { control.collective(&told) })?;
+        let differs = |from: &usize| all[from * ranks + rank] != call.recv_blocks.len(*from) as u64;
+        // Nobody goes on before all have said that theirs are right.
+        let wrong = (0..ranks).find(differs);
+        let told = [
+            wrong.map_or(0, |from| from as u64 + 1),
+            wrong.map_or(0, |from| call.recv_blocks.len(from) as u64),
+        ];
+        let mut verdicts = vec![[0u64; 2]; ranks];
+        // SAFETY: as above.
+        self.met(|control| unsafe { control.tell_all(&told, verdicts.as_mut_slice()) })?;
+        match verdicts.iter().position(|verdict| verdict[0] != 0) {
+            None => Ok(()),
+            Some(to) => {
+                let from = verdicts[to][0] as usize - 1;
+                let (given, expected) = (all[from * ranks + to], verdicts[to][1]);
+                Err(self.unequal(call.dtype, (from, given), (to, expected)))
+            }
+        }
+    }
+}
+
+/// A reduction of the library's.
+#[derive(Clone, Copy)]
+struct Native {
+    function: Reduce,
+    name: &'static str,
+    scatters: bool,
+}

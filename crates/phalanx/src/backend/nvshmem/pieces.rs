@@ -1,0 +1,262 @@
+//! A collective as pieces: what each rank shows the others in its part of the stage, and what it gets from theirs.
+//!
+//! One step: every rank copies a piece of what it gives to its stage; they line up; each gets its pieces from the others'
+//! stages and copies them to where they belong; they line up again, after which a stage can be written to again.
+
+use super::NvshmemComm;
+use super::gpu;
+use super::process::Half;
+use crate::backend::host::Reducer;
+use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
+use crate::error::Result;
+
+/// Places in the stage are multiples of this many bytes.
+const ALIGNMENT: usize = 64;
+
+/// What this rank shows: bytes from an address, in a place of its stage.
+#[derive(Debug, Clone, Copy)]
+struct Shown {
+    place: usize,
+    start: *const u8,
+    bytes: usize,
+}
+
+/// What it gets: from a rank's place to an address.
+#[derive(Debug, Clone, Copy)]
+struct Fetched {
+    rank: usize,
+    place: usize,
+    start: *mut u8,
+    bytes: usize,
+}
+
+/// One rank's part in a collective that is made of pieces.
+#[derive(Debug, Default)]
+pub(super) struct Flow {
+    shown: Vec<Shown>,
+    fetched: Vec<Fetched>,
+}
+
+impl Flow {
+    /// Reductions get the blocks that are to be combined, all to one address.
+    pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> Flow {
+        use Operation::*;
+        let size = call.dtype.size();
+        let at_root = rank == call.root;
+        let len = |blocks: &Blocks<'_>, block| blocks.len(block) * size;
+        let offset = |blocks: &Blocks<'_>, block| blocks.offset(block) * size;
+        let (sends, receives) = (&call.blocks, &call.recv_blocks);
+        let own = |bytes| Shown { place: 0, start: call.send, bytes };
+        let for_each = || {
+            let block = |to| {
+                let start = call.send.wrapping_add(offset(sends, to));
+                Shown { place: to, start, bytes: len(sends, to) }
+            };
+            (0..ranks).map(block).collect::<Vec<_>>()
+        };
+        let from_each = |place| {
+            let block = |from| {
+                let start = call.recv.wrapping_add(offset(receives, from));
+                Fetched { rank: from, place, start, bytes: len(receives, from) }
+            };
+            (0..ranks).map(block).collect::<Vec<_>>()
+        };
+        let same_from_each = |place, bytes| {
+            (0..ranks).map(|rank| Fetched { rank, place, start: call.recv, bytes }).collect::<Vec<_>>()
+        };
+        let when = |is: bool, fetched: Vec<Fetched>| if is { fetched } else { Vec::new() };
+        let (shown, fetched) = match call.operation {
+            Broadcast => {
+                let bytes = len(sends, rank);
+                let from_root = Fetched { rank: call.root, place: 0, start: call.recv, bytes };
+                (if at_root { vec![own(bytes)] } else { Vec::new() }, vec![from_root])
+            }
+            AllReduce => (vec![own(len(sends, rank))], same_from_each(0, len(sends, rank))),
+            Reduce => (vec![own(len(sends, rank))], when(at_root, same_from_each(0, len(sends, rank)))),
+            ReduceScatter | ReduceScatterV => (for_each(), same_from_each(rank, len(sends, rank))),
+            AllGather | AllGatherV => (vec![own(len(sends, rank))], from_each(0)),
+            Gather | GatherV => (vec![own(len(sends, rank))], when(at_root, from_each(0))),
+            Scatter | ScatterV => {
+                let bytes = len(sends, rank);
+                let from_root = Fetched { rank: call.root, place: rank, start: call.recv, bytes };
+                (if at_root { for_each() } else { Vec::new() }, vec![from_root])
+            }
+            AllToAll | AllToAllV => (for_each(), from_each(rank)),
+            Barrier | Split | Finalize | Init | Shrink | Grow | Send | Recv => (Vec::new(), Vec::new()),
+        };
+        Flow { shown, fetched }
+    }
+}
+
+/// How blocks that were fetched become one.
+pub(super) struct Combination {
+    pub reducer: Reducer,
+    /// Each rank's factor.
+    pub factors: Vec<u64>,
+    /// Bytes of an element.
+    pub size: usize,
+}
+
+impl NvshmemComm {
+    /// Bytes of a place in the stage, if it has one for each rank.
+    pub(super) fn piece(&self) -> usize {
+        self.process.stage / self.pes.len() / ALIGNMENT * ALIGNMENT
+    }
+
+    /// Carries a flow out. `longest` is the length in bytes of the longest block of any rank.
+    ///
+    /// # Safety
+    /// The contract of `Backend::collective`, for the call that the flow is of; `operating` is held.
+    pub(super) unsafe fn flow(
+        &self,
+        call: &Call<'_>,
+        flow: &Flow,
+        longest: usize,
+        combination: Option<&Combination>,
+    ) -> Result<()> {
+        let piece = self.piece();
+        for begin in (0..longest).step_by(piece) {
+            for shown in flow.shown.iter().filter(|shown| shown.bytes > begin) {
+                let bytes = (shown.bytes - begin).min(piece);
+                // SAFETY: the caller's contract; the place is this rank's own, and nobody gets from it now.
+                unsafe {
+                    let source = shown.start.wrapping_add(begin);
+                    self.bring(shown.place * piece, source, call.spaces[0], bytes, call.stream)
+                }?;
+            }
+            self.wait_for(call.stream, &self.errand())?;
+            self.line_up()?;
+            // SAFETY: as above.
+            unsafe { self.fetch(call, flow, begin, combination) }?;
+            self.line_up()?;
+        }
+        Ok(())
+    }
+
+    /// Gets this step's pieces, and brings them to where they belong; complete when it returns.
+    ///
+    /// # Safety
+    /// As for [`flow`](NvshmemComm::flow); the peers' stages hold the step's pieces.
+    unsafe fn fetch(
+        &self,
+        call: &Call<'_>,
+        flow: &Flow,
+        begin: usize,
+        combination: Option<&Combination>,
+    ) -> Result<()> {
+        let (piece, stream, process) = (self.piece(), call.stream, &self.process);
+        // In place, what a rank gives itself is there.
+        let is_there = |fetched: &Fetched| {
+            let own = |shown: &&Shown| shown.place == fetched.place;
+            combination.is_none()
+                && fetched.rank == self.rank()
+                && flow.shown.iter().find(own).is_some_and(|shown| shown.start == fetched.start.cast_const())
+        };
+        let pieces: Vec<(usize, Fetched)> = flow.fetched.iter().copied().enumerate().collect();
+        let pieces = pieces.iter().filter(|(_, fetched)| fetched.bytes > begin && !is_there(fetched));
+        let pieces: Vec<_> =
+            pieces.map(|(n, fetched)| (*n, *fetched, (fetched.bytes - begin).min(piece))).collect();
+        let Some((_, first, bytes)) = pieces.first() else { return Ok(()) };
+        {
+            let _turn = process.enter()?;
+            let get = process
+                .library
+                .need(process.library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream")?;
+            for (n, fetched, bytes) in &pieces {
+                let target = process.at(Half::Out, n * piece);
+                let source = process.at(Half::In, fetched.place * piece);
+                let pe = self.pes[fetched.rank] as i32;
+                // SAFETY: initialised; symmetric memory of so many bytes at both ends, a PE that exists.
+                unsafe { get(target.cast(), source.cast_const().cast(), *bytes, pe, stream.0) };
+            }
+        }
+        if let Some(combination) = combination {
+            let count = bytes / combination.size;
+            // SAFETY: the caller's contract: one buffer for all, and what was fetched.
+            return unsafe {
+                self.combine(call, first.start.wrapping_add(begin), count, pieces.len(), combination)
+            };
+        }
+        let mut returning = Vec::new();
+        for (n, fetched, bytes) in &pieces {
+            let source = process.at(Half::Out, n * piece);
+            let target = fetched.start.wrapping_add(begin);
+            // SAFETY: the caller's contract.
+            unsafe {
+                if call.spaces[1] == Space::Device {
+                    gpu::copy(target, source, *bytes, stream)?;
+                } else {
+                    let pinned = process.on_host(Half::Out, n * piece)?;
+                    gpu::copy(pinned, source, *bytes, stream)?;
+                    returning.push((pinned, target, *bytes));
+                }
+            }
+        }
+        self.wait_for(stream, &self.errand())?;
+        for (pinned, target, bytes) in returning {
+            // SAFETY: the caller's buffer has so many bytes, and so has the stage; the copies are complete.
+            unsafe { std::ptr::copy_nonoverlapping(pinned, target, bytes) };
+        }
+        Ok(())
+    }
+
+    /// Copies to the stage, behind the stream's work; from host memory by way of pinned memory, so that a caller that gives
+    /// up can free its buffer.
+    ///
+    /// # Safety
+    /// `source` is readable for so many bytes; the place is not in use.
+    pub(super) unsafe fn bring(
+        &self,
+        place: usize,
+        source: *const u8,
+        space: Space,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<()> {
+        let process = &self.process;
+        process.device.enter()?;
+        let target = process.at(Half::In, place);
+        // SAFETY: the caller's contract; pinned memory mirrors the stage.
+        unsafe {
+            if space == Space::Device {
+                return gpu::copy(target, source, bytes, stream);
+            }
+            let pinned = process.on_host(Half::In, place)?;
+            std::ptr::copy_nonoverlapping(source, pinned, bytes);
+            gpu::copy(target, pinned, bytes, stream)
+        }
+    }
+
+    /// Combines what was fetched on the host, in rank order.
+    ///
+    /// # Safety
+    /// `target` takes `count` elements; so many were fetched from each of so many ranks.
+    unsafe fn combine(
+        &self,
+        call: &Call<'_>,
+        target: *mut u8,
+        count: usize,
+        ranks: usize,
+        combination: &Combination,
+    ) -> Result<()> {
+        let (piece, bytes, process) = (self.piece(), count * combination.size, &self.process);
+        let mut sources = Vec::with_capacity(ranks);
+        for rank in 0..ranks {
+            let pinned = process.on_host(Half::Out, rank * piece)?;
+            // SAFETY: the stage and its mirror; the stream has fetched before.
+            unsafe { gpu::copy(pinned, process.at(Half::Out, rank * piece), bytes, call.stream) }?;
+            sources.push(pinned.cast_const());
+        }
+        self.wait_for(call.stream, &self.errand())?;
+        let is_host = call.spaces[1] == Space::Host;
+        let result = if is_host { target } else { sources[0].cast_mut() };
+        // SAFETY: every source has so many elements; the target is the caller's, or exactly the first source.
+        unsafe { combination.reducer.run(&[result], &sources, &combination.factors, count, false) };
+        if is_host {
+            return Ok(());
+        }
+        // SAFETY: the caller's contract; waited for below.
+        unsafe { gpu::copy(target, result, bytes, call.stream) }?;
+        self.wait_for(call.stream, &self.errand())
+    }
+}

@@ -1,0 +1,296 @@
+//! This process as a PE: its context, which all its communicators share, and the symmetric memory through which other
+//! memory goes.
+//!
+//! Whoever uses the stage holds `operating`, for as long as its peers may look into this rank's part.
+
+use super::gpu::{self, Event, Pinned};
+use crate::backend::Stream;
+use crate::error::{Error, Result, UsageError};
+use crate::lane::GpuStream;
+use crate::nvshmem::{Context, Device, Library};
+use crate::sync::lock;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+/// Bytes of each half of the stage.
+const STAGE: usize = 16 << 20;
+/// Messages that this process has sent and the peers have not fetched, at most.
+const OUTGOING: usize = 32;
+/// Parts of messages that it fetches at once.
+const INCOMING: usize = 4;
+
+/// The context, for whichever thread's turn it is.
+pub(super) struct Held(Context);
+
+// SAFETY: the library accepts calls of any thread, one at a time (NVSHMEM_THREAD_SERIALIZED); the lock around this sees
+// to that. What a context borrows out never leaves this module.
+unsafe impl Send for Held {}
+
+impl std::ops::Deref for Held {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.0
+    }
+}
+
+/// See the module.
+pub(super) struct Process {
+    /// `None` when it has been finalized.
+    context: Mutex<Option<Held>>,
+    pub library: &'static Library,
+    pub device: Device,
+    pub pe: usize,
+    pub pes: usize,
+    /// Bytes of a half of the stage, and of a slot.
+    pub stage: usize,
+    pub slot: usize,
+    /// The symmetric memory: the stage's two halves, then the slots.
+    start: u64,
+    /// The same on the host, for what comes from there or goes there.
+    pinned: OnceLock<Pinned>,
+    pub operating: Mutex<()>,
+    /// How many teams were made for parts, and not destroyed.
+    pub teams: AtomicUsize,
+    free_slots: Mutex<Slots>,
+    /// The stream on which a collective of the library was enqueued last.
+    last: Mutex<Option<Stream>>,
+    /// Streams on which something was enqueued: they live as long as this.
+    streams: Mutex<Vec<GpuStream>>,
+    /// Symmetric memory of the user's, by its start: its length in bytes, and its number, the same on all PEs.
+    allocations: Mutex<BTreeMap<u64, (u64, u64)>>,
+}
+
+// SAFETY: the stream is a handle that `streams` keeps alive; the driver's calls accept it on any thread.
+unsafe impl Send for Process {}
+// SAFETY: as above.
+unsafe impl Sync for Process {}
+
+struct Slots {
+    outgoing: Vec<usize>,
+    incoming: Vec<usize>,
+}
+
+/// Which half of the stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    /// What the peers fetch from.
+    In,
+    /// What was fetched, or combined.
+    Out,
+}
+
+impl Process {
+    /// Collective.
+    pub fn new(context: Context) -> Result<Process> {
+        let stage = stage_from_environment()?.max(context.n_pes() << 10);
+        let library = context.library;
+        library.need(library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream")?;
+        let slot = (stage / 16).next_multiple_of(64);
+        let start = context.reserve(2 * stage + (OUTGOING + INCOMING) * slot)?;
+        let device = context.device.clone();
+        let streams = Mutex::new(vec![GpuStream::Cuda(device.stream.clone())]);
+        let free_slots = Slots {
+            outgoing: (0..OUTGOING).rev().collect(),
+            incoming: (OUTGOING..OUTGOING + INCOMING).rev().collect(),
+        };
+        Ok(Process {
+            library,
+            device,
+            pe: context.my_pe(),
+            pes: context.n_pes(),
+            stage,
+            slot,
+            start,
+            pinned: OnceLock::new(),
+            operating: Mutex::default(),
+            teams: AtomicUsize::new(0),
+            free_slots: Mutex::new(free_slots),
+            last: Mutex::default(),
+            streams,
+            allocations: Mutex::default(),
+            context: Mutex::new(Some(Held(context))),
+        })
+    }
+
+    /// This thread's turn in the library, with the device current.
+    pub fn enter(&self) -> Result<Turn<'_>> {
+        let turn = Turn(lock(&self.context));
+        turn.context()?.enter()?;
+        Ok(turn)
+    }
+
+    /// Ends the library in this process. Collective over all PEs.
+    pub fn finalize(&self) -> Result<()> {
+        let Some(Held(context)) = lock(&self.context).take() else { return Ok(()) };
+        context.finalize()
+    }
+
+    /// A place in the stage.
+    pub fn at(&self, half: Half, offset: usize) -> *mut u8 {
+        (self.start as *mut u8).wrapping_add(self.host_offset(half, offset))
+    }
+
+    /// Its counterpart on the host.
+    pub fn on_host(&self, half: Half, offset: usize) -> Result<*mut u8> {
+        Ok(self.pinned()?.wrapping_add(self.host_offset(half, offset)))
+    }
+
+    fn host_offset(&self, half: Half, offset: usize) -> usize {
+        debug_assert!(offset <= self.stage, "the stage has no such place");
+        if half == Half::In { offset } else { self.stage + offset }
+    }
+
+    /// A slot for a part of a message.
+    pub fn slot_at(&self, slot: usize) -> *mut u8 {
+        (self.start as *mut u8).wrapping_add(2 * self.stage + slot * self.slot)
+    }
+
+    /// Its counterpart on the host.
+    pub fn slot_on_host(&self, slot: usize) -> Result<*mut u8> {
+        Ok(self.pinned()?.wrapping_add(2 * self.stage + slot * self.slot))
+    }
+
+    fn pinned(&self) -> Result<*mut u8> {
+        if let Some(pinned) = self.pinned.get() {
+            return Ok(pinned.start);
+        }
+        let made = Pinned::new(&self.device, 2 * self.stage + (OUTGOING + INCOMING) * self.slot)?;
+        // Whoever comes second drops its own.
+        Ok(self.pinned.get_or_init(|| made).start)
+    }
+
+    /// A free slot for what goes out; none if all are under way.
+    pub fn take_outgoing(&self) -> Option<usize> {
+        lock(&self.free_slots).outgoing.pop()
+    }
+
+    /// The same for what comes in.
+    pub fn take_incoming(&self) -> Option<usize> {
+        lock(&self.free_slots).incoming.pop()
+    }
+
+    pub fn free(&self, slot: usize) {
+        let mut slots = lock(&self.free_slots);
+        let list = if slot < OUTGOING { &mut slots.outgoing } else { &mut slots.incoming };
+        list.push(slot);
+    }
+
+    /// Puts a stream behind the library's last collective: a team carries out one at a time.
+    pub fn order(&self, stream: Stream) -> Result<()> {
+        self.device.enter()?;
+        match *lock(&self.last) {
+            Some(last) if last != stream => Event::behind(last)?.hold(stream),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes a collective of the library that was enqueued.
+    pub fn enqueued(&self, stream: Stream) {
+        *lock(&self.last) = Some(stream);
+    }
+
+    /// Keeps a stream alive on which something will be enqueued.
+    pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
+        let of_device = matches!(stream, GpuStream::Cuda(stream) if self.device.check(stream).is_ok());
+        if !of_device {
+            return Err(UsageError::Memory {
+                memory: format!("a stream of {}", stream.describe()),
+                wanted: format!("GPU {} of nvshmem (and its primary context)", self.gpu()),
+                remedy: "make the stream on the communicator's GPU (Comm::gpu)",
+            }
+            .into());
+        }
+        let mut streams = lock(&self.streams);
+        if !streams.iter().any(|known| known.raw() == stream.raw()) {
+            streams.push(stream.clone());
+        }
+        Ok(())
+    }
+
+    pub fn gpu(&self) -> usize {
+        self.device.context.ordinal()
+    }
+
+    /// Symmetric memory for the user: where, and its number. Collective over all PEs.
+    pub fn allocate(&self, bytes: usize) -> Result<(u64, u64)> {
+        let turn = self.enter()?;
+        let context = turn.context()?;
+        let start = context.reserve_zeroed(bytes)?;
+        let number = context.next_allocation();
+        lock(&self.allocations).insert(start, (bytes as u64, number));
+        Ok((start, number))
+    }
+
+    /// Gives it back. Collective over all PEs.
+    pub fn release(&self, start: u64, number: u64) -> Result<()> {
+        let turn = self.enter()?;
+        lock(&self.allocations).remove(&start);
+        turn.context()?.give_back(start, number)
+    }
+
+    /// What names the same place in symmetric memory on every PE; 0 for other memory.
+    pub fn place(&self, address: *const u8, bytes: usize) -> u64 {
+        let address = address as u64;
+        let allocations = lock(&self.allocations);
+        let Some((start, (len, number))) = allocations.range(..=address).next_back() else { return 0 };
+        let offset = address - start;
+        if offset + bytes as u64 > *len || offset >= 1 << 40 { 0 } else { number << 40 | offset }
+    }
+}
+
+/// A thread's turn in the library.
+pub(super) struct Turn<'a>(MutexGuard<'a, Option<Held>>);
+
+impl Turn<'_> {
+    pub fn context(&self) -> Result<&Context> {
+        match &*self.0 {
+            Some(context) => Ok(context),
+            None => Err(Error::Unsupported {
+                what: "an operation of NVSHMEM".into(),
+                why: "the library was finalized, with the communicator of all ranks".into(),
+                remedy: "finalize that communicator last".into(),
+            }),
+        }
+    }
+}
+
+fn stage_from_environment() -> Result<usize> {
+    let name = "PHALANX_NVSHMEM_STAGE";
+    let Some(value) = std::env::var_os(name) else { return Ok(STAGE) };
+    let value = value.to_string_lossy();
+    let bytes = value.trim().parse::<usize>().ok().filter(|bytes| (1 << 12..=1 << 32).contains(bytes));
+    bytes.map(|bytes| bytes.next_multiple_of(1 << 10)).ok_or_else(|| {
+        let expected = "a number of bytes from 4096 to 4294967296".into();
+        UsageError::Setting { name: name.into(), value: value.into_owned(), expected }.into()
+    })
+}
+
+/// Whether so many ranks of this host can have a GPU each; an error says what is missing.
+pub(crate) fn available(ranks: usize) -> Result<()> {
+    let gpus = gpu::count()?;
+    if gpus < ranks {
+        return Err(Error::Unsupported {
+            what: format!("NVSHMEM for {ranks} ranks of this host"),
+            why: format!("each needs a GPU of its own, and this process sees {gpus}"),
+            remedy: "use fewer ranks, or look at CUDA_VISIBLE_DEVICES".into(),
+        });
+    }
+    crate::nvshmem::version().map(drop)
+}
+
+impl Process {
+    /// The stream that may have work of the library's.
+    pub fn last(&self) -> Option<Stream> {
+        *lock(&self.last)
+    }
+
+    /// A stream's work is complete.
+    pub fn is_done(&self, stream: Stream) {
+        let mut last = lock(&self.last);
+        if *last == Some(stream) {
+            *last = None;
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The library's names for the ranks of a part: teams, without which it does not reduce.
+
+use super::NvshmemComm;
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::nvshmem::strided;
+use phalanx_sys::nvshmem::{nvshmem_team_t, team};
+use std::sync::atomic::Ordering;
+
+/// Teams that a process has at a time, at most: the library has 32 (`NVSHMEM_MAX_TEAMS`), its own among them.
+const MOST: usize = 16;
+
+/// A team whose PEs are the ranks, in their order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Named {
+    pub team: nvshmem_team_t,
+    /// Whether it was made for this communicator, and ends with it.
+    is_own: bool,
+}
+
+impl Named {
+    pub const WORLD: Named = Named { team: team::WORLD, is_own: false };
+}
+
+impl NvshmemComm {
+    /// The team for this rank's part; none where the library cannot name the part: teams are every so many of another's PEs,
+    /// in their order. Collective over this communicator, as each of the teams is made by all of its ranks.
+    pub(super) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<Named>> {
+        let Some(parent) = self.team else { return Ok(None) };
+        let (rank, ranks) = (self.rank(), self.pes.len());
+        let has = self.process.teams.load(Ordering::Relaxed);
+        let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64, has as u64];
+        let mut all = vec![[0u64; 4]; ranks];
+        // SAFETY: one thread at a time is in a collective.
+        self.met(|control| unsafe { control.tell_all(&own, all.as_mut_slice()) })?;
+        let mut colors: Vec<u64> = all.iter().filter(|told| told[0] == 1).map(|told| told[1]).collect();
+        colors.sort_unstable();
+        colors.dedup();
+        let mut mine = None;
+        for color in colors {
+            let mut members: Vec<usize> = (0..ranks).filter(|rank| all[*rank][..2] == [1, color]).collect();
+            members.sort_by_key(|rank| (all[*rank][2] as i64, *rank));
+            let Some(stride) = stride(&members) else { continue };
+            let made = if members.len() == ranks {
+                Some(Named { is_own: false, ..parent })
+            } else if members.iter().any(|rank| all[*rank][3] >= MOST as u64) {
+                None
+            } else {
+                self.make_team(parent.team, members[0], stride, members.len())?
+            };
+            if members.contains(&rank) {
+                mine = made;
+            }
+        }
+        Ok(mine)
+    }
+
+    /// None for those who are not in it, and where the library has no more teams.
+    fn make_team(
+        &self,
+        parent: nvshmem_team_t,
+        start: usize,
+        stride: usize,
+        size: usize,
+    ) -> Result<Option<Named>> {
+        let turn = self.process.enter()?;
+        let context = turn.context()?;
+        context.drain()?;
+        // SAFETY: initialised; the team of this communicator, all of whose ranks are here.
+        let call = unsafe { strided(self.process.library, parent, start, stride, size) }?;
+        let (_, team) = context.bounded("nvshmem_team_split_strided".into(), call)?;
+        Ok((team != team::INVALID).then(|| {
+            self.process.teams.fetch_add(1, Ordering::Relaxed);
+            Named { team, is_own: true }
+        }))
+    }
+
+    /// Gives a team of its own back. Collective.
+    pub(super) fn end_team(&self) -> Result<()> {
+        let Some(Named { team, is_own: true }) = self.team else { return Ok(()) };
+        let turn = self.process.enter()?;
+        let context = turn.context()?;
+        let library = self.process.library;
+        let destroy = library.need(library.nvshmem_team_destroy, "nvshmem_team_destroy")?;
+        context.drain()?;
+        // SAFETY: made for this communicator, which ends; destroyed once.
+        context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(team) })?;
+        self.process.teams.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// How far the members are apart, if that is always the same.
+fn stride(members: &[usize]) -> Option<usize> {
+    let Some((first, second)) = members.first().zip(members.get(1)) else { return Some(1) };
+    let stride = second.checked_sub(*first)?;
+    members.windows(2).all(|pair| pair[0] + stride == pair[1]).then_some(stride)
+}
