@@ -260,6 +260,8 @@ impl Launch {
                 command.env_remove(name);
             }
         }
+        // To find the names of a backtrace takes a rank that panics seconds, for which its peers wait.
+        command.env("RUST_BACKTRACE", "0");
         let lines: Vec<String> = self.scenarios.iter().map(|(name, args)| line(name, args)).collect();
         command.env(SCENARIOS, lines.join("\n"));
         if !self.gpus {
