@@ -165,18 +165,23 @@ impl NvshmemComm {
 
     /// Moves all transfers along; whether any is still under way.
     pub(super) fn drive(&self) -> Result<bool> {
-        self.check()?;
         let since = Instant::now();
         let mut state = lock(&self.messages.state);
+        // Whoever is told of a failure frees its buffers: nobody touches them from then on.
+        self.check()?;
         let subject = state.transfers.front().map(|m| Subject::message(m.ticket as u64 + 1, &m.transfer));
         let driven = self.drive_all(&mut state);
         let is_busy = !state.transfers.is_empty();
         drop(state);
-        driven.map(|()| is_busy).map_err(|error| match subject {
-            Some(subject) if error.is_fatal() => {
-                self.fail(self.witness.judge_meeting(&subject, since, error))
-            }
-            _ => self.fail(error),
+        driven.map(|()| is_busy).map_err(|error| {
+            let error = match subject {
+                Some(subject) if error.is_fatal() => self.witness.judge_meeting(&subject, since, error),
+                _ => error,
+            };
+            let error = self.fail(error);
+            // Another thread may be in the middle of a step.
+            drop(lock(&self.messages.state));
+            error
         })
     }
 
@@ -241,6 +246,15 @@ impl NvshmemComm {
 
     /// Waits for a transfer, with the deadline.
     pub(super) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        let waited = self.await_message(ticket, meanwhile);
+        if waited.is_err() {
+            // Another thread may be in the middle of a step.
+            drop(lock(&self.messages.state));
+        }
+        waited
+    }
+
+    fn await_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
         let mut patience = Patience::new();
         let _waiting = self.witness.waiting();
         loop {

@@ -42,7 +42,7 @@ use crate::sync::lock;
 use gpu::Pinned;
 use message::Messages;
 use process::Process;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use team::Named;
@@ -139,6 +139,7 @@ impl NvshmemComm {
         };
         let _failing = lock(&self.failing);
         if self.failed.get().is_none() {
+            self.process.is_broken.store(true, Ordering::Relaxed);
             self.witness.give_up();
         }
         self.failed.get_or_init(|| error).clone()
@@ -188,6 +189,7 @@ impl Backend for NvshmemComm {
     }
 
     fn test(&self, ticket: Ticket) -> Result<bool> {
+        // Also if it fails, no other thread is in the middle of a step when this returns.
         self.drive()?;
         Ok(!self.messages.is_under_way(ticket))
     }

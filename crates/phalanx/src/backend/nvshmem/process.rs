@@ -10,7 +10,7 @@ use crate::lane::GpuStream;
 use crate::nvshmem::{Context, Device, Library};
 use crate::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Bytes of each half of the stage.
@@ -51,6 +51,8 @@ pub(super) struct Process {
     /// The same on the host, for what comes from there or goes there.
     pinned: OnceLock<Pinned>,
     pub operating: Mutex<()>,
+    /// A communicator has failed: the GPU may have work that does not end.
+    pub is_broken: AtomicBool,
     /// How many teams were made for parts, and not destroyed.
     pub teams: AtomicUsize,
     free_slots: Mutex<Slots>,
@@ -105,6 +107,7 @@ impl Process {
             start,
             pinned: OnceLock::new(),
             operating: Mutex::default(),
+            is_broken: AtomicBool::new(false),
             teams: AtomicUsize::new(0),
             free_slots: Mutex::new(free_slots),
             last: Mutex::default(),
@@ -237,6 +240,15 @@ impl Process {
         let Some((start, (len, number))) = allocations.range(..=address).next_back() else { return 0 };
         let offset = address - start;
         if offset + bytes as u64 > *len || offset >= 1 << 40 { 0 } else { number << 40 | offset }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.is_broken.load(Ordering::Relaxed) {
+            // Copies may still use it.
+            std::mem::forget(self.pinned.take());
+        }
     }
 }
 
