@@ -14,7 +14,7 @@ use super::world::World;
 use crate::gpu;
 use crate::machine::Machine;
 use anyhow::Result;
-use phalanx::Comm;
+use phalanx::{BackendKind, Comm};
 
 /// Gets the rows of a run and hands them to every exporter.
 pub struct Podium {
@@ -106,7 +106,7 @@ impl Podium {
             },
             gpus,
             library: match on_gpus {
-                _ if one_sided => gpu::nvshmem(),
+                _ if one_sided || comm.backend() == BackendKind::Nvshmem => gpu::nvshmem(),
                 true => gpu::nccl(),
                 false => None,
             },

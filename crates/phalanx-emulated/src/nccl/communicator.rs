@@ -20,7 +20,7 @@ use crate::settings::{When, failure, settings};
 use crate::violation::violation;
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One rank's communicator.
@@ -42,6 +42,8 @@ pub struct Communicator {
     aborted: AtomicBool,
     /// For now: operations are given up, and the communicator may go on.
     giving_up: AtomicBool,
+    /// How often operations were given up: who waits is to notice, however late it looks.
+    revocations: AtomicU64,
 }
 
 /// What changes about a communicator.
@@ -177,6 +179,7 @@ impl Communicator {
             changed: Condvar::new(),
             aborted: AtomicBool::new(false),
             giving_up: AtomicBool::new(false),
+            revocations: AtomicU64::new(0),
         });
         COMMUNICATORS.insert(handle, Arc::clone(&communicator));
         communicator
@@ -245,6 +248,7 @@ impl Communicator {
 
     /// Gives up everything that is in streams: what has begun, and what has not.
     pub fn give_up_operations(&self) {
+        self.revocations.fetch_add(1, Ordering::AcqRel);
         self.giving_up.store(true, Ordering::Release);
         self.wake();
         // It is given up, so this ends as soon as the streams get there.
@@ -310,7 +314,9 @@ impl Communicator {
         for rank in with.clone() {
             self.send(rank, Tag::Exchange(number), body.to_vec());
         }
-        with.map(|rank| self.take(rank, Tag::Exchange(number))).collect()
+        let before = self.revocations.load(Ordering::Acquire);
+        let stop = || self.is_stopped() || self.revocations.load(Ordering::Acquire) != before;
+        with.map(|rank| self.mailbox.take(rank, Tag::Exchange(number), stop)).collect()
     }
 
     /// All ranks.
