@@ -143,8 +143,8 @@ macro_rules! low_precision {
 low_precision! {
     f16, widen_f16, narrow_f16;
     bf16, widen_bf16, narrow_bf16;
-    F8E4M3, |x: F8E4M3| E4M3[usize::from(x.to_bits())], F8E4M3::from_f32;
-    F8E5M2, |x: F8E5M2| E5M2[usize::from(x.to_bits())], F8E5M2::from_f32;
+    F8E4M3, |x: F8E4M3| E4M3[usize::from(x.to_bits())], |x| F8E4M3::from_bits(narrow_f8::<3, 7, 0x7e, 0x7f>(x));
+    F8E5M2, |x: F8E5M2| E5M2[usize::from(x.to_bits())], |x| F8E5M2::from_bits(narrow_f8::<2, 15, 0x7b, 0x7e>(x));
 }
 
 /// The values of all 8-bit floats.
@@ -167,8 +167,8 @@ static E5M2: [f32; 256] = {
     table
 };
 
-// The conversions of `half` ask at each call what the processor can do; these are plain arithmetic that
-// the compiler vectorises. The tests compare them with `half`'s for every value.
+// The conversions of `half` ask at each call what the processor can do, and those of `float8` go by way of f64; these are
+// plain arithmetic that the compiler vectorises. The tests compare them with the crates'.
 
 #[inline(always)]
 fn widen_bf16(x: bf16) -> f32 {
@@ -214,6 +214,25 @@ fn narrow_f16(x: f32) -> f16 {
     let large = if magnitude > 0x7f80_0000 { 0x7e00 | ((magnitude >> 13) & 0x3ff) } else { 0x7c00 };
     let result = if magnitude >= 143 << 23 { large } else { finite };
     f16::from_bits((sign | result) as u16)
+}
+
+/// An 8-bit float with so many bits of mantissa, this bias of the exponent, these bits for the largest number, which whatever is
+/// larger becomes, and for NaN.
+#[inline(always)]
+fn narrow_f8<const MANTISSA: u32, const BIAS: u32, const LARGEST: u32, const NAN: u32>(x: f32) -> u8 {
+    let bits = x.to_bits();
+    let sign = (bits >> 24) & 0x80;
+    let magnitude = bits & 0x7fff_ffff;
+    // As in `narrow_f16`.
+    let shift = 23 - MANTISSA;
+    let odd = (magnitude >> shift) & 1;
+    let half = (1 << (shift - 1)) - 1 + odd;
+    let normal = magnitude.wrapping_sub((127 - BIAS) << 23).wrapping_add(half) >> shift;
+    let place = (127 + 24 - BIAS - MANTISSA) << 23;
+    let subnormal = (f32::from_bits(magnitude) + f32::from_bits(place)).to_bits().wrapping_sub(place);
+    let finite = if magnitude < (128 - BIAS) << 23 { subnormal } else { normal };
+    let result = if magnitude > 0x7f80_0000 { NAN } else { Ord::min(finite, LARGEST) };
+    (sign | result) as u8
 }
 
 /// A reduction as a type, so that the loops are compiled for each.
@@ -294,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conversions_agree_with_half_for_every_value() {
+    fn conversions_agree_with_those_of_the_crates() {
         for bits in 0..=u16::MAX {
             let (h, b) = (f16::from_bits(bits), bf16::from_bits(bits));
             assert_eq!(widen_f16(h).to_bits(), h.to_f32_const().to_bits(), "f16 {bits:#x}");
@@ -311,9 +330,14 @@ mod tests {
         })) {
             let x = f32::from_bits(bits);
             let (h, b) = (narrow_f16(x), narrow_bf16(x));
+            let (e4m3, e5m2): (F8E4M3, F8E5M2) = (Number::from_acc(x), Number::from_acc(x));
+            assert_eq!(e4m3.is_nan(), x.is_nan());
+            assert_eq!(e5m2.is_nan(), x.is_nan());
             if x.is_nan() {
                 assert!(h.is_nan() && b.is_nan(), "{bits:#x}");
             } else {
+                assert_eq!(e4m3.to_bits(), F8E4M3::from_f32(x).to_bits(), "e4m3 of {bits:#x}");
+                assert_eq!(e5m2.to_bits(), F8E5M2::from_f32(x).to_bits(), "e5m2 of {bits:#x}");
                 assert_eq!(h.to_bits(), f16::from_f32_const(x).to_bits(), "f16 of {bits:#x}");
                 assert_eq!(b.to_bits(), bf16::from_f32_const(x).to_bits(), "bf16 of {bits:#x}");
             }
