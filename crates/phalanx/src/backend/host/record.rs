@@ -4,7 +4,7 @@ use super::layout::{RECORDS, RankState, RecordWords};
 use crate::backend::{Blocks, Call, Operation};
 use crate::dtype::DType;
 use crate::op::ReductionCode;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use std::fmt;
 
 /// What all ranks must agree on about an operation.
@@ -166,6 +166,9 @@ impl RankState {
 
 #[inline(always)]
 fn write(slot: &RecordWords, sequence: u64, record: &Record) {
+    // Who reads meanwhile must not take the new words for those of the old number.
+    slot.sequence.store(0, Ordering::Relaxed);
+    fence(Ordering::Release);
     for (word, value) in slot.words.iter().zip(record.words()) {
         word.store(value, Ordering::Relaxed);
     }
