@@ -145,9 +145,13 @@ fn a_saved_run_can_be_compared_with() {
     let pictures = ["run.svg", "run.png"].map(path);
     for picture in &pictures {
         let compared = rows(&format!("all_reduce -t 2 -b 16 -e 256 --compare {saved} --plot {picture}"));
-        let is_ratio = |text: &str| text.parse::<f64>().is_ok_and(|ratio| ratio > 0.0);
-        assert_eq!(compared[0].len(), 21);
-        assert!(is_ratio(&compared[0][19]) && is_ratio(&compared[0][20]), "{:?}", compared[0]);
+        let row = &compared[0];
+        assert_eq!(row.len(), 21);
+        for (place, time, ratio) in [("out_of_place", 5, 19), ("in_place", 9, 20)] {
+            let number = |column: usize| row[column].parse::<f64>().unwrap();
+            let expected = number(time) / json["rows"][1][place]["time"].as_f64().unwrap();
+            assert!((number(ratio) - expected).abs() <= 0.01 + 0.05 * expected, "{place}: {expected} in {row:?}");
+        }
         assert_eq!(compared[2][19..], ["N/A", "N/A"], "256 bytes were not saved");
     }
     let svg = std::fs::read_to_string(&pictures[0]).unwrap();
