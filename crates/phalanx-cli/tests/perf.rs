@@ -150,7 +150,10 @@ fn a_saved_run_can_be_compared_with() {
         for (place, time, ratio) in [("out_of_place", 5, 19), ("in_place", 9, 20)] {
             let number = |column: usize| row[column].parse::<f64>().unwrap();
             let expected = number(time) / json["rows"][1][place]["time"].as_f64().unwrap();
-            assert!((number(ratio) - expected).abs() <= 0.01 + 0.05 * expected, "{place}: {expected} in {row:?}");
+            assert!(
+                (number(ratio) - expected).abs() <= 0.01 + 0.05 * expected,
+                "{place}: {expected} in {row:?}"
+            );
         }
         assert_eq!(compared[2][19..], ["N/A", "N/A"], "256 bytes were not saved");
     }
