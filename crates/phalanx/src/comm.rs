@@ -1,7 +1,7 @@
 //! [`Comm`]: one rank's communicator; making one, and how it ends.
 
 use crate::backend::{Backend, BackendKind, Call, Departure, Operation};
-use crate::bootstrap::{self, HostTopology};
+use crate::bootstrap::{self, Environment, HostTopology};
 use crate::collective::Shape;
 use crate::communicator::{Communicator, Portable};
 use crate::dtype::Element;
@@ -424,12 +424,28 @@ pub struct Builder {
     backend: Option<BackendKind>,
     gpu: Option<usize>,
     check: Option<bool>,
+    place: Option<(usize, usize, String)>,
+    store: Option<Meeting>,
     #[cfg(feature = "cuda")]
     nccl: crate::nccl::Config,
 }
 
+/// Where ranks meet, and by what they know each other.
+#[derive(Clone)]
+struct Meeting {
+    address: String,
+    token: String,
+}
+
+impl std::fmt::Debug for Meeting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meeting").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
 /// What a communicator is made with.
 pub(crate) struct Settings {
+    pub environment: Environment,
     pub timeout: Duration,
     pub backend: Option<BackendKind>,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs are numbered"))]
@@ -469,6 +485,39 @@ impl Builder {
         self
     }
 
+    /// Which rank this process is, of how many, for a program with a launcher of its own: what other launchers' variables say is
+    /// then not looked at. The ranks of one host find each other by `job`: any text that they have in common with each other and
+    /// with no other job, such as a random number that the launcher gives them. Ranks that may be on several hosts need a
+    /// [`store`](Builder::store), too.
+    ///
+    /// It is what `ncclCommInitRank` does with an id that the caller carries from rank to rank; here ranks that do not come are
+    /// named.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// let comm = phalanx::Comm::builder().place(0, 1, "a job of one").init()?;
+    /// assert_eq!((comm.rank(), comm.world_size()), (0, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`init`](Builder::init) and [`join`](Builder::join) answer [`UsageError::Setting`](crate::UsageError::Setting) if `rank`
+    /// is not below `world_size`, there are more than 512 ranks, or `job` is empty.
+    pub fn place(mut self, rank: usize, world_size: usize, job: &str) -> Builder {
+        self.place = Some((rank, world_size, job.to_owned()));
+        self
+    }
+
+    /// Where the ranks of several hosts meet, if the program gives them a [`place`](Builder::place): rank 0 listens at `address`
+    /// (`host:port`), the others connect to it. `token` is a secret of at least 16 characters, the same for all ranks
+    /// (docs/security.md in the repository). Which ranks share a host is found out there. As `PHALANX_STORE` and
+    /// `PHALANX_TOKEN`.
+    pub fn store(mut self, address: &str, token: &str) -> Builder {
+        self.store = Some(Meeting { address: address.to_owned(), token: token.to_owned() });
+        self
+    }
+
     /// Settings of NCCL's and RCCL's communicators.
     #[cfg(feature = "cuda")]
     pub fn nccl(mut self, config: crate::nccl::Config) -> Builder {
@@ -499,7 +548,20 @@ impl Builder {
             Some(check) => check,
             None => bootstrap::check_from_environment().map_err(Error::from)?,
         };
+        let mut environment = Environment::current();
+        if let Some((rank, world_size, job)) = &self.place {
+            environment = environment.placed(*rank, *world_size, job);
+        }
+        if let Some(Meeting { address, token }) = &self.store {
+            if self.place.is_none() {
+                let expected = "Builder::place beside it: which rank this is, of how many".to_owned();
+                let (name, value) = ("Builder::store".to_owned(), address.clone());
+                return Err(UsageError::Setting { name, value, expected }.into());
+            }
+            environment = environment.with_store(address, token);
+        }
         Ok(Settings {
+            environment,
             timeout: match self.timeout {
                 Some(timeout) => timeout,
                 None => bootstrap::timeout_from_environment().map_err(Error::from)?,

@@ -118,7 +118,8 @@ pub use cudarc;
 
 /// The communicator of this process, from the launcher's variables; a world of one if there are none.
 ///
-/// Understands `phalanx launch`, torchrun, the launchers of MPI, and Slurm; [`choose`] tells what it would do and why.
+/// Understands `phalanx launch`, torchrun, the launchers of MPI, and Slurm; [`choose`] tells what it would do and why. A program
+/// with a launcher of its own says who it is with [`Builder::place`].
 /// Waits until all ranks have come, with the usual deadline; an error names the ranks that have not.
 pub fn init() -> Result<Comm> {
     Comm::builder().init()

@@ -14,6 +14,8 @@ mod network;
 #[cfg(target_os = "linux")]
 mod node;
 #[cfg(target_os = "linux")]
+mod place;
+#[cfg(target_os = "linux")]
 mod rank;
 #[cfg(target_os = "linux")]
 mod torchrun;
@@ -29,7 +31,8 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // Time limits are checked: trials must not take the cores from one another.
     args.test_threads.get_or_insert(1);
-    let trials = [loopback::trials(), members::trials(), torchrun::trials(), namespaces::trials()];
+    let trials =
+        [loopback::trials(), members::trials(), place::trials(), torchrun::trials(), namespaces::trials()];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }
 

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub const PART: &str = "NODES_TEST_PART";
 /// For the part `member`: the store's address, this rank, and the number of ranks.
 const MEMBER: &str = "NODES_TEST_MEMBER";
+/// For the part `place`: what the program knows of itself, see [`placed_command`].
+const PLACE: &str = "NODES_TEST_PLACE";
 /// Longer than anything here takes when it works.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -19,17 +21,34 @@ pub fn member_command(address: &str, rank: usize, size: usize) -> Command {
     command
 }
 
+/// This test program as a rank that nothing but the program itself knows of: rank, number of ranks, job, and where its store is.
+pub fn placed_command(rank: usize, ranks: usize, job: &str, store: Option<(&str, &str)>) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
+            command.env_remove(name);
+        }
+    }
+    let (address, token) = store.unwrap_or_default();
+    command
+        .env(PART, "place")
+        .env(PLACE, [&*rank.to_string(), &ranks.to_string(), job, address, token].join("|"));
+    command.env("PHALANX_BACKEND", "host");
+    command
+}
+
 /// In a process that a test started: plays its part.
 pub fn serve() -> Option<ExitCode> {
     match std::env::var(PART).ok()?.as_str() {
-        "init" => init(),
+        "init" => init(phalanx::Comm::builder()),
+        "place" => place(),
         // One rank goes before the others meet it, in the first attempt.
         "init, and fail at first" => {
             let is = |name: &str, value: &str| std::env::var(name).as_deref() == Ok(value);
             if is("TORCHELASTIC_RESTART_COUNT", "0") && is("RANK", "1") {
                 return Some(ExitCode::FAILURE);
             }
-            init();
+            init(phalanx::Comm::builder());
         }
         "member" => member(),
         part => panic!("there is no part {part}"),
@@ -38,9 +57,10 @@ pub fn serve() -> Option<ExitCode> {
 }
 
 /// Environment and `phalanx::init()`: what it answers.
-fn init() {
+fn init(builder: phalanx::Builder) {
     let sum = || {
-        let comm = phalanx::Comm::builder().timeout(PATIENCE).init()?;
+        let is_limited = std::env::var_os("PHALANX_TIMEOUT").is_some();
+        let comm = if is_limited { builder } else { builder.timeout(PATIENCE) }.init()?;
         let mut sum = [comm.rank() as u64 + 1];
         comm.all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum)?;
         let hosts = comm.host_topology().num_hosts();
@@ -51,6 +71,15 @@ fn init() {
         Ok(text) => println!("{text}"),
         Err(error) => println!("error: {error}"),
     }
+}
+
+/// A rank by what the program says.
+fn place() {
+    let place = std::env::var(PLACE).unwrap();
+    let words: Vec<&str> = place.split('|').collect();
+    let [rank, ranks] = [0, 1].map(|i| words[i].parse().unwrap());
+    let builder = phalanx::Comm::builder().place(rank, ranks, words[2]);
+    init(if words[3].is_empty() { builder } else { builder.store(words[3], words[4]) });
 }
 
 /// A rank in a store, which rank 0 hosts: says when all are there, and whom it loses.

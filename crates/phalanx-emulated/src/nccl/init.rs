@@ -121,8 +121,15 @@ exported! {
         if number < 1 || number > count || ids.is_null() {
             return note(Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : invalid number of ids {number}"))));
         }
+        let ids = ids.slice(number as usize);
+        for (number, id) in ids.iter().enumerate() {
+            let own = note(id.parts())?;
+            if ids[..number].iter().any(|other| other.parts().is_ok_and(|other| other == own)) {
+                violation(FUNCTION, "unique ids are different ones");
+            }
+        }
         // Ranks find each other at the first; the others only divide the work in NCCL.
-        note(init(FUNCTION, comm, (rank, count), ids.slice(number as usize)[0], config))
+        note(init(FUNCTION, comm, (rank, count), ids[0], config))
     }
 
     fn ncclCommInitAll(comms: Out<Handle>, count: c_int, devices: In<c_int>) {

@@ -153,13 +153,15 @@ fn initialised_by_the_application(mpi: &Installation, level: &str) -> Result<(),
     mpi.job(2).scenario("jobs/application", &[level]).succeed().map(drop)
 }
 
+const LEFT_ALONE: &str = "nobody has ended the job";
+
 /// Rank 1 does something else, for longer than the deadline.
 fn one_rank_stays_away(comm: &Comm, args: &[String]) -> Outcome {
     comm.barrier().map_err(text)?;
     comm.set_timeout(Duration::from_millis(500));
     if comm.rank() == 1 {
         std::thread::sleep(Duration::from_secs(30));
-        return Err("nobody has ended the job".into());
+        return Err(LEFT_ALONE.into());
     }
     let result = match args.first().map(String::as_str) {
         Some("collective") => comm.all_reduce_in_place(&mut [1.0f32; 10], ReduceOp::Sum),
@@ -187,13 +189,19 @@ fn nothing_comes(comm: Comm) -> Outcome {
 }
 
 fn deadline(mpi: &Installation, what: &str, operation: &str) -> Result<(), String> {
-    let start = Instant::now();
-    let ended = mpi.job(2).scenario("jobs/one_rank_stays_away", &[what]).run()?;
+    let mut start = Instant::now();
+    let mut ended = mpi.job(2).scenario("jobs/one_rank_stays_away", &[what]).run()?;
+    if ended.outcomes.iter().any(|outcome| outcome.as_ref().is_err_and(|error| error == LEFT_ALONE)) {
+        // Hydra of MPICH 5.0.2 does so once in many hundred runs, on a busy machine: it has the status of the rank that
+        // called MPI_Abort, and lets the others run.
+        start = Instant::now();
+        ended = mpi.job(2).scenario("jobs/one_rank_stays_away", &[what]).run()?;
+    }
     let took = start.elapsed();
     let failed = ended.status.is_some_and(|status| !status.success());
     expect(failed && ended.outcomes.is_empty(), || format!("{ended:?}"))?;
     expect(took < Duration::from_secs(20), || format!("it took {took:?}: {}", ended.output))?;
-    for part in ["timeout after 5", "ms in ", operation, "on rank 0", "operation number", "PHALANX_TIMEOUT"] {
+    for part in ["timeout after ", "s in ", operation, "on rank 0", "operation number", "PHALANX_TIMEOUT"] {
         expect(ended.output.contains(part), || format!("{part:?} is missing in {}", ended.output))?;
     }
     Ok(())

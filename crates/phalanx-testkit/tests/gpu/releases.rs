@@ -10,8 +10,11 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::scenario::Outcome;
 
-pub const SCENARIOS: &[Scenario] =
-    &[Scenario::rank("release", release), Scenario::process("setting", setting)];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("release", release),
+    Scenario::process("setting", setting),
+    Scenario::process("several_ids", several_ids),
+];
 
 /// One of each set of functions.
 const RELEASES: [&str; 7] = ["2.18.1", "2.19.3", "2.23.4", "2.27.3", "2.28.9", "2.29.2", "2.30.7"];
@@ -39,9 +42,10 @@ pub fn trials() -> Vec<Trial> {
         }
     }
     for version in [RELEASES[0], "2.27.3"] {
-        trials.push(Trial::test(format!("releases/{version}/setting"), move || {
-            perform(SCENARIOS[1], 1, version, version)
-        }));
+        for scenario in &SCENARIOS[1..] {
+            let title = format!("releases/{version}/{}", scenario.name);
+            trials.push(Trial::test(title, move || perform(*scenario, 1, version, version)));
+        }
     }
     trials
 }
@@ -139,6 +143,36 @@ fn setting(args: &[String]) -> Outcome {
             }
             other => return Err(format!("{name} in {version}: {other:?}")),
         }
+    }
+    done()
+}
+
+/// A communicator whose ranks are spread over several unique ids.
+fn several_ids(args: &[String]) -> Outcome {
+    let version = args[0].as_str();
+    let sums = |ids, ranks| {
+        let mut config = Config::default();
+        config.unique_ids = Some(ids);
+        let sum = |comm: Comm| {
+            let mut sum = [comm.rank() as u32 + 1];
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map(|()| sum[0])
+        };
+        Comm::builder().backend(BackendKind::Nccl).nccl(config).run(ranks, sum)
+    };
+    for ids in 2..=3 {
+        match sums(ids, 3) {
+            Ok(sums) if is_since(version, "2.23.4") => {
+                assert!(sums.iter().all(|sum| matches!(sum, Ok(6))), "{sums:?}");
+            }
+            Err(Error::MissingFunction(missing)) if !is_since(version, "2.23.4") => {
+                assert_eq!(missing.function, "ncclCommInitRankScalable");
+            }
+            other => return Err(format!("{ids} ids in {version}: {other:?}")),
+        }
+    }
+    for ids in [0, 3] {
+        let error = sums(ids, 2).expect_err("neither none nor more than ranks").to_string();
+        assert!(error.contains("unique_ids") && error.contains("1 to the number of ranks, 2"), "{error}");
     }
     done()
 }

@@ -21,7 +21,8 @@ use crate::backend::solo::SoloComm;
 use crate::backend::{Backend, BackendKind};
 use crate::comm::{Comm, Settings, grown_name};
 use crate::error::{Error, Result, UsageError};
-use environment::{Environment, Place};
+pub(crate) use environment::Environment;
+use environment::Place;
 #[cfg(feature = "cuda")]
 use phalanx_sys::nccl::Flavour;
 use std::sync::Arc;
@@ -42,7 +43,8 @@ pub struct Choice {
 
 /// What [`init`](crate::init) would do in this process: no rank is waited for. For diagnoses.
 ///
-/// The launchers that are recognised, in the order in which they count: `phalanx launch`, torchrun, Open MPI, Cray
+/// The launchers that are recognised, in the order in which they count (a program that says its
+/// [`place`](crate::Builder::place) itself comes before all): `phalanx launch`, torchrun, Open MPI, Cray
 /// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
 /// this host has a GPU (the driver and NCCL are loaded to find out; if there are other hosts, their ranks are asked at the
 /// start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
@@ -131,8 +133,8 @@ fn decide(
 
 /// What [`Comm`] answers to the environment of this process.
 pub(crate) fn init(settings: Settings) -> Result<Comm> {
-    let environment = Environment::current();
-    let choice = Choice::from(&environment, settings.backend)?;
+    let environment = &settings.environment;
+    let choice = Choice::from(environment, settings.backend)?;
     let launcher = choice.launcher.as_ref();
     tracing::info!(
         backend = choice.backend.name(),
@@ -147,20 +149,20 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         BackendKind::Host | BackendKind::Nccl | BackendKind::Rccl | BackendKind::Nvshmem
             if launcher.is_some_and(|launcher| !launcher.is_one_host()) =>
         {
-            on_hosts(launcher.expect("asked just now"), &environment, &settings)
+            on_hosts(launcher.expect("asked just now"), environment, &settings)
         }
         BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
-        BackendKind::Mpi => join_mpi(launcher, &environment, &settings),
+        BackendKind::Mpi => join_mpi(launcher, environment, &settings),
         BackendKind::Host => {
-            on_host(launcher, &environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
+            on_host(launcher, environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
         }
         backend @ (BackendKind::Nccl | BackendKind::Rccl) => {
-            let (host, name) = on_host(launcher, &environment, timeout)?;
+            let (host, name) = on_host(launcher, environment, timeout)?;
             let gpu = host.rank();
             on_gpu(backend, host, gpu, name, &settings)
         }
         BackendKind::Nvshmem => {
-            let (host, name) = on_host(launcher, &environment, timeout)?;
+            let (host, name) = on_host(launcher, environment, timeout)?;
             as_pe(host, name, &settings)
         }
     }
@@ -331,19 +333,19 @@ fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
 
 /// What [`join`](crate::join) answers to the environment of this process.
 pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
-    let environment = Environment::current();
+    let environment = &settings.environment;
     let Some(launcher) = environment.launcher()? else {
         return Err(Error::bootstrap(
             "no variable says which job this process is to join",
             "start it with the variables that the job's ranks have (PHALANX_JOB and others)",
         ));
     };
-    let place = launcher.place(&environment)?;
+    let place = launcher.place(environment)?;
     stopped_timeout_from_environment()?;
     let met = rendezvous::join(&place, settings.timeout)?;
     let (rank, members) = (met.rank, (0..met.world_size).collect());
     let host = HostComm::attach(met.world, met.channel, rank, members, settings.timeout);
-    let (backend, reason) = decide(&environment, settings.backend, Some(met.world_size), false, None)?;
+    let (backend, reason) = decide(environment, settings.backend, Some(met.world_size), false, None)?;
     tracing::info!(backend = backend.name(), reason, rank, "joined a communicator");
     let name = grown_name(met.number);
     match backend {
@@ -370,7 +372,7 @@ pub(crate) fn run_threads<R: Send>(
     f: impl Fn(Comm) -> R + Sync,
 ) -> Result<Vec<R>> {
     check_world_size(ranks)?;
-    let (backend, reason) = decide(&Environment::current(), settings.backend, Some(ranks), false, None)?;
+    let (backend, reason) = decide(&settings.environment, settings.backend, Some(ranks), false, None)?;
     tracing::info!(backend = backend.name(), reason, ranks, "communicator of threads");
     if backend == BackendKind::Solo {
         return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name()))]);

@@ -19,6 +19,10 @@ pub struct Config {
     /// before they let the library connect them, and a watchdog revokes a communicator that holds a thread nevertheless
     /// (`ncclCommRevoke`, 2.28.7; with an older library it ends the process, and says why).
     pub non_blocking: bool,
+    /// Over how many unique ids the ranks are spread while the communicator of all is made, from 1 to the number of ranks; the same
+    /// on all ranks (`ncclCommInitRankScalable`, 2.23; default 1, `ncclCommInitRankConfig`). All connect to the rank that made their
+    /// id: with thousands of ranks one is not enough.
+    pub unique_ids: Option<usize>,
     /// Thread blocks in a cluster, 0 to 8 (2.17).
     pub cga_cluster_size: Option<i32>,
     /// Fewest thread blocks an operation uses (2.17).

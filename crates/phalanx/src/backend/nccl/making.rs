@@ -28,8 +28,9 @@ pub(super) fn look_unless_making<R>(look: impl FnOnce() -> Option<R>) -> Option<
 /// Where a communicator comes from.
 #[derive(Clone)]
 pub(super) enum Origin {
-    /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`; `ncclCommInitRank` before 2.14).
-    Id(ncclUniqueId),
+    /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`; `ncclCommInitRank` before 2.14), or several of as
+    /// many ranks (`ncclCommInitRankScalable`).
+    Ids(Vec<ncclUniqueId>),
     /// The ranks of a communicator with the same colour (`ncclCommSplit`); without one: this rank is in no part.
     Split { parent: Arc<Communicator>, color: Option<i32>, key: i32 },
 }
@@ -65,7 +66,8 @@ const ENTRY: Duration = Duration::from_millis(20);
 impl Origin {
     fn function(&self) -> &'static str {
         match self {
-            Origin::Id(_) => "ncclCommInitRankConfig",
+            Origin::Ids(ids) if ids.len() > 1 => "ncclCommInitRankScalable",
+            Origin::Ids(_) => "ncclCommInitRankConfig",
             Origin::Split { .. } => "ncclCommSplit",
         }
     }
@@ -75,10 +77,13 @@ impl Order {
     fn is_possible(&self) -> Result<()> {
         let library = self.library;
         match &self.origin {
-            Origin::Id(_) if self.config.is_none() => {
+            Origin::Ids(ids) if ids.len() > 1 => {
+                library.need(library.ncclCommInitRankScalable, self.origin.function()).map(drop)
+            }
+            Origin::Ids(_) if self.config.is_none() => {
                 library.need(library.ncclCommInitRank, "ncclCommInitRank").map(drop)
             }
-            Origin::Id(_) => library.need(library.ncclCommInitRankConfig, self.origin.function()).map(drop),
+            Origin::Ids(_) => library.need(library.ncclCommInitRankConfig, self.origin.function()).map(drop),
             Origin::Split { .. } => library.need(library.ncclCommSplit, self.origin.function()).map(drop),
         }
     }
@@ -90,11 +95,18 @@ impl Order {
         let Some(config) = self.config.as_mut().map(RawConfig::as_mut) else {
             return self.carry_out_without_config(handle);
         };
-        match &self.origin {
-            Origin::Id(id) => match self.library.ncclCommInitRankConfig {
+        match &mut self.origin {
+            Origin::Ids(ids) if ids.len() > 1 => match self.library.ncclCommInitRankScalable {
+                // SAFETY: as below; the ids are read during the call.
+                Some(init) => unsafe {
+                    init(handle, ranks, rank, ids.len() as i32, ids.as_mut_ptr(), config)
+                },
+                None => ncclResult_t::InvalidUsage,
+            },
+            Origin::Ids(ids) => match self.library.ncclCommInitRankConfig {
                 // SAFETY: the cell is kept alive by this order and by the communicator; the configuration fits the
                 // library's version and is read during the call.
-                Some(init) => unsafe { init(handle, ranks, *id, rank, config) },
+                Some(init) => unsafe { init(handle, ranks, ids[0], rank, config) },
                 None => ncclResult_t::InvalidUsage,
             },
             Origin::Split { parent, color, key } => match self.library.ncclCommSplit {
@@ -114,7 +126,7 @@ impl Order {
         let (rank, ranks) = (self.place.0 as i32, self.place.1 as i32);
         match (&self.origin, self.library.ncclCommInitRank) {
             // SAFETY: the cell is kept alive by this order and by the communicator.
-            (Origin::Id(id), Some(init)) => unsafe { init(handle, ranks, *id, rank) },
+            (Origin::Ids(ids), Some(init)) => unsafe { init(handle, ranks, ids[0], rank) },
             _ => ncclResult_t::InvalidUsage,
         }
     }
@@ -131,7 +143,7 @@ impl Making {
         handle: &Arc<HandleCell>,
     ) -> Result<Making> {
         let (function, parent) = match origin {
-            Origin::Id(_) => (origin.function(), None),
+            Origin::Ids(_) => (origin.function(), None),
             Origin::Split { parent, .. } => (origin.function(), Some(parent.clone())),
         };
         let order = Order { library, origin: origin.clone(), place, config, handle: handle.clone() };

@@ -128,27 +128,15 @@ impl NcclComm {
         settings: Arc<NcclSettings>,
     ) -> Result<NcclComm> {
         let library = library::load(flavour)?;
-        let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-        let mut made: Result<()> = Ok(());
-        if control.rank() == 0 {
-            let get = library.need(library.ncclGetUniqueId, "ncclGetUniqueId")?;
-            // SAFETY: an out-pointer on the stack, written during the call.
-            let result = unsafe { get(&raw mut id) };
-            if result != phalanx_sys::nccl::ncclResult_t::Success {
-                made = Err(library.error(result, "ncclGetUniqueId").into());
-            }
-        }
-        // Told also if it could not be made: the others wait for it.
         // SAFETY: nobody else uses `control` yet.
-        let id = unsafe { tell_id(&control, id) }?;
-        made?;
+        let ids = unsafe { exchange_ids(&control, library, settings.config.unique_ids.unwrap_or(1)) }?;
         let device = Device::open(flavour, gpu);
         // SAFETY: as above. A rank without a GPU must not leave the others waiting in the library.
         let agreed = unsafe { agree(&control, device.is_ok(), "open its GPU") };
         let device = device?;
         agreed?;
         let stream = device.default_stream();
-        NcclComm::assemble(control, library, device, stream, settings, &Origin::Id(id))
+        NcclComm::assemble(control, library, device, stream, settings, &Origin::Ids(ids))
     }
 
     /// Makes the library's communicator of the ranks of `control`.
@@ -301,21 +289,38 @@ impl NcclComm {
     }
 }
 
-/// Gives rank 0's id to all.
+/// Unique ids of so many ranks, evenly spread, for all. Collective.
 ///
 /// # Safety
 /// As for [`Backend::collective`].
-unsafe fn tell_id(control: &HostComm, mut id: ncclUniqueId) -> Result<ncclUniqueId> {
-    let start = id.internal.as_mut_ptr();
-    let call = Call {
-        send: start,
-        recv: start,
-        blocks: Blocks::Equal(NCCL_UNIQUE_ID_BYTES),
-        ..Call::empty(Operation::Broadcast)
-    };
-    // SAFETY: the caller's contract; the id's bytes are on the stack, in place.
-    unsafe { control.collective(&call) }?;
-    Ok(id)
+unsafe fn exchange_ids(control: &HostComm, library: &Library, count: usize) -> Result<Vec<ncclUniqueId>> {
+    let ranks = control.world_size();
+    if !(1..=ranks).contains(&count) {
+        let expected = format!("1 to the number of ranks, {ranks}");
+        return Err(
+            UsageError::Setting { name: "unique_ids".into(), value: count.to_string(), expected }.into()
+        );
+    }
+    let mut ids = vec![ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] }; count];
+    let mut made: Result<()> = Ok(());
+    for (number, id) in ids.iter_mut().enumerate() {
+        let root = number * ranks / count;
+        if control.rank() == root {
+            let get = library.need(library.ncclGetUniqueId, "ncclGetUniqueId")?;
+            // SAFETY: an out-pointer that is valid, written during the call.
+            let result = unsafe { get(&raw mut *id) };
+            if result != phalanx_sys::nccl::ncclResult_t::Success {
+                made = Err(library.error(result, "ncclGetUniqueId").into());
+            }
+        }
+        let start = id.internal.as_mut_ptr();
+        let blocks = Blocks::Equal(NCCL_UNIQUE_ID_BYTES);
+        let call = Call { send: start, recv: start, blocks, root, ..Call::empty(Operation::Broadcast) };
+        // Told also if it could not be made: the others wait for it.
+        // SAFETY: the caller's contract; the id's bytes are valid, in place.
+        unsafe { control.collective(&call) }?;
+    }
+    made.map(|()| ids)
 }
 
 /// Whether all ranks could do something; an error that names the first that could not.

@@ -1,6 +1,6 @@
 //! Who started this process: one table of launchers, and what their variables say.
 
-use super::{Environment, setting};
+use super::{Environment, place, setting};
 use crate::backend::host::MAX_RANKS;
 use crate::error::{Error, Result};
 
@@ -58,7 +58,19 @@ struct Rule {
 /// The launchers, in the order in which they count. The more a variable was meant for us the earlier it comes; then
 /// those that are started by the ones below them: torchrun and mpirun run inside of Slurm's steps, and Open MPI and
 /// PALS set the variables of PMIx and PMI too.
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
+    Rule {
+        // See `Environment::placed`.
+        name: "the program itself",
+        evidence: &[&[place::RANK]],
+        rank: place::RANK,
+        world_size: &[place::WORLD_SIZE],
+        local_rank: &[],
+        local_world_size: &[place::LOCAL_WORLD_SIZE],
+        mpi: false,
+        job: &[place::JOB],
+        job_more: &[],
+    },
     Rule {
         name: "phalanx launch",
         evidence: &[&["PHALANX_RANK"], &["PHALANX_WORLD_SIZE"]],

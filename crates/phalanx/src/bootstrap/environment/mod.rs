@@ -50,6 +50,14 @@ fn parse_seconds(name: &str, value: &str) -> Result<Duration, UsageError> {
         .ok_or_else(|| setting(name, value, "a number of seconds greater than 0"))
 }
 
+/// What a program says of itself ([`Builder::place`](crate::Builder::place)), under names that no variable has.
+mod place {
+    pub const RANK: &str = "Builder::place(rank)";
+    pub const WORLD_SIZE: &str = "Builder::place(world_size)";
+    pub const JOB: &str = "Builder::place(job)";
+    pub const LOCAL_WORLD_SIZE: &str = "Builder::store(ranks of this host)";
+}
+
 pub(super) fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
     UsageError::Setting { name: name.into(), value: value.into(), expected: expected.into() }
 }
@@ -63,6 +71,27 @@ impl Environment {
 
     pub fn of(variables: &[(&str, &str)]) -> Environment {
         Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
+    }
+
+    /// This environment for a process that a program has given a place.
+    pub fn placed(mut self, rank: usize, world_size: usize, job: &str) -> Environment {
+        self.set(place::RANK, &rank.to_string());
+        self.set(place::WORLD_SIZE, &world_size.to_string());
+        self.set(place::JOB, job);
+        self
+    }
+
+    /// This environment for ranks that meet at a store which rank 0 has.
+    pub fn with_store(mut self, address: &str, token: &str) -> Environment {
+        self.set("PHALANX_STORE", address);
+        self.set("PHALANX_TOKEN", token);
+        // They learn there who shares a host with whom; so much is known before.
+        self.set(place::LOCAL_WORLD_SIZE, "1");
+        self
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        self.0.insert(name.to_owned(), value.to_owned());
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&str> {

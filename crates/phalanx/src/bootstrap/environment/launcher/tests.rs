@@ -200,6 +200,20 @@ fn the_order_of_the_table_decides() {
 }
 
 #[test]
+fn what_the_program_says_comes_first() {
+    let placed = environment(TORCHRUN).placed(2, 3, "mine");
+    let launcher = placed.launcher().unwrap().unwrap();
+    assert_eq!((launcher.name, launcher.rank, launcher.world_size), ("the program itself", 2, Some(3)));
+    let place = launcher.place(&placed).unwrap();
+    assert_eq!((&*place.job, place.one_host), ("the program itself mine", true));
+    let stored = placed.with_store("alpha:5", "0123456789abcdef");
+    let place = stored.launcher().unwrap().unwrap().place(&stored).unwrap();
+    assert!(!place.one_host);
+    let rendezvous = stored.rendezvous(&place).unwrap().unwrap();
+    assert_eq!((&*rendezvous.address, rendezvous.host), ("alpha:5", crate::bootstrap::store::Host::Rank(0)));
+}
+
+#[test]
 fn jobs_are_told_apart() {
     let job = |variables: &[(&str, &str)]| recognised(variables).place(&environment(variables)).unwrap().job;
     let mut restarted = TORCHRUN.to_vec();
