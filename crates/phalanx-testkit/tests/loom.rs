@@ -26,7 +26,7 @@ mod protocol;
 
 use loom::sync::Arc;
 use loom::thread;
-use protocol::{Counter, Fences, Gate, LINE_PAYLOAD, Park, StampedLine};
+use protocol::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, StampedLine};
 use sync::{AtomicU32, Ordering, UnsafeCell};
 
 /// A reader that sees the stamp sees the payload, also when the writer writes the line again after the reader
@@ -59,6 +59,26 @@ fn a_stamp_covers_its_payload() {
             done.set(stamp);
         }
         writer.join().unwrap();
+    });
+}
+
+/// A reader that comes while words are written again never gets new ones for those of the old number, nor a mixture.
+#[test]
+fn words_belong_to_their_number() {
+    loom::model(|| {
+        let words = Arc::new(NumberedWords::new());
+        words.write(1, [1; 3]);
+        let writer = {
+            let words = words.clone();
+            thread::spawn(move || words.write(2, [2; 3]))
+        };
+        for number in 1..=2 {
+            if let Some(read) = words.read(number) {
+                assert_eq!(read, [number; 3]);
+            }
+        }
+        writer.join().unwrap();
+        assert_eq!((words.read(1), words.read(2)), (None, Some([2; 3])));
     });
 }
 

@@ -8,7 +8,7 @@
 //!
 //! The file is sparse: pages that were never touched cost nothing.
 
-use super::protocol::{Counter, Gate, LINE, Park, StampedLine};
+use super::protocol::{Counter, Gate, LINE, NumberedWords, Park, StampedLine};
 use crate::os::Mapping;
 #[cfg(feature = "cuda")]
 use crate::sync::Ordering;
@@ -66,15 +66,6 @@ pub(super) struct ChannelHeader {
     pub decided: AtomicU64,
 }
 
-/// A call as its rank announces it: for comparison and for error messages.
-#[repr(C, align(64))]
-pub(super) struct RecordWords {
-    /// The operation's number; stored last.
-    pub sequence: AtomicU64,
-    /// The words of [`super::record::Record`].
-    pub words: [AtomicU64; 5],
-}
-
 /// What one rank tells about itself. Everything has this rank as its only writer, but `park`.
 #[repr(C, align(128))]
 pub(super) struct RankState {
@@ -88,9 +79,10 @@ pub(super) struct RankState {
     /// Inside a peer's memory: from a collective, from a message.
     pub gates: [Gate; 2],
     pub life: Life,
-    pub records: [RecordWords; RECORDS],
+    /// Its calls, as it announces them, by their number: for comparison and for error messages.
+    pub records: [NumberedWords; RECORDS],
     /// Messages, as far as errors tell of them: the last and the one before.
-    pub messages: [RecordWords; 2],
+    pub messages: [NumberedWords; 2],
     pub verdict: [AtomicU64; VERDICT_WORDS],
     /// Of a witness: the peers to whom, and from whom, this rank is about to move messages.
     pub greetings: [RankSet; 2],

@@ -102,6 +102,53 @@ impl Counter {
     }
 }
 
+/// Words that one writer changes whenever it likes: a reader gets those of the number that it asks for, or learns that they are gone.
+#[repr(C, align(64))]
+pub(crate) struct NumberedWords {
+    /// 0 while there are none, and while they change.
+    number: AtomicU64,
+    words: [AtomicU64; 3],
+}
+
+impl NumberedWords {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the loom tests")]
+    pub fn new() -> NumberedWords {
+        NumberedWords { number: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    #[inline(always)]
+    pub fn write(&self, number: u64, words: [u64; 3]) {
+        self.number.store(0, Ordering::Relaxed);
+        // Who finds one of the new words finds the old number gone.
+        fence(Ordering::Release);
+        for (word, value) in self.words.iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.number.store(number, Ordering::Release);
+    }
+
+    /// Takes the words back.
+    #[allow(dead_code, reason = "for backends on GPUs")]
+    pub fn withdraw(&self) {
+        self.number.store(0, Ordering::Release);
+    }
+
+    #[inline(always)]
+    pub fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
+    }
+
+    /// The words that were written with `number`, unless they have not come or are gone.
+    pub fn read(&self, number: u64) -> Option<[u64; 3]> {
+        if self.number() != number {
+            return None;
+        }
+        let words = std::array::from_fn(|i| self.words[i].load(Ordering::Acquire));
+        (self.number() == number).then_some(words)
+    }
+}
+
 /// Whether ranks order their own accesses with a fence, or leave it to the one who needs it.
 ///
 /// Two patterns here need a store to be visible before a later load (Dekker's): announcing progress and

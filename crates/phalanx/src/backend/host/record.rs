@@ -1,10 +1,10 @@
 //! Calls as the ranks announce them: for comparison, and to say in an error who called what.
 
-use super::layout::{RECORDS, RankState, RecordWords};
+use super::layout::{RECORDS, RankState};
+use super::protocol::NumberedWords;
 use crate::backend::{Blocks, Call, Operation};
 use crate::dtype::DType;
 use crate::op::ReductionCode;
-use crate::sync::{Ordering, fence};
 use std::fmt;
 
 /// What all ranks must agree on about an operation.
@@ -120,24 +120,24 @@ impl RankState {
     /// Announces this rank's call number `sequence`, before it does anything else.
     #[inline(always)]
     pub fn announce(&self, sequence: u64, record: &Record) {
-        write(&self.records[sequence as usize % RECORDS], sequence, record);
+        self.records[sequence as usize % RECORDS].write(sequence, record.words());
     }
 
     /// Takes back the announcement of `sequence`.
     #[cfg(feature = "cuda")]
     pub fn withdraw(&self, sequence: u64) {
-        self.records[sequence as usize % RECORDS].sequence.store(0, Ordering::Release);
+        self.records[sequence as usize % RECORDS].withdraw();
     }
 
     /// The call that this rank announced under `sequence`, unless it has not come or is long past.
     pub fn announced(&self, sequence: u64) -> Option<Record> {
-        read(&self.records[sequence as usize % RECORDS], sequence)
+        self.records[sequence as usize % RECORDS].read(sequence).and_then(Record::from_words)
     }
 
     /// Whether this rank has announced its call number `sequence`, or a later one.
     #[cfg(feature = "cuda")]
     pub fn has_come_to(&self, sequence: u64) -> bool {
-        let has_come = |place: &RecordWords| place.sequence.load(Ordering::Acquire) >= sequence;
+        let has_come = |place: &NumberedWords| place.number() >= sequence;
         // A later call took the same place; or, of a rank of another host, its neighbour's (see `relay/`).
         has_come(&self.records[sequence as usize % RECORDS]) || self.records.iter().any(has_come)
     }
@@ -145,44 +145,21 @@ impl RankState {
     /// Announces this rank's message number `number`.
     #[inline(always)]
     pub fn announce_message(&self, number: u64, record: &Record) {
-        write(&self.messages[number as usize % 2], number, record);
+        self.messages[number as usize % 2].write(number, record.words());
     }
 
     /// The last message this rank announced.
     pub fn last_message(&self) -> Option<Record> {
-        let last = self.messages.iter().max_by_key(|slot| slot.sequence.load(Ordering::Acquire))?;
-        match last.sequence.load(Ordering::Acquire) {
+        let last = self.messages.iter().max_by_key(|message| message.number())?;
+        match last.number() {
             0 => None,
-            number => read(last, number),
+            number => last.read(number).and_then(Record::from_words),
         }
     }
 
     /// The last call this rank announced.
     pub fn last_announced(&self) -> Option<(u64, Record)> {
-        let last = self.records.iter().map(|r| r.sequence.load(Ordering::Acquire)).max()?;
+        let last = self.records.iter().map(NumberedWords::number).max()?;
         if last == 0 { None } else { Some((last, self.announced(last)?)) }
     }
-}
-
-#[inline(always)]
-fn write(slot: &RecordWords, sequence: u64, record: &Record) {
-    // Who reads meanwhile must not take the new words for those of the old number.
-    slot.sequence.store(0, Ordering::Relaxed);
-    fence(Ordering::Release);
-    for (word, value) in slot.words.iter().zip(record.words()) {
-        word.store(value, Ordering::Relaxed);
-    }
-    slot.sequence.store(sequence, Ordering::Release);
-}
-
-fn read(slot: &RecordWords, sequence: u64) -> Option<Record> {
-    if slot.sequence.load(Ordering::Acquire) != sequence {
-        return None;
-    }
-    let words = std::array::from_fn(|i| slot.words[i].load(Ordering::Acquire));
-    // Overwritten meanwhile? Then it is long past.
-    if slot.sequence.load(Ordering::Acquire) != sequence {
-        return None;
-    }
-    Record::from_words(words)
 }

@@ -8,7 +8,7 @@ use crate::backend::host::verdict::{Context, Verdict};
 use crate::backend::host::world::{SegmentId, Standing};
 use crate::bootstrap::store::{Audience, Lost};
 use crate::error::PeerEvent;
-use crate::sync::{AtomicU64, Ordering, fence, lock};
+use crate::sync::{AtomicU64, Ordering, lock};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
@@ -120,13 +120,7 @@ impl Copies {
         }
         for (place, sequence, words) in &update.records {
             let Some(record) = state.records.get(usize::from(*place)) else { continue };
-            // Nobody shall take new words for those of the old number.
-            record.sequence.store(0, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            for (target, word) in record.words.iter().zip(words) {
-                target.store(*word, Ordering::Relaxed);
-            }
-            record.sequence.store(*sequence, Ordering::Release);
+            record.write(*sequence, *words);
         }
         for line in &update.lines {
             let slot = open.channel.slot(rank, u64::from(line.slot));

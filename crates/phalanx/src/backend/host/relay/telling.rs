@@ -73,16 +73,13 @@ impl Shared {
         };
         let is_same = update == told.last;
         for (place, record) in state.records.iter().enumerate() {
-            let sequence = record.sequence.load(Ordering::Acquire);
+            let sequence = record.number();
             if sequence == told.records[place] {
                 continue;
             }
-            let words = std::array::from_fn(|i| record.words[i].load(Ordering::Acquire));
-            // Announced in order: once its neighbour has been, this place may be written to again.
-            let next = &state.records[(place + RECORDS - 1) % RECORDS];
-            if sequence != 0 && next.sequence.load(Ordering::Acquire) > sequence {
-                continue;
-            }
+            // Withdrawn; or being written, and told the next time.
+            let words = if sequence == 0 { Some([0; 3]) } else { record.read(sequence) };
+            let Some(words) = words else { continue };
             told.records[place] = sequence;
             update.records.push((place as u8, sequence, words));
         }
