@@ -16,7 +16,7 @@ use phalanx_sys::mpi::{Handle, LoadError, Mpi};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the launcher says, to be compared with what MPI says.
 #[derive(Debug, Clone)]
@@ -37,7 +37,9 @@ pub(super) struct Process {
     /// Bytes that one MPI call gets at most.
     pub max_bytes: usize,
     /// Whether only the main thread may call MPI.
-    main_only: bool,
+    pub main_only: bool,
+    /// Held by a thread of phalanx's own while it calls MPI. True: no more calls, since the process ends.
+    pub is_ending: Mutex<bool>,
     /// A communicator has failed, or a deadline is not to be waited for twice.
     failed: AtomicBool,
     /// The last deadline, in nanoseconds: finalising has it too.
@@ -94,6 +96,7 @@ impl Process {
             max_tag,
             max_bytes,
             main_only,
+            is_ending: Mutex::new(false),
             failed,
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
@@ -277,10 +280,10 @@ fn finalise_at_exit() {
             fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
         }
         extern "C" fn end(status: c_int, _: *mut c_void) {
-            if status == 0 {
-                finalise();
-            } else {
-                say_goodbye(status);
+            match (end_calls(), status) {
+                (true, 0) => finalise(),
+                (false, 0) => {}
+                _ => say_goodbye(status),
             }
         }
         // SAFETY: the function is there as long as the process, whose library it is part of.
@@ -292,11 +295,30 @@ fn finalise_at_exit() {
             fn atexit(function: extern "C" fn()) -> c_int;
         }
         extern "C" fn end() {
-            finalise();
+            if end_calls() {
+                finalise();
+            }
         }
         // SAFETY: as above. The exit status is not known here, so a rank that fails waits in MPI_Finalize, at most for
         // the deadline.
         unsafe { atexit(end) };
+    }
+}
+
+/// From now on no thread of phalanx's own calls MPI; false if one does not come back from it.
+fn end_calls() -> bool {
+    let Some(process) = PROCESS.get() else { return true };
+    // Such a call waits for nothing.
+    let until = Instant::now() + Duration::from_secs(1);
+    loop {
+        match process.is_ending.try_lock() {
+            Ok(mut is_ending) => {
+                *is_ending = true;
+                return true;
+            }
+            Err(_) if Instant::now() >= until => return false,
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
 }
 
