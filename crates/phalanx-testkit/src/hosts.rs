@@ -18,14 +18,26 @@ impl Elsewhere {
             .map_err(|error| format!("an IPC namespace of its own: {error}"))?;
         Ok(Elsewhere { home })
     }
+
+    /// A host that is there as long as the file is open. Who opens the file can [`go_to`] it.
+    pub fn make() -> Result<std::fs::File, String> {
+        let _there = Elsewhere::enter()?;
+        std::fs::File::open("/proc/thread-self/ns/ipc").map_err(|error| error.to_string())
+    }
+}
+
+/// Goes to a host for good: this thread, and what it starts.
+#[cfg(target_os = "linux")]
+pub fn go_to(host: &std::fs::File) -> std::io::Result<()> {
+    use rustix::fd::AsFd;
+    let ipc = Some(rustix::thread::LinkNameSpaceType::InterProcessCommunication);
+    Ok(rustix::thread::move_into_link_name_space(host.as_fd(), ipc)?)
 }
 
 #[cfg(target_os = "linux")]
 impl Drop for Elsewhere {
     fn drop(&mut self) {
-        use rustix::fd::AsFd;
-        let ipc = Some(rustix::thread::LinkNameSpaceType::InterProcessCommunication);
-        rustix::thread::move_into_link_name_space(self.home.as_fd(), ipc).expect("the way back is open");
+        go_to(&self.home).expect("the way back is open");
     }
 }
 
@@ -35,4 +47,15 @@ impl Elsewhere {
     pub fn enter() -> Result<Elsewhere, String> {
         Err("there are no namespaces here".into())
     }
+
+    /// There are no namespaces here.
+    pub fn make() -> Result<std::fs::File, String> {
+        Elsewhere::enter().map(|_| unreachable!("the error above"))
+    }
+}
+
+/// There are no namespaces here.
+#[cfg(not(target_os = "linux"))]
+pub fn go_to(_host: &std::fs::File) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
 }

@@ -110,7 +110,12 @@ fn decide(
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
         None => Ok(match gpus(nccl) {
             Ok(()) if here.is_some() => {
-                (nccl, "each rank of this host has a GPU; the other hosts are asked at the start".to_owned())
+                let over_mpi = is_mpi && environment.get("PHALANX_STORE").is_none();
+                let way = if over_mpi { ", over MPI" } else { "" };
+                (
+                    nccl,
+                    format!("each rank of this host has a GPU; the other hosts are asked at the start{way}"),
+                )
             }
             Ok(()) => (nccl, "each rank has a GPU".to_owned()),
             Err(_) if gpus(rccl).is_ok() => (rccl, "each rank has an AMD GPU".to_owned()),
