@@ -254,7 +254,7 @@ fn ranks_elsewhere_are_noticed() {
 #[test]
 fn ranks_of_mpi_that_may_be_elsewhere_meet_over_it() {
     let meets = |variables: &[(&str, &str)]| recognised(variables).meets_over_mpi(&environment(variables));
-    let elsewhere = |all: Variables, local: &str| {
+    let elsewhere = |all: Variables, local: &'static str| {
         all.iter().copied().filter(|(name, _)| *name != local).chain([(local, "1")]).collect::<Vec<_>>()
     };
     for (variables, local) in [(OPEN_MPI_4, "OMPI_COMM_WORLD_LOCAL_SIZE"), (INTEL_MPI, "MPI_LOCALNRANKS")] {
