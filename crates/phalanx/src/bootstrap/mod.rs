@@ -144,7 +144,6 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         ignored = ?launcher.map(|launcher| &launcher.ignored),
         "communicator"
     );
-    let timeout = settings.timeout;
     match choice.backend {
         _ if launcher.is_some_and(|launcher| launcher.meets_over_mpi(&environment)) => {
             over_mpi(launcher.expect("asked just now"), &environment, &settings)
@@ -154,20 +153,25 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         {
             on_hosts(launcher.expect("asked just now"), &environment, &settings)
         }
-        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
+        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name())),
         BackendKind::Mpi => join_mpi(launcher, &environment, &settings),
-        BackendKind::Host => {
-            on_host(launcher, &environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
-        }
-        backend @ (BackendKind::Nccl | BackendKind::Rccl) => {
-            let (host, name) = on_host(launcher, &environment, timeout)?;
-            let gpu = host.rank();
-            on_gpu(backend, host, gpu, name, &settings)
-        }
-        BackendKind::Nvshmem => {
-            let (host, name) = on_host(launcher, &environment, timeout)?;
-            as_pe(host, name, &settings)
-        }
+        backend => on_one_host(backend, launcher, &environment, &settings),
+    }
+}
+
+/// The communicator of ranks that share a host's memory.
+fn on_one_host(
+    backend: BackendKind,
+    launcher: Option<&Launcher>,
+    environment: &Environment,
+    settings: &Settings,
+) -> Result<Comm> {
+    let (host, name) = on_host(launcher, environment, settings.timeout)?;
+    let gpu = host.rank();
+    match backend {
+        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, gpu, name, settings),
+        BackendKind::Nvshmem => as_pe(host, name, settings),
+        _ => Ok(Comm::new(Arc::new(host), name)),
     }
 }
 
@@ -187,7 +191,7 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
     if topology.num_hosts() == 1 {
         // The launcher's nodes are parts of one host.
         drop(store);
-        return together(backend, place, settings);
+        return on_one_host(backend, Some(launcher), environment, settings);
     }
     check_for_hosts(backend, &topology)?;
     across_hosts(backend, store, topology, place, settings)
@@ -197,17 +201,6 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
 fn introduction(environment: &Environment, settings: &Settings) -> Result<agreement::Introduction> {
     let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
     Ok(agreement::Introduction::own(wanted, gpus_seen))
-}
-
-/// The communicator of ranks that have found themselves on one host.
-fn together(backend: BackendKind, place: Place, settings: &Settings) -> Result<Comm> {
-    let host = join(&place, settings.timeout)?;
-    let gpu = host.rank();
-    match backend {
-        BackendKind::Host => Ok(Comm::new(Arc::new(host), place.job)),
-        BackendKind::Nvshmem => as_pe(host, place.job, settings),
-        backend => on_gpu(backend, host, gpu, place.job, settings),
-    }
 }
 
 /// Whether a backend's ranks can be on several hosts. The same answer on all.
@@ -276,12 +269,13 @@ fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings)
     let exchange = |own: &[u8]| world.tell_bytes(own);
     let (topology, backend) = agreement::reach(&own, exchange, BackendKind::Mpi)?;
     tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
-    let place = launcher.with_world_size(world.world_size()).place(environment);
+    let launcher = launcher.with_world_size(world.world_size());
     if topology.num_hosts() == 1 && backend != BackendKind::Mpi {
         world.depart(Departure::Left);
-        return together(backend, place?, settings);
+        return on_one_host(backend, Some(&launcher), environment, settings);
     }
     check_for_hosts(backend, &topology)?;
+    let place = launcher.place(environment);
     // A launcher may call the job something else on each host.
     let job = place.as_ref().map_or("MPI_COMM_WORLD", |place| &place.job);
     let job = String::from_utf8_lossy(&world.tell_bytes(job.as_bytes())?[0]).into_owned();
