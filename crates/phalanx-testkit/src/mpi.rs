@@ -3,7 +3,7 @@
 //! An mpirun takes a second to start, so one job performs several scenarios, each on a communicator of its own. Ranks
 //! report in files: an mpirun mixes their outputs.
 
-use crate::hosts::{self, Elsewhere};
+use crate::hosts;
 use crate::processes;
 use crate::random::ANY_ORDER;
 use crate::scenario::{Outcome, Scenario};
@@ -213,11 +213,13 @@ impl Job {
         self
     }
 
-    /// The ranks are on so many hosts (see [`Elsewhere`]), each with as many of the ranks and of the GPUs, and MPI has nothing
-    /// but the network between them. For scenarios only.
+    /// The ranks are on so many hosts (see [`hosts::make`]), each with as many of the ranks and of the GPUs; MPI uses what
+    /// goes between these. For scenarios only.
     pub fn on_hosts(mut self, hosts: usize) -> Job {
         self.hosts = hosts;
-        self.env("OMPI_MCA_btl", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1")
+        let job = self.env("OMPI_MCA_btl", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1");
+        // MPICH 4.0.2 now and then hangs in MPI_Finalize over UCX and TCP.
+        job.env("UCX_TLS", "sysv,self")
     }
 
     /// An environment variable of every rank.
@@ -252,7 +254,7 @@ impl Job {
         if !self.scenarios.is_empty() {
             command.env(SCENARIOS, self.scenarios.join("\n")).env(REPORTS, &folder.0);
         }
-        let hosts: Vec<_> = (1..self.hosts).map(|_| Elsewhere::make()).collect::<Result<_, _>>()?;
+        let hosts: Vec<_> = (1..self.hosts).map(|_| hosts::make()).collect::<Result<_, _>>()?;
         if self.hosts > 1 {
             let file = |host: &std::fs::File| format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
             let files = std::iter::once("here".to_owned()).chain(hosts.iter().map(file));

@@ -129,10 +129,13 @@ pub(super) fn open_store_over_mpi(
     };
     let carrier = Carrier::start(MpiMail::new(world), carried)?;
     let store = Store::over(own, Some(carrier), &rendezvous, place.rank, place.world_size, timeout)?;
-    Ok(match server {
+    let store = match server {
         Some(server) => store.hosting(server),
         None => store,
-    })
+    };
+    // What is told to a member that has not joined is lost.
+    store.exchange("phalanx/joined", &[], timeout)?;
+    Ok(store)
 }
 
 /// A store in this process, rank 0's: its own end of the connection with it, and the ends that are carried to the others.

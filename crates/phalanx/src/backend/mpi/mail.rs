@@ -6,9 +6,9 @@
 use super::{Failure, MpiComm, check};
 use crate::backend::{Backend, Departure};
 use crate::bootstrap::store::Mail;
-use crate::sync::lock;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 
 /// The only kind of message.
 const TAG: c_int = 0;
@@ -31,17 +31,21 @@ struct Message {
 
 impl MpiMail {
     pub fn new(comm: MpiComm) -> MpiMail {
+        comm.process.mails.fetch_add(1, Ordering::Relaxed);
         MpiMail { comm, sends: Vec::new(), receives: Vec::new(), has_given_up: false }
     }
 
-    /// Calls MPI, if it is not at its end.
+    /// Calls MPI, if it is there yet.
     fn call<T>(&mut self, call: impl FnOnce(&mut MpiMail) -> Result<T, Failure>) -> Result<T, String> {
         let process = self.comm.process;
-        let is_ending = lock(&process.is_ending);
-        if *is_ending || process.is_finalized() {
+        if process.is_finalized() {
             return Err("MPI is finalised".into());
         }
-        call(self).map_err(|failure| process.error(failure, self.comm.rank, "the job's store", 0).to_string())
+        call(self).map_err(|failure| {
+            // After an error MPI promises nothing.
+            self.give_up();
+            process.error(failure, self.comm.rank, "the job's store", 0).to_string()
+        })
     }
 
     /// Accepts the next message that has come, whoever has sent it; whether there was one.
@@ -129,6 +133,9 @@ impl Mail for MpiMail {
     }
 
     fn receive(&mut self) -> Result<Option<(usize, Vec<u8>)>, String> {
+        if self.comm.process.is_ending.load(Ordering::Acquire) {
+            return Err("this process is at its end".into());
+        }
         let received = self.call(|mail| {
             while mail.accept()? {}
             mail.take_received()
@@ -152,5 +159,6 @@ impl Drop for MpiMail {
         } else {
             self.give_up();
         }
+        self.comm.process.mails.fetch_sub(1, Ordering::Release);
     }
 }

@@ -38,8 +38,10 @@ pub(super) struct Process {
     pub max_bytes: usize,
     /// Whether only the main thread may call MPI.
     pub main_only: bool,
-    /// Held by a thread of phalanx's own while it calls MPI. True: no more calls, since the process ends.
-    pub is_ending: Mutex<bool>,
+    /// How many `MpiMail`s there are, which threads of phalanx's own have, ...
+    pub mails: AtomicUsize,
+    /// ... and whether they are to come to their end, since the process does.
+    pub is_ending: AtomicBool,
     /// A communicator has failed, or a deadline is not to be waited for twice.
     failed: AtomicBool,
     /// The last deadline, in nanoseconds: finalising has it too.
@@ -96,7 +98,8 @@ impl Process {
             max_tag,
             max_bytes,
             main_only,
-            is_ending: Mutex::new(false),
+            mails: AtomicUsize::new(0),
+            is_ending: AtomicBool::new(false),
             failed,
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
@@ -305,21 +308,19 @@ fn finalise_at_exit() {
     }
 }
 
-/// From now on no thread of phalanx's own calls MPI; false if one does not come back from it.
+/// Waits until no thread of phalanx's own calls MPI any more; false if one does not come to its end.
 fn end_calls() -> bool {
     let Some(process) = PROCESS.get() else { return true };
-    // Such a call waits for nothing.
-    let until = Instant::now() + Duration::from_secs(1);
-    loop {
-        match process.is_ending.try_lock() {
-            Ok(mut is_ending) => {
-                *is_ending = true;
-                return true;
-            }
-            Err(_) if Instant::now() >= until => return false,
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+    process.is_ending.store(true, Ordering::Release);
+    // Longer than their last words take.
+    let until = Instant::now() + Duration::from_secs(3);
+    while process.mails.load(Ordering::Acquire) > 0 {
+        if Instant::now() >= until {
+            return false;
         }
+        std::thread::sleep(Duration::from_micros(100));
     }
+    true
 }
 
 /// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
@@ -344,10 +345,12 @@ fn finalise() {
     let Ok(guard) = Guard::watch(Some(process.abort_of(process.world())), rank, timeout) else { return };
     let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
     let mut own_type = process.own_type;
+    // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before another.
     // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
     // exits.
     unsafe {
         (process.mpi.functions.type_free)(&raw mut own_type);
+        (process.mpi.functions.barrier)(process.world());
         (process.mpi.functions.finalize)();
     }
 }

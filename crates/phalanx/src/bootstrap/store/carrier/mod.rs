@@ -34,7 +34,7 @@ pub trait Mail: Send + 'static {
     fn send(&mut self, to: usize, bytes: &[u8]) -> std::result::Result<(), String>;
     /// How many messages to a peer are not on their way yet.
     fn unsent(&mut self, to: usize) -> usize;
-    /// A message that has come, and from whom. An error means that no more will come.
+    /// A message that has come, and from whom. An error means that no more will come; the last words can be sent yet.
     fn receive(&mut self) -> std::result::Result<Option<(usize, Vec<u8>)>, String>;
     /// The last call, if not all has been said and heard: somebody may be gone.
     fn give_up(&mut self);
@@ -113,15 +113,16 @@ fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
             tracing::warn!("the store's connections did not end in good order: ranks {gone:?}");
             return mail.give_up();
         }
-        let moved = match deliver(&mut mail, &mut lines) {
-            Ok(moved) => moved,
+        let received = deliver(&mut mail, &mut lines);
+        let sent = lines.iter_mut().fold(false, |sent, line| line.collect(&mut mail) || sent);
+        let moved = match received {
+            Ok(moved) => moved || sent,
             Err(why) => {
                 // Both ends of each connection find it closed.
                 tracing::warn!("nothing more comes to this rank: {why}");
-                return mail.give_up();
+                break;
             }
         };
-        let moved = lines.iter_mut().fold(moved, |moved, line| line.collect(&mut mail) || moved);
         pause = if moved { SOON } else { (pause * 2).min(LATER) };
         let open = lines.iter().filter(|line| !line.has_said_all && mail.unsent(line.peer) < MOST_UNSENT);
         let sockets: Vec<(&Wire, bool)> = open.map(|line| (&line.wire, !line.input.is_empty())).collect();
