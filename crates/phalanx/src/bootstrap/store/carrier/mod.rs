@@ -23,7 +23,7 @@ const MOST_UNSENT: usize = 256;
 
 /// Messages cannot wake anybody: how soon a carrier looks again after something has come or gone, and when nothing does.
 const SOON: Duration = Duration::from_micros(20);
-const LATER: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(2);
 
 /// How long the last words may take, to a peer that may be gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
