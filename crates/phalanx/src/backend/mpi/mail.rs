@@ -21,6 +21,8 @@ const TAG: c_int = 0;
 pub(crate) struct MpiMail {
     comm: MpiComm,
     sends: Vec<Message>,
+    /// How many of them each rank is to get.
+    unsent: Vec<usize>,
     /// In the order in which they came.
     receives: Vec<Message>,
     has_given_up: bool,
@@ -36,7 +38,8 @@ struct Message {
 impl MpiMail {
     pub fn new(comm: MpiComm) -> MpiMail {
         comm.process.mails.fetch_add(1, Ordering::Relaxed);
-        MpiMail { comm, sends: Vec::new(), receives: Vec::new(), has_given_up: false }
+        let unsent = vec![0; comm.ranks];
+        MpiMail { comm, unsent, sends: Vec::new(), receives: Vec::new(), has_given_up: false }
     }
 
     /// Calls MPI, if it is there yet.
@@ -94,7 +97,10 @@ impl MpiMail {
 
     fn complete_sends(&mut self) -> Result<(), Failure> {
         self.sends.iter_mut().try_for_each(|send| self.comm.look_after(send))?;
-        self.sends.retain(|send| send.request.is_some());
+        self.sends.retain(|send| {
+            self.unsent[send.peer as usize] -= usize::from(send.request.is_none());
+            send.request.is_some()
+        });
         Ok(())
     }
 }
@@ -124,16 +130,17 @@ impl Mail for MpiMail {
                 (mpi.functions.isend)(buffer, count, byte, peer, TAG, comm, &raw mut request)
             })?;
             mail.sends.push(Message { peer, request: Some(request), bytes });
-            mail.complete_sends()
+            mail.unsent[to] += 1;
+            Ok(())
         })
     }
 
-    fn unsent(&mut self, to: usize) -> usize {
-        if !self.sends.is_empty() {
-            // A send that has failed stays.
-            let _ = self.call(MpiMail::complete_sends);
-        }
-        self.sends.iter().filter(|send| send.peer == to as c_int).count()
+    fn unsent(&self, to: usize) -> usize {
+        self.unsent[to]
+    }
+
+    fn flush(&mut self) -> bool {
+        self.call(MpiMail::complete_sends).is_ok() && self.sends.is_empty()
     }
 
     fn receive(&mut self) -> Result<Option<(usize, Vec<u8>)>, String> {
@@ -141,6 +148,10 @@ impl Mail for MpiMail {
             return Err("this process is at its end".into());
         }
         let received = self.call(|mail| {
+            if let Some(message) = mail.take_received()? {
+                return Ok(Some(message));
+            }
+            mail.complete_sends()?;
             let mut in_vain = 0;
             while in_vain < LOOKS {
                 in_vain += u32::from(!mail.accept()?);

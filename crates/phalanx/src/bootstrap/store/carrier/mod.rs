@@ -32,9 +32,12 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub trait Mail: Send + 'static {
     /// Sends a message. An error means that this peer is out of reach.
     fn send(&mut self, to: usize, bytes: &[u8]) -> std::result::Result<(), String>;
-    /// How many messages to a peer are not on their way yet.
-    fn unsent(&mut self, to: usize) -> usize;
-    /// A message that has come, and from whom. An error means that no more will come; the last words can be sent yet.
+    /// How many messages to a peer were not on their way when it was looked last.
+    fn unsent(&self, to: usize) -> usize;
+    /// Looks whether all messages are on their way.
+    fn flush(&mut self) -> bool;
+    /// Looks after what is sent, and for a message that has come: what it is, and from whom. An error means that no more will
+    /// come; the last words can be sent yet.
     fn receive(&mut self) -> std::result::Result<Option<(usize, Vec<u8>)>, String>;
     /// The last call, if not all has been said and heard: somebody may be gone.
     fn give_up(&mut self);
@@ -66,7 +69,7 @@ struct Line {
 }
 
 impl Carrier {
-    /// Begins to carry what these wires have for and from those peers.
+    /// Begins to carry what these wires have for and from those peers, which are in order.
     pub fn start(mail: impl Mail, wires: Vec<(usize, Wire)>) -> Result<Carrier> {
         let refused =
             |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
@@ -114,9 +117,9 @@ fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
             return mail.give_up();
         }
         let received = deliver(&mut mail, &mut lines);
-        let sent = lines.iter_mut().fold(false, |sent, line| line.collect(&mut mail) || sent);
+        let sent: usize = lines.iter_mut().map(|line| line.collect(&mut mail)).sum();
         let moved = match received {
-            Ok(moved) => moved || sent,
+            Ok(received) => received + sent > 0,
             Err(why) => {
                 // Both ends of each connection find it closed.
                 tracing::warn!("nothing more comes to this rank: {why}");
@@ -131,7 +134,7 @@ fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
     }
     // What was said last may still be under way.
     let until = Instant::now() + LAST_WORDS;
-    while lines.iter().any(|line| mail.unsent(line.peer) > 0) {
+    while !mail.flush() {
         if Instant::now() >= until {
             return mail.give_up();
         }
@@ -139,12 +142,13 @@ fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
     }
 }
 
-/// Gives their lines what has come; whether something has.
-fn deliver(mail: &mut impl Mail, lines: &mut [Line]) -> std::result::Result<bool, String> {
-    let mut moved = false;
+/// Gives their lines what has come: how many messages.
+fn deliver(mail: &mut impl Mail, lines: &mut [Line]) -> std::result::Result<usize, String> {
+    let mut received = 0;
     while let Some((from, bytes)) = mail.receive()? {
-        moved = true;
-        if let Some(line) = lines.iter_mut().find(|line| line.peer == from) {
+        received += 1;
+        if let Ok(index) = lines.binary_search_by_key(&from, |line| line.peer) {
+            let line = &mut lines[index];
             line.has_heard_all |= bytes.is_empty();
             line.input.extend(bytes);
         }
@@ -152,7 +156,7 @@ fn deliver(mail: &mut impl Mail, lines: &mut [Line]) -> std::result::Result<bool
     for line in lines {
         line.write();
     }
-    Ok(moved)
+    Ok(received)
 }
 
 impl Line {
@@ -178,16 +182,16 @@ impl Line {
         }
     }
 
-    /// Sends to the peer what the socket has; whether there was something.
-    fn collect(&mut self, mail: &mut impl Mail) -> bool {
-        let (mut moved, mut bytes) = (false, [0; PIECE]);
+    /// Sends to the peer what the socket has: how many messages.
+    fn collect(&mut self, mail: &mut impl Mail) -> usize {
+        let (mut sent, mut bytes) = (0, [0; PIECE]);
         while !self.has_said_all && mail.unsent(self.peer) < MOST_UNSENT {
             let read = match (&self.wire).read(&mut bytes) {
                 Ok(read) => read,
                 Err(e) if is_not_now(&e) => break,
                 Err(_) => 0,
             };
-            moved = true;
+            sent += 1;
             self.has_said_all = read == 0;
             if let Err(why) = mail.send(self.peer, &bytes[..read]) {
                 tracing::warn!("rank {} is out of reach: {why}", self.peer);
@@ -197,7 +201,7 @@ impl Line {
                 let _ = self.wire.shutdown(Shutdown::Both);
             }
         }
-        moved
+        sent
     }
 }
 
