@@ -20,6 +20,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("mpirun/refused", refused),
     Scenario::process("mpirun/one_thread", |_| one_thread()),
     Scenario::process("mpirun/ports", ports),
+    Scenario::process("mpirun/pmix", pmix),
     Scenario::process("mpirun/cycles", |_| cycles()),
     Scenario::process("mpirun/unfinished", |_| unfinished()),
     Scenario::rank("mpirun/lost", lost),
@@ -28,7 +29,7 @@ pub const SCENARIOS: &[Scenario] = &[
 /// What a trial does with one MPI, and on how many GPUs.
 type Test = fn(&Installation, usize) -> Result<(), Failed>;
 
-const TESTS: [(&str, Test); 12] = [
+const TESTS: [(&str, Test); 13] = [
     ("operations", operations),
     ("chosen", |mpi, gpus| Ok(on_hosts(mpi, gpus).scenario("mpirun/chosen", &[]).succeed().map(drop)?)),
     ("without_gpus", the_backend_of_mpi),
@@ -36,6 +37,7 @@ const TESTS: [(&str, Test); 12] = [
     ("backends_that_differ", backends_that_differ),
     ("one_thread", one_thread_is_refused),
     ("ports", no_port),
+    ("pmix", only_mpi_knows),
     ("cycles", |mpi, gpus| Ok(on_hosts(mpi, gpus).scenario("mpirun/cycles", &[]).succeed().map(drop)?)),
     ("unfinished", |mpi, gpus| {
         Ok(on_hosts(mpi, gpus).scenario("mpirun/unfinished", &[]).succeed().map(drop)?)
@@ -54,8 +56,10 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         let gpus = if installation == "open_mpi" { gpus / 2 * 2 } else { gpus.min(2) };
         for (name, test) in TESTS {
             let name = format!("mpirun/{installation}/{name}");
-            // MPICH's ends it in any case.
-            if name.ends_with("/killed_and_survived") && installation != "open_mpi" {
+            // MPICH's mpirun is none of PMIx, and ends the job of a rank that is killed in any case.
+            if ["/pmix", "/killed_and_survived"].iter().any(|end| name.ends_with(end))
+                && installation != "open_mpi"
+            {
                 continue;
             }
             let why = found.clone().err().or_else(|| obstacle.clone().filter(|_| !must_run));
@@ -92,6 +96,8 @@ fn operations(mpi: &Installation, gpus: usize) -> Result<(), Failed> {
 fn chosen(comm: Comm, _: &[String]) -> Outcome {
     let ranks = comm.world_size();
     assert_eq!((comm.backend(), comm.host_topology().num_hosts()), (BACKEND, 2));
+    let choice = must("choose", phalanx::choose())?;
+    assert!(choice.backend == BACKEND && choice.reason.contains("over MPI"), "{choice:?}");
     let mut buffer = upload(&comm, &values::<f32>(comm.rank(), 1000))?;
     must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
     let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
@@ -233,6 +239,29 @@ fn no_port(mpi: &Installation, gpus: usize) -> Result<(), Failed> {
         .env("PHALANX_TOKEN", "the secret of this test");
     assert_eq!(opened(with_store)?, [format!("0100007F:{port:04X}")]);
     Ok(())
+}
+
+/// As `srun --mpi=pmix` starts ranks: nobody but MPI knows how many there are, or where.
+fn pmix(args: &[String]) -> Outcome {
+    let names: Vec<_> = std::env::vars_os().map(|(name, _)| name).collect();
+    for name in names.iter().filter(|name| name.to_string_lossy().starts_with("OMPI_COMM_WORLD_")) {
+        // SAFETY: this process has no other thread yet.
+        unsafe { std::env::remove_var(name) };
+    }
+    let choice = must("choose", phalanx::choose())?;
+    assert_eq!(choice.launcher.map(|launcher| (launcher.name, launcher.world_size)), Some(("PMIx", None)));
+    let comm = must("init", phalanx::init())?;
+    assert_eq!((comm.backend(), comm.host_topology().num_hosts().to_string()), (BACKEND, args[0].clone()));
+    let mut buffer = upload(&comm, &[1.0f32; 100])?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    expect("the sum", &download(&comm, &buffer)?, |_| comm.world_size() as f32)?;
+    must("finalize", comm.finalize())?;
+    done()
+}
+
+fn only_mpi_knows(mpi: &Installation, gpus: usize) -> Result<(), Failed> {
+    mpi.job(gpus).scenario("mpirun/pmix", &["1"]).succeed()?;
+    Ok(on_hosts(mpi, gpus).scenario("mpirun/pmix", &["2"]).succeed().map(drop)?)
 }
 
 /// Nothing is left of worlds that have ended: descriptors and threads.
