@@ -101,7 +101,7 @@ fn the_launcher_of_an_mpi_job_is_named_with_the_reason() {
     let said = say(command);
     for text in [
         "Open MPI, by OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE; it comes before PMIx",
-        "rank 3 of 4, as Open MPI says, on the backend mpi",
+        "rank 3 of 4, as Open MPI says, on the backend mpi: an MPI launcher started the ranks, and not each has a GPU",
     ] {
         assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
     }

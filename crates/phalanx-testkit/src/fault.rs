@@ -41,7 +41,7 @@ pub(crate) fn inject(child: &Child, fault: Fault) -> io::Result<()> {
 
 /// The same to this process.
 #[cfg(target_os = "linux")]
-pub(crate) fn inject_here(fault: Fault) -> io::Result<()> {
+pub fn inject_here(fault: Fault) -> io::Result<()> {
     Ok(rustix::process::kill_process(rustix::process::getpid(), fault.signal())?)
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn inject(_child: &Child, _fault: Fault) -> io::Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn inject_here(_fault: Fault) -> io::Result<()> {
+pub fn inject_here(_fault: Fault) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

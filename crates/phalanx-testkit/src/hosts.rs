@@ -36,3 +36,42 @@ impl Elsewhere {
         Err("there are no namespaces here".into())
     }
 }
+
+/// Another host for ranks that a launcher starts, and that go there by themselves ([`go_to`]): there as long as the file is open.
+///
+/// It has memory of its own under `/dev/shm`. (With an IPC namespace of its own UCX, and with it MPICH, has but TCP left.)
+#[cfg(target_os = "linux")]
+pub fn make() -> Result<std::fs::File, String> {
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+    let make = || -> std::io::Result<std::fs::File> {
+        // SAFETY: this thread alone, which ends, leaves the mounts and the working directory that it shared.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
+        mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+        mount("phalanx", "/dev/shm", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, None)?;
+        std::fs::File::open("/proc/thread-self/ns/mnt")
+    };
+    let made = std::thread::spawn(make).join().map_err(|_| "its thread has panicked".to_owned())?;
+    made.map_err(|error| format!("a mount namespace of its own: {error}"))
+}
+
+/// Goes to such a host for good. For a process of one thread.
+#[cfg(target_os = "linux")]
+pub fn go_to(host: &std::fs::File) -> std::io::Result<()> {
+    use rustix::fd::AsFd;
+    let folder = std::env::current_dir()?;
+    let mounts = Some(rustix::thread::LinkNameSpaceType::Mount);
+    rustix::thread::move_into_link_name_space(host.as_fd(), mounts)?;
+    std::env::set_current_dir(folder)
+}
+
+/// There are no namespaces here.
+#[cfg(not(target_os = "linux"))]
+pub fn make() -> Result<std::fs::File, String> {
+    Err("there are no namespaces here".into())
+}
+
+/// There are no namespaces here.
+#[cfg(not(target_os = "linux"))]
+pub fn go_to(_host: &std::fs::File) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}

@@ -5,6 +5,7 @@
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`mpi`]: runs scenarios as the ranks of an MPI job, under each MPI that is installed.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
+//! - [`sockets`]: which ports a process has opened.
 //! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
 //!
@@ -27,6 +28,7 @@ pub mod random;
 pub mod reference;
 pub mod ring;
 pub mod scenario;
+pub mod sockets;
 pub mod threads;
 pub mod verdict;
 

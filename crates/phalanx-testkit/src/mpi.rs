@@ -3,9 +3,11 @@
 //! An mpirun takes a second to start, so one job performs several scenarios, each on a communicator of its own. Ranks
 //! report in files: an mpirun mixes their outputs.
 
+use crate::hosts;
 use crate::processes;
 use crate::random::ANY_ORDER;
 use crate::scenario::{Outcome, Scenario};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 const SCENARIOS: &str = "PHALANX_TESTKIT_MPI_SCENARIOS";
 const REPORTS: &str = "PHALANX_TESTKIT_MPI_REPORTS";
 const MARK: &str = "mark";
+/// Of ranks on several hosts: the hosts, as files to go to, one a line; the first is where everybody is.
+const HOSTS: &str = "PHALANX_TESTKIT_MPI_HOSTS";
 
 /// The variable that names the folder of an MPI with the standard ABI (a Python environment with `mpich` 5).
 pub const STANDARD_ABI: &str = "PHALANX_TEST_MPI_ABI";
@@ -22,6 +26,10 @@ pub const STANDARD_ABI: &str = "PHALANX_TEST_MPI_ABI";
 /// In a rank of a [`Job`]: performs its scenarios and says how the process ends.
 pub(crate) fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     let list = std::env::var(SCENARIOS).ok()?;
+    if let Ok(hosts) = std::env::var(HOSTS) {
+        eprintln!("cannot go to its host: {}", go_to_host(&hosts));
+        return Some(ExitCode::FAILURE);
+    }
     let reports = PathBuf::from(std::env::var_os(REPORTS)?);
     let (line, code) = processes::report(&processes::perform(scenarios, &list));
     // First under another name: whoever sees the file sees all of it.
@@ -29,6 +37,51 @@ pub(crate) fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     let written = std::fs::write(reports.join(format!("{name}.new")), line)
         .and_then(|()| std::fs::rename(reports.join(format!("{name}.new")), reports.join(name)));
     Some(if written.is_ok() { code } else { ExitCode::FAILURE })
+}
+
+/// Becomes the same program on this rank's host, where the launcher's variables say how many ranks are there, and the host's
+/// GPUs are its own. Comes back only with an error.
+fn go_to_host(hosts: &str) -> String {
+    let number = |names: [&str; 2]| {
+        let value = names.into_iter().find_map(|name| std::env::var(name).ok());
+        value.and_then(|value| value.parse::<usize>().ok())
+    };
+    let (Some(rank), Some(ranks)) =
+        (number(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]), number(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]))
+    else {
+        return "no rank of an MPI job".into();
+    };
+    let hosts: Vec<&str> = hosts.lines().collect();
+    let host_of = |rank: usize| rank * hosts.len() / ranks;
+    let host = host_of(rank);
+    let here: Vec<usize> = (0..ranks).filter(|other| host_of(*other) == host).collect();
+    if host > 0 {
+        let gone = std::fs::File::open(hosts[host]).and_then(|host| hosts::go_to(&host));
+        if let Err(error) = gone {
+            return error.to_string();
+        }
+    }
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error.to_string(),
+    };
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).env_remove(HOSTS).env("NCCL_HOSTID", format!("host{host}"));
+    if std::env::var_os("CUDA_VISIBLE_DEVICES").is_none() {
+        let gpus: Vec<String> = here.iter().map(usize::to_string).collect();
+        command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
+    }
+    for (name, value) in [
+        ("OMPI_COMM_WORLD_LOCAL_RANK", rank - here[0]),
+        ("MPI_LOCALRANKID", rank - here[0]),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", here.len()),
+        ("MPI_LOCALNRANKS", here.len()),
+    ] {
+        if std::env::var_os(name).is_some() {
+            command.env(name, value.to_string());
+        }
+    }
+    std::os::unix::process::CommandExt::exec(&mut command).to_string()
 }
 
 /// In a rank of a [`Job`]: notes that something happens to it now; [`Ended::mark`] tells when.
@@ -90,6 +143,8 @@ impl Installation {
         let mut job = Job {
             installation: self.clone(),
             program: program.into(),
+            launcher_arguments: Vec::new(),
+            hosts: 1,
             arguments: Vec::new(),
             ranks,
             scenarios: Vec::new(),
@@ -113,6 +168,8 @@ fn find(program: &str) -> Option<PathBuf> {
 pub struct Job {
     installation: Installation,
     program: PathBuf,
+    launcher_arguments: Vec<String>,
+    hosts: usize,
     arguments: Vec<String>,
     ranks: usize,
     scenarios: Vec<String>,
@@ -150,6 +207,21 @@ impl Job {
         self
     }
 
+    /// An argument of mpirun.
+    pub fn launcher_arg(mut self, arg: &str) -> Job {
+        self.launcher_arguments.push(arg.to_owned());
+        self
+    }
+
+    /// The ranks are on so many hosts (see [`hosts::make`]), each with as many of the ranks and of the GPUs; MPI uses what
+    /// goes between these. For scenarios only.
+    pub fn on_hosts(mut self, hosts: usize) -> Job {
+        self.hosts = hosts;
+        let job = self.env("OMPI_MCA_btl", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1");
+        // MPICH 4.0.2 now and then hangs in MPI_Finalize over UCX and TCP.
+        job.env("UCX_TLS", "sysv,self")
+    }
+
     /// An environment variable of every rank.
     pub fn env(mut self, name: &str, value: &str) -> Job {
         self.env.push((name.to_owned(), Some(value.to_owned())));
@@ -172,11 +244,21 @@ impl Job {
                 command.env_remove(name);
             }
         }
-        command.args(self.installation.arguments).arg("-np").arg(self.ranks.to_string());
+        command
+            .args(self.installation.arguments)
+            .args(&self.launcher_arguments)
+            .arg("-np")
+            .arg(self.ranks.to_string());
         command.arg(&self.program).args(&self.arguments);
         command.env("PHALANX_TIMEOUT", (self.deadline.as_secs_f64() / 2.0).to_string());
         if !self.scenarios.is_empty() {
             command.env(SCENARIOS, self.scenarios.join("\n")).env(REPORTS, &folder.0);
+        }
+        let hosts: Vec<_> = (1..self.hosts).map(|_| hosts::make()).collect::<Result<_, _>>()?;
+        if self.hosts > 1 {
+            let file = |host: &std::fs::File| format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
+            let files = std::iter::once("here".to_owned()).chain(hosts.iter().map(file));
+            command.env(HOSTS, files.collect::<Vec<_>>().join("\n"));
         }
         for (name, value) in &self.env {
             match value {

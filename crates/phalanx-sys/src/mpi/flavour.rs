@@ -65,9 +65,12 @@ pub struct Constants {
     pub prod: Handle,
     /// The address `MPI_IN_PLACE`.
     pub in_place: usize,
+    pub any_source: c_int,
     pub tag_ub: c_int,
     pub undefined: c_int,
     pub thread_multiple: c_int,
+    /// Which of a status's `int`s is `MPI_SOURCE`.
+    pub status_source: usize,
 }
 
 impl Constants {
@@ -100,9 +103,11 @@ const STANDARD_ABI: Constants = Constants {
     sum: Handle::new(0x21),
     prod: Handle::new(0x24),
     in_place: 1,
+    any_source: -1,
     tag_ub: 501,
     undefined: -32766,
     thread_multiple: 4096,
+    status_source: 0,
 };
 
 const MPICH: Constants = Constants {
@@ -123,9 +128,11 @@ const MPICH: Constants = Constants {
     sum: Handle::new(0x5800_0003),
     prod: Handle::new(0x5800_0004),
     in_place: usize::MAX,
+    any_source: -2,
     tag_ub: 0x6440_0001,
     undefined: -32766,
     thread_multiple: 3,
+    status_source: 2,
 };
 
 fn open_mpi(library: &Library) -> Result<Constants, &'static str> {
@@ -154,8 +161,10 @@ fn open_mpi(library: &Library) -> Result<Constants, &'static str> {
         sum: object(c"ompi_mpi_op_sum")?,
         prod: object(c"ompi_mpi_op_prod")?,
         in_place: 1,
+        any_source: -1,
         tag_ub: 0,
         undefined: -32766,
         thread_multiple: 3,
+        status_source: 0,
     })
 }

@@ -17,15 +17,21 @@ impl Handle {
     }
 }
 
-/// Room for any implementation's `MPI_Status` (20 to 32 bytes). What is in it is asked with functions.
+/// Room for any implementation's `MPI_Status` (20 to 32 bytes). What is in it is asked with functions; for the source there is
+/// none before MPI 4.1.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(16))]
-pub struct Status([u8; 64]);
+pub struct Status([c_int; 16]);
 
 impl Status {
     /// An empty one.
     pub const fn new() -> Status {
-        Status([0; 64])
+        Status([0; 16])
+    }
+
+    /// `MPI_SOURCE`, which is at this place ([`Constants::status_source`](super::Constants)).
+    pub fn source(&self, place: usize) -> c_int {
+        self.0[place]
     }
 }
 

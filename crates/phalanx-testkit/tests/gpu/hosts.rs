@@ -25,7 +25,7 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
-const LIMIT: Duration = Duration::from_secs(3);
+pub const LIMIT: Duration = Duration::from_secs(3);
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let hosts = if gpus.is_multiple_of(2) { 2 } else { gpus };

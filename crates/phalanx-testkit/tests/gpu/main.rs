@@ -11,6 +11,7 @@ mod hosts;
 mod injected;
 mod memory;
 mod messages;
+mod mpirun;
 mod programs;
 mod releases;
 mod sockets;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         memory::SCENARIOS,
         failures::SCENARIOS,
         hosts::SCENARIOS,
+        mpirun::SCENARIOS,
         releases::SCENARIOS,
         injected::SCENARIOS,
         watchdog::SCENARIOS,
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         failures::trials,
         sockets::trials,
         hosts::trials,
+        mpirun::trials,
         programs::trials,
         watchdog::trials,
     ] {

@@ -21,6 +21,8 @@ mod lifecycle;
 #[cfg(target_os = "linux")]
 mod memory;
 #[cfg(target_os = "linux")]
+mod mpirun;
+#[cfg(target_os = "linux")]
 mod one_sided;
 #[cfg(target_os = "linux")]
 mod signals;
@@ -53,7 +55,8 @@ fn main() -> ExitCode {
         collectives::SCENARIOS,
         front::SCENARIOS,
     ];
-    let others = [backend::SCENARIOS, backend::OTHERS, failures::SCENARIOS, library::SCENARIOS];
+    let others =
+        [backend::SCENARIOS, backend::OTHERS, failures::SCENARIOS, library::SCENARIOS, mpirun::SCENARIOS];
     let scenarios = [common.concat(), others.concat()].concat();
     if let Some(code) = processes::serve(&scenarios) {
         return code;
@@ -89,5 +92,6 @@ fn main() -> ExitCode {
         common.concat().into_iter().map(|scenario| world::trial(scenario, gpus)).collect();
     trials.extend(backend::trials(gpus, world::are_emulated()));
     trials.extend(failures::trials(gpus));
+    trials.extend(mpirun::trials(gpus));
     libtest_mimic::run(&args, trials).exit_code()
 }

@@ -2,11 +2,9 @@
 //! to the same answer.
 
 use super::hosts::{HostTopology, Identity};
-use super::store::Store;
 use crate::backend::BackendKind;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// The backends on GPUs, in the order of preference.
 const ON_GPUS: [BackendKind; 2] = [BackendKind::Nccl, BackendKind::Rccl];
@@ -37,14 +35,14 @@ impl Introduction {
 }
 
 /// Tells all ranks of this one and learns of them; answers where they are and what carries their data: what all were told to
-/// use; a backend on GPUs if each rank has one; else the memory of the host. Collective; an error is the same on all ranks.
+/// use; a backend on GPUs if each rank has one; else `otherwise`. `exchange` gives what a rank says and gets what all say.
+/// Collective; an error is the same on all ranks.
 pub(super) fn reach(
-    store: &Store,
     own: &Introduction,
-    timeout: Duration,
+    exchange: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    otherwise: BackendKind,
 ) -> Result<(HostTopology, BackendKind)> {
-    let own = postcard::to_allocvec(own).expect("plain data");
-    let all = store.exchange("phalanx/hosts", &own, timeout)?;
+    let all = exchange(&postcard::to_allocvec(own).expect("plain data"))?;
     let all = all.iter().enumerate().map(|(rank, bytes)| {
         postcard::from_bytes(bytes).map_err(|_| {
             Error::bootstrap(
@@ -53,10 +51,10 @@ pub(super) fn reach(
             )
         })
     });
-    agree(&all.collect::<Result<Vec<Introduction>>>()?)
+    agree(&all.collect::<Result<Vec<Introduction>>>()?, otherwise)
 }
 
-fn agree(all: &[Introduction]) -> Result<(HostTopology, BackendKind)> {
+fn agree(all: &[Introduction], otherwise: BackendKind) -> Result<(HostTopology, BackendKind)> {
     let identities: Vec<Identity> = all.iter().map(|one| one.identity.clone()).collect();
     let topology = HostTopology::of(&identities);
     let wanted = &all[0].wanted;
@@ -83,10 +81,11 @@ fn agree(all: &[Introduction]) -> Result<(HostTopology, BackendKind)> {
     let is_told = wanted.is_some();
     let meant = candidates.clone().find(|index| is_told || (topology.num_hosts() > 1 && has_any(index)));
     match meant {
-        None if wanted.as_deref() == Some(BackendKind::Nvshmem.name()) => {
-            Ok((topology, BackendKind::Nvshmem))
+        None => {
+            let others = [BackendKind::Nvshmem, BackendKind::Host, BackendKind::Mpi];
+            let told = others.into_iter().find(|other| wanted.as_deref() == Some(other.name()));
+            Ok((topology, told.unwrap_or(otherwise)))
         }
-        None => Ok((topology, BackendKind::Host)),
         Some(index) => {
             let rank = lacking(index).expect("or it had been chosen");
             Err(no_gpu(all, &topology, rank, index))
@@ -111,7 +110,8 @@ fn no_gpu(all: &[Introduction], topology: &HostTopology, rank: usize, index: usi
     Error::Unsupported {
         what: format!("{} for {} ranks on {} hosts", ON_GPUS[index], all.len(), topology.num_hosts()),
         why: format!("rank {rank} on {} has no GPU of its own: {why}", topology.name_of(host)),
-        remedy: "start as many ranks on each host as it has GPUs; `phalanx doctor` there says what it finds"
+        remedy: "start as many ranks on each host as it has GPUs (`phalanx doctor` there says what it finds), or do \
+                 without: PHALANX_BACKEND=mpi, under mpirun or srun"
             .into(),
     }
 }
@@ -130,32 +130,47 @@ mod tests {
         }
     }
 
+    fn agreed(all: &[Introduction]) -> Result<(HostTopology, BackendKind)> {
+        agree(all, BackendKind::Host)
+    }
+
     #[test]
     fn each_rank_needs_a_gpu_of_its_host() {
         let [a, b] = [|gpus| rank("alpha", None, gpus), |gpus| rank("beta", None, gpus)];
-        let (topology, backend) = agree(&[a(Ok(2)), b(Ok(1)), a(Ok(2))]).unwrap();
+        let (topology, backend) = agreed(&[a(Ok(2)), b(Ok(1)), a(Ok(2))]).unwrap();
         assert_eq!((topology.num_hosts(), backend), (2, BackendKind::Nccl));
         let none = || Err("no driver");
-        assert_eq!(agree(&[a(none()), b(none())]).unwrap().1, BackendKind::Host);
-        let error = agree(&[a(Ok(2)), a(Ok(2)), b(none())]).unwrap_err().to_string();
+        assert_eq!(agreed(&[a(none()), b(none())]).unwrap().1, BackendKind::Host);
+        let error = agreed(&[a(Ok(2)), a(Ok(2)), b(none())]).unwrap_err().to_string();
         assert!(error.contains("rank 2 on beta") && error.contains("no driver"), "{error}");
-        let error = agree(&[a(Ok(1)), b(Ok(1)), a(Ok(1))]).unwrap_err().to_string();
+        let error = agreed(&[a(Ok(1)), b(Ok(1)), a(Ok(1))]).unwrap_err().to_string();
         assert!(error.contains("rank 0 on alpha") && error.contains("it sees 1, and 2 ranks"), "{error}");
         // On one host ranks have always done without.
-        assert_eq!(agree(&[a(Ok(1)), a(Ok(1))]).unwrap().1, BackendKind::Host);
+        assert_eq!(agreed(&[a(Ok(1)), a(Ok(1))]).unwrap().1, BackendKind::Host);
     }
 
     #[test]
     fn what_was_asked_for_counts_and_is_the_same_for_all() {
         let nccl = Some(BackendKind::Nccl);
-        assert!(agree(&[rank("alpha", nccl, Err("no driver")), rank("beta", nccl, Ok(1))]).is_err());
-        assert_eq!(agree(&[rank("alpha", nccl, Ok(1))]).unwrap().1, BackendKind::Nccl);
+        assert!(agreed(&[rank("alpha", nccl, Err("no driver")), rank("beta", nccl, Ok(1))]).is_err());
+        assert_eq!(agreed(&[rank("alpha", nccl, Ok(1))]).unwrap().1, BackendKind::Nccl);
         let host = Some(BackendKind::Host);
         assert_eq!(
-            agree(&[rank("alpha", host, Ok(1)), rank("beta", host, Ok(1))]).unwrap().1,
+            agreed(&[rank("alpha", host, Ok(1)), rank("beta", host, Ok(1))]).unwrap().1,
             BackendKind::Host
         );
-        let error = agree(&[rank("alpha", host, Ok(1)), rank("beta", None, Ok(1))]).unwrap_err().to_string();
+        let error = agreed(&[rank("alpha", host, Ok(1)), rank("beta", None, Ok(1))]).unwrap_err().to_string();
         assert!(error.contains("told to use host, and rank 1 on beta to use no backend"), "{error}");
+    }
+
+    #[test]
+    fn ranks_of_mpi_stay_with_it_unless_each_has_a_gpu() {
+        let over_mpi = |all: &[Introduction]| agree(all, BackendKind::Mpi);
+        let both = |wanted, gpus| [rank("alpha", wanted, gpus), rank("beta", wanted, gpus)];
+        assert_eq!(over_mpi(&both(None, Ok(1))).unwrap().1, BackendKind::Nccl);
+        assert_eq!(over_mpi(&both(None, Err("no driver"))).unwrap().1, BackendKind::Mpi);
+        assert_eq!(over_mpi(&both(Some(BackendKind::Mpi), Ok(1))).unwrap().1, BackendKind::Mpi);
+        let error = over_mpi(&[rank("alpha", None, Ok(1)), rank("beta", None, Ok(0))]).unwrap_err();
+        assert!(error.to_string().contains("PHALANX_BACKEND=mpi"), "{error}");
     }
 }

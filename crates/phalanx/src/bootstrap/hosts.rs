@@ -117,7 +117,7 @@ impl HostTopology {
             what: format!("a world of {ranks} ranks without GPUs on {hosts} hosts or containers ({self})"),
             why: "the host backend shares memory; between hosts, host memory is MPI's work".into(),
             remedy: format!(
-                "start the program with an MPI, which phalanx then uses: mpirun -n {ranks} --host {} PROGRAM \
+                "start the program with an MPI, which phalanx then uses if PHALANX_BACKEND is not set: mpirun -n {ranks} --host {} PROGRAM \
                  (or srun); or start all ranks on one host",
                 slots.join(",")
             ),

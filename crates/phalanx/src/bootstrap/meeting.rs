@@ -5,6 +5,7 @@
 //! | `phalanx launch` | the (first) launcher | `PHALANX_STORE` | `PHALANX_TOKEN`, set by the launcher |
 //! | torchrun, one host | rank 0 | told over the Unix socket of `rendezvous.rs` | made there, told with it |
 //! | torchrun, several hosts | rank 0 | `MASTER_ADDR` and `MASTER_PORT` + 1000 | `PHALANX_TOKEN` or `PHALANX_TOKEN_FILE`, by the user |
+//! | MPI's, several hosts | rank 0 | no port: MPI carries the bytes | made there, told over MPI |
 //!
 //! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
 //! host. `PHALANX_STORE` names another address for any launcher.
@@ -12,6 +13,13 @@
 use super::environment::{Environment, Place, setting};
 use super::store::cipher::encrypted_from;
 use super::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+use super::{
+    HostTopology,
+    store::{Carrier, Wire},
+};
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+use crate::backend::mpi::{MpiComm, MpiMail};
 use crate::comm::Comm;
 use crate::error::{Error, Result, UsageError};
 use std::io::ErrorKind;
@@ -83,6 +91,100 @@ fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: 
         Some(server) => store.hosting(server),
         None => store,
     })
+}
+
+/// The store of ranks that MPI connects: in rank 0, and MPI carries what goes to it and comes from it.
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+pub(super) fn open_store_over_mpi(
+    world: MpiComm,
+    environment: &Environment,
+    place: &Place,
+    topology: &HostTopology,
+    timeout: Duration,
+) -> Result<Store> {
+    let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    let encrypted = environment.encrypted()?;
+    // Nobody but the job's ranks can connect, so they may take their time.
+    let settings = Settings { encrypted, patience: timeout, ..settings(place, silence) };
+    let begun = (place.rank == 0).then(|| StoreEnds::begin(place.world_size, settings)).transpose();
+    let mut told = vec![u8::from(world.is_for_all_threads())];
+    if let Ok(Some(begun)) = &begun {
+        told.extend(begun.token.reveal().bytes());
+    }
+    let all = world.tell_bytes(&told)?;
+    let begun = begun?;
+    if let Some(rank) = all.iter().position(|told| told[0] == 0) {
+        return Err(too_few_threads(rank, topology));
+    }
+    let token = Token::new(&String::from_utf8_lossy(&all[0][1..]))
+        .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
+    let address = "rank 0 (over MPI)".to_owned();
+    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0), encrypted };
+    let (own, server, carried) = match begun {
+        Some(ends) => (ends.own, Some(ends.server), ends.carried),
+        None => {
+            let (own, other) = Wire::pair().map_err(no_wire)?;
+            (own, None, vec![(0, other)])
+        }
+    };
+    let carrier = Carrier::start(MpiMail::new(world), carried)?;
+    let store = Store::over(own, Some(carrier), &rendezvous, place.rank, place.world_size, timeout)?;
+    let store = match server {
+        Some(server) => store.hosting(server),
+        None => store,
+    };
+    // What is told to a member that has not joined is lost.
+    store.exchange("phalanx/joined", &[], timeout)?;
+    Ok(store)
+}
+
+/// A store in this process, rank 0's: its own end of the connection with it, and the ends that are carried to the others.
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+struct StoreEnds {
+    server: Server,
+    token: Token,
+    own: Wire,
+    carried: Vec<(usize, Wire)>,
+}
+
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+impl StoreEnds {
+    fn begin(ranks: usize, settings: Settings) -> Result<StoreEnds> {
+        let token =
+            Token::random().map_err(|e| Error::system("getrandom", e, "the store needs a random token"))?;
+        let (served, own) = Wire::pair().map_err(no_wire)?;
+        let (mut all, mut carried) = (vec![("rank 0".to_owned(), served)], Vec::new());
+        for rank in 1..ranks {
+            let (served, other) = Wire::pair().map_err(no_wire)?;
+            all.push((format!("rank {rank}"), served));
+            carried.push((rank, other));
+        }
+        Ok(StoreEnds { server: Server::over(all, token.clone(), settings)?, token, own, carried })
+    }
+}
+
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+fn no_wire(error: std::io::Error) -> Error {
+    Error::system(
+        "socketpair",
+        error,
+        "the store of n ranks takes 2 n descriptors in rank 0: see `ulimit -n`",
+    )
+}
+
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+fn too_few_threads(rank: usize, topology: &HostTopology) -> Error {
+    Error::Unsupported {
+        what: format!("GPUs on {} hosts whose ranks meet over MPI", topology.num_hosts()),
+        why: format!(
+            "rank {rank} on {} has initialised MPI below MPI_THREAD_MULTIPLE, and what is told over MPI meanwhile needs \
+             a thread of its own",
+            topology.name_of(topology.host_of(rank))
+        ),
+        remedy: "initialise MPI with MPI_Init_thread and MPI_THREAD_MULTIPLE or leave it to phalanx; or meet over TCP \
+                 (PHALANX_STORE=host:port and PHALANX_TOKEN_FILE); or use MPI alone (PHALANX_BACKEND=mpi)"
+            .into(),
+    }
 }
 
 impl Environment {

@@ -15,10 +15,12 @@ pub use hosts::HostTopology;
 pub(crate) use rendezvous::Growth;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+use crate::backend::mpi::{Launched, MpiComm};
 #[cfg(feature = "cuda")]
 use crate::backend::nccl::{NcclComm, NcclSettings};
 use crate::backend::solo::SoloComm;
-use crate::backend::{Backend, BackendKind};
+use crate::backend::{Backend, BackendKind, Departure};
 use crate::comm::{Comm, Settings, grown_name};
 use crate::error::{Error, Result, UsageError};
 pub(crate) use environment::Environment;
@@ -48,7 +50,7 @@ pub struct Choice {
 /// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
 /// this host has a GPU (the driver and NCCL are loaded to find out; if there are other hosts, their ranks are asked at the
 /// start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
-/// MPI launcher started, and for all of those that are on several hosts; else the memory of the host.
+/// MPI launcher started; else the memory of the host.
 ///
 /// # Errors
 /// [`UsageError::Setting`] names a variable that makes no sense.
@@ -61,8 +63,10 @@ impl Choice {
         let launcher = environment.launcher()?;
         let world_size = launcher.as_ref().map_or(Some(1), |launcher| launcher.world_size);
         let is_mpi = launcher.as_ref().is_some_and(Launcher::starts_mpi);
-        let elsewhere = launcher.as_ref().filter(|launcher| !launcher.is_one_host());
-        let here = elsewhere.and_then(|launcher| launcher.local_world_size);
+        let may_be_elsewhere =
+            |launcher: &&Launcher| !launcher.is_one_host() || launcher.world_size.is_none();
+        let elsewhere = launcher.as_ref().filter(may_be_elsewhere);
+        let here = elsewhere.map(|launcher| launcher.local_world_size.unwrap_or(1));
         let (backend, reason) = decide(environment, wanted, world_size, is_mpi, here)?;
         Ok(Choice { backend, reason, launcher })
     }
@@ -81,8 +85,8 @@ pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usiz
     Ok(Some((launcher.rank, launcher.world_size)))
 }
 
-/// Which backend carries a communicator, and why. `world_size` is `None` if only MPI knows it; `here` says how many ranks are
-/// on this host, if others are elsewhere, with whom it is yet to be agreed.
+/// Which backend carries a communicator, and why. `here` says how many ranks are on this host, if others may be elsewhere, with
+/// whom it is yet to be agreed; `world_size` is `None` if only MPI knows it, and then they may.
 fn decide(
     environment: &Environment,
     wanted: Option<BackendKind>,
@@ -94,14 +98,8 @@ fn decide(
         Some(backend) => Some((backend, "Builder::backend")),
         None => environment.backend()?.map(|backend| (backend, "PHALANX_BACKEND")),
     };
-    let gpus = |backend: BackendKind| match world_size {
-        Some(ranks) => gpus_for(backend, here.unwrap_or(ranks)),
-        None => Err(Error::Unsupported {
-            what: format!("the backend {backend} for these ranks"),
-            why: "nobody says how many there are".into(),
-            remedy: "start them with `phalanx launch` or torchrun".into(),
-        }),
-    };
+    let ranks_here = here.or(world_size).unwrap_or(1);
+    let gpus = |backend: BackendKind| gpus_for(backend, ranks_here);
     let (nccl, rccl, nvshmem) = (BackendKind::Nccl, BackendKind::Rccl, BackendKind::Nvshmem);
     match forced {
         Some((BackendKind::Solo, name)) if world_size != Some(1) => {
@@ -112,17 +110,21 @@ fn decide(
             gpus(backend).map(|()| (backend, format!("{name} asks for it")))
         }
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
-        None if is_mpi && here.is_some() => {
-            Ok((BackendKind::Mpi, "an MPI launcher started the ranks, on several hosts".to_owned()))
-        }
         None => Ok(match gpus(nccl) {
             Ok(()) if here.is_some() => {
-                (nccl, "each rank of this host has a GPU; the other hosts are asked at the start".to_owned())
+                let over_mpi = is_mpi && environment.get("PHALANX_STORE").is_none();
+                let way = if over_mpi { ", over MPI" } else { "" };
+                (
+                    nccl,
+                    format!("each rank of this host has a GPU; the other hosts are asked at the start{way}"),
+                )
             }
             Ok(()) => (nccl, "each rank has a GPU".to_owned()),
             Err(_) if gpus(rccl).is_ok() => (rccl, "each rank has an AMD GPU".to_owned()),
             Err(_) if world_size == Some(1) => (BackendKind::Solo, "there is one rank".to_owned()),
-            Err(_) if is_mpi => (BackendKind::Mpi, "an MPI launcher started the ranks".to_owned()),
+            Err(_) if is_mpi => {
+                (BackendKind::Mpi, "an MPI launcher started the ranks, and not each has a GPU".to_owned())
+            }
             Err(why) => (
                 BackendKind::Host,
                 format!("several ranks without GPUs, not started as those of MPI ({why})"),
@@ -144,62 +146,89 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         ignored = ?launcher.map(|launcher| &launcher.ignored),
         "communicator"
     );
-    let timeout = settings.timeout;
     match choice.backend {
+        _ if launcher.is_some_and(|launcher| launcher.meets_over_mpi(environment)) => {
+            over_mpi(launcher.expect("asked just now"), environment, &settings)
+        }
         BackendKind::Host | BackendKind::Nccl | BackendKind::Rccl | BackendKind::Nvshmem
             if launcher.is_some_and(|launcher| !launcher.is_one_host()) =>
         {
             on_hosts(launcher.expect("asked just now"), environment, &settings)
         }
-        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(timeout)), own_name())),
+        BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name())),
         BackendKind::Mpi => join_mpi(launcher, environment, &settings),
-        BackendKind::Host => {
-            on_host(launcher, environment, timeout).map(|(host, name)| Comm::new(Arc::new(host), name))
-        }
-        backend @ (BackendKind::Nccl | BackendKind::Rccl) => {
-            let (host, name) = on_host(launcher, environment, timeout)?;
-            let gpu = host.rank();
-            on_gpu(backend, host, gpu, name, &settings)
-        }
-        BackendKind::Nvshmem => {
-            let (host, name) = on_host(launcher, environment, timeout)?;
-            as_pe(host, name, &settings)
-        }
+        backend => on_one_host(backend, launcher, environment, &settings),
+    }
+}
+
+/// The communicator of ranks that share a host's memory.
+fn on_one_host(
+    backend: BackendKind,
+    launcher: Option<&Launcher>,
+    environment: &Environment,
+    settings: &Settings,
+) -> Result<Comm> {
+    let (host, name) = on_host(launcher, environment, settings.timeout)?;
+    let gpu = host.rank();
+    match backend {
+        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, gpu, name, settings),
+        BackendKind::Nvshmem => as_pe(host, name, settings),
+        _ => Ok(Comm::new(Arc::new(host), name)),
     }
 }
 
 /// The communicator of ranks that are on several hosts, as far as the launcher knows.
 fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
     let (place, timeout) = (launcher.place(environment)?, settings.timeout);
-    let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
+    let own = introduction(environment, settings)?;
     let store = meeting::open_store(environment, &place, timeout)?;
-    let own = agreement::Introduction::own(wanted, gpus_seen);
-    let (topology, backend) = agreement::reach(&store, &own, timeout)?;
+    let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
+    let exchange = |own: &[u8]| store.exchange("phalanx/hosts", own, timeout);
+    let (topology, backend) = agreement::reach(&own, exchange, otherwise)?;
     tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed");
+    if backend == BackendKind::Mpi {
+        drop(store);
+        return join_mpi(Some(launcher), environment, settings);
+    }
     if topology.num_hosts() == 1 {
         // The launcher's nodes are parts of one host.
         drop(store);
-        let host = join(&place, timeout)?;
-        let gpu = host.rank();
-        return match backend {
-            BackendKind::Host => Ok(Comm::new(Arc::new(host), place.job)),
-            BackendKind::Nvshmem => as_pe(host, place.job, settings),
-            backend => on_gpu(backend, host, gpu, place.job, settings),
-        };
+        return on_one_host(backend, Some(launcher), environment, settings);
     }
-    if backend == BackendKind::Host {
-        topology.check_one_host()?;
-    }
-    if backend == BackendKind::Nvshmem {
-        return Err(Error::Unsupported {
+    check_for_hosts(backend, &topology)?;
+    across_hosts(backend, store, topology, place, settings)
+}
+
+/// What this rank says of itself to those that may be on other hosts.
+fn introduction(environment: &Environment, settings: &Settings) -> Result<agreement::Introduction> {
+    let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
+    Ok(agreement::Introduction::own(wanted, gpus_seen))
+}
+
+/// Whether a backend's ranks can be on several hosts. The same answer on all.
+fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> Result<()> {
+    match backend {
+        BackendKind::Host => topology.check_one_host(),
+        BackendKind::Nvshmem => Err(Error::Unsupported {
             what: format!("the backend nvshmem on several hosts ({topology})"),
             why: "its ranks meet in the memory of one".into(),
             remedy: "use NCCL (PHALANX_BACKEND=nccl), or start all ranks on one host".into(),
-        });
+        }),
+        _ => Ok(()),
     }
+}
+
+/// The communicator of ranks with GPUs on several hosts, which have met in a store.
+fn across_hosts(
+    backend: BackendKind,
+    store: store::Store,
+    topology: HostTopology,
+    place: Place,
+    settings: &Settings,
+) -> Result<Comm> {
     let here = topology.ranks_of(topology.host_of(place.rank));
     let gpu = here.iter().position(|rank| *rank == place.rank).expect("it is on its host");
-    let control = HostComm::over(store, place.rank, topology, timeout)?;
+    let control = HostComm::over(store, place.rank, topology, settings.timeout)?;
     on_gpu(backend, control, gpu, place.job, settings)
 }
 
@@ -218,15 +247,51 @@ fn on_host(
 
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, settings: &Settings) -> Result<Comm> {
-    use crate::backend::mpi::{Launched, MpiComm};
+    let place = launcher.and_then(|launcher| launcher.place(environment).ok());
+    let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
+    Ok(Comm::new(Arc::new(mpi_world(launcher, settings)?), name))
+}
+
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm> {
     let launched = Launched {
         launcher: launcher.map_or("nobody", |launcher| launcher.name),
         rank: launcher.map_or(0, |launcher| launcher.rank),
         world_size: launcher.and_then(|launcher| launcher.world_size),
     };
-    let place = launcher.and_then(|launcher| launcher.place(environment).ok());
-    let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
-    Ok(Comm::new(Arc::new(MpiComm::world(&launched, settings.timeout, settings.check)?), name))
+    MpiComm::world(&launched, settings.timeout, settings.check)
+}
+
+/// The communicator of the ranks of MPI that may be on several hosts. They tell each other over MPI where they are and what
+/// they have; those of NCCL then meet in a store whose connections MPI carries.
+#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
+    let own = introduction(environment, settings)?;
+    let world = mpi_world(Some(launcher), settings)?;
+    let exchange = |own: &[u8]| world.tell_bytes(own);
+    let (topology, backend) = agreement::reach(&own, exchange, BackendKind::Mpi)?;
+    tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
+    let launcher = launcher.with_world_size(world.world_size());
+    if topology.num_hosts() == 1 && backend != BackendKind::Mpi {
+        world.depart(Departure::Left);
+        return on_one_host(backend, Some(&launcher), environment, settings);
+    }
+    check_for_hosts(backend, &topology)?;
+    let place = launcher.place(environment);
+    // A launcher may call the job something else on each host.
+    let job = place.as_ref().map_or("MPI_COMM_WORLD", |place| &place.job);
+    let job = String::from_utf8_lossy(&world.tell_bytes(job.as_bytes())?[0]).into_owned();
+    if backend == BackendKind::Mpi {
+        return Ok(Comm::new(Arc::new(world), job));
+    }
+    let place = Place { job, ..place? };
+    let store = meeting::open_store_over_mpi(world, environment, &place, &topology, settings.timeout)?;
+    across_hosts(backend, store, topology, place, settings)
+}
+
+#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
+    join_mpi(Some(launcher), environment, settings)
 }
 
 #[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]

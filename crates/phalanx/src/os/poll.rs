@@ -7,9 +7,10 @@ pub(crate) use portable::*;
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use crate::bootstrap::store::Wire;
     use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
     use std::io;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpListener;
     use std::os::fd::OwnedFd;
     use std::time::Duration;
 
@@ -35,29 +36,32 @@ mod linux {
     /// Waits until the listener, the waker or one of the streams is ready, at most for `timeout`. A stream is
     /// ready when it can be read, has ended, or, where its `bool` says so, can be written. Answers which are.
     pub(crate) fn poll_sockets(
-        listener: &TcpListener,
+        listener: Option<&TcpListener>,
         waker: &Waker,
-        streams: &[(&TcpStream, bool)],
+        streams: &[(&Wire, bool)],
         timeout: Option<Duration>,
     ) -> Vec<bool> {
-        let mut fds = vec![PollFd::new(listener, PollFlags::IN), PollFd::new(&waker.0, PollFlags::IN)];
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(streams.len() + 2);
         fds.extend(streams.iter().map(|(stream, write)| {
             PollFd::new(*stream, if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN })
         }));
+        fds.push(PollFd::new(&waker.0, PollFlags::IN));
+        fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
         // Interrupted or refused: the caller looks again.
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
-        fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect()
+        fds[..streams.len()].iter().map(|fd| !fd.revents().is_empty()).collect()
     }
 }
 
 #[cfg(not(target_os = "linux"))]
 mod portable {
+    use crate::bootstrap::store::Wire;
     use std::io;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpListener;
     use std::time::Duration;
 
     /// Not needed: waiting is looking again soon.
@@ -73,9 +77,9 @@ mod portable {
 
     /// Sleeps a little, and claims that every stream is ready: the sockets do not block.
     pub(crate) fn poll_sockets(
-        _listener: &TcpListener,
+        _listener: Option<&TcpListener>,
         _waker: &Waker,
-        streams: &[(&TcpStream, bool)],
+        streams: &[(&Wire, bool)],
         timeout: Option<Duration>,
     ) -> Vec<bool> {
         let tick = Duration::from_millis(2);

@@ -112,7 +112,7 @@ impl MpiComm {
 
     /// The pointer, unless it means `MPI_IN_PLACE`: that of an empty buffer of bytes may be 1, which does.
     #[inline]
-    fn no_sentinel(&self, pointer: *const u8) -> *const c_void {
+    pub(super) fn no_sentinel(&self, pointer: *const u8) -> *const c_void {
         static NOTHING: u128 = 0;
         let means_in_place = pointer.addr() == self.process.mpi.constants.in_place;
         if means_in_place { (&raw const NOTHING).cast() } else { pointer.cast() }

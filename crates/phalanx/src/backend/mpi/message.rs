@@ -316,7 +316,7 @@ impl MpiComm {
     }
 
     /// Whether a request is complete; it then does not exist any more.
-    fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
+    pub(super) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
         let (mut done, mut status) = (0, Status::new());
         // SAFETY: a request that is not complete; no other thread asks for it, since the messages are locked.
         let tested = unsafe { (self.process.mpi.functions.test)(request, &raw mut done, &raw mut status) };

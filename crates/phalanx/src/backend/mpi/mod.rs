@@ -8,6 +8,7 @@
 //! | `reduction.rs` | which MPI type and operation combine what; operations that MPI does not have |
 //! | `accumulate.rs` | conversion into the type that is accumulated, and back |
 //! | `message.rs` | sends and receives |
+//! | `mail.rs` | the same for the bytes of the job's store, where NCCL has the data |
 //! | `guard.rs` | deadlines |
 //!
 //! # Deadlines
@@ -20,10 +21,12 @@ mod accumulate;
 mod collective;
 mod guard;
 mod large;
+mod mail;
 mod message;
 mod process;
 mod reduction;
 
+pub(crate) use mail::MpiMail;
 pub(crate) use process::Launched;
 
 use crate::backend::host::Record;
@@ -137,6 +140,43 @@ impl MpiComm {
         }
         self.process.set_failed();
         self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
+    }
+
+    /// Whether threads of phalanx's own can use it.
+    pub fn is_for_all_threads(&self) -> bool {
+        !self.process.main_only
+    }
+
+    /// Gives bytes and gets everybody's, in rank order, while the ranks come together.
+    pub fn tell_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let _inside = self.guard.enter_init();
+        self.gather_bytes(mine).map_err(|failure| self.process.error(failure, self.rank, "init", 0))
+    }
+
+    fn gather_bytes(&self, mine: &[u8]) -> std::result::Result<Vec<Vec<u8>>, Failure> {
+        let counts: Vec<c_int> =
+            self.tell_all([mine.len() as i64])?.iter().map(|[len]| *len as c_int).collect();
+        let starts: Vec<c_int> =
+            counts.iter().scan(0, |end, count| Some(std::mem::replace(end, *end + count))).collect();
+        let mut all = vec![0u8; counts.iter().sum::<c_int>() as usize];
+        let (mpi, byte) = (&self.process.mpi, self.process.mpi.constants.byte);
+        // SAFETY: so many bytes of each rank, and room for them.
+        check("MPI_Allgatherv", unsafe {
+            let (send, recv, len) =
+                (self.no_sentinel(mine.as_ptr()), all.as_mut_ptr().cast(), mine.len() as c_int);
+            (mpi.functions.allgatherv)(
+                send,
+                len,
+                byte,
+                recv,
+                counts.as_ptr(),
+                starts.as_ptr(),
+                byte,
+                self.comm,
+            )
+        })?;
+        let part = |(start, count): (&c_int, &c_int)| all[*start as usize..][..*count as usize].to_vec();
+        Ok(starts.iter().zip(&counts).map(part).collect())
     }
 
     /// Everybody's numbers, as a part of an operation.

@@ -16,7 +16,7 @@ use phalanx_sys::mpi::{Handle, LoadError, Mpi};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the launcher says, to be compared with what MPI says.
 #[derive(Debug, Clone)]
@@ -37,7 +37,11 @@ pub(super) struct Process {
     /// Bytes that one MPI call gets at most.
     pub max_bytes: usize,
     /// Whether only the main thread may call MPI.
-    main_only: bool,
+    pub main_only: bool,
+    /// How many `MpiMail`s there are, which threads of phalanx's own have, ...
+    pub mails: AtomicUsize,
+    /// ... and whether they are to come to their end, since the process does.
+    pub is_ending: AtomicBool,
     /// A communicator has failed, or a deadline is not to be waited for twice.
     failed: AtomicBool,
     /// The last deadline, in nanoseconds: finalising has it too.
@@ -94,6 +98,8 @@ impl Process {
             max_tag,
             max_bytes,
             main_only,
+            mails: AtomicUsize::new(0),
+            is_ending: AtomicBool::new(false),
             failed,
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
@@ -277,10 +283,10 @@ fn finalise_at_exit() {
             fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
         }
         extern "C" fn end(status: c_int, _: *mut c_void) {
-            if status == 0 {
-                finalise();
-            } else {
-                say_goodbye(status);
+            match (end_calls(), status) {
+                (true, 0) => finalise(),
+                (false, 0) => {}
+                _ => say_goodbye(status),
             }
         }
         // SAFETY: the function is there as long as the process, whose library it is part of.
@@ -292,12 +298,29 @@ fn finalise_at_exit() {
             fn atexit(function: extern "C" fn()) -> c_int;
         }
         extern "C" fn end() {
-            finalise();
+            if end_calls() {
+                finalise();
+            }
         }
         // SAFETY: as above. The exit status is not known here, so a rank that fails waits in MPI_Finalize, at most for
         // the deadline.
         unsafe { atexit(end) };
     }
+}
+
+/// Waits until no thread of phalanx's own calls MPI any more; false if one does not come to its end.
+fn end_calls() -> bool {
+    let Some(process) = PROCESS.get() else { return true };
+    process.is_ending.store(true, Ordering::Release);
+    // Longer than their last words take.
+    let until = Instant::now() + Duration::from_secs(3);
+    while process.mails.load(Ordering::Acquire) > 0 {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    true
 }
 
 /// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
@@ -322,10 +345,12 @@ fn finalise() {
     let Ok(guard) = Guard::watch(Some(process.abort_of(process.world())), rank, timeout) else { return };
     let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
     let mut own_type = process.own_type;
+    // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before another.
     // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
     // exits.
     unsafe {
         (process.mpi.functions.type_free)(&raw mut own_type);
+        (process.mpi.functions.barrier)(process.world());
         (process.mpi.functions.finalize)();
     }
 }

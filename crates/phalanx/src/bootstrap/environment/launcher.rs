@@ -135,7 +135,7 @@ const RULES: [Rule; 9] = [
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
-        local_world_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"],
+        local_world_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"],
         mpi: true,
         job: &[],
         job_more: &[],
@@ -251,6 +251,17 @@ impl Launcher {
     /// Whether its ranks are those of an MPI job.
     pub fn starts_mpi(&self) -> bool {
         self.rule.mpi
+    }
+
+    /// Whether its ranks, which may be on several hosts, tell each other over MPI where they are: unless the user names a store.
+    pub(crate) fn meets_over_mpi(&self, environment: &Environment) -> bool {
+        let has_store = environment.get("PHALANX_STORE").is_some();
+        self.starts_mpi() && (self.world_size.is_none() || !(self.is_one_host() || has_store))
+    }
+
+    /// The same launcher, when MPI has said how many ranks there are.
+    pub(crate) fn with_world_size(&self, world_size: usize) -> Launcher {
+        Launcher { world_size: Some(world_size), ..self.clone() }
     }
 
     /// This process's place among ranks that share the memory of this host.

@@ -1,7 +1,7 @@
 //! The store: where the members of a job meet when they do not share memory.
 //!
 //! One process (the launcher, or rank 0) listens on a TCP port; everybody else connects to it and stays
-//! connected. The store keeps small values, gathers one from each (`exchange`), and watches: a connection
+//! connected. Under MPI there is no port: MPI carries the bytes. The store keeps small values, gathers one from each (`exchange`), and watches: a connection
 //! that closes without a goodbye, or says nothing for longer than the limit, means a lost member, and all others are
 //! told. What members tell each other beside that arrives everywhere in one order: so the ranks of several hosts agree on what
 //! has become of a communicator (`backend/host/relay/`). Data never goes through it.
@@ -15,9 +15,12 @@
 //! | `room/` | values, exchanges, who is there: without sockets and clocks |
 //! | `server/` | the listener's thread |
 //! | `client/` | a member's end |
+//! | `wire.rs` | what a connection goes over |
+//! | `carrier/` | connections whose bytes travel as messages of something else |
 //!
 //! What it defends against, and what not: `docs/security.md`.
 
+mod carrier;
 pub mod cipher;
 pub mod client;
 pub mod protocol;
@@ -25,11 +28,14 @@ mod room;
 pub mod server;
 pub mod session;
 mod watch;
+mod wire;
 
+pub(crate) use carrier::{Carrier, Mail};
 pub use client::{Audience, Member, Store};
 pub use protocol::Role;
 pub use server::{Server, Settings};
 pub use session::Token;
+pub(crate) use wire::Wire;
 
 use crate::error::PeerEvent;
 use std::time::Instant;
@@ -37,7 +43,7 @@ use std::time::Instant;
 /// How to find a job's store.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
-    /// `host:port`.
+    /// `host:port`; of a store that has no port, what it is called in messages.
     pub address: String,
     /// The job's.
     pub token: Token,

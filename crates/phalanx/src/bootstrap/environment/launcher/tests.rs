@@ -264,3 +264,24 @@ fn ranks_elsewhere_are_noticed() {
     assert!(!torchrun("2").unwrap().one_host);
     assert!(torchrun("5").unwrap_err().to_string().contains("LOCAL_WORLD_SIZE=\"5\""));
 }
+
+#[test]
+fn ranks_of_mpi_that_may_be_elsewhere_meet_over_it() {
+    let meets = |variables: &[(&str, &str)]| recognised(variables).meets_over_mpi(&environment(variables));
+    let elsewhere = |all: Variables, local: &'static str| {
+        all.iter().copied().filter(|(name, _)| *name != local).chain([(local, "1")]).collect::<Vec<_>>()
+    };
+    for (variables, local) in [(OPEN_MPI_4, "OMPI_COMM_WORLD_LOCAL_SIZE"), (INTEL_MPI, "MPI_LOCALNRANKS")] {
+        assert!(!meets(variables), "{variables:?}");
+        let mut variables: Vec<(&str, &str)> = elsewhere(variables, local);
+        assert!(meets(&variables), "{variables:?}");
+        variables.push(("PHALANX_STORE", "alpha:29400"));
+        assert!(!meets(&variables), "{variables:?}");
+    }
+    // Only MPI knows.
+    assert!(meets(PMIX));
+    let launcher = recognised(PMIX).with_world_size(4);
+    assert_eq!(launcher.place(&environment(PMIX)).unwrap().world_size, 4);
+    // Not MPI's.
+    assert!(!meets(SLURM_STEP) && !meets(TORCHRUN));
+}

@@ -5,6 +5,7 @@ use crate::bootstrap::store::Rendezvous;
 use crate::bootstrap::store::cipher::{Binding, Cipher};
 use crate::bootstrap::store::protocol::{Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION};
 use crate::bootstrap::store::session::{self, Key};
+use crate::bootstrap::store::wire::Wire;
 use crate::error::{Error, Result};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -19,7 +20,7 @@ const CLOSURES: u32 = 3;
 
 /// An authenticated connection.
 pub struct Session {
-    pub stream: TcpStream,
+    pub stream: Wire,
     pub cipher: Cipher,
     pub to: Key,
     pub from: Key,
@@ -84,18 +85,41 @@ fn attempt(
         let left = deadline.saturating_duration_since(Instant::now());
         left.clamp(Duration::from_millis(10), ATTEMPT)
     };
-    let mut stream = open(&rendezvous.address, patience).map_err(Failed::Absent)?;
-    let prepared = stream.set_nodelay(true).and_then(|()| {
-        stream.set_read_timeout(Some(patience()))?;
-        stream.set_write_timeout(Some(patience()))
-    });
-    prepared.map_err(Failed::Closed)?;
+    let stream = open(&rendezvous.address, patience).map_err(Failed::Absent)?;
+    greet(stream, rendezvous, member, patience())
+}
+
+/// Joins over a wire that is there.
+pub fn join_over(wire: Wire, rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Session> {
+    let patience = timeout.max(Duration::from_millis(10));
+    greet(wire, rendezvous, member, patience).map_err(|failed| match failed {
+        Failed::Final(error) => error,
+        Failed::Absent(e) | Failed::Closed(e) => Error::bootstrap(
+            format!("the store at {} does not answer ({e})", rendezvous.address),
+            "see what became of that rank: its own output",
+        ),
+    })
+}
+
+fn greet(
+    stream: Wire,
+    rendezvous: &Rendezvous,
+    member: Member,
+    patience: Duration,
+) -> std::result::Result<Session, Failed> {
+    stream
+        .set_read_timeout(Some(patience))
+        .and_then(|()| stream.set_write_timeout(Some(patience)))
+        .map_err(Failed::Closed)?;
 
     let nonce = session::nonce().map_err(Failed::Closed)?;
     let encrypted = rendezvous.encrypted;
     let ours = Greeting { side: Side::Client, version: VERSION, encrypted, nonce };
     let mut bytes = [0; Greeting::LEN];
-    stream.write_all(&ours.encode()).and_then(|()| stream.read_exact(&mut bytes)).map_err(Failed::Closed)?;
+    (&stream)
+        .write_all(&ours.encode())
+        .and_then(|()| (&stream).read_exact(&mut bytes))
+        .map_err(Failed::Closed)?;
     let stranger = |Malformed(why): Malformed| {
         Failed::Final(Error::bootstrap(
             format!("what answers at {} is no store of phalanx: {why}", rendezvous.address),
@@ -125,15 +149,15 @@ fn attempt(
         )));
     }
     let mut rest = Vec::new();
-    let (mut cipher, binding) = encryption(&mut stream, encrypted, &mut rest).map_err(Failed::Closed)?;
+    let (mut cipher, binding) = encryption(&stream, encrypted, &mut rest).map_err(Failed::Closed)?;
     let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs, &binding);
     let Member { role, rank, size } = member;
     let join = Request::Join { role, rank, size, epoch: rendezvous.epoch };
     let mut wire = Vec::new();
     let sealed = cipher.seal(&to.seal(&join.encode()), &mut wire);
-    sealed.and_then(|()| stream.write_all(&wire)).map_err(Failed::Closed)?;
+    sealed.and_then(|()| (&stream).write_all(&wire)).map_err(Failed::Closed)?;
 
-    let reply = first_reply(&mut stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
+    let reply = first_reply(&stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
     match reply {
         Reply::Welcome { silence } => {
             Ok(Session { stream, cipher, to, from, silence: Duration::from_millis(silence.into()), rest })
@@ -146,7 +170,7 @@ fn attempt(
     }
 }
 
-fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<TcpStream> {
+fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<Wire> {
     let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, patience()) {
@@ -155,7 +179,7 @@ fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<TcpStream>
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 failed = ErrorKind::ConnectionRefused.into();
             }
-            Ok(stream) => return Ok(stream),
+            Ok(stream) => return Wire::tcp(stream),
             Err(e) => failed = e,
         }
     }
@@ -163,7 +187,7 @@ fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<TcpStream>
 }
 
 /// Agrees on the encryption, if there is to be one. What the store has said behind that is appended to `input`.
-fn encryption(stream: &mut TcpStream, encrypted: bool, input: &mut Vec<u8>) -> io::Result<(Cipher, Binding)> {
+fn encryption(mut stream: &Wire, encrypted: bool, input: &mut Vec<u8>) -> io::Result<(Cipher, Binding)> {
     let mut cipher = if encrypted { Cipher::client()? } else { Cipher::NONE };
     let mut wire = Vec::new();
     cipher.flush(&mut wire)?;
@@ -177,7 +201,7 @@ fn encryption(stream: &mut TcpStream, encrypted: bool, input: &mut Vec<u8>) -> i
     }
 }
 
-fn read_some<'a>(stream: &mut TcpStream, bytes: &'a mut [u8]) -> io::Result<&'a [u8]> {
+fn read_some<'a>(mut stream: &Wire, bytes: &'a mut [u8]) -> io::Result<&'a [u8]> {
     match stream.read(bytes)? {
         0 => Err(ErrorKind::UnexpectedEof.into()),
         n => Ok(&bytes[..n]),
@@ -186,7 +210,7 @@ fn read_some<'a>(stream: &mut TcpStream, bytes: &'a mut [u8]) -> io::Result<&'a 
 
 /// The first reply; what came behind it stays in `input`.
 fn first_reply(
-    stream: &mut TcpStream,
+    mut stream: &Wire,
     cipher: &mut Cipher,
     from: &mut Key,
     input: &mut Vec<u8>,

@@ -6,12 +6,13 @@ use crate::bootstrap::store::cipher::Cipher;
 use crate::bootstrap::store::protocol::{End, MAX_REPLY, Malformed, Reply, Request};
 use crate::bootstrap::store::session::Key;
 use crate::bootstrap::store::watch::Watch;
+use crate::bootstrap::store::wire::Wire;
 use crate::bootstrap::store::{Host, Lost, Rendezvous};
 use crate::error::{BootstrapError, Error, PeerEvent, Result};
 use crate::sync::lock;
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -27,7 +28,7 @@ pub struct Link {
     process: u32,
     rendezvous: Rendezvous,
     silence: Duration,
-    stream: TcpStream,
+    stream: Wire,
     sender: Mutex<Sender>,
     state: Mutex<State>,
     changed: Condvar,
@@ -249,7 +250,7 @@ impl Link {
     }
 
     /// The thread: takes in what the store says until the connection ends, and shows signs of life.
-    fn listen(&self, mut stream: TcpStream, mut key: Key, mut input: Vec<u8>) {
+    fn listen(&self, stream: Wire, mut key: Key, mut input: Vec<u8>) {
         let mut bytes = vec![0; 64 << 10];
         let interval = self.silence / 8;
         let mut heard = Instant::now();
@@ -276,7 +277,7 @@ impl Link {
             // To the point at which silence becomes a loss.
             let left = self.silence.saturating_sub(heard.elapsed()).min(interval);
             let _ = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
-            match stream.read(&mut bytes) {
+            match (&stream).read(&mut bytes) {
                 Ok(0) => return self.ended("it closed the connection", PeerEvent::Died),
                 Ok(n) => {
                     if let Err(e) = self.decipher(&bytes[..n], &mut input) {

@@ -3,9 +3,10 @@
 mod connect;
 mod link;
 
+use super::carrier::Carrier;
 use super::protocol::{MAX_KEY, MAX_VALUE, Reply, Request, Role};
 use super::server::Server;
-use super::{Lost, Rendezvous};
+use super::{Lost, Rendezvous, Wire};
 use crate::error::{Error, Result};
 use link::Link;
 use std::sync::Arc;
@@ -21,6 +22,13 @@ pub struct Member {
     pub rank: u32,
     /// How many there are.
     pub size: u32,
+}
+
+impl Member {
+    fn of_ranks(rank: usize, world_size: usize) -> Member {
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Member { role: Role::Rank, rank: number(rank), size: number(world_size) }
+    }
 }
 
 /// Who hears at once what the store tells unasked, from the thread that listens: it must not wait.
@@ -39,6 +47,8 @@ pub struct Store {
     listener: Option<JoinHandle<()>>,
     /// If the store lives in this process: it ends after this member has left.
     server: Option<Server>,
+    /// If something else than TCP has its bytes: it ends after both.
+    _carrier: Option<Carrier>,
 }
 
 impl Store {
@@ -53,9 +63,22 @@ impl Store {
         world_size: usize,
         timeout: Duration,
     ) -> Result<Store> {
-        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let member = Member { role: Role::Rank, rank: number(rank), size: number(world_size) };
-        Store::join(rendezvous, member, timeout)
+        Store::join(rendezvous, Member::of_ranks(rank, world_size), timeout)
+    }
+
+    /// The same over a wire whose other end, with or without a carrier in between, the store has.
+    pub(crate) fn over(
+        wire: Wire,
+        carrier: Option<Carrier>,
+        rendezvous: &Rendezvous,
+        rank: usize,
+        world_size: usize,
+        timeout: Duration,
+    ) -> Result<Store> {
+        let member = Member::of_ranks(rank, world_size);
+        let session = connect::join_over(wire, rendezvous, member, timeout)?;
+        let (link, listener) = Link::start(rendezvous, member, session)?;
+        Ok(Store { link, listener: Some(listener), server: None, _carrier: carrier })
     }
 
     /// Joins the store as any member.
@@ -64,7 +87,7 @@ impl Store {
         let deadline = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         let session = connect::join(rendezvous, member, deadline)?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
-        Ok(Store { link, listener: Some(listener), server: None })
+        Ok(Store { link, listener: Some(listener), server: None, _carrier: None })
     }
 
     /// Keeps the store itself in this member, until it has left.

@@ -7,16 +7,17 @@ use crate::bootstrap::store::protocol::{
     End, Greeting, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side, VERSION,
 };
 use crate::bootstrap::store::session::{self, Key, Token};
+use crate::bootstrap::store::wire::Wire;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// The most that waits to be sent to a member that does not read: two of the longest replies.
 const MAX_UNSENT: usize = 2 * MAX_REPLY;
 
 pub struct Connection {
-    stream: TcpStream,
-    peer: SocketAddr,
+    stream: Wire,
+    /// Who it is, for messages.
+    peer: String,
     phase: Phase,
     /// With encryption: what the greetings are followed by.
     identity: Option<Identity>,
@@ -62,13 +63,12 @@ pub enum Step {
 
 impl Connection {
     pub fn new(
-        stream: TcpStream,
-        peer: SocketAddr,
+        stream: Wire,
+        peer: String,
         identity: Option<&Identity>,
         now: Instant,
     ) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
         Ok(Connection {
             stream,
             peer,
@@ -84,8 +84,8 @@ impl Connection {
         })
     }
 
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
+    pub fn peer(&self) -> &str {
+        &self.peer
     }
 
     /// Who it is, once it was let in.
@@ -97,7 +97,7 @@ impl Connection {
     }
 
     /// Its socket, and whether there is something to send.
-    pub fn interest(&self) -> (&TcpStream, bool) {
+    pub fn interest(&self) -> (&Wire, bool) {
         (&self.stream, !self.output.is_empty())
     }
 
@@ -115,7 +115,7 @@ impl Connection {
     /// Takes in what has come.
     pub fn receive(&mut self) {
         let mut bytes = [0; 16 << 10];
-        match self.stream.read(&mut bytes) {
+        match (&self.stream).read(&mut bytes) {
             Ok(0) => self.break_off(End::Closed),
             Ok(n) => self.take_in(&bytes[..n]),
             Err(e) if is_not_now(&e) => {}
@@ -246,7 +246,7 @@ impl Connection {
     pub fn flush(&mut self) {
         let mut done = 0;
         while done < self.output.len() {
-            match self.stream.write(&self.output[done..]) {
+            match (&self.stream).write(&self.output[done..]) {
                 Ok(n) => done += n,
                 Err(e) if is_not_now(&e) => break,
                 Err(_) => {

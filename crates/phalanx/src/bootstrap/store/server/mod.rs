@@ -1,4 +1,4 @@
-//! The store's server: one thread, one listener, and a connection for each member.
+//! The store's server: one thread, one listener (or connections that it was given), and a connection for each member.
 //!
 //! A connection is cut off when it does not prove in time that it knows the token, sends what nobody sends,
 //! falls silent, or does not read what it is sent. None of that disturbs the others, except that they are
@@ -11,6 +11,7 @@ use super::protocol::{End, Reply, Role};
 use super::room::{Outbox, Room};
 use super::session::Token;
 use super::watch::Watch;
+use super::wire::Wire;
 use crate::error::{Error, Result, UsageError};
 use crate::os::{Waker, poll_sockets};
 use connection::{Connection, Step};
@@ -70,7 +71,7 @@ const LAST_WORDS: Duration = Duration::from_millis(250);
 
 /// A store that runs until it is dropped.
 pub struct Server {
-    address: SocketAddr,
+    address: Option<SocketAddr>,
     commands: Sender<Command>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
@@ -90,15 +91,28 @@ impl Server {
     /// [`Error::Bootstrap`] if the address is taken or is none of this host's.
     pub fn start(address: &str, token: Token, settings: Settings) -> Result<Server> {
         let listener = bind(address)?;
-        let refused =
-            |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
         listener.set_nonblocking(true).map_err(refused("preparing the store's listener"))?;
         let bound = listener.local_addr().map_err(refused("asking for the store's address"))?;
+        Server::run(Some(bound), Some(listener), Vec::new(), token, settings)
+    }
+
+    /// Serves those at the other ends of these wires, who are called so in messages, and nobody else.
+    pub(crate) fn over(wires: Vec<(String, Wire)>, token: Token, settings: Settings) -> Result<Server> {
+        Server::run(None, None, wires, token, settings)
+    }
+
+    fn run(
+        address: Option<SocketAddr>,
+        listener: Option<TcpListener>,
+        wires: Vec<(String, Wire)>,
+        token: Token,
+        settings: Settings,
+    ) -> Result<Server> {
         let waker = Arc::new(Waker::new().map_err(refused("preparing the store's thread"))?);
         let identity = settings.encrypted.then(Identity::new).transpose();
         let identity = identity.map_err(refused("making the store's key"))?;
         let (commands, received) = mpsc::channel();
-        let service = Service {
+        let mut service = Service {
             listener,
             waker: waker.clone(),
             commands: received,
@@ -111,14 +125,20 @@ impl Server {
             members: HashMap::new(),
             accepted: 0,
         };
+        for (peer, wire) in wires {
+            service.begin_with(wire, peer, Instant::now()).map_err(refused("preparing a socket"))?;
+        }
         let thread = std::thread::Builder::new().name("phalanx-store".into());
         let thread = thread.spawn(move || service.run()).map_err(refused("starting the store's thread"))?;
-        Ok(Server { address: bound, commands, waker, thread: Some(thread), process: std::process::id() })
+        Ok(Server { address, commands, waker, thread: Some(thread), process: std::process::id() })
     }
 
     /// Where it listens.
+    ///
+    /// # Panics
+    /// If it was given its connections.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.address.expect("it listens")
     }
 
     /// Begins a new epoch: the ranks of the one before are cut off, and what they stored is forgotten.
@@ -145,6 +165,10 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+fn refused(call: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |e| Error::system(call, e, "the store needs a thread and a few file descriptors")
 }
 
 /// Whether other hosts can reach a store at this address, which is one of this host.
@@ -182,7 +206,7 @@ fn bind(address: &str) -> Result<TcpListener> {
 
 /// What the thread owns.
 struct Service {
-    listener: TcpListener,
+    listener: Option<TcpListener>,
     waker: Arc<Waker>,
     commands: Receiver<Command>,
     token: Token,
@@ -246,7 +270,7 @@ impl Service {
         // Somebody to watch means looking around; and nobody has been there long when the first comes.
         let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
         let streams: Vec<_> = self.connections.values().map(Connection::interest).collect();
-        let ready = poll_sockets(&self.listener, &self.waker, &streams, timeout);
+        let ready = poll_sockets(self.listener.as_ref(), &self.waker, &streams, timeout);
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
     }
 
@@ -260,7 +284,8 @@ impl Service {
     fn accept(&mut self, now: Instant) {
         let expected = self.settings.ranks.unwrap_or(0) + self.settings.nodes.unwrap_or(0);
         loop {
-            match self.listener.accept() {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
                 Ok((stream, peer)) => {
                     let strangers = self.connections.iter().filter(|(_, c)| c.member().is_none());
                     let (oldest, count) =
@@ -269,12 +294,10 @@ impl Service {
                         tracing::warn!("too many connections that prove nothing: the oldest is cut off");
                         self.connections.remove(&oldest);
                     }
-                    match Connection::new(stream, peer, self.identity.as_ref(), now) {
-                        Ok(connection) => {
-                            self.connections.insert(self.accepted, connection);
-                            self.accepted += 1;
-                        }
-                        Err(e) => tracing::warn!("{peer} could not be served: {e}"),
+                    let served =
+                        Wire::tcp(stream).and_then(|wire| self.begin_with(wire, peer.to_string(), now));
+                    if let Err(e) = served {
+                        tracing::warn!("{peer} could not be served: {e}");
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
@@ -287,6 +310,13 @@ impl Service {
                 }
             }
         }
+    }
+
+    fn begin_with(&mut self, wire: Wire, peer: String, now: Instant) -> io::Result<()> {
+        let connection = Connection::new(wire, peer, self.identity.as_ref(), now)?;
+        self.connections.insert(self.accepted, connection);
+        self.accepted += 1;
+        Ok(())
     }
 
     /// Reads what a connection has sent, and does what it asks for.

@@ -167,7 +167,7 @@ fn steps_inside_of_scripts_and_shells_are_steps() {
 #[test]
 fn steps_that_start_mpi_are_mpis() {
     let name = "MPICH or another launcher with PMI";
-    check(&all(&[JOB, STEP, PMI2]), name, 5, Some(8), [Some(1), None], true);
+    check(&all(&[JOB, STEP, PMI2]), name, 5, Some(8), [Some(1), Some(4)], true);
 }
 
 #[test]

@@ -1,0 +1,182 @@
+//! Messages that carry the store's connections (`bootstrap/store/carrier/`), on a communicator of their own.
+//!
+//! Nothing here waits: sends and receives are MPI's non-blocking calls. A peer may be dead, and then some of them never end:
+//! their memory is left to MPI, and MPI is not finalised, since that could wait for the peer.
+
+use super::{Failure, MpiComm, check};
+use crate::backend::{Backend, Departure};
+use crate::bootstrap::store::Mail;
+use phalanx_sys::mpi::{Handle, Status};
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+/// How often MPI is asked in vain before it is left alone: a look that finds nothing moves messages along, one of the next
+/// finds them.
+const LOOKS: u32 = 4;
+
+/// The only kind of message.
+const TAG: c_int = 0;
+
+/// The messages of a communicator that does nothing else.
+pub(crate) struct MpiMail {
+    comm: MpiComm,
+    sends: Vec<Message>,
+    /// How many of them each rank is to get.
+    unsent: Vec<usize>,
+    /// In the order in which they came.
+    receives: Vec<Message>,
+    has_given_up: bool,
+}
+
+/// A message that MPI has in its hands, until the request is `None`.
+struct Message {
+    peer: c_int,
+    request: Option<Handle>,
+    bytes: Vec<u8>,
+}
+
+impl MpiMail {
+    pub fn new(comm: MpiComm) -> MpiMail {
+        comm.process.mails.fetch_add(1, Ordering::Relaxed);
+        let unsent = vec![0; comm.ranks];
+        MpiMail { comm, unsent, sends: Vec::new(), receives: Vec::new(), has_given_up: false }
+    }
+
+    /// Calls MPI, if it is there yet.
+    fn call<T>(&mut self, call: impl FnOnce(&mut MpiMail) -> Result<T, Failure>) -> Result<T, String> {
+        let process = self.comm.process;
+        if process.is_finalized() {
+            return Err("MPI is finalised".into());
+        }
+        call(self).map_err(|failure| {
+            // After an error MPI promises nothing.
+            self.give_up();
+            process.error(failure, self.comm.rank, "the job's store", 0).to_string()
+        })
+    }
+
+    /// Accepts the next message that has come, whoever has sent it; whether there was one.
+    fn accept(&mut self) -> Result<bool, Failure> {
+        let mpi = &self.comm.process.mpi;
+        let (f, constants) = (&mpi.functions, &mpi.constants);
+        let (mut there, mut len) = (0, 0);
+        let (mut message, mut request, mut status) = (Handle::ZERO, Handle::ZERO, Status::new());
+        let from = constants.any_source;
+        // SAFETY: the communicator is alive; the variables take the answers.
+        unsafe {
+            let comm = self.comm.comm;
+            let probed = (f.improbe)(from, TAG, comm, &raw mut there, &raw mut message, &raw mut status);
+            check("MPI_Improbe", probed)?;
+            if there == 0 {
+                return Ok(false);
+            }
+            check("MPI_Get_count", (f.get_count)(&raw const status, constants.byte, &raw mut len))?;
+        }
+        let mut bytes = vec![0; len.max(0) as usize];
+        // SAFETY: the memory has the message's length, and stays where it is until the request is complete: see `drop`.
+        check("MPI_Imrecv", unsafe {
+            (f.imrecv)(bytes.as_mut_ptr().cast(), len, constants.byte, &raw mut message, &raw mut request)
+        })?;
+        let peer = status.source(constants.status_source);
+        self.receives.push(Message { peer, request: Some(request), bytes });
+        Ok(true)
+    }
+
+    /// Takes the first message that is complete, unless the same sender's one before is not.
+    fn take_received(&mut self) -> Result<Option<Message>, Failure> {
+        for index in 0..self.receives.len() {
+            self.comm.look_after(&mut self.receives[index])?;
+            let peer = self.receives[index].peer;
+            let is_next = self.receives[..index].iter().all(|earlier| earlier.peer != peer);
+            if is_next && self.receives[index].request.is_none() {
+                return Ok(Some(self.receives.remove(index)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn complete_sends(&mut self) -> Result<(), Failure> {
+        self.sends.iter_mut().try_for_each(|send| self.comm.look_after(send))?;
+        self.sends.retain(|send| {
+            self.unsent[send.peer as usize] -= usize::from(send.request.is_none());
+            send.request.is_some()
+        });
+        Ok(())
+    }
+}
+
+impl MpiComm {
+    /// Sees whether a message is complete.
+    fn look_after(&self, message: &mut Message) -> Result<(), Failure> {
+        if let Some(request) = &mut message.request {
+            // One thread has the mail.
+            if self.test_request(request)? {
+                message.request = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Mail for MpiMail {
+    fn send(&mut self, to: usize, bytes: &[u8]) -> Result<(), String> {
+        self.call(|mail| {
+            let mpi = &mail.comm.process.mpi;
+            let (peer, bytes, mut request) = (to as c_int, bytes.to_vec(), Handle::ZERO);
+            // SAFETY: the memory stays where it is until the request is complete: see `drop`.
+            check("MPI_Isend", unsafe {
+                let (buffer, count) = (mail.comm.no_sentinel(bytes.as_ptr()), bytes.len() as c_int);
+                let (byte, comm) = (mpi.constants.byte, mail.comm.comm);
+                (mpi.functions.isend)(buffer, count, byte, peer, TAG, comm, &raw mut request)
+            })?;
+            mail.sends.push(Message { peer, request: Some(request), bytes });
+            mail.unsent[to] += 1;
+            Ok(())
+        })
+    }
+
+    fn unsent(&self, to: usize) -> usize {
+        self.unsent[to]
+    }
+
+    fn flush(&mut self) -> bool {
+        self.call(MpiMail::complete_sends).is_ok() && self.sends.is_empty()
+    }
+
+    fn receive(&mut self) -> Result<Option<(usize, Vec<u8>)>, String> {
+        if self.comm.process.is_ending.load(Ordering::Acquire) {
+            return Err("this process is at its end".into());
+        }
+        let received = self.call(|mail| {
+            if let Some(message) = mail.take_received()? {
+                return Ok(Some(message));
+            }
+            mail.complete_sends()?;
+            let mut in_vain = 0;
+            while in_vain < LOOKS {
+                in_vain += u32::from(!mail.accept()?);
+            }
+            mail.take_received()
+        })?;
+        Ok(received.map(|message| (message.peer as usize, message.bytes)))
+    }
+
+    fn give_up(&mut self) {
+        self.has_given_up = true;
+        // Finalising it could wait for whoever is gone.
+        self.comm.process.set_failed();
+    }
+}
+
+impl Drop for MpiMail {
+    fn drop(&mut self) {
+        let under_way = self.sends.drain(..).chain(self.receives.drain(..)).filter(|m| m.request.is_some());
+        let left = under_way.map(std::mem::forget).count();
+        if left == 0 && !self.has_given_up {
+            self.comm.depart(Departure::Left);
+        } else {
+            self.give_up();
+        }
+        self.comm.process.mails.fetch_sub(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,97 @@
+//! What a connection of the store goes over: TCP, or, where something else carries its bytes (`carrier/`), a pair of
+//! sockets inside of this process.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+#[cfg(target_os = "linux")]
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub enum Wire {
+    /// To whoever has the other end.
+    Tcp(TcpStream),
+    /// To another thread of this process.
+    #[cfg(target_os = "linux")]
+    Local(UnixStream),
+}
+
+macro_rules! of_the_stream {
+    ($wire:expr, $stream:ident => $call:expr) => {
+        match $wire {
+            Wire::Tcp($stream) => $call,
+            #[cfg(target_os = "linux")]
+            Wire::Local($stream) => $call,
+        }
+    };
+}
+
+impl Wire {
+    /// Messages are small, and somebody waits for each.
+    pub fn tcp(stream: TcpStream) -> io::Result<Wire> {
+        stream.set_nodelay(true)?;
+        Ok(Wire::Tcp(stream))
+    }
+
+    /// Both ends, in this process.
+    #[cfg(target_os = "linux")]
+    pub fn pair() -> io::Result<(Wire, Wire)> {
+        UnixStream::pair().map(|(one, other)| (Wire::Local(one), Wire::Local(other)))
+    }
+
+    pub fn try_clone(&self) -> io::Result<Wire> {
+        Ok(match self {
+            Wire::Tcp(stream) => Wire::Tcp(stream.try_clone()?),
+            #[cfg(target_os = "linux")]
+            Wire::Local(stream) => Wire::Local(stream.try_clone()?),
+        })
+    }
+
+    pub fn set_nonblocking(&self, is_nonblocking: bool) -> io::Result<()> {
+        of_the_stream!(self, stream => stream.set_nonblocking(is_nonblocking))
+    }
+
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        of_the_stream!(self, stream => stream.set_read_timeout(timeout))
+    }
+
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        of_the_stream!(self, stream => stream.set_write_timeout(timeout))
+    }
+
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        of_the_stream!(self, stream => stream.shutdown(how))
+    }
+}
+
+impl Read for &Wire {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        of_the_stream!(self, stream => { let mut stream = stream; stream.read(bytes) })
+    }
+}
+
+impl Write for &Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Wire::Tcp(stream) => {
+                let mut stream = stream;
+                stream.write(bytes)
+            }
+            #[cfg(target_os = "linux")]
+            // In a program that is not Rust's, a broken pipe would be its end.
+            Wire::Local(stream) => Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+impl std::os::fd::AsFd for Wire {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        of_the_stream!(self, stream => stream.as_fd())
+    }
+}
