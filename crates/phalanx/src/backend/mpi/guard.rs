@@ -55,7 +55,7 @@ pub(super) struct Guard {
 pub(super) struct Inside<'a>(&'a Guard);
 
 impl Inside<'_> {
-    /// The operation's number on its communicator, from 1.
+    /// The operation's number on its communicator.
     pub fn sequence(&self) -> u64 {
         self.0.sequence.load(Ordering::Relaxed)
     }
@@ -100,21 +100,28 @@ impl Guard {
 
     /// The ranks begin to come together. The only note that has no record.
     pub fn enter_init(&self) -> Inside<'_> {
-        self.enter_with([0; 3], 0)
+        self.enter_with([0; 3])
     }
 
-    /// The communicator's next operation begins. One thread at a time does this.
+    /// The number of the communicator's next operation, from 1. One thread at a time asks for it.
+    #[inline(always)]
+    pub fn next(&self) -> u64 {
+        let sequence = self.sequence.load(Ordering::Relaxed) + 1;
+        self.sequence.store(sequence, Ordering::Relaxed);
+        sequence
+    }
+
+    /// The operation whose number was asked for last begins. One thread at a time does this.
     #[inline(always)]
     pub fn enter(&self, record: &Record) -> Inside<'_> {
-        self.enter_with(record.words(), self.sequence.load(Ordering::Relaxed) + 1)
+        self.enter_with(record.words())
     }
 
     #[inline(always)]
-    fn enter_with(&self, words: [u64; 3], sequence: u64) -> Inside<'_> {
+    fn enter_with(&self, words: [u64; 3]) -> Inside<'_> {
         for (word, value) in self.record.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
-        self.sequence.store(sequence, Ordering::Relaxed);
         let limit = deadline::limit();
         self.limit.store(limit.map_or(0, nanoseconds), Ordering::Relaxed);
         self.beat();
@@ -131,6 +138,11 @@ impl Guard {
     pub fn beat(&self) {
         // One thread at a time is inside.
         self.beat.store(self.beat.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Changes when something that is waited for has come on.
+    pub fn beats(&self) -> u64 {
+        self.beat.load(Ordering::Relaxed)
     }
 
     pub fn timeout(&self) -> Duration {

@@ -2,8 +2,8 @@
 //!
 //! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is finalised when
 //! the process exits with status 0; with another status, or after a failure, it is not: the launcher then ends
-//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since requests have
-//! threads of their own; below that level, the main thread alone may use the communicators.
+//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since a thread moves
+//! requests along; below that level, the main thread alone may use the communicators, and does it.
 
 use super::guard::{Abort, Guard};
 use super::reduction::{Plans, plans};
@@ -83,8 +83,7 @@ impl Process {
         let main_only = level < mpi.constants.thread_multiple;
         if main_only {
             tracing::warn!(
-                "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators, and \
-                 collectives cannot be started as requests"
+                "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators"
             );
         }
         let failed = AtomicBool::new(false);
