@@ -278,7 +278,7 @@ impl Comm {
     where
         GpuStream: From<&'s S>,
     {
-        let mut lane = Lane::host();
+        let mut lane = self.lane.clone();
         if let Some(nccl) = self.backend.nccl() {
             let stream = GpuStream::from(stream);
             nccl.adopt(&stream)?;
@@ -365,7 +365,7 @@ impl<'a> View<'a> {
         let comm = Comm {
             backend: comm.backend.clone(),
             requests: comm.requests.clone(),
-            lane,
+            lane: lane.within(deadline),
             recorder: comm.recorder.clone(),
             deadline,
             one_thread_at_a_time: PhantomData,

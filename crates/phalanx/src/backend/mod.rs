@@ -242,6 +242,15 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// Whether any of its memory is a GPU's.
+    #[inline]
+    pub fn is_on_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.spaces.contains(&Space::Device);
+        #[cfg(not(feature = "cuda"))]
+        return false;
+    }
+
     /// With its buffers.
     #[inline]
     pub fn with_buffers(self, send: Span, recv: Span) -> Self {

@@ -111,6 +111,12 @@ impl Guard {
         sequence
     }
 
+    /// The number of the last operation.
+    #[cfg(feature = "cuda")]
+    pub fn last(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+
     /// The operation whose number was asked for last begins. One thread at a time does this.
     #[inline(always)]
     pub fn enter(&self, record: &Record) -> Inside<'_> {

@@ -184,38 +184,41 @@ impl MpiComm {
             _ => (to_each(), from_each()),
         };
         // SAFETY: the parts are the blocks of the call's buffers.
-        unsafe { self.exchange(&sends, &receives) }
+        unsafe { self.exchange(&sends, &receives, call.is_on_gpu()) }
     }
 
-    /// Posts messages for all parts, and copies the one that this rank gives itself.
+    /// Posts messages for all parts; what this rank gives itself is copied, by MPI if the memory is a GPU's.
     ///
     /// # Safety
     /// The parts can be read and written until the messages are complete; one that this rank gives itself is where it
     /// belongs or apart from it.
-    unsafe fn exchange(&self, sends: &[Part<*const u8>], receives: &[Part<*mut u8>]) -> Vec<Ticket> {
+    unsafe fn exchange(
+        &self,
+        sends: &[Part<*const u8>],
+        receives: &[Part<*mut u8>],
+        on_gpu: bool,
+    ) -> Vec<Ticket> {
         // The tag that no message of the application has.
         let (tag, dtype) = (self.process.max_tag + 1, DType::U8);
         let transfer = |peer, bytes, direction| Transfer::host(direction, peer, tag, dtype, bytes);
+        let is_own = |peer: usize| peer == self.rank;
+        let own =
+            sends.iter().find(|part| is_own(part.peer)).zip(receives.iter().find(|part| is_own(part.peer)));
+        let own = own.filter(|(from, to)| from.start != to.start.cast_const());
+        let by_message = |peer, bytes| bytes > 0 && (!is_own(peer) || (on_gpu && own.is_some()));
         let mut tickets = Vec::new();
         // SAFETY: the caller's contract. Both ends know which parts are empty.
         unsafe {
-            for part in receives.iter().filter(|part| part.peer != self.rank && part.bytes > 0) {
+            for part in receives.iter().filter(|part| by_message(part.peer, part.bytes)) {
                 let receive = transfer(part.peer, part.bytes, Direction::Recv(part.start));
                 tickets.push(self.post_transfer(receive));
             }
-            for part in sends.iter().filter(|part| part.peer != self.rank && part.bytes > 0) {
-                tickets.push(self.post_transfer(transfer(
-                    part.peer,
-                    part.bytes,
-                    Direction::Send(part.start),
-                )));
+            for part in sends.iter().filter(|part| by_message(part.peer, part.bytes)) {
+                let send = transfer(part.peer, part.bytes, Direction::Send(part.start));
+                tickets.push(self.post_transfer(send));
             }
         }
-        let own = |peer: usize| peer == self.rank;
-        if let (Some(from), Some(to)) =
-            (sends.iter().find(|part| own(part.peer)), receives.iter().find(|part| own(part.peer)))
-            && from.start != to.start.cast_const()
-        {
+        if let Some((from, to)) = own.filter(|_| !on_gpu) {
             // SAFETY: both have the length of this rank's own block.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, to.bytes) };
         }

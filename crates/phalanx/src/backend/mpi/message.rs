@@ -6,6 +6,8 @@
 //! wait ends when MPI has let go of it, or with the job.
 
 use super::{Failure, MpiComm, check};
+#[cfg(feature = "cuda")]
+use crate::backend::Space;
 use crate::backend::host::Record;
 use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
 use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError};
@@ -305,6 +307,10 @@ impl MpiComm {
     /// Asks MPI what has become of a message.
     fn advance(&self, messages: &mut Messages, index: usize) {
         let posted = messages.get(index);
+        #[cfg(feature = "cuda")]
+        if posted.transfer.space == Space::Device {
+            self.gate.enter();
+        }
         let result = match &mut posted.way {
             Way::Send { first, rest } => self.advance_send(first, rest),
             Way::Recv(_) => self.advance_receive(messages, index),

@@ -10,6 +10,7 @@
 //! | `accumulate.rs` | conversion into the type that is accumulated, and back |
 //! | `message.rs` | sends and receives |
 //! | `guard.rs` | deadlines |
+//! | `cuda.rs` | CUDA memory |
 //!
 //! # Deadlines
 //! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the non-blocking
@@ -18,6 +19,8 @@
 
 mod accumulate;
 mod collective;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod guard;
 mod large;
 mod message;
@@ -33,6 +36,8 @@ use crate::backend::{
 };
 use crate::dtype::DType;
 use crate::error::{Error, LibraryError, Result};
+#[cfg(feature = "cuda")]
+use crate::lane::Lane;
 use crate::os::Mapping;
 use collective::Scratch;
 use guard::Guard;
@@ -70,7 +75,9 @@ pub(crate) struct MpiComm {
     guard: Arc<Guard>,
     /// Whether calls are compared before they move anything.
     check: bool,
-    failed: OnceLock<Error>,
+    failed: Arc<OnceLock<Error>>,
+    #[cfg(feature = "cuda")]
+    gate: Arc<cuda::Gate>,
     /// Whether plain collectives are carried out as started ones.
     polled: AtomicBool,
     /// Locked before `messages`.
@@ -109,14 +116,18 @@ impl MpiComm {
         check_calls: bool,
     ) -> Result<MpiComm> {
         let (rank, ranks) = process.place_in(comm).map_err(|failure| process.error(failure, 0, "init", 0))?;
+        let guard = Guard::watch(Some(process.abort_of(comm)), rank, timeout)?;
+        let failed = Arc::<OnceLock<Error>>::default();
         Ok(MpiComm {
             process,
             comm,
             rank,
             ranks,
-            guard: Guard::watch(Some(process.abort_of(comm)), rank, timeout)?,
+            #[cfg(feature = "cuda")]
+            gate: Arc::new(cuda::Gate::new(process, guard.clone(), rank, failed.clone())),
+            guard,
             check: check_calls,
-            failed: OnceLock::new(),
+            failed,
             polled: AtomicBool::new(check_calls),
             collectives: Mutex::default(),
             messages: Mutex::default(),
@@ -161,6 +172,23 @@ impl MpiComm {
         Ok(all)
     }
 
+    /// A collective on memory that MPI and the host can read, as far as they have to.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    #[inline]
+    unsafe fn collective_on_host(&self, call: &Call<'_>) -> Result<()> {
+        if self.is_polled() {
+            // SAFETY: the caller's contract.
+            return unsafe { self.carry_out_polled(call) };
+        }
+        let record = Record::of(call);
+        let (sequence, _inside) = (self.guard.next(), self.guard.enter(&record));
+        // SAFETY: the caller's contract.
+        let done = unsafe { self.carry_out(call) };
+        done.map_err(|failure| self.failure(failure, &record, sequence))
+    }
+
     /// `MPI_Comm_split` with any colour and key. Its own are C `int`s: the first member's rank and the place among
     /// the members are.
     fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, Failure> {
@@ -194,17 +222,21 @@ impl Backend for MpiComm {
         self.ranks
     }
 
+    #[cfg(feature = "cuda")]
+    fn lane(&self) -> Lane {
+        Lane::admitting(self.gate.clone())
+    }
+
+    #[inline]
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         self.ready()?;
-        if self.is_polled() {
+        #[cfg(feature = "cuda")]
+        if call.is_on_gpu() {
             // SAFETY: the caller's contract.
-            return unsafe { self.carry_out_polled(call) };
+            return unsafe { self.collective_on_cuda(call) };
         }
-        let record = Record::of(call);
-        let (sequence, _inside) = (self.guard.next(), self.guard.enter(&record));
         // SAFETY: the caller's contract.
-        let done = unsafe { self.carry_out(call) };
-        done.map_err(|failure| self.failure(failure, &record, sequence))
+        unsafe { self.collective_on_host(call) }
     }
 
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
