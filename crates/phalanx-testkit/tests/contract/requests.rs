@@ -411,14 +411,14 @@ fn dropped(comm: &Comm) -> Outcome {
 
 /// The record of a request that nobody waits for says that it has ended.
 fn recorded(comm: &Comm) -> Outcome {
-    drop(comm.start_all_reduce(vec![1u16; 70_001], ReduceOp::Max).map_err(text)?);
+    drop(comm.start_all_reduce(vec![1u32; 70_001], ReduceOp::Max).map_err(text)?);
     comm.sync().map_err(text)?;
     let folder =
         std::env::temp_dir().join(format!("phalanx-recorded-{}-{}", std::process::id(), comm.rank()));
     let path = comm.write_flight_record(&folder).map_err(text)?;
     let record = std::fs::read_to_string(path).map_err(|error| error.to_string());
     let _ = std::fs::remove_dir_all(&folder);
-    let expected = "\"operation\":\"all_reduce\",\"sequence\":1,\"state\":\"completed\",\"dtype\":\"u16\"";
+    let expected = "\"operation\":\"all_reduce\",\"sequence\":1,\"state\":\"completed\",\"dtype\":\"u32\"";
     let record = record?;
     if record.contains(expected) { Ok(String::new()) } else { Err(format!("{expected} is not in {record}")) }
 }
