@@ -89,7 +89,7 @@ impl Prepared {
     ///
     /// # Safety
     /// The call is complete, the memory of the operation still valid; once.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn finish(&self) {
         if let Some(Copy { from, to, bytes }) = self.copy {
             // SAFETY: both have so many bytes, and do not overlap, as whoever prepared this saw to.
@@ -128,7 +128,7 @@ impl MpiComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn carry_out_at_once(
         &self,
         call: &Call<'_>,
@@ -148,7 +148,7 @@ impl MpiComm {
     ///
     /// # Safety
     /// What the call was prepared from, the scratch memory too, is valid until the call is complete.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn issue(
         &self,
         prepared: &Prepared,
@@ -223,7 +223,7 @@ impl MpiComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn prepare(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         if call.operation.reduces() {
             // SAFETY: the caller's contract.
@@ -238,7 +238,7 @@ impl MpiComm {
     }
 
     /// The pointer, unless it means `MPI_IN_PLACE`: that of an empty buffer of bytes may be 1, which does.
-    #[inline]
+    #[inline(always)]
     fn no_sentinel(&self, pointer: *const u8) -> *const c_void {
         static NOTHING: u128 = 0;
         let means_in_place = pointer.addr() == self.process.mpi.constants.in_place;
@@ -246,7 +246,7 @@ impl MpiComm {
     }
 
     /// The call for an operation, with its buffers as they are.
-    #[inline]
+    #[inline(always)]
     fn plain(&self, call: &Call<'_>, datatype: Handle, op: Handle, scratch: &mut Scratch) -> Prepared {
         let (counts, offsets) = match call.blocks {
             Blocks::Each(counts) => scratch.blocks(counts),
@@ -296,7 +296,7 @@ impl MpiComm {
 
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    #[inline]
+    #[inline(always)]
     unsafe fn prepare_reduction(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         let size = call.dtype.size();
         // SAFETY: the caller's contract.
@@ -351,7 +351,7 @@ impl MpiComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective), with such elements.
-    #[inline]
+    #[inline(always)]
     unsafe fn combine(
         &self,
         call: &Call<'_>,
