@@ -13,6 +13,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("jobs/init", |_| init()),
     Scenario::process("jobs/application", application),
     Scenario::rank("jobs/one_rank_stays_away", |comm, args| one_rank_stays_away(&comm, args)),
+    Scenario::rank("jobs/started_on_one_rank", |comm, _| started_on_one_rank(&comm)),
+    Scenario::rank("jobs/differing_requests", |comm, _| differing_requests(&comm)),
     Scenario::rank("jobs/nothing_comes", |comm, _| nothing_comes(comm)),
     Scenario::rank("jobs/one_rank_fails", |comm, _| one_rank_fails(&comm)),
     Scenario::rank("jobs/one_rank_aborts", |comm, _| one_rank_aborts(comm)),
@@ -23,13 +25,15 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A test with one MPI.
 type Test = fn(&Installation) -> Result<(), String>;
 
-const TESTS: [(&str, Test); 14] = [
+const TESTS: [(&str, Test); 16] = [
     ("recognised", recognised),
     ("on_the_host_backend", on_the_host_backend),
     ("initialised_by_the_application", |mpi| initialised_by_the_application(mpi, "multiple")),
     ("initialised_for_one_thread", |mpi| initialised_by_the_application(mpi, "single")),
     ("deadline_of_a_collective", |mpi| deadline(mpi, "collective", "all_reduce(f32 × 10, sum)")),
     ("deadline_of_a_request", |mpi| deadline(mpi, "request", "all_reduce(f32 × 10, sum)")),
+    ("started_on_one_rank", |mpi| checked(mpi, "jobs/started_on_one_rank")),
+    ("differing_requests", |mpi| checked(mpi, "jobs/differing_requests")),
     ("deadline_of_a_send", |mpi| deadline(mpi, "send", "send(u8 × 10000000, to rank 1)")),
     ("deadline_of_a_receive", |mpi| mpi.job(2).scenario("jobs/nothing_comes", &[]).succeed().map(drop)),
     ("one_rank_fails", |mpi| ends_soon(mpi, "jobs/one_rank_fails", "")),
@@ -171,6 +175,42 @@ fn one_rank_stays_away(comm: &Comm, args: &[String]) -> Outcome {
         _ => comm.send(&vec![0u8; 10_000_000], 1),
     };
     Err(format!("a wait past its deadline came back: {result:?}"))
+}
+
+fn checked(mpi: &Installation, scenario: &str) -> Result<(), String> {
+    mpi.job(2).scenario(scenario, &[]).env("PHALANX_CHECK", "1").succeed().map(drop)
+}
+
+/// In checked mode also the first that is started may meet a plain call.
+fn started_on_one_rank(comm: &Comm) -> Outcome {
+    let sum = if comm.rank() == 0 {
+        comm.start_all_reduce(vec![1u32; 1000], ReduceOp::Sum).map_err(text)?.wait().map_err(text)?
+    } else {
+        let mut sum = vec![1u32; 1000];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
+        sum
+    };
+    expect(sum == [2; 1000], || format!("sum {}", sum[0]))?;
+    Ok(String::new())
+}
+
+/// Requests that differ, and those that were started behind them, get one verdict.
+fn differing_requests(comm: &Comm) -> Outcome {
+    let same = comm.start_all_reduce(vec![1u32; 10], ReduceOp::Sum).map_err(text)?;
+    let differing = comm.start_all_reduce(vec![1f32; 10 + comm.rank()], ReduceOp::Sum).map_err(text)?;
+    let behind = comm.start_broadcast(vec![1u8; 10], 0).map_err(text)?;
+    for result in [behind.wait().map(drop), differing.wait().map(drop), comm.barrier()] {
+        let Err(Error::Mismatch(mismatch)) = result else {
+            return Err(format!("requests differ: {result:?}"));
+        };
+        let right = mismatch.sequence == 2
+            && (mismatch.other_rank, &*mismatch.ours) == (0, "all_reduce(f32 × 10, sum)")
+            && (mismatch.rank, &*mismatch.theirs) == (1, "all_reduce(f32 × 11, sum)");
+        expect(right, || mismatch.to_string())?;
+    }
+    let sum = same.wait().map_err(text)?;
+    expect(sum == [2; 10], || format!("before they differ: {sum:?}"))?;
+    Ok(String::new())
 }
 
 /// A receive that nothing comes for is given up, and the rank lives on.

@@ -60,10 +60,10 @@ impl Gate {
 
 impl Admission for Gate {
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        let Err(why) = self.process.takes_cuda_memory() else { return Ok(()) };
+        let Err(why) = &self.process.cuda else { return Ok(()) };
         Err(Error::Unsupported {
             what: format!("the memory of GPU {} in an operation of MPI", stream.context().ordinal()),
-            why: why.to_owned(),
+            why: why.clone(),
             remedy: "use an MPI that was built with CUDA; set PHALANX_MPI_CUDA=1 if this one takes CUDA memory all the \
                      same; use NCCL (PHALANX_BACKEND=nccl); or copy the buffer to host memory"
                 .into(),

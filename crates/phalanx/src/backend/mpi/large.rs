@@ -7,7 +7,7 @@
 
 use super::collective::{Scratch, is_nothing};
 use super::{Failure, MpiComm, total};
-use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::backend::{Blocks, Call, Direction, Operation, Space, Ticket, Transfer};
 use crate::dtype::DType;
 use std::ops::Range;
 
@@ -200,7 +200,9 @@ impl MpiComm {
     ) -> Vec<Ticket> {
         // The tag that no message of the application has.
         let (tag, dtype) = (self.process.max_tag + 1, DType::U8);
-        let transfer = |peer, bytes, direction| Transfer::host(direction, peer, tag, dtype, bytes);
+        let space = if on_gpu { Space::Device } else { Space::Host };
+        let transfer =
+            |peer, count, direction| Transfer { space, ..Transfer::host(direction, peer, tag, dtype, count) };
         let is_own = |peer: usize| peer == self.rank;
         let own =
             sends.iter().find(|part| is_own(part.peer)).zip(receives.iter().find(|part| is_own(part.peer)));

@@ -210,15 +210,20 @@ impl MpiComm {
     }
 
     pub(super) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        let others = || {
+            // The peer may wait for another one first.
+            self.progress_all();
+            meanwhile();
+        };
         let overdue = |waited| Err(self.overdue(ticket, waited));
-        self.poll(|| self.take_if_done(ticket), meanwhile, overdue)
+        self.poll(|| self.take_if_done(ticket), others, overdue)
     }
 
-    /// Asks for an outcome until it is there, or until nothing has come on for the deadline.
+    /// Asks for an outcome, and moves others along, until it is there, or until nothing has come on for the deadline.
     pub(super) fn poll(
         &self,
         outcome: impl Fn() -> Option<Result<()>>,
-        meanwhile: &dyn Fn(),
+        others: impl Fn(),
         overdue: impl Fn(Duration) -> Result<()>,
     ) -> Result<()> {
         let mut polls = 0u32;
@@ -231,9 +236,7 @@ impl MpiComm {
             if let Some(outcome) = outcome() {
                 return outcome;
             }
-            // The peer may wait for another one first.
-            self.progress_all();
-            meanwhile();
+            others();
             polls = polls.wrapping_add(1);
             if polls < SPINS {
                 std::hint::spin_loop();
@@ -279,7 +282,7 @@ impl MpiComm {
         self.process.check_thread().is_ok() && (self.progress_collectives() | self.progress_messages())
     }
 
-    fn progress_messages(&self) -> bool {
+    pub(super) fn progress_messages(&self) -> bool {
         let mut messages = lock(&self.messages);
         let mut under_way = false;
         for index in 0..messages.posted.len() {

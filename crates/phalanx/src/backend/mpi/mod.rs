@@ -10,7 +10,7 @@
 //! | `accumulate.rs` | conversion into the type that is accumulated, and back |
 //! | `message.rs` | sends and receives |
 //! | `guard.rs` | deadlines |
-//! | `cuda.rs` | CUDA memory |
+//! | `cuda.rs`, `aware.rs` | CUDA memory; whether MPI takes it |
 //!
 //! # Deadlines
 //! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the non-blocking
@@ -18,6 +18,7 @@
 //! watches, the rank says in what it waited, and ends the job with `MPI_Abort`. Every wait follows this one rule.
 
 mod accumulate;
+mod aware;
 mod collective;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -7,7 +7,7 @@
 
 use super::guard::{Abort, Guard};
 use super::reduction::{Plans, plans};
-use super::{Failure, check};
+use super::{Failure, aware, check};
 use crate::backend::host::Record;
 use crate::backend::{Call, Operation};
 use crate::error::{Error, Result, UsageError};
@@ -38,8 +38,8 @@ pub(super) struct Process {
     pub max_bytes: usize,
     /// Whether only the main thread may call MPI.
     main_only: bool,
-    /// Whether it takes CUDA memory, or why not.
-    cuda: std::result::Result<(), String>,
+    /// Whether it takes addresses of CUDA memory, or why not: the one place to ask before it gets any.
+    pub cuda: std::result::Result<(), String>,
     /// A communicator has failed, or a deadline is not to be waited for twice.
     failed: AtomicBool,
     /// The last deadline, in nanoseconds: finalising has it too.
@@ -47,9 +47,6 @@ pub(super) struct Process {
     /// In the world.
     rank: AtomicUsize,
 }
-
-/// The setting for libraries that cannot be asked whether they take CUDA memory.
-const CUDA: &str = "PHALANX_MPI_CUDA";
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
 
@@ -76,7 +73,7 @@ impl Process {
     }
 
     fn initialise(launched: &Launched, timeout: Duration) -> Result<Process> {
-        let (max_bytes, told_of_cuda) = (max_bytes()?, told_of_cuda()?);
+        let (max_bytes, told_of_cuda) = (max_bytes()?, aware::told()?);
         let mpi = Mpi::load().map_err(|error| match error {
             LoadError::NotFound(error) => Error::from(error),
             LoadError::MissingFunction(error) => Error::from(error),
@@ -98,7 +95,7 @@ impl Process {
             max_tag,
             max_bytes,
             main_only,
-            cuda: takes_cuda_memory(&mpi, told_of_cuda),
+            cuda: aware::ask(&mpi, told_of_cuda),
             failed,
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
@@ -200,55 +197,6 @@ impl Process {
 
     pub fn set_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the library takes the addresses of CUDA memory: the one place to ask before they are given to it. The error
-    /// says why not.
-    #[cfg(feature = "cuda")]
-    pub fn takes_cuda_memory(&self) -> std::result::Result<(), &str> {
-        self.cuda.as_ref().copied().map_err(String::as_str)
-    }
-}
-
-/// Whether an initialised MPI takes the addresses of CUDA memory; if not, who says so.
-fn takes_cuda_memory(mpi: &Mpi, told: Option<bool>) -> std::result::Result<(), String> {
-    let functions = &mpi.functions;
-    let (who, answer) = if let Some(told) = told {
-        return if told { Ok(()) } else { Err(format!("{CUDA}=0 says that {} takes none", mpi.version)) };
-    } else if let Some(query) = functions.query_cuda_support {
-        // SAFETY: MPI is initialised.
-        ("MPIX_Query_cuda_support", unsafe { query() })
-    } else if let Some(query) = functions.gpu_query_support {
-        let mut answer = 0;
-        // SAFETY: MPI is initialised; 0 is CUDA; the variable takes the answer.
-        unsafe { query(0, &raw mut answer) };
-        ("MPIX_GPU_query_support", answer)
-    } else {
-        ("", 0)
-    };
-    let path = mpi.library.path().display();
-    match (who, answer) {
-        (_, 1) => Ok(()),
-        ("", _) => Err(format!(
-            "{} ({path}) cannot be asked whether it is CUDA-aware: it has neither MPIX_Query_cuda_support nor \
-             MPIX_GPU_query_support",
-            mpi.version
-        )),
-        _ => Err(format!("{} ({path}) is not CUDA-aware: {who} answers {answer}", mpi.version)),
-    }
-}
-
-/// What the user says of that.
-fn told_of_cuda() -> Result<Option<bool>> {
-    let Some(value) = std::env::var_os(CUDA) else { return Ok(None) };
-    match &*value.to_string_lossy() {
-        "" => Ok(None),
-        "0" => Ok(Some(false)),
-        "1" => Ok(Some(true)),
-        other => {
-            let (value, expected) = (other.to_owned(), "0 or 1".to_owned());
-            Err(UsageError::Setting { name: CUDA.into(), value, expected }.into())
-        }
     }
 }
 

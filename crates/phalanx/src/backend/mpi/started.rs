@@ -251,7 +251,10 @@ impl MpiComm {
             let record = lock(&self.collectives).0.get(&number).map(|started| started.record.to_string());
             self.guard.give_up(record.unwrap_or_default(), number, waited)
         };
-        self.poll(|| self.take_if_over(number), &|| (), give_up)
+        let others = || {
+            self.progress_messages();
+        };
+        self.poll(|| self.take_if_over(number), others, give_up)
     }
 }
 
