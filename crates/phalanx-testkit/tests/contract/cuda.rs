@@ -21,8 +21,10 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("cuda/refused", |comm, args| refused(&comm, args)),
 ];
 
-/// What is tried: a name, and what the job does.
-const TESTS: [(&str, usize, fn(Job) -> Job); 7] = [
+/// A name, the number of ranks, and what makes the job one that tries it.
+type Test = (&'static str, usize, fn(Job) -> Job);
+
+const TESTS: [Test; 7] = [
     ("programs", 2, |job| aware(job).scenario("cuda/programs", &["1"]).scenario("cuda/streams", &[""])),
     ("programs", 3, |job| aware(job).scenario("cuda/programs", &["2"])),
     // Every collective in its non-blocking form.

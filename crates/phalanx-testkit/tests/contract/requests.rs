@@ -228,7 +228,7 @@ fn met_by_plain_calls(comm: &Comm) -> Outcome {
         for kind in 0..KINDS.len() {
             for turn in 0..2 {
                 let cell = Cell::new(comm, kind, size, i * 31 + kind * 977 + turn, &data);
-                if (comm.rank() + turn) % 2 == 0 {
+                if (comm.rank() + turn).is_multiple_of(2) {
                     cell.start(comm)?()?;
                 } else {
                     cell.plain(comm)?;
@@ -237,13 +237,13 @@ fn met_by_plain_calls(comm: &Comm) -> Outcome {
         }
     }
     // Some started, one behind the other, others called.
-    let cells = (0..KINDS.len()).map(|kind| Cell::new(comm, kind, 5000, kind * 13, &data));
+    let mut cells = (0..KINDS.len()).map(|kind| Cell::new(comm, kind, 5000, kind * 13, &data));
     if comm.rank() == 0 {
         let waiters: Vec<Waiter> = cells.map(|cell| cell.start(comm)).collect::<Result<_, String>>()?;
         comm.barrier().map_err(text)?;
         waiters.into_iter().rev().try_for_each(|wait| wait())?;
     } else {
-        cells.map(|cell| cell.plain(comm)).collect::<Result<(), String>>()?;
+        cells.try_for_each(|cell| cell.plain(comm))?;
         comm.barrier().map_err(text)?;
     }
     Ok(String::new())

@@ -46,11 +46,17 @@ enum Stage {
     Waiting,
     /// The ranks tell each other what they call.
     Comparing(Handle, Box<Calls>),
-    /// MPI has a call, and these parts come behind it.
-    Calling(Handle, Prepared, Parts<'static>),
+    /// MPI has a call.
+    Calling(Handle, Box<Made>),
     /// It is made of messages: those that are under way, and what has become of the others.
     Exchanging(Vec<Ticket>, std::result::Result<(), Failure>),
     Over(Result<()>),
+}
+
+/// A call that MPI has, and the parts that come behind it.
+struct Made {
+    prepared: Prepared,
+    rest: Parts<'static>,
 }
 
 /// What each rank calls: the operation's number and its record.
@@ -64,7 +70,7 @@ impl Started {
     fn has_called(&self) -> bool {
         match &self.stage {
             Stage::Waiting | Stage::Comparing(..) => false,
-            Stage::Calling(_, _, parts) => parts.clone().next().is_none(),
+            Stage::Calling(_, made) => made.rest.clone().next().is_none(),
             Stage::Exchanging(..) | Stage::Over(_) => true,
         }
     }
@@ -155,16 +161,16 @@ impl MpiComm {
                     self.guard.beat();
                     started.stage = self.begin(started)?;
                 }
-                Stage::Calling(request, prepared, parts) => {
+                Stage::Calling(request, made) => {
                     if !self.test_request(request)? {
                         return Ok(());
                     }
                     // SAFETY: MPI says that it is complete; the next stage has another call.
-                    unsafe { prepared.finish() };
+                    unsafe { made.prepared.finish() };
                     self.guard.beat();
-                    started.stage = match parts.next() {
+                    started.stage = match made.rest.next() {
                         // SAFETY: the memory is valid until the collective is over.
-                        Some(part) => unsafe { self.make(&part, parts.clone(), &mut started.scratch) }?,
+                        Some(part) => unsafe { self.make(&part, made.rest.clone(), &mut started.scratch) }?,
                         None => Stage::Over(Ok(())),
                     };
                 }
@@ -230,7 +236,7 @@ impl MpiComm {
             self.issue(&prepared, Some(&mut request))?;
             prepared
         };
-        Ok(Stage::Calling(request, prepared, rest))
+        Ok(Stage::Calling(request, Box::new(Made { prepared, rest })))
     }
 
     /// A collective's outcome, if it is over. All are moved along.
