@@ -27,7 +27,7 @@ struct Group {
 pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
-const GROUPS: [Group; 9] = [
+const GROUPS: [Group; 10] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
     Group { name: "messages", add: |job| all(job, messages::SCENARIOS), ranks: &[2, 4], crowded: &[] },
@@ -44,6 +44,12 @@ const GROUPS: [Group; 9] = [
     Group { name: "programs", add: |job| programs(job, ["1", "2"]), ranks: &[2, 4], crowded: &[] },
     // Every collective and message in pieces of 4000 bytes.
     Group { name: "pieces", add: pieces, ranks: &[2], crowded: &[3] },
+    Group {
+        name: "checked_pieces",
+        add: |job| pieces(job.env("PHALANX_CHECK", "1")),
+        ranks: &[2],
+        crowded: &[3],
+    },
 ];
 
 fn matrix(job: Job) -> Job {

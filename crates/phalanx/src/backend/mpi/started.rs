@@ -44,8 +44,8 @@ unsafe impl Send for Started {}
 enum Stage {
     /// One before it has calls to make.
     Waiting,
-    /// The ranks tell each other what they call.
-    Comparing(Handle, Box<Calls>),
+    /// The ranks tell each other what they call: the numbers and records of all, and behind them the rank's own.
+    Comparing(Handle, Vec<[i64; 4]>),
     /// MPI has a call.
     Calling(Handle, Box<Made>),
     /// It is made of messages: those that are under way, and what has become of the others.
@@ -57,12 +57,6 @@ enum Stage {
 struct Made {
     prepared: Prepared,
     rest: Parts<'static>,
-}
-
-/// What each rank calls: the operation's number and its record.
-struct Calls {
-    own: [i64; 4],
-    all: Vec<[i64; 4]>,
 }
 
 impl Started {
@@ -154,7 +148,7 @@ impl MpiComm {
                     if !self.test_request(request)? {
                         return Ok(());
                     }
-                    if let Some(mismatch) = mismatch(number, &calls.all) {
+                    if let Some(mismatch) = mismatch(number, &calls[..self.ranks]) {
                         self.fail(mismatch);
                         return Err(Failure::Verdict);
                     }
@@ -189,11 +183,11 @@ impl MpiComm {
     /// The ranks tell each other what they call.
     fn compare(&self, number: u64, record: &Record) -> std::result::Result<Stage, Failure> {
         let [head, count, counts] = record.words();
-        let own = [number, head, count, counts].map(u64::cast_signed);
-        let mut calls = Box::new(Calls { own, all: vec![[0; 4]; self.ranks] });
+        let mut calls = vec![[number, head, count, counts].map(u64::cast_signed); self.ranks + 1];
         let mpi = &self.process.mpi;
-        let (words, int64) = (own.len() as c_int, mpi.constants.int64);
-        let (send, recv) = (calls.own.as_ptr().cast(), calls.all.as_mut_ptr().cast());
+        let (words, int64) = (calls[0].len() as c_int, mpi.constants.int64);
+        let (all, own) = calls.split_at_mut(self.ranks);
+        let (send, recv) = (own.as_ptr().cast(), all.as_mut_ptr().cast());
         let mut request = Handle::ZERO;
         // SAFETY: so many words of each rank, and room for them, which stays where it is until the request is complete.
         check("MPI_Iallgather", unsafe {
