@@ -15,6 +15,11 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("jobs/one_rank_stays_away", |comm, args| one_rank_stays_away(&comm, args)),
     Scenario::rank("jobs/started_on_one_rank", |comm, _| started_on_one_rank(&comm)),
     Scenario::rank("jobs/differing_requests", |comm, _| differing_requests(&comm)),
+    Scenario::rank("jobs/first_started_on_one_rank", |comm, _| {
+        comm.barrier().map_err(text)?;
+        comm.set_timeout(Duration::from_millis(500));
+        started_on_one_rank(&comm)
+    }),
     Scenario::rank("jobs/nothing_comes", |comm, _| nothing_comes(comm)),
     Scenario::rank("jobs/one_rank_fails", |comm, _| one_rank_fails(&comm)),
     Scenario::rank("jobs/one_rank_aborts", |comm, _| one_rank_aborts(comm)),
@@ -25,13 +30,14 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A test with one MPI.
 type Test = fn(&Installation) -> Result<(), String>;
 
-const TESTS: [(&str, Test); 16] = [
+const TESTS: [(&str, Test); 17] = [
     ("recognised", recognised),
     ("on_the_host_backend", on_the_host_backend),
     ("initialised_by_the_application", |mpi| initialised_by_the_application(mpi, "multiple")),
     ("initialised_for_one_thread", |mpi| initialised_by_the_application(mpi, "single")),
     ("deadline_of_a_collective", |mpi| deadline(mpi, "collective", "all_reduce(f32 × 10, sum)")),
     ("deadline_of_a_request", |mpi| deadline(mpi, "request", "all_reduce(f32 × 10, sum)")),
+    ("first_started_on_one_rank", first_started_on_one_rank),
     ("started_on_one_rank", |mpi| checked(mpi, "jobs/started_on_one_rank")),
     ("differing_requests", |mpi| checked(mpi, "jobs/differing_requests")),
     ("deadline_of_a_send", |mpi| deadline(mpi, "send", "send(u8 × 10000000, to rank 1)")),
@@ -175,6 +181,19 @@ fn one_rank_stays_away(comm: &Comm, args: &[String]) -> Outcome {
         _ => comm.send(&vec![0u8; 10_000_000], 1),
     };
     Err(format!("a wait past its deadline came back: {result:?}"))
+}
+
+/// Unchecked, the first that is started has to be started on all ranks: the deadline says so.
+fn first_started_on_one_rank(mpi: &Installation) -> Result<(), String> {
+    let ended = mpi.job(2).scenario("jobs/first_started_on_one_rank", &[]).run()?;
+    let failed = ended.status.is_some_and(|status| !status.success());
+    expect(failed && ended.outcomes.is_empty(), || format!("{ended:?}"))?;
+    for part in
+        ["timeout after 5", "all_reduce(u32 × 1000, sum)", "on rank 0", "first that was started on this"]
+    {
+        expect(ended.output.contains(part), || format!("{part:?} is missing in {}", ended.output))?;
+    }
+    Ok(())
 }
 
 fn checked(mpi: &Installation, scenario: &str) -> Result<(), String> {

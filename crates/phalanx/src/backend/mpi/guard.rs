@@ -112,7 +112,6 @@ impl Guard {
     }
 
     /// The number of the last operation.
-    #[cfg(feature = "cuda")]
     pub fn last(&self) -> u64 {
         self.sequence.load(Ordering::Relaxed)
     }
@@ -173,12 +172,12 @@ impl Guard {
         CHANGED.notify_all();
     }
 
-    /// A deadline has passed in this operation: tells, and ends the job.
-    pub fn give_up(&self, operation: String, sequence: u64, waited: Duration) -> ! {
+    /// A deadline has passed in this operation: tells, with what may be the reason, and ends the job.
+    pub fn give_up(&self, operation: String, sequence: u64, waited: Duration, hint: &str) -> ! {
         let timeout = TimeoutError { operation, sequence, reporter: self.rank, waited, missing: Vec::new() };
         self.end_job(&format!(
             "{timeout}. MPI cannot take back an operation, so the job ends (MPI_Abort); the ranks that wait tell \
-             where"
+             where{hint}"
         ));
     }
 
@@ -216,7 +215,7 @@ impl Watched {
             (self.beat, self.since) = (beat, now);
         } else if now - self.since >= timeout {
             let sequence = guard.sequence.load(Ordering::Relaxed);
-            guard.give_up(guard.record(), sequence, now - self.since);
+            guard.give_up(guard.record(), sequence, now - self.since, "");
         }
         Some((timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(500)))
     }

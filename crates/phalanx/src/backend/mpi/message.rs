@@ -263,7 +263,7 @@ impl MpiComm {
         let posted = lock(&self.messages).take(ticket);
         let (operation, sequence) = (posted.record().to_string(), posted.sequence);
         if posted.is_held() {
-            self.guard.give_up(operation, sequence, waited);
+            self.guard.give_up(operation, sequence, waited, "");
         }
         let rank = posted.transfer.peer;
         let missing = vec![MissingRank { rank, last_seen: "its message has not come".into() }];

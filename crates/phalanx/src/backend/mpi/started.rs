@@ -25,9 +25,17 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The collectives that are under way, or over and not asked for, by their numbers.
+/// Of a collective that is given up: why it may have met nobody.
+const FIRST: &str = ". It is the first that was started on this communicator, which all ranks have to start: another may have \
+                     called it";
+
 #[derive(Default)]
-pub(super) struct Collectives(BTreeMap<u64, Started>);
+pub(super) struct Collectives {
+    /// Under way, or over and not asked for, by their numbers.
+    started: BTreeMap<u64, Started>,
+    /// The number of the one with which plain collectives began to be carried out in the same form.
+    first: Option<u64>,
+}
 
 struct Started {
     call: Call<'static>,
@@ -99,7 +107,7 @@ impl MpiComm {
         let (stage, scratch) = (Stage::Waiting, Scratch::default());
         let started = Started { call: *call, record: Record::of(call), stage, scratch };
         let mut collectives = lock(&self.collectives);
-        collectives.0.insert(number, started);
+        collectives.started.insert(number, started);
         self.advance_collectives(&mut collectives);
         number
     }
@@ -111,7 +119,7 @@ impl MpiComm {
 
     fn advance_collectives(&self, collectives: &mut Collectives) -> bool {
         let (mut is_next, mut under_way) = (true, false);
-        for (number, started) in &mut collectives.0 {
+        for (number, started) in &mut collectives.started {
             if let Err(failure) = self.advance_collective(*number, started, is_next) {
                 started.stage = Stage::Over(Err(self.failure(failure, &started.record, *number)));
             }
@@ -237,19 +245,22 @@ impl MpiComm {
     fn take_if_over(&self, number: u64) -> Option<Result<()>> {
         let mut collectives = lock(&self.collectives);
         self.advance_collectives(&mut collectives);
-        match collectives.0.get(&number)?.stage {
+        match collectives.started.get(&number)?.stage {
             Stage::Over(_) => {}
             _ => return None,
         }
-        let started = collectives.0.remove(&number)?;
+        let started = collectives.started.remove(&number)?;
         let Stage::Over(outcome) = started.stage else { unreachable!("looked at just now") };
         Some(outcome)
     }
 
     fn wait_for_collective(&self, number: u64) -> Result<()> {
         let give_up = |waited: Duration| -> Result<()> {
-            let record = lock(&self.collectives).0.get(&number).map(|started| started.record.to_string());
-            self.guard.give_up(record.unwrap_or_default(), number, waited)
+            let collectives = lock(&self.collectives);
+            let record = collectives.started.get(&number).map(|started| started.record.to_string());
+            let hint = if collectives.first == Some(number) { FIRST } else { "" };
+            drop(collectives);
+            self.guard.give_up(record.unwrap_or_default(), number, waited, hint)
         };
         let others = || {
             self.progress_messages();
@@ -261,7 +272,9 @@ impl MpiComm {
 impl StartCollectives for MpiComm {
     unsafe fn start(&self, call: &Call<'static>) -> Result<Ticket> {
         self.ready()?;
-        self.polled.store(true, Ordering::Relaxed);
+        if !self.polled.swap(true, Ordering::Relaxed) {
+            lock(&self.collectives).first = Some(self.guard.last() + 1);
+        }
         // SAFETY: the caller's contract.
         Ok(Ticket(unsafe { self.add(call) } as usize))
     }
