@@ -13,9 +13,10 @@
 //! | `cuda.rs`, `aware.rs` | CUDA memory; whether MPI takes it |
 //!
 //! # Deadlines
-//! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the non-blocking
-//! ones costs up to twice the time. A call, blocking or not, cannot be given up, and MPI may write into the buffers of one that was; so when a deadline passes, which for blocking calls a thread
-//! watches, the rank says in what it waited, and ends the job with `MPI_Abort`. Every wait follows this one rule.
+//! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the
+//! non-blocking ones costs up to three times the time. A call of either form cannot be given up, and MPI may write into
+//! the buffers of one that was; so when a deadline passes, which for blocking calls a thread watches, the rank says in
+//! what it waited, and ends the job with `MPI_Abort`. Every wait follows this one rule.
 
 mod accumulate;
 mod aware;
