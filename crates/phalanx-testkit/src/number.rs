@@ -1,10 +1,11 @@
 //! Every element type with what the reference needs: its bits, and the type it is accumulated in.
 
 use crate::minifloat;
+use phalanx::cudarc::driver::DeviceRepr;
 use phalanx::{Element, F8E4M3, F8E5M2, bf16, f16};
 
 /// An [`Element`] that the reference can calculate with.
-pub trait Number: Element {
+pub trait Number: Element + DeviceRepr {
     /// The type in which contributions are combined, as `phalanx::ReduceOp` documents it.
     type Wide: Wide;
     /// Whether there are infinities that survive a reduction.

@@ -5,7 +5,7 @@ use crate::random::{self, Random};
 use crate::reference::{self, Combine};
 use crate::ring::same_values;
 use crate::with_number;
-use phalanx::{Comm, DType};
+use phalanx::{Comm, DType, Lane, Lent, Source, Target};
 
 /// The most ranks of a program.
 pub const RANKS: usize = 8;
@@ -123,12 +123,29 @@ impl Step {
 
     /// Does it, as one of the ranks, and compares this rank's result with the reference.
     pub fn perform(&self, comm: &Comm) -> Result<(), Problem> {
-        with_number!(self.dtype, T => perform::<T>(comm, self))
+        self.perform_in(comm, &Host { shared: self.shared & (1 << comm.rank()) != 0 })
+    }
+
+    /// The same with buffers elsewhere.
+    pub fn perform_in(&self, comm: &Comm, place: &impl Place) -> Result<(), Problem> {
+        with_number!(self.dtype, T => perform::<T>(comm, self, place))
     }
 }
 
+/// Where a program's buffers are.
+pub trait Place {
+    /// A buffer.
+    type Buffer<T: Number>: Target<Elem = T>;
+
+    /// A buffer with this content.
+    fn put<T: Number>(&self, comm: &Comm, content: &[T]) -> phalanx::Result<Self::Buffer<T>>;
+
+    /// What is in it.
+    fn get<T: Number>(&self, buffer: &Self::Buffer<T>) -> Vec<T>;
+}
+
 /// One call on this rank, with inputs and results of all ranks at hand.
-fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), Problem> {
+fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<(), Problem> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let root = step.root % ranks;
     let count = step.lengths[0];
@@ -166,16 +183,14 @@ fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), Problem> {
     };
 
     let op = combine.reduction(rank);
-    let shared = step.shared & (1 << rank) != 0;
     if step.in_place
-        && let Some(result) = perform_in_place(comm, step, &inputs[rank], (op, root, count, shared))
+        && let Some(result) = perform_in_place(comm, step, place, &inputs[rank], (op, root, count))
     {
         let result = result?;
         return if expected[rank].is_empty() { Ok(()) } else { Ok(same_values(&result, &expected[rank])?) };
     }
-    let send = Memory::new(comm, shared, &inputs[rank])?;
-    let mut recv = Memory::new(comm, shared, &vec![T::from_small(0); expected[rank].len()])?;
-    let (send, recv) = (send.slice(), recv.slice_mut());
+    let send = &place.put(comm, &inputs[rank])?;
+    let recv = &mut place.put(comm, &vec![T::from_small(0); expected[rank].len()])?;
     let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
     match step.operation {
         AllReduce => comm.all_reduce(send, recv, op),
@@ -192,15 +207,16 @@ fn perform<T: Number>(comm: &Comm, step: &Step) -> Result<(), Problem> {
         ScatterV => comm.scatter_v(send, &counts, recv, root),
         AllToAllV => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),
     }?;
-    Ok(same_values(recv, &expected[rank])?)
+    Ok(same_values(&place.get(recv), &expected[rank])?)
 }
 
 /// The same in place; `None` if the operation has no such form.
 fn perform_in_place<T: Number>(
     comm: &Comm,
     step: &Step,
+    place: &impl Place,
     input: &[T],
-    (op, root, count, shared): (phalanx::Reduction<T>, usize, usize, bool),
+    (op, root, count): (phalanx::Reduction<T>, usize, usize),
 ) -> Option<phalanx::Result<Vec<T>>> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let own = rank * count..(rank + 1) * count;
@@ -210,11 +226,10 @@ fn perform_in_place<T: Number>(
         AllReduce | Broadcast | Reduce | ReduceScatter | AllToAll | Scatter => start = input.to_vec(),
         _ => return None,
     }
-    let mut memory = match Memory::new(comm, shared, &start) {
-        Ok(memory) => memory,
+    let buffer = &mut match place.put(comm, &start) {
+        Ok(buffer) => buffer,
         Err(error) => return Some(Err(error)),
     };
-    let buffer = memory.slice_mut();
     let outcome = match step.operation {
         AllReduce => comm.all_reduce_in_place(buffer, op),
         Broadcast => comm.broadcast_in_place(buffer, root),
@@ -225,21 +240,32 @@ fn perform_in_place<T: Number>(
         Gather => comm.gather_in_place(buffer, root),
         _ => comm.scatter_in_place(buffer, root),
     };
+    let whole = place.get(buffer);
     let result = match step.operation {
-        ReduceScatter | Scatter => buffer[own].to_vec(),
-        _ => buffer.to_vec(),
+        ReduceScatter | Scatter => whole[own].to_vec(),
+        _ => whole,
     };
     Some(outcome.map(|()| result))
 }
 
-enum Memory<T: Number> {
+/// Host memory: vectors, or that of `Comm::alloc`.
+struct Host {
+    shared: bool,
+}
+
+/// A buffer in host memory.
+pub enum Memory<T: Number> {
+    /// A vector.
     Private(Vec<T>),
+    /// From `Comm::alloc`.
     Shared(phalanx::HostBuffer<T>),
 }
 
-impl<T: Number> Memory<T> {
-    fn new(comm: &Comm, shared: bool, content: &[T]) -> phalanx::Result<Memory<T>> {
-        if !shared {
+impl Place for Host {
+    type Buffer<T: Number> = Memory<T>;
+
+    fn put<T: Number>(&self, comm: &Comm, content: &[T]) -> phalanx::Result<Memory<T>> {
+        if !self.shared {
             return Ok(Memory::Private(content.to_vec()));
         }
         let mut buffer = comm.alloc(content.len())?;
@@ -247,17 +273,39 @@ impl<T: Number> Memory<T> {
         Ok(Memory::Shared(buffer))
     }
 
-    fn slice(&self) -> &[T] {
+    fn get<T: Number>(&self, buffer: &Memory<T>) -> Vec<T> {
+        match buffer {
+            Memory::Private(vec) => vec.clone(),
+            Memory::Shared(buffer) => buffer.to_vec(),
+        }
+    }
+}
+
+// SAFETY: what holds for either holds for both.
+unsafe impl<T: Number> Source for Memory<T> {
+    type Elem = T;
+
+    fn len(&self) -> usize {
         match self {
-            Memory::Private(vec) => vec,
-            Memory::Shared(buffer) => buffer,
+            Memory::Private(vec) => vec.len(),
+            Memory::Shared(buffer) => buffer.len(),
         }
     }
 
-    fn slice_mut(&mut self) -> &mut [T] {
+    fn lend<'a>(&'a self, lane: &'a Lane) -> phalanx::Result<Lent<'a>> {
         match self {
-            Memory::Private(vec) => vec,
-            Memory::Shared(buffer) => buffer,
+            Memory::Private(vec) => vec.lend(lane),
+            Memory::Shared(buffer) => buffer.lend(lane),
+        }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<T: Number> Target for Memory<T> {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> phalanx::Result<Lent<'a>> {
+        match self {
+            Memory::Private(vec) => vec.lend_mut(lane),
+            Memory::Shared(buffer) => buffer.lend_mut(lane),
         }
     }
 }

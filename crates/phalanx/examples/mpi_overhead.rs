@@ -1,6 +1,7 @@
 //! What phalanx adds to MPI: all_reduce of f32 through phalanx and by the bare `MPI_Allreduce`, in one process, in turns.
 //!
-//! `mpirun -np 2 target/release/examples/mpi_overhead`. Each rank may be bound to a core of its own by mpirun.
+//! `mpirun -np 2 target/release/examples/mpi_overhead`. Each rank may be bound to a core of its own by mpirun. With the argument
+//! `started` phalanx's are on a communicator on which a collective was started, so that they are polled.
 
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,6 +15,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let comm = phalanx::init()?;
     if comm.backend() != BackendKind::Mpi {
         return Err("start it with mpirun, as two ranks or more".into());
+    }
+    if std::env::args().any(|argument| argument == "started") {
+        comm.start_all_reduce(vec![1u8], ReduceOp::Sum)?.wait()?;
     }
     // The library that phalanx has loaded and initialised.
     let mpi = Mpi::load()?;

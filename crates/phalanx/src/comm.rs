@@ -124,7 +124,7 @@ impl Comm {
     /// Carries out a checked call, after the requests that were started before it.
     #[inline]
     pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
-        self.requests.wait_for_jobs();
+        self.requests.wait_for_collectives();
         let record = self.recorder.begin(call);
         let _limited = self.limited();
         // SAFETY: `collective.rs` has checked the call against its buffers, which are borrowed by the method
@@ -136,7 +136,7 @@ impl Comm {
     /// GPU memory; others are complete when they return. The wait has the deadline of any other. An error of a
     /// request is its [`wait`](crate::Request::wait)'s to tell.
     pub fn sync(&self) -> Result<()> {
-        self.requests.wait_for_jobs();
+        self.requests.wait_for_collectives();
         let _limited = self.limited();
         self.backend.sync()
     }
@@ -147,7 +147,7 @@ impl Comm {
     /// `None` leaves a rank out (it gets `Ok(None)`). The new communicators are independent of this one: each has its
     /// own order of calls and its own verdict. `ncclCommSplit`, `MPI_Comm_split`.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
-        self.requests.wait_for_jobs();
+        self.requests.wait_for_collectives();
         let record = self.recorder.begin(&Call::empty(Operation::Split));
         let limited = self.limited();
         // SAFETY: as in `run_call`.
@@ -172,7 +172,7 @@ impl Comm {
     /// rank may have completed an operation that failed on another: begin again at a point that all ranks have, a
     /// checkpoint or the last step that was agreed on.
     pub fn shrink(&self) -> Result<Comm> {
-        self.requests.wait_for_jobs();
+        self.requests.wait_for_collectives();
         let limited = self.limited();
         let (backend, number) = self.backend.shrink()?;
         drop(limited);
@@ -190,7 +190,7 @@ impl Comm {
     /// [`Error::Bootstrap`] names the ranks that did not come; [`UsageError::WorldSize`] for more than 512 ranks;
     /// [`Error::Unsupported`] for threads, a world of one, and MPI.
     pub fn grow(&self, joiners: usize) -> Result<Comm> {
-        self.requests.wait_for_jobs();
+        self.requests.wait_for_collectives();
         let record = self.recorder.begin(&Call::empty(Operation::Grow));
         let limited = self.limited();
         // SAFETY: as in `run_call`.
@@ -278,7 +278,7 @@ impl Comm {
     where
         GpuStream: From<&'s S>,
     {
-        let mut lane = Lane::host();
+        let mut lane = self.lane.clone();
         if let Some(nccl) = self.backend.nccl() {
             let stream = GpuStream::from(stream);
             nccl.adopt(&stream)?;
@@ -322,7 +322,7 @@ impl Comm {
     /// What only NVSHMEM has; `None` on other backends.
     #[cfg(feature = "cuda")]
     pub fn nvshmem(&self) -> Option<crate::nvshmem::Nvshmem<'_>> {
-        self.requests.wait_for_jobs();
+        self.requests.wait_for_collectives();
         self.backend.nvshmem().map(|nvshmem| crate::nvshmem::Nvshmem::new(nvshmem, &self.lane))
     }
 
@@ -365,7 +365,7 @@ impl<'a> View<'a> {
         let comm = Comm {
             backend: comm.backend.clone(),
             requests: comm.requests.clone(),
-            lane,
+            lane: lane.within(deadline),
             recorder: comm.recorder.clone(),
             deadline,
             one_thread_at_a_time: PhantomData,

@@ -1,6 +1,8 @@
 //! Where an operation runs ([`Lane`]), and a buffer's memory for the time it is used there ([`Lent`]).
 
 use crate::backend::{Span, Stream};
+#[cfg(feature = "cuda")]
+use crate::error::Result;
 use std::marker::PhantomData;
 
 #[cfg(feature = "cuda")]
@@ -9,6 +11,7 @@ use crate::hip;
 use cudarc::driver::CudaStream;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where an operation runs: on the host, which is complete when the call returns, or on a stream of a GPU.
 ///
@@ -17,6 +20,39 @@ use std::sync::Arc;
 pub struct Lane {
     #[cfg(feature = "cuda")]
     stream: Option<GpuStream>,
+    /// On the host: who knows about CUDA memory, if anybody does.
+    #[cfg(feature = "cuda")]
+    guest: Option<Guest>,
+}
+
+/// CUDA memory in an operation that runs on the host.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone)]
+pub(crate) struct Guest {
+    admission: Arc<dyn Admission>,
+    /// The deadline of a view.
+    limit: Option<Duration>,
+}
+
+/// Whoever carries out operations on the host that can be on CUDA memory.
+#[cfg(feature = "cuda")]
+pub(crate) trait Admission: std::fmt::Debug + Send + Sync {
+    /// Whether memory of this stream's GPU can be used.
+    fn check(&self, stream: &Arc<CudaStream>) -> Result<()>;
+
+    /// Waits until the stream's work is complete, for the communicator's deadline unless there is another limit.
+    fn wait(&self, stream: &Arc<CudaStream>, limit: Option<Duration>) -> Result<()>;
+}
+
+#[cfg(feature = "cuda")]
+impl Guest {
+    pub fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.admission.check(stream)
+    }
+
+    pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.admission.wait(stream, self.limit)
+    }
 }
 
 impl Lane {
@@ -27,7 +63,29 @@ impl Lane {
 
     #[cfg(feature = "cuda")]
     pub(crate) fn gpu(stream: GpuStream) -> Lane {
-        Lane { stream: Some(stream) }
+        Lane { stream: Some(stream), guest: None }
+    }
+
+    /// The host, with operations that may be on CUDA memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn admitting(admission: Arc<dyn Admission>) -> Lane {
+        Lane { stream: None, guest: Some(Guest { admission, limit: None }) }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn guest(&self) -> Option<&Guest> {
+        self.guest.as_ref()
+    }
+
+    /// The same lane for operations with another deadline.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn within(self, limit: Option<Duration>) -> Lane {
+        Lane { guest: self.guest.map(|guest| Guest { limit, ..guest }), ..self }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn within(self, _limit: Option<Duration>) -> Lane {
+        self
     }
 
     pub(crate) fn is_host(&self) -> bool {

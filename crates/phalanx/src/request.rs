@@ -3,10 +3,11 @@
 //! A request owns its buffers and gives them back from [`wait`](Request::wait), so that nothing can touch
 //! them in between; one that is forgotten leaks them.
 //!
-//! Collectives are carried out by a thread of the communicator, in the order in which they were started, and
-//! before any collective that is called later. Messages are posted at once; a thread moves them along.
+//! Collectives are carried out in the order in which they were started, and before any collective that is called later: by
+//! the backend, if it has such operations, else by a thread of the communicator. Messages are posted at once. What a backend
+//! carries out is moved along by every wait, and by a thread.
 
-use crate::backend::{Backend, Call, Direction, Operation, Transfer};
+use crate::backend::{Backend, Call, Direction, Operation, StartCollectives, Ticket, Transfer};
 use crate::buffer::{Owned, Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
@@ -32,7 +33,7 @@ pub struct Request<B> {
 }
 
 enum Work {
-    Job(Arc<Outcome>),
+    Collective(Arc<Outcome>),
     Message(Posted),
     /// The result was taken.
     Over,
@@ -43,7 +44,10 @@ impl<B> Request<B> {
     /// view, that it was started with. On an error the buffers are dropped.
     pub fn wait(mut self) -> Result<B> {
         let result = match std::mem::replace(&mut self.work, Work::Over) {
-            Work::Job(outcome) => outcome.take(),
+            Work::Collective(outcome) => {
+                self.requests.finish(&outcome);
+                outcome.take()
+            }
             Work::Message(posted) => {
                 let _limited = Limited::to(self.deadline);
                 self.requests.wait_for_message(posted)
@@ -59,14 +63,17 @@ impl<B> Request<B> {
     /// Whether [`wait`](Request::wait) would answer at once.
     pub fn is_done(&mut self) -> bool {
         match &self.work {
-            Work::Job(outcome) => outcome.is_there(),
+            Work::Collective(outcome) => {
+                self.requests.moving.settle(&*self.requests.backend);
+                outcome.is_there()
+            }
             Work::Message(posted) => match self.requests.backend.test(posted.ticket) {
                 Ok(false) => false,
                 result => {
-                    let result = self.requests.message_ended(posted.record, result.map(drop));
+                    let result = self.requests.moving.request_ended(posted.record, result.map(drop));
                     let outcome = Outcome::default();
                     outcome.put(result);
-                    self.work = Work::Job(Arc::new(outcome));
+                    self.work = Work::Collective(Arc::new(outcome));
                     true
                 }
             },
@@ -123,7 +130,7 @@ impl Outcome {
     }
 }
 
-/// A started collective.
+/// A started collective, for a thread.
 struct Job {
     call: Call<'static>,
     deadline: Option<Duration>,
@@ -135,51 +142,159 @@ struct Job {
 // them) only when the outcome is there.
 unsafe impl Send for Job {}
 
+/// A started collective that the backend carries out.
+struct Started {
+    ticket: Ticket,
+    deadline: Option<Duration>,
+    record: RecordId,
+    outcome: Arc<Outcome>,
+}
+
 /// The requests of one communicator.
 pub(crate) struct Requests {
     backend: Arc<dyn Backend>,
     recorder: Arc<Recorder>,
-    /// Jobs started and not complete.
-    jobs: Arc<AtomicUsize>,
+    /// Collectives started and not complete.
+    under_way: Arc<AtomicUsize>,
     worker: Mutex<Option<(Sender<Job>, JoinHandle<()>)>>,
-    messages: Arc<Moving>,
+    moving: Arc<Moving>,
     mover: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the thread that moves messages along looks at.
-#[derive(Default)]
+/// What the thread that moves requests along looks at.
 struct Moving {
     state: Mutex<MovingState>,
     changed: Condvar,
+    /// In the order of their start. A collective whose request was dropped is settled as all others are.
+    started: Mutex<Vec<Started>>,
+    recorder: Arc<Recorder>,
+    under_way: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
 struct MovingState {
-    messages: usize,
+    /// Messages and collectives.
+    requests: usize,
     stop: bool,
+}
+
+impl Moving {
+    fn request_started(&self) {
+        lock(&self.state).requests += 1;
+        self.changed.notify_all();
+    }
+
+    fn request_ended(&self, record: RecordId, result: Result<()>) -> Result<()> {
+        lock(&self.state).requests -= 1;
+        self.recorder.end(record, result)
+    }
+
+    fn collective_ended(&self, started: &Started, result: Result<()>) {
+        started.outcome.put(self.request_ended(started.record, result));
+        self.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Sees which collectives of the backend are complete.
+    fn settle(&self, backend: &dyn Backend) {
+        let Some(collectives) = backend.start_collectives() else { return };
+        lock(&self.started).retain(|started| match collectives.test(started.ticket) {
+            Ok(false) => true,
+            result => {
+                self.collective_ended(started, result.map(drop));
+                false
+            }
+        });
+    }
+
+    /// Waits for a collective of the backend that was taken out of the list.
+    fn complete(&self, backend: &dyn Backend, started: &Started) {
+        let collectives = backend.start_collectives().expect("it was started there");
+        let _limited = Limited::to(started.deadline);
+        self.collective_ended(started, collectives.wait(started.ticket));
+    }
 }
 
 impl Requests {
     pub fn new(backend: Arc<dyn Backend>, recorder: Arc<Recorder>) -> Requests {
-        Requests {
-            backend,
-            recorder,
-            jobs: Arc::default(),
-            worker: Mutex::default(),
-            messages: Arc::default(),
-            mover: Mutex::default(),
-        }
+        let under_way = Arc::<AtomicUsize>::default();
+        let moving = Moving {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            started: Mutex::default(),
+            recorder: recorder.clone(),
+            under_way: under_way.clone(),
+        };
+        let (moving, worker, mover) = (Arc::new(moving), Mutex::default(), Mutex::default());
+        Requests { backend, recorder, under_way, worker, moving, mover }
     }
 
     /// Waits until no started collective is under way.
     #[inline]
-    pub fn wait_for_jobs(&self) {
-        while self.jobs.load(Ordering::Acquire) != 0 {
+    pub fn wait_for_collectives(&self) {
+        if self.under_way.load(Ordering::Acquire) != 0 {
+            self.finish_all();
+        }
+    }
+
+    #[cold]
+    fn finish_all(&self) {
+        loop {
+            let mut list = lock(&self.moving.started);
+            if list.is_empty() {
+                break;
+            }
+            let started = list.remove(0);
+            drop(list);
+            self.moving.complete(&*self.backend, &started);
+        }
+        // The others have a thread, or somebody waits for them.
+        while self.under_way.load(Ordering::Acquire) != 0 {
             std::thread::sleep(Duration::from_micros(20));
         }
     }
 
+    /// Waits for one collective, if the backend carries it out and nobody has seen it complete.
+    fn finish(&self, outcome: &Arc<Outcome>) {
+        let mut list = lock(&self.moving.started);
+        if let Some(index) = list.iter().position(|started| Arc::ptr_eq(&started.outcome, outcome)) {
+            let started = list.remove(index);
+            drop(list);
+            self.moving.complete(&*self.backend, &started);
+        }
+    }
+
     fn start(&self, call: Call<'static>, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
+        match self.backend.start_collectives() {
+            Some(collectives) => self.start_there(collectives, &call, deadline),
+            None => self.give_to_thread(call, deadline),
+        }
+    }
+
+    fn start_there(
+        &self,
+        collectives: &dyn StartCollectives,
+        call: &Call<'static>,
+        deadline: Option<Duration>,
+    ) -> Result<Arc<Outcome>> {
+        self.start_mover()?;
+        let outcome = Arc::new(Outcome::default());
+        let record = self.recorder.begin(call);
+        // SAFETY: the call was checked; its buffers are the request's, which keeps them until the outcome is there. One
+        // thread has the communicator, and no plain collective is under way.
+        match unsafe { collectives.start(call) } {
+            Ok(ticket) => {
+                self.under_way.fetch_add(1, Ordering::AcqRel);
+                let started = Started { ticket, deadline, record, outcome: outcome.clone() };
+                self.moving.request_started();
+                lock(&self.moving.started).push(started);
+            }
+            // As any other error of a request, its wait's to tell.
+            Err(error) => outcome.put(self.recorder.end(record, Err(error))),
+        }
+        Ok(outcome)
+    }
+
+    fn give_to_thread(&self, call: Call<'static>, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
         let mut worker = lock(&self.worker);
         let sender = match &*worker {
@@ -187,51 +302,42 @@ impl Requests {
             None => {
                 let (sender, receiver) = channel();
                 let (backend, recorder) = (self.backend.clone(), self.recorder.clone());
-                let jobs = self.jobs.clone();
+                let under_way = self.under_way.clone();
                 let name = format!("phalanx-{}", self.backend.rank());
-                let handle = start_thread(name, move || work(&*backend, &recorder, &receiver, &jobs))?;
+                let handle = start_thread(name, move || work(&*backend, &recorder, &receiver, &under_way))?;
                 &worker.insert((sender, handle)).0
             }
         };
-        self.jobs.fetch_add(1, Ordering::AcqRel);
+        self.under_way.fetch_add(1, Ordering::AcqRel);
         let job = Job { record: self.recorder.enqueue(&call), call, deadline, outcome: outcome.clone() };
         sender.send(job).expect("the worker lives as long as its sender");
         Ok(outcome)
     }
 
-    /// Makes sure that there is a thread that moves messages along.
+    /// Makes sure that there is a thread that moves requests along.
     fn start_mover(&self) -> Result<()> {
         let mut mover = lock(&self.mover);
         if mover.is_none() {
-            let (backend, messages) = (self.backend.clone(), self.messages.clone());
+            let (backend, moving) = (self.backend.clone(), self.moving.clone());
             let name = format!("phalanx-m{}", self.backend.rank());
-            *mover = Some(start_thread(name, move || move_messages(&*backend, &messages))?);
+            *mover = Some(start_thread(name, move || move_requests(&*backend, &moving))?);
         }
         Ok(())
     }
 
-    fn message_started(&self) {
-        lock(&self.messages.state).messages += 1;
-        self.messages.changed.notify_all();
-    }
-
-    fn message_ended(&self, record: RecordId, result: Result<()>) -> Result<()> {
-        lock(&self.messages.state).messages -= 1;
-        self.recorder.end(record, result)
-    }
-
     fn wait_for_message(&self, posted: Posted) -> Result<()> {
-        self.message_ended(posted.record, self.backend.wait(posted.ticket, &|| ()))
+        self.moving.request_ended(posted.record, self.backend.wait(posted.ticket, &|| ()))
     }
 
-    /// Ends the threads, after the jobs that were started.
+    /// Ends the threads, after the collectives that were started.
     pub fn stop(&self) {
+        self.wait_for_collectives();
         if let Some((sender, handle)) = lock(&self.worker).take() {
             drop(sender);
             let _ = handle.join();
         }
-        lock(&self.messages.state).stop = true;
-        self.messages.changed.notify_all();
+        lock(&self.moving.state).stop = true;
+        self.moving.changed.notify_all();
         if let Some(handle) = lock(&self.mover).take() {
             let _ = handle.join();
         }
@@ -258,15 +364,15 @@ fn work(backend: &dyn Backend, recorder: &Recorder, jobs: &Receiver<Job>, under_
     }
 }
 
-/// Moves messages along while their rank does something else: often at first, then every tenth of a
+/// Moves requests along while their rank does something else: often at first, then every tenth of a
 /// millisecond, so that it does not take a core from the rank.
-fn move_messages(backend: &dyn Backend, moving: &Moving) {
+fn move_requests(backend: &dyn Backend, moving: &Moving) {
     let mut state = lock(&moving.state);
     loop {
         if state.stop {
             return;
         }
-        if state.messages == 0 {
+        if state.requests == 0 {
             state = moving.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         }
@@ -276,6 +382,7 @@ fn move_messages(backend: &dyn Backend, moving: &Moving) {
             // Nothing under way, or failed: the requests' waits will tell.
             Ok(false) | Err(_) => Duration::from_millis(1),
         };
+        moving.settle(backend);
         std::thread::sleep(pause);
         state = lock(&moving.state);
     }
@@ -287,7 +394,8 @@ fn move_messages(backend: &dyn Backend, moving: &Moving) {
 /// from [`Request::wait`].
 ///
 /// Started and plain collectives are one sequence: the order of the calls is what the ranks match, and it
-/// does not matter which form a rank uses. Messages are matched in the order of posting.
+/// does not matter which form a rank uses. (On MPI it matters for the first one that is started on a communicator: it is
+/// started on all ranks.) Messages are matched in the order of posting.
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
@@ -306,7 +414,7 @@ fn move_messages(backend: &dyn Backend, moving: &Moving) {
 impl Comm {
     fn request<B>(&self, buffers: B, call: Call<'static>) -> Result<Request<B>> {
         let (deadline, requests) = (self.deadline, self.requests.clone());
-        let work = Work::Job(requests.start(call, deadline)?);
+        let work = Work::Collective(requests.start(call, deadline)?);
         Ok(Request { buffers: ManuallyDrop::new(buffers), work, deadline, requests })
     }
 
@@ -399,7 +507,7 @@ impl Comm {
         let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
         // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
         let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) }?;
-        self.requests.message_started();
+        self.requests.moving.request_started();
         Ok(Request {
             buffers: ManuallyDrop::new(buffer),
             work: Work::Message(posted),

@@ -59,27 +59,44 @@ pub(super) fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> Stri
 }
 
 macro_rules! functions {
-    ($($field:ident = $name:literal ($($argument:ident: $ty:ty),*);)*) => {
+    (
+        { $($field:ident = $name:literal ($($argument:ident: $ty:ty),*);)* }
+        both { $($blocking:ident = $blocking_name:literal, $started:ident = $started_name:literal ($($part:ident: $of:ty),*);)* }
+    ) => {
         /// The functions; all answer `MPI_SUCCESS` (0) or an error's code.
         #[expect(missing_docs, reason = "the names are MPI's")]
         #[derive(Debug, Clone, Copy)]
         pub struct Functions {
             $(pub $field: unsafe extern "C" fn($($argument: $ty),*) -> c_int,)*
+            $(
+                pub $blocking: unsafe extern "C" fn($($part: $of),*) -> c_int,
+                pub $started: unsafe extern "C" fn($($part: $of,)* request: *mut Handle) -> c_int,
+            )*
             /// Whether the library takes addresses of CUDA memory, if it has a function that tells.
             pub query_cuda_support: Option<unsafe extern "C" fn() -> c_int>,
+            /// The same of a kind of GPU (0: CUDA).
+            pub gpu_query_support: Option<unsafe extern "C" fn(kind: c_int, supported: *mut c_int) -> c_int>,
         }
 
         impl Functions {
             /// Looks all of them up; the error is the name of one that is missing.
             pub(super) fn new(library: &Library) -> Result<Functions, &'static str> {
+                macro_rules! function {
+                    ($its_name:literal) => {{
+                        let name = CStr::from_bytes_with_nul(concat!($its_name, "\0").as_bytes());
+                        library.symbol(name.expect("it ends with a zero")).ok_or($its_name)?
+                    }};
+                }
                 // SAFETY: the types are those of MPI's C binding, with handles as the module says.
                 unsafe {
                     Ok(Functions {
-                        $($field: {
-                            let name = CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes());
-                            library.symbol(name.expect("it ends with a zero")).ok_or($name)?
-                        },)*
+                        $($field: function!($name),)*
+                        $(
+                            $blocking: function!($blocking_name),
+                            $started: function!($started_name),
+                        )*
                         query_cuda_support: library.symbol(c"MPIX_Query_cuda_support"),
+                        gpu_query_support: library.symbol(c"MPIX_GPU_query_support"),
                     })
                 }
             }
@@ -88,43 +105,47 @@ macro_rules! functions {
 }
 
 functions! {
-    initialized = "MPI_Initialized"(flag: *mut c_int);
-    finalized = "MPI_Finalized"(flag: *mut c_int);
-    init_thread = "MPI_Init_thread"(argc: *mut c_int, argv: *mut c_void, required: c_int, provided: *mut c_int);
-    query_thread = "MPI_Query_thread"(provided: *mut c_int);
-    is_thread_main = "MPI_Is_thread_main"(flag: *mut c_int);
-    finalize = "MPI_Finalize"();
-    abort = "MPI_Abort"(comm: Handle, code: c_int);
-    error_string = "MPI_Error_string"(code: c_int, text: *mut c_char, length: *mut c_int);
-    comm_rank = "MPI_Comm_rank"(comm: Handle, rank: *mut c_int);
-    comm_size = "MPI_Comm_size"(comm: Handle, size: *mut c_int);
-    comm_dup = "MPI_Comm_dup"(comm: Handle, new: *mut Handle);
-    comm_split = "MPI_Comm_split"(comm: Handle, color: c_int, key: c_int, new: *mut Handle);
-    comm_free = "MPI_Comm_free"(comm: *mut Handle);
-    comm_set_errhandler = "MPI_Comm_set_errhandler"(comm: Handle, handler: Handle);
-    comm_get_attr = "MPI_Comm_get_attr"(comm: Handle, key: c_int, value: *mut c_void, flag: *mut c_int);
-    type_contiguous = "MPI_Type_contiguous"(count: c_int, datatype: Handle, new: *mut Handle);
-    type_commit = "MPI_Type_commit"(datatype: *mut Handle);
-    type_free = "MPI_Type_free"(datatype: *mut Handle);
-    op_create = "MPI_Op_create"(function: UserFunction, commutes: c_int, new: *mut Handle);
-    isend = "MPI_Isend"(buffer: *const c_void, count: c_int, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle);
-    improbe = "MPI_Improbe"(source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, message: *mut Handle, status: *mut Status);
-    imrecv = "MPI_Imrecv"(buffer: *mut c_void, count: c_int, datatype: Handle, message: *mut Handle, request: *mut Handle);
-    test = "MPI_Test"(request: *mut Handle, flag: *mut c_int, status: *mut Status);
-    get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
-    barrier = "MPI_Barrier"(comm: Handle);
-    bcast = "MPI_Bcast"(buffer: *mut c_void, count: c_int, datatype: Handle, root: c_int, comm: Handle);
-    reduce = "MPI_Reduce"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, root: c_int, comm: Handle);
-    allreduce = "MPI_Allreduce"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle);
-    reduce_scatter_block = "MPI_Reduce_scatter_block"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle);
-    reduce_scatter = "MPI_Reduce_scatter"(send: *const c_void, recv: *mut c_void, counts: *const c_int, datatype: Handle, op: Handle, comm: Handle);
-    allgather = "MPI_Allgather"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
-    allgatherv = "MPI_Allgatherv"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, counts: *const c_int, offsets: *const c_int, recv_type: Handle, comm: Handle);
-    gather = "MPI_Gather"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
-    gatherv = "MPI_Gatherv"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, counts: *const c_int, offsets: *const c_int, recv_type: Handle, root: c_int, comm: Handle);
-    scatter = "MPI_Scatter"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
-    scatterv = "MPI_Scatterv"(send: *const c_void, counts: *const c_int, offsets: *const c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
-    alltoall = "MPI_Alltoall"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
+    {
+        initialized = "MPI_Initialized"(flag: *mut c_int);
+        finalized = "MPI_Finalized"(flag: *mut c_int);
+        init_thread = "MPI_Init_thread"(argc: *mut c_int, argv: *mut c_void, required: c_int, provided: *mut c_int);
+        query_thread = "MPI_Query_thread"(provided: *mut c_int);
+        is_thread_main = "MPI_Is_thread_main"(flag: *mut c_int);
+        finalize = "MPI_Finalize"();
+        abort = "MPI_Abort"(comm: Handle, code: c_int);
+        error_string = "MPI_Error_string"(code: c_int, text: *mut c_char, length: *mut c_int);
+        comm_rank = "MPI_Comm_rank"(comm: Handle, rank: *mut c_int);
+        comm_size = "MPI_Comm_size"(comm: Handle, size: *mut c_int);
+        comm_dup = "MPI_Comm_dup"(comm: Handle, new: *mut Handle);
+        comm_split = "MPI_Comm_split"(comm: Handle, color: c_int, key: c_int, new: *mut Handle);
+        comm_free = "MPI_Comm_free"(comm: *mut Handle);
+        comm_set_errhandler = "MPI_Comm_set_errhandler"(comm: Handle, handler: Handle);
+        comm_get_attr = "MPI_Comm_get_attr"(comm: Handle, key: c_int, value: *mut c_void, flag: *mut c_int);
+        type_contiguous = "MPI_Type_contiguous"(count: c_int, datatype: Handle, new: *mut Handle);
+        type_commit = "MPI_Type_commit"(datatype: *mut Handle);
+        type_free = "MPI_Type_free"(datatype: *mut Handle);
+        op_create = "MPI_Op_create"(function: UserFunction, commutes: c_int, new: *mut Handle);
+        isend = "MPI_Isend"(buffer: *const c_void, count: c_int, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle);
+        improbe = "MPI_Improbe"(source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, message: *mut Handle, status: *mut Status);
+        imrecv = "MPI_Imrecv"(buffer: *mut c_void, count: c_int, datatype: Handle, message: *mut Handle, request: *mut Handle);
+        test = "MPI_Test"(request: *mut Handle, flag: *mut c_int, status: *mut Status);
+        get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
+    }
+    both {
+        barrier = "MPI_Barrier", ibarrier = "MPI_Ibarrier"(comm: Handle);
+        bcast = "MPI_Bcast", ibcast = "MPI_Ibcast"(buffer: *mut c_void, count: c_int, datatype: Handle, root: c_int, comm: Handle);
+        reduce = "MPI_Reduce", ireduce = "MPI_Ireduce"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, root: c_int, comm: Handle);
+        allreduce = "MPI_Allreduce", iallreduce = "MPI_Iallreduce"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle);
+        reduce_scatter_block = "MPI_Reduce_scatter_block", ireduce_scatter_block = "MPI_Ireduce_scatter_block"(send: *const c_void, recv: *mut c_void, count: c_int, datatype: Handle, op: Handle, comm: Handle);
+        reduce_scatter = "MPI_Reduce_scatter", ireduce_scatter = "MPI_Ireduce_scatter"(send: *const c_void, recv: *mut c_void, counts: *const c_int, datatype: Handle, op: Handle, comm: Handle);
+        allgather = "MPI_Allgather", iallgather = "MPI_Iallgather"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
+        allgatherv = "MPI_Allgatherv", iallgatherv = "MPI_Iallgatherv"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, counts: *const c_int, offsets: *const c_int, recv_type: Handle, comm: Handle);
+        gather = "MPI_Gather", igather = "MPI_Igather"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
+        gatherv = "MPI_Gatherv", igatherv = "MPI_Igatherv"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, counts: *const c_int, offsets: *const c_int, recv_type: Handle, root: c_int, comm: Handle);
+        scatter = "MPI_Scatter", iscatter = "MPI_Iscatter"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
+        scatterv = "MPI_Scatterv", iscatterv = "MPI_Iscatterv"(send: *const c_void, counts: *const c_int, offsets: *const c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
+        alltoall = "MPI_Alltoall", ialltoall = "MPI_Ialltoall"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
+    }
 }
 
 impl Functions {

@@ -55,7 +55,7 @@ pub fn cases(backend: Backend) -> Vec<Case> {
 pub fn mpi_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, found) in Installation::all() {
-        for call in ["recv", "started_recv", "barrier", "all_reduce"] {
+        for call in ["recv", "started_recv", "barrier", "all_reduce", "started_all_reduce"] {
             let installation = found.clone().ok();
             let case = Case::new(format!("{name}/deadline/{call}"), move || {
                 job(installation.as_ref().ok_or("it is not installed")?, call)
@@ -74,6 +74,7 @@ fn job(installation: &Installation, call: &'static str) -> Result<(), String> {
     let since = Instant::now();
     let ended = job.run()?;
     let (took, problem) = (since.elapsed(), format!("{ended:?}"));
+    let call = call.trim_start_matches("started_");
     let said =
         ended.output.contains("phalanx: timeout after ") && ended.output.contains(&format!("ms in {call}"));
     let failed = ended.status.is_some_and(|status| !status.success());

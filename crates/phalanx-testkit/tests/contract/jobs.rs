@@ -13,6 +13,13 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("jobs/init", |_| init()),
     Scenario::process("jobs/application", application),
     Scenario::rank("jobs/one_rank_stays_away", |comm, args| one_rank_stays_away(&comm, args)),
+    Scenario::rank("jobs/started_on_one_rank", |comm, _| started_on_one_rank(&comm)),
+    Scenario::rank("jobs/differing_requests", |comm, _| differing_requests(&comm)),
+    Scenario::rank("jobs/first_started_on_one_rank", |comm, _| {
+        comm.barrier().map_err(text)?;
+        comm.set_timeout(Duration::from_millis(500));
+        started_on_one_rank(&comm)
+    }),
     Scenario::rank("jobs/nothing_comes", |comm, _| nothing_comes(comm)),
     Scenario::rank("jobs/one_rank_fails", |comm, _| one_rank_fails(&comm)),
     Scenario::rank("jobs/one_rank_aborts", |comm, _| one_rank_aborts(comm)),
@@ -23,12 +30,16 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A test with one MPI.
 type Test = fn(&Installation) -> Result<(), String>;
 
-const TESTS: [(&str, Test); 13] = [
+const TESTS: [(&str, Test); 17] = [
     ("recognised", recognised),
     ("on_the_host_backend", on_the_host_backend),
     ("initialised_by_the_application", |mpi| initialised_by_the_application(mpi, "multiple")),
     ("initialised_for_one_thread", |mpi| initialised_by_the_application(mpi, "single")),
     ("deadline_of_a_collective", |mpi| deadline(mpi, "collective", "all_reduce(f32 × 10, sum)")),
+    ("deadline_of_a_request", |mpi| deadline(mpi, "request", "all_reduce(f32 × 10, sum)")),
+    ("first_started_on_one_rank", first_started_on_one_rank),
+    ("started_on_one_rank", |mpi| checked(mpi, "jobs/started_on_one_rank")),
+    ("differing_requests", |mpi| checked(mpi, "jobs/differing_requests")),
     ("deadline_of_a_send", |mpi| deadline(mpi, "send", "send(u8 × 10000000, to rank 1)")),
     ("deadline_of_a_receive", |mpi| mpi.job(2).scenario("jobs/nothing_comes", &[]).succeed().map(drop)),
     ("one_rank_fails", |mpi| ends_soon(mpi, "jobs/one_rank_fails", "")),
@@ -125,14 +136,14 @@ fn application(args: &[String]) -> Outcome {
         let mut received = [9u8];
         comm.recv(&mut received, 1 - comm.rank()).map_err(text)?;
         message.wait().map_err(text)?;
-        let request = comm.start_all_reduce(vec![1u32], ReduceOp::Sum).map_err(text)?.wait();
-        match request {
-            Ok(sum) if provided >= mpi.constants.thread_multiple => {
-                expect(sum[0] as usize == comm.world_size(), || format!("sum {sum:?}"))?;
-            }
-            // Requests have a thread of their own, which may not use this MPI.
-            Err(Error::Unsupported { .. }) if provided < mpi.constants.thread_multiple => {}
-            other => return Err(format!("a request, with level {provided}: {other:?}")),
+        // Whatever the level: whoever waits for one, or for a message, moves all of them along.
+        let sums = [1, 1000, 300_000].map(|len| comm.start_all_reduce(vec![1u32; len], ReduceOp::Sum));
+        let message = comm.start_send(vec![comm.rank() as u8], 1 - comm.rank()).map_err(text)?;
+        comm.recv(&mut received, 1 - comm.rank()).map_err(text)?;
+        message.wait().map_err(text)?;
+        for sum in sums.into_iter().rev() {
+            let sum = sum.map_err(text)?.wait().map_err(text)?;
+            expect(sum.iter().all(|sum| *sum as usize == comm.world_size()), || format!("sum {}", sum[0]))?;
         }
         comm.finalize().map_err(text)?;
     }
@@ -165,9 +176,62 @@ fn one_rank_stays_away(comm: &Comm, args: &[String]) -> Outcome {
     }
     let result = match args.first().map(String::as_str) {
         Some("collective") => comm.all_reduce_in_place(&mut [1.0f32; 10], ReduceOp::Sum),
+        Some("request") => {
+            let request = comm.start_all_reduce(vec![1.0f32; 10], ReduceOp::Sum).map_err(text)?;
+            request.wait().map(drop)
+        }
         _ => comm.send(&vec![0u8; 10_000_000], 1),
     };
     Err(format!("a wait past its deadline came back: {result:?}"))
+}
+
+/// Unchecked, the first that is started has to be started on all ranks: the deadline says so.
+fn first_started_on_one_rank(mpi: &Installation) -> Result<(), String> {
+    let ended = mpi.job(2).scenario("jobs/first_started_on_one_rank", &[]).run()?;
+    let failed = ended.status.is_some_and(|status| !status.success());
+    expect(failed && ended.outcomes.is_empty(), || format!("{ended:?}"))?;
+    for part in
+        ["timeout after 5", "all_reduce(u32 × 1000, sum)", "on rank 0", "first that was started on this"]
+    {
+        expect(ended.output.contains(part), || format!("{part:?} is missing in {}", ended.output))?;
+    }
+    Ok(())
+}
+
+fn checked(mpi: &Installation, scenario: &str) -> Result<(), String> {
+    mpi.job(2).scenario(scenario, &[]).env("PHALANX_CHECK", "1").succeed().map(drop)
+}
+
+/// In checked mode also the first that is started may meet a plain call.
+fn started_on_one_rank(comm: &Comm) -> Outcome {
+    let sum = if comm.rank() == 0 {
+        comm.start_all_reduce(vec![1u32; 1000], ReduceOp::Sum).map_err(text)?.wait().map_err(text)?
+    } else {
+        let mut sum = vec![1u32; 1000];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(text)?;
+        sum
+    };
+    expect(sum == [2; 1000], || format!("sum {}", sum[0]))?;
+    Ok(String::new())
+}
+
+/// Requests that differ, and those that were started behind them, get one verdict.
+fn differing_requests(comm: &Comm) -> Outcome {
+    let same = comm.start_all_reduce(vec![1u32; 10], ReduceOp::Sum).map_err(text)?;
+    let differing = comm.start_all_reduce(vec![1f32; 10 + comm.rank()], ReduceOp::Sum).map_err(text)?;
+    let behind = comm.start_broadcast(vec![1u8; 10], 0).map_err(text)?;
+    for result in [behind.wait().map(drop), differing.wait().map(drop), comm.barrier()] {
+        let Err(Error::Mismatch(mismatch)) = result else {
+            return Err(format!("requests differ: {result:?}"));
+        };
+        let right = mismatch.sequence == 2
+            && (mismatch.other_rank, &*mismatch.ours) == (0, "all_reduce(f32 × 10, sum)")
+            && (mismatch.rank, &*mismatch.theirs) == (1, "all_reduce(f32 × 11, sum)");
+        expect(right, || mismatch.to_string())?;
+    }
+    let sum = same.wait().map_err(text)?;
+    expect(sum == [2; 10], || format!("before they differ: {sum:?}"))?;
+    Ok(String::new())
 }
 
 /// A receive that nothing comes for is given up, and the rank lives on.

@@ -5,6 +5,8 @@
 
 mod buffers;
 mod communicators;
+#[cfg(target_os = "linux")]
+mod cuda;
 mod extremes;
 mod jobs;
 mod matrix;
@@ -28,12 +30,15 @@ fn main() -> ExitCode {
         vectors::SCENARIOS,
         messages::SCENARIOS,
         requests::SCENARIOS,
+        requests::AMONG_MESSAGES,
         communicators::SCENARIOS,
         communicators::MEASURED,
         programs::SCENARIOS,
         portable::SCENARIOS,
         extremes::SCENARIOS,
         jobs::SCENARIOS,
+        #[cfg(target_os = "linux")]
+        cuda::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
@@ -54,6 +59,8 @@ fn main() -> ExitCode {
         nccl::trials(),
         nvshmem::trials(),
         jobs::trials(),
+        #[cfg(target_os = "linux")]
+        cuda::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }

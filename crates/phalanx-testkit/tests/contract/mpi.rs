@@ -27,11 +27,13 @@ struct Group {
 pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
-const GROUPS: [Group; 8] = [
+const GROUPS: [Group; 10] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
     Group { name: "messages", add: |job| all(job, messages::SCENARIOS), ranks: &[2, 4], crowded: &[] },
-    Group { name: "requests", add: |job| all(job, requests::SCENARIOS), ranks: &[2, 3], crowded: &[] },
+    Group { name: "requests", add: requests, ranks: &[2, 3], crowded: &[] },
+    // Every collective compared first, and in its non-blocking form.
+    Group { name: "checked", add: checked, ranks: &[2], crowded: &[3] },
     Group {
         name: "communicators",
         add: |job| all(job, communicators::SCENARIOS),
@@ -42,6 +44,12 @@ const GROUPS: [Group; 8] = [
     Group { name: "programs", add: |job| programs(job, ["1", "2"]), ranks: &[2, 4], crowded: &[] },
     // Every collective and message in pieces of 4000 bytes.
     Group { name: "pieces", add: pieces, ranks: &[2], crowded: &[3] },
+    Group {
+        name: "checked_pieces",
+        add: |job| pieces(job.env("PHALANX_CHECK", "1")),
+        ranks: &[2],
+        crowded: &[3],
+    },
 ];
 
 fn matrix(job: Job) -> Job {
@@ -56,9 +64,18 @@ fn all(job: Job, scenarios: &[Scenario]) -> Job {
     scenarios.iter().fold(job, |job, scenario| job.scenario(scenario.name, &[""]))
 }
 
+fn requests(job: Job) -> Job {
+    all(all(job, requests::SCENARIOS), requests::AMONG_MESSAGES)
+}
+
+fn checked(job: Job) -> Job {
+    let job = requests(all(matrix(job.env("PHALANX_CHECK", "1")), vectors::SCENARIOS));
+    all(job, communicators::SCENARIOS)
+}
+
 fn pieces(job: Job) -> Job {
     let job = programs(job.env("PHALANX_MPI_MAX_BYTES", "4000"), ["3", "4"]);
-    all(all(job, vectors::SCENARIOS), messages::SCENARIOS)
+    requests(all(all(job, vectors::SCENARIOS), messages::SCENARIOS))
 }
 
 pub fn trials() -> Vec<Trial> {

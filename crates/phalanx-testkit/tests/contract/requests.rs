@@ -2,24 +2,33 @@
 
 use crate::world::both;
 use libtest_mimic::Trial;
-use phalanx::{Comm, ReduceOp};
-use phalanx_testkit::Scenario;
-use phalanx_testkit::reference::Combine;
-use phalanx_testkit::ring::{Ring, STRIDE};
+use phalanx::{Comm, DType, ReduceOp};
+use phalanx_testkit::reference::{self, Combine};
+use phalanx_testkit::ring::{Ring, STRIDE, same_values};
 use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::{Number, Scenario, random, with_number};
+use std::rc::Rc;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("requests/every_kind", |comm, _| every_kind(&comm)),
+    Scenario::rank("requests/every_type", |comm, _| every_type(&comm)),
+    Scenario::rank("requests/all_kinds_at_once", |comm, _| all_kinds_at_once(&comm)),
+    Scenario::rank("requests/met_by_plain_calls", |comm, _| met_by_plain_calls(&comm)),
     Scenario::rank("requests/overlap_with_blocking", |comm, _| overlap_with_blocking(&comm)),
     Scenario::rank("requests/waited_in_reverse", |comm, _| waited_in_reverse(&comm)),
     Scenario::rank("requests/messages", |comm, _| messages(&comm)),
     Scenario::rank("requests/to_oneself", |comm, _| to_oneself(&comm)),
     Scenario::rank("requests/is_done", |comm, _| is_done(&comm)),
     Scenario::rank("requests/dropped", |comm, _| dropped(&comm)),
+    Scenario::rank("requests/recorded", |comm, _| recorded(&comm)),
 ];
 
+/// Where operations are not carried out in the order of the calls, whatever they are.
+pub const AMONG_MESSAGES: &[Scenario] =
+    &[Scenario::rank("requests/among_messages", |comm, _| among_messages(&comm))];
+
 pub fn trials() -> Vec<Trial> {
-    SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 4, 7])).collect()
+    SCENARIOS.iter().chain(AMONG_MESSAGES).flat_map(|scenario| both(*scenario, &[1, 2, 4, 7])).collect()
 }
 
 const SIZES: [usize; 4] = [1, 1000, 70_001, 300_000];
@@ -28,48 +37,250 @@ fn text(error: phalanx::Error) -> String {
     error.to_string()
 }
 
+/// The inputs of all ranks, and what they sum to.
+struct Data {
+    ring: Ring<f32>,
+    summed: Ring<f32>,
+}
+
+impl Data {
+    fn new(seed: u64, ranks: usize) -> Rc<Data> {
+        let ring = Ring::new(seed);
+        let summed = ring.combined(ranks, &Combine::Op(ReduceOp::Sum));
+        Rc::new(Data { ring, summed })
+    }
+}
+
+/// Each of them has a `start_` function.
+const KINDS: [&str; 6] = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all"];
+
+/// One collective, by its place in [`KINDS`].
+#[derive(Clone)]
+struct Cell {
+    kind: usize,
+    size: usize,
+    start: usize,
+    data: Rc<Data>,
+    rank: usize,
+    ranks: usize,
+}
+
+/// Waits for a request, and looks at its result.
+type Waiter = Box<dyn FnOnce() -> Result<(), String>>;
+
+impl Cell {
+    fn new(comm: &Comm, kind: usize, size: usize, start: usize, data: &Rc<Data>) -> Cell {
+        Cell { kind, size, start, data: data.clone(), rank: comm.rank(), ranks: comm.world_size() }
+    }
+
+    fn root(&self) -> usize {
+        self.start % self.ranks
+    }
+
+    fn own(&self, len: usize) -> Vec<f32> {
+        self.data.ring.window(self.start + self.rank * STRIDE, len)
+    }
+
+    /// What this rank sends, and room for what it gets (none in place).
+    fn buffers(&self) -> (Vec<f32>, Vec<f32>) {
+        let (size, all) = (self.size, self.size * self.ranks);
+        let (send, recv) = [(size, 0), (size, 0), (size, 0), (size, all), (all, size), (all, all)][self.kind];
+        (self.own(send), vec![0.0; recv])
+    }
+
+    fn start(self, comm: &Comm) -> Result<Waiter, String> {
+        let (send, recv) = self.buffers();
+        let (sum, root) = (ReduceOp::Sum, self.root());
+        let request = match self.kind {
+            0 => Ok(comm.start_all_reduce(send, sum).map_err(text)?),
+            1 => Ok(comm.start_broadcast(send, root).map_err(text)?),
+            2 => Ok(comm.start_reduce(send, sum, root).map_err(text)?),
+            3 => Err(comm.start_all_gather(send, recv).map_err(text)?),
+            4 => Err(comm.start_reduce_scatter(send, recv, sum).map_err(text)?),
+            _ => Err(comm.start_all_to_all(send, recv).map_err(text)?),
+        };
+        Ok(Box::new(move || match request {
+            Ok(in_place) => self.check(&in_place.wait().map_err(text)?),
+            Err(out_of_place) => {
+                let (send, recv) = out_of_place.wait().map_err(text)?;
+                self.data
+                    .ring
+                    .expect_bits(&send, self.start + self.rank * STRIDE)
+                    .context(|| "input".into())?;
+                self.check(&recv)
+            }
+        }))
+    }
+
+    fn plain(&self, comm: &Comm) -> Result<(), String> {
+        let (mut send, mut recv) = self.buffers();
+        let (sum, root) = (ReduceOp::Sum, self.root());
+        match self.kind {
+            0 => comm.all_reduce_in_place(&mut send, sum),
+            1 => comm.broadcast_in_place(&mut send, root),
+            2 => comm.reduce_in_place(&mut send, sum, root),
+            3 => comm.all_gather(&send, &mut recv),
+            4 => comm.reduce_scatter(&send, &mut recv, sum),
+            _ => comm.all_to_all(&send, &mut recv),
+        }
+        .map_err(text)?;
+        self.check(if self.kind < 3 { &send } else { &recv })
+    }
+
+    fn check(&self, result: &[f32]) -> Result<(), String> {
+        let Cell { size, start, rank, .. } = *self;
+        let blocks = |offset: usize| {
+            (0..self.ranks).try_for_each(|from| {
+                let block = &result[from * size..(from + 1) * size];
+                self.data.ring.expect_bits(block, start + from * STRIDE + offset)
+            })
+        };
+        match self.kind {
+            0 => self.data.summed.expect_values(result, start),
+            1 => self.data.ring.expect_bits(result, start + self.root() * STRIDE),
+            2 if rank != self.root() => Ok(()),
+            2 => self.data.summed.expect_values(result, start),
+            3 => blocks(0),
+            4 => self.data.summed.expect_values(result, start + rank * size),
+            _ => blocks(rank * size),
+        }
+        .context(|| format!("{} of {size}, rank {rank}", KINDS[self.kind]))
+    }
+}
+
 /// Each `start_` function delivers what its blocking counterpart does.
 fn every_kind(comm: &Comm) -> Outcome {
-    let (rank, ranks) = (comm.rank(), comm.world_size());
-    let ring = Ring::<f32>::new(11);
-    let summed = ring.combined(ranks, &Combine::Op(ReduceOp::Sum));
+    let data = Data::new(11, comm.world_size());
     for (i, size) in SIZES.into_iter().enumerate() {
-        let start = i * 977;
-        let own = |len: usize| ring.window(start + rank * STRIDE, len);
-        let root = i % ranks;
-        let what = |name: &str| format!("{name} of {size}, rank {rank}");
+        for kind in 0..KINDS.len() {
+            Cell::new(comm, kind, size, i * 977, &data).start(comm)?()?;
+        }
+    }
+    Ok(String::new())
+}
 
-        let request = comm.start_all_reduce(own(size), ReduceOp::Sum).map_err(text)?;
-        let result = request.wait().map_err(text)?;
-        summed.expect_values(&result, start).context(|| what("all_reduce"))?;
+/// Every type and reduction, all reductions of a type under way at once.
+fn every_type(comm: &Comm) -> Outcome {
+    for dtype in DType::ALL {
+        let what = || format!("{dtype}, rank {}", comm.rank());
+        with_number!(dtype, T => one_type::<T>(comm, dtype as usize)).context(what)?;
+    }
+    Ok(String::new())
+}
 
-        let result = comm.start_broadcast(own(size), root).map_err(text)?.wait().map_err(text)?;
-        ring.expect_bits(&result, start + root * STRIDE).context(|| what("broadcast"))?;
-
-        let request = comm.start_reduce(own(size), ReduceOp::Sum, root).map_err(text)?;
-        let result = request.wait().map_err(text)?;
+fn one_type<T: Number>(comm: &Comm, seed: usize) -> Result<(), String> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let combines = Combine::<T>::all(ranks);
+    let promised = combines.iter().filter(|combine| combine.is_promised_by(comm.backend()));
+    let mut started = Vec::new();
+    for (i, combine) in promised.enumerate() {
+        let size = [40, 3001][i % 2];
+        let inputs: Vec<Vec<T>> =
+            (0..ranks).map(|from| random::values((seed * 64 + i * 8 + from) as u64, size * ranks)).collect();
+        let (own, root) = (inputs[rank].clone(), i % ranks);
+        let whole = comm.start_all_reduce(own.clone(), combine.reduction(rank)).map_err(text)?;
+        let reduced = comm.start_reduce(own.clone(), combine.reduction(rank), root).map_err(text)?;
+        let recv = vec![T::from_small(0); size];
+        let scattered = comm.start_reduce_scatter(own, recv, combine.reduction(rank)).map_err(text)?;
+        started.push((combine, root, reference::combined(&inputs, combine), whole, reduced, scattered));
+    }
+    if rank % 2 == 1 {
+        started.reverse();
+    }
+    for (combine, root, expected, whole, reduced, scattered) in started {
+        let what = |name: &str| format!("{name}, {}", combine.name());
+        let (_, block) = scattered.wait().map_err(text)?;
+        let own = &expected[rank * block.len()..(rank + 1) * block.len()];
+        same_values(&block, own).context(|| what("reduce_scatter"))?;
+        same_values(&whole.wait().map_err(text)?, &expected).context(|| what("all_reduce"))?;
+        let reduced = reduced.wait().map_err(text)?;
         if rank == root {
-            summed.expect_values(&result, start).context(|| what("reduce"))?;
+            same_values(&reduced, &expected).context(|| what("reduce"))?;
         }
+    }
+    Ok(())
+}
 
-        let request = comm.start_all_gather(own(size), vec![0f32; size * ranks]).map_err(text)?;
-        let (send, recv) = request.wait().map_err(text)?;
-        ring.expect_bits(&send, start + rank * STRIDE).context(|| what("all_gather's input"))?;
-        for from in 0..ranks {
-            let block = &recv[from * size..(from + 1) * size];
-            ring.expect_bits(block, start + from * STRIDE).context(|| what("all_gather"))?;
+/// All kinds under way at once, of all sizes; the ranks wait in different orders.
+fn all_kinds_at_once(comm: &Comm) -> Outcome {
+    let data = Data::new(16, comm.world_size());
+    let mut waiters = Vec::new();
+    for (i, size) in SIZES.into_iter().enumerate() {
+        for kind in 0..KINDS.len() {
+            waiters.push(Cell::new(comm, kind, size, i * 31 + kind * 977, &data).start(comm)?);
         }
+    }
+    // 7 and 24 have no common divisor.
+    let count = waiters.len();
+    let mut waiters: Vec<Option<Waiter>> = waiters.into_iter().map(Some).collect();
+    for i in 0..count {
+        let next = (i * 7 + comm.rank() * 5) % count;
+        waiters[next].take().ok_or("waited for twice")?()?;
+    }
+    Ok(String::new())
+}
 
-        let request = comm.start_reduce_scatter(own(size * ranks), vec![0f32; size], ReduceOp::Sum);
-        let (_, recv) = request.map_err(text)?.wait().map_err(text)?;
-        summed.expect_values(&recv, start + rank * size).context(|| what("reduce_scatter"))?;
-
-        let request = comm.start_all_to_all(own(size * ranks), vec![0f32; size * ranks]);
-        let (_, recv) = request.map_err(text)?.wait().map_err(text)?;
-        for from in 0..ranks {
-            let block = &recv[from * size..(from + 1) * size];
-            ring.expect_bits(block, start + from * STRIDE + rank * size).context(|| what("all_to_all"))?;
+/// It does not matter whether a rank starts a collective or calls it, but for the first one that is started.
+fn met_by_plain_calls(comm: &Comm) -> Outcome {
+    let data = Data::new(17, comm.world_size());
+    comm.start_all_reduce(vec![1u8], ReduceOp::Sum).map_err(text)?.wait().map_err(text)?;
+    for (i, size) in SIZES.into_iter().enumerate() {
+        for kind in 0..KINDS.len() {
+            for turn in 0..2 {
+                let cell = Cell::new(comm, kind, size, i * 31 + kind * 977 + turn, &data);
+                if (comm.rank() + turn).is_multiple_of(2) {
+                    cell.start(comm)?()?;
+                } else {
+                    cell.plain(comm)?;
+                }
+            }
         }
+    }
+    // Some started, one behind the other, others called.
+    let mut cells = (0..KINDS.len()).map(|kind| Cell::new(comm, kind, 5000, kind * 13, &data));
+    if comm.rank() == 0 {
+        let waiters: Vec<Waiter> = cells.map(|cell| cell.start(comm)).collect::<Result<_, String>>()?;
+        comm.barrier().map_err(text)?;
+        waiters.into_iter().rev().try_for_each(|wait| wait())?;
+    } else {
+        cells.try_for_each(|cell| cell.plain(comm))?;
+        comm.barrier().map_err(text)?;
+    }
+    Ok(String::new())
+}
+
+/// Messages between started collectives: whoever waits for one moves all of them along.
+fn among_messages(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let data = Data::new(18, ranks);
+    for (i, size) in SIZES.into_iter().enumerate() {
+        let mut waiters = Vec::new();
+        for kind in 0..KINDS.len() {
+            let start = i * 31 + kind * 977;
+            waiters.push(Cell::new(comm, kind, size, start, &data).start(comm)?);
+            let message = data.ring.window(start + rank, size);
+            let send = comm.start_send_tagged(message, next, kind as u32).map_err(text)?;
+            let recv = comm.start_recv_tagged(vec![0f32; size], previous, kind as u32).map_err(text)?;
+            // Not before the ranks on the other side of the collective's ring have come to this place, too.
+            if kind % 2 == 0 {
+                data.ring
+                    .expect_bits(&recv.wait().map_err(text)?, start + previous)
+                    .context(|| "early".into())?;
+                send.wait().map_err(text)?;
+                continue;
+            }
+            let data = data.clone();
+            waiters.push(Box::new(move || {
+                let message = recv.wait().map_err(text)?;
+                send.wait().map_err(text)?;
+                data.ring.expect_bits(&message, start + previous).context(|| "late".into())
+            }));
+        }
+        if rank % 2 == 1 {
+            waiters.reverse();
+        }
+        waiters.into_iter().try_for_each(|wait| wait())?;
     }
     Ok(String::new())
 }
@@ -196,4 +407,18 @@ fn dropped(comm: &Comm) -> Outcome {
         }
     }
     Ok(String::new())
+}
+
+/// The record of a request that nobody waits for says that it has ended.
+fn recorded(comm: &Comm) -> Outcome {
+    drop(comm.start_all_reduce(vec![1u32; 70_001], ReduceOp::Max).map_err(text)?);
+    comm.sync().map_err(text)?;
+    let folder =
+        std::env::temp_dir().join(format!("phalanx-recorded-{}-{}", std::process::id(), comm.rank()));
+    let path = comm.write_flight_record(&folder).map_err(text)?;
+    let record = std::fs::read_to_string(path).map_err(|error| error.to_string());
+    let _ = std::fs::remove_dir_all(&folder);
+    let expected = "\"operation\":\"all_reduce\",\"sequence\":1,\"state\":\"completed\",\"dtype\":\"u32\"";
+    let record = record?;
+    if record.contains(expected) { Ok(String::new()) } else { Err(format!("{expected} is not in {record}")) }
 }

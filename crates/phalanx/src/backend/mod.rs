@@ -242,6 +242,15 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// Whether any of its memory is a GPU's.
+    #[inline]
+    pub fn is_on_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.spaces.contains(&Space::Device);
+        #[cfg(not(feature = "cuda"))]
+        return false;
+    }
+
     /// With its buffers.
     #[inline]
     pub fn with_buffers(self, send: Span, recv: Span) -> Self {
@@ -317,6 +326,22 @@ pub(crate) enum Departure {
     Panicked,
 }
 
+/// Collectives that go on meanwhile, moved along by every wait and by [`Backend::progress`].
+pub(crate) trait StartCollectives {
+    /// Starts a collective, behind those that were started before.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`]; the memory stays valid, and is touched by nobody else, until `wait` or a true
+    /// `test` for the ticket has answered, or any of them failed.
+    unsafe fn start(&self, call: &Call<'static>) -> Result<Ticket>;
+
+    /// Waits for it, moving everything along.
+    fn wait(&self, ticket: Ticket) -> Result<()>;
+
+    /// Moves everything along; whether this one is done (and its ticket spent).
+    fn test(&self, ticket: Ticket) -> Result<bool>;
+}
+
 /// One rank's end of a communicator.
 pub(crate) trait Backend: Send + Sync {
     fn kind(&self) -> BackendKind;
@@ -357,6 +382,11 @@ pub(crate) trait Backend: Send + Sync {
     /// `collective` or `split` of this object.
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()>;
 
+    /// Collectives that go on meanwhile by themselves. Without, those that are started have a thread of the communicator.
+    fn start_collectives(&self) -> Option<&dyn StartCollectives> {
+        None
+    }
+
     /// Starts a transfer. Transfers with one peer in one direction are matched in the order of posting.
     ///
     /// # Safety
@@ -367,10 +397,10 @@ pub(crate) trait Backend: Send + Sync {
     /// Waits for a transfer, moving all others along; calls `meanwhile` again and again.
     fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()>;
 
-    /// Moves all transfers along; whether this one is done (and its ticket spent).
+    /// Moves everything along; whether this transfer is done (and its ticket spent).
     fn test(&self, ticket: Ticket) -> Result<bool>;
 
-    /// Moves all transfers along; whether any is still under way.
+    /// Moves transfers and started collectives along; whether any is still under way.
     fn progress(&self) -> Result<bool>;
 
     /// Between this and `end_group`, operations of stream-ordered backends are only queued, on this thread

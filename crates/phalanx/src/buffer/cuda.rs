@@ -4,6 +4,8 @@
 //! keeps, for each slice, an event behind its last read and its last write, so that other streams (and the
 //! slice's own end) wait for them. Where it tracks nothing (memory that was made before the context had a second
 //! stream, tracking switched off) the slice's stream itself is made to wait.
+//!
+//! An operation on the host, MPI's, begins when the slice's own stream has done its work, and is complete when it returns.
 
 use super::{Source, Target};
 use crate::dtype::Element;
@@ -44,10 +46,7 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     #[inline]
-    fn new(slice: &Arc<CudaStream>, lane: &'a Lane) -> Result<Plan<'a>> {
-        let Some(operation) = lane.cuda_stream() else {
-            return Err(wrong_memory(slice, "host memory".into()));
-        };
+    fn new(slice: &Arc<CudaStream>, operation: &'a CudaStream) -> Result<Plan<'a>> {
         let (ours, theirs) = (slice.context(), operation.context());
         if ours.cu_ctx() != theirs.cu_ctx() {
             return Err(wrong_memory(slice, format!("GPU {} and its primary context", theirs.ordinal())));
@@ -74,6 +73,23 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Lends a slice to an operation on the host: when its own stream has done its work. The address is taken on that stream, so
+/// that it has come behind other users of the slice; later ones come when the operation is complete.
+#[cold]
+fn lend_on_host<'l>(
+    slice: &Arc<CudaStream>,
+    lane: &Lane,
+    address: impl FnOnce() -> CUdeviceptr,
+) -> Result<Lent<'l>> {
+    let Some(guest) = lane.guest() else {
+        return Err(wrong_memory(slice, "host memory".into()));
+    };
+    guest.check(slice)?;
+    let address = address();
+    guest.wait(slice)?;
+    Ok(Lent::device(address, None))
+}
+
 #[cold]
 fn wrong_memory(slice: &CudaStream, wanted: String) -> Error {
     UsageError::Memory {
@@ -95,7 +111,11 @@ macro_rules! device_memory {
             }
             #[inline]
             fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
-                let plan = Plan::new(DeviceSlice::stream(self), lane)?;
+                let Some(operation) = lane.cuda_stream() else {
+                    let own = DeviceSlice::stream(self).clone();
+                    return lend_on_host(&own, lane, || self.device_ptr(&own).0);
+                };
+                let plan = Plan::new(DeviceSlice::stream(self), operation)?;
                 let pointer = self.device_ptr(plan.operation);
                 Ok(plan.lent(pointer))
             }
@@ -106,7 +126,11 @@ macro_rules! device_memory {
         unsafe impl<T: Element> Target for $ty {
             #[inline]
             fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
-                let plan = Plan::new(DeviceSlice::stream(self), lane)?;
+                let Some(operation) = lane.cuda_stream() else {
+                    let own = DeviceSlice::stream(self).clone();
+                    return lend_on_host(&own, lane, || self.device_ptr_mut(&own).0);
+                };
+                let plan = Plan::new(DeviceSlice::stream(self), operation)?;
                 let pointer = self.device_ptr_mut(plan.operation);
                 Ok(plan.lent(pointer))
             }

@@ -61,7 +61,7 @@ impl Step {
 impl Control {
     /// Collective over the communicator.
     pub fn new(of: &Comm) -> Result<Control> {
-        of.requests.wait_for_jobs();
+        of.requests.wait_for_collectives();
         let name = format!("{}/nvshmem", of.recorder.name());
         // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
         unsafe { Control::between(&*of.backend, name) }

@@ -1,5 +1,7 @@
-//! Collectives as MPI calls.
+//! Collectives as MPI calls: what a call gets, the call, in its blocking or its non-blocking form, and what is left to do
+//! afterwards.
 
+use super::accumulate::Accumulated;
 use super::reduction::Plan;
 use super::{Failure, MpiComm, check, datatype, total};
 use crate::backend::{Blocks, Call, Operation};
@@ -27,6 +29,7 @@ impl Scratch {
         self.words.as_mut_ptr().cast()
     }
 
+    #[inline]
     pub fn shrink(&mut self) {
         if self.words.len() > KEPT {
             self.words = Vec::new();
@@ -47,21 +50,61 @@ impl Scratch {
     }
 }
 
-/// A reduction by MPI's types and operations.
-struct Reduce<'a> {
+/// An MPI call: what it gets, and what is to be done when it is complete.
+pub(super) struct Prepared {
     operation: Operation,
-    send: *const u8,
-    recv: *mut u8,
-    blocks: Blocks<'a>,
-    root: usize,
+    send: *const c_void,
+    recv: *mut c_void,
+    /// Elements of this rank's block.
+    count: c_int,
+    /// Those of all blocks and where they start, if they differ.
+    counts: *const c_int,
+    offsets: *const c_int,
     datatype: Handle,
     op: Handle,
-    /// Bytes of an element.
-    size: usize,
+    root: c_int,
+    /// First the copy, then the results.
+    copy: Option<Copy>,
+    results: Option<Results>,
+}
+
+/// Bytes that MPI cannot put where they belong.
+struct Copy {
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+}
+
+/// Accumulators that become results.
+struct Results {
+    accumulated: Accumulated,
+    from: *const u8,
+    to: *mut u8,
+    ranks: usize,
+    count: usize,
+}
+
+impl Prepared {
+    /// Brings the results to where they belong.
+    ///
+    /// # Safety
+    /// The call is complete, the memory of the operation still valid; once.
+    #[inline(always)]
+    pub unsafe fn finish(&self) {
+        if let Some(Copy { from, to, bytes }) = self.copy {
+            // SAFETY: both have so many bytes, and do not overlap, as whoever prepared this saw to.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+        }
+        if let Some(results) = &self.results {
+            let Results { accumulated, from, to, ranks, count } = results;
+            // SAFETY: so many accumulators and elements, the same or apart.
+            unsafe { (accumulated.finish)(*to, *from, *ranks, *count) };
+        }
+    }
 }
 
 impl MpiComm {
-    /// Does what the call says.
+    /// Does what the call says, with MPI's blocking calls.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
@@ -73,6 +116,8 @@ impl MpiComm {
         unsafe {
             if self.is_large(call) {
                 self.carry_out_large(call, scratch)
+            } else if is_nothing(call) {
+                Ok(())
             } else {
                 self.carry_out_at_once(call, scratch)
             }
@@ -83,26 +128,108 @@ impl MpiComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    #[inline(always)]
     pub(super) unsafe fn carry_out_at_once(
         &self,
         call: &Call<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), Failure> {
-        if call.operation.is_empty_handed() {
-            // SAFETY: the communicator is alive.
-            return check("MPI_Barrier", unsafe { (self.process.mpi.functions.barrier)(self.comm) });
-        }
-        if matches!(call.blocks, Blocks::Equal(0)) {
-            // For every rank alike; MPI libraries are not of one mind about calls without data.
-            return Ok(());
-        }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's contract; the call is complete when it returns.
         unsafe {
-            if call.operation.reduces() {
-                self.reduce(call, scratch)
-            } else {
-                self.move_blocks(call, scratch)
+            let prepared = self.prepare(call, scratch);
+            self.issue(&prepared, None)?;
+            prepared.finish();
+        }
+        scratch.shrink();
+        Ok(())
+    }
+
+    /// Makes the MPI call: the blocking one, or the one that fills in a request.
+    ///
+    /// # Safety
+    /// What the call was prepared from, the scratch memory too, is valid until the call is complete.
+    #[inline(always)]
+    pub(super) unsafe fn issue(
+        &self,
+        prepared: &Prepared,
+        request: Option<&mut Handle>,
+    ) -> Result<(), Failure> {
+        let Prepared { operation, send, recv, count, counts, offsets, datatype: ty, op, root, .. } =
+            *prepared;
+        let (f, comm) = (&self.process.mpi.functions, self.comm);
+        macro_rules! call {
+            ($blocking:ident $name:literal, $started:ident $its_name:literal, $($argument:expr),*) => {
+                match request {
+                    None => check($name, (f.$blocking)($($argument),*)),
+                    Some(request) => check($its_name, (f.$started)($($argument,)* request)),
+                }
+            };
+        }
+        use Operation::*;
+        // SAFETY: the pointers and counts are those of the operation's table, which is MPI's too; buffers that MPI does
+        // not use on this rank are not looked at. The rest is the caller's contract.
+        unsafe {
+            match operation {
+                AllReduce => {
+                    call!(allreduce "MPI_Allreduce", iallreduce "MPI_Iallreduce", send, recv, count, ty, op, comm)
+                }
+                Broadcast => call!(bcast "MPI_Bcast", ibcast "MPI_Ibcast", recv, count, ty, root, comm),
+                Reduce => {
+                    call!(reduce "MPI_Reduce", ireduce "MPI_Ireduce", send, recv, count, ty, op, root, comm)
+                }
+                AllGather => {
+                    call!(allgather "MPI_Allgather", iallgather "MPI_Iallgather",
+                        send, count, ty, recv, count, ty, comm)
+                }
+                AllGatherV => {
+                    call!(allgatherv "MPI_Allgatherv", iallgatherv "MPI_Iallgatherv",
+                        send, count, ty, recv, counts, offsets, ty, comm)
+                }
+                ReduceScatter => {
+                    call!(reduce_scatter_block "MPI_Reduce_scatter_block",
+                        ireduce_scatter_block "MPI_Ireduce_scatter_block", send, recv, count, ty, op, comm)
+                }
+                ReduceScatterV => {
+                    call!(reduce_scatter "MPI_Reduce_scatter", ireduce_scatter "MPI_Ireduce_scatter",
+                        send, recv, counts, ty, op, comm)
+                }
+                Gather => {
+                    call!(gather "MPI_Gather", igather "MPI_Igather",
+                        send, count, ty, recv, count, ty, root, comm)
+                }
+                GatherV => {
+                    call!(gatherv "MPI_Gatherv", igatherv "MPI_Igatherv",
+                        send, count, ty, recv, counts, offsets, ty, root, comm)
+                }
+                Scatter => {
+                    call!(scatter "MPI_Scatter", iscatter "MPI_Iscatter",
+                        send, count, ty, recv, count, ty, root, comm)
+                }
+                ScatterV => {
+                    call!(scatterv "MPI_Scatterv", iscatterv "MPI_Iscatterv",
+                        send, counts, offsets, ty, recv, count, ty, root, comm)
+                }
+                AllToAll => {
+                    call!(alltoall "MPI_Alltoall", ialltoall "MPI_Ialltoall",
+                        send, count, ty, recv, count, ty, comm)
+                }
+                // The ranks meet.
+                _ => call!(barrier "MPI_Barrier", ibarrier "MPI_Ibarrier", comm),
             }
+        }
+    }
+
+    /// The MPI call for an operation whose counts fit. Nothing is given to MPI, and nothing written but scratch memory.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    #[inline(always)]
+    pub(super) unsafe fn prepare(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
+        if call.operation.reduces() {
+            // SAFETY: the caller's contract.
+            unsafe { self.prepare_reduction(call, scratch) }
+        } else {
+            self.prepare_move(call, scratch)
         }
     }
 
@@ -111,184 +238,162 @@ impl MpiComm {
     }
 
     /// The pointer, unless it means `MPI_IN_PLACE`: that of an empty buffer of bytes may be 1, which does.
-    #[inline]
+    #[inline(always)]
     pub(super) fn no_sentinel(&self, pointer: *const u8) -> *const c_void {
         static NOTHING: u128 = 0;
         let means_in_place = pointer.addr() == self.process.mpi.constants.in_place;
         if means_in_place { (&raw const NOTHING).cast() } else { pointer.cast() }
     }
 
-    /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    unsafe fn move_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
-        let f = &self.process.mpi.functions;
-        let (ty, comm, root) =
-            (datatype(&self.process.mpi.constants, call.dtype), self.comm, call.root as c_int);
+    /// The call for an operation, with its buffers as they are.
+    #[inline(always)]
+    fn plain(&self, call: &Call<'_>, datatype: Handle, op: Handle, scratch: &mut Scratch) -> Prepared {
+        let (counts, offsets) = match call.blocks {
+            Blocks::Each(counts) => scratch.blocks(counts),
+            Blocks::Equal(_) => (std::ptr::null(), std::ptr::null()),
+        };
+        Prepared {
+            operation: call.operation,
+            send: self.no_sentinel(call.send),
+            recv: self.no_sentinel(call.recv).cast_mut(),
+            count: call.blocks.len(self.rank) as c_int,
+            counts,
+            offsets,
+            datatype,
+            op,
+            root: call.root as c_int,
+            copy: None,
+            results: None,
+        }
+    }
+
+    fn prepare_move(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
+        let constants = &self.process.mpi.constants;
+        let mut prepared = self.plain(call, datatype(constants, call.dtype), constants.sum, scratch);
         let size = call.dtype.size();
-        let (send, recv) = (self.no_sentinel(call.send), self.no_sentinel(call.recv).cast_mut());
         let is_root = self.rank == call.root;
-        let own = call.blocks.len(self.rank);
-        let count = own as c_int;
         let own_place = |buffer: *const u8| buffer.wrapping_add(call.blocks.offset(self.rank) * size);
         // A gathering call in place has its block where it belongs.
-        let gathered_in_place = call.send == own_place(call.recv);
-        let counts = || match call.blocks {
-            Blocks::Each(counts) => counts,
-            Blocks::Equal(_) => unreachable!("a v-variant has a list of counts"),
-        };
-        // SAFETY: the pointers and counts are those of the call's table, which is MPI's too; buffers that MPI does not
-        // use on this rank are not looked at.
-        unsafe {
-            match call.operation {
-                Operation::Broadcast => {
-                    let buffer = if is_root { send.cast_mut() } else { recv };
-                    check("MPI_Bcast", (f.bcast)(buffer, count, ty, root, comm))?;
-                    if is_root && send != recv.cast_const() {
-                        std::ptr::copy_nonoverlapping(call.send, call.recv, own * size);
-                    }
-                    Ok(())
+        let gathered_in_place = || call.send == own_place(call.recv);
+        match call.operation {
+            Operation::Broadcast if is_root => {
+                if call.send != call.recv.cast_const() {
+                    let bytes = call.blocks.len(self.rank) * size;
+                    prepared.copy = Some(Copy { from: call.send, to: call.recv, bytes });
                 }
-                Operation::AllGather => {
-                    let send = if gathered_in_place { self.in_place() } else { send };
-                    check("MPI_Allgather", (f.allgather)(send, count, ty, recv, count, ty, comm))
-                }
-                Operation::AllGatherV => {
-                    let (counts, offsets) = scratch.blocks(counts());
-                    let done = (f.allgatherv)(send, count, ty, recv, counts, offsets, ty, comm);
-                    check("MPI_Allgatherv", done)
-                }
-                Operation::Gather => {
-                    let send = if is_root && gathered_in_place { self.in_place() } else { send };
-                    check("MPI_Gather", (f.gather)(send, count, ty, recv, count, ty, root, comm))
-                }
-                Operation::GatherV => {
-                    let (counts, offsets) = scratch.blocks(counts());
-                    let done = (f.gatherv)(send, count, ty, recv, counts, offsets, ty, root, comm);
-                    check("MPI_Gatherv", done)
-                }
-                Operation::Scatter => {
-                    let in_place = is_root && call.recv.cast_const() == own_place(call.send);
-                    let recv = if in_place { self.in_place() } else { recv };
-                    check("MPI_Scatter", (f.scatter)(send, count, ty, recv, count, ty, root, comm))
-                }
-                Operation::ScatterV => {
-                    let (counts, offsets) = scratch.blocks(counts());
-                    let done = (f.scatterv)(send, counts, offsets, ty, recv, count, ty, root, comm);
-                    check("MPI_Scatterv", done)
-                }
-                Operation::AllToAll => {
-                    let send = if send == recv { self.in_place() } else { send };
-                    check("MPI_Alltoall", (f.alltoall)(send, count, ty, recv, count, ty, comm))
-                }
-                operation => unreachable!("{} moves no blocks", operation.name()),
+                prepared.recv = prepared.send.cast_mut();
             }
+            Operation::AllGather if gathered_in_place() => prepared.send = self.in_place(),
+            Operation::Gather if is_root && gathered_in_place() => prepared.send = self.in_place(),
+            Operation::Scatter if is_root && call.recv.cast_const() == own_place(call.send) => {
+                prepared.recv = self.in_place();
+            }
+            Operation::AllToAll if call.send == call.recv.cast_const() => prepared.send = self.in_place(),
+            _ => {}
         }
+        prepared
     }
 
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    unsafe fn reduce(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
-        let Call { operation, send, recv, blocks, root, .. } = *call;
+    #[inline(always)]
+    unsafe fn prepare_reduction(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         let size = call.dtype.size();
         // SAFETY: the caller's contract.
         unsafe {
             match self.process.plans[call.dtype as usize][call.reduction.code as usize] {
-                Plan::Direct { datatype, op } => {
-                    let reduce = Reduce { operation, send, recv, blocks, root, datatype, op, size };
-                    self.reduce_as(&reduce, scratch)
-                }
+                Plan::Direct { datatype, op } => self.combine(call, datatype, op, size, scratch),
                 Plan::Divided { datatype, op, accumulated } => {
-                    let reduce = Reduce { operation, send, recv, blocks, root, datatype, op, size };
-                    self.reduce_as(&reduce, scratch)?;
-                    if operation != Operation::Reduce || root == self.rank {
-                        (accumulated.finish)(recv, recv, self.ranks, blocks.len(self.rank));
-                    }
-                    Ok(())
+                    let prepared = self.combine(call, datatype, op, size, scratch);
+                    self.with_results(prepared, call, accumulated, call.recv)
                 }
                 Plan::Accumulated { datatype, op, accumulated } => {
                     // All blocks, and behind them room for the result.
-                    let all = match operation {
-                        Operation::ReduceScatter | Operation::ReduceScatterV => total(blocks, self.ranks),
-                        _ => blocks.len(self.rank),
+                    let all = match call.operation {
+                        Operation::ReduceScatter | Operation::ReduceScatterV => {
+                            total(call.blocks, self.ranks)
+                        }
+                        _ => call.blocks.len(self.rank),
                     };
-                    let own = blocks.len(self.rank);
+                    let own = call.blocks.len(self.rank);
                     let buffer = scratch.bytes((all + own) * accumulated.size);
-                    (accumulated.prepare)(buffer, send, call.reduction.factor, all);
-                    let result = match operation {
+                    (accumulated.prepare)(buffer, call.send, call.reduction.factor, all);
+                    let result = match call.operation {
                         Operation::AllReduce => buffer,
                         _ => buffer.add(all * accumulated.size),
                     };
-                    let (send, size) = (buffer.cast_const(), accumulated.size);
                     // The result is not inside of what is sent, so this leaves the buffer where it is.
-                    let reduce = Reduce { operation, send, recv: result, blocks, root, datatype, op, size };
-                    self.reduce_as(&reduce, scratch)?;
-                    if operation != Operation::Reduce || root == self.rank {
-                        (accumulated.finish)(recv, result, self.ranks, own);
-                    }
-                    scratch.shrink();
-                    Ok(())
+                    let inner = Call { send: buffer, recv: result, ..*call };
+                    let prepared = self.combine(&inner, datatype, op, accumulated.size, scratch);
+                    self.with_results(prepared, call, accumulated, result)
                 }
             }
         }
     }
 
+    /// What makes results of the accumulators at `from`, on ranks that get any.
+    fn with_results(
+        &self,
+        prepared: Prepared,
+        call: &Call<'_>,
+        accumulated: Accumulated,
+        from: *const u8,
+    ) -> Prepared {
+        if call.operation == Operation::Reduce && call.root != self.rank {
+            return prepared;
+        }
+        let (ranks, count) = (self.ranks, call.blocks.len(self.rank));
+        let results = Some(Results { accumulated, from, to: call.recv, ranks, count });
+        Prepared { results, ..prepared }
+    }
+
+    /// A reduction by MPI's types and operations, of elements of so many bytes.
+    ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective), with elements of the given type.
-    #[inline]
-    unsafe fn reduce_as(&self, reduce: &Reduce<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
-        let f = &self.process.mpi.functions;
-        let Reduce { blocks, datatype, op, size, .. } = *reduce;
-        let (send, recv) = (self.no_sentinel(reduce.send), self.no_sentinel(reduce.recv).cast_mut());
-        let own = blocks.len(self.rank);
-        let (count, comm) = (own as c_int, self.comm);
-        // SAFETY: the pointers and counts are those of the call's table, which is MPI's too.
-        unsafe {
-            match reduce.operation {
-                Operation::AllReduce => {
-                    let send = if send == recv { self.in_place() } else { send };
-                    check("MPI_Allreduce", (f.allreduce)(send, recv, count, datatype, op, comm))
+    /// As for [`Backend::collective`](crate::backend::Backend::collective), with such elements.
+    #[inline(always)]
+    unsafe fn combine(
+        &self,
+        call: &Call<'_>,
+        datatype: Handle,
+        op: Handle,
+        size: usize,
+        scratch: &mut Scratch,
+    ) -> Prepared {
+        let mut prepared = self.plain(call, datatype, op, scratch);
+        let (send, recv, own) = (call.send, call.recv.cast_const(), call.blocks.len(self.rank));
+        match call.operation {
+            Operation::AllReduce => {
+                if send == recv {
+                    prepared.send = self.in_place();
                 }
-                Operation::Reduce => {
-                    let (is_root, root) = (reduce.root == self.rank, reduce.root as c_int);
-                    let in_place = is_root && send == recv.cast_const();
-                    let mut send = send;
-                    if in_place {
-                        // Through a copy: MPICH 4.0 crashes in MPI_Reduce with MPI_IN_PLACE.
-                        let copy = scratch.bytes(own * size);
-                        std::ptr::copy_nonoverlapping(reduce.send, copy, own * size);
-                        send = copy.cast();
-                    }
-                    // Only the root's is written.
-                    let recv = if is_root { recv } else { std::ptr::null_mut() };
-                    let done = (f.reduce)(send, recv, count, datatype, op, root, comm);
-                    if in_place {
-                        scratch.shrink();
-                    }
-                    check("MPI_Reduce", done)
+            }
+            Operation::Reduce if self.rank != call.root => prepared.recv = std::ptr::null_mut(),
+            Operation::Reduce => {
+                if send == recv {
+                    // Through a copy: MPICH 4.0 crashes in MPI_Reduce with MPI_IN_PLACE.
+                    let copy = scratch.bytes(own * size);
+                    // SAFETY: the buffer has so many bytes, and the copy room for them.
+                    unsafe { std::ptr::copy_nonoverlapping(send, copy, own * size) };
+                    prepared.send = copy.cast();
                 }
-                _ => {
-                    // In place, MPI would put the result at the buffer's start and overwrite the other blocks.
-                    let all = total(blocks, self.ranks) * size;
-                    let inside = (send.addr()..send.addr() + all).contains(&recv.addr());
-                    let result = if inside && own > 0 { scratch.bytes(own * size).cast() } else { recv };
-                    match blocks {
-                        Blocks::Equal(_) => {
-                            let done = (f.reduce_scatter_block)(send, result, count, datatype, op, comm);
-                            check("MPI_Reduce_scatter_block", done)?;
-                        }
-                        Blocks::Each(counts) => {
-                            let (counts, _) = scratch.blocks(counts);
-                            let done = (f.reduce_scatter)(send, result, counts, datatype, op, comm);
-                            check("MPI_Reduce_scatter", done)?;
-                        }
-                    }
-                    if result != recv {
-                        std::ptr::copy_nonoverlapping(result.cast::<u8>(), reduce.recv, own * size);
-                        scratch.shrink();
-                    }
-                    Ok(())
+            }
+            _ => {
+                // In place, MPI would put the result at the buffer's start and overwrite the other blocks.
+                let all = total(call.blocks, self.ranks) * size;
+                if own > 0 && (send.addr()..send.addr() + all).contains(&recv.addr()) {
+                    let result = scratch.bytes(own * size);
+                    prepared.copy = Some(Copy { from: result, to: call.recv, bytes: own * size });
+                    prepared.recv = result.cast();
                 }
             }
         }
+        prepared
     }
+}
+
+/// Whether there is no data, for every rank alike: MPI libraries are not of one mind about calls without any.
+#[inline]
+pub(super) fn is_nothing(call: &Call<'_>) -> bool {
+    matches!(call.blocks, Blocks::Equal(0)) && !call.operation.is_empty_handed()
 }

@@ -55,7 +55,7 @@ pub(super) struct Guard {
 pub(super) struct Inside<'a>(&'a Guard);
 
 impl Inside<'_> {
-    /// The operation's number on its communicator, from 1.
+    /// The operation's number on its communicator.
     pub fn sequence(&self) -> u64 {
         self.0.sequence.load(Ordering::Relaxed)
     }
@@ -100,21 +100,33 @@ impl Guard {
 
     /// The ranks begin to come together. The only note that has no record.
     pub fn enter_init(&self) -> Inside<'_> {
-        self.enter_with([0; 3], 0)
+        self.enter_with([0; 3])
     }
 
-    /// The communicator's next operation begins. One thread at a time does this.
+    /// The number of the communicator's next operation, from 1. One thread at a time asks for it.
+    #[inline(always)]
+    pub fn next(&self) -> u64 {
+        let sequence = self.sequence.load(Ordering::Relaxed) + 1;
+        self.sequence.store(sequence, Ordering::Relaxed);
+        sequence
+    }
+
+    /// The number of the last operation.
+    pub fn last(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+
+    /// The operation whose number was asked for last begins. One thread at a time does this.
     #[inline(always)]
     pub fn enter(&self, record: &Record) -> Inside<'_> {
-        self.enter_with(record.words(), self.sequence.load(Ordering::Relaxed) + 1)
+        self.enter_with(record.words())
     }
 
     #[inline(always)]
-    fn enter_with(&self, words: [u64; 3], sequence: u64) -> Inside<'_> {
+    fn enter_with(&self, words: [u64; 3]) -> Inside<'_> {
         for (word, value) in self.record.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
-        self.sequence.store(sequence, Ordering::Relaxed);
         let limit = deadline::limit();
         self.limit.store(limit.map_or(0, nanoseconds), Ordering::Relaxed);
         self.beat();
@@ -131,6 +143,11 @@ impl Guard {
     pub fn beat(&self) {
         // One thread at a time is inside.
         self.beat.store(self.beat.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Changes when something that is waited for has come on.
+    pub fn beats(&self) -> u64 {
+        self.beat.load(Ordering::Relaxed)
     }
 
     pub fn timeout(&self) -> Duration {
@@ -155,12 +172,12 @@ impl Guard {
         CHANGED.notify_all();
     }
 
-    /// A deadline has passed in this operation: tells, and ends the job.
-    pub fn give_up(&self, operation: String, sequence: u64, waited: Duration) -> ! {
+    /// A deadline has passed in this operation: tells, with what may be the reason, and ends the job.
+    pub fn give_up(&self, operation: String, sequence: u64, waited: Duration, hint: &str) -> ! {
         let timeout = TimeoutError { operation, sequence, reporter: self.rank, waited, missing: Vec::new() };
         self.end_job(&format!(
             "{timeout}. MPI cannot take back an operation, so the job ends (MPI_Abort); the ranks that wait tell \
-             where"
+             where{hint}"
         ));
     }
 
@@ -198,7 +215,7 @@ impl Watched {
             (self.beat, self.since) = (beat, now);
         } else if now - self.since >= timeout {
             let sequence = guard.sequence.load(Ordering::Relaxed);
-            guard.give_up(guard.record(), sequence, now - self.since);
+            guard.give_up(guard.record(), sequence, now - self.since, "");
         }
         Some((timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(500)))
     }

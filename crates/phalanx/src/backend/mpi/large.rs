@@ -5,16 +5,66 @@
 //! from each rank to each becomes messages. all_to_all_v is always made of messages, which is how MPI libraries
 //! do it too: only its two ends know how long a block is.
 
-use super::collective::Scratch;
+use super::collective::{Scratch, is_nothing};
 use super::{Failure, MpiComm, total};
-use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::backend::{Blocks, Call, Direction, Operation, Space, Ticket, Transfer};
 use crate::dtype::DType;
+use std::ops::Range;
 
 /// A block that goes to a peer or comes from it.
 struct Part<P> {
     peer: usize,
     start: P,
     bytes: usize,
+}
+
+/// The operations, each fit for one MPI call, of which an operation consists.
+#[derive(Clone)]
+pub(super) struct Parts<'a> {
+    call: Call<'a>,
+    /// Elements of a part at most; `None` if the operation is one call.
+    most: Option<usize>,
+    /// The blocks that are not done; all of it is one block, unless a part is an operation on a single rank's.
+    blocks: Range<usize>,
+    /// Elements of the first of them that are done.
+    start: usize,
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = Call<'a>;
+
+    fn next(&mut self) -> Option<Call<'a>> {
+        use Operation::{AllGather, AllGatherV, Broadcast, Reduce, ReduceScatter, ReduceScatterV};
+        let call = self.call;
+        while !self.blocks.is_empty() {
+            let block = self.blocks.start;
+            let Some(most) = self.most else {
+                self.blocks.next();
+                return Some(call);
+            };
+            let (size, offset) = (call.dtype.size(), call.blocks.offset(block) * call.dtype.size());
+            let (operation, root, send, recv) = match call.operation {
+                AllGather | AllGatherV => {
+                    let place = call.recv.wrapping_add(offset);
+                    (Broadcast, block, place.cast_const(), place)
+                }
+                ReduceScatter | ReduceScatterV => (Reduce, block, call.send.wrapping_add(offset), call.recv),
+                operation => (operation, call.root, call.send, call.recv),
+            };
+            let count = call.blocks.len(block);
+            if self.start >= count {
+                self.blocks.next();
+                self.start = 0;
+                continue;
+            }
+            let blocks = Blocks::Equal(most.min(count - self.start));
+            // Where the operation has no use for a pointer on this rank it may point anywhere.
+            let (send, recv) = (send.wrapping_add(self.start * size), recv.wrapping_add(self.start * size));
+            self.start += most;
+            return Some(Call { operation, root, send, recv, blocks, ..call });
+        }
+        None
+    }
 }
 
 impl MpiComm {
@@ -30,6 +80,39 @@ impl MpiComm {
         elements * call.dtype.size() > self.process.max_bytes
     }
 
+    /// Whether an operation is made of messages.
+    pub(super) fn is_of_messages(&self, call: &Call<'_>) -> bool {
+        use Operation::*;
+        matches!(call.operation, Gather | GatherV | Scatter | ScatterV | AllToAll | AllToAllV)
+            && self.is_large(call)
+    }
+
+    /// The parts of an operation that is not made of messages.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    pub(super) unsafe fn parts<'a>(&self, call: &Call<'a>) -> Parts<'a> {
+        use Operation::*;
+        let size = call.dtype.size();
+        let is_large = self.is_large(call);
+        if is_large && matches!(call.operation, AllGather | AllGatherV) {
+            let own = call.recv.wrapping_add(call.blocks.offset(self.rank) * size);
+            if call.send != own.cast_const() {
+                let bytes = call.blocks.len(self.rank) * size;
+                // SAFETY: this rank's block, and its place among all of them.
+                unsafe { std::ptr::copy_nonoverlapping(call.send, own, bytes) };
+            }
+        }
+        let blocks = match call.operation {
+            Split => 0..0,
+            _ if is_nothing(call) => 0..0,
+            AllGather | AllGatherV | ReduceScatter | ReduceScatterV if is_large => 0..self.ranks,
+            _ => 0..1,
+        };
+        let most = is_large.then(|| self.process.max_bytes / size);
+        Parts { call: *call, most, blocks, start: 0 }
+    }
+
     /// # Safety
     /// As for [`Backend::collective`](crate::backend::Backend::collective).
     #[cold]
@@ -38,60 +121,28 @@ impl MpiComm {
         call: &Call<'_>,
         scratch: &mut Scratch,
     ) -> Result<(), Failure> {
-        use Operation::*;
-        let size = call.dtype.size();
-        let at = |rank: usize| call.blocks.offset(rank) * size;
-        // SAFETY: the caller's contract, for each part of the buffers.
+        // SAFETY: the caller's contract, for each part of the buffers, and until all messages are complete.
         unsafe {
-            match call.operation {
-                AllReduce | Broadcast | Reduce => self.in_parts(call, scratch),
-                AllGather | AllGatherV => {
-                    let own = call.recv.add(at(self.rank));
-                    if call.send != own.cast_const() {
-                        std::ptr::copy_nonoverlapping(call.send, own, call.blocks.len(self.rank) * size);
-                    }
-                    (0..self.ranks).try_for_each(|root| {
-                        let block = call.recv.add(at(root));
-                        let blocks = Blocks::Equal(call.blocks.len(root));
-                        let (operation, send) = (Broadcast, block.cast_const());
-                        self.in_parts(&Call { operation, root, send, recv: block, blocks, ..*call }, scratch)
-                    })
-                }
-                ReduceScatter | ReduceScatterV => (0..self.ranks).try_for_each(|root| {
-                    let send = call.send.add(at(root));
-                    let blocks = Blocks::Equal(call.blocks.len(root));
-                    self.in_parts(&Call { operation: Reduce, root, send, blocks, ..*call }, scratch)
-                }),
-                _ => self.exchange_blocks(call, scratch),
+            if self.is_of_messages(call) {
+                let tickets = self.post_blocks(call, scratch);
+                let done = self.complete(tickets);
+                scratch.shrink();
+                return done;
             }
-        }
-    }
-
-    /// An all_reduce, broadcast or reduce, cut into parts.
-    ///
-    /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    unsafe fn in_parts(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
-        let (count, size) = (call.blocks.len(self.rank), call.dtype.size());
-        let most = self.process.max_bytes / size;
-        let mut start = 0;
-        while start < count {
-            let blocks = Blocks::Equal(most.min(count - start));
-            // Where the operation has no use for a pointer on this rank it may point anywhere.
-            let (send, recv) = (call.send.wrapping_add(start * size), call.recv.wrapping_add(start * size));
-            // SAFETY: the caller's contract, for this part.
-            unsafe { self.carry_out_at_once(&Call { send, recv, blocks, ..*call }, scratch) }?;
-            self.guard.beat();
-            start += most;
+            for part in self.parts(call) {
+                self.carry_out_at_once(&part, scratch)?;
+                self.guard.beat();
+            }
         }
         Ok(())
     }
 
-    /// A gather, scatter or all_to_all, made of messages.
+    /// Posts the messages of which a gather, scatter or all_to_all is made.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    unsafe fn exchange_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<(), Failure> {
+    /// As for [`Backend::collective`](crate::backend::Backend::collective), until all messages are complete; so long the
+    /// scratch memory, too, is left alone.
+    pub(super) unsafe fn post_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Vec<Ticket> {
         use Operation::*;
         let size = call.dtype.size();
         let (send_blocks, recv_blocks) = (call.blocks, call.recv_blocks);
@@ -133,44 +184,47 @@ impl MpiComm {
             _ => (to_each(), from_each()),
         };
         // SAFETY: the parts are the blocks of the call's buffers.
-        let done = unsafe { self.exchange(&sends, &receives) };
-        scratch.shrink();
-        done
+        unsafe { self.exchange(&sends, &receives, call.is_on_gpu()) }
     }
 
-    /// Sends and receives all parts, this rank's own too.
+    /// Posts messages for all parts; what this rank gives itself is copied, by MPI if the memory is a GPU's.
     ///
     /// # Safety
-    /// The parts can be read and written; one that this rank gives itself is where it belongs or apart from it.
-    unsafe fn exchange(&self, sends: &[Part<*const u8>], receives: &[Part<*mut u8>]) -> Result<(), Failure> {
+    /// The parts can be read and written until the messages are complete; one that this rank gives itself is where it
+    /// belongs or apart from it.
+    unsafe fn exchange(
+        &self,
+        sends: &[Part<*const u8>],
+        receives: &[Part<*mut u8>],
+        on_gpu: bool,
+    ) -> Vec<Ticket> {
         // The tag that no message of the application has.
         let (tag, dtype) = (self.process.max_tag + 1, DType::U8);
-        let transfer = |peer, bytes, direction| Transfer::host(direction, peer, tag, dtype, bytes);
+        let space = if on_gpu { Space::Device } else { Space::Host };
+        let transfer =
+            |peer, count, direction| Transfer { space, ..Transfer::host(direction, peer, tag, dtype, count) };
+        let is_own = |peer: usize| peer == self.rank;
+        let own =
+            sends.iter().find(|part| is_own(part.peer)).zip(receives.iter().find(|part| is_own(part.peer)));
+        let own = own.filter(|(from, to)| from.start != to.start.cast_const());
+        let by_message = |peer, bytes| bytes > 0 && (!is_own(peer) || (on_gpu && own.is_some()));
         let mut tickets = Vec::new();
-        // SAFETY: the parts are valid, and in use until all messages are complete, below. Both ends know which parts
-        // are empty.
+        // SAFETY: the caller's contract. Both ends know which parts are empty.
         unsafe {
-            for part in receives.iter().filter(|part| part.peer != self.rank && part.bytes > 0) {
+            for part in receives.iter().filter(|part| by_message(part.peer, part.bytes)) {
                 let receive = transfer(part.peer, part.bytes, Direction::Recv(part.start));
                 tickets.push(self.post_transfer(receive));
             }
-            for part in sends.iter().filter(|part| part.peer != self.rank && part.bytes > 0) {
-                tickets.push(self.post_transfer(transfer(
-                    part.peer,
-                    part.bytes,
-                    Direction::Send(part.start),
-                )));
+            for part in sends.iter().filter(|part| by_message(part.peer, part.bytes)) {
+                let send = transfer(part.peer, part.bytes, Direction::Send(part.start));
+                tickets.push(self.post_transfer(send));
             }
         }
-        let own = |peer: usize| peer == self.rank;
-        if let (Some(from), Some(to)) =
-            (sends.iter().find(|part| own(part.peer)), receives.iter().find(|part| own(part.peer)))
-            && from.start != to.start.cast_const()
-        {
+        if let Some((from, to)) = own.filter(|_| !on_gpu) {
             // SAFETY: both have the length of this rank's own block.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, to.bytes) };
         }
-        self.complete(tickets)
+        tickets
     }
 
     /// Waits for all messages. The deadline is the operation's, and starts anew with each that completes.
@@ -178,20 +232,28 @@ impl MpiComm {
         let mut outcome = Ok(());
         let mut polls = 0u32;
         while !tickets.is_empty() {
-            tickets.retain(|ticket| match self.take_if_done(*ticket) {
-                Some(done) => {
-                    outcome = outcome.and(done.map_err(|_| Failure::Verdict));
-                    self.guard.beat();
-                    polls = 0;
-                    false
-                }
-                None => true,
-            });
+            if self.settle(&mut tickets, &mut outcome) {
+                polls = 0;
+            }
             polls += 1;
             if polls > super::message::SPINS {
                 std::thread::yield_now();
             }
         }
         outcome
+    }
+
+    /// Takes out the messages that are complete; whether there were any.
+    pub(super) fn settle(&self, tickets: &mut Vec<Ticket>, outcome: &mut Result<(), Failure>) -> bool {
+        let before = tickets.len();
+        tickets.retain(|ticket| match self.take_if_done(*ticket) {
+            Some(done) => {
+                *outcome = (*outcome).and(done.map_err(|_| Failure::Verdict));
+                self.guard.beat();
+                false
+            }
+            None => true,
+        });
+        tickets.len() < before
     }
 }

@@ -6,6 +6,8 @@
 //! wait ends when MPI has let go of it, or with the job.
 
 use super::{Failure, MpiComm, check};
+#[cfg(feature = "cuda")]
+use crate::backend::Space;
 use crate::backend::host::Record;
 use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
 use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError};
@@ -208,27 +210,49 @@ impl MpiComm {
     }
 
     pub(super) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        let others = || {
+            // The peer may wait for another one first.
+            self.progress_all();
+            meanwhile();
+        };
+        let overdue = |waited| Err(self.overdue(ticket, waited));
+        self.poll(|| self.take_if_done(ticket), others, overdue)
+    }
+
+    /// Asks for an outcome, and moves others along, until it is there, or until nothing has come on for the deadline.
+    pub(super) fn poll(
+        &self,
+        outcome: impl Fn() -> Option<Result<()>>,
+        others: impl Fn(),
+        overdue: impl Fn(Duration) -> Result<()>,
+    ) -> Result<()> {
         let mut polls = 0u32;
+        let mut beats = self.guard.beats();
         let mut since = None;
         loop {
             if let Err(error) = self.process.check_thread() {
-                self.guard.end_job(&format!("{error}; a message is under way, and its buffer is in use"));
+                self.guard.end_job(&format!("{error}; an operation is under way, and its buffer is in use"));
             }
-            if let Some(outcome) = self.take_if_done(ticket) {
+            if let Some(outcome) = outcome() {
                 return outcome;
             }
-            // The peer may wait for another message first.
-            self.progress_messages();
-            meanwhile();
+            others();
             polls = polls.wrapping_add(1);
             if polls < SPINS {
                 std::hint::spin_loop();
                 continue;
             }
             std::thread::yield_now();
-            let since = *since.get_or_insert_with(Instant::now);
-            if polls.is_multiple_of(64) && since.elapsed() >= self.guard.deadline() {
-                return Err(self.overdue(ticket, since.elapsed()));
+            if !polls.is_multiple_of(64) {
+                continue;
+            }
+            let now = self.guard.beats();
+            if now != beats {
+                (beats, since) = (now, None);
+            }
+            let since: Instant = *since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.guard.deadline() {
+                return overdue(since.elapsed());
             }
         }
     }
@@ -239,7 +263,7 @@ impl MpiComm {
         let posted = lock(&self.messages).take(ticket);
         let (operation, sequence) = (posted.record().to_string(), posted.sequence);
         if posted.is_held() {
-            self.guard.give_up(operation, sequence, waited);
+            self.guard.give_up(operation, sequence, waited, "");
         }
         let rank = posted.transfer.peer;
         let missing = vec![MissingRank { rank, last_seen: "its message has not come".into() }];
@@ -253,11 +277,12 @@ impl MpiComm {
         self.take_if_done(ticket).map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 
-    /// Moves all messages along; whether any is under way.
+    /// Moves all collectives and messages along; whether any is under way.
+    pub(super) fn progress_all(&self) -> bool {
+        self.process.check_thread().is_ok() && (self.progress_collectives() | self.progress_messages())
+    }
+
     pub(super) fn progress_messages(&self) -> bool {
-        if self.process.check_thread().is_err() {
-            return false;
-        }
         let mut messages = lock(&self.messages);
         let mut under_way = false;
         for index in 0..messages.posted.len() {
@@ -285,6 +310,10 @@ impl MpiComm {
     /// Asks MPI what has become of a message.
     fn advance(&self, messages: &mut Messages, index: usize) {
         let posted = messages.get(index);
+        #[cfg(feature = "cuda")]
+        if posted.transfer.space == Space::Device {
+            self.gate.enter();
+        }
         let result = match &mut posted.way {
             Way::Send { first, rest } => self.advance_send(first, rest),
             Way::Recv(_) => self.advance_receive(messages, index),
@@ -318,7 +347,8 @@ impl MpiComm {
     /// Whether a request is complete; it then does not exist any more.
     pub(super) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
         let (mut done, mut status) = (0, Status::new());
-        // SAFETY: a request that is not complete; no other thread asks for it, since the messages are locked.
+        // SAFETY: a request that is not complete; no other thread asks for it, since what it belongs to is
+        // locked.
         let tested = unsafe { (self.process.mpi.functions.test)(request, &raw mut done, &raw mut status) };
         check("MPI_Test", tested).map(|()| done != 0)
     }

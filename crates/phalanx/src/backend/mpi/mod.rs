@@ -4,45 +4,55 @@
 //! |---|---|
 //! | `process.rs` | this process's MPI: loading, initialising, checking the world, finalising at exit |
 //! | `collective.rs` | collectives as MPI calls |
+//! | `started.rs` | collectives that go on meanwhile |
 //! | `large.rs` | collectives on more bytes than an MPI call takes |
 //! | `reduction.rs` | which MPI type and operation combine what; operations that MPI does not have |
 //! | `accumulate.rs` | conversion into the type that is accumulated, and back |
 //! | `message.rs` | sends and receives |
 //! | `mail.rs` | the same for the bytes of the job's store, where NCCL has the data |
 //! | `guard.rs` | deadlines |
+//! | `cuda.rs`, `aware.rs` | CUDA memory; whether MPI takes it |
 //!
 //! # Deadlines
-//! Collectives are MPI's blocking calls: polling its non-blocking ones costs up to twice the time. A blocking call
-//! cannot be given up, and MPI may write into the buffers of one that was; so a thread watches, and when a
-//! deadline passes it says which rank waited in what, and ends the job with `MPI_Abort`. Every wait follows
-//! this one rule.
+//! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the
+//! non-blocking ones costs up to three times the time. A call of either form cannot be given up, and MPI may write into
+//! the buffers of one that was; so when a deadline passes, which for blocking calls a thread watches, the rank says in
+//! what it waited, and ends the job with `MPI_Abort`. Every wait follows this one rule.
 
 mod accumulate;
+mod aware;
 mod collective;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod guard;
 mod large;
 mod mail;
 mod message;
 mod process;
 mod reduction;
+mod started;
 
 pub(crate) use mail::MpiMail;
 pub(crate) use process::Launched;
 
 use crate::backend::host::Record;
 use crate::backend::{
-    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
+    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, StartCollectives, Ticket, Transfer,
 };
 use crate::dtype::DType;
-use crate::error::{Error, LibraryError, MismatchError, Result};
+use crate::error::{Error, LibraryError, Result};
+#[cfg(feature = "cuda")]
+use crate::lane::Lane;
 use crate::os::Mapping;
 use collective::Scratch;
 use guard::Guard;
 use message::Messages;
 use phalanx_sys::mpi::{Constants, Handle, Mpi};
 use process::Process;
+use started::Collectives;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -70,7 +80,13 @@ pub(crate) struct MpiComm {
     guard: Arc<Guard>,
     /// Whether calls are compared before they move anything.
     check: bool,
-    failed: OnceLock<Error>,
+    failed: Arc<OnceLock<Error>>,
+    #[cfg(feature = "cuda")]
+    gate: Arc<cuda::Gate>,
+    /// Whether plain collectives are carried out as started ones.
+    polled: AtomicBool,
+    /// Locked before `messages`.
+    collectives: Mutex<Collectives>,
     messages: Mutex<Messages>,
     /// Touched only inside `collective`, which one thread at a time may call.
     scratch: UnsafeCell<Scratch>,
@@ -105,14 +121,20 @@ impl MpiComm {
         check_calls: bool,
     ) -> Result<MpiComm> {
         let (rank, ranks) = process.place_in(comm).map_err(|failure| process.error(failure, 0, "init", 0))?;
+        let guard = Guard::watch(Some(process.abort_of(comm)), rank, timeout)?;
+        let failed = Arc::<OnceLock<Error>>::default();
         Ok(MpiComm {
             process,
             comm,
             rank,
             ranks,
-            guard: Guard::watch(Some(process.abort_of(comm)), rank, timeout)?,
+            #[cfg(feature = "cuda")]
+            gate: Arc::new(cuda::Gate::new(process, guard.clone(), rank, failed.clone())),
+            guard,
             check: check_calls,
-            failed: OnceLock::new(),
+            failed,
+            polled: AtomicBool::new(check_calls),
+            collectives: Mutex::default(),
             messages: Mutex::default(),
             scratch: UnsafeCell::default(),
         })
@@ -192,23 +214,21 @@ impl MpiComm {
         Ok(all)
     }
 
-    /// In checked mode, compares a call with the other ranks' before it moves anything: MPI does not.
+    /// A collective on memory that MPI and the host can read, as far as they have to.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
     #[inline]
-    fn compare(&self, record: &Record, sequence: u64) -> Result<()> {
-        if self.check { self.compare_with_all(record, sequence) } else { Ok(()) }
-    }
-
-    fn compare_with_all(&self, record: &Record, sequence: u64) -> Result<()> {
-        let [head, count, counts] = record.words();
-        let own = [sequence, head, count, counts].map(u64::cast_signed);
-        let all = self.tell_all(own).map_err(|failure| self.failure(failure, record, sequence))?;
-        let Some(rank) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
-        let text = |rank: usize| {
-            let [_, head, count, counts] = all[rank].map(i64::cast_unsigned);
-            Record::from_words([head, count, counts]).map_or("an unknown call".into(), |r| r.to_string())
-        };
-        let mismatch = MismatchError { rank, theirs: text(rank), other_rank: 0, ours: text(0), sequence };
-        Err(self.fail(mismatch.into()))
+    unsafe fn collective_on_host(&self, call: &Call<'_>) -> Result<()> {
+        if self.is_polled() {
+            // SAFETY: the caller's contract.
+            return unsafe { self.carry_out_polled(call) };
+        }
+        let record = Record::of(call);
+        let (sequence, _inside) = (self.guard.next(), self.guard.enter(&record));
+        // SAFETY: the caller's contract.
+        let done = unsafe { self.carry_out(call) };
+        done.map_err(|failure| self.failure(failure, &record, sequence))
     }
 
     /// `MPI_Comm_split` with any colour and key. Its own are C `int`s: the first member's rank and the place among
@@ -244,14 +264,25 @@ impl Backend for MpiComm {
         self.ranks
     }
 
+    #[cfg(feature = "cuda")]
+    fn lane(&self) -> Lane {
+        Lane::admitting(self.gate.clone())
+    }
+
+    #[inline]
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         self.ready()?;
-        let record = Record::of(call);
-        let inside = self.guard.enter(&record);
-        self.compare(&record, inside.sequence())?;
+        #[cfg(feature = "cuda")]
+        if call.is_on_gpu() {
+            // SAFETY: the caller's contract.
+            return unsafe { self.collective_on_cuda(call) };
+        }
         // SAFETY: the caller's contract.
-        let done = unsafe { self.carry_out(call) };
-        done.map_err(|failure| self.failure(failure, &record, inside.sequence()))
+        unsafe { self.collective_on_host(call) }
+    }
+
+    fn start_collectives(&self) -> Option<&dyn StartCollectives> {
+        Some(self)
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
@@ -269,14 +300,21 @@ impl Backend for MpiComm {
     }
 
     fn progress(&self) -> Result<bool> {
-        Ok(self.progress_messages())
+        Ok(self.progress_all())
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.ready()?;
-        let record = Record::of(&Call::empty(Operation::Split));
+        let call = Call::empty(Operation::Split);
+        if self.is_polled() {
+            // Behind what was started, and compared if calls are.
+            // SAFETY: the caller's contract; the call has no memory.
+            unsafe { self.carry_out_polled(&call) }?;
+        } else {
+            self.guard.next();
+        }
+        let record = Record::of(&call);
         let inside = self.guard.enter(&record);
-        self.compare(&record, inside.sequence())?;
         let part = self.split_handle(color, key);
         let failed = |failure| self.failure(failure, &record, inside.sequence());
         let Some(part) = part.map_err(failed)? else {
@@ -312,6 +350,7 @@ impl Backend for MpiComm {
                 "an MPI communicator was dropped on a thread that may not use MPI: it is leaked"
             );
         }
+        self.guard.next();
         let inside = self.guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
         let mut comm = self.comm;
         // SAFETY: nobody uses the handle after this. MPI keeps what pending messages need.

@@ -2,12 +2,12 @@
 //!
 //! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is finalised when
 //! the process exits with status 0; with another status, or after a failure, it is not: the launcher then ends
-//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since requests have
-//! threads of their own; below that level, the main thread alone may use the communicators.
+//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since a thread moves
+//! requests along; below that level, the main thread alone may use the communicators, and does it.
 
 use super::guard::{Abort, Guard};
 use super::reduction::{Plans, plans};
-use super::{Failure, check};
+use super::{Failure, aware, check};
 use crate::backend::host::Record;
 use crate::backend::{Call, Operation};
 use crate::error::{Error, Result, UsageError};
@@ -42,6 +42,8 @@ pub(super) struct Process {
     pub mails: AtomicUsize,
     /// ... and whether they are to come to their end, since the process does.
     pub is_ending: AtomicBool,
+    /// Whether it takes addresses of CUDA memory, or why not: the one place to ask before it gets any.
+    pub cuda: std::result::Result<(), String>,
     /// A communicator has failed, or a deadline is not to be waited for twice.
     failed: AtomicBool,
     /// The last deadline, in nanoseconds: finalising has it too.
@@ -75,7 +77,7 @@ impl Process {
     }
 
     fn initialise(launched: &Launched, timeout: Duration) -> Result<Process> {
-        let max_bytes = max_bytes()?;
+        let (max_bytes, told_of_cuda) = (max_bytes()?, aware::told()?);
         let mpi = Mpi::load().map_err(|error| match error {
             LoadError::NotFound(error) => Error::from(error),
             LoadError::MissingFunction(error) => Error::from(error),
@@ -87,8 +89,7 @@ impl Process {
         let main_only = level < mpi.constants.thread_multiple;
         if main_only {
             tracing::warn!(
-                "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators, and \
-                 collectives cannot be started as requests"
+                "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators"
             );
         }
         let failed = AtomicBool::new(false);
@@ -100,6 +101,7 @@ impl Process {
             main_only,
             mails: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
+            cuda: aware::ask(&mpi, told_of_cuda),
             failed,
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
@@ -110,7 +112,7 @@ impl Process {
             flavour = process.mpi.flavour.name(),
             path = %process.mpi.library.path().display(),
             found = process.mpi.library.place().origin,
-            cuda_aware = process.is_cuda_aware(),
+            cuda_aware = process.cuda.is_ok(),
             "MPI"
         );
         Ok(process)
@@ -201,12 +203,6 @@ impl Process {
 
     pub fn set_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the library takes the addresses of CUDA memory: the one place to ask before GPU memory is given to it.
-    pub fn is_cuda_aware(&self) -> bool {
-        // SAFETY: MPI is initialised.
-        self.mpi.functions.query_cuda_support.is_some_and(|query| unsafe { query() } == 1)
     }
 }
 

@@ -1,0 +1,189 @@
+//! CUDA memory: given to an MPI that is CUDA-aware.
+//!
+//! A buffer's stream has done its work before MPI gets the buffer, and its context is current. MPI gets CUDA memory in
+//! messages and in those blocking calls in which phalanx itself touches nothing: its own operations and copies, and what it
+//! accumulates in other types, would be work of the host's on addresses that the host cannot read. Non-blocking
+//! collectives do not take CUDA memory in every CUDA-aware MPI (Open MPI's do not). All else goes through host memory.
+//! Ranks need not go the same way: MPI matches the calls, and not where the buffers are.
+
+use super::collective::Scratch;
+use super::guard::Guard;
+use super::process::Process;
+use super::reduction::Plan;
+use super::{MpiComm, total};
+use crate::backend::{Call, Operation, Space};
+use crate::error::{Error, Result, TimeoutError};
+use crate::lane::Admission;
+use crate::sync::lock;
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// What a communicator knows of CUDA memory.
+pub(super) struct Gate {
+    process: &'static Process,
+    guard: Arc<Guard>,
+    rank: usize,
+    /// The communicator's verdict.
+    failed: Arc<OnceLock<Error>>,
+    /// Of the last buffer.
+    context: Mutex<Option<Arc<CudaContext>>>,
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    pub fn new(
+        process: &'static Process,
+        guard: Arc<Guard>,
+        rank: usize,
+        failed: Arc<OnceLock<Error>>,
+    ) -> Gate {
+        Gate { process, guard, rank, failed, context: Mutex::default() }
+    }
+
+    /// Makes the context current in which the buffers of messages are: whichever thread moves them along.
+    #[cold]
+    pub fn enter(&self) {
+        if let Some(context) = &*lock(&self.context)
+            && let Err(error) = context.bind_to_thread()
+        {
+            tracing::warn!("a GPU's context cannot be made current: {error}");
+        }
+    }
+}
+
+impl Admission for Gate {
+    fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let Err(why) = &self.process.cuda else { return Ok(()) };
+        Err(Error::Unsupported {
+            what: format!("the memory of GPU {} in an operation of MPI", stream.context().ordinal()),
+            why: why.clone(),
+            remedy: "use an MPI that was built with CUDA; set PHALANX_MPI_CUDA=1 if this one takes CUDA memory all the \
+                     same; use NCCL (PHALANX_BACKEND=nccl); or copy the buffer to host memory"
+                .into(),
+        })
+    }
+
+    fn wait(&self, stream: &Arc<CudaStream>, limit: Option<Duration>) -> Result<()> {
+        let context = stream.context();
+        context.bind_to_thread()?;
+        *lock(&self.context) = Some(context.clone());
+        let since = Instant::now();
+        loop {
+            // SAFETY: a stream that its slice keeps alive; its context is current.
+            match unsafe { sys::cuStreamQuery(stream.cu_stream()) } {
+                CUresult::CUDA_SUCCESS => return Ok(()),
+                CUresult::CUDA_ERROR_NOT_READY => {}
+                error => return Err(DriverError(error).into()),
+            }
+            let waited = since.elapsed();
+            if waited >= limit.unwrap_or_else(|| self.guard.deadline()) {
+                let operation = format!("the work of GPU {} on a buffer", context.ordinal());
+                let (sequence, reporter) = (self.guard.last() + 1, self.rank);
+                let timeout = TimeoutError { operation, sequence, reporter, waited, missing: Vec::new() };
+                return Err(self.failed.get_or_init(|| timeout.into()).clone());
+            }
+            if waited > Duration::from_micros(100) {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+    }
+}
+
+impl MpiComm {
+    /// A collective on CUDA memory.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    #[cold]
+    pub(super) unsafe fn collective_on_cuda(&self, call: &Call<'_>) -> Result<()> {
+        if self.can_give(call) {
+            // SAFETY: the caller's contract, and nobody but MPI touches the memory.
+            return unsafe { self.collective_on_host(call) };
+        }
+        let [sent, received] = self.lengths(call).map(|elements| elements * call.dtype.size());
+        let (mut send, mut recv) = (Scratch::default(), Scratch::default());
+        let mut staged = *call;
+        if call.spaces[0] == Space::Device && sent > 0 {
+            let copy = send.bytes(sent);
+            // SAFETY: so many bytes of the GPU's memory, whose work is complete, and room for them.
+            unsafe {
+                result::memcpy_dtoh_sync(std::slice::from_raw_parts_mut(copy, sent), address(call.send))?;
+            }
+            staged.send = copy;
+        }
+        if call.spaces[1] == Space::Device {
+            staged.recv = recv.bytes(received);
+        }
+        staged.spaces = [Space::Host; 2];
+        // SAFETY: the same call on memory of the same size, send and receive buffer apart.
+        unsafe { self.collective_on_host(&staged) }?;
+        if call.spaces[1] == Space::Device && received > 0 {
+            // SAFETY: the result, and the GPU's memory for it, of which no one else makes use.
+            unsafe {
+                let bytes = std::slice::from_raw_parts(staged.recv, received);
+                result::memcpy_htod_sync(address(call.recv), bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether MPI alone touches the memory of a call.
+    fn can_give(&self, call: &Call<'_>) -> bool {
+        use Operation::*;
+        if self.is_polled() {
+            return false;
+        }
+        let is_root = call.root == self.rank;
+        let in_place = call.send == call.recv.cast_const();
+        let is_whole = || !self.is_large(call);
+        match call.operation {
+            AllReduce => self.is_of_mpi(call),
+            Reduce => self.is_of_mpi(call) && !(is_root && in_place),
+            ReduceScatter | ReduceScatterV => {
+                let all = total(call.blocks, self.ranks) * call.dtype.size();
+                let inside = (call.send.addr()..call.send.addr() + all).contains(&call.recv.addr());
+                is_whole() && self.is_of_mpi(call) && !inside
+            }
+            Broadcast => !is_root || in_place,
+            AllGather | AllGatherV => is_whole(),
+            AllToAll => is_whole() || !in_place,
+            _ => true,
+        }
+    }
+
+    /// Whether a reduction is an operation of MPI's own.
+    fn is_of_mpi(&self, call: &Call<'_>) -> bool {
+        let constants = &self.process.mpi.constants;
+        let plan = self.process.plans[call.dtype as usize][call.reduction.code as usize];
+        matches!(plan, Plan::Direct { op, .. } if op == constants.sum || op == constants.prod)
+    }
+
+    /// Elements that this rank reads, and those that it writes.
+    fn lengths(&self, call: &Call<'_>) -> [usize; 2] {
+        use Operation::*;
+        let at_root = |elements| if call.root == self.rank { elements } else { 0 };
+        let (own, all) = (call.blocks.len(self.rank), total(call.blocks, self.ranks));
+        match call.operation {
+            AllReduce => [own, own],
+            Broadcast => [at_root(own), own],
+            Reduce => [own, at_root(own)],
+            AllGather | AllGatherV => [own, all],
+            Gather | GatherV => [own, at_root(all)],
+            ReduceScatter | ReduceScatterV => [all, own],
+            Scatter | ScatterV => [at_root(all), own],
+            AllToAll | AllToAllV => [all, total(call.recv_blocks, self.ranks)],
+            _ => [0, 0],
+        }
+    }
+}
+
+fn address(pointer: *const u8) -> CUdeviceptr {
+    pointer.addr() as CUdeviceptr
+}

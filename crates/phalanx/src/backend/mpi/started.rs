@@ -1,0 +1,302 @@
+//! Collectives that go on meanwhile: MPI's non-blocking calls, moved along whenever somebody asks or waits.
+//!
+//! # One form
+//! MPI matches a non-blocking call with non-blocking ones only, and whoever is inside of a blocking call learns nothing
+//! more. So from the first collective that is started on a communicator, which is so on all of its ranks, plain ones are
+//! carried out in the same form, and started and plain ones meet. In checked mode that holds from the beginning: whatever a
+//! rank calls is first compared.
+//!
+//! # Order
+//! MPI matches calls by their order on the communicator. A collective makes several when it is compared or cut in
+//! parts, each when the one before is complete; the next collective makes its first one when the last of the one before is
+//! made. So the order is that of the collectives on every rank, whatever is complete when, and those of one call each are all
+//! under way at once.
+
+use super::collective::{Prepared, Scratch};
+use super::large::Parts;
+use super::{Failure, MpiComm, check};
+use crate::backend::host::Record;
+use crate::backend::{Call, StartCollectives, Ticket};
+use crate::error::{Error, MismatchError, Result};
+use crate::sync::lock;
+use phalanx_sys::mpi::Handle;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Of a collective that is given up: why it may have met nobody.
+const FIRST: &str = ". It is the first that was started on this communicator, which all ranks have to start: another may have \
+                     called it";
+
+#[derive(Default)]
+pub(super) struct Collectives {
+    /// Under way, or over and not asked for, by their numbers.
+    started: BTreeMap<u64, Started>,
+    /// The number of the one with which plain collectives began to be carried out in the same form.
+    first: Option<u64>,
+}
+
+struct Started {
+    call: Call<'static>,
+    record: Record,
+    stage: Stage,
+    scratch: Scratch,
+}
+
+// SAFETY: the buffers that it points to are in nobody else's hands until it is over, by the contract of
+// `StartCollectives::start`.
+unsafe impl Send for Started {}
+
+/// How far a collective is.
+enum Stage {
+    /// One before it has calls to make.
+    Waiting,
+    /// The ranks tell each other what they call: the numbers and records of all, and behind them the rank's own.
+    Comparing(Handle, Vec<[i64; 4]>),
+    /// MPI has a call.
+    Calling(Handle, Box<Made>),
+    /// It is made of messages: those that are under way, and what has become of the others.
+    Exchanging(Vec<Ticket>, std::result::Result<(), Failure>),
+    Over(Result<()>),
+}
+
+/// A call that MPI has, and the parts that come behind it.
+struct Made {
+    prepared: Prepared,
+    rest: Parts<'static>,
+}
+
+impl Started {
+    /// Whether it makes no more calls of MPI.
+    fn has_called(&self) -> bool {
+        match &self.stage {
+            Stage::Waiting | Stage::Comparing(..) => false,
+            Stage::Calling(_, made) => made.rest.clone().next().is_none(),
+            Stage::Exchanging(..) | Stage::Over(_) => true,
+        }
+    }
+}
+
+impl MpiComm {
+    /// Whether plain collectives are carried out as started ones.
+    #[inline]
+    pub(super) fn is_polled(&self) -> bool {
+        self.polled.load(Ordering::Relaxed)
+    }
+
+    /// Does what the call says, in the form of started collectives.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    #[cold]
+    pub(super) unsafe fn carry_out_polled(&self, call: &Call<'_>) -> Result<()> {
+        // SAFETY: the wait ends when the collective is over, or with the process; nothing of the call is used later.
+        let call = unsafe { std::mem::transmute::<&Call<'_>, &Call<'static>>(call) };
+        // SAFETY: the caller's contract.
+        let number = unsafe { self.add(call) };
+        self.wait_for_collective(number)
+    }
+
+    /// Lines a collective up behind those before it; its number.
+    ///
+    /// # Safety
+    /// As for [`StartCollectives::start`].
+    unsafe fn add(&self, call: &Call<'static>) -> u64 {
+        let number = self.guard.next();
+        let (stage, scratch) = (Stage::Waiting, Scratch::default());
+        let started = Started { call: *call, record: Record::of(call), stage, scratch };
+        let mut collectives = lock(&self.collectives);
+        collectives.started.insert(number, started);
+        self.advance_collectives(&mut collectives);
+        number
+    }
+
+    /// Moves all collectives along; whether any is under way.
+    pub(super) fn progress_collectives(&self) -> bool {
+        self.advance_collectives(&mut lock(&self.collectives))
+    }
+
+    fn advance_collectives(&self, collectives: &mut Collectives) -> bool {
+        let (mut is_next, mut under_way) = (true, false);
+        for (number, started) in &mut collectives.started {
+            if let Err(failure) = self.advance_collective(*number, started, is_next) {
+                started.stage = Stage::Over(Err(self.failure(failure, &started.record, *number)));
+            }
+            is_next &= started.has_called();
+            under_way |= !matches!(started.stage, Stage::Over(_));
+        }
+        under_way
+    }
+
+    /// Asks MPI how far a collective is, and makes its next call; the first one when it is its turn.
+    fn advance_collective(
+        &self,
+        number: u64,
+        started: &mut Started,
+        is_next: bool,
+    ) -> std::result::Result<(), Failure> {
+        loop {
+            match &mut started.stage {
+                Stage::Over(_) => return Ok(()),
+                Stage::Waiting => {
+                    if self.failed.get().is_some() {
+                        return Err(Failure::Verdict);
+                    }
+                    if !is_next {
+                        return Ok(());
+                    }
+                    started.stage = if self.check {
+                        self.compare(number, &started.record)?
+                    } else {
+                        self.begin(started)?
+                    };
+                }
+                Stage::Comparing(request, calls) => {
+                    if !self.test_request(request)? {
+                        return Ok(());
+                    }
+                    if let Some(mismatch) = mismatch(number, &calls[..self.ranks]) {
+                        self.fail(mismatch);
+                        return Err(Failure::Verdict);
+                    }
+                    self.guard.beat();
+                    started.stage = self.begin(started)?;
+                }
+                Stage::Calling(request, made) => {
+                    if !self.test_request(request)? {
+                        return Ok(());
+                    }
+                    // SAFETY: MPI says that it is complete; the next stage has another call.
+                    unsafe { made.prepared.finish() };
+                    self.guard.beat();
+                    started.stage = match made.rest.next() {
+                        // SAFETY: the memory is valid until the collective is over.
+                        Some(part) => unsafe { self.make(&part, made.rest.clone(), &mut started.scratch) }?,
+                        None => Stage::Over(Ok(())),
+                    };
+                }
+                Stage::Exchanging(tickets, outcome) => {
+                    self.settle(tickets, outcome);
+                    if !tickets.is_empty() {
+                        return Ok(());
+                    }
+                    (*outcome)?;
+                    started.stage = Stage::Over(Ok(()));
+                }
+            }
+        }
+    }
+
+    /// The ranks tell each other what they call.
+    fn compare(&self, number: u64, record: &Record) -> std::result::Result<Stage, Failure> {
+        let [head, count, counts] = record.words();
+        let mut calls = vec![[number, head, count, counts].map(u64::cast_signed); self.ranks + 1];
+        let mpi = &self.process.mpi;
+        let (words, int64) = (calls[0].len() as c_int, mpi.constants.int64);
+        let (all, own) = calls.split_at_mut(self.ranks);
+        let (send, recv) = (own.as_ptr().cast(), all.as_mut_ptr().cast());
+        let mut request = Handle::ZERO;
+        // SAFETY: so many words of each rank, and room for them, which stays where it is until the request is complete.
+        check("MPI_Iallgather", unsafe {
+            let started = mpi.functions.iallgather;
+            started(send, words, int64, recv, words, int64, self.comm, &raw mut request)
+        })?;
+        Ok(Stage::Comparing(request, calls))
+    }
+
+    /// The first of a collective's own calls.
+    fn begin(&self, started: &mut Started) -> std::result::Result<Stage, Failure> {
+        let call = &started.call;
+        // SAFETY: the memory is valid until the collective is over, and so is the scratch memory, which nothing else uses.
+        unsafe {
+            if self.is_of_messages(call) {
+                return Ok(Stage::Exchanging(self.post_blocks(call, &mut started.scratch), Ok(())));
+            }
+            let mut parts = self.parts(call);
+            match parts.next() {
+                Some(part) => self.make(&part, parts, &mut started.scratch),
+                None => Ok(Stage::Over(Ok(()))),
+            }
+        }
+    }
+
+    /// Makes the call of a part, behind which these come.
+    ///
+    /// # Safety
+    /// The part's memory and the scratch memory are valid until the call is complete.
+    unsafe fn make(
+        &self,
+        part: &Call<'_>,
+        rest: Parts<'static>,
+        scratch: &mut Scratch,
+    ) -> std::result::Result<Stage, Failure> {
+        let mut request = Handle::ZERO;
+        // SAFETY: the caller's contract.
+        let prepared = unsafe {
+            let prepared = self.prepare(part, scratch);
+            self.issue(&prepared, Some(&mut request))?;
+            prepared
+        };
+        Ok(Stage::Calling(request, Box::new(Made { prepared, rest })))
+    }
+
+    /// A collective's outcome, if it is over. All are moved along.
+    fn take_if_over(&self, number: u64) -> Option<Result<()>> {
+        let mut collectives = lock(&self.collectives);
+        self.advance_collectives(&mut collectives);
+        match collectives.started.get(&number)?.stage {
+            Stage::Over(_) => {}
+            _ => return None,
+        }
+        let started = collectives.started.remove(&number)?;
+        let Stage::Over(outcome) = started.stage else { unreachable!("looked at just now") };
+        Some(outcome)
+    }
+
+    fn wait_for_collective(&self, number: u64) -> Result<()> {
+        let give_up = |waited: Duration| -> Result<()> {
+            let collectives = lock(&self.collectives);
+            let record = collectives.started.get(&number).map(|started| started.record.to_string());
+            let hint = if collectives.first == Some(number) { FIRST } else { "" };
+            drop(collectives);
+            self.guard.give_up(record.unwrap_or_default(), number, waited, hint)
+        };
+        let others = || {
+            self.progress_messages();
+        };
+        self.poll(|| self.take_if_over(number), others, give_up)
+    }
+}
+
+impl StartCollectives for MpiComm {
+    unsafe fn start(&self, call: &Call<'static>) -> Result<Ticket> {
+        self.ready()?;
+        if !self.polled.swap(true, Ordering::Relaxed) {
+            lock(&self.collectives).first = Some(self.guard.last() + 1);
+        }
+        // SAFETY: the caller's contract.
+        Ok(Ticket(unsafe { self.add(call) } as usize))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.wait_for_collective(ticket.0 as u64)
+    }
+
+    fn test(&self, ticket: Ticket) -> Result<bool> {
+        if self.process.check_thread().is_err() {
+            return Ok(false);
+        }
+        self.take_if_over(ticket.0 as u64).map_or(Ok(false), |outcome| outcome.map(|()| true))
+    }
+}
+
+/// The error if the ranks' calls differ.
+fn mismatch(sequence: u64, all: &[[i64; 4]]) -> Option<Error> {
+    let rank = all.iter().position(|theirs| *theirs != all[0])?;
+    let text = |rank: usize| {
+        let [_, head, count, counts] = all[rank].map(i64::cast_unsigned);
+        Record::from_words([head, count, counts]).map_or("an unknown call".into(), |r| r.to_string())
+    };
+    Some(MismatchError { rank, theirs: text(rank), other_rank: 0, ours: text(0), sequence }.into())
+}
