@@ -327,6 +327,11 @@ pub(crate) fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
+/// Writes to a socket. In a program that is not Rust's, a broken pipe would otherwise be its end.
+pub(crate) fn write_socket(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::net::send(stream, bytes, SendFlags::NOSIGNAL)?)
+}
+
 /// The user this process runs as.
 pub(crate) fn user_id() -> u32 {
     rustix::process::geteuid().as_raw()

@@ -171,6 +171,12 @@ pub(crate) fn usable_cpus() -> CpuSet {
     [0; 16]
 }
 
+/// Writes to a socket.
+#[cfg(unix)]
+pub(crate) fn write_socket(mut stream: &std::os::unix::net::UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    io::Write::write(&mut stream, bytes)
+}
+
 /// The user this process runs as: unknown here.
 pub(crate) fn user_id() -> u32 {
     0

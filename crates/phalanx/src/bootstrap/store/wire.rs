@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub enum Wire {
     /// To whoever has the other end.
     Tcp(TcpStream),
     /// To another thread of this process.
-    #[cfg(target_os = "linux")]
+    #[cfg(unix)]
     Local(UnixStream),
 }
 
@@ -21,7 +21,7 @@ macro_rules! of_the_stream {
     ($wire:expr, $stream:ident => $call:expr) => {
         match $wire {
             Wire::Tcp($stream) => $call,
-            #[cfg(target_os = "linux")]
+            #[cfg(unix)]
             Wire::Local($stream) => $call,
         }
     };
@@ -35,7 +35,7 @@ impl Wire {
     }
 
     /// Both ends, in this process.
-    #[cfg(target_os = "linux")]
+    #[cfg(unix)]
     pub fn pair() -> io::Result<(Wire, Wire)> {
         UnixStream::pair().map(|(one, other)| (Wire::Local(one), Wire::Local(other)))
     }
@@ -43,7 +43,7 @@ impl Wire {
     pub fn try_clone(&self) -> io::Result<Wire> {
         Ok(match self {
             Wire::Tcp(stream) => Wire::Tcp(stream.try_clone()?),
-            #[cfg(target_os = "linux")]
+            #[cfg(unix)]
             Wire::Local(stream) => Wire::Local(stream.try_clone()?),
         })
     }
@@ -78,9 +78,8 @@ impl Write for &Wire {
                 let mut stream = stream;
                 stream.write(bytes)
             }
-            #[cfg(target_os = "linux")]
-            // In a program that is not Rust's, a broken pipe would be its end.
-            Wire::Local(stream) => Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?),
+            #[cfg(unix)]
+            Wire::Local(stream) => crate::os::write_socket(stream, bytes),
         }
     }
 
