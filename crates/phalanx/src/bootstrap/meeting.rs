@@ -342,6 +342,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
+    #[cfg(target_os = "linux")]
     #[test]
     fn ranks_of_one_host_find_a_store_without_variables() {
         let job = Place { job: format!("local store {}", std::process::id()), ..place("torchrun", 0, true) };
