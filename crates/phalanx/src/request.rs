@@ -153,22 +153,20 @@ struct Started {
 /// The requests of one communicator.
 pub(crate) struct Requests {
     backend: Arc<dyn Backend>,
-    recorder: Arc<Recorder>,
-    /// Collectives started and not complete.
-    under_way: Arc<AtomicUsize>,
     worker: Mutex<Option<(Sender<Job>, JoinHandle<()>)>>,
     moving: Arc<Moving>,
     mover: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the thread that moves requests along looks at.
+/// What the communicator's threads look at, too.
 struct Moving {
     state: Mutex<MovingState>,
     changed: Condvar,
     /// In the order of their start. A collective whose request was dropped is settled as all others are.
     started: Mutex<Vec<Started>>,
     recorder: Arc<Recorder>,
-    under_way: Arc<AtomicUsize>,
+    /// Collectives started and not complete.
+    under_way: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -216,22 +214,21 @@ impl Moving {
 
 impl Requests {
     pub fn new(backend: Arc<dyn Backend>, recorder: Arc<Recorder>) -> Requests {
-        let under_way = Arc::<AtomicUsize>::default();
         let moving = Moving {
             state: Mutex::default(),
             changed: Condvar::new(),
             started: Mutex::default(),
-            recorder: recorder.clone(),
-            under_way: under_way.clone(),
+            recorder,
+            under_way: AtomicUsize::new(0),
         };
         let (moving, worker, mover) = (Arc::new(moving), Mutex::default(), Mutex::default());
-        Requests { backend, recorder, under_way, worker, moving, mover }
+        Requests { backend, worker, moving, mover }
     }
 
     /// Waits until no started collective is under way.
     #[inline]
     pub fn wait_for_collectives(&self) {
-        if self.under_way.load(Ordering::Acquire) != 0 {
+        if self.moving.under_way.load(Ordering::Acquire) != 0 {
             self.finish_all();
         }
     }
@@ -248,7 +245,7 @@ impl Requests {
             self.moving.complete(&*self.backend, &started);
         }
         // The others have a thread, or somebody waits for them.
-        while self.under_way.load(Ordering::Acquire) != 0 {
+        while self.moving.under_way.load(Ordering::Acquire) != 0 {
             std::thread::sleep(Duration::from_micros(20));
         }
     }
@@ -278,18 +275,18 @@ impl Requests {
     ) -> Result<Arc<Outcome>> {
         self.start_mover()?;
         let outcome = Arc::new(Outcome::default());
-        let record = self.recorder.begin(call);
+        let record = self.moving.recorder.begin(call);
         // SAFETY: the call was checked; its buffers are the request's, which keeps them until the outcome is there. One
         // thread has the communicator, and no plain collective is under way.
         match unsafe { collectives.start(call) } {
             Ok(ticket) => {
-                self.under_way.fetch_add(1, Ordering::AcqRel);
+                self.moving.under_way.fetch_add(1, Ordering::AcqRel);
                 let started = Started { ticket, deadline, record, outcome: outcome.clone() };
                 self.moving.request_started();
                 lock(&self.moving.started).push(started);
             }
             // As any other error of a request, its wait's to tell.
-            Err(error) => outcome.put(self.recorder.end(record, Err(error))),
+            Err(error) => outcome.put(self.moving.recorder.end(record, Err(error))),
         }
         Ok(outcome)
     }
@@ -301,15 +298,15 @@ impl Requests {
             Some((sender, _)) => sender,
             None => {
                 let (sender, receiver) = channel();
-                let (backend, recorder) = (self.backend.clone(), self.recorder.clone());
-                let under_way = self.under_way.clone();
+                let (backend, moving) = (self.backend.clone(), self.moving.clone());
                 let name = format!("phalanx-{}", self.backend.rank());
-                let handle = start_thread(name, move || work(&*backend, &recorder, &receiver, &under_way))?;
+                let handle = start_thread(name, move || work(&*backend, &moving, &receiver))?;
                 &worker.insert((sender, handle)).0
             }
         };
-        self.under_way.fetch_add(1, Ordering::AcqRel);
-        let job = Job { record: self.recorder.enqueue(&call), call, deadline, outcome: outcome.clone() };
+        self.moving.under_way.fetch_add(1, Ordering::AcqRel);
+        let job =
+            Job { record: self.moving.recorder.enqueue(&call), call, deadline, outcome: outcome.clone() };
         sender.send(job).expect("the worker lives as long as its sender");
         Ok(outcome)
     }
@@ -351,16 +348,16 @@ fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -> Result<Jo
     })
 }
 
-fn work(backend: &dyn Backend, recorder: &Recorder, jobs: &Receiver<Job>, under_way: &AtomicUsize) {
+fn work(backend: &dyn Backend, moving: &Moving, jobs: &Receiver<Job>) {
     while let Ok(job) = jobs.recv() {
-        recorder.start(job.record);
+        moving.recorder.start(job.record);
         let limited = Limited::to(job.deadline);
         // SAFETY: the call was checked when it was started; its buffers are the request's; the communicator
         // makes no collective call while jobs are under way, and this thread makes one at a time.
         let result = unsafe { backend.collective(&job.call) };
         drop(limited);
-        job.outcome.put(recorder.end(job.record, result));
-        under_way.fetch_sub(1, Ordering::AcqRel);
+        job.outcome.put(moving.recorder.end(job.record, result));
+        moving.under_way.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

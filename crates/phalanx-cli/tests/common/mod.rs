@@ -14,15 +14,20 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub fn phalanx(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
+    forget_settings(&mut command);
+    command.env_remove("RANK").env_remove("WORLD_SIZE");
+    // The same on every machine; tests of GPUs say so.
+    command.env("PHALANX_BACKEND", "host");
+    command
+}
+
+/// Leaves out what a launcher or a user around the tests has set.
+pub fn forget_settings(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
             command.env_remove(name);
         }
     }
-    command.env_remove("RANK").env_remove("WORLD_SIZE");
-    // The same on every machine; tests of GPUs say so.
-    command.env("PHALANX_BACKEND", "host");
-    command
 }
 
 /// On a machine that has neither a CUDA driver nor NCCL.

@@ -1,5 +1,6 @@
 //! What this test program does when it is started as a rank.
 
+use super::common::forget_settings;
 use phalanx::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use std::io::Write;
 use std::process::{Command, ExitCode};
@@ -24,11 +25,7 @@ pub fn member_command(address: &str, rank: usize, size: usize) -> Command {
 /// This test program as a rank that nothing but the program itself knows of: rank, number of ranks, job, and where its store is.
 pub fn placed_command(rank: usize, ranks: usize, job: &str, store: Option<(&str, &str)>) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
-            command.env_remove(name);
-        }
-    }
+    forget_settings(&mut command);
     let (address, token) = store.unwrap_or_default();
     command
         .env(PART, "place")

@@ -1,6 +1,7 @@
 //! Ranks with torchrun's variables, as it sets them for two nodes with one rank each; and the real torchrun, where
 //! `PHALANX_TEST_TORCHRUN` names one, as it does in CI.
 
+use super::common::forget_settings;
 use super::node::Node;
 use super::rank::PART;
 use libtest_mimic::{Failed, Trial};
@@ -37,11 +38,7 @@ pub fn trials() -> Vec<Trial> {
 /// This test program as a rank of two, on a node of its own.
 pub fn rank(rank: usize, master: &str, port: u16) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
-            command.env_remove(name);
-        }
-    }
+    forget_settings(&mut command);
     let rank = rank.to_string();
     command.env("RANK", &rank).env("GROUP_RANK", rank).env("LOCAL_RANK", "0");
     command.env("WORLD_SIZE", "2").env("LOCAL_WORLD_SIZE", "1");
@@ -58,11 +55,7 @@ fn real_torchrun() -> Option<PathBuf> {
 /// torchrun with these options, spelled as old releases want them and new ones take them, and this test program as its ranks.
 fn agent(torchrun: &Path, options: &str) -> Command {
     let mut command = Command::new(torchrun);
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
-            command.env_remove(name);
-        }
-    }
+    forget_settings(&mut command);
     command.args(options.split(' ')).arg("--no_python").arg(std::env::current_exe().unwrap());
     command.env("PHALANX_TOKEN", "the secret of this test").env(PART, "init");
     command.env("PHALANX_BACKEND", "host");

@@ -1,6 +1,7 @@
 //! Whether MPI is CUDA-aware.
 
-use crate::error::{Result, UsageError};
+use crate::bootstrap::switch_from_environment;
+use crate::error::Result;
 use phalanx_sys::mpi::Mpi;
 
 /// The setting for libraries that cannot be asked.
@@ -8,16 +9,7 @@ const CUDA: &str = "PHALANX_MPI_CUDA";
 
 /// What the user says of that.
 pub(super) fn told() -> Result<Option<bool>> {
-    let Some(value) = std::env::var_os(CUDA) else { return Ok(None) };
-    match &*value.to_string_lossy() {
-        "" => Ok(None),
-        "0" => Ok(Some(false)),
-        "1" => Ok(Some(true)),
-        other => {
-            let (value, expected) = (other.to_owned(), "0 or 1".to_owned());
-            Err(UsageError::Setting { name: CUDA.into(), value, expected }.into())
-        }
-    }
+    Ok(switch_from_environment(CUDA)?)
 }
 
 /// Whether an initialised MPI takes addresses of CUDA memory; if not, who says so.

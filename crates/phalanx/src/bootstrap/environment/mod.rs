@@ -33,13 +33,21 @@ fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> 
 
 /// Whether calls are compared before they move anything: `PHALANX_CHECK`.
 pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
-    match std::env::var_os("PHALANX_CHECK") {
-        None => Ok(false),
-        Some(value) => match &*value.to_string_lossy() {
-            "" | "0" => Ok(false),
-            "1" => Ok(true),
-            other => Err(setting("PHALANX_CHECK", other, "0 or 1")),
-        },
+    Ok(switch_from_environment("PHALANX_CHECK")?.unwrap_or(false))
+}
+
+/// What a variable that is 0 or 1 says, if it is set.
+pub(crate) fn switch_from_environment(name: &str) -> Result<Option<bool>, UsageError> {
+    switch(name, std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).as_deref())
+}
+
+/// The same of its value.
+pub(crate) fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>, UsageError> {
+    match value {
+        None | Some("") => Ok(None),
+        Some("0") => Ok(Some(false)),
+        Some("1") => Ok(Some(true)),
+        Some(other) => Err(setting(name, other, "0 or 1")),
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! It only turns bytes into bytes; whoever has the socket moves them.
 
-use crate::error::{Result, UsageError};
+use crate::bootstrap::switch;
+use crate::error::Result;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
@@ -25,16 +26,7 @@ pub type Binding = Vec<u8>;
 
 /// Whether connections are encrypted, from the value of `PHALANX_STORE_TLS`, if it is set.
 pub fn encrypted_from(value: Option<&str>) -> Result<bool> {
-    match value.map(str::trim) {
-        None | Some("" | "0") => Ok(false),
-        Some("1") => Ok(true),
-        Some(other) => Err(UsageError::Setting {
-            name: "PHALANX_STORE_TLS".into(),
-            value: other.into(),
-            expected: "0 or 1".into(),
-        }
-        .into()),
-    }
+    Ok(switch("PHALANX_STORE_TLS", value.map(str::trim))?.unwrap_or(false))
 }
 
 /// One end of a connection's encryption.
