@@ -23,6 +23,9 @@ const HOSTS: &str = "PHALANX_TESTKIT_MPI_HOSTS";
 /// The variable that names the folder of an MPI with the standard ABI (a Python environment with `mpich` 5).
 pub const STANDARD_ABI: &str = "PHALANX_TEST_MPI_ABI";
 
+/// The variable that names the folder of an Intel MPI (a Python environment with `impi-rt`). It is a test's own wish: CI has none.
+pub const INTEL: &str = "PHALANX_TEST_INTEL_MPI";
+
 /// In a rank of a [`Job`]: performs its scenarios and says how the process ends.
 pub(crate) fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     let list = std::env::var(SCENARIOS).ok()?;
@@ -100,14 +103,18 @@ pub struct Installation {
     arguments: &'static [&'static str],
     /// What `PHALANX_MPI_LIB` is set to, where the file is not the one that would be chosen.
     library: Option<PathBuf>,
+    /// What it needs besides.
+    env: Vec<(&'static str, String)>,
+    /// What makes it CUDA-aware, if anything does.
+    pub cuda_aware: Option<&'static [(&'static str, &'static str)]>,
 }
 
 impl Installation {
     /// The MPI libraries that the tests know: each, or why it cannot be used here.
-    pub fn all() -> [(&'static str, Result<Installation, String>); 3] {
+    pub fn all() -> Vec<(&'static str, Result<Installation, String>)> {
         let of_path = |name, program: &str, arguments| {
             let mpirun = find(program).ok_or_else(|| format!("{program} is not installed"))?;
-            Ok(Installation { name, mpirun, arguments, library: None })
+            Ok(Installation { name, mpirun, arguments, library: None, env: Vec::new(), cuda_aware: None })
         };
         let abi = || {
             let prefix =
@@ -117,14 +124,39 @@ impl Installation {
             if !mpirun.exists() || !library.exists() {
                 return Err(format!("{} has no MPI with the standard ABI", prefix.display()));
             }
-            Ok(Installation { name: "standard_abi", mpirun, arguments: &[], library: Some(library) })
+            let (name, library) = ("standard_abi", Some(library));
+            Ok(Installation { name, mpirun, arguments: &[], library, env: Vec::new(), cuda_aware: None })
         };
-        let open_mpi: &[&str] = &["--allow-run-as-root", "--oversubscribe"];
-        [
+        // Version 4 wants a program that reaches other hosts, also where there are none; a container may have no ssh.
+        let open_mpi: &[&str] = &["--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", "sh"];
+        let mut all = vec![
             ("open_mpi", of_path("open_mpi", "mpirun.openmpi", open_mpi)),
             ("mpich", of_path("mpich", "mpirun.mpich", &[])),
             ("standard_abi", abi()),
-        ]
+        ];
+        all.extend(
+            std::env::var_os(INTEL).map(|prefix| ("intel_mpi", Installation::intel(Path::new(&prefix)))),
+        );
+        all
+    }
+
+    fn intel(prefix: &Path) -> Result<Installation, String> {
+        let (mpirun, library) = (prefix.join("bin/mpiexec.hydra"), prefix.join("lib/libmpi.so.12"));
+        if !mpirun.exists() || !library.exists() {
+            return Err(format!("{} has no Intel MPI", prefix.display()));
+        }
+        Ok(Installation {
+            name: "intel_mpi",
+            mpirun,
+            arguments: &["-hosts", "localhost"],
+            library: Some(library),
+            env: vec![
+                ("I_MPI_ROOT", prefix.display().to_string()),
+                ("LD_LIBRARY_PATH", prefix.join("lib").display().to_string()),
+                ("I_MPI_FABRICS", "shm".into()),
+            ],
+            cuda_aware: Some(&[("I_MPI_OFFLOAD", "1"), ("I_MPI_OFFLOAD_IPC", "0")]),
+        })
     }
 
     /// A job of this test binary.
@@ -154,7 +186,7 @@ impl Installation {
         if let Some(library) = &self.library {
             job = job.env("PHALANX_MPI_LIB", &library.to_string_lossy());
         }
-        job
+        self.env.iter().fold(job, |job, (name, value)| job.env(name, value))
     }
 }
 

@@ -48,7 +48,7 @@ pub fn fields(error: &Error) -> Fields {
         Error::Bootstrap(e) => {
             fields.with("kind", "bootstrap").with("missing", list(e.missing.iter().copied()))
         }
-        Error::Unsupported { .. } => fields.with("kind", "unsupported"),
+        Error::Unsupported(_) => fields.with("kind", "unsupported"),
         other => panic!("the testkit does not know this error: {other:?}"),
     }
 }

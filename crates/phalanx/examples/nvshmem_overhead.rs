@@ -3,13 +3,17 @@
 //!
 //! `phalanx launch -n 2 -- target/release/examples/nvshmem_overhead [LARGEST BYTES]`
 
+#[path = "shared/rounds.rs"]
+mod rounds;
+
 use phalanx::Result;
 use phalanx::nvshmem::{Compare, Context, SignalOp, Symmetric};
 use phalanx_sys::nvshmem::{Api, cmp, signal_op};
-use std::time::{Duration, Instant};
+use rounds::{Comparison, Sample};
+use std::time::Instant;
 
-/// Rounds of each kind; the median counts.
-const ROUNDS: usize = 15;
+/// Rounds of each kind; medians count, of the rounds' differences and ratios too.
+const ROUNDS: usize = 41;
 
 fn main() -> Result<()> {
     let largest = std::env::args().nth(1).map_or(1 << 28, |arg| arg.parse().expect("a number"));
@@ -46,13 +50,6 @@ enum Kind {
     PutSignal,
 }
 
-/// Per operation, as PE 0 saw it.
-#[derive(Clone, Copy)]
-struct Sample {
-    enqueue: Duration,
-    total: Duration,
-}
-
 struct Bench<'c> {
     library: Api,
     nvshmem: &'c Context,
@@ -84,7 +81,7 @@ impl Bench<'_> {
                 }
             }
             if self.nvshmem.my_pe() == 0 {
-                report(bytes, &mut bare, &mut ours);
+                report(bytes, &bare, &ours);
             }
             bytes *= 8;
         }
@@ -150,21 +147,14 @@ impl Bench<'_> {
     }
 }
 
-fn report(bytes: usize, bare: &mut [Sample], ours: &mut [Sample]) {
-    let median = |samples: &mut [Sample], of: fn(&Sample) -> Duration| {
-        samples.sort_by_key(of);
-        of(&samples[samples.len() / 2]).as_secs_f64() * 1e6
-    };
-    let enqueue = [median(bare, |sample| sample.enqueue), median(ours, |sample| sample.enqueue)];
-    let total = [median(bare, |sample| sample.total), median(ours, |sample| sample.total)];
+fn report(bytes: usize, bare: &[Sample], ours: &[Sample]) {
+    let Comparison { enqueue, more, total, ratio } = Comparison::of(bare, ours);
     println!(
-        "{bytes:>10} {:>17.2} {:>8.2} {:>5.2} {:>15.2} {:>8.2} {:>6.3} {:>10.2}",
+        "{bytes:>10} {:>17.2} {:>8.2} {more:>5.2} {:>15.2} {:>8.2} {ratio:>6.3} {:>10.2}",
         enqueue[0],
         enqueue[1],
-        enqueue[1] - enqueue[0],
         total[0],
         total[1],
-        total[1] / total[0],
         bytes as f64 / total[1] / 1e3,
     );
 }

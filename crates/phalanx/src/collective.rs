@@ -24,6 +24,7 @@ fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
     })
 }
 
+#[inline(always)]
 fn same_len(
     operation: &'static str,
     buffer: &'static str,
@@ -39,6 +40,7 @@ fn same_len(
 }
 
 impl Shape {
+    #[inline(always)]
     pub fn check_rank(&self, operation: &'static str, role: &'static str, rank: usize) -> Result<()> {
         let world_size = self.world_size;
         if rank < world_size {
@@ -49,6 +51,7 @@ impl Shape {
     }
 
     /// The length of a block, if `len` elements are one for each rank.
+    #[inline(always)]
     fn share(&self, operation: &'static str, buffer: &'static str, len: usize) -> Result<usize> {
         let world_size = self.world_size;
         if len.is_multiple_of(world_size) {
@@ -58,6 +61,7 @@ impl Shape {
         }
     }
 
+    #[inline(always)]
     fn all_blocks(&self, operation: &'static str, block: usize) -> Result<usize> {
         block.checked_mul(self.world_size).ok_or_else(|| {
             let value = format!("{block} × {}", self.world_size);
@@ -77,11 +81,13 @@ impl Shape {
 
     // --- whole buffers --------------------------------------------------------------------------------
 
+    #[inline(always)]
     pub fn all_reduce(&self, send: usize, recv: usize) -> Result<Call<'static>> {
         same_len("all_reduce", "recv", recv, send, "as many as the send buffer")?;
         Ok(self.whole(Operation::AllReduce, send))
     }
 
+    #[inline(always)]
     pub fn broadcast(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("broadcast", "root", root)?;
         if root == self.rank {
@@ -90,6 +96,7 @@ impl Shape {
         Ok(self.whole(Operation::Broadcast, recv).rooted(root))
     }
 
+    #[inline(always)]
     pub fn reduce(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("reduce", "root", root)?;
         if root == self.rank {
@@ -99,11 +106,13 @@ impl Shape {
     }
 
     /// An operation on buffers that are one block each; all that can be wrong with them in place is the root.
+    #[inline(always)]
     pub fn whole(&self, operation: Operation, len: usize) -> Call<'static> {
         let blocks = Blocks::Equal(len);
         Call { blocks, recv_blocks: blocks, ..Call::empty(operation) }
     }
 
+    #[inline(always)]
     pub fn whole_in_place(&self, operation: Operation, len: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank(operation.name(), "root", root)?;
         Ok(self.whole(operation, len).rooted(root))
@@ -111,12 +120,14 @@ impl Shape {
 
     // --- equal blocks ---------------------------------------------------------------------------------
 
+    #[inline(always)]
     pub fn all_gather(&self, send: usize, recv: usize) -> Result<Call<'static>> {
         let expected = self.all_blocks("all_gather", send)?;
         same_len("all_gather", "recv", recv, expected, "ranks × the send buffer")?;
         Ok(self.whole(Operation::AllGather, send))
     }
 
+    #[inline(always)]
     pub fn gather(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("gather", "root", root)?;
         if root == self.rank {
@@ -126,12 +137,14 @@ impl Shape {
         Ok(self.whole(Operation::Gather, send).rooted(root))
     }
 
+    #[inline(always)]
     pub fn reduce_scatter(&self, send: usize, recv: usize) -> Result<Call<'static>> {
         let expected = self.all_blocks("reduce_scatter", recv)?;
         same_len("reduce_scatter", "send", send, expected, "ranks × the recv buffer")?;
         Ok(self.whole(Operation::ReduceScatter, recv))
     }
 
+    #[inline(always)]
     pub fn scatter(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank("scatter", "root", root)?;
         if root == self.rank {
@@ -141,6 +154,7 @@ impl Shape {
         Ok(self.whole(Operation::Scatter, recv).rooted(root))
     }
 
+    #[inline(always)]
     pub fn all_to_all(&self, send: usize, recv: usize) -> Result<Call<'static>> {
         let block = self.share("all_to_all", "send", send)?;
         same_len("all_to_all", "recv", recv, send, "as many as the send buffer")?;
@@ -148,6 +162,7 @@ impl Shape {
     }
 
     /// One buffer of `len` elements, which holds all ranks' blocks.
+    #[inline(always)]
     pub fn blocks_in_place(&self, operation: Operation, len: usize, root: usize) -> Result<Call<'static>> {
         self.check_rank(operation.name(), "root", root)?;
         let block = self.share(operation.name(), "in-place", len)?;
@@ -232,16 +247,19 @@ impl Shape {
     }
 }
 
+#[inline(always)]
 fn each(operation: Operation, counts: &[usize]) -> Call<'_> {
     let blocks = Blocks::Each(counts);
     Call { blocks, recv_blocks: blocks, ..Call::empty(operation) }
 }
 
 impl<'a> Call<'a> {
+    #[inline(always)]
     fn rooted(self, root: usize) -> Call<'a> {
         Call { root, ..self }
     }
 
+    #[inline(always)]
     pub(crate) fn reducing<T>(self, reduction: impl Into<Reduction<T>>) -> Call<'a>
     where
         T: Element,
@@ -250,13 +268,13 @@ impl<'a> Call<'a> {
     }
 
     /// With its buffers.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn between<T: Element>(self, send: &Lent<'_>, recv: &Lent<'_>, lane: &Lane) -> Call<'a> {
         Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send.span(), recv.span())
     }
 
     /// With one buffer: the smaller of the two is `rank`'s block in the larger.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn inside<T: Element>(self, buffer: &Lent<'_>, lane: &Lane, rank: usize) -> Call<'a> {
         use Operation::{AllGather, Gather, ReduceScatter, Scatter};
         let whole = buffer.span();
@@ -280,7 +298,7 @@ impl<'a> Call<'a> {
 /// `…_in_place` works on one buffer; blocks are then at the places they have in the larger buffer.
 impl Comm {
     /// Lends the buffers to a checked call and carries it out.
-    #[inline]
+    #[inline(always)]
     fn out_of_place<S, R>(&self, call: Call<'_>, send: &S, recv: &mut R) -> Result<()>
     where
         S: Source + ?Sized,
@@ -290,7 +308,7 @@ impl Comm {
         self.run_call(&call.between::<S::Elem>(&send, &recv, &self.lane))
     }
 
-    #[inline]
+    #[inline(always)]
     fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
         let lent = buf.lend_mut(&self.lane)?;
         self.run_call(&call.inside::<R::Elem>(&lent, &self.lane, self.rank()))

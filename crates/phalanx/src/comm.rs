@@ -46,6 +46,7 @@ pub struct Comm {
     pub(crate) requests: Arc<Requests>,
     pub(crate) lane: Lane,
     pub(crate) recorder: Arc<Recorder>,
+    shape: Shape,
     /// Of a view's operations, if it is not the communicator's.
     pub(crate) deadline: Option<Duration>,
     one_thread_at_a_time: PhantomData<Cell<()>>,
@@ -54,10 +55,11 @@ pub struct Comm {
 impl Comm {
     /// `name` is the communicator's in flight records: the same on all its ranks.
     pub(crate) fn new(backend: Arc<dyn Backend>, name: String) -> Comm {
-        let recorder = Recorder::new(backend.kind(), name, backend.rank(), backend.world_size());
+        let shape = Shape { rank: backend.rank(), world_size: backend.world_size() };
+        let recorder = Recorder::new(backend.kind(), name, shape.rank, shape.world_size);
         let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));
         let lane = backend.lane();
-        Comm { backend, requests, lane, recorder, deadline: None, one_thread_at_a_time: PhantomData }
+        Comm { backend, requests, lane, recorder, shape, deadline: None, one_thread_at_a_time: PhantomData }
     }
 
     /// Settings for a new communicator.
@@ -66,13 +68,15 @@ impl Comm {
     }
 
     /// This rank's number, from 0.
+    #[inline]
     pub fn rank(&self) -> usize {
-        self.backend.rank()
+        self.shape.rank
     }
 
     /// How many ranks there are.
+    #[inline]
     pub fn world_size(&self) -> usize {
-        self.backend.world_size()
+        self.shape.world_size
     }
 
     /// What carries the data.
@@ -117,12 +121,13 @@ impl Comm {
         Limited::to(self.deadline)
     }
 
+    #[inline]
     pub(crate) fn shape(&self) -> Shape {
-        Shape { rank: self.rank(), world_size: self.world_size() }
+        self.shape
     }
 
     /// Carries out a checked call, after the requests that were started before it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
         self.requests.wait_for_collectives();
         let record = self.recorder.begin(call);
@@ -196,7 +201,7 @@ impl Comm {
         // SAFETY: as in `run_call`.
         let grown = self.recorder.end(record, unsafe { self.backend.grow(joiners) });
         drop(limited);
-        if !matches!(grown, Err(Error::Usage(_) | Error::Unsupported { .. })) {
+        if !matches!(grown, Err(Error::Usage(_) | Error::Unsupported(_))) {
             self.recorder.skip(self.backend.collectives_of_grow() - 1);
         }
         let (backend, number) = grown?;
@@ -367,6 +372,7 @@ impl<'a> View<'a> {
             requests: comm.requests.clone(),
             lane: lane.within(deadline),
             recorder: comm.recorder.clone(),
+            shape: comm.shape,
             deadline,
             one_thread_at_a_time: PhantomData,
         };

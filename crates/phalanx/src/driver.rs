@@ -1,6 +1,6 @@
 //! The CUDA driver, found before cudarc needs it: cudarc panics where there is none.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use cudarc::driver::sys;
 use phalanx_sys::{Library, cuda};
 use std::sync::OnceLock;
@@ -16,10 +16,12 @@ pub(crate) fn driver() -> Result<&'static Library> {
         return Ok(driver);
     }
     let found = cuda::DRIVER.open()?;
-    let refused = |why: &str| Error::Unsupported {
-        what: format!("{} as the CUDA driver", found.path().display()),
-        why: why.into(),
-        remedy: "set PHALANX_CUDA_LIB to the driver's libcuda.so.1, or unset it".into(),
+    let refused = |why: &str| {
+        Error::from(UnsupportedError {
+            what: format!("{} as the CUDA driver", found.path().display()),
+            why: why.into(),
+            remedy: "set PHALANX_CUDA_LIB to the driver's libcuda.so.1, or unset it".into(),
+        })
     };
     if !found.has(c"cuInit") {
         return Err(refused("it has no cuInit"));

@@ -23,7 +23,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// This rank's arguments are wrong; nothing was started.
     #[error(transparent)]
-    Usage(#[from] UsageError),
+    Usage(Box<UsageError>),
     /// The ranks called different operations, or the same one with different arguments.
     #[error(transparent)]
     Mismatch(Box<MismatchError>),
@@ -68,15 +68,25 @@ pub enum Error {
     #[error(transparent)]
     Compile(Box<crate::jit::CompileError>),
     /// This build, platform or backend cannot do what was asked.
-    #[error("{what} is not available: {why}; {remedy}")]
-    Unsupported {
-        /// What was asked for.
-        what: String,
-        /// Why it is not there.
-        why: String,
-        /// What to do instead.
-        remedy: String,
-    },
+    #[error(transparent)]
+    Unsupported(Box<UnsupportedError>),
+}
+
+// A result is two registers then. What operations return would else go through memory, from where the processor cannot
+// load it before all earlier stores are done: those to the peers, too, which wait for the peers' caches.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Result<()>>() == 16);
+
+/// Something that this build, platform or backend does not have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is not available: {why}; {remedy}")]
+pub struct UnsupportedError {
+    /// What was asked for.
+    pub what: String,
+    /// Why it is not there.
+    pub why: String,
+    /// What to do instead.
+    pub remedy: String,
 }
 
 impl Error {
@@ -125,6 +135,7 @@ macro_rules! boxed_variants {
     )*};
 }
 boxed_variants!(
+    Usage(UsageError),
     Mismatch(MismatchError),
     Peer(PeerError),
     Timeout(TimeoutError),
@@ -132,7 +143,8 @@ boxed_variants!(
     Bootstrap(BootstrapError),
     LibraryNotFound(NotFound),
     MissingFunction(MissingFunction),
-    Library(LibraryError)
+    Library(LibraryError),
+    Unsupported(UnsupportedError)
 );
 
 /// An argument that cannot be right, seen before anything was started.

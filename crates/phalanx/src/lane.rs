@@ -4,6 +4,8 @@ use crate::backend::{Span, Stream};
 #[cfg(feature = "cuda")]
 use crate::error::Result;
 use std::marker::PhantomData;
+#[cfg(feature = "cuda")]
+use std::mem::ManuallyDrop;
 
 #[cfg(feature = "cuda")]
 use crate::hip;
@@ -133,6 +135,33 @@ impl Lane {
     }
 }
 
+/// The lane of a stream that is borrowed: the count of those who hold it does not change.
+#[cfg(feature = "cuda")]
+pub(crate) struct OnStream<'a> {
+    lane: ManuallyDrop<Lane>,
+    stream: PhantomData<&'a Arc<CudaStream>>,
+}
+
+#[cfg(feature = "cuda")]
+impl<'a> OnStream<'a> {
+    #[inline(always)]
+    pub fn new(stream: &'a Arc<CudaStream>) -> OnStream<'a> {
+        // SAFETY: the copy of the pointer is never dropped, and gone before the borrowed original can be.
+        let copy = unsafe { std::ptr::read(stream) };
+        OnStream { lane: ManuallyDrop::new(Lane::gpu(GpuStream::Cuda(copy))), stream: PhantomData }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl std::ops::Deref for OnStream<'_> {
+    type Target = Lane;
+
+    #[inline(always)]
+    fn deref(&self) -> &Lane {
+        &self.lane
+    }
+}
+
 /// A stream of a GPU, whoever made the GPU: cudarc's `Arc<CudaStream>`, or a [`hip::Stream`].
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone)]
@@ -188,8 +217,20 @@ impl From<&hip::Stream> for GpuStream {
 pub struct Lent<'a> {
     span: Span,
     #[cfg(feature = "cuda")]
-    _order: Option<crate::buffer::cuda::Order<'a>>,
+    order: ManuallyDrop<Option<crate::buffer::cuda::Order<'a>>>,
     buffer: PhantomData<&'a ()>,
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for Lent<'_> {
+    // Host memory has none, and what says so is seen where this is inlined.
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.order.is_some() {
+            // SAFETY: it is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.order) };
+        }
+    }
 }
 
 impl<'a> Lent<'a> {
@@ -199,14 +240,15 @@ impl<'a> Lent<'a> {
         Lent {
             span: Span::host(start),
             #[cfg(feature = "cuda")]
-            _order: None,
+            order: ManuallyDrop::new(None),
             buffer: PhantomData,
         }
     }
 
     #[cfg(feature = "cuda")]
+    #[inline(always)]
     pub(crate) fn device(address: u64, order: Option<crate::buffer::cuda::Order<'a>>) -> Lent<'a> {
-        Lent { span: Span::device(address), _order: order, buffer: PhantomData }
+        Lent { span: Span::device(address), order: ManuallyDrop::new(order), buffer: PhantomData }
     }
 
     #[inline]

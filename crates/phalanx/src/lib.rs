@@ -102,7 +102,7 @@ pub use communicator::{Communicator, StreamSyncOps};
 pub use dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
-    SharedIoError, SystemError, TimeoutError, UsageError,
+    SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
 pub use group::{CommGroup, Group, group};
 pub use host::HostBuffer;

@@ -143,8 +143,8 @@ mod linux {
             match unsafe { libc::fork() } {
                 -1 => return Err(std::io::Error::last_os_error().to_string()),
                 0 => {
-                    let refused = matches!(comm.barrier(), Err(Error::Unsupported { .. }))
-                        && matches!(comm.send(&[1], 1), Err(Error::Unsupported { .. }))
+                    let refused = matches!(comm.barrier(), Err(Error::Unsupported(_)))
+                        && matches!(comm.send(&[1], 1), Err(Error::Unsupported(_)))
                         && comm.shrink().is_err();
                     // The copies of the communicator and its memory go, as at the end of a program.
                     // SAFETY: `comm` is not used again: the child ends here.

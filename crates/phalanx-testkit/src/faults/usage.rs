@@ -52,13 +52,14 @@ enum Wrong {
 }
 
 fn kind(error: &Error) -> Option<Wrong> {
-    match error {
-        Error::Usage(UsageError::Length { .. }) => Some(Wrong::Length),
-        Error::Usage(UsageError::Indivisible { .. }) => Some(Wrong::Indivisible),
-        Error::Usage(UsageError::Rank { .. }) => Some(Wrong::Rank),
-        Error::Usage(UsageError::Counts { .. }) => Some(Wrong::Counts),
-        Error::Usage(UsageError::Overflow { .. }) => Some(Wrong::TooLarge),
-        Error::Usage(UsageError::SelfExchange { .. }) => Some(Wrong::SelfExchange),
+    let Error::Usage(usage) = error else { return None };
+    match **usage {
+        UsageError::Length { .. } => Some(Wrong::Length),
+        UsageError::Indivisible { .. } => Some(Wrong::Indivisible),
+        UsageError::Rank { .. } => Some(Wrong::Rank),
+        UsageError::Counts { .. } => Some(Wrong::Counts),
+        UsageError::Overflow { .. } => Some(Wrong::TooLarge),
+        UsageError::SelfExchange { .. } => Some(Wrong::SelfExchange),
         _ => None,
     }
 }
@@ -241,16 +242,16 @@ fn timeouts(comm: &Comm) -> Outcome {
 
 fn numbers_of_ranks() -> std::result::Result<(), String> {
     for ranks in [0, 100_000, usize::MAX] {
-        match phalanx::run(ranks, |_| ()) {
-            Err(Error::Usage(UsageError::WorldSize { world_size, limit })) => {
-                if world_size != ranks || limit == 0 || limit >= 100_000 {
-                    return Err(format!("{ranks} ranks: world_size {world_size}, limit {limit}"));
-                }
-            }
-            other => return Err(format!("{ranks} ranks: {other:?}")),
+        let ran = phalanx::run(ranks, |_| ());
+        let Err(Error::Usage(wrong)) = &ran else { return Err(format!("{ranks} ranks: {ran:?}")) };
+        let UsageError::WorldSize { world_size, limit } = **wrong else {
+            return Err(format!("{ranks} ranks: {wrong}"));
+        };
+        if world_size != ranks || limit == 0 || limit >= 100_000 {
+            return Err(format!("{ranks} ranks: world_size {world_size}, limit {limit}"));
         }
         match Comm::builder().run(ranks, |_| ()) {
-            Err(Error::Usage(UsageError::WorldSize { .. })) => {}
+            Err(Error::Usage(wrong)) if matches!(*wrong, UsageError::WorldSize { .. }) => {}
             other => return Err(format!("{ranks} ranks from a builder: {other:?}")),
         }
     }

@@ -1,7 +1,7 @@
-//! GPU memory in operations of MPI, on an emulated GPU, whose memory any MPI can read; phalanx is told that the library
-//! takes it.
+//! GPU memory in operations of MPI: on an emulated GPU, whose memory any MPI can read, and phalanx is told that the library
+//! takes it; and, where there are two GPUs and a CUDA-aware MPI, on these, and the library is asked.
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, Lane, Lent, ReduceOp, Source, Target};
 use phalanx_testkit::emulated::Emulated;
@@ -42,8 +42,21 @@ const TESTS: [Test; 7] = [
     }),
 ];
 
+/// On real GPUs.
+const ON_GPUS: [Test; 4] = [
+    ("programs", 2, |job| job.scenario("cuda/programs", &["5"]).scenario("cuda/streams", &[""])),
+    ("checked", 2, |job| job.env("PHALANX_CHECK", "1").scenario("cuda/programs", &["6"])),
+    ("pieces", 2, |job| {
+        job.env("PHALANX_MPI_MAX_BYTES", "4000")
+            .scenario("cuda/programs", &["7"])
+            .scenario("cuda/messages", &[""])
+    }),
+    ("messages", 2, |job| job.scenario("cuda/messages", &[""])),
+];
+
 /// What a library without CUDA answers, or that it cannot be asked.
-const REFUSALS: [(&str, &str); 3] = [
+const REFUSALS: [(&str, &str); 4] = [
+    ("intel_mpi", "MPIX_Query_cuda_support answers 0"),
     ("open_mpi", "MPIX_Query_cuda_support answers 0"),
     ("mpich", "MPIX_Query_cuda_support answers 0"),
     ("standard_abi", "cannot be asked"),
@@ -56,6 +69,7 @@ fn aware(job: Job) -> Job {
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (installation, found) in Installation::all() {
+        trials.extend(on_gpus(installation, found.clone()));
         let mut add = |name: String, ranks: usize, job: Box<dyn Fn(Job) -> Job + Send>| {
             let name = format!("mpi/{installation}/cuda/{name}/{ranks}");
             trials.push(match found.clone() {
@@ -70,6 +84,32 @@ pub fn trials() -> Vec<Trial> {
         add("refused".to_owned(), 2, Box::new(move |job| job.scenario("cuda/refused", &[words])));
     }
     trials
+}
+
+/// With the machine's GPUs: of an MPI that is here and can be made CUDA-aware.
+fn on_gpus(name: &str, found: Result<Installation, String>) -> Vec<Trial> {
+    let Some((installation, aware)) =
+        found.ok().and_then(|found| found.cuda_aware.map(|aware| (found, aware)))
+    else {
+        return Vec::new();
+    };
+    let trial = |(test, ranks, add): Test| {
+        let (installation, name) = (installation.clone(), format!("mpi/{name}/gpus/{test}/{ranks}"));
+        // SAFETY: it looks for the driver's library, and loads it.
+        let gpus =
+            if unsafe { sys::is_culib_present() } { CudaContext::device_count().unwrap_or(0) } else { 0 };
+        if gpus == 0 {
+            let kind = "there is no GPU";
+            return Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(kind);
+        }
+        Trial::test(name, move || {
+            let job =
+                aware.iter().fold(add(installation.job(ranks)), |job, (name, value)| job.env(name, value));
+            let job = job.env("PHALANX_BACKEND", "mpi").env(NO_NAN, "1").deadline(Duration::from_secs(120));
+            Ok(job.succeed().map(drop)?)
+        })
+    };
+    ON_GPUS.map(trial).into()
 }
 
 fn on_emulated_gpus(job: Job) -> Result<(), Failed> {
@@ -143,8 +183,10 @@ unsafe impl<T: Number> Target for Buffer<T> {
     }
 }
 
-fn gpu(ordinal: usize) -> Result<Gpu, String> {
-    let context = CudaContext::new(ordinal).map_err(text)?;
+/// Of the GPUs that this process sees: some launchers give every rank one of its own.
+fn gpu(number: usize) -> Result<Gpu, String> {
+    let gpus = CudaContext::device_count().map_err(text)?.max(1) as usize;
+    let context = CudaContext::new(number % gpus).map_err(text)?;
     Ok(Gpu(context.new_stream().map_err(text)?))
 }
 
@@ -246,7 +288,7 @@ fn refused(comm: &Comm, args: &[String]) -> Outcome {
     let library = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
     let message = comm.send(&buffer, 1 - comm.rank());
     for result in [library, message] {
-        let Err(error @ Error::Unsupported { .. }) = result else {
+        let Err(error @ Error::Unsupported(_)) = result else {
             return Err(format!("GPU memory without a CUDA-aware MPI: {result:?}"));
         };
         let error = error.to_string();
@@ -254,7 +296,7 @@ fn refused(comm: &Comm, args: &[String]) -> Outcome {
         for part in parts.into_iter().chain(args.iter().map(String::as_str)) {
             expect(error.contains(part), || format!("{part:?} is missing in {error}"))?;
         }
-        let named = ["Open MPI", "MPICH"].iter().any(|name| error.contains(name));
+        let named = ["Open MPI", "MPICH", "Intel(R) MPI"].iter().any(|name| error.contains(name));
         expect(named, || format!("no library is named in {error}"))?;
     }
     comm.barrier().map_err(text)?;

@@ -22,6 +22,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let many = Trial::test("processes/cycles/many", many_cycles);
     trials.push(many.with_ignored_flag(gpus < 2));
     trials.push(Trial::test("settings", settings));
+    let unique_ids = Trial::test("unique_ids", move || unique_ids(gpus));
+    trials.push(unique_ids.with_ignored_flag(gpus < 2));
     trials
 }
 
@@ -196,5 +198,24 @@ fn settings() -> Result<(), libtest_mimic::Failed> {
     }
     let nul = run(|config| config.comm_name = Some("a\0b".into())).map(drop).unwrap_err();
     assert!(nul.to_string().contains("comm_name"), "{nul}");
+    Ok(())
+}
+
+/// Ranks that are spread over every number of unique ids (a library that has it; `releases.rs` has those that do not).
+fn unique_ids(gpus: usize) -> Result<(), libtest_mimic::Failed> {
+    let all: u32 = (1..=gpus as u32).sum();
+    for ids in 1..=gpus {
+        let mut config = Config::default();
+        config.unique_ids = Some(ids);
+        let sum = |comm: Comm| {
+            let mut buffer = upload(&comm, &[comm.rank() as u32 + 1])?;
+            must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+            must("barrier", comm.barrier())?;
+            Ok::<_, String>(download(&comm, &buffer)?[0])
+        };
+        for sum in Comm::builder().backend(BackendKind::Nccl).nccl(config).run(gpus, sum)? {
+            assert_eq!(sum?, all, "{ids} unique ids");
+        }
+    }
     Ok(())
 }

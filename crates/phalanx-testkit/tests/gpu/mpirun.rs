@@ -51,7 +51,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let obstacle = hosts::make().err();
     let must_run = std::env::var_os("PHALANX_TEST_NAMESPACES").is_some();
     let mut trials = Vec::new();
-    for (installation, found) in Installation::all() {
+    // Intel MPI's are those of one host here.
+    for (installation, found) in Installation::all().into_iter().filter(|(name, _)| *name != "intel_mpi") {
         // Where ranks that wait keep their core to themselves, no more of them than cores.
         let gpus = if installation == "open_mpi" { gpus / 2 * 2 } else { gpus.min(2) };
         for (name, test) in TESTS {

@@ -109,7 +109,7 @@ pub fn threads() -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     for result in results {
         match result {
-            Err(Error::Unsupported { why, .. }) if why.contains("one process") => {}
+            Err(Error::Unsupported(error)) if error.why.contains("one process") => {}
             other => return Err(format!("{other:?}")),
         }
     }

@@ -17,7 +17,7 @@ pub(crate) mod solo;
 use crate::bootstrap::HostTopology;
 use crate::communicator::StreamSyncOps;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::Lane;
 use crate::op::{RawReduction, ReductionCode};
 use std::time::Duration;
@@ -252,12 +252,13 @@ impl Call<'_> {
     }
 
     /// With its buffers.
-    #[inline]
+    #[inline(always)]
     pub fn with_buffers(self, send: Span, recv: Span) -> Self {
         Call { send: send.start, recv: recv.start, spaces: [send.space, recv.space], ..self }
     }
 
     /// A call without data.
+    #[inline(always)]
     pub fn empty(operation: Operation) -> Call<'static> {
         Call {
             operation,
@@ -450,11 +451,11 @@ pub(crate) trait Backend: Send + Sync {
     /// A communicator of those ranks that are still there, in their order, and the number of this shrinking of
     /// this communicator. Waits for them no longer than the deadline, for each rank that is lost meanwhile.
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
-        Err(Error::Unsupported {
+        Err(Error::from(UnsupportedError {
             what: "shrink".into(),
             why: format!("the backend {} cannot go on without a rank", self.kind()),
             remedy: "start the job again".into(),
-        })
+        }))
     }
 
     /// A communicator of these ranks and of so many processes that come in, and a number that no other has. Collective.
@@ -462,11 +463,11 @@ pub(crate) trait Backend: Send + Sync {
     /// # Safety
     /// As for `split`.
     unsafe fn grow(&self, _joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
-        Err(Error::Unsupported {
+        Err(Error::from(UnsupportedError {
             what: "grow".into(),
             why: format!("the backend {} cannot take in new ranks", self.kind()),
             remedy: "start the job again with more ranks".into(),
-        })
+        }))
     }
 
     /// Zeroed memory that is as near to the peers as the backend has it, aligned to 64 bytes.

@@ -3,7 +3,7 @@
 
 use super::hosts::{HostTopology, Identity};
 use crate::backend::BackendKind;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use serde::{Deserialize, Serialize};
 
 /// The backends on GPUs, in the order of preference.
@@ -107,13 +107,13 @@ fn no_gpu(all: &[Introduction], topology: &HostTopology, rank: usize, index: usi
         }
         Err(why) => why.clone(),
     };
-    Error::Unsupported {
+    Error::from(UnsupportedError {
         what: format!("{} for {} ranks on {} hosts", ON_GPUS[index], all.len(), topology.num_hosts()),
         why: format!("rank {rank} on {} has no GPU of its own: {why}", topology.name_of(host)),
         remedy: "start as many ranks on each host as it has GPUs (`phalanx doctor` there says what it finds), or do \
                  without: PHALANX_BACKEND=mpi, under mpirun or srun"
             .into(),
-    }
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Who shares a host: found out by a handshake, since names and variables can be wrong.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::os::Surroundings;
 use serde::{Deserialize, Serialize};
 
@@ -113,7 +113,7 @@ impl HostTopology {
         let (ranks, hosts) = (self.of_rank.len(), self.num_hosts());
         let slots: Vec<String> =
             self.hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks.len())).collect();
-        Err(Error::Unsupported {
+        Err(Error::from(UnsupportedError {
             what: format!("a world of {ranks} ranks without GPUs on {hosts} hosts or containers ({self})"),
             why: "the host backend shares memory; between hosts, host memory is MPI's work".into(),
             remedy: format!(
@@ -121,7 +121,7 @@ impl HostTopology {
                  (or srun); or start all ranks on one host",
                 slots.join(",")
             ),
-        })
+        }))
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::mpi::{MpiComm, MpiMail};
 use crate::comm::Comm;
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -174,7 +174,7 @@ fn no_wire(error: std::io::Error) -> Error {
 
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 fn too_few_threads(rank: usize, topology: &HostTopology) -> Error {
-    Error::Unsupported {
+    Error::from(UnsupportedError {
         what: format!("GPUs on {} hosts whose ranks meet over MPI", topology.num_hosts()),
         why: format!(
             "rank {rank} on {} has initialised MPI below MPI_THREAD_MULTIPLE, and what is told over MPI meanwhile needs \
@@ -184,7 +184,7 @@ fn too_few_threads(rank: usize, topology: &HostTopology) -> Error {
         remedy: "initialise MPI with MPI_Init_thread and MPI_THREAD_MULTIPLE or leave it to phalanx; or meet over TCP \
                  (PHALANX_STORE=host:port and PHALANX_TOKEN_FILE); or use MPI alone (PHALANX_BACKEND=mpi)"
             .into(),
-    }
+    })
 }
 
 impl Environment {

@@ -23,7 +23,7 @@ use crate::backend::nccl::{NcclComm, NcclSettings};
 use crate::backend::solo::SoloComm;
 use crate::backend::{Backend, BackendKind, Departure};
 use crate::comm::{Comm, Settings, grown_name};
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 pub(crate) use environment::Environment;
 use environment::Place;
 #[cfg(feature = "cuda")]
@@ -210,11 +210,11 @@ fn introduction(environment: &Environment, settings: &Settings) -> Result<agreem
 fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> Result<()> {
     match backend {
         BackendKind::Host => topology.check_one_host(),
-        BackendKind::Nvshmem => Err(Error::Unsupported {
+        BackendKind::Nvshmem => Err(Error::from(UnsupportedError {
             what: format!("the backend nvshmem on several hosts ({topology})"),
             why: "its ranks meet in the memory of one".into(),
             remedy: "use NCCL (PHALANX_BACKEND=nccl), or start all ranks on one host".into(),
-        }),
+        })),
         _ => Ok(()),
     }
 }
@@ -297,11 +297,11 @@ fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings)
 
 #[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
 fn join_mpi(_: Option<&Launcher>, _: &Environment, _: &Settings) -> Result<Comm> {
-    Err(Error::Unsupported {
+    Err(Error::from(UnsupportedError {
         what: "the backend mpi".into(),
         why: "it is written for 64-bit little-endian Unix".into(),
         remedy: "use the host backend, with `phalanx launch`".into(),
-    })
+    }))
 }
 
 /// Which library of GPUs a backend is.
@@ -320,11 +320,11 @@ fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
 
 #[cfg(not(feature = "cuda"))]
 fn gpus_for(backend: BackendKind, _ranks: usize) -> Result<()> {
-    Err(Error::Unsupported {
+    Err(Error::from(UnsupportedError {
         what: format!("the backend {backend}"),
         why: "phalanx was built without its feature `cuda`".into(),
         remedy: "build it with the feature".into(),
-    })
+    }))
 }
 
 /// How many GPUs this process could use with a backend.
@@ -417,11 +417,11 @@ pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
     match backend {
         BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, rank, name, &settings),
         BackendKind::Host => Ok(Comm::new(Arc::new(host), name)),
-        other => Err(Error::Unsupported {
+        other => Err(Error::from(UnsupportedError {
             what: format!("joining on the backend {other}"),
             why: "the ranks that grow are those of the backends host, nccl and rccl".into(),
             remedy: "unset PHALANX_BACKEND, or set it to that of the others".into(),
-        }),
+        })),
     }
 }
 
@@ -452,12 +452,12 @@ pub(crate) fn run_threads<R: Send>(
                 on_gpu(backend, host, gpu, name.clone(), settings)?
             }
             BackendKind::Mpi | BackendKind::Nvshmem => {
-                return Err(Error::Unsupported {
+                return Err(Error::from(UnsupportedError {
                     what: format!("the backend {backend} for threads"),
                     why: "its ranks are processes".into(),
                     remedy: "start the program with mpirun or `phalanx launch` and use phalanx::init()"
                         .into(),
-                });
+                }));
             }
             _ => Comm::new(Arc::new(host), name.clone()),
         };

@@ -45,7 +45,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    #[inline]
+    #[inline(always)]
     fn new(slice: &Arc<CudaStream>, operation: &'a CudaStream) -> Result<Plan<'a>> {
         let (ours, theirs) = (slice.context(), operation.context());
         if ours.cu_ctx() != theirs.cu_ctx() {
@@ -58,7 +58,7 @@ impl<'a> Plan<'a> {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn lent(self, (address, event): (CUdeviceptr, SyncOnDrop<'a>)) -> Lent<'a> {
         let tracked = self.managed && matches!(event, SyncOnDrop::Record(Some(_)));
         let order = match self.slice {

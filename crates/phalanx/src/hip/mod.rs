@@ -30,7 +30,7 @@ mod stream;
 pub use slice::{Slice, Use, View, ViewMut};
 pub use stream::{HipSource, HipTarget, Stream};
 
-use crate::error::{Error, LibraryError, Result};
+use crate::error::{Error, LibraryError, Result, UnsupportedError};
 use phalanx_sys::hip::{Api, hipError_t};
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -88,11 +88,11 @@ impl Device {
         if ordinal < count {
             return Ok(Device { ordinal });
         }
-        Err(Error::Unsupported {
+        Err(Error::from(UnsupportedError {
             what: format!("GPU {ordinal}"),
             why: format!("HIP shows this process {count} GPUs"),
             remedy: "use fewer ranks, or look at HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES".into(),
-        })
+        }))
     }
 
     /// Its number.

@@ -3,7 +3,7 @@
 use crate::backend::nccl::Footprint;
 use crate::backend::{Call, Direction, Space};
 use crate::comm::{Comm, View};
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::group::{CommGroup, Group};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
@@ -67,11 +67,11 @@ where
     /// a graph cannot hold; what the operations themselves refuse.
     pub fn capture(comm: &'c Comm, mut buffers: B, describe: F) -> Result<Graph<'c, B, F>> {
         let Some(stream) = comm.cuda_stream() else {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: "a CUDA graph".into(),
                 why: format!("the communicator is the {} backend's", comm.backend()),
                 remedy: "use a communicator on GPUs (BackendKind::Nccl)".into(),
-            });
+            }));
         };
         let stream = stream.context().new_stream()?;
         let comm = comm.on(&stream)?;
@@ -87,10 +87,12 @@ where
             started?;
             (graph?, captured)
         };
-        let graph = graph.ok_or_else(|| Error::Unsupported {
-            what: "a CUDA graph of nothing".into(),
-            why: "the operations enqueue nothing".into(),
-            remedy: "capture operations with data".into(),
+        let graph = graph.ok_or_else(|| {
+            Error::from(UnsupportedError {
+                what: "a CUDA graph of nothing".into(),
+                why: "the operations enqueue nothing".into(),
+                remedy: "capture operations with data".into(),
+            })
         })?;
         graph.upload()?;
         Ok(Graph { graph, captured, buffers, describe, comm })

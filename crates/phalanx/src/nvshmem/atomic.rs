@@ -8,7 +8,7 @@ use super::context::Context;
 use super::device::{failed, raw};
 use super::memory::{Shared, check_index};
 use crate::dtype::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::op::{element_bits, element_from_bits};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule, CUresult};
@@ -262,11 +262,11 @@ impl Context {
         self.device.check(stream)?;
         self.enter()?;
         let Some(start) = self.peer("atomic", place.place(), pe)? else {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("an atomic operation on PE {pe}'s memory"),
                 why: "it cannot be reached by loads and stores (NVLink, PCIe) from here".into(),
                 remedy: "use signals, or NVSHMEM's atomics in a kernel".into(),
-            });
+            }));
         };
         let function = self.kernel(operation, <D::Elem as Atomic>::ADDITION)?;
         let mut address = start + (index * size_of::<D::Elem>()) as u64;

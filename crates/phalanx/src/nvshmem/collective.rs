@@ -4,8 +4,8 @@ use super::device::raw;
 use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result, UsageError};
-use crate::lane::{GpuStream, Lane};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
+use crate::lane::OnStream;
 use cudarc::driver::CudaStream;
 use phalanx_sys::nvshmem::{REDUCE_OPS, REDUCE_TYPES, Reduce};
 use std::ffi::c_void;
@@ -244,7 +244,7 @@ impl Team<'_> {
         if count == 0 {
             return Ok(());
         }
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = buffer.lend_mut(&lane)?;
         let start: *mut c_void = lent.span().start.cast();
         // SAFETY: as above; the library allows source and destination to be the same.
@@ -286,10 +286,12 @@ impl Team<'_> {
         op: TeamReduction,
         find: impl Fn(usize, usize) -> Option<Reduce>,
     ) -> Result<Reduce> {
-        let unsupported = |why: String| Error::Unsupported {
-            what: format!("{operation} of {} with {op}", T::DTYPE),
-            why,
-            remedy: "use another type or reduction".into(),
+        let unsupported = |why: String| {
+            Error::from(UnsupportedError {
+                what: format!("{operation} of {} with {op}", T::DTYPE),
+                why,
+                remedy: "use another type or reduction".into(),
+            })
         };
         if !op.supports(T::DTYPE) {
             return Err(unsupported("NVSHMEM has no such reduction".into()));
@@ -331,7 +333,7 @@ impl Team<'_> {
         if source.is_empty() {
             return Ok(());
         }
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let (from, to) = (source.lend(&lane)?, dest.lend_mut(&lane)?);
         let code = call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream));
         self.context.library.check(name, code)

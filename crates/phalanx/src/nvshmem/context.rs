@@ -6,7 +6,7 @@ use super::device::{Device, failed};
 use super::library::{self, Library, within};
 use crate::bootstrap::{self, HostTopology};
 use crate::comm::Comm;
-use crate::error::{Error, Result, TimeoutError, UsageError};
+use crate::error::{Error, Result, TimeoutError, UnsupportedError, UsageError};
 use crate::sync::lock;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
@@ -180,11 +180,11 @@ fn check_processes(topology: &HostTopology, control: &Control) -> Result<()> {
     for rank in 0..processes.len() {
         let same = |other: &usize| processes[*other] == processes[rank] && topology.same_host(rank, *other);
         if let Some(other) = (0..rank).find(same) {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: "NVSHMEM for ranks that are threads".into(),
                 why: format!("ranks {other} and {rank} are in one process, and a process is one PE"),
                 remedy: "start a process for each rank (phalanx launch, torchrun, mpirun, srun)".into(),
-            });
+            }));
         }
     }
     Ok(())
@@ -193,7 +193,7 @@ fn check_processes(topology: &HostTopology, control: &Control) -> Result<()> {
 fn check_versions(versions: &[u64]) -> Result<()> {
     match versions.iter().position(|version| *version != versions[0]) {
         None => Ok(()),
-        Some(pe) => Err(Error::Unsupported {
+        Some(pe) => Err(Error::from(UnsupportedError {
             what: "NVSHMEM with libraries of different versions".into(),
             why: format!(
                 "PE 0 has {}, PE {pe} has {}",
@@ -201,7 +201,7 @@ fn check_versions(versions: &[u64]) -> Result<()> {
                 version_text(versions[pe] as u32)
             ),
             remedy: "install one version everywhere, or name it with PHALANX_NVSHMEM_LIB".into(),
-        }),
+        })),
     }
 }
 
@@ -226,11 +226,11 @@ impl Claim {
                 Ok(Claim { entered: false })
             }
             Process::Spent(error) => Err(error.clone()),
-            Process::InUse => Err(Error::Unsupported {
+            Process::InUse => Err(Error::from(UnsupportedError {
                 what: "a second NVSHMEM context".into(),
                 why: "a process is one PE, and this one has a context already".into(),
                 remedy: "finalize that one first, or pass it on".into(),
-            }),
+            })),
         }
     }
 
@@ -251,12 +251,12 @@ impl Drop for Claim {
 
 #[cold]
 fn abandoned() -> Error {
-    Error::Unsupported {
+    Error::from(UnsupportedError {
         what: "another NVSHMEM context".into(),
         why: "this process's last one was dropped, or failed, without being finalized, and the library keeps its state"
             .into(),
         remedy: "call Context::finalize on every PE; after a failure end the process".into(),
-    }
+    })
 }
 
 /// What initialisation answered.
@@ -273,11 +273,11 @@ impl Ready {
         let claim = Claim::new()?;
         let library = library::load()?;
         if library.version() < OLDEST {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("NVSHMEM {}", version_text(library.version())),
                 why: format!("{} is the oldest that phalanx can use", version_text(OLDEST)),
                 remedy: "install a newer one, or name it with PHALANX_NVSHMEM_LIB".into(),
-            });
+            }));
         }
         let device = Device::open(gpu)?;
         Ok(Ready { library, device, claim })

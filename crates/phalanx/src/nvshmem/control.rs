@@ -7,7 +7,7 @@
 use crate::backend::host::{Subject, Witness};
 use crate::backend::{Backend, Call, Departure, Operation};
 use crate::comm::Comm;
-use crate::error::{Error, MismatchError, Result};
+use crate::error::{Error, MismatchError, Result, UnsupportedError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -124,11 +124,11 @@ impl Control {
         self.comm.all_gather(&[u8::from(could)], &mut all)?;
         match all.iter().position(|could| *could == 0) {
             None => Ok(()),
-            Some(pe) => Err(Error::Unsupported {
+            Some(pe) => Err(Error::from(UnsupportedError {
                 what: "NVSHMEM".into(),
                 why: format!("PE {pe} could not {what}"),
                 remedy: "see that PE's error".into(),
-            }),
+            })),
         }
     }
 

@@ -1,7 +1,7 @@
 //! This PE's GPU.
 
 use crate::driver::driver;
-use crate::error::{Error, LibraryError, Result, UsageError};
+use crate::error::{Error, LibraryError, Result, UnsupportedError, UsageError};
 use crate::sync::lock;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
@@ -24,11 +24,11 @@ impl Device {
         driver()?;
         let count = CudaContext::device_count()? as usize;
         if ordinal >= count {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("NVSHMEM on GPU {ordinal}"),
                 why: format!("this process sees {count} GPUs"),
                 remedy: "use fewer PEs, name a GPU (Builder::gpu), or look at CUDA_VISIBLE_DEVICES".into(),
-            });
+            }));
         }
         let mut opened = lock(&OPENED);
         if let Some(device) = opened.get(&ordinal) {

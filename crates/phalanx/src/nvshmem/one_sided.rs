@@ -4,8 +4,8 @@ use super::context::Context;
 use super::device::raw;
 use super::memory::{Local, LocalMut, Shared, check_index, too_short};
 use crate::dtype::Element;
-use crate::error::{Error, Result, UsageError};
-use crate::lane::{GpuStream, Lane, Lent};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
+use crate::lane::{Lent, OnStream};
 use cudarc::driver::CudaStream;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         // SAFETY: as above; the stream is one of the device, as lending has checked; what uses the source later is
         // ordered behind it.
@@ -102,7 +102,7 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
         unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe, raw(stream)) };
@@ -168,7 +168,7 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
         // SAFETY: as above; the stream is one of the device, as lending has checked; what uses the destination later is
         // ordered behind it.
@@ -195,7 +195,7 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
         unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe, raw(stream)) };
@@ -305,7 +305,7 @@ impl Context {
             4 => library.need(library.nvshmemx_iput32_on_stream, "nvshmemx_iput32_on_stream"),
             _ => library.need(library.nvshmemx_iput64_on_stream, "nvshmemx_iput64_on_stream"),
         }?;
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         let (to, from) = (dest.place() as *mut _, address(&lent));
         // SAFETY: as above, and as for `put_on_stream`.
@@ -381,7 +381,7 @@ impl Context {
             4 => library.need(library.nvshmemx_iget32_on_stream, "nvshmemx_iget32_on_stream"),
             _ => library.need(library.nvshmemx_iget64_on_stream, "nvshmemx_iget64_on_stream"),
         }?;
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
         let (to, from) = (address(&lent).cast_mut(), source.place() as *const _);
         // SAFETY: as above, and as for `get_on_stream`.
@@ -491,8 +491,8 @@ impl Context {
 
 /// Checks, made before anything is started.
 impl Context {
-    fn lane(&self) -> Lane {
-        Lane::gpu(GpuStream::Cuda(self.stream().clone()))
+    fn lane(&self) -> OnStream<'_> {
+        OnStream::new(self.stream())
     }
 
     /// What was lent to the context's stream is not being written any more when this returns.
@@ -596,11 +596,11 @@ impl Context {
     fn check_mapped(&self, operation: &'static str, place: u64, pe: usize) -> Result<()> {
         match self.peer(operation, place, pe)? {
             Some(_) => Ok(()),
-            None => Err(Error::Unsupported {
+            None => Err(Error::from(UnsupportedError {
                 what: format!("{operation} with PE {pe}"),
                 why: "its memory cannot be reached by loads and stores (NVLink, PCIe) from here".into(),
                 remedy: "use put or get, on contiguous memory".into(),
-            }),
+            })),
         }
     }
 }

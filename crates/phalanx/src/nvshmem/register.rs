@@ -6,7 +6,7 @@ use super::device::failed;
 use super::memory::{Local, LocalMut, Origin, Symmetric, byte_count};
 use crate::buffer::{Source, Target};
 use crate::dtype::Element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::{Lane, Lent};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaSlice, DevicePtr};
@@ -85,10 +85,12 @@ impl Context {
 
     /// Whether memory can be mapped a second time.
     fn check_mappable(&self, start: CUdeviceptr, bytes: usize) -> Result<()> {
-        let unfit = |why: String| Error::Unsupported {
-            what: "register_symmetric".into(),
-            why,
-            remedy: "allocate with cuMemCreate in whole granules, or use Context::alloc".into(),
+        let unfit = |why: String| {
+            Error::from(UnsupportedError {
+                what: "register_symmetric".into(),
+                why,
+                remedy: "allocate with cuMemCreate in whole granules, or use Context::alloc".into(),
+            })
         };
         let mut handle = 0;
         // SAFETY: an out-pointer on the stack; the driver looks the address up.

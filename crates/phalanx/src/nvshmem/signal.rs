@@ -5,7 +5,7 @@ use super::device::raw;
 use super::memory::{Local, Shared, Symmetric, check_index};
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::lane::{GpuStream, Lane};
+use crate::lane::OnStream;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 use phalanx_sys::nvshmem::{cmp, signal_op};
@@ -117,7 +117,7 @@ impl Context {
             return self.signal_op_on_stream(signal, value, op, pe, stream);
         }
         self.device.check(stream)?;
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
         // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent until the
@@ -151,7 +151,7 @@ impl Context {
             return self.signal_op_on_stream(signal, value, op, pe, stream);
         }
         self.device.check(stream)?;
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
         // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.

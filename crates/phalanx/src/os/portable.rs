@@ -1,6 +1,6 @@
 //! Any other system: ranks are threads; what needs more answers a typed error.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use std::alloc::Layout;
 use std::io;
 use std::ptr::NonNull;
@@ -11,11 +11,11 @@ use std::time::Duration;
 pub(crate) const PROCESS_RANKS: bool = false;
 
 fn unsupported() -> Error {
-    Error::Unsupported {
+    Error::from(UnsupportedError {
         what: "ranks as processes of one host".into(),
         why: format!("shared regions are implemented for Linux, this is {}", std::env::consts::OS),
         remedy: "run the ranks as threads (phalanx::run)".into(),
-    }
+    })
 }
 
 /// Nanoseconds since this process first asked.

@@ -9,7 +9,7 @@ use super::relay::{Decision, Link};
 use super::verdict::{Context, Verdict};
 use super::world::{Kind, Segment, World};
 use crate::backend::Departure;
-use crate::error::{Error, PeerEvent, Result};
+use crate::error::{Error, PeerEvent, Result, UnsupportedError};
 use crate::sync::Ordering;
 use crate::watch::deadline;
 use std::sync::Arc;
@@ -104,11 +104,11 @@ impl Endpoint {
 
     #[cold]
     pub fn too_long(&self) -> Error {
-        Error::Unsupported {
+        Error::from(UnsupportedError {
             what: "moving host memory between hosts".into(),
             why: "these ranks share no memory, and what they tell each other is a few words".into(),
             remedy: "use a backend that reaches other hosts".into(),
-        }
+        })
     }
 
     /// Tells ranks that share no memory what has changed; others see it.
@@ -444,12 +444,12 @@ impl Endpoint {
         if self.link.as_ref().is_none_or(|link| !link.has_ended()) {
             return Ok(());
         }
-        Err(Error::Unsupported {
+        Err(Error::from(UnsupportedError {
             what: "shrink".into(),
             why: "the job's store is gone, with the process that had it, or this process is cut off from it"
                 .into(),
             remedy: "start the job again; with `phalanx launch` the store outlives every rank".into(),
-        })
+        }))
     }
 
     pub fn depart(&self, departure: Departure) {
@@ -481,9 +481,9 @@ impl Drop for Endpoint {
 }
 
 fn forked() -> Error {
-    Error::Unsupported {
+    Error::from(UnsupportedError {
         what: "a communicator of the process before fork".into(),
         why: "the rank is the process that made it, and this is a copy".into(),
         remedy: "make communicators after fork, or start the process with exec".into(),
-    }
+    })
 }

@@ -46,7 +46,7 @@ use crate::backend::{
 use crate::bootstrap::store::Store;
 use crate::bootstrap::{Growth, HostTopology};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use collective::{Collective, State};
 use endpoint::Endpoint;
 use layout::{Channel, Layout};
@@ -321,11 +321,11 @@ impl HostComm {
         let joined = match channel {
             _ if color.is_none() => None,
             Some(made) => Some(made),
-            None if ids[leader] == [0] => Some(Err(crate::Error::Unsupported {
+            None if ids[leader] == [0] => Some(Err(crate::Error::from(UnsupportedError {
                 what: "split".into(),
                 why: format!("rank {leader} could not make the new communicator's memory"),
                 remedy: "see that rank's error".into(),
-            })),
+            }))),
             None => Some(NewChannel::open(&self.endpoint.world, ids[leader][0])),
         };
         // Nobody leaves before all have opened the channel, or failed to.
@@ -337,11 +337,11 @@ impl HostComm {
             return Ok(None);
         };
         if let Some(rank) = members.iter().find(|rank| all_opened[**rank] == [0]) {
-            return Err(crate::Error::Unsupported {
+            return Err(crate::Error::from(UnsupportedError {
                 what: "split".into(),
                 why: format!("rank {rank} could not open the new communicator's memory"),
                 remedy: "see that rank's error".into(),
-            });
+            }));
         }
         let rank = members.iter().position(|rank| *rank == self.endpoint.rank).expect("one of them");
         let world_ranks = members.iter().map(|rank| self.endpoint.members()[*rank]).collect();
@@ -357,11 +357,11 @@ impl HostComm {
         self.endpoint.check()?;
         let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
         let Some(job) = self.endpoint.world.job() else {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: "grow".into(),
                 why: "the ranks are not processes of one host".into(),
                 remedy: "start them as processes, with `phalanx launch`, on one host".into(),
-            });
+            }));
         };
         let world_size = members.saturating_add(joiners);
         if world_size > MAX_RANKS {

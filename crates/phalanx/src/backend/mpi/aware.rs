@@ -7,16 +7,43 @@ use phalanx_sys::mpi::Mpi;
 /// The setting for libraries that cannot be asked.
 const CUDA: &str = "PHALANX_MPI_CUDA";
 
+/// Whether Intel MPI lets processes look into each other's GPU memory. Its default does.
+const INTEL_IPC: &str = "I_MPI_OFFLOAD_IPC";
+
+fn is_intel(version: &str) -> bool {
+    version.starts_with("Intel(R) MPI")
+}
+
 /// What the user says of that.
 pub(super) fn told() -> Result<Option<bool>> {
     Ok(switch_from_environment(CUDA)?)
 }
 
+/// What a CUDA-aware MPI does with CUDA memory.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
+pub(super) struct Aware {
+    /// It takes that of a pool, as cudarc's is, in reductions.
+    pub reductions: bool,
+    /// It takes it in `MPI_Imrecv`.
+    pub matched_receives: bool,
+}
+
+impl Aware {
+    fn of(version: &str) -> Aware {
+        // 2021.18 copies what has come in a matched message with the host's instructions, and asks for handles in reductions
+        // that memory of a pool does not have.
+        let all = !is_intel(version);
+        Aware { reductions: all, matched_receives: all }
+    }
+}
+
 /// Whether an initialised MPI takes addresses of CUDA memory; if not, who says so.
-pub(super) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<(), String> {
+pub(super) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, String> {
     let functions = &mpi.functions;
+    let aware = Aware::of(&mpi.version);
     let (who, answer) = if let Some(told) = told {
-        return if told { Ok(()) } else { Err(format!("{CUDA}=0 says that {} takes none", mpi.version)) };
+        return if told { Ok(aware) } else { Err(format!("{CUDA}=0 says that {} takes none", mpi.version)) };
     } else if let Some(query) = functions.query_cuda_support {
         // SAFETY: MPI is initialised.
         ("MPIX_Query_cuda_support", unsafe { query() })
@@ -30,7 +57,11 @@ pub(super) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<(), Stri
     };
     let path = mpi.library.path().display();
     match (who, answer) {
-        (_, 1) => Ok(()),
+        (_, 1) if is_intel(&mpi.version) && std::env::var_os(INTEL_IPC).is_none_or(|value| value != "0") => {
+            // It asks for handles in messages, too.
+            Err(format!("{} takes memory of pools, which cudarc's is, only with {INTEL_IPC}=0", mpi.version))
+        }
+        (_, 1) => Ok(aware),
         ("", _) => Err(format!(
             "{} ({path}) cannot be asked whether it is CUDA-aware: it has neither MPIX_Query_cuda_support nor \
              MPIX_GPU_query_support",

@@ -11,8 +11,8 @@ use super::guard::Guard;
 use super::process::Process;
 use super::reduction::Plan;
 use super::{MpiComm, total};
-use crate::backend::{Call, Operation, Space};
-use crate::error::{Error, Result, TimeoutError};
+use crate::backend::{Call, Operation, Space, Transfer};
+use crate::error::{Error, Result, TimeoutError, UnsupportedError};
 use crate::lane::Admission;
 use crate::sync::lock;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
@@ -61,13 +61,13 @@ impl Gate {
 impl Admission for Gate {
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let Err(why) = &self.process.cuda else { return Ok(()) };
-        Err(Error::Unsupported {
+        Err(Error::from(UnsupportedError {
             what: format!("the memory of GPU {} in an operation of MPI", stream.context().ordinal()),
             why: why.clone(),
             remedy: "use an MPI that was built with CUDA; set PHALANX_MPI_CUDA=1 if this one takes CUDA memory all the \
                      same; use NCCL (PHALANX_BACKEND=nccl); or copy the buffer to host memory"
                 .into(),
-        })
+        }))
     }
 
     fn wait(&self, stream: &Arc<CudaStream>, limit: Option<Duration>) -> Result<()> {
@@ -143,6 +143,9 @@ impl MpiComm {
         let is_root = call.root == self.rank;
         let in_place = call.send == call.recv.cast_const();
         let is_whole = || !self.is_large(call);
+        if call.operation.reduces() && !self.process.cuda.as_ref().is_ok_and(|aware| aware.reductions) {
+            return false;
+        }
         match call.operation {
             AllReduce => self.is_of_mpi(call),
             Reduce => self.is_of_mpi(call) && !(is_root && in_place),
@@ -163,6 +166,21 @@ impl MpiComm {
         let constants = &self.process.mpi.constants;
         let plan = self.process.plans[call.dtype as usize][call.reduction.code as usize];
         matches!(plan, Plan::Direct { op, .. } if op == constants.sum || op == constants.prod)
+    }
+
+    /// Whether a message that MPI matched is received in host memory first.
+    pub(super) fn receives_aside(&self, transfer: &Transfer) -> bool {
+        transfer.space == Space::Device
+            && !self.process.cuda.as_ref().is_ok_and(|aware| aware.matched_receives)
+    }
+
+    /// Brings a piece that was received aside to where it belongs.
+    ///
+    /// # Safety
+    /// So many bytes of a GPU's memory are there, and nobody uses them; its context is current.
+    pub(super) unsafe fn bring(&self, piece: &[u8], target: *mut u8) -> Result<()> {
+        // SAFETY: the caller's contract.
+        Ok(unsafe { result::memcpy_htod_sync(address(target), piece) }?)
     }
 
     /// Elements that this rank reads, and those that it writes.

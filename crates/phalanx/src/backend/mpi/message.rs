@@ -10,7 +10,7 @@ use super::{Failure, MpiComm, check};
 use crate::backend::Space;
 use crate::backend::host::Record;
 use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
-use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError};
+use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
 use crate::sync::lock;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
@@ -63,8 +63,9 @@ struct Receive {
     piece: Option<(Handle, usize)>,
     /// Whether nothing more is to come.
     complete: bool,
-    /// Where a piece of a wrong length goes, so that its sender comes free.
-    discarded: Vec<u8>,
+    /// Where a piece goes that cannot go where it belongs: one of a wrong length, so that its sender comes free, or one for
+    /// CUDA memory that MPI does not write to.
+    aside: Vec<u8>,
 }
 
 impl Posted {
@@ -148,11 +149,11 @@ impl MpiComm {
     /// As for [`Backend::post`](crate::backend::Backend::post).
     pub(super) unsafe fn post_message(&self, transfer: Transfer) -> Result<Ticket> {
         if transfer.tag > self.process.max_tag {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("the tag {}", transfer.tag),
                 why: format!("the largest tag of this MPI is {} (MPI_TAG_UB)", self.process.max_tag),
                 remedy: "use smaller tags: every MPI has those up to 32766".into(),
-            });
+            }));
         }
         // SAFETY: the caller's contract.
         Ok(unsafe { self.post_transfer(transfer) })
@@ -363,8 +364,15 @@ impl MpiComm {
                 if !done? {
                     return Ok(());
                 }
-                receive.received += len;
                 receive.piece = None;
+                #[cfg(feature = "cuda")]
+                if posted.outcome.is_ok() && len > 0 && self.receives_aside(&transfer) {
+                    let Direction::Recv(buffer) = transfer.direction else { unreachable!("a receive") };
+                    let target = buffer.wrapping_add(receive.received);
+                    // SAFETY: the rest of the buffer has room for the piece, whose length was right.
+                    posted.outcome = unsafe { self.bring(&receive.aside[..len], target) };
+                }
+                receive.received += len;
             }
             if receive.complete || !messages.is_next(index, &transfer) {
                 return Ok(());
@@ -408,11 +416,15 @@ impl MpiComm {
         let Way::Recv(receive) = &mut posted.way else { unreachable!("a receive") };
         let missing = transfer.count * transfer.dtype.size() - receive.received;
         let is_right = len == missing.min(self.process.max_bytes);
-        let target = if is_right {
-            buffer.wrapping_add(receive.received)
+        #[cfg(feature = "cuda")]
+        let is_aside = !is_right || self.receives_aside(&transfer);
+        #[cfg(not(feature = "cuda"))]
+        let is_aside = !is_right;
+        let target = if is_aside {
+            receive.aside = vec![0; len];
+            receive.aside.as_mut_ptr()
         } else {
-            receive.discarded = vec![0; len];
-            receive.discarded.as_mut_ptr()
+            buffer.wrapping_add(receive.received)
         };
         receive.complete = !is_right || len == missing;
         let mut request = Handle::ZERO;

@@ -5,12 +5,13 @@
 //! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since a thread moves
 //! requests along; below that level, the main thread alone may use the communicators, and does it.
 
+use super::aware::{self, Aware};
 use super::guard::{Abort, Guard};
 use super::reduction::{Plans, plans};
-use super::{Failure, aware, check};
+use super::{Failure, check};
 use crate::backend::host::Record;
 use crate::backend::{Call, Operation};
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::sync::lock;
 use phalanx_sys::mpi::{Handle, LoadError, Mpi};
 use std::ffi::{c_int, c_void};
@@ -43,7 +44,7 @@ pub(super) struct Process {
     /// ... and whether they are to come to their end, since the process does.
     pub is_ending: AtomicBool,
     /// Whether it takes addresses of CUDA memory, or why not: the one place to ask before it gets any.
-    pub cuda: std::result::Result<(), String>,
+    pub cuda: std::result::Result<Aware, String>,
     /// A communicator has failed, or a deadline is not to be waited for twice.
     failed: AtomicBool,
     /// The last deadline, in nanoseconds: finalising has it too.
@@ -186,12 +187,12 @@ impl Process {
         if main != 0 {
             return Ok(());
         }
-        Err(Error::Unsupported {
+        Err(Error::from(UnsupportedError {
             what: "MPI on another thread than the one that initialised it".into(),
             why: "the application initialised MPI below MPI_THREAD_MULTIPLE".into(),
             remedy: "initialise it with MPI_Init_thread and MPI_THREAD_MULTIPLE, or leave that to phalanx"
                 .into(),
-        })
+        }))
     }
 
     pub fn is_finalized(&self) -> bool {

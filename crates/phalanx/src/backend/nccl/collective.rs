@@ -4,7 +4,7 @@ use super::communicator::Communicator;
 use super::device::StreamMemory;
 use crate::backend::{Blocks, Call, Direction, Operation, Stream, Transfer};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::op::{RawReduction, ReductionCode};
 use phalanx_sys::nccl::{
     Flavour, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarHostImmediate, red_op,
@@ -60,6 +60,7 @@ impl Communicator {
     /// # Safety
     /// The contract of `Backend::collective`, with addresses in this device's memory; the device's turn is held, or
     /// this is inside a group.
+    #[inline]
     pub(super) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         use Operation::*;
         // SAFETY: the caller's contract, in each.
@@ -368,29 +369,31 @@ fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
     if covered >= len && !matches!(dtype, DType::F8E4M3 | DType::F8E5M2) {
         return Ok(());
     }
-    Err(Error::Unsupported {
+    Err(Error::from(UnsupportedError {
         what: format!("a pre-multiplied sum of {len} × {dtype} by one rank"),
         why: "NCCL's kernel for one rank leaves out elements, or does not exist".into(),
         remedy: "multiply before, or use a multiple of 512 bytes (no 8-bit floats)".into(),
-    })
+    }))
 }
 
 impl Communicator {
     /// The type in reductions.
+    #[inline]
     pub(super) fn reduced_type(&self, dtype: DType) -> Result<ncclDataType_t> {
         if self.library.flavour() == Flavour::Rccl && matches!(dtype, DType::F8E4M3 | DType::F8E5M2) {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("a reduction of {dtype} by RCCL"),
                 why: "on some of AMD's GPUs these are other formats than the OCP's (it moves them, as bytes)"
                     .into(),
                 remedy: "convert to f16 or bf16".into(),
-            });
+            }));
         }
         reduced_type(dtype)
     }
 }
 
 /// The type in reductions.
+#[inline]
 fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
     Ok(match dtype {
         DType::F32 => ncclDataType_t::Float32,
@@ -406,11 +409,11 @@ fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
         DType::I64 => ncclDataType_t::Int64,
         DType::U64 => ncclDataType_t::Uint64,
         DType::I16 | DType::U16 => {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("a reduction of {dtype}"),
                 why: "NCCL has no 16-bit integers (it moves them, as bytes)".into(),
                 remedy: "convert to i32 or u32, or use the host backend".into(),
-            });
+            }));
         }
     })
 }

@@ -5,7 +5,7 @@
 
 use super::device::Device;
 use super::library::Library;
-use super::meeting::Acquainted;
+use super::meeting::{Acquainted, Meeting};
 use super::memory::Handle;
 use super::staging::Stages;
 use crate::backend::host::{Subject, Witness};
@@ -32,8 +32,6 @@ pub(crate) struct Communicator {
     pub stages: Stages,
     pub(super) handle: Arc<HandleCell>,
     pub(super) last: Mutex<Last>,
-    /// Which peers it is connected with.
-    pub(super) acquainted: Mutex<Acquainted>,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
     failed: OnceLock<Error>,
@@ -63,8 +61,7 @@ impl HandleCell {
     }
 }
 
-/// What this rank enqueued last.
-#[derive(Clone, Copy)]
+/// What this rank enqueued, the last of it above all.
 pub(super) struct Last {
     /// Number of the last collective, and of the last message.
     pub collectives: u64,
@@ -72,6 +69,8 @@ pub(super) struct Last {
     /// The last of both that may not be complete, and where.
     pub subject: Option<Subject>,
     pub stream: Stream,
+    /// What the ranks are connected for.
+    pub acquainted: Acquainted,
 }
 
 // SAFETY: the handle is an address that the library owns; calls with it are made in the device's turn, one
@@ -113,8 +112,13 @@ impl Communicator {
             witness,
             stages: Stages::default(),
             handle: Arc::default(),
-            last: Mutex::new(Last { collectives: 0, messages: 0, subject: None, stream: Stream::NONE }),
-            acquainted: Mutex::default(),
+            last: Mutex::new(Last {
+                collectives: 0,
+                messages: 0,
+                subject: None,
+                stream: Stream::NONE,
+                acquainted: Acquainted::default(),
+            }),
             failing: Mutex::default(),
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
@@ -220,9 +224,9 @@ impl Communicator {
         last.subject.map(|subject| (subject, last.stream))
     }
 
-    /// Notes and announces a collective that is about to be enqueued.
-    #[inline]
-    pub fn next_collective(&self, call: &Call<'_>) -> Subject {
+    /// Notes and announces a collective that is about to be enqueued; who has to meet before it is.
+    #[inline(always)]
+    pub fn next_collective(&self, call: &Call<'_>) -> (Subject, Option<Meeting>) {
         let mut last = lock(&self.last);
         last.collectives += 1;
         let subject = Subject::call(last.collectives, call);
@@ -230,7 +234,8 @@ impl Communicator {
             (last.subject, last.stream) = (Some(subject), call.stream);
         }
         self.witness.announce(&subject);
-        subject
+        let meeting = self.meeting_for(call, &subject, &mut last.acquainted);
+        (subject, meeting)
     }
 
     /// Notes a message that is about to be enqueued.

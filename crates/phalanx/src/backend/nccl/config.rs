@@ -1,7 +1,7 @@
 //! Settings of a communicator.
 
 use super::library::Library;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use phalanx_sys::nccl::{ncclConfig_t, version_code, version_text};
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
@@ -126,7 +126,7 @@ fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) 
     if library.version() >= since && in_layout {
         return Ok(());
     }
-    Err(Error::Unsupported {
+    Err(Error::from(UnsupportedError {
         what: format!("the {} setting {setting}", library.name()),
         why: format!(
             "it came with NCCL {}, and {} {} ({}) is loaded",
@@ -136,7 +136,7 @@ fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) 
             library.path().display()
         ),
         remedy: format!("leave it unset, or load a newer one ({})", library.flavour().search().variable),
-    })
+    }))
 }
 
 fn text(setting: &'static str, value: &str) -> Result<CString> {

@@ -2,7 +2,7 @@
 
 use super::runtime::{Cuda, Hip, Runtime};
 use crate::backend::Stream;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::GpuStream;
 use crate::sync::lock;
 use cudarc::driver::CudaContext;
@@ -56,11 +56,11 @@ impl Device {
         static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
         let count = count(flavour)?;
         if ordinal >= count {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("GPU {ordinal}"),
                 why: format!("this process sees {count} GPUs"),
                 remedy: format!("use fewer ranks, or look at {}", hidden_by(flavour)),
-            });
+            }));
         }
         let mut opened = lock(&OPENED);
         let number = (flavour == Flavour::Rccl, ordinal);
@@ -248,11 +248,11 @@ impl StreamMemory {
         // SAFETY: a stream of this device, which is current, kept alive by its lane.
         match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
             Some(start) => Ok(StreamMemory { start, stream, device: *device }),
-            None => Err(Error::Unsupported {
+            None => Err(Error::from(UnsupportedError {
                 what: "all_to_all of one buffer".into(),
                 why: "the GPU has no memory pools, from which its copy would come".into(),
                 remedy: "use all_to_all with two buffers".into(),
-            }),
+            })),
         }
     }
 }

@@ -9,7 +9,6 @@ use super::communicator::Communicator;
 use crate::backend::host::{Subject, Way};
 use crate::backend::{Blocks, Call, Direction, Operation, Transfer};
 use crate::error::Result;
-use crate::sync::lock;
 use std::collections::BTreeSet;
 
 /// What the ranks have been through together.
@@ -51,8 +50,13 @@ pub(super) enum Meeting {
 
 impl Communicator {
     /// The meeting before a collective, which is announced, if it is the first of its kind.
-    #[inline]
-    pub(super) fn meeting_for(&self, call: &Call<'_>, subject: &Subject) -> Option<Meeting> {
+    #[inline(always)]
+    pub(super) fn meeting_for(
+        &self,
+        call: &Call<'_>,
+        subject: &Subject,
+        acquainted: &mut Acquainted,
+    ) -> Option<Meeting> {
         use Operation::{AllGatherV, AllToAllV, GatherV, ScatterV};
         if self.ranks == 1 {
             return None;
@@ -63,7 +67,7 @@ impl Communicator {
         }
         let lengths = lengths(&call.blocks, call.dtype.size(), self.ranks);
         let kind = Kind { call: subject.call_word(), lengths };
-        (lengths != 0 && lock(&self.acquainted).add(kind)).then_some(Meeting::All(*subject))
+        (lengths != 0 && acquainted.add(kind)).then_some(Meeting::All(*subject))
     }
 
     /// The meeting before messages, if some are the first on their way between two ranks.

@@ -2,7 +2,7 @@
 
 use super::communicator::Communicator;
 use crate::dtype::Element;
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::hip;
 use crate::lane::{GpuStream, Lane, Lent};
 use crate::sync::lock;
@@ -375,9 +375,9 @@ pub(super) fn best(communicator: &Communicator) -> Registration {
 
 /// The error for a buffer that is no window where one is needed.
 pub(super) fn not_a_window(registration: Registration) -> Error {
-    Error::Unsupported {
+    Error::from(UnsupportedError {
         what: "a one-sided operation".into(),
         why: format!("its target is memory with {registration:?} registration"),
         remedy: "allocate it with Registration::Symmetric, on every rank".into(),
-    }
+    })
 }

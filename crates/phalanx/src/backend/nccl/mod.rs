@@ -55,7 +55,7 @@ use crate::backend::{
 use crate::bootstrap::HostTopology;
 use crate::collective::Shape;
 use crate::communicator::StreamSyncOps;
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{GpuStream, Lane};
 use crate::sync::lock;
 use communicator::Communicator;
@@ -64,6 +64,7 @@ use device::{Device, PinnedMemory};
 use library::Library;
 use making::Origin;
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use streams::Events;
@@ -77,6 +78,8 @@ pub(crate) struct NcclComm {
     streams: Mutex<Vec<GpuStream>>,
     settings: Arc<NcclSettings>,
     messages: Mutex<Messages>,
+    /// Whether some are queued.
+    has_messages: AtomicBool,
     events: Events,
     /// The stream of the portable trait, if there is one.
     portable: Mutex<Option<GpuStream>>,
@@ -110,11 +113,11 @@ pub(crate) fn gpus(flavour: Flavour) -> Result<usize> {
 pub(crate) fn available(flavour: Flavour, ranks: usize) -> Result<()> {
     let gpus = device::count(flavour)?;
     if gpus < ranks {
-        return Err(Error::Unsupported {
+        return Err(Error::from(UnsupportedError {
             what: format!("{} for {ranks} ranks of this host", flavour.search().name),
             why: format!("each needs a GPU of its own, and this process sees {gpus}"),
             remedy: format!("use fewer ranks, or look at {}", device::hidden_by(flavour)),
-        });
+        }));
     }
     library::load(flavour).map(drop)
 }
@@ -169,6 +172,7 @@ impl NcclComm {
             stream,
             settings,
             messages: Mutex::default(),
+            has_messages: AtomicBool::new(false),
             events: Events::default(),
             portable: Mutex::default(),
         })
@@ -271,12 +275,16 @@ impl NcclComm {
     }
 
     /// Enqueues the messages that were posted.
+    #[inline(always)]
     fn flush(&self) -> Result<()> {
+        if self.has_messages.load(Ordering::Acquire) { self.flush_messages() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn flush_messages(&self) -> Result<()> {
         let transfers = {
             let mut messages = lock(&self.messages);
-            if messages.queued.is_empty() {
-                return Ok(());
-            }
+            self.has_messages.store(false, Ordering::Release);
             messages.first_queued = messages.next;
             std::mem::take(&mut messages.queued)
         };
@@ -333,11 +341,11 @@ unsafe fn agree(control: &HostComm, could: bool, what: &str) -> Result<()> {
     unsafe { control.tell_all(&[u64::from(could)], all.as_mut_slice()) }?;
     match all.iter().position(|could| *could == [0]) {
         None => Ok(()),
-        Some(rank) => Err(Error::Unsupported {
+        Some(rank) => Err(Error::from(UnsupportedError {
             what: "the communicator of GPUs".into(),
             why: format!("rank {rank} could not {what}"),
             remedy: "see that rank's error".into(),
-        }),
+        })),
     }
 }
 
@@ -385,7 +393,7 @@ impl Backend for NcclComm {
         }
         // A barrier, or the end: everybody's work is complete, and everybody has come.
         self.communicator.sync()?;
-        let subject = self.communicator.next_collective(call);
+        let (subject, _) = self.communicator.next_collective(call);
         // SAFETY: the caller's contract.
         self.meet(&subject, |control| unsafe { control.collective(call) })?;
         self.communicator.witness.complete(self.communicator.collectives());
@@ -396,6 +404,7 @@ impl Backend for NcclComm {
         self.communicator.check()?;
         let mut messages = lock(&self.messages);
         messages.queued.push(transfer);
+        self.has_messages.store(true, Ordering::Release);
         messages.next += 1;
         Ok(Ticket(messages.next - 1))
     }
@@ -443,7 +452,7 @@ impl Backend for NcclComm {
             // SAFETY: the caller's contract.
             unsafe { self.compare(&Call::empty(Operation::Split)) }?;
         }
-        let subject = parent.next_collective(&Call::empty(Operation::Split));
+        let (subject, _) = parent.next_collective(&Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
         let control = self.meet(&subject, |control| unsafe { control.part(color, key) })?;
         if parent.library.ncclCommSplit.is_none() {
@@ -478,7 +487,7 @@ impl Backend for NcclComm {
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
         self.sync()?;
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
-        let subject = self.communicator.next_collective(&call);
+        let (subject, _) = self.communicator.next_collective(&call);
         // SAFETY: the caller's contract.
         let (control, number) = self.meet(&subject, |control| unsafe { control.grown(joiners) })?;
         self.communicator.witness.complete(self.communicator.collectives());

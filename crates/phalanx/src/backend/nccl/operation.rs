@@ -148,30 +148,33 @@ pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
 ///
 /// # Safety
 /// As for [`collective`].
+#[inline(always)]
 pub(super) unsafe fn collective_with(
     communicator: &Arc<Communicator>,
     call: &Call<'_>,
-    needs: Needs,
+    mut needs: Needs,
 ) -> Result<()> {
     communicator.check()?;
-    let subject = communicator.next_collective(call);
-    let meeting = communicator.meeting_for(call, &subject);
-    let mut returns = Vec::new();
-    // SAFETY: the caller's contract.
-    let call = unsafe { bring(communicator, call, &mut returns) }?;
+    let (subject, meeting) = communicator.next_collective(call);
+    let (mut returns, brought) = (Vec::new(), &mut None);
+    let call = match call.spaces {
+        [Space::Device, Space::Device] => call,
+        // SAFETY: the caller's contract.
+        _ => brought.insert(unsafe { bring(communicator, call, &mut returns) }?),
+    };
     // SAFETY: as above; the addresses are on the device now.
-    let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(&call, needs) };
-    launch(communicator, (subject, meeting), call.stream, needs, returns, enqueue)
+    let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(call, needs) };
+    launch(communicator, (&subject, meeting), call.stream, &mut needs, &mut returns, enqueue)
 }
 
 /// Calls the library when it is this communicator's turn, and sees to what comes after; in a group, at its end.
-#[inline]
+#[inline(always)]
 fn launch(
     communicator: &Arc<Communicator>,
-    (subject, meeting): (Subject, Option<Meeting>),
+    (subject, meeting): (&Subject, Option<Meeting>),
     stream: Stream,
-    mut needs: Needs,
-    returns: Vec<Return>,
+    needs: &mut Needs,
+    returns: &mut Vec<Return>,
     enqueue: impl FnOnce(&mut Needs) -> Result<Progress>,
 ) -> Result<()> {
     let grouped = group::is_open();
@@ -183,16 +186,28 @@ fn launch(
         if grouped {
             communicator.set_queued(true);
         }
-        enqueue(&mut needs)
+        enqueue(needs)
     });
     let is_simple = needs.is_empty() && returns.is_empty();
     if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {
         // The common case: nothing to bring, nothing to keep.
         return Ok(());
     }
-    let communicator = communicator.clone();
-    let progress = Progress::Enqueued;
-    let mut started = Started { communicator, meeting, subject, stream, progress, needs, returns };
+    let started = Started {
+        communicator: communicator.clone(),
+        meeting,
+        subject: *subject,
+        stream,
+        progress: Progress::Enqueued,
+        needs: std::mem::take(needs),
+        returns: std::mem::take(returns),
+    };
+    see_to(started, enqueued, grouped)
+}
+
+/// What comes after a call of the library: at once, or at the group's end.
+#[cold]
+fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Result<()> {
     let outcome = enqueued.map(|progress| started.progress = progress).map_err(|error| {
         started.cancel();
         started.refused(error)
@@ -213,9 +228,6 @@ unsafe fn bring<'a>(
     call: &Call<'a>,
     returns: &mut Vec<Return>,
 ) -> Result<Call<'a>> {
-    if call.spaces == [Space::Device; 2] {
-        return Ok(*call);
-    }
     let Communicator { device, stages, rank, ranks, .. } = communicator;
     let bytes = Footprint::of(call, *rank, *ranks);
     let (send, recv) = (call.send.addr(), call.recv.addr());
@@ -286,5 +298,5 @@ pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Tra
     // SAFETY: the caller's contract; the addresses are on the device now.
     let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
     let meeting = communicator.meeting_of(transfers, &subject);
-    launch(communicator, (subject, meeting), stream, Needs::default(), returns, enqueue)
+    launch(communicator, (&subject, meeting), stream, &mut Needs::default(), &mut returns, enqueue)
 }

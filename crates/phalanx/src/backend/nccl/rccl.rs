@@ -6,7 +6,7 @@ use super::surface::Surface;
 use crate::backend::Space;
 use crate::comm::{Comm, DEFAULT_TIMEOUT};
 use crate::dtype::Element;
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::{ReduceOp, Source, Target, bootstrap, hip};
 use phalanx_sys::nccl::{Flavour, version_text};
 use std::sync::Arc;
@@ -86,11 +86,11 @@ impl<'a> Rccl<'a> {
             return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
         }
         if op == ReduceOp::Avg {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: "an average with a bias".into(),
                 why: "RCCL does not say whether the bias is divided, too".into(),
                 remedy: "use a sum, and divide".into(),
-            });
+            }));
         }
         let communicator = &self.comm.communicator;
         let library = communicator.library;

@@ -15,8 +15,9 @@ pub(super) const NAP: Duration = Duration::from_micros(50);
 /// ... and looks for errors and at the peers this often.
 pub(super) const LOOK: Duration = Duration::from_millis(2);
 
-/// How long after the library has lost a peer its end may be seen.
-const BLAME: Duration = Duration::from_millis(500);
+/// How long after the library has lost a peer its end may be seen: where nothing but silence tells of it, that is 1.4 s
+/// (`PHALANX_HEARTBEAT_TIMEOUT`).
+const BLAME: Duration = Duration::from_millis(2000);
 
 /// Who tells of what went wrong in the background.
 pub(super) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
@@ -128,16 +129,19 @@ impl Communicator {
 
     /// Waits until this rank's operations are complete.
     pub fn sync(&self) -> Result<()> {
-        let last = *lock(&self.last);
-        let Some(subject) = last.subject else {
+        let (subject, stream, collectives, messages) = {
+            let last = lock(&self.last);
+            (last.subject, last.stream, last.collectives, last.messages)
+        };
+        let Some(subject) = subject else {
             return self.check();
         };
-        self.wait_for(last.stream, &subject)?;
+        self.wait_for(stream, &subject)?;
         let mut now = lock(&self.last);
-        if now.collectives == last.collectives && now.messages == last.messages {
+        if now.collectives == collectives && now.messages == messages {
             now.subject = None;
         }
-        self.witness.complete(last.collectives);
+        self.witness.complete(collectives);
         Ok(())
     }
 

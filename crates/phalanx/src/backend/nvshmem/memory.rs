@@ -4,7 +4,7 @@ use super::NvshmemComm;
 use super::process::Process;
 use crate::buffer::{Source, Target};
 use crate::dtype::Element;
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{Lane, Lent};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::fmt;
@@ -34,11 +34,11 @@ impl<'a> Nvshmem<'a> {
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let process = &self.comm.process;
         if self.comm.pes.len() != process.pes {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: "symmetric memory of a part of the PEs".into(),
                 why: format!("this communicator has {} of {}", self.comm.pes.len(), process.pes),
                 remedy: "allocate with the communicator of all, and use the memory with any".into(),
-            });
+            }));
         }
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {

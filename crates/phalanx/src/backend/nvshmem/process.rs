@@ -5,7 +5,7 @@
 
 use super::gpu::{self, Event, Pinned};
 use crate::backend::Stream;
-use crate::error::{Error, Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::GpuStream;
 use crate::nvshmem::{Context, Device, Library};
 use crate::sync::lock;
@@ -259,11 +259,11 @@ impl Turn<'_> {
     pub fn context(&self) -> Result<&Context> {
         match &*self.0 {
             Some(context) => Ok(context),
-            None => Err(Error::Unsupported {
+            None => Err(Error::from(UnsupportedError {
                 what: "an operation of NVSHMEM".into(),
                 why: "the library was finalized, with the communicator of all ranks".into(),
                 remedy: "finalize that communicator last".into(),
-            }),
+            })),
         }
     }
 }
@@ -283,11 +283,11 @@ fn stage_from_environment() -> Result<usize> {
 pub(crate) fn available(ranks: usize) -> Result<()> {
     let gpus = gpu::count()?;
     if gpus < ranks {
-        return Err(Error::Unsupported {
+        return Err(Error::from(UnsupportedError {
             what: format!("NVSHMEM for {ranks} ranks of this host"),
             why: format!("each needs a GPU of its own, and this process sees {gpus}"),
             remedy: "use fewer ranks, or look at CUDA_VISIBLE_DEVICES".into(),
-        });
+        }));
     }
     crate::nvshmem::version().map(drop)
 }

@@ -2,7 +2,7 @@
 
 use super::{Environment, place, setting};
 use crate::backend::host::MAX_RANKS;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 
 /// A launcher that has started this process, and what it says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -267,11 +267,11 @@ impl Launcher {
     /// This process's place among ranks that share the memory of this host.
     pub(crate) fn place(&self, environment: &Environment) -> Result<Place> {
         let Some(world_size) = self.world_size else {
-            return Err(Error::Unsupported {
+            return Err(Error::from(UnsupportedError {
                 what: format!("the host backend under {}", self.name),
                 why: "its variables do not say how many ranks there are".into(),
                 remedy: "unset PHALANX_BACKEND, or set it to mpi".into(),
-            });
+            }));
         };
         if world_size > MAX_RANKS {
             let name = environment.first_set(self.rule.world_size).unwrap_or("the number of ranks");
@@ -318,20 +318,23 @@ fn launcher_process(launcher: &str) -> Result<String> {
         let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.to_owned();
         Some(format!("{process} {started}"))
     });
-    found.ok_or_else(|| Error::Unsupported {
-        what: format!("the host backend under {launcher}"),
-        why: "neither its variables nor the processes above this one tell its jobs apart".into(),
-        remedy: "unset PHALANX_BACKEND, or set it to mpi; or start the ranks with `phalanx launch`".into(),
+    found.ok_or_else(|| {
+        Error::from(UnsupportedError {
+            what: format!("the host backend under {launcher}"),
+            why: "neither its variables nor the processes above this one tell its jobs apart".into(),
+            remedy: "unset PHALANX_BACKEND, or set it to mpi; or start the ranks with `phalanx launch`"
+                .into(),
+        })
     })
 }
 
 #[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
 fn launcher_process(launcher: &str) -> Result<String> {
-    Err(Error::Unsupported {
+    Err(Error::from(UnsupportedError {
         what: format!("the host backend under {launcher}"),
         why: "its variables do not tell its jobs apart".into(),
         remedy: "start the ranks with `phalanx launch`".into(),
-    })
+    }))
 }
 
 #[cfg(test)]
