@@ -105,7 +105,8 @@ impl MpiComm {
     pub(super) unsafe fn collective_on_cuda(&self, call: &Call<'_>) -> Result<()> {
         if self.can_give(call) {
             // SAFETY: the caller's contract, and nobody but MPI touches the memory.
-            return unsafe { self.collective_on_host(call) };
+            unsafe { self.collective_on_host(call) }?;
+            return settle_copies();
         }
         let [sent, received] = self.lengths(call).map(|elements| elements * call.dtype.size());
         let (mut send, mut recv) = (Scratch::default(), Scratch::default());
@@ -126,10 +127,7 @@ impl MpiComm {
         unsafe { self.collective_on_host(&staged) }?;
         if call.spaces[1] == Space::Device && received > 0 {
             // SAFETY: the result, and the GPU's memory for it, of which no one else makes use.
-            unsafe {
-                let bytes = std::slice::from_raw_parts(staged.recv, received);
-                result::memcpy_htod_sync(address(call.recv), bytes)?;
-            }
+            unsafe { upload(std::slice::from_raw_parts(staged.recv, received), call.recv) }?;
         }
         Ok(())
     }
@@ -180,7 +178,12 @@ impl MpiComm {
     /// So many bytes of a GPU's memory are there, and nobody uses them; its context is current.
     pub(super) unsafe fn bring(&self, piece: &[u8], target: *mut u8) -> Result<()> {
         // SAFETY: the caller's contract.
-        Ok(unsafe { result::memcpy_htod_sync(address(target), piece) }?)
+        unsafe { upload(piece, target) }
+    }
+
+    /// MPI has received a message in a GPU's memory, whose context is current.
+    pub(super) fn received(&self) -> Result<()> {
+        settle_copies()
     }
 
     /// Elements that this rank reads, and those that it writes.
@@ -200,6 +203,23 @@ impl MpiComm {
             _ => [0, 0],
         }
     }
+}
+
+/// Copies to a GPU, and is through when it returns.
+///
+/// # Safety
+/// So many bytes of a GPU's memory are there, and nobody uses them; its context is current.
+unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
+    // SAFETY: the caller's contract.
+    unsafe { result::memcpy_htod_sync(address(target), bytes) }?;
+    settle_copies()
+}
+
+/// What was copied to a GPU is there. A copy that is called synchronous has but left the host's memory when it returns, and
+/// may be on its way on the default stream, for which the buffer's own stream does not wait. Intel MPI copies in this way, too.
+fn settle_copies() -> Result<()> {
+    // SAFETY: null is the default stream of the context, which is current.
+    Ok(unsafe { result::stream::synchronize(std::ptr::null_mut()) }?)
 }
 
 fn address(pointer: *const u8) -> CUdeviceptr {

@@ -366,11 +366,15 @@ impl MpiComm {
                 }
                 receive.piece = None;
                 #[cfg(feature = "cuda")]
-                if posted.outcome.is_ok() && len > 0 && self.receives_aside(&transfer) {
+                if posted.outcome.is_ok() && len > 0 && transfer.space == Space::Device {
                     let Direction::Recv(buffer) = transfer.direction else { unreachable!("a receive") };
                     let target = buffer.wrapping_add(receive.received);
-                    // SAFETY: the rest of the buffer has room for the piece, whose length was right.
-                    posted.outcome = unsafe { self.bring(&receive.aside[..len], target) };
+                    posted.outcome = if self.receives_aside(&transfer) {
+                        // SAFETY: the rest of the buffer has room for the piece, whose length was right.
+                        unsafe { self.bring(&receive.aside[..len], target) }
+                    } else {
+                        self.received()
+                    };
                 }
                 receive.received += len;
             }
