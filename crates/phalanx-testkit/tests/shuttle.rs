@@ -100,14 +100,14 @@ fn ranks<S: Send + Sync + 'static>(
 /// What one rank shows the others.
 struct Rank {
     park: Park,
-    lines: [StampedLine; 2],
+    line: StampedLine,
     /// Operations whose lines it has read.
     done: Counter,
 }
 
 impl Rank {
     fn new() -> Rank {
-        Rank { park: Park::new(), lines: [StampedLine::new(), StampedLine::new()], done: Counter::new() }
+        Rank { park: Park::new(), line: StampedLine::new(), done: Counter::new() }
     }
 }
 
@@ -138,18 +138,17 @@ fn exchange(count: usize, operations: u64, fences: Fences) {
     let all: Vec<Rank> = (0..count).map(|_| Rank::new()).collect();
     ranks(count, all, move |own, all: &Vec<Rank>| {
         for operation in 1..=operations {
-            let line = operation as usize % 2;
-            // Who still reads the line of two operations before?
-            wait(all, own, fences, || all.iter().all(|rank| rank.done.get() + 2 >= operation));
+            // Who still reads the line of the operation before?
+            wait(all, own, fences, || all.iter().all(|rank| rank.done.get() + 1 >= operation));
             let number = operation * 100 + own as u64;
             // SAFETY: this rank's line, which nobody reads any more; 8 bytes.
-            unsafe { all[own].lines[line].write(operation, number.to_ne_bytes().as_ptr(), 8) };
+            unsafe { all[own].line.write(operation, number.to_ne_bytes().as_ptr(), 8) };
             tell(all, own, fences);
             for (peer, rank) in all.iter().enumerate() {
-                wait(all, own, fences, || rank.lines[line].is(operation));
+                wait(all, own, fences, || rank.line.is(operation));
                 let mut number = [0u8; 8];
                 // SAFETY: stamped, and its writer waits for this rank's `done`; 8 bytes.
-                unsafe { rank.lines[line].read(number.as_mut_ptr(), 8) };
+                unsafe { rank.line.read(number.as_mut_ptr(), 8) };
                 assert_eq!(u64::from_ne_bytes(number), operation * 100 + peer as u64);
             }
             all[own].done.set(operation);

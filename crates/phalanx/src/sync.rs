@@ -1,4 +1,4 @@
-//! The atomics of the shared-memory protocols, in whose place the test kit puts loom's; and locking.
+//! The atomics of the shared-memory protocols, in whose place the test kit puts loom's and shuttle's; and locking.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 impl<T> UnsafeCell<T> {
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the loom tests")]
+    #[allow(dead_code, reason = "for the models")]
     pub fn new(value: T) -> UnsafeCell<T> {
         UnsafeCell(std::cell::UnsafeCell::new(value))
     }

@@ -2,8 +2,9 @@
 //!
 //! Every word has **one writer** (the rank it belongs to), with the exception of `Park::sleepers`. A
 //! reader waits for a value that the writer stores with release ordering and then reads, with no further
-//! synchronisation, the data that was written before. The test kit compiles this file a second time, on loom's
-//! atomics, and explores every interleaving of these protocols (`crates/phalanx-testkit/tests/loom.rs`).
+//! synchronisation, the data that was written before. The test kit compiles this file again, on loom's atomics, and
+//! explores every interleaving of these protocols (`crates/phalanx-testkit/tests/loom.rs`), and on shuttle's, and tries many of
+//! more ranks (`shuttle.rs` there).
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
@@ -24,7 +25,7 @@ pub(crate) struct StampedLine {
 impl StampedLine {
     /// As it is in a fresh region, which is all zeroes; for tests, as the other `new`s here.
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the loom tests")]
+    #[allow(dead_code, reason = "for the models")]
     pub fn new() -> StampedLine {
         StampedLine { stamp: AtomicU64::new(0), payload: crate::sync::UnsafeCell::new([0; LINE_PAYLOAD]) }
     }
@@ -86,7 +87,7 @@ pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the loom tests")]
+    #[allow(dead_code, reason = "for the models")]
     pub fn new() -> Counter {
         Counter(AtomicU64::new(0))
     }
@@ -112,7 +113,7 @@ pub(crate) struct NumberedWords {
 
 impl NumberedWords {
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the loom tests")]
+    #[allow(dead_code, reason = "for the models")]
     pub fn new() -> NumberedWords {
         NumberedWords { number: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
@@ -191,13 +192,13 @@ pub(crate) struct Park {
 
 impl Park {
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the loom tests")]
+    #[allow(dead_code, reason = "for the models")]
     pub fn new() -> Park {
         Park { sleepers: AtomicU32::new(0), asleep: AtomicU32::new(0) }
     }
 
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the loom tests")]
+    #[allow(dead_code, reason = "for the models")]
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::Acquire) == 1
     }
@@ -251,7 +252,7 @@ pub(crate) struct Gate(AtomicU32);
 
 impl Gate {
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the loom tests")]
+    #[allow(dead_code, reason = "for the models")]
     pub fn new() -> Gate {
         Gate(AtomicU32::new(0))
     }
