@@ -77,7 +77,8 @@ impl Comm {
     pub fn send_tagged<S: Source + ?Sized>(&self, buf: &S, peer: usize, tag: u32) -> Result<()> {
         self.check_other("send", peer)?;
         let lent = buf.lend(&self.lane)?;
-        self.transfer(sending::<S::Elem>(buf.len(), &lent, &self.lane, peer, tag))
+        // SAFETY: the buffer is lent until this returns.
+        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &lent, &self.lane, peer, tag)) }
     }
 
     /// [`recv`](Comm::recv) with a tag.
@@ -85,7 +86,8 @@ impl Comm {
         self.shape().check_rank("recv", "peer", peer)?;
         let count = buf.len();
         let lent = buf.lend_mut(&self.lane)?;
-        self.transfer(receiving::<R::Elem>(count, &lent, &self.lane, peer, tag))
+        // SAFETY: the buffer is lent until this returns.
+        unsafe { self.transfer(receiving::<R::Elem>(count, &lent, &self.lane, peer, tag)) }
     }
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
@@ -120,11 +122,5 @@ impl Comm {
             return Err(UsageError::SelfExchange { operation, rank }.into());
         }
         Ok(())
-    }
-
-    fn transfer(&self, transfer: Transfer) -> Result<()> {
-        // SAFETY: the caller has lent the buffer until the ticket is settled, here.
-        let posted = unsafe { self.post(transfer) }?;
-        self.wait(posted, &|| ())
     }
 }

@@ -398,6 +398,16 @@ pub(crate) trait Backend: Send + Sync {
     /// Waits for a transfer, moving all others along; calls `meanwhile` again and again.
     fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()>;
 
+    /// A transfer from its start to its end.
+    ///
+    /// # Safety
+    /// As for `post`.
+    unsafe fn transfer(&self, transfer: Transfer) -> Result<()> {
+        // SAFETY: the caller's contract.
+        let ticket = unsafe { self.post(transfer) }?;
+        self.wait(ticket, &|| ())
+    }
+
     /// Moves everything along; whether this transfer is done (and its ticket spent).
     fn test(&self, ticket: Ticket) -> Result<bool>;
 

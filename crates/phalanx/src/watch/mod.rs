@@ -51,6 +51,18 @@ impl Comm {
         }
     }
 
+    /// [`Backend::transfer`](crate::backend::Backend::transfer), recorded.
+    ///
+    /// # Safety
+    /// As for the backend's.
+    #[inline]
+    pub(crate) unsafe fn transfer(&self, transfer: Transfer) -> Result<()> {
+        let record = self.recorder.begin_message(&transfer);
+        let _limited = self.limited();
+        // SAFETY: the caller's contract.
+        self.recorder.end(record, unsafe { self.backend.transfer(transfer) })
+    }
+
     /// [`Backend::wait`](crate::backend::Backend::wait), recorded.
     #[inline]
     pub(crate) fn wait(&self, posted: Posted, meanwhile: &dyn Fn()) -> Result<()> {

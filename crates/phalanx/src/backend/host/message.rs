@@ -164,36 +164,18 @@ impl Messages {
     /// As for [`Backend::post`](crate::backend::Backend::post).
     pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
         endpoint.check()?;
+        self.lock().post(endpoint, transfer, plane)
+    }
+
+    /// A user's transfer from its start to its end: under one lock, if it does not take long.
+    ///
+    /// # Safety
+    /// As for [`Backend::transfer`](crate::backend::Backend::transfer).
+    pub unsafe fn transfer(&self, endpoint: &Endpoint, transfer: Transfer) -> Result<()> {
+        endpoint.check()?;
         let mut inner = self.lock();
-        if plane == Plane::User {
-            inner.announced += 1;
-            endpoint.own().announce_message(inner.announced, &record(&transfer, plane));
-        }
-        let ticket = inner.insert(Posted { transfer, plane, done: false });
-        let peer = &mut inner.peers[transfer.peer];
-        match transfer.direction {
-            Direction::Send(_) => peer.sends.push_back(ticket),
-            Direction::Recv(_) => {
-                let found = peer
-                    .unexpected
-                    .iter()
-                    .position(|message| matches(&message.opening, plane, transfer.tag))
-                    .and_then(|index| peer.unexpected.remove(index));
-                match found {
-                    Some(message) => {
-                        if let Err(error) = inner.deliver_unexpected(endpoint, ticket, &message) {
-                            let _ = inner.settle(Ticket(ticket), Err(error.clone()));
-                            return Err(error);
-                        }
-                    }
-                    None => peer.receives.push_back(ticket),
-                }
-            }
-        }
-        if !inner.active.contains(&transfer.peer) {
-            inner.active.push(transfer.peer);
-        }
-        Ok(Ticket(ticket))
+        let ticket = inner.post(endpoint, transfer, Plane::User)?;
+        self.wait_from(inner, endpoint, ticket, &|| ())
     }
 
     /// Moves all transfers along; whether any is still under way.
@@ -211,17 +193,25 @@ impl Messages {
     }
 
     pub fn wait(&self, endpoint: &Endpoint, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        self.wait_from(self.lock(), endpoint, ticket, meanwhile)
+    }
+
+    fn wait_from(
+        &self,
+        mut inner: MutexGuard<'_, Inner>,
+        endpoint: &Endpoint,
+        ticket: Ticket,
+        meanwhile: &dyn Fn(),
+    ) -> Result<()> {
         let polls = if endpoint.crowded { 4 } else { POLLS };
-        {
-            let mut inner = self.lock();
-            for _ in 0..polls {
-                let outcome = inner.progress(endpoint);
-                if inner.settle(ticket, outcome)? {
-                    return Ok(());
-                }
-                meanwhile();
+        for _ in 0..polls {
+            let outcome = inner.progress(endpoint);
+            if inner.settle(ticket, outcome)? {
+                return Ok(());
             }
+            meanwhile();
         }
+        drop(inner);
         let subject = || {
             let inner = self.lock();
             let posted = inner.posted[ticket.0].as_ref().expect("a ticket is waited for once");
@@ -246,6 +236,38 @@ fn matches(opening: &Opening, plane: Plane, tag: u32) -> bool {
 }
 
 impl Inner {
+    fn post(&mut self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
+        if plane == Plane::User {
+            self.announced += 1;
+            endpoint.own().announce_message(self.announced, &record(&transfer, plane));
+        }
+        let ticket = self.insert(Posted { transfer, plane, done: false });
+        let peer = &mut self.peers[transfer.peer];
+        match transfer.direction {
+            Direction::Send(_) => peer.sends.push_back(ticket),
+            Direction::Recv(_) => {
+                let found = peer
+                    .unexpected
+                    .iter()
+                    .position(|message| matches(&message.opening, plane, transfer.tag))
+                    .and_then(|index| peer.unexpected.remove(index));
+                match found {
+                    Some(message) => {
+                        if let Err(error) = self.deliver_unexpected(endpoint, ticket, &message) {
+                            let _ = self.settle(Ticket(ticket), Err(error.clone()));
+                            return Err(error);
+                        }
+                    }
+                    None => peer.receives.push_back(ticket),
+                }
+            }
+        }
+        if !self.active.contains(&transfer.peer) {
+            self.active.push(transfer.peer);
+        }
+        Ok(Ticket(ticket))
+    }
+
     fn insert(&mut self, posted: Posted) -> usize {
         match self.free.pop() {
             Some(index) => {

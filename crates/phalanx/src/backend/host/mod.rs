@@ -199,6 +199,12 @@ impl Backend for HostComm {
         posted.map_err(|error| self.closing(error))
     }
 
+    unsafe fn transfer(&self, transfer: Transfer) -> Result<()> {
+        // SAFETY: the caller's contract.
+        let done = unsafe { self.messages.transfer(&self.endpoint, transfer) };
+        done.map_err(|error| self.closing(error))
+    }
+
     fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
         self.messages.wait(&self.endpoint, ticket, meanwhile).map_err(|error| self.closing(error))
     }
