@@ -10,31 +10,23 @@ const CUDA: &str = "PHALANX_MPI_CUDA";
 /// Whether Intel MPI lets processes look into each other's GPU memory. Its default does.
 const INTEL_IPC: &str = "I_MPI_OFFLOAD_IPC";
 
-fn is_intel(version: &str) -> bool {
-    version.starts_with("Intel(R) MPI")
-}
-
-/// What the user says of that.
+/// What the user says of whether MPI is CUDA-aware.
 pub(super) fn told() -> Result<Option<bool>> {
     Ok(switch_from_environment(CUDA)?)
 }
 
-/// What a CUDA-aware MPI does with CUDA memory.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
-pub(super) struct Aware {
-    /// It takes that of a pool, as cudarc's is, in reductions.
-    pub reductions: bool,
-    /// It takes it in `MPI_Imrecv`.
-    pub matched_receives: bool,
+/// Where a CUDA-aware MPI takes CUDA memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Aware {
+    Everywhere,
+    /// Intel MPI 2021.18: not in reductions, in which it asks for handles that memory of a pool, as cudarc's is, does not have; and
+    /// not in `MPI_Imrecv`, which copies with the host's instructions.
+    MovesAndSends,
 }
 
 impl Aware {
     fn of(version: &str) -> Aware {
-        // 2021.18 copies what has come in a matched message with the host's instructions, and asks for handles in reductions
-        // that memory of a pool does not have.
-        let all = !is_intel(version);
-        Aware { reductions: all, matched_receives: all }
+        if version.starts_with("Intel(R) MPI") { Aware::MovesAndSends } else { Aware::Everywhere }
     }
 }
 
@@ -57,7 +49,10 @@ pub(super) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, S
     };
     let path = mpi.library.path().display();
     match (who, answer) {
-        (_, 1) if is_intel(&mpi.version) && std::env::var_os(INTEL_IPC).is_none_or(|value| value != "0") => {
+        (_, 1)
+            if aware == Aware::MovesAndSends
+                && std::env::var_os(INTEL_IPC).is_none_or(|value| value != "0") =>
+        {
             // It asks for handles in messages, too.
             Err(format!("{} takes memory of pools, which cudarc's is, only with {INTEL_IPC}=0", mpi.version))
         }

@@ -3,9 +3,11 @@
 //! A buffer's stream has done its work before MPI gets the buffer, and its context is current. MPI gets CUDA memory in
 //! messages and in those blocking calls in which phalanx itself touches nothing: its own operations and copies, and what it
 //! accumulates in other types, would be work of the host's on addresses that the host cannot read. Non-blocking
-//! collectives do not take CUDA memory in every CUDA-aware MPI (Open MPI's do not). All else goes through host memory.
+//! collectives do not take CUDA memory in every CUDA-aware MPI (Open MPI's do not), and Intel MPI takes it in fewer calls
+//! (`aware.rs`). All else goes through host memory.
 //! Ranks need not go the same way: MPI matches the calls, and not where the buffers are.
 
+use super::aware::Aware;
 use super::collective::Scratch;
 use super::guard::Guard;
 use super::process::Process;
@@ -141,7 +143,7 @@ impl MpiComm {
         let is_root = call.root == self.rank;
         let in_place = call.send == call.recv.cast_const();
         let is_whole = || !self.is_large(call);
-        if call.operation.reduces() && !self.process.cuda.as_ref().is_ok_and(|aware| aware.reductions) {
+        if call.operation.reduces() && self.process.cuda != Ok(Aware::Everywhere) {
             return false;
         }
         match call.operation {
@@ -168,22 +170,7 @@ impl MpiComm {
 
     /// Whether a message that MPI matched is received in host memory first.
     pub(super) fn receives_aside(&self, transfer: &Transfer) -> bool {
-        transfer.space == Space::Device
-            && !self.process.cuda.as_ref().is_ok_and(|aware| aware.matched_receives)
-    }
-
-    /// Brings a piece that was received aside to where it belongs.
-    ///
-    /// # Safety
-    /// So many bytes of a GPU's memory are there, and nobody uses them; its context is current.
-    pub(super) unsafe fn bring(&self, piece: &[u8], target: *mut u8) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { upload(piece, target) }
-    }
-
-    /// MPI has received a message in a GPU's memory, whose context is current.
-    pub(super) fn received(&self) -> Result<()> {
-        settle_copies()
+        transfer.space == Space::Device && self.process.cuda != Ok(Aware::Everywhere)
     }
 
     /// Elements that this rank reads, and those that it writes.
@@ -209,7 +196,7 @@ impl MpiComm {
 ///
 /// # Safety
 /// So many bytes of a GPU's memory are there, and nobody uses them; its context is current.
-unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
+pub(super) unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
     // SAFETY: the caller's contract.
     unsafe { result::memcpy_htod_sync(address(target), bytes) }?;
     settle_copies()
@@ -217,7 +204,7 @@ unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
 
 /// What was copied to a GPU is there. A copy that is called synchronous has but left the host's memory when it returns, and
 /// may be on its way on the default stream, for which the buffer's own stream does not wait. Intel MPI copies in this way, too.
-fn settle_copies() -> Result<()> {
+pub(super) fn settle_copies() -> Result<()> {
     // SAFETY: null is the default stream of the context, which is current.
     Ok(unsafe { result::stream::synchronize(std::ptr::null_mut()) }?)
 }

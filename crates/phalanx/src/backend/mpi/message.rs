@@ -5,6 +5,8 @@
 //! else, and a receive that nothing has come for can be given up. A buffer that MPI has in its hands cannot: a
 //! wait ends when MPI has let go of it, or with the job.
 
+#[cfg(feature = "cuda")]
+use super::cuda;
 use super::{Failure, MpiComm, check};
 #[cfg(feature = "cuda")]
 use crate::backend::Space;
@@ -371,9 +373,9 @@ impl MpiComm {
                     let target = buffer.wrapping_add(receive.received);
                     posted.outcome = if self.receives_aside(&transfer) {
                         // SAFETY: the rest of the buffer has room for the piece, whose length was right.
-                        unsafe { self.bring(&receive.aside[..len], target) }
+                        unsafe { cuda::upload(&receive.aside, target) }
                     } else {
-                        self.received()
+                        cuda::settle_copies()
                     };
                 }
                 receive.received += len;
