@@ -21,7 +21,7 @@
 //! | `nvshmem/` | NVSHMEM's host functions: symmetric memory, one-sided operations, teams |
 //! | `nccl/` | NCCL's and RCCL's functions: communicators, groups, operations; `nccl/transport/`: how ranks reach each other |
 //! | `call.rs`, `pointers.rs` | what every exported function goes through; pointers that come from C |
-//! | `settings.rs`, `random.rs`, `handles.rs`, `violation.rs` | the rest of the furniture |
+//! | `settings.rs`, `random.rs`, `handles.rs`, `violation.rs`, `exit.rs` | the rest of the furniture |
 //!
 //! Not here: kernels and modules but those of phalanx itself, managed memory, virtual memory management, and
 //! the device interfaces of NCCL and NVSHMEM.
@@ -31,6 +31,8 @@
 mod call;
 #[cfg(target_os = "linux")]
 mod cuda;
+#[cfg(target_os = "linux")]
+mod exit;
 #[cfg(target_os = "linux")]
 mod handles;
 #[cfg(target_os = "linux")]

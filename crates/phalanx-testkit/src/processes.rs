@@ -523,15 +523,18 @@ impl Drop for World {
 
 fn ended(rank: &mut Rank) -> Ended {
     let status = rank.status;
-    let how = match status {
-        Some(status) => format!("it ended without a report ({status})"),
-        None => "it was still running at the deadline".to_owned(),
-    };
     rank.end();
     let outcome = match (status, rank.outcome.take()) {
+        // It may crash on its way out.
+        (Some(status), Some(Ok(report))) if !status.success() => {
+            Err(format!("it ended ({status}) after it had reported {report:?}"))
+        }
         (Some(_), Some(outcome)) => outcome,
-        (None, Some(outcome)) => Err(format!("{how}, after it had reported {outcome:?}")),
-        (_, None) => Err(how),
+        (None, Some(outcome)) => {
+            Err(format!("it was still running at the deadline, after it had reported {outcome:?}"))
+        }
+        (Some(status), None) => Err(format!("it ended without a report ({status})")),
+        (None, None) => Err("it was still running at the deadline".to_owned()),
     };
     Ended { rank: rank.rank, outcome, status, output: std::mem::take(&mut rank.output) }
 }

@@ -13,6 +13,7 @@ use super::transport::rendezvous::Peer;
 use super::transport::{self, Address};
 use crate::call::{Answer, Code, check_fork};
 use crate::cuda::context;
+use crate::exit;
 use crate::handles::{self, Handle, Handles};
 use crate::lock;
 use crate::random::Random;
@@ -152,6 +153,11 @@ pub fn peer_process_ended(address: &Address) {
     COMMUNICATORS.live().iter().for_each(|communicator| communicator.peer_ended(address));
 }
 
+/// A rank whose communicator was not ended.
+pub fn left() -> Option<u32> {
+    COMMUNICATORS.live().first().map(|communicator| communicator.rank)
+}
+
 impl Communicator {
     /// A rank's communicator that has not met the others yet.
     pub fn new(
@@ -161,6 +167,7 @@ impl Communicator {
         device: usize,
         config: Config,
     ) -> Arc<Self> {
+        exit::watch();
         let handle = handles::fresh();
         let Some(mailbox) = transport::mailbox((number, rank)) else {
             violation(function, "the unique id was used for a communicator before");

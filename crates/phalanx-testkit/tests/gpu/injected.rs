@@ -2,7 +2,7 @@
 //! where it happened; the others do not hang; nothing is freed that is in use (the emulated libraries would say so).
 
 use crate::world::{done, expect, launch, must, upload, value, values};
-use crate::{failures, messages, streams};
+use crate::{exits, failures, messages, streams};
 use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::DriverError;
 use phalanx::nccl::Registration;
@@ -105,6 +105,11 @@ pub fn trials() -> Vec<Trial> {
         // Everything ends in time also if the library does not come back; what it may use is leaked.
         let settings = [("ABORT", "hang"), ("FAIL", "ncclBroadcast@0:1:3")];
         fatal("ncclBroadcast", &settings, "1", true)
+    }));
+    trials.push(Trial::test("injected/exit_crashes", || {
+        let emulated = Emulated::new()?.set("EXIT", "crash");
+        exits::well(2, |launch| emulated.launch(launch))?;
+        exits::failed(2, |launch| emulated.launch(launch))
     }));
     trials.push(Trial::test("injected/peer_death_is_an_error", || {
         let emulated = Emulated::new()?.set("PEER_DEATH", "error");

@@ -5,6 +5,7 @@
 
 mod collectives;
 mod communicators;
+mod exits;
 mod failures;
 mod flavour;
 mod hosts;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         collectives::SCENARIOS,
         messages::SCENARIOS,
         communicators::SCENARIOS,
+        exits::SCENARIOS,
         streams::SCENARIOS,
         memory::SCENARIOS,
         failures::SCENARIOS,
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         collectives::trials,
         messages::trials,
         communicators::trials,
+        exits::trials,
         streams::trials,
         memory::trials,
         failures::trials,

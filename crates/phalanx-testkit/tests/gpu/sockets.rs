@@ -1,7 +1,7 @@
 //! NCCL's sockets, as between hosts: peer-to-peer and shared memory switched off, and ranks that believe to be on hosts of
 //! their own.
 
-use crate::{collectives, failures, messages};
+use crate::{collectives, exits, failures, messages};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::processes::Launch;
 use std::path::Path;
@@ -12,6 +12,12 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("sockets/killed", move || {
             let folder = tempfile::tempdir()?;
             failures::killed(gpus, |launch| on_hosts_of_their_own(launch, gpus, folder.path()))?;
+            sockets_were_used(folder.path())
+        }),
+        Trial::test("sockets/exits", move || {
+            let folder = tempfile::tempdir()?;
+            exits::well(gpus, |launch| on_hosts_of_their_own(launch, gpus, folder.path()))?;
+            exits::failed(gpus, |launch| on_hosts_of_their_own(launch, gpus, folder.path()))?;
             sockets_were_used(folder.path())
         }),
     ];

@@ -14,6 +14,9 @@ mod portable;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use portable::*;
 
+mod exit;
+pub(crate) use exit::{at_exit, leave};
+
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};
 

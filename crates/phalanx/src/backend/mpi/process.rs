@@ -231,7 +231,7 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
         check("MPI_Comm_set_errhandler", unsafe {
             (functions.comm_set_errhandler)(constants.comm_world, constants.errors_return)
         })?;
-        finalise_at_exit();
+        crate::os::at_exit(end);
         Ok(level)
     };
     Ok(start())
@@ -272,36 +272,13 @@ fn max_bytes() -> Result<usize> {
     }
 }
 
-/// Finalises MPI at the end of a process that ends well.
-fn finalise_at_exit() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        unsafe extern "C" {
-            fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
-        }
-        extern "C" fn end(status: c_int, _: *mut c_void) {
-            match (end_calls(), status) {
-                (true, 0) => finalise(),
-                (false, 0) => {}
-                _ => say_goodbye(status),
-            }
-        }
-        // SAFETY: the function is there as long as the process, whose library it is part of.
-        unsafe { on_exit(end, std::ptr::null_mut()) };
-    }
-    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-    {
-        unsafe extern "C" {
-            fn atexit(function: extern "C" fn()) -> c_int;
-        }
-        extern "C" fn end() {
-            if end_calls() {
-                finalise();
-            }
-        }
-        // SAFETY: as above. The exit status is not known here, so a rank that fails waits in MPI_Finalize, at most for
-        // the deadline.
-        unsafe { atexit(end) };
+/// Finalises MPI at the end of a process that ends well. Where the exit status is not known, a rank that fails waits in
+/// `MPI_Finalize`, at most for the deadline.
+fn end(status: Option<c_int>) {
+    match (end_calls(), status.unwrap_or(0)) {
+        (true, 0) => finalise(),
+        (false, 0) => {}
+        (_, status) => say_goodbye(status),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::backend::host::Subject;
 use crate::error::{Error, LibraryError, Result};
 use phalanx_sys::nccl::{Api, Flavour, ncclComm_t, ncclResult_t};
 use std::ffi::CStr;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 
 /// Most characters of the library's own account of an error that are kept.
 const ACCOUNT: usize = 1024;
@@ -12,6 +12,8 @@ const ACCOUNT: usize = 1024;
 /// The loaded NCCL, or RCCL.
 pub(crate) struct Library {
     api: Api,
+    /// What is alive when the process exits is ended.
+    pub(super) ending: Once,
 }
 
 impl std::ops::Deref for Library {
@@ -47,7 +49,7 @@ pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
             api.path()
         );
     }
-    let library: &'static Library = Box::leak(Box::new(Library { api }));
+    let library: &'static Library = Box::leak(Box::new(Library { api, ending: Once::new() }));
     loaded.push(library);
     Ok(library)
 }

@@ -7,10 +7,13 @@
 use super::communicator::Communicator;
 use super::making::look_unless_making;
 use super::waiting::ASYNC_ERROR;
+use crate::backend::Departure;
 use crate::backend::host::Subject;
 use crate::error::{Error, Result};
+use crate::os::at_exit;
 use crate::sync::lock;
 use phalanx_sys::nccl::ncclResult_t;
+use std::ffi::c_int;
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,9 +33,11 @@ struct Watched {
     enqueued: Instant,
 }
 
-/// Looks after a communicator from now on.
+/// Looks after a communicator from now on, to the end of the process at the latest.
 pub(super) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     start()?;
+    // Now, since making it loaded the last of what the library needs.
+    communicator.library.ending.call_once(|| at_exit(end));
     let now = Instant::now();
     lock(&WATCHED).push(Watched {
         communicator: Arc::downgrade(communicator),
@@ -42,6 +47,25 @@ pub(super) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
         enqueued: now,
     });
     Ok(())
+}
+
+/// The process exits with communicators that nobody has dropped. After the library's own destructors its threads would crash
+/// (those that serve its sockets do), and peers would lose what is still on its way to them.
+fn end(status: Option<c_int>) {
+    let alive = std::mem::take(&mut *lock(&WATCHED)).into_iter();
+    let alive = alive.filter_map(|watched| watched.communicator.upgrade()).filter(|one| !one.has_ended());
+    // At once: ranks of one process may wait for each other.
+    let endings = alive.map(|communicator| {
+        std::thread::Builder::new().name("phalanx-exit".into()).spawn(move || match status {
+            Some(0) | None => communicator.depart(Departure::Left),
+            // The others see that the process is gone.
+            Some(_) => communicator.abort(),
+        })
+    });
+    for ending in endings.collect::<Vec<_>>().into_iter().flatten() {
+        // What panics there has said so.
+        let _ = ending.join();
+    }
 }
 
 fn start() -> Result<()> {
