@@ -70,13 +70,12 @@ fn cycles(comm: Comm, args: &[String]) -> Outcome {
         must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
         must("sync", part.sync())?;
         drop(part);
-        must("barrier", comm.barrier())?;
         if round == warm {
-            before = Some(Resources::now(&comm)?);
+            before = Some(Resources::between_rounds(&comm)?);
         }
     }
-    let (before, after) = (before.ok_or("no rounds")?, Resources::now(&comm)?);
-    // Other thread ranks' ends may be under way: theirs and ours.
+    let (before, after) = (before.ok_or("no rounds")?, Resources::between_rounds(&comm)?);
+    // Threads that have done their work may not have come to their end.
     let few = 4 * comm.world_size();
     let grew = after.threads > before.threads + few
         || after.descriptors > before.descriptors + few
@@ -100,7 +99,28 @@ struct Resources {
     gpu_memory: usize,
 }
 
+/// The C library keeps what threads that have ended had allocated, for the next: as if it grew with the first rounds.
+fn give_back_free_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> std::ffi::c_int;
+        }
+        // SAFETY: may be called at any time, on any thread.
+        unsafe { malloc_trim(0) };
+    }
+}
+
 impl Resources {
+    /// While no rank makes or ends anything: they may share a process, or a GPU.
+    fn between_rounds(comm: &Comm) -> Result<Resources, String> {
+        must("barrier", comm.barrier())?;
+        give_back_free_memory();
+        let now = Resources::now(comm);
+        must("barrier", comm.barrier())?;
+        now
+    }
+
     fn now(comm: &Comm) -> Result<Resources, String> {
         let count = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
         let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
