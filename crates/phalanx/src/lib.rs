@@ -85,6 +85,7 @@ pub mod nvshmem;
 mod op;
 mod os;
 mod p2p;
+mod patience;
 #[cfg(feature = "cuda")]
 pub mod rccl;
 mod request;

@@ -20,7 +20,29 @@ enum Kind {
 }
 
 /// Combines bytes of several PEs.
-type Merge = Arc<dyn Fn(&[Vec<u8>]) -> Vec<u8> + Send + Sync>;
+#[derive(Clone)]
+struct Merge {
+    combine: Arc<dyn Fn(&[Vec<u8>]) -> Vec<u8> + Send + Sync>,
+    /// Whether NCCL has it, so that no kernel of the library's own does it.
+    is_nccls: bool,
+}
+
+/// Scratch memory of the library's own kernels: for a round of a reduction, and for the parts of a reduce_scatter.
+const ROUND: usize = 32 << 10;
+const PARTS: usize = 256 << 10;
+
+/// A reduction in place by the library's own kernels: in each round a PE sends what it has combined so far.
+fn in_rounds(merge: &Merge, me: usize, parts: Vec<Vec<u8>>) -> Vec<u8> {
+    let n = parts.len();
+    let mut held = parts;
+    for distance in 1..n {
+        let send = held.clone();
+        for (pe, own) in held.iter_mut().enumerate() {
+            *own = (merge.combine)(&[own.clone(), send[(pe + n - distance) % n].clone()]);
+        }
+    }
+    held.swap_remove(me)
+}
 
 /// A call: the team, destination, source, bytes of a part, stream.
 type Call = (c_int, u64, u64, usize, Handle);
@@ -52,6 +74,11 @@ fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merg
             Kind::ReduceScatter => 4 << 32,
         };
         let own = Arc::clone(pe);
+        let by_kernel = merge.as_ref().is_some_and(|merge| !merge.is_nccls);
+        if by_kernel && kind == Kind::ReduceScatter && bytes * n > PARTS {
+            violation(function, format!("{n} parts of {bytes} bytes do not fit into the scratch memory"));
+        }
+        let is_wrong = by_kernel && kind == Kind::Reduce && from == target && bytes * (n - 1) > ROUND;
         enqueue(function, pe, stream, move || {
             let say: [u64; 14] =
                 std::array::from_fn(|n| [code, from, target, bytes as u64].get(n).copied().unwrap_or(0));
@@ -73,7 +100,8 @@ fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merg
                 Kind::AllToAll | Kind::ReduceScatter => (0..n).map(|member| read(member, me)).collect(),
             };
             let result = match &merge {
-                Some(merge) => merge(&parts),
+                Some(merge) if is_wrong => in_rounds(merge, me, parts),
+                Some(merge) => (merge.combine)(&parts),
                 None => parts.concat(),
             };
             // Nobody writes before all have read: source and destination may be the same.
@@ -135,15 +163,16 @@ nvshmem! {
 
 /// The arithmetic of NCCL's emulation, in the order of the PEs.
 fn arithmetic(dtype: DataType, how: Combine) -> Merge {
-    Arc::new(move |parts: &[Vec<u8>]| {
+    let combine = move |parts: &[Vec<u8>]| {
         let contributions: Vec<_> =
             parts.iter().map(|bytes| Contribution { bytes, factor: [0; 8] }).collect();
         combine(dtype, how, &contributions)
-    })
+    };
+    Merge { combine: Arc::new(combine), is_nccls: true }
 }
 
 fn integers16(how: Combine, signed: bool) -> Merge {
-    Arc::new(move |parts: &[Vec<u8>]| {
+    let combine = move |parts: &[Vec<u8>]| {
         // No element is lost in 64 bits, and what is left of a sum or product is its low half.
         let widen = |bytes: &[u8]| {
             let bits = u16::from_ne_bytes([bytes[0], bytes[1]]);
@@ -153,20 +182,22 @@ fn integers16(how: Combine, signed: bool) -> Merge {
             .iter()
             .map(|part| part.chunks_exact(2).flat_map(|bytes| widen(bytes).to_ne_bytes()).collect())
             .collect();
-        let result = arithmetic(DataType::I64, how)(&wide);
+        let result = (arithmetic(DataType::I64, how).combine)(&wide);
         let narrow = |bytes: &[u8]| i64::from_ne_bytes(bytes.try_into().expect("8 bytes")) as u16;
         result.chunks_exact(8).flat_map(|bytes| narrow(bytes).to_ne_bytes()).collect()
-    })
+    };
+    Merge { combine: Arc::new(combine), is_nccls: false }
 }
 
 fn bits(how: fn(u8, u8) -> u8) -> Merge {
-    Arc::new(move |parts: &[Vec<u8>]| {
+    let combine = move |parts: &[Vec<u8>]| {
         let mut result = parts[0].clone();
         for part in &parts[1..] {
             result.iter_mut().zip(part).for_each(|(bits, other)| *bits = how(*bits, *other));
         }
         result
-    })
+    };
+    Merge { combine: Arc::new(combine), is_nccls: false }
 }
 
 macro_rules! reductions {

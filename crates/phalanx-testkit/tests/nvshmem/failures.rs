@@ -8,7 +8,7 @@ use phalanx::nvshmem::{Compare, Context};
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
-use phalanx_testkit::processes::{Ended, phase};
+use phalanx_testkit::processes::{Ended, describe, phase};
 use phalanx_testkit::scenario::Outcome;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/killed_before_a_free", || killed("failures/waits_to_free")),
         Trial::test("failures/threads", || lifecycle::threads().map_err(Failed::from)),
     ];
+    let no_room = Trial::test("failures/init_of_one_has_no_room", no_room);
+    let no_room = no_room.with_ignored_flag(gpus < 2 || are_emulated());
     // What the emulator is told to do wrong.
     let told = [
         Trial::test("failures/init_is_half", || init_fails(&[("half", "status 1"), ("half", "status 1")])),
@@ -47,14 +49,17 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/init_of_one_hangs", || init_fails(&[("", ""), ("hang", "timeout")])),
         Trial::test("failures/init_of_one_exits", || init_fails(&[("", "rank 1"), ("exit", "")])),
         Trial::test("failures/out_of_memory", || {
-            told("failures/out_of_memory", &[("SYMMETRIC_SIZE", "1000000")])
+            // The context has 8 MiB of it.
+            told("failures/out_of_memory", &[("SYMMETRIC_SIZE", "9388608")])
         }),
         Trial::test("failures/unreachable", || told("failures/unreachable", &[("PEER_ACCESS", "0")])),
         Trial::test("failures/missing_function", missing),
         Trial::test("failures/too_old", too_old),
+        Trial::test("failures/left_behind", || told("lifecycle/one_at_a_time", &[("EXIT", "crash")])),
     ];
     let pairs = pairs.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2));
-    pairs.chain(told.into_iter().map(|trial| trial.with_ignored_flag(!are_emulated()))).collect()
+    let told = told.into_iter().map(|trial| trial.with_ignored_flag(!are_emulated()));
+    pairs.chain(told).chain([no_room]).collect()
 }
 
 fn together(scenario: &str) -> Result<(), Failed> {
@@ -171,6 +176,22 @@ fn init_fails(pes: &[(&str, &str)]) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// A PE whose GPU is too small for its heap: the library answers that, or ends the process. The other is told of it.
+fn no_room() -> Result<(), Failed> {
+    let launch = launch("failures/init", 2)
+        .deadline(TIMEOUT * 2 + SLACK)
+        .env("PHALANX_TIMEOUT", &TIMEOUT.as_secs().to_string())
+        // The whole heap at once.
+        .env("NVSHMEM_DISABLE_CUDA_VMM", "1")
+        .env_of(1, "NVSHMEM_SYMMETRIC_SIZE", Some("2T"));
+    let ended = launch.run()?;
+    // By the library, which loses its connection to the other, or by the other's end.
+    let says = ["status 1", "rank 1"];
+    let is_told = ended[0].outcome.as_ref().is_ok_and(|error| says.iter().any(|part| error.contains(part)));
+    let has_ended = ended[1].outcome.is_ok() || ended[1].status.is_some();
+    if is_told && has_ended { Ok(()) } else { Err(describe(&ended).into()) }
 }
 
 /// The heap is full: all PEs are told, and go on.

@@ -1,16 +1,20 @@
 //! The collectives of a team, on a stream.
 
-use super::device::raw;
+use super::device::{failed, raw};
+use super::limits::{Asked, ROOM};
 use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::OnStream;
 use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use phalanx_sys::nvshmem::{REDUCE_OPS, REDUCE_TYPES, Reduce};
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+
+const REDUCE: &str = "nvshmemx_TYPE_OP_reduce_on_stream";
 
 /// How the PEs' contributions are combined, in an order that is the library's. There is no average.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -144,9 +148,9 @@ impl Team<'_> {
         }
         let root = self.check_pe("broadcast", root)?;
         let bytes = bytes_of(source);
-        self.enqueue(name, dest, source, stream, |to, from, stream| {
+        self.enqueue(dest, source, stream, |to, from, stream| {
             // SAFETY: initialised; a team that exists; symmetric memory of so many bytes, lent until it is enqueued.
-            unsafe { broadcast(self.handle, to, from, bytes, root, stream) }
+            self.checked(name, unsafe { broadcast(self.handle, to, from, bytes, root, stream) })
         })
     }
 
@@ -165,9 +169,9 @@ impl Team<'_> {
             self.context.library.need(self.context.library.nvshmemx_fcollectmem_on_stream, name)?;
         self.check_parts("fcollect", "dest", dest.len(), source.len())?;
         let bytes = bytes_of(source);
-        self.enqueue(name, dest, source, stream, |to, from, stream| {
+        self.enqueue(dest, source, stream, |to, from, stream| {
             // SAFETY: as above; room for that from every PE.
-            unsafe { fcollect(self.handle, to, from, bytes, stream) }
+            self.checked(name, unsafe { fcollect(self.handle, to, from, bytes, stream) })
         })
     }
 
@@ -194,9 +198,9 @@ impl Team<'_> {
             );
         }
         let bytes = bytes_of(source) / self.n_pes();
-        self.enqueue(name, dest, source, stream, |to, from, stream| {
+        self.enqueue(dest, source, stream, |to, from, stream| {
             // SAFETY: as above; a part of so many bytes for every PE.
-            unsafe { alltoall(self.handle, to, from, bytes, stream) }
+            self.checked(name, unsafe { alltoall(self.handle, to, from, bytes, stream) })
         })
     }
 
@@ -221,13 +225,14 @@ impl Team<'_> {
             return Err(too_short("reduce", "dest", dest.len(), source.len(), "the length of the source"));
         }
         let count = source.len();
-        self.enqueue("nvshmemx_TYPE_OP_reduce_on_stream", dest, source, stream, |to, from, stream| {
+        self.enqueue(dest, source, stream, |to, from, stream| {
             // SAFETY: as above; so many elements of the function's type.
-            unsafe { reduce(self.handle, to, from, count, stream) }
+            self.checked(REDUCE, unsafe { reduce(self.handle, to, from, count, stream) })
         })
     }
 
-    /// As [`reduce`](Team::reduce), of one buffer.
+    /// As [`reduce`](Team::reduce), of one buffer. Among three PEs or more, what neither NCCL nor the switch reduces is made of
+    /// pieces of 64 KiB, since the library's own kernels are wrong in place: another buffer is faster.
     pub fn reduce_in_place<D>(
         &self,
         buffer: &mut D,
@@ -246,10 +251,23 @@ impl Team<'_> {
         }
         let lane = OnStream::new(stream);
         let lent = buffer.lend_mut(&lane)?;
-        let start: *mut c_void = lent.span().start.cast();
-        // SAFETY: as above; the library allows source and destination to be the same.
-        let code = unsafe { reduce(self.handle, start, start, count, raw(stream)) };
-        self.context.library.check("nvshmemx_TYPE_OP_reduce_on_stream", code)
+        let start: *mut u8 = lent.span().start;
+        if self.n_pes() <= 2 || !self.is_limited::<D::Elem>(op, count)? {
+            let start = start.cast();
+            // SAFETY: as above; the library allows source and destination to be the same.
+            return self.checked(REDUCE, unsafe { reduce(self.handle, start, start, count, raw(stream)) });
+        }
+        let (room, size) = (self.context.limits.room(self.handle)?, size_of::<D::Elem>());
+        for begin in (0..count).step_by(ROOM / size) {
+            let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(ROOM / size));
+            // SAFETY: within the buffer, and the team's room, whose last use was on this stream: a team has one operation at
+            // a time.
+            unsafe { copy(room, part as CUdeviceptr, len * size, stream) }?;
+            // SAFETY: as above; so many elements.
+            let code = unsafe { reduce(self.handle, part.cast(), room as *const c_void, len, raw(stream)) };
+            self.checked(REDUCE, code)?;
+        }
+        Ok(())
     }
 
     /// All PEs' `source` combined, of which the team's PE n gets the n-th part into its `dest`.
@@ -273,11 +291,40 @@ impl Team<'_> {
             self.context.library.reduce_scatter(dtype, op)
         })?;
         self.check_parts("reduce_scatter", "source", source.len(), dest.len())?;
-        let count = dest.len();
-        self.enqueue("nvshmemx_TYPE_OP_reducescatter_on_stream", dest, source, stream, |to, from, stream| {
-            // SAFETY: as above; so many elements from every PE's part.
-            unsafe { reduce(self.handle, to, from, count, stream) }
+        let (name, count) = ("nvshmemx_TYPE_OP_reducescatter_on_stream", dest.len());
+        let (pes, size) = (self.n_pes(), size_of::<S::Elem>());
+        // What fits into the room fits into the library's own.
+        let (most, on) = (ROOM / pes / size, &**stream);
+        self.enqueue(dest, source, stream, |to, from, stream| {
+            if count <= most || !self.is_limited::<S::Elem>(op, count)? {
+                // SAFETY: as above; so many elements from every PE's part.
+                return self.checked(name, unsafe { reduce(self.handle, to, from, count, stream) });
+            }
+            let room = self.context.limits.room(self.handle)?;
+            for begin in (0..count).step_by(most) {
+                let len = (count - begin).min(most);
+                for pe in 0..pes {
+                    let part = from.wrapping_byte_add((pe * count + begin) * size) as CUdeviceptr;
+                    // SAFETY: within the source, and the team's room, whose last use was on this stream.
+                    unsafe { copy(room + (pe * len * size) as u64, part, len * size, on) }?;
+                }
+                let to = to.wrapping_byte_add(begin * size);
+                // SAFETY: as above; so many elements from every PE's part, of the destination's.
+                let code = unsafe { reduce(self.handle, to, room as *const c_void, len, stream) };
+                self.checked(name, code)?;
+            }
+            Ok(())
         })
+    }
+
+    /// Whether a reduction to so many elements is the business of the library's own kernels. See `limits.rs`.
+    fn is_limited<T: Element>(&self, op: TeamReduction, count: usize) -> Result<bool> {
+        let (team, pes, dtype) = (self.handle, self.n_pes(), T::DTYPE);
+        self.context.limits.apply(self.context.library, Asked { team, pes, dtype, op, count })
+    }
+
+    fn checked(&self, name: &'static str, code: i32) -> Result<()> {
+        self.context.library.check(name, code)
     }
 
     fn reduction<T: Element>(
@@ -319,11 +366,10 @@ impl Team<'_> {
 
     fn enqueue<D, S>(
         &self,
-        name: &'static str,
         dest: &mut D,
         source: &S,
         stream: &Arc<CudaStream>,
-        call: impl FnOnce(*mut c_void, *const c_void, *mut c_void) -> i32,
+        call: impl FnOnce(*mut c_void, *const c_void, *mut c_void) -> Result<()>,
     ) -> Result<()>
     where
         D: LocalMut + ?Sized,
@@ -335,8 +381,19 @@ impl Team<'_> {
         }
         let lane = OnStream::new(stream);
         let (from, to) = (source.lend(&lane)?, dest.lend_mut(&lane)?);
-        let code = call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream));
-        self.context.library.check(name, code)
+        call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream))
+    }
+}
+
+/// Copies on the GPU, behind the stream's work. The device is current.
+///
+/// # Safety
+/// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
+unsafe fn copy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: &CudaStream) -> Result<()> {
+    // SAFETY: the caller's contract.
+    match unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.cu_stream()) } {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        error => Err(failed("cuMemcpyDtoDAsync", error, true)),
     }
 }
 

@@ -4,9 +4,12 @@ use super::atomic::Kernels;
 use super::control::{Control, Step};
 use super::device::{Device, failed};
 use super::library::{self, Library, within};
+use super::limits::Limits;
 use crate::bootstrap::{self, HostTopology};
 use crate::comm::Comm;
 use crate::error::{Error, Result, TimeoutError, UnsupportedError, UsageError};
+use crate::os::{at_exit, leave};
+use crate::patience::Patience;
 use crate::sync::lock;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
@@ -16,15 +19,8 @@ use phalanx_sys::nvshmem::{
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
-
-/// A wait for a stream polls for this long without giving its core away.
-const SPINNING: Duration = Duration::from_micros(200);
-/// Then it sleeps for so long between two looks, ...
-const NAP: Duration = Duration::from_micros(50);
-/// ... and looks at the peers this often.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// What the process can do with NVSHMEM: it has at most one context at a time.
 enum Process {
@@ -249,6 +245,13 @@ impl Drop for Claim {
     }
 }
 
+/// The process exits. The library's destructors crash if it has not been finalized (3.4.5), which is not for one process to do.
+fn end(status: Option<c_int>) {
+    if let (Some(status), Process::InUse | Process::Spent(_)) = (status, &*lock(&PROCESS)) {
+        leave(status);
+    }
+}
+
 #[cold]
 fn abandoned() -> Error {
     Error::from(UnsupportedError {
@@ -308,7 +311,7 @@ impl Ready {
         });
         // A context that failed is never finalized: that would end the process.
         let (pe, pes) = begun.inspect_err(Claim::spend)?;
-        Ok(Context {
+        let mut context = Context {
             library,
             device: self.device,
             control,
@@ -319,9 +322,14 @@ impl Ready {
             allocations: Cell::new(0),
             failed: OnceCell::new(),
             kernels: RefCell::default(),
+            limits: Limits::unknown(),
             claim: self.claim,
             one_thread: PhantomData,
-        })
+        };
+        static EXIT: Once = Once::new();
+        EXIT.call_once(|| at_exit(end));
+        context.limits = Limits::of(&context)?;
+        Ok(context)
     }
 }
 
@@ -431,6 +439,7 @@ pub struct Context {
     allocations: Cell<u64>,
     failed: OnceCell<Error>,
     pub(super) kernels: RefCell<Kernels>,
+    pub(crate) limits: Limits,
     claim: Claim,
     one_thread: PhantomData<*mut ()>,
 }
@@ -520,26 +529,16 @@ impl Context {
         self.check()?;
         self.device.check(stream)?;
         self.device.enter()?;
-        let since = Instant::now();
-        let mut looked = since;
-        loop {
-            if self.device.is_idle(stream).map_err(|error| self.fail(error))? {
-                return Ok(());
-            }
-            let now = Instant::now();
-            if now - since < SPINNING {
-                std::hint::spin_loop();
-                continue;
-            }
-            std::thread::sleep(NAP);
-            if now - looked > LOOK {
-                looked = now;
-                self.look(since).map_err(|error| self.fail(error))?;
-                if now - since > self.timeout() {
+        let mut patience = Patience::new();
+        while !self.device.is_idle(stream).map_err(|error| self.fail(error))? {
+            if patience.pause() {
+                self.look(patience.since).map_err(|error| self.fail(error))?;
+                if patience.since.elapsed() > self.timeout() {
                     return Err(self.fail(self.late("the work on a stream")));
                 }
             }
         }
+        Ok(())
     }
 
     /// Ends NVSHMEM in this process, on all PEs together. Collective. Memory that was not freed is freed by it; whatever

@@ -59,6 +59,7 @@ mod device;
 #[cfg(feature = "jit")]
 mod kernels;
 mod library;
+mod limits;
 mod memory;
 mod one_sided;
 mod register;
@@ -73,6 +74,7 @@ pub use context::{Builder, Context, UniqueId};
 #[cfg(feature = "jit")]
 pub(crate) use kernels::Registration;
 pub use library::{openshmem_version, path, version};
+pub(crate) use limits::{Asked, Limits, ROOM};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
 pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};

@@ -6,16 +6,13 @@ use super::memory::{Local, Shared, Symmetric, check_index};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::lane::OnStream;
+use crate::patience::Patience;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 use phalanx_sys::nvshmem::{cmp, signal_op};
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Between two looks at a signal from the host.
-const NAP: Duration = Duration::from_micros(20);
 
 /// A symmetric `u64` that peers set or add to: an element of [`Symmetric<u64>`](Symmetric::signal).
 #[derive(Debug, Clone, Copy)]
@@ -231,17 +228,18 @@ impl Context {
     /// # Errors
     /// [`Error::Timeout`](crate::Error); [`Error::Peer`](crate::Error), which is final.
     pub fn signal_wait_until(&self, signal: &Signal<'_>, compare: Compare, value: u64) -> Result<u64> {
-        let since = Instant::now();
+        let mut patience = Patience::new();
         loop {
             let now = self.signal_fetch(signal)?;
             if compare.holds(now, value) {
                 return Ok(now);
             }
-            self.look(since).map_err(|error| self.fail(error))?;
-            if since.elapsed() > self.timeout() {
-                return Err(self.late("signal_wait_until"));
+            if patience.pause() {
+                self.look(patience.since).map_err(|error| self.fail(error))?;
+                if patience.since.elapsed() > self.timeout() {
+                    return Err(self.late("signal_wait_until"));
+                }
             }
-            std::thread::sleep(NAP);
         }
     }
 

@@ -4,15 +4,14 @@
 use super::communicator::{Communicator, ENDING};
 use super::device::Device;
 use super::library::Library;
-use super::waiting::NAP;
 use crate::backend::Departure;
 use crate::error::Error;
+use crate::patience::Patience;
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::time::Instant;
 
 /// `NCCL_REVOKE_DEFAULT`, the only kind there is.
 const REVOKE_DEFAULT: i32 = 0;
@@ -136,11 +135,11 @@ impl Ending {
     fn finalize(&self) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
         let Ok(_current) = self.device.enter() else { return false };
-        let since = Instant::now();
+        let mut patience = Patience::new();
         // SAFETY: a communicator that is there; nothing but looking at it and destroying follows.
         let mut state = self.call(|comm| unsafe { finalize(comm) });
-        while state == ncclResult_t::InProgress && since.elapsed() < ENDING {
-            std::thread::sleep(NAP);
+        while state == ncclResult_t::InProgress && patience.since.elapsed() < ENDING {
+            patience.pause();
             let look = |comm| {
                 // SAFETY: as above.
                 unsafe { self.library.async_state(comm) }.unwrap_or(ncclResult_t::InternalError)

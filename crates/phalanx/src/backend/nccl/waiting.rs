@@ -4,16 +4,10 @@ use super::communicator::{Communicator, Turn};
 use crate::backend::Stream;
 use crate::backend::host::Subject;
 use crate::error::{Error, Result};
+use crate::patience::{LOOK, Patience};
 use crate::sync::lock;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::{Duration, Instant};
-
-/// A wait polls for this long without giving its core away: most operations of a few bytes are over by then.
-const SPINNING: Duration = Duration::from_micros(200);
-/// Then it sleeps for so long between two looks, ...
-pub(super) const NAP: Duration = Duration::from_micros(50);
-/// ... and looks for errors and at the peers this often.
-pub(super) const LOOK: Duration = Duration::from_millis(2);
 
 /// How long after the library has lost a peer its end may be seen: where nothing but silence tells of it, that is 1.4 s
 /// (`PHALANX_HEARTBEAT_TIMEOUT`).
@@ -21,33 +15,6 @@ const BLAME: Duration = Duration::from_millis(2000);
 
 /// Who tells of what went wrong in the background.
 pub(super) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
-
-/// The rhythm of a wait.
-struct Patience {
-    since: Instant,
-    looked: Instant,
-}
-
-impl Patience {
-    fn new(since: Instant) -> Patience {
-        Patience { since, looked: Instant::now() }
-    }
-
-    /// Lets some time pass; whether it is time to look around.
-    fn pause(&mut self) -> bool {
-        let now = Instant::now();
-        if now - self.since > SPINNING {
-            std::thread::sleep(NAP);
-        } else {
-            std::hint::spin_loop();
-        }
-        let due = now - self.looked > LOOK;
-        if due {
-            self.looked = now;
-        }
-        due
-    }
-}
 
 impl Communicator {
     /// What the library says of the communicator.
@@ -58,7 +25,7 @@ impl Communicator {
 
     /// Waits until the library has done what it answered `ncclInProgress` for.
     pub fn settle(&self, subject: &Subject, since: Instant) -> Result<()> {
-        let mut patience = Patience::new(since);
+        let mut patience = Patience::since(since);
         let _waiting = self.witness.waiting();
         loop {
             let state = self.async_state(&self.turn()?)?;
@@ -116,7 +83,7 @@ impl Communicator {
     /// Waits for what the other ranks have to announce, too.
     pub(super) fn wait_until(&self, ready: impl Fn() -> bool, subject: &Subject) -> Result<()> {
         let since = Instant::now();
-        let mut patience = Patience::new(since);
+        let mut patience = Patience::since(since);
         self.witness.tell();
         let _waiting = self.witness.waiting();
         while !ready() {
@@ -150,7 +117,7 @@ impl Communicator {
         self.check()?;
         let _current = self.device.enter()?;
         let since = Instant::now();
-        let mut patience = Patience::new(since);
+        let mut patience = Patience::since(since);
         let _waiting = self.witness.waiting();
         loop {
             match self.device.is_idle(stream) {

@@ -5,17 +5,11 @@ use super::gpu;
 use crate::backend::host::{HostComm, Subject};
 use crate::backend::{Backend, Call, Operation, Stream};
 use crate::error::Result;
+use crate::patience::Patience;
 use crate::sync::lock;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// A wait polls for this long without giving its core away.
-const SPINNING: Duration = Duration::from_micros(200);
-/// Then it sleeps for so long between two looks, ...
-const NAP: Duration = Duration::from_micros(50);
-/// ... and looks at the peers this often.
-const LOOK: Duration = Duration::from_millis(2);
+use std::time::Instant;
 
 /// How many words each rank tells at a meeting: what it calls, and its [`Offer`].
 const WORDS: usize = Subject::WORDS + 4;
@@ -29,34 +23,6 @@ pub(super) struct Offer {
     pub places: [u64; 2],
     /// The factor of a pre-multiplied sum.
     pub factor: u64,
-}
-
-/// The rhythm of a wait.
-pub(super) struct Patience {
-    pub since: Instant,
-    looked: Instant,
-}
-
-impl Patience {
-    pub fn new() -> Patience {
-        let now = Instant::now();
-        Patience { since: now, looked: now }
-    }
-
-    /// Lets some time pass; whether it is time to look around.
-    pub fn pause(&mut self) -> bool {
-        let now = Instant::now();
-        if now - self.since > SPINNING {
-            std::thread::sleep(NAP);
-        } else {
-            std::hint::spin_loop();
-        }
-        let due = now - self.looked > LOOK;
-        if due {
-            self.looked = now;
-        }
-        due
-    }
 }
 
 impl NvshmemComm {

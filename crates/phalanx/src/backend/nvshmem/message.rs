@@ -6,11 +6,11 @@
 
 use super::NvshmemComm;
 use super::gpu::Event;
-use super::meeting::Patience;
 use crate::backend::host::{HostComm, Subject};
 use crate::backend::{Backend, Departure, Direction, Ticket, Transfer};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::patience::Patience;
 use crate::sync::lock;
 use std::collections::VecDeque;
 use std::sync::Mutex;

@@ -3,14 +3,14 @@
 use super::NvshmemComm;
 use super::gpu;
 use super::meeting::Offer;
-use super::pieces::{Combination, Flow};
+use super::pieces::{ALIGNMENT, Combination, Flow};
 use super::process::Half;
 use super::team::Named;
 use crate::backend::host::Reducer;
 use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::nvshmem::column;
+use crate::nvshmem::{Asked, ROOM, TeamReduction, column};
 use crate::op::ReductionCode;
 use crate::sync::lock;
 use phalanx_sys::nvshmem::{Reduce, nvshmem_team_t};
@@ -110,8 +110,16 @@ impl NvshmemComm {
         let (dest, source, stream) = (call.recv.cast(), call.send.cast(), call.stream.0);
         let count = call.blocks.longest();
         let bytes = count * call.dtype.size();
-        if call.operation.reduces() && self.reduction(call).is_none() {
-            return Ok(false);
+        if call.operation.reduces() {
+            let Some(reduce) = self.reduction(call) else { return Ok(false) };
+            let may_be_limited = if reduce.scatters {
+                self.pes.len() * bytes > ROOM
+            } else {
+                std::ptr::eq(call.send, call.recv) && self.pes.len() > 2
+            };
+            if may_be_limited && self.is_limited(call, team, reduce)? {
+                return Ok(false);
+            }
         }
         self.get_ready(team, call.stream)?;
         let turn = self.process.enter()?;
@@ -163,21 +171,29 @@ impl NvshmemComm {
             return None;
         }
         let op = match call.reduction.code {
-            ReductionCode::Sum => 0,
-            ReductionCode::Prod => 1,
-            ReductionCode::Min => 2,
-            ReductionCode::Max => 3,
+            ReductionCode::Sum => TeamReduction::Sum,
+            ReductionCode::Prod => TeamReduction::Prod,
+            ReductionCode::Min => TeamReduction::Min,
+            ReductionCode::Max => TeamReduction::Max,
             ReductionCode::Avg | ReductionCode::PreMulSum => return None,
         };
         let (library, dtype): (_, DType) = (self.process.library, call.dtype);
         let column = column(dtype)?;
         let scatters = matches!(call.operation, Operation::ReduceScatter | Operation::ReduceScatterV);
         let (function, name) = if scatters {
-            (library.reduce_scatter(column, op), "nvshmemx_TYPE_OP_reducescatter_on_stream")
+            (library.reduce_scatter(column, op as usize), "nvshmemx_TYPE_OP_reducescatter_on_stream")
         } else {
-            (library.reduce(column, op), "nvshmemx_TYPE_OP_reduce_on_stream")
+            (library.reduce(column, op as usize), "nvshmemx_TYPE_OP_reduce_on_stream")
         };
-        function.map(|function| Native { function, name, scatters })
+        function.map(|function| Native { function, name, op, scatters })
+    }
+
+    /// Whether the library's own kernels do it, which have limits.
+    fn is_limited(&self, call: &Call<'_>, team: nvshmem_team_t, reduce: Native) -> Result<bool> {
+        let (pes, dtype, count) = (self.pes.len(), call.dtype, call.blocks.longest());
+        let asked = Asked { team, pes, dtype, op: reduce.op, count };
+        let _turn = self.process.enter()?;
+        self.process.limits.apply(self.process.library, asked)
     }
 
     /// The library's reduction, in the stage. On device memory enqueued; on host memory complete when it returns.
@@ -193,7 +209,13 @@ impl NvshmemComm {
     ) -> Result<()> {
         let (rank, ranks, size) = (self.rank(), self.pes.len(), call.dtype.size());
         let (stream, process) = (call.stream, &self.process);
-        let (piece, parts) = if reduce.scatters { (self.piece(), ranks) } else { (process.stage, 1) };
+        let (piece, parts) = match reduce.scatters {
+            true if self.is_limited(call, team, reduce)? => {
+                (self.piece().min(ROOM / ranks / ALIGNMENT * ALIGNMENT), ranks)
+            }
+            true => (self.piece(), ranks),
+            false => (process.stage, 1),
+        };
         let wanted = call.operation != Operation::Reduce || rank == call.root;
         for begin in (0..longest).step_by(piece) {
             let bytes = (longest - begin).min(piece);
@@ -291,5 +313,6 @@ impl NvshmemComm {
 struct Native {
     function: Reduce,
     name: &'static str,
+    op: TeamReduction,
     scatters: bool,
 }

@@ -11,7 +11,7 @@ use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
 use crate::error::Result;
 
 /// Places in the stage are multiples of this many bytes.
-const ALIGNMENT: usize = 64;
+pub(super) const ALIGNMENT: usize = 64;
 
 /// What this rank shows: bytes from an address, in a place of its stage.
 #[derive(Debug, Clone, Copy)]

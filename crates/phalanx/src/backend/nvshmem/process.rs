@@ -7,7 +7,7 @@ use super::gpu::{self, Event, Pinned};
 use crate::backend::Stream;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::GpuStream;
-use crate::nvshmem::{Context, Device, Library};
+use crate::nvshmem::{Context, Device, Library, Limits};
 use crate::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -41,6 +41,7 @@ pub(super) struct Process {
     context: Mutex<Option<Held>>,
     pub library: &'static Library,
     pub device: Device,
+    pub limits: Limits,
     pub pe: usize,
     pub pes: usize,
     /// Bytes of a half of the stage, and of a slot.
@@ -100,6 +101,7 @@ impl Process {
         Ok(Process {
             library,
             device,
+            limits: context.limits,
             pe: context.my_pe(),
             pes: context.n_pes(),
             stage,
