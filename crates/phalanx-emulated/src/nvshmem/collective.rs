@@ -19,10 +19,12 @@ enum Kind {
     ReduceScatter,
 }
 
+type Combination = dyn Fn(&[Vec<u8>]) -> Vec<u8> + Send + Sync;
+
 /// Combines bytes of several PEs.
 #[derive(Clone)]
 struct Merge {
-    combine: Arc<dyn Fn(&[Vec<u8>]) -> Vec<u8> + Send + Sync>,
+    combine: Arc<Combination>,
     /// Whether NCCL has it, so that no kernel of the library's own does it.
     is_nccls: bool,
 }
