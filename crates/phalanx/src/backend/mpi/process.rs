@@ -299,7 +299,6 @@ fn end_calls() -> bool {
 
 /// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
 /// be in the middle of `MPI_Abort`.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn say_goodbye(status: c_int) {
     let Some(process) = PROCESS.get() else { return };
     let rank = process.rank.load(Ordering::Relaxed);
