@@ -32,7 +32,6 @@ pub(super) struct Abort {
 /// Whether this process has begun to end the job.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(super) fn is_ending_job() -> bool {
     ENDING.load(Ordering::Relaxed)
 }
