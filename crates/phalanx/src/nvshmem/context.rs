@@ -247,7 +247,8 @@ impl Drop for Claim {
 
 /// The process exits. The library's destructors crash if it has not been finalized (3.4.5), which is not for one process to do.
 fn end(status: Option<c_int>) {
-    if let (Some(status), Process::InUse | Process::Spent(_)) = (status, &*lock(&PROCESS)) {
+    let is_left = matches!(&*lock(&PROCESS), Process::InUse | Process::Spent(_));
+    if let (true, Some(status)) = (is_left, status) {
         leave(status);
     }
 }

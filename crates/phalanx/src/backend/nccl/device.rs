@@ -4,12 +4,13 @@ use super::runtime::{Cuda, Hip, Runtime};
 use crate::backend::Stream;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::GpuStream;
+use crate::patience::Patience;
 use crate::sync::lock;
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::Flavour;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A GPU. Opened once for the process, and never given back.
 #[derive(Clone, Copy)]
@@ -131,12 +132,12 @@ impl Device {
 
     /// Waits until a stream's work is complete, without any rank in mind.
     pub fn wait_idle(&self, stream: Stream, limit: Duration) -> Result<()> {
-        let since = Instant::now();
+        let mut patience = Patience::new();
         while !self.is_idle(stream)? {
-            if since.elapsed() > limit {
+            if patience.since.elapsed() > limit {
                 return Err(self.runtime.not_ready().into());
             }
-            std::thread::sleep(Duration::from_micros(100));
+            patience.pause();
         }
         Ok(())
     }
