@@ -34,6 +34,7 @@ Examples:
   phalanx launch -n 4 -- ./train       four ranks of your own program
   phalanx doctor                       what works here, and what does not
   phalanx trace FOLDER                 who held the others up, after a failure
+  PHALANX_LOG=info phalanx doctor      the same, with what the library finds and chooses on the way
 
 A rank is one participant of a communication, a thread or a process; ranks are numbered from 0.";
 

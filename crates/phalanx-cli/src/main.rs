@@ -7,6 +7,7 @@ mod doctor;
 mod environment;
 mod gpu;
 mod launch;
+mod log;
 mod machine;
 mod perf;
 mod pin;
@@ -19,13 +20,14 @@ use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    let result = log::install().and_then(|()| match command {
         Command::Perf(args) => perf::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Guard => Ok(launch::guard::run()),
         Command::Trace(args) => trace::run(&args),
-    };
+    });
     result.unwrap_or_else(|error| {
         // `phalanx perf … | head` is no failure worth a message.
         if !is_broken_pipe(&error) {

@@ -41,6 +41,23 @@ fn column(rows: &[Vec<String>], number: usize) -> Vec<&str> {
 }
 
 #[test]
+fn the_librarys_notes_are_shown_when_they_are_asked_for() {
+    let noted = |level: &str| {
+        let mut command = phalanx(&format!("perf barrier -p 2 {SHORT}"));
+        command.env("PHALANX_LOG", level);
+        say(command)
+    };
+    let all = noted("info");
+    assert_eq!(all.code, Some(0), "{}", all.stderr);
+    assert_eq!(all.stderr.matches("communicator backend=\"host\"").count(), 2, "{}", all.stderr);
+    let few = noted("warn");
+    assert_eq!((few.code, few.stderr.as_str()), (Some(0), ""));
+    let wrong = noted("loud");
+    assert_eq!(wrong.code, Some(1));
+    assert!(wrong.stderr.contains("PHALANX_LOG=loud: expected off, error, warn"), "{}", wrong.stderr);
+}
+
+#[test]
 fn a_table_has_the_reference_benchmarks_columns() {
     for ranks in ["-t 2", "-p 2", "-t 3 -R 1", "-p 3 -R 1"] {
         let rows = rows(&format!("all_reduce -b 4 -e 64 {ranks}"));
