@@ -10,6 +10,9 @@ const VARIABLE: &str = "PHALANX_LOG";
 pub fn install() -> Result<()> {
     let Some(value) = std::env::var_os(VARIABLE) else { return Ok(()) };
     let value = value.to_string_lossy();
+    if value.trim().is_empty() {
+        return Ok(());
+    }
     let level: LevelFilter =
         value.trim().parse().ok().with_context(|| {
             format!("{VARIABLE}={value}: expected off, error, warn, info, debug or trace")

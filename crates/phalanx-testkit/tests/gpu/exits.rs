@@ -1,14 +1,16 @@
 //! Processes that exit with communicators that nobody has dropped: they end as the program wanted them to, with their
-//! work done if that was well, and not by a crash of the library's threads.
+//! part in the others' work done if that was well, and not by a crash of the library's threads.
 
-use crate::world::{done, elements, launch, must, upload};
+use crate::world::{done, download, elements, expect, launch, must, upload};
 use libtest_mimic::{Failed, Trial};
 use phalanx::ReduceOp;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::{Launch, describe};
 use phalanx_testkit::scenario::Outcome;
+use std::time::Duration;
 
-pub const SCENARIOS: &[Scenario] = &[Scenario::process("exits", exits)];
+pub const SCENARIOS: &[Scenario] =
+    &[Scenario::process("exits", exits), Scenario::process("exits/while_held", exits_while_held)];
 
 /// What a program ends with that has failed.
 const FAILED: i32 = 3;
@@ -21,7 +23,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
 }
 
-/// All ranks exit well, with work that may still be going on.
+/// All ranks but 0 exit well, with work that may still be going on; rank 0 sees that it was done.
 pub fn well(ranks: usize, dress: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
     Ok(dress(launch(SCENARIOS[0], ranks, "0")).reports().map(drop)?)
 }
@@ -33,16 +35,47 @@ pub fn failed(ranks: usize, dress: impl FnOnce(Launch) -> Launch) -> Result<(), 
     if is_told { Ok(()) } else { Err(describe(&ended).into()) }
 }
 
+/// All ranks exit well while the library holds a thread of theirs.
+pub fn while_held(ranks: usize, dress: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
+    Ok(dress(launch(SCENARIOS[1], ranks, "")).reports().map(drop)?)
+}
+
+fn exits_while_held(_: &[String]) -> Outcome {
+    let comm = must("init", phalanx::init())?;
+    let (sender, begun) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let work = || {
+            let mut buffer = upload(&comm, &[1.0f32; 1000])?;
+            must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
+            let _ = sender.send(());
+            (0..100)
+                .try_for_each(|_| must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max)))
+        };
+        let _: Result<(), String> = work();
+        std::mem::forget(comm);
+    });
+    begun.recv().map_err(|_| "the thread ended before it was held")?;
+    std::thread::sleep(Duration::from_millis(300));
+    done()
+}
+
 fn exits(args: &[String]) -> Outcome {
     let comm = must("init", phalanx::init())?;
     let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
-    let mut buffer = upload(&comm, &vec![1.0f32; elements(1 << 22)])?;
+    let mut buffer = upload(&comm, &vec![comm.rank() as f32 + 1.0; elements(1 << 22)])?;
     must("barrier", part.barrier())?;
     for _ in 0..10 {
         must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
     }
+    let status = args[0].parse();
+    if comm.rank() == 0 && status == Ok(0) {
+        std::thread::sleep(Duration::from_millis(300));
+        must("sync", comm.sync())?;
+        let largest = comm.world_size() as f32;
+        expect("the largest", &download(&comm, &buffer)?, |_| largest)?;
+    }
     std::mem::forget((buffer, part, comm));
-    match args[0].parse() {
+    match status {
         Ok(0) => done(),
         Ok(status) => std::process::exit(status),
         Err(error) => Err(format!("{args:?}: {error}")),

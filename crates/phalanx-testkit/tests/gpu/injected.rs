@@ -111,6 +111,15 @@ pub fn trials() -> Vec<Trial> {
         exits::well(2, |launch| emulated.launch(launch))?;
         exits::failed(2, |launch| emulated.launch(launch))
     }));
+    trials.push(Trial::test("injected/exit_while_held_inside", || {
+        // In the second operation.
+        let emulated = Emulated::new()?.set("EXIT", "crash").set("HANG_INSIDE", "2");
+        let launch = |launch: Launch| {
+            let timeout = TIMEOUT.as_secs().to_string();
+            emulated.launch(launch).env("PHALANX_TIMEOUT", &timeout).env("NCCL_COMM_BLOCKING", "1")
+        };
+        exits::while_held(2, launch)
+    }));
     trials.push(Trial::test("injected/peer_death_is_an_error", || {
         let emulated = Emulated::new()?.set("PEER_DEATH", "error");
         failures::killed(2, |launch| emulated.launch(launch))

@@ -121,7 +121,7 @@ fn of_a_part(comm: Comm, _: &[String]) -> Outcome {
     // Rows of different lengths would allocate differently.
     if context.n_pes() == 1 || context.n_pes().is_multiple_of(2) {
         move_all::<f32>(&context, &row, DType::F32)?;
-        reduce_all::<i32>(&context, &row, DType::I32, &[1000])?;
+        reduce_all::<i32>(&context, &row, DType::I32, &[1000, 30_001])?;
         reduce_all::<f64>(&context, &column, DType::F64, &[1000])?;
     }
     barrier(&context)?;

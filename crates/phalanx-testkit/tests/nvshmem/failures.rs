@@ -184,14 +184,18 @@ fn no_room() -> Result<(), Failed> {
         .deadline(TIMEOUT * 2 + SLACK)
         .env("PHALANX_TIMEOUT", &TIMEOUT.as_secs().to_string())
         // The whole heap at once.
-        .env("NVSHMEM_DISABLE_CUDA_VMM", "1")
-        .env_of(1, "NVSHMEM_SYMMETRIC_SIZE", Some("2T"));
-    let ended = launch.run()?;
+        .env("NVSHMEM_DISABLE_CUDA_VMM", "1");
+    let initialised = |ended: &Ended| ended.outcome == Err("it was initialised".into());
+    let ended = launch.clone().run()?;
+    if !ended.iter().all(initialised) {
+        return Err(format!("with room for both: {}", describe(&ended)).into());
+    }
+    let ended = launch.env_of(1, "NVSHMEM_SYMMETRIC_SIZE", Some("2T")).run()?;
     // By the library, which loses its connection to the other, or by the other's end.
     let says = ["status 1", "rank 1"];
     let is_told = ended[0].outcome.as_ref().is_ok_and(|error| says.iter().any(|part| error.contains(part)));
-    let has_ended = ended[1].outcome.is_ok() || ended[1].status.is_some();
-    if is_told && has_ended { Ok(()) } else { Err(describe(&ended).into()) }
+    let has_failed = ended[1].status.is_some() && !initialised(&ended[1]);
+    if is_told && has_failed { Ok(()) } else { Err(describe(&ended).into()) }
 }
 
 /// The heap is full: all PEs are told, and go on.

@@ -1,7 +1,7 @@
 //! The collectives of a team, on a stream.
 
 use super::device::{failed, raw};
-use super::limits::{Asked, ROOM};
+use super::limits::{Asked, ROOM, Way};
 use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
 use crate::dtype::{DType, Element};
@@ -252,7 +252,7 @@ impl Team<'_> {
         let lane = OnStream::new(stream);
         let lent = buffer.lend_mut(&lane)?;
         let start: *mut u8 = lent.span().start;
-        if self.n_pes() <= 2 || !self.is_limited::<D::Elem>(op, count)? {
+        if self.n_pes() <= 2 || self.way_of::<D::Elem>(op, false) == Way::Directly {
             let start = start.cast();
             // SAFETY: as above; the library allows source and destination to be the same.
             return self.checked(REDUCE, unsafe { reduce(self.handle, start, start, count, raw(stream)) });
@@ -263,6 +263,8 @@ impl Team<'_> {
             // SAFETY: within the buffer, and the team's room, whose last use was on this stream: a team has one operation at
             // a time.
             unsafe { copy(room, part as CUdeviceptr, len * size, stream) }?;
+            // A peer may read this PE's room, and write to its buffer, as soon as it is there itself.
+            self.sync_on_stream(stream)?;
             // SAFETY: as above; so many elements.
             let code = unsafe { reduce(self.handle, part.cast(), room as *const c_void, len, raw(stream)) };
             self.checked(REDUCE, code)?;
@@ -294,11 +296,15 @@ impl Team<'_> {
         let (name, count) = ("nvshmemx_TYPE_OP_reducescatter_on_stream", dest.len());
         let (pes, size) = (self.n_pes(), size_of::<S::Elem>());
         // What fits into the room fits into the library's own.
-        let (most, on) = (ROOM / pes / size, &**stream);
+        let (most, on) = ((ROOM / pes / size).max(1), &**stream);
         self.enqueue(dest, source, stream, |to, from, stream| {
-            if count <= most || !self.is_limited::<S::Elem>(op, count)? {
-                // SAFETY: as above; so many elements from every PE's part.
-                return self.checked(name, unsafe { reduce(self.handle, to, from, count, stream) });
+            match self.way_of::<S::Elem>(op, true) {
+                Way::InPieces if count > most => {}
+                Way::NotAtAll => return Err(self.not_scattered::<S::Elem>(op)),
+                _ => {
+                    // SAFETY: as above; so many elements from every PE's part.
+                    return self.checked(name, unsafe { reduce(self.handle, to, from, count, stream) });
+                }
             }
             let room = self.context.limits.room(self.handle)?;
             for begin in (0..count).step_by(most) {
@@ -308,6 +314,8 @@ impl Team<'_> {
                     // SAFETY: within the source, and the team's room, whose last use was on this stream.
                     unsafe { copy(room + (pe * len * size) as u64, part, len * size, on) }?;
                 }
+                // As above.
+                self.sync_on_stream(on)?;
                 let to = to.wrapping_byte_add(begin * size);
                 // SAFETY: as above; so many elements from every PE's part, of the destination's.
                 let code = unsafe { reduce(self.handle, to, room as *const c_void, len, stream) };
@@ -317,10 +325,19 @@ impl Team<'_> {
         })
     }
 
-    /// Whether a reduction to so many elements is the business of the library's own kernels. See `limits.rs`.
-    fn is_limited<T: Element>(&self, op: TeamReduction, count: usize) -> Result<bool> {
+    /// How a reduction is done. See `limits.rs`.
+    fn way_of<T: Element>(&self, op: TeamReduction, scatters: bool) -> Way {
         let (team, pes, dtype) = (self.handle, self.n_pes(), T::DTYPE);
-        self.context.limits.apply(self.context.library, Asked { team, pes, dtype, op, count })
+        self.context.limits.way(self.context.library, Asked { team, pes, dtype, op, scatters })
+    }
+
+    #[cold]
+    fn not_scattered<T: Element>(&self, op: TeamReduction) -> Error {
+        Error::from(UnsupportedError {
+            what: format!("reduce_scatter of {} with {op}", T::DTYPE),
+            why: "with NVLink multicast the library is right for sums of f32 only".into(),
+            remedy: "use reduce and take this PE's part, or set NVSHMEM_DISABLE_NVLS=1".into(),
+        })
     }
 
     fn checked(&self, name: &'static str, code: i32) -> Result<()> {

@@ -301,6 +301,9 @@ impl Ready {
         let look = |since| control.as_ref().map_or(Ok(()), |control| control.look(since));
         let call = initialization(library, self.device.context.clone(), place)?;
         let begun = within("nvshmemx_hostlib_init_attr", timeout, look, call);
+        // Also if it failed: part of the library may be there, or still at it.
+        static EXIT: Once = Once::new();
+        EXIT.call_once(|| at_exit(end));
         let begun = begun
             .and_then(|begun| begun.ok_or_else(|| late("nvshmemx_hostlib_init_attr", 0, place, timeout)));
         let begun = begun.and_then(|begun| check_begun(library, begun)).and_then(|begun| {
@@ -327,8 +330,6 @@ impl Ready {
             claim: self.claim,
             one_thread: PhantomData,
         };
-        static EXIT: Once = Once::new();
-        EXIT.call_once(|| at_exit(end));
         context.limits = Limits::of(&context)?;
         Ok(context)
     }

@@ -1,14 +1,16 @@
-//! What the library's own reductions cannot do, and how it is done nevertheless.
+//! What the library's reductions cannot do, and how it is done nevertheless.
 //!
-//! On a stream the library has NCCL reduce, or the switch (NVLink multicast), and has kernels of its own for what neither
-//! does: 16-bit integers, bitwise reductions, most of what is no sum where there is multicast, and everything where there is
-//! neither. Those kernels
+//! On a stream the library has NCCL reduce, or the switch (NVLink multicast, where it is on), and has kernels of its own for
+//! what neither does. Those kernels
 //! - send parts of the source after they have begun to write to the destination, so that a reduction in place among three PEs
 //!   or more is wrong (seen with 3.4.5: 30,001 int8, xor, 3 PEs),
 //! - write the parts of a reduce_scatter to scratch memory (half of `NVSHMEM_REDUCE_SCRATCH_SIZE`, 256 KiB) without looking
 //!   whether they fit.
 //!
 //! So such a reduction is made of pieces, whose source is put aside, in [`ROOM`] bytes of symmetric memory for each team.
+//!
+//! With the switch, by the source of 3.4.5 (multicast was off wherever this has run): a reduce_scatter adds integers as if they were
+//! floats, and 16-bit floats depend on how many there are for each block. Sums of f32 are left to it, and nothing else.
 
 use super::collective::{TeamReduction, column};
 use super::context::Context;
@@ -34,15 +36,25 @@ pub(crate) struct Limits {
     start: CUdeviceptr,
 }
 
-/// A reduction whose limits are asked for.
+/// A reduction that is asked about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
     pub team: nvshmem_team_t,
     pub pes: usize,
     pub dtype: DType,
     pub op: TeamReduction,
-    /// Elements of the destination.
-    pub count: usize,
+    pub scatters: bool,
+}
+
+/// How a reduction is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By the library, of whatever length and also in place.
+    Directly,
+    /// By the library's own kernels, with their limits.
+    InPieces,
+    /// Not by the library.
+    NotAtAll,
 }
 
 impl Limits {
@@ -58,26 +70,25 @@ impl Limits {
         Ok(Limits { nccl, start })
     }
 
-    /// Whether the library's own kernels do it. Its device is current, and this is its caller's turn.
-    pub fn apply(&self, library: &Library, asked: Asked) -> Result<bool> {
-        use DType::{Bf16, F16, F32, I16, U16};
-        let Asked { team, pes, dtype, op, count } = asked;
+    /// How a reduction is done. The device is current, and this is its caller's turn in the library.
+    pub fn way(&self, library: &Library, asked: Asked) -> Way {
+        let Asked { team, pes, dtype, op, scatters } = asked;
         if pes == 1 {
-            return Ok(false);
+            return Way::Directly;
         }
-        let name = "nvshmemx_mc_ptr";
-        let multicast = library.need(library.nvshmemx_mc_ptr, name)?;
-        // SAFETY: initialised; a team that exists, and a symmetric address.
-        let through_switch = !unsafe { multicast(team, self.start as *const c_void) }.is_null();
-        let is_done_for_it = if through_switch {
-            // In the terms of the library, with nothing left over: the pieces of one PE, pairs of halves.
-            let is_even = count.is_multiple_of(pes) && (dtype == F32 || pes.is_multiple_of(2) && count > pes);
-            op == TeamReduction::Sum && matches!(dtype, F32 | F16 | Bf16) && is_even
-        } else {
-            let is_nccls = (op as usize) < TeamReduction::And as usize && !matches!(dtype, I16 | U16);
-            self.nccl && is_nccls && column(dtype).is_some()
+        let multicast = |find: unsafe extern "C" fn(_, _) -> *mut c_void| {
+            // SAFETY: initialised; a team that exists, and a symmetric address.
+            !unsafe { find(team, self.start as *const c_void) }.is_null()
         };
-        Ok(!is_done_for_it)
+        let is_nccls = column(dtype).is_some()
+            && (op as usize) < TeamReduction::And as usize
+            && !matches!(dtype, DType::I16 | DType::U16);
+        match library.nvshmemx_mc_ptr.is_some_and(multicast) {
+            true if (op, dtype) == (TeamReduction::Sum, DType::F32) => Way::Directly,
+            true if scatters => Way::NotAtAll,
+            false if self.nccl && is_nccls => Way::Directly,
+            _ => Way::InPieces,
+        }
     }
 
     /// The room of a team.
@@ -87,7 +98,7 @@ impl Limits {
             _ => Err(Error::from(UnsupportedError {
                 what: format!("this reduction on team {team}"),
                 why: format!("it takes room aside, which the first {TEAMS} teams have"),
-                remedy: "destroy teams that are not used, or reduce to another buffer".into(),
+                remedy: "destroy teams that are not used".into(),
             })),
         }
     }
@@ -95,9 +106,9 @@ impl Limits {
 
 /// Whether the library has found NCCL: it looks for it by its name, so what the process has loaded at all is found.
 fn finds_nccl(library: &Library) -> bool {
-    let is_off = std::env::var("NVSHMEM_DISABLE_NCCL").is_ok_and(|value| {
-        !matches!(value.trim().to_ascii_lowercase().as_str(), "" | "0" | "n" | "no" | "f" | "false")
-    });
+    // As the library reads it, for which an empty value is a yes.
+    let is_off = std::env::var("NVSHMEM_DISABLE_NCCL")
+        .is_ok_and(|value| !value.starts_with(['0', 'N', 'n', 'F', 'f']));
     // SAFETY: may be called at any time.
     let is_alone =
         library.nvshmemx_init_status.is_some_and(|status| unsafe { status() } == init_status::IS_INITIALIZED);

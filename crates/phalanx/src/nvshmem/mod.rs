@@ -74,7 +74,7 @@ pub use context::{Builder, Context, UniqueId};
 #[cfg(feature = "jit")]
 pub(crate) use kernels::Registration;
 pub use library::{openshmem_version, path, version};
-pub(crate) use limits::{Asked, Limits, ROOM};
+pub(crate) use limits::{Asked, Limits, ROOM, Way};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
 pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};

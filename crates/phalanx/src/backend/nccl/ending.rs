@@ -106,6 +106,7 @@ impl Communicator {
             handle: Raw(self.handle()),
             device: self.device,
             ended: self.ended.clone(),
+            queued: self.queued.clone(),
             rank: self.rank,
         };
         let (sender, finalized) = channel();
@@ -127,6 +128,8 @@ struct Ending {
     handle: Raw,
     device: Device,
     ended: Arc<AtomicBool>,
+    /// The library looks at the communicator at the end of a group, or of a split (of another thread, where the process exits).
+    queued: Arc<AtomicBool>,
     rank: usize,
 }
 
@@ -159,7 +162,10 @@ impl Ending {
     /// refuses to be revoked now.
     fn call(&self, call: impl FnOnce(ncclComm_t) -> ncclResult_t) -> ncclResult_t {
         let _turn = lock(self.device.turn);
-        if self.ended.load(Ordering::Acquire) { ncclResult_t::InvalidUsage } else { call(self.handle.0) }
+        match self.ended.load(Ordering::Acquire) || self.queued.load(Ordering::Acquire) {
+            true => ncclResult_t::InvalidUsage,
+            false => call(self.handle.0),
+        }
     }
 
     /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
@@ -168,7 +174,7 @@ impl Ending {
             return;
         };
         let _turn = lock(self.device.turn);
-        if !self.ended.swap(true, Ordering::AcqRel) {
+        if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
             // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn.
             unsafe { destroy(self.handle.0) };
         }

@@ -4,16 +4,18 @@
 //! peer is gone or does not come, and errors that the library reports beside its calls. Operations pay two stores
 //! for it.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, ENDING};
 use super::making::look_unless_making;
 use super::waiting::ASYNC_ERROR;
 use crate::backend::Departure;
 use crate::backend::host::Subject;
 use crate::error::{Error, Result};
-use crate::os::at_exit;
+use crate::os::{at_exit, leave};
 use crate::sync::lock;
 use phalanx_sys::nccl::ncclResult_t;
+use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
@@ -51,20 +53,43 @@ pub(super) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
 
 /// The process exits with communicators that nobody has dropped. After the library's own destructors its threads would crash
 /// (those that serve its sockets do), and peers would lose what is still on its way to them.
+///
+/// Other threads of the process may still be in operations, which are watched meanwhile. Where one does not come out in time, or a
+/// group or a split is still open, the process leaves without the destructors.
 fn end(status: Option<c_int>) {
-    let alive = std::mem::take(&mut *lock(&WATCHED)).into_iter();
-    let alive = alive.filter_map(|watched| watched.communicator.upgrade()).filter(|one| !one.has_ended());
-    // At once: ranks of one process may wait for each other.
-    let endings = alive.map(|communicator| {
-        std::thread::Builder::new().name("phalanx-exit".into()).spawn(move || match status {
-            Some(0) | None => communicator.depart(Departure::Left),
-            // The others see that the process is gone.
-            Some(_) => communicator.abort(),
-        })
-    });
-    for ending in endings.collect::<Vec<_>>().into_iter().flatten() {
-        // What panics there has said so.
-        let _ = ending.join();
+    let watched: Vec<_> =
+        lock(&WATCHED).iter().filter_map(|watched| watched.communicator.upgrade()).collect();
+    let alive: Vec<_> = watched.into_iter().filter(|one| !one.has_ended()).collect();
+    let is_well = status.unwrap_or(0) == 0;
+    let longest = alive.iter().map(|one| one.witness.timeout()).max().unwrap_or_default();
+    let limit = if is_well { longest + 2 * ENDING } else { ENDING };
+    let (sender, ended) = channel::<()>();
+    // Ranks of one process wait for each other, so each device has a thread. On one device the last that was made comes first, on all
+    // ranks, since they wait for each other with the device's turn.
+    let mut of_devices: BTreeMap<_, Vec<Arc<Communicator>>> = BTreeMap::new();
+    for communicator in alive.iter().rev().filter(|one| !one.is_queued()) {
+        let device = std::ptr::from_ref(communicator.device.turn).addr();
+        of_devices.entry(device).or_default().push(communicator.clone());
+    }
+    for communicators in of_devices.into_values() {
+        let sender = sender.clone();
+        let ending = move || {
+            let _until_they_have_ended = sender;
+            for communicator in communicators {
+                match is_well {
+                    true => communicator.depart(Departure::Left),
+                    // The others see that the process is gone.
+                    false => communicator.abort(),
+                }
+            }
+        };
+        // Without a thread they are not ended, which is seen below.
+        let _ = std::thread::Builder::new().name("phalanx-exit".into()).spawn(ending);
+    }
+    drop(sender);
+    let are_through = ended.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
+    if let (Some(status), false) = (status, are_through && alive.iter().all(|one| one.has_ended())) {
+        leave(status);
     }
 }
 

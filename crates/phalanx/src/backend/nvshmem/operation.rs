@@ -10,7 +10,7 @@ use crate::backend::host::Reducer;
 use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::nvshmem::{Asked, ROOM, TeamReduction, column};
+use crate::nvshmem::{Asked, ROOM, TeamReduction, Way, column};
 use crate::op::ReductionCode;
 use crate::sync::lock;
 use phalanx_sys::nvshmem::{Reduce, nvshmem_team_t};
@@ -48,12 +48,13 @@ impl NvshmemComm {
         }
         self.process.order(call.stream)?;
         if let Some(Named { team, .. }) = self.team {
+            let reduce = self.reduction(call, team)?;
             let is_symmetric = places != [0; 2] && offers.iter().all(|offer| offer.places == places);
             // SAFETY: the caller's contract; the buffers are symmetric memory, at the same place on all PEs.
-            if is_symmetric && unsafe { self.directly(call, team) }? {
+            if is_symmetric && unsafe { self.directly(call, team, reduce) }? {
                 return Ok(());
             }
-            if let Some(reduce) = self.reduction(call) {
+            if let Some(reduce) = reduce {
                 // SAFETY: the caller's contract.
                 return unsafe { self.reduce_in_stage(call, longest, team, reduce) };
             }
@@ -105,21 +106,20 @@ impl NvshmemComm {
     ///
     /// # Safety
     /// The buffers are symmetric memory, at the same place on all PEs, and all PEs are here with the same call.
-    unsafe fn directly(&self, call: &Call<'_>, team: nvshmem_team_t) -> Result<bool> {
+    unsafe fn directly(&self, call: &Call<'_>, team: nvshmem_team_t, reduce: Option<Native>) -> Result<bool> {
         let library = self.process.library;
         let (dest, source, stream) = (call.recv.cast(), call.send.cast(), call.stream.0);
         let count = call.blocks.longest();
         let bytes = count * call.dtype.size();
-        if call.operation.reduces() {
-            let Some(reduce) = self.reduction(call) else { return Ok(false) };
-            let may_be_limited = if reduce.scatters {
-                self.pes.len() * bytes > ROOM
-            } else {
-                std::ptr::eq(call.send, call.recv) && self.pes.len() > 2
-            };
-            if may_be_limited && self.is_limited(call, team, reduce)? {
-                return Ok(false);
-            }
+        let ranks = self.pes.len();
+        let is_done = match reduce {
+            None => !call.operation.reduces(),
+            Some(reduce) if reduce.way == Way::Directly => true,
+            Some(reduce) if reduce.scatters => ranks * bytes <= ROOM,
+            Some(_) => ranks <= 2 || !std::ptr::eq(call.send, call.recv),
+        };
+        if !is_done {
+            return Ok(false);
         }
         self.get_ready(team, call.stream)?;
         let turn = self.process.enter()?;
@@ -142,7 +142,7 @@ impl NvshmemComm {
                     (name, f(team, dest, source, bytes, stream))
                 }
                 _ => {
-                    let Some(reduce) = self.reduction(call) else { return Ok(false) };
+                    let Some(reduce) = reduce else { return Ok(false) };
                     (reduce.name, (reduce.function)(team, dest, source, count, stream))
                 }
             }
@@ -166,34 +166,31 @@ impl NvshmemComm {
     }
 
     /// The library's reduction, if it has it.
-    fn reduction(&self, call: &Call<'_>) -> Option<Native> {
+    fn reduction(&self, call: &Call<'_>, team: nvshmem_team_t) -> Result<Option<Native>> {
         if !call.operation.reduces() {
-            return None;
+            return Ok(None);
         }
         let op = match call.reduction.code {
             ReductionCode::Sum => TeamReduction::Sum,
             ReductionCode::Prod => TeamReduction::Prod,
             ReductionCode::Min => TeamReduction::Min,
             ReductionCode::Max => TeamReduction::Max,
-            ReductionCode::Avg | ReductionCode::PreMulSum => return None,
+            ReductionCode::Avg | ReductionCode::PreMulSum => return Ok(None),
         };
         let (library, dtype): (_, DType) = (self.process.library, call.dtype);
-        let column = column(dtype)?;
+        let Some(column) = column(dtype) else { return Ok(None) };
         let scatters = matches!(call.operation, Operation::ReduceScatter | Operation::ReduceScatterV);
         let (function, name) = if scatters {
             (library.reduce_scatter(column, op as usize), "nvshmemx_TYPE_OP_reducescatter_on_stream")
         } else {
             (library.reduce(column, op as usize), "nvshmemx_TYPE_OP_reduce_on_stream")
         };
-        function.map(|function| Native { function, name, op, scatters })
-    }
-
-    /// Whether the library's own kernels do it, which have limits.
-    fn is_limited(&self, call: &Call<'_>, team: nvshmem_team_t, reduce: Native) -> Result<bool> {
-        let (pes, dtype, count) = (self.pes.len(), call.dtype, call.blocks.longest());
-        let asked = Asked { team, pes, dtype, op: reduce.op, count };
-        let _turn = self.process.enter()?;
-        self.process.limits.apply(self.process.library, asked)
+        let way = {
+            let _turn = self.process.enter()?;
+            self.process.limits.way(library, Asked { team, pes: self.pes.len(), dtype, op, scatters })
+        };
+        let function = function.filter(|_| way != Way::NotAtAll);
+        Ok(function.map(|function| Native { function, name, scatters, way }))
     }
 
     /// The library's reduction, in the stage. On device memory enqueued; on host memory complete when it returns.
@@ -209,12 +206,10 @@ impl NvshmemComm {
     ) -> Result<()> {
         let (rank, ranks, size) = (self.rank(), self.pes.len(), call.dtype.size());
         let (stream, process) = (call.stream, &self.process);
-        let (piece, parts) = match reduce.scatters {
-            true if self.is_limited(call, team, reduce)? => {
-                (self.piece().min(ROOM / ranks / ALIGNMENT * ALIGNMENT), ranks)
-            }
-            true => (self.piece(), ranks),
-            false => (process.stage, 1),
+        let (piece, parts) = match (reduce.scatters, reduce.way) {
+            (true, Way::Directly) => (self.piece(), ranks),
+            (true, _) => (self.piece().min(ROOM / ranks / ALIGNMENT * ALIGNMENT).max(ALIGNMENT), ranks),
+            (false, _) => (process.stage, 1),
         };
         let wanted = call.operation != Operation::Reduce || rank == call.root;
         for begin in (0..longest).step_by(piece) {
@@ -313,6 +308,6 @@ impl NvshmemComm {
 struct Native {
     function: Reduce,
     name: &'static str,
-    op: TeamReduction,
     scatters: bool,
+    way: Way,
 }

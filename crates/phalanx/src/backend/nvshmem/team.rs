@@ -7,7 +7,7 @@ use crate::nvshmem::strided;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::sync::atomic::Ordering;
 
-/// Teams that a process has at a time, at most: the library has 32 (`NVSHMEM_MAX_TEAMS`), its own among them.
+/// Teams that a process has at a time, at most: the library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them.
 const MOST: usize = 16;
 
 /// A team whose PEs are the ranks, in their order.
