@@ -9,10 +9,14 @@ use crate::bootstrap::store::Mail;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// How often MPI is asked in vain before it is left alone: a look that finds nothing moves messages along, one of the next
 /// finds them.
 const LOOKS: u32 = 4;
+
+/// How long messages may take that are under way when the process exits.
+const FINISHING: Duration = Duration::from_millis(500);
 
 /// The only kind of message.
 const TAG: c_int = 0;
@@ -168,8 +172,33 @@ impl Mail for MpiMail {
     }
 }
 
+impl MpiMail {
+    /// The process exits: what was said last, and is being heard, is on its way, and MPI is to be finalised. Who is gone is not
+    /// waited for.
+    fn finish(&mut self) {
+        let until = Instant::now() + FINISHING;
+        while !self.has_given_up && Instant::now() < until {
+            let completed = self.call(|mail| {
+                mail.complete_sends()?;
+                for index in 0..mail.receives.len() {
+                    mail.comm.look_after(&mut mail.receives[index])?;
+                }
+                Ok(())
+            });
+            let are_over = self.receives.iter().all(|message| message.request.is_none());
+            if completed.is_err() || are_over && self.sends.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
 impl Drop for MpiMail {
     fn drop(&mut self) {
+        if self.comm.process.is_ending.load(Ordering::Acquire) {
+            self.finish();
+        }
         let under_way = self.sends.drain(..).chain(self.receives.drain(..)).filter(|m| m.request.is_some());
         let left = under_way.map(std::mem::forget).count();
         if left == 0 && !self.has_given_up {
