@@ -47,13 +47,15 @@ impl Operation {
         }
     }
 
-    /// Lengths of the buffers of which the larger has so many blocks, one for each rank, of `block` elements.
-    fn lengths(self, block: usize, ranks: usize) -> (usize, usize) {
+    /// The C call's count, and the lengths of both buffers, of which the larger has about so many elements.
+    fn lengths(self, elements: usize, ranks: usize) -> (usize, usize, usize) {
+        let block = (elements / ranks).max(1);
         let whole = block * ranks;
         match self {
-            Operation::AllReduce | Operation::AllToAll => (whole, whole),
-            Operation::AllGather => (block, whole),
-            Operation::ReduceScatter => (whole, block),
+            Operation::AllReduce => (elements, elements, elements),
+            Operation::AllToAll => (block, whole, whole),
+            Operation::AllGather => (block, block, whole),
+            Operation::ReduceScatter => (block, whole, block),
         }
     }
 
@@ -74,7 +76,7 @@ impl Operation {
         self,
         library: &Api,
         (send, recv): (*const c_void, *mut c_void),
-        (block, ranks): (usize, usize),
+        count: usize,
         comm: ncclComm_t,
         stream: *mut c_void,
     ) -> ncclResult_t {
@@ -82,29 +84,23 @@ impl Operation {
         // SAFETY: the caller's contract.
         unsafe {
             match self {
-                Operation::AllReduce => library.ncclAllReduce.expect(MISSING)(
-                    send,
-                    recv,
-                    block * ranks,
-                    F32,
-                    red_op::Sum,
-                    comm,
-                    stream,
-                ),
+                Operation::AllReduce => {
+                    library.ncclAllReduce.expect(MISSING)(send, recv, count, F32, red_op::Sum, comm, stream)
+                }
                 Operation::AllGather => {
-                    library.ncclAllGather.expect(MISSING)(send, recv, block, F32, comm, stream)
+                    library.ncclAllGather.expect(MISSING)(send, recv, count, F32, comm, stream)
                 }
                 Operation::ReduceScatter => library.ncclReduceScatter.expect(MISSING)(
                     send,
                     recv,
-                    block,
+                    count,
                     F32,
                     red_op::Sum,
                     comm,
                     stream,
                 ),
                 Operation::AllToAll => {
-                    library.ncclAlltoAll.expect(MISSING)(send, recv, block, F32, comm, stream)
+                    library.ncclAlltoAll.expect(MISSING)(send, recv, count, F32, comm, stream)
                 }
             }
         }
@@ -131,8 +127,7 @@ fn measure(comm: &Comm, operation: Operation, largest: usize) -> Result<()> {
     }
     let mut bytes = 8;
     while bytes <= largest {
-        let block = (bytes / 4 / ranks).max(1);
-        let (sent, received) = operation.lengths(block, ranks);
+        let (count, sent, received) = operation.lengths(bytes / 4, ranks);
         let repeats = if bytes <= 1 << 20 { 200 } else { 10 };
         let mut bare = Vec::new();
         let mut ours = Vec::new();
@@ -148,9 +143,8 @@ fn measure(comm: &Comm, operation: Operation, largest: usize) -> Result<()> {
                 let (target, _writing) = recv.device_ptr_mut(&stream);
                 let buffers = (source as *const c_void, target as *mut c_void);
                 // SAFETY: the communicator's own handle, on its own thread; buffers of the largest size.
-                let answer = unsafe {
-                    operation.bare(&library, buffers, (block, ranks), handle, stream.cu_stream().cast())
-                };
+                let answer =
+                    unsafe { operation.bare(&library, buffers, count, handle, stream.cu_stream().cast()) };
                 match answer {
                     ncclResult_t::Success => Ok(()),
                     // The first operation of its kind connects the ranks.

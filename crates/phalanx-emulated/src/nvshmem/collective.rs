@@ -22,7 +22,6 @@ enum Kind {
 type Combination = dyn Fn(&[Vec<u8>]) -> Vec<u8> + Send + Sync;
 
 /// Combines bytes of several PEs.
-#[derive(Clone)]
 struct Merge {
     combine: Arc<Combination>,
     /// Whether NCCL has it, so that no kernel of the library's own does it.

@@ -1,14 +1,14 @@
 //! The collectives of a team, on a stream.
 
-use super::device::{failed, raw};
+use super::device::{copy, raw};
 use super::limits::{Asked, ROOM, Way};
 use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
+use crate::backend::Stream;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::OnStream;
 use cudarc::driver::CudaStream;
-use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use phalanx_sys::nvshmem::{REDUCE_OPS, REDUCE_TYPES, Reduce};
 use std::ffi::c_void;
 use std::fmt;
@@ -262,7 +262,7 @@ impl Team<'_> {
             let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(ROOM / size));
             // SAFETY: within the buffer, and the team's room, whose last use was on this stream: a team has one operation at
             // a time.
-            unsafe { copy(room, part as CUdeviceptr, len * size, stream) }?;
+            unsafe { copy(room as *mut u8, part, len * size, Stream(raw(stream))) }?;
             // A peer may read this PE's room, and write to its buffer, as soon as it is there itself.
             self.sync_on_stream(stream)?;
             // SAFETY: as above; so many elements.
@@ -310,9 +310,16 @@ impl Team<'_> {
             for begin in (0..count).step_by(most) {
                 let len = (count - begin).min(most);
                 for pe in 0..pes {
-                    let part = from.wrapping_byte_add((pe * count + begin) * size) as CUdeviceptr;
+                    let part = from.cast::<u8>().wrapping_add((pe * count + begin) * size);
                     // SAFETY: within the source, and the team's room, whose last use was on this stream.
-                    unsafe { copy(room + (pe * len * size) as u64, part, len * size, on) }?;
+                    unsafe {
+                        copy(
+                            (room as *mut u8).wrapping_add(pe * len * size),
+                            part,
+                            len * size,
+                            Stream(stream),
+                        )
+                    }?;
                 }
                 // As above.
                 self.sync_on_stream(on)?;
@@ -399,18 +406,6 @@ impl Team<'_> {
         let lane = OnStream::new(stream);
         let (from, to) = (source.lend(&lane)?, dest.lend_mut(&lane)?);
         call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream))
-    }
-}
-
-/// Copies on the GPU, behind the stream's work. The device is current.
-///
-/// # Safety
-/// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
-unsafe fn copy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: &CudaStream) -> Result<()> {
-    // SAFETY: the caller's contract.
-    match unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.cu_stream()) } {
-        CUresult::CUDA_SUCCESS => Ok(()),
-        error => Err(failed("cuMemcpyDtoDAsync", error, true)),
     }
 }
 

@@ -245,7 +245,7 @@ impl Drop for Claim {
     }
 }
 
-/// The process exits. The library's destructors crash if it has not been finalized (3.4.5), which is not for one process to do.
+/// The process exits. With a library that has not been finalized, which is not for one process to do, it would crash in its end (3.4.5).
 fn end(status: Option<c_int>) {
     let is_left = matches!(&*lock(&PROCESS), Process::InUse | Process::Spent(_));
     if let (true, Some(status)) = (is_left, status) {

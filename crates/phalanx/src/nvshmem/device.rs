@@ -1,9 +1,10 @@
 //! This PE's GPU.
 
+use crate::backend::Stream;
 use crate::driver::driver;
 use crate::error::{Error, LibraryError, Result, UnsupportedError, UsageError};
 use crate::sync::lock;
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -91,6 +92,22 @@ pub(crate) fn failed(function: &'static str, result: CUresult, fatal: bool) -> E
         fatal,
     }
     .into()
+}
+
+/// Copies, behind the stream's work, wherever the two are; host memory is page-locked. The device is current.
+///
+/// # Safety
+/// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
+pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (to, from) = (target as CUdeviceptr, source as CUdeviceptr);
+    // SAFETY: the caller's contract; the driver tells by the addresses where they are.
+    match unsafe { sys::cuMemcpyAsync(to, from, bytes, stream.0.cast()) } {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        error => Err(failed("cuMemcpyAsync", error, false)),
+    }
 }
 
 /// A stream's handle for the library.

@@ -80,4 +80,6 @@ pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};
 pub(crate) use team::strided;
 pub use team::{SplitTeam, Team};
-pub(crate) use {control::Control, device::Device, device::failed as device_error, library::Library};
+pub(crate) use {
+    control::Control, device::Device, device::copy, device::failed as device_error, library::Library,
+};

@@ -2,8 +2,9 @@
 
 use crate::backend::Stream;
 use crate::error::Result;
+pub(super) use crate::nvshmem::copy;
 use crate::nvshmem::{Device, device_error};
-use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUevent_flags, CUresult};
+use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
 use std::ffi::c_void;
 
 fn check(function: &'static str, result: CUresult) -> Result<()> {
@@ -11,20 +12,6 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
         CUresult::CUDA_SUCCESS => Ok(()),
         error => Err(device_error(function, error, false)),
     }
-}
-
-/// Copies, behind the stream's work, wherever the two are; host memory is page-locked. The device is current.
-///
-/// # Safety
-/// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
-pub(super) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Result<()> {
-    if bytes == 0 {
-        return Ok(());
-    }
-    // SAFETY: the caller's contract; the driver tells by the addresses where they are.
-    let result =
-        unsafe { sys::cuMemcpyAsync(target as CUdeviceptr, source as CUdeviceptr, bytes, stream.0.cast()) };
-    check("cuMemcpyAsync", result)
 }
 
 /// Whether a stream's work is complete. The device is current.

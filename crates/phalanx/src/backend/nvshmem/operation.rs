@@ -111,12 +111,9 @@ impl NvshmemComm {
         let (dest, source, stream) = (call.recv.cast(), call.send.cast(), call.stream.0);
         let count = call.blocks.longest();
         let bytes = count * call.dtype.size();
-        let ranks = self.pes.len();
         let is_done = match reduce {
             None => !call.operation.reduces(),
-            Some(reduce) if reduce.way == Way::Directly => true,
-            Some(reduce) if reduce.scatters => ranks * bytes <= ROOM,
-            Some(_) => ranks <= 2 || !std::ptr::eq(call.send, call.recv),
+            Some(reduce) => reduce.way == Way::Directly || reduce.scatters && self.pes.len() * bytes <= ROOM,
         };
         if !is_done {
             return Ok(false);
@@ -185,9 +182,13 @@ impl NvshmemComm {
         } else {
             (library.reduce(column, op as usize), "nvshmemx_TYPE_OP_reduce_on_stream")
         };
-        let way = {
+        let pes = self.pes.len();
+        let has_limits = scatters || pes > 2 && std::ptr::eq(call.send, call.recv);
+        let way = if has_limits {
             let _turn = self.process.enter()?;
-            self.process.limits.way(library, Asked { team, pes: self.pes.len(), dtype, op, scatters })
+            self.process.limits.way(library, Asked { team, pes, dtype, op, scatters })
+        } else {
+            Way::Directly
         };
         let function = function.filter(|_| way != Way::NotAtAll);
         Ok(function.map(|function| Native { function, name, scatters, way }))
