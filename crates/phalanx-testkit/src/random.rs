@@ -37,7 +37,8 @@ pub const ANY_ORDER: &str = "PHALANX_TESTKIT_ANY_ORDER";
 pub const NO_NAN: &str = "PHALANX_TESTKIT_NO_NAN";
 
 static WITHOUT_NAN: LazyLock<bool> = LazyLock::new(|| std::env::var_os(NO_NAN).is_some());
-static ANY_ORDER_IS_RIGHT: LazyLock<bool> = LazyLock::new(|| std::env::var_os(ANY_ORDER).is_some());
+pub(crate) static ANY_ORDER_IS_RIGHT: LazyLock<bool> =
+    LazyLock::new(|| std::env::var_os(ANY_ORDER).is_some());
 
 /// `len` values that make mistakes visible.
 ///

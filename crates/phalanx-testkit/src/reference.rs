@@ -4,6 +4,7 @@
 //! library: the accumulators are `f64`, `f32` and `i128`, the small floats come from [`crate::minifloat`].
 
 use crate::number::{Number, Wide};
+use crate::random::ANY_ORDER_IS_RIGHT;
 use phalanx::{BackendKind, DType, ReduceOp};
 
 /// How contributions are combined.
@@ -16,9 +17,11 @@ pub enum Combine<T> {
 }
 
 impl<T: Number> Combine<T> {
-    /// All of them; the factors are small and differ between ranks.
+    /// All of them; the factors are small and differ between ranks. Where any order has to be right (NCCL), a product must be
+    /// exact, too: it is rounded to the type before it is added.
     pub fn all(ranks: usize) -> Vec<Combine<T>> {
-        let factors = (0..ranks).map(|rank| T::from_small(rank as i32 + 2)).collect();
+        let factor = |rank: usize| if *ANY_ORDER_IS_RIGHT { 1 << (rank + 1) } else { rank as i32 + 2 };
+        let factors = (0..ranks).map(|rank| T::from_small(factor(rank))).collect();
         let mut all: Vec<Combine<T>> = ReduceOp::ALL.into_iter().map(Combine::Op).collect();
         all.push(Combine::PreMulSum(factors));
         all

@@ -11,6 +11,14 @@ use crate::handles::Handle;
 use crate::pointers::In;
 use std::ffi::{c_int, c_uint};
 
+/// There is one signal of each peer, in one context.
+fn check_signal(function: &str, signal: c_int, context: c_int) -> Answer {
+    if (signal, context) == (0, 0) {
+        return Ok(());
+    }
+    Err(fail(INVALID_ARGUMENT, format!("{function} : signal {signal} of context {context} must be 0 of 0")))
+}
+
 fn nothing() -> Arguments {
     Arguments { send: 0, receive: 0, count: 0, dtype: 0, reduction: None, bias: 0 }
 }
@@ -19,7 +27,8 @@ fn wait(function: &'static str, to: To, awaited: Vec<Awaited>) -> Answer {
     let call = enter(function, to.comm, Need::Ready)?;
     for one in &awaited {
         peer(function, &call, one.peer)?;
-        if one.number < 0 {
+        check_signal(function, one.signal, one.context)?;
+        if one.number < 1 {
             return Err(fail(
                 INVALID_ARGUMENT,
                 format!("{function} : {} signals cannot be waited for", one.number),
@@ -39,6 +48,8 @@ exported! {
             refuse_flags(FUNCTION, flags)?;
             let call = enter(FUNCTION, comm, Need::Ready)?;
             let peer = peer(FUNCTION, &call, to)?;
+            check_signal(FUNCTION, signal, context)?;
+            window::check_source(FUNCTION, &call, send)?;
             let window = window::number(FUNCTION, &call, window)?;
             drop(call);
             let kind = Kind::PutSignal { peer, window, offset: offset as u64, signal, context };
@@ -51,6 +62,7 @@ exported! {
             refuse_flags(FUNCTION, flags)?;
             let call = enter(FUNCTION, comm, Need::Ready)?;
             let peer = peer(FUNCTION, &call, to)?;
+            check_signal(FUNCTION, signal, context)?;
             drop(call);
             operate(FUNCTION, To { comm, stream }, Kind::Signal { peer, signal, context }, nothing())
         })())

@@ -48,6 +48,17 @@ pub fn number(function: &str, call: &Call, handle: Handle) -> Result<u64, Code> 
     })
 }
 
+/// Refuses a source that is in none of the communicator's windows.
+pub fn check_source(function: &str, call: &Call, address: u64) -> Answer {
+    let holds = |window: &Window| {
+        address.checked_sub(window.range.address).is_some_and(|at| at < window.range.len as u64)
+    };
+    if call.state().windows.0.values().any(holds) {
+        return Ok(());
+    }
+    Err(fail(INVALID_ARGUMENT, format!("{function} : the source {address:#x} is in no symmetric window")))
+}
+
 fn register(
     function: &'static str,
     comm: Handle,

@@ -59,29 +59,36 @@ fn split(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// What comes and goes again leaves nothing: threads, descriptors, memory. The argument is the number of rounds.
+/// What comes and goes again leaves nothing: threads, descriptors, memory. The argument is the number of rounds, unless
+/// `PHALANX_TEST_CYCLES` says it. The first half warms up; both halves are in the report.
 fn cycles(comm: Comm, args: &[String]) -> Outcome {
-    let rounds: usize = args[0].parse().map_err(|error| format!("rounds: {error}"))?;
-    let warm = (rounds / 4).min(100);
-    let mut before = None;
-    for round in 0..rounds {
+    let rounds = std::env::var("PHALANX_TEST_CYCLES").unwrap_or_else(|_| args[0].clone());
+    let rounds: usize = rounds.parse().map_err(|error| format!("{rounds} rounds: {error}"))?;
+    let step = (rounds / 10).max(1);
+    let mut seen = Vec::new();
+    for round in 1..=rounds {
         let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
         let mut buffer = upload(&part, &[1.0f32; 16])?;
         must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
         must("sync", part.sync())?;
         drop(part);
-        if round == warm {
-            before = Some(Resources::between_rounds(&comm)?);
+        if round % step == 0 {
+            seen.push((round, Resources::between_rounds(&comm)?));
         }
     }
-    let (before, after) = (before.ok_or("no rounds")?, Resources::between_rounds(&comm)?);
+    let (Some((_, before)), Some((_, after))) = (seen.get(seen.len() / 2), seen.last()) else {
+        return Err("no rounds".into());
+    };
     // Threads that have done their work may not have come to their end.
     let few = 4 * comm.world_size();
     let grew = after.threads > before.threads + few
         || after.descriptors > before.descriptors + few
+        || after.heap > before.heap + LITTLE
         || after.memory > before.memory + LITTLE
         || after.gpu_memory > before.gpu_memory + LITTLE;
-    let report = format!("{rounds} rounds, from round {warm} on: {before:?} became {after:?}");
+    let lines: Vec<String> =
+        seen.iter().map(|(round, has)| format!("after {round} rounds {has:?}")).collect();
+    let report = lines.join("\n");
     if grew { Err(report) } else { Ok(report) }
 }
 
@@ -93,35 +100,55 @@ const LITTLE: usize = 64 << 20;
 struct Resources {
     threads: usize,
     descriptors: usize,
+    /// Bytes of the C library's heap that are in use.
+    heap: usize,
     /// Resident bytes.
     memory: usize,
     /// Bytes of its GPU that are not free.
     gpu_memory: usize,
 }
 
-/// The C library keeps what threads that have ended had allocated, for the next: as if it grew with the first rounds.
-fn give_back_free_memory() {
+/// Bytes of the C library's heap that are in use. Gives back what is not: it keeps what threads that have ended had
+/// allocated for the next, as if memory grew with the first rounds.
+fn trimmed_heap() -> usize {
     #[cfg(target_env = "gnu")]
     {
+        /// `struct mallinfo2`: `hblkhd` are bytes in mappings of their own, `uordblks` those in use of the rest.
+        #[derive(Default)]
+        #[repr(C)]
+        struct Heap {
+            before: [usize; 4],
+            hblkhd: usize,
+            between: [usize; 2],
+            uordblks: usize,
+            after: [usize; 2],
+        }
         unsafe extern "C" {
             fn malloc_trim(pad: usize) -> std::ffi::c_int;
+            fn mallinfo2() -> Heap;
         }
-        // SAFETY: may be called at any time, on any thread.
-        unsafe { malloc_trim(0) };
+        // SAFETY: both may be called at any time, on any thread.
+        let heap = unsafe {
+            malloc_trim(0);
+            mallinfo2()
+        };
+        heap.hblkhd + heap.uordblks
     }
+    #[cfg(not(target_env = "gnu"))]
+    0
 }
 
 impl Resources {
     /// While no rank makes or ends anything: they may share a process, or a GPU.
     fn between_rounds(comm: &Comm) -> Result<Resources, String> {
         must("barrier", comm.barrier())?;
-        give_back_free_memory();
-        let now = Resources::now(comm);
+        let heap = trimmed_heap();
+        let now = Resources::now(comm, heap);
         must("barrier", comm.barrier())?;
         now
     }
 
-    fn now(comm: &Comm) -> Result<Resources, String> {
+    fn now(comm: &Comm, heap: usize) -> Result<Resources, String> {
         let count = |folder: &str| std::fs::read_dir(folder).map_or(0, Iterator::count);
         let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -130,6 +157,7 @@ impl Resources {
         Ok(Resources {
             threads: count("/proc/self/task"),
             descriptors: count("/proc/self/fd"),
+            heap,
             memory: kib.ok_or("no VmRSS")? << 10,
             gpu_memory: total - free,
         })
@@ -179,15 +207,12 @@ fn portable(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A hundred, or as many as `PHALANX_TEST_CYCLES` says: NCCL takes more than a tenth of a second for each.
+/// A hundred: NCCL takes more than a tenth of a second for each.
 fn many_cycles() -> Result<(), libtest_mimic::Failed> {
     let cycles = SCENARIOS.iter().find(|scenario| scenario.name == "cycles").ok_or("the scenario")?;
-    let rounds = std::env::var("PHALANX_TEST_CYCLES").unwrap_or_else(|_| "100".into());
     // Few channels: they are what takes NCCL long to make.
-    let launch = launch(*cycles, 2, &rounds)
-        .deadline(8 * DEADLINE)
-        .env("NCCL_MAX_CTAS", "1")
-        .env("NCCL_MIN_CTAS", "1");
+    let launch =
+        launch(*cycles, 2, "100").deadline(8 * DEADLINE).env("NCCL_MAX_CTAS", "1").env("NCCL_MIN_CTAS", "1");
     for report in launch.reports()? {
         eprintln!("{report}");
     }

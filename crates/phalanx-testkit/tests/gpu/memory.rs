@@ -2,6 +2,7 @@
 
 use crate::world::{both, done, expect, must, stream, value, values};
 use libtest_mimic::Trial;
+use phalanx::nccl::MemoryStatistic::{Persistent, Suspendable, Suspended, Total};
 use phalanx::nccl::Registration;
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
@@ -80,33 +81,73 @@ fn newer_functions(comm: Comm, _: &[String]) -> Outcome {
         Error::MissingFunction(missing) if missing.function == name => Ok(()),
         other => Err(format!("{name}: {other}")),
     };
-    match nccl.memory(phalanx::nccl::MemoryStatistic::Total) {
-        Ok(bytes) => assert!(bytes > 0),
-        Err(error) => missing("ncclCommMemStats", error)?,
+    let mut ones = stream(&comm).clone_htod(&[1.0f32; 4096]).map_err(|e| e.to_string())?;
+    must("all_reduce", comm.all_reduce_in_place(&mut ones, ReduceOp::Sum))?;
+    must("sync", comm.sync())?;
+    let mut held = String::new();
+    let statistics = [Total, Persistent, Suspendable, Suspended];
+    match statistics.map(|statistic| nccl.memory(statistic)) {
+        [Ok(total), Ok(persistent), Ok(suspendable), Ok(suspended)] => {
+            assert!(total > 0);
+            held = format!(
+                "{total} bytes, {persistent} persistent, {suspendable} suspendable, {suspended} suspended"
+            );
+        }
+        [Err(error), ..] => missing("ncclCommMemStats", error)?,
+        other => return Err(format!("memory: {other:?}")),
     }
     match nccl.suspend() {
-        Ok(()) => must("resume", nccl.resume())?,
+        Ok(()) => {
+            let suspended = must("memory", nccl.memory(Suspended))?;
+            held += &format!("; {suspended} while suspended");
+            must("resume", nccl.resume())?;
+        }
         Err(error) => missing("ncclCommSuspend", error)?,
     }
+    must("all_reduce", comm.all_reduce_in_place(&mut ones, ReduceOp::Sum))?;
+    let got = stream(&comm).clone_dtoh(&ones).map_err(|e| e.to_string())?;
+    expect("after resume", &got, |_| (ranks * ranks) as f32)?;
     let target = must("alloc", nccl.alloc::<f32>(1024))?;
-    let source = stream(&comm).clone_htod(&[rank as f32; 512]).map_err(|e| e.to_string())?;
+    let mut source = must("alloc", nccl.alloc::<f32>(513))?;
+    stream(&comm).memcpy_htod(&[rank as f32; 512], &mut source.slice_mut(1..)).map_err(|e| e.to_string())?;
     let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     if ranks > 1 {
-        match nccl.put_signal(&source, right, &target, 512) {
+        match nccl.put_signal(&source, 1..513, right, &target, 512) {
             Ok(()) => {
                 must("wait_signals", nccl.wait_signals(&[(left, 1)]))?;
                 must("sync", comm.sync())?;
                 let got = stream(&comm).clone_dtoh(&target.view()).map_err(|e| e.to_string())?;
                 let expected = |index: usize| if index < 512 { 0.0 } else { left as f32 };
                 expect("what the left neighbour put", &got, expected)?;
-                assert!(nccl.put_signal(&source, right, &target, 513).is_err(), "beyond the end");
-                assert!(nccl.put_signal(&source, ranks, &target, 0).is_err(), "no such peer");
+                must("signal", nccl.signal(left))?;
+                must("signal", nccl.signal(left))?;
+                must("wait_signals", nccl.wait_signals(&[(right, 2)]))?;
+                must("sync", comm.sync())?;
+                must("waiting for none", nccl.wait_signals(&[(right, 0)]))?;
+                let refused = |range, peer, offset| {
+                    nccl.put_signal(&source, range, peer, &target, offset).unwrap_err().to_string()
+                };
+                for (error, wanted) in [
+                    (refused(1..513, right, 513), "target"),
+                    (refused(1..514, right, 0), "source"),
+                    (refused(0..1, ranks, 0), "peer"),
+                    (refused(0..1, right, usize::MAX), "target"),
+                ] {
+                    assert!(error.contains(wanted), "{error}");
+                }
+                let plain = must("alloc", nccl.alloc_as::<f32>(8, Registration::Plain))?;
+                let refused = nccl.put_signal(&plain, 0..8, right, &target, 0).unwrap_err();
+                assert!(refused.to_string().contains("Plain"), "{refused}");
+                let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+                let other = must("alloc", part.nccl().ok_or("NCCL")?.alloc::<f32>(8))?;
+                let refused = nccl.put_signal(&source, 0..8, right, &other, 0).unwrap_err();
+                assert!(refused.to_string().contains("another communicator"), "{refused}");
             }
             Err(error) => missing("ncclPutSignal", error)?,
         }
     }
     must("barrier", comm.barrier())?;
-    done()
+    Ok(held)
 }
 
 /// More than 2³¹ bytes in one operation, where the GPU is large enough for it.

@@ -146,10 +146,11 @@ fn newer_functions(comm: Comm, _: &[String]) -> Outcome {
         Err(error) => missing("ncclCommSuspend", error)?,
     }
     let target = must("alloc", rccl.alloc::<f32>(1024))?;
-    let source = upload(&comm, &[rank as f32; 512])?;
+    let mut source = must("alloc", rccl.alloc::<f32>(512))?;
+    must("upload", stream(&comm).memcpy_htod(&[rank as f32; 512], &mut source.view_mut()))?;
     let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     if ranks > 1 {
-        match rccl.put_signal(&source, right, &target, 512) {
+        match rccl.put_signal(&source, 0..512, right, &target, 512) {
             Ok(()) => {
                 must("wait_signals", rccl.wait_signals(&[(left, 1)]))?;
                 must("sync", comm.sync())?;

@@ -221,16 +221,24 @@ fn one_sided(_: &[String]) -> Outcome {
         let rank = Rank::begin(id, number, 3, true)?;
         let (comm, queue) = (rank.comm, rank.queue());
         let mut address = 0;
-        ok("memory", nccl().mem_alloc(&mut address, 3 * 8))?;
+        ok("memory", nccl().mem_alloc(&mut address, 4 * 8))?;
         let mut window = 0;
-        ok("window", nccl().window(comm, address, 3 * 8, &mut window, 1))?;
+        ok("window", nccl().window(comm, address, 4 * 8, &mut window, 1))?;
         assert_ne!(window, 0);
         // Everybody writes its number to its place in everybody's window.
-        let own = rank.upload(&[number as u64 + 7]);
-        for peer in 0..3 {
-            ok("put", nccl().put_signal(at(&own), 1, 5, peer, window, number * 8, 2, 0, 0, comm, queue))?;
+        let own = address + 3 * 8;
+        // SAFETY: the memory has as many bytes.
+        unsafe {
+            cudarc::driver::result::memcpy_htod_async(own, &[number as u64 + 7], rank.stream.cu_stream())
         }
-        let awaited: Vec<_> = (0..3).map(|peer| Awaited { number: 1, peer, signal: 2, context: 0 }).collect();
+        .context(|| "copy".into())?;
+        for peer in 0..3 {
+            ok("put", nccl().put_signal(own, 1, 5, peer, window, number * 8, 0, 0, 0, comm, queue))?;
+        }
+        let outside = rank.upload(&[0u64]);
+        assert_eq!(nccl().put_signal(at(&outside), 1, 5, 0, window, 0, 0, 0, 0, comm, queue), 4);
+        assert_eq!(nccl().put_signal(own, 1, 5, 0, window, 0, 1, 0, 0, comm, queue), 4);
+        let awaited: Vec<_> = (0..3).map(|peer| Awaited { number: 1, peer, signal: 0, context: 0 }).collect();
         ok("wait", nccl().wait_signal(3, awaited.as_ptr(), comm, queue))?;
         let mut seen = [0u64; 3];
         // SAFETY: the memory has as many bytes.
@@ -238,8 +246,8 @@ fn one_sided(_: &[String]) -> Outcome {
             .context(|| "copy".into())?;
         rank.stream.synchronize().context(|| "synchronize".into())?;
         assert_eq!(seen, [7, 8, 9]);
-        ok("signal", nccl().signal((number as i32 + 1) % 3, 9, 0, 0, comm, queue))?;
-        let awaited = Awaited { number: 1, peer: (number as i32 + 2) % 3, signal: 9, context: 0 };
+        ok("signal", nccl().signal((number as i32 + 1) % 3, 0, 0, 0, comm, queue))?;
+        let awaited = Awaited { number: 1, peer: (number as i32 + 2) % 3, signal: 0, context: 0 };
         ok("wait", nccl().wait_signal(1, &awaited, comm, queue))?;
         rank.stream.synchronize().context(|| "synchronize".into())?;
         ok("window", nccl().close_window(comm, window))?;

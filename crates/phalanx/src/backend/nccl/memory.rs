@@ -167,11 +167,23 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         self.registration
     }
 
-    pub(super) fn window(&self) -> Option<ncclWindow_t> {
-        let number = self.number?;
-        match self.communicator.registration(number)? {
-            Handle::Window(window) => Some(window),
-            Handle::Local(_) => None,
+    /// Its window, for one-sided operations of a communicator: the one it was allocated with.
+    pub(super) fn window_of(&self, communicator: &Arc<Communicator>) -> Result<ncclWindow_t> {
+        let refused = |why: String| {
+            Error::from(UnsupportedError {
+                what: "a one-sided operation".into(),
+                why,
+                remedy:
+                    "allocate its buffers with Registration::Symmetric, on every rank of the communicator"
+                        .into(),
+            })
+        };
+        if !Arc::ptr_eq(&self.communicator, communicator) {
+            return Err(refused("its buffer is of another communicator".into()));
+        }
+        match self.number.and_then(|number| self.communicator.registration(number)) {
+            Some(Handle::Window(window)) => Ok(window),
+            _ => Err(refused(format!("its buffer is memory with {:?} registration", self.registration))),
         }
     }
 }
@@ -371,13 +383,4 @@ pub(super) fn best(communicator: &Communicator) -> Registration {
     } else {
         Registration::Plain
     }
-}
-
-/// The error for a buffer that is no window where one is needed.
-pub(super) fn not_a_window(registration: Registration) -> Error {
-    Error::from(UnsupportedError {
-        what: "a one-sided operation".into(),
-        why: format!("its target is memory with {registration:?} registration"),
-        remedy: "allocate it with Registration::Symmetric, on every rank".into(),
-    })
 }

@@ -2,7 +2,7 @@
 
 use super::NcclComm;
 use super::collective::Needs;
-use super::memory::{Buffer, GpuSlice, Registration, best, not_a_window};
+use super::memory::{Buffer, GpuSlice, Registration, best};
 use crate::backend::Backend;
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT};
@@ -12,9 +12,11 @@ use crate::lane::{GpuStream, Lane};
 use crate::{ReduceOp, Source};
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::{
-    Flavour, NCCL_SUSPEND_MEM, mem_stat, ncclRedOp_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
+    Flavour, NCCL_SUSPEND_MEM, mem_stat, ncclDataType_t, ncclRedOp_t, ncclScalarDevice, ncclWaitSignalDesc_t,
+    version_text,
 };
 use std::ffi::c_void;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -216,41 +218,61 @@ impl<'a> Surface<'a> {
         Ok(value)
     }
 
-    /// Writes a buffer into a peer's part of a window, at an offset in elements, and then raises the peer's
+    /// Writes a range of a buffer into a peer's part of a window, at an offset in elements, and then raises the peer's
     /// signal (`ncclPutSignal`, 2.29.2). The peer sees the data after [`wait_signals`](Surface::wait_signals).
-    pub fn put_signal<S: Source + ?Sized, M: GpuSlice<S::Elem>>(
+    ///
+    /// Both buffers are symmetric windows of this communicator. A communicator's first one-sided operation is collective:
+    /// the library connects the ranks in it.
+    ///
+    /// # Errors
+    /// Before anything is enqueued: a peer that is not there, a range that does not fit, a buffer that is no window
+    /// of this communicator ([`Unsupported`](crate::Error::Unsupported)).
+    pub fn put_signal<T: Element, M: GpuSlice<T>>(
         &self,
-        send: &S,
+        source: &Buffer<T, M>,
+        range: Range<usize>,
         peer: usize,
-        target: &Buffer<S::Elem, M>,
+        target: &Buffer<T, M>,
         offset: usize,
     ) -> Result<()> {
         let communicator = &self.comm.communicator;
         let name = "ncclPutSignal";
         let put = communicator.library.need(communicator.library.ncclPutSignal, name)?;
         self.comm.shape().check_rank("put_signal", "peer", peer)?;
-        let end = offset.checked_add(send.len());
-        if end.is_none_or(|end| end > target.len()) {
-            return Err(UsageError::Length {
-                operation: "put_signal",
-                buffer: "target",
-                actual: target.len(),
-                expected: end.unwrap_or(usize::MAX),
-                rule: "the offset and the length of the send buffer",
+        let count = range.end.saturating_sub(range.start);
+        let fits = |buffer, actual, expected: Option<usize>, rule| match expected {
+            Some(expected) if expected <= actual => Ok(()),
+            _ => {
+                let expected = expected.unwrap_or(usize::MAX);
+                Err(UsageError::Length { operation: "put_signal", buffer, actual, expected, rule })
             }
-            .into());
-        }
-        let window = target.window().ok_or_else(|| not_a_window(target.registration()))?;
+        };
+        fits("source", source.len(), Some(range.end.max(range.start)), "the end of the range")?;
+        fits("target", target.len(), offset.checked_add(count), "the offset and the length of the range")?;
+        source.window_of(communicator)?;
+        let window = target.window_of(communicator)?;
         self.comm.flush()?;
-        let count = send.len() * size_of::<S::Elem>();
-        let lent = send.lend(self.lane)?;
-        let (source, stream) = (lent.span().start.cast_const().cast(), self.lane.stream().0);
-        let bytes = phalanx_sys::nccl::ncclDataType_t::Uint8;
-        let offset = offset * size_of::<S::Elem>();
+        let lent = source.lend(self.lane)?;
+        let source = lent.span().start.cast_const().wrapping_byte_add(range.start * size_of::<T>());
+        let stream = self.lane.stream().0;
+        let (bytes, offset) = (count * size_of::<T>(), offset * size_of::<T>());
         communicator.used(self.lane.stream());
-        // SAFETY: the source is lent until the operation is enqueued; the window holds the target range on every rank.
+        // SAFETY: the source is lent until the operation is enqueued, and the range is in it; the window holds the target
+        // range on every rank.
         communicator.call(name, |comm| unsafe {
-            put(source, count, bytes, peer as i32, window, offset, 0, 0, 0, comm, stream)
+            put(
+                source.cast(),
+                bytes,
+                ncclDataType_t::Uint8,
+                peer as i32,
+                window,
+                offset,
+                0,
+                0,
+                0,
+                comm,
+                stream,
+            )
         })
     }
 
@@ -274,14 +296,26 @@ impl<'a> Surface<'a> {
         let mut descriptions = Vec::with_capacity(signals.len());
         for &(peer, count) in signals {
             self.comm.shape().check_rank("wait_signals", "peer", peer)?;
-            descriptions.push(ncclWaitSignalDesc_t {
-                opCnt: count as i32,
-                peer: peer as i32,
-                sigIdx: 0,
-                ctx: 0,
-            });
+            let count = i32::try_from(count).map_err(|_| UsageError::Overflow {
+                operation: "wait_signals",
+                what: "the number of signals",
+                value: count.to_string(),
+                limit: i32::MAX.to_string(),
+            })?;
+            // The library refuses to wait for none.
+            if count > 0 {
+                descriptions.push(ncclWaitSignalDesc_t {
+                    opCnt: count,
+                    peer: peer as i32,
+                    sigIdx: 0,
+                    ctx: 0,
+                });
+            }
         }
         self.comm.flush()?;
+        if descriptions.is_empty() {
+            return Ok(());
+        }
         communicator.used(self.lane.stream());
         let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
         // SAFETY: a usable communicator; the descriptions are read during the call.
