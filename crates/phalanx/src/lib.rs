@@ -44,6 +44,7 @@
 //! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
 //! | `PHALANX_NVSHMEM_STAGE` | bytes of symmetric memory, twice, through which the NVSHMEM backend moves other memory, the same on all ranks; default 16777216 |
 //! | `PHALANX_STOPPED_TIMEOUT` | seconds a peer's process may be stopped (SIGSTOP, Ctrl-Z) before that is an error; default: 0.9, so that it is told within two; between hosts `PHALANX_HEARTBEAT_TIMEOUT` counts |
+//! | `PHALANX_CORES` | cores of a host that its ranks have between them; default: those they may run on. With fewer than ranks, who waits gives its core away at once: for hosts that other programs use as well; as rank 0 of the host has it |
 //! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
 //! | `PHALANX_TRACE_SIGNAL` | `USR1` or `USR2`: on this signal ranks write their last operations, too; default: no signal is taken |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: who this rank is, and of which job |

@@ -99,6 +99,8 @@ fn malformed() -> Result<(), String> {
         ("PHALANX_TIMEOUT", "soon"),
         ("PHALANX_TIMEOUT", "-5"),
         ("PHALANX_STOPPED_TIMEOUT", "never"),
+        ("PHALANX_CORES", "0"),
+        ("PHALANX_CORES", "many"),
         ("PHALANX_TRACE_SIGNAL", "KILL"),
         ("PHALANX_BACKEND", "carrier-pigeon"),
     ];

@@ -9,8 +9,8 @@ pub mod store;
 
 pub use environment::Launcher;
 pub(crate) use environment::{
-    check_from_environment, stopped_timeout_from_environment, switch, switch_from_environment,
-    timeout_from_environment,
+    check_from_environment, cores_from_environment, stopped_timeout_from_environment, switch,
+    switch_from_environment, timeout_from_environment,
 };
 pub use hosts::HostTopology;
 pub(crate) use rendezvous::Growth;
@@ -392,6 +392,7 @@ fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
     }
     // Said before anybody is kept waiting.
     stopped_timeout_from_environment()?;
+    cores_from_environment()?;
     let met = rendezvous::meet(place, timeout)?;
     let members = (0..place.world_size).collect();
     Ok(HostComm::attach(met.world, met.channel, place.rank, members, timeout))
@@ -408,6 +409,7 @@ pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
     };
     let place = launcher.place(environment)?;
     stopped_timeout_from_environment()?;
+    cores_from_environment()?;
     let met = rendezvous::join(&place, settings.timeout)?;
     let (rank, members) = (met.rank, (0..met.world_size).collect());
     let host = HostComm::attach(met.world, met.channel, rank, members, settings.timeout);
@@ -507,7 +509,7 @@ pub(crate) fn gpu_ranks(
 
 /// The host communicators of ranks that are threads of this process.
 fn thread_ranks(ranks: usize, timeout: Duration) -> Result<Vec<HostComm>> {
-    let world = Arc::new(World::threads());
+    let world = Arc::new(World::threads()?);
     let channel = NewChannel::create(&world, ranks)?;
     (0..ranks)
         .map(|rank| {

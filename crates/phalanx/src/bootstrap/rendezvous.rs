@@ -7,7 +7,7 @@
 //! A communicator that grows meets in the same way once more, at an address of its own: its members come as the ranks that
 //! they are, and to those who join rank 0 gives numbers.
 
-use super::environment::Place;
+use super::environment::{Place, cores_from_environment};
 use crate::backend::host::{MAX_RANKS, NewChannel, World};
 use crate::error::{BootstrapError, Error, Result};
 use crate::os::{Address, Connection, CpuSet, Listener, Process, SharedFile, usable_cpus, user_id};
@@ -402,7 +402,8 @@ fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
     let guests: Vec<&Guest> = guests.iter().flatten().collect();
     let everyone: Vec<&Process> = std::iter::once(&own).chain(guests.iter().map(|g| &g.process)).collect();
     // The region exists before anybody can look into it.
-    let cores = count_cores(guests.iter().map(|guest| guest.cpus));
+    let counted = || count_cores(guests.iter().map(|guest| guest.cpus));
+    let cores = cores_from_environment()?.unwrap_or_else(counted);
     let world = World::processes(meeting.job, file.try_clone()?, Vec::new(), cores)?;
     let world_size = meeting.world_size;
     let channel = NewChannel::create(&world, world_size)?;

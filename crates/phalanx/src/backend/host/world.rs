@@ -80,11 +80,12 @@ pub(super) struct ProcessWorld {
 }
 
 impl World {
-    pub fn threads() -> World {
+    pub fn threads() -> Result<World> {
         let standings = (0..MAX_RANKS).map(|_| Standing::default()).collect();
         let kind = Kind::Threads(ThreadWorld { standings, segments: Mutex::default(), next: 1.into() });
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        World { kind, cores, stopped_timeout: STOPPED }
+        let counted = || std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = crate::bootstrap::cores_from_environment()?.unwrap_or_else(counted);
+        Ok(World { kind, cores, stopped_timeout: STOPPED })
     }
 
     /// The world of the processes of a job that share `file`, and `cores`. The first process to call it does so

@@ -24,6 +24,17 @@ pub(crate) fn stopped_timeout_from_environment() -> Result<Option<Duration>, Usa
     seconds_from_environment("PHALANX_STOPPED_TIMEOUT")
 }
 
+/// How many cores the ranks have: `PHALANX_CORES`, if it is set.
+pub(crate) fn cores_from_environment() -> Result<Option<usize>, UsageError> {
+    const NAME: &str = "PHALANX_CORES";
+    let Some(value) = std::env::var_os(NAME) else { return Ok(None) };
+    let value = value.to_string_lossy();
+    match value.trim().parse() {
+        Ok(cores) if cores > 0 => Ok(Some(cores)),
+        _ => Err(setting(NAME, &value, "a number of cores greater than 0")),
+    }
+}
+
 fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> {
     match std::env::var_os(name) {
         None => Ok(None),
