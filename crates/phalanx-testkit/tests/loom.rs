@@ -62,6 +62,47 @@ fn a_stamp_covers_its_payload() {
     });
 }
 
+/// A line is written again by a rank that has only heard from somebody else that its reader is done with it: what ranks do that go in
+/// rounds.
+#[test]
+fn that_a_reader_is_done_may_be_heard_from_another() {
+    loom::model(|| {
+        let lines: Arc<[StampedLine; 3]> = Arc::new(std::array::from_fn(|_| StampedLine::new()));
+        let wait = |line: &StampedLine, stamp| {
+            while !line.is(stamp) {
+                thread::yield_now();
+            }
+        };
+        let reader = {
+            let lines = lines.clone();
+            thread::spawn(move || {
+                wait(&lines[0], 1);
+                let mut read = [0u8; LINE_PAYLOAD];
+                // SAFETY: stamped, and not written again before what this rank does next was heard of.
+                unsafe { lines[0].read(read.as_mut_ptr(), LINE_PAYLOAD) };
+                assert_eq!(read, [1; LINE_PAYLOAD]);
+                // SAFETY: this rank's line, which has no reader but the one that waits for it.
+                unsafe { lines[1].write(2, [2; LINE_PAYLOAD].as_ptr(), LINE_PAYLOAD) };
+            })
+        };
+        let between = {
+            let lines = lines.clone();
+            thread::spawn(move || {
+                wait(&lines[1], 2);
+                // SAFETY: as above.
+                unsafe { lines[2].write(2, [2; LINE_PAYLOAD].as_ptr(), LINE_PAYLOAD) };
+            })
+        };
+        // SAFETY: nobody has read the line yet.
+        unsafe { lines[0].write(1, [1; LINE_PAYLOAD].as_ptr(), LINE_PAYLOAD) };
+        wait(&lines[2], 2);
+        // SAFETY: its reader is done; loom reports it if it is not.
+        unsafe { lines[0].write(3, [3; LINE_PAYLOAD].as_ptr(), LINE_PAYLOAD) };
+        reader.join().unwrap();
+        between.join().unwrap();
+    });
+}
+
 /// A reader that comes while words are written again never gets new ones for those of the old number, nor a mixture.
 #[test]
 fn words_belong_to_their_number() {

@@ -59,9 +59,12 @@ mod os {
     pub fn heavy_barrier() {}
 }
 
+#[path = "../../phalanx/src/backend/host/grid.rs"]
+mod grid;
 #[path = "../../phalanx/src/backend/host/protocol.rs"]
 mod protocol;
 
+use grid::Grid;
 use protocol::{Counter, Fences, Gate, NumberedWords, Park, StampedLine};
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -122,13 +125,22 @@ fn tell(all: &[Rank], own: usize, fences: Fences) {
 
 /// Sleeps until it is so.
 fn wait(all: &[Rank], own: usize, fences: Fences, is: impl Fn() -> bool) {
-    let awaited = || (0..all.len()).filter(move |peer| *peer != own).map(|peer| &all[peer].park);
+    let others = || (0..all.len()).filter(move |peer| *peer != own).map(|peer| &all[peer].park);
+    sleep_until(&all[own].park, others, fences, is);
+}
+
+fn sleep_until<'a, I: Iterator<Item = &'a Park>>(
+    own: &Park,
+    awaited: impl Fn() -> I,
+    fences: Fences,
+    is: impl Fn() -> bool,
+) {
     while !is() {
-        all[own].park.prepare(awaited(), fences);
+        own.prepare(awaited(), fences);
         if !is() {
-            all[own].park.sleep(Duration::MAX);
+            own.sleep(Duration::MAX);
         }
-        all[own].park.finish(awaited());
+        own.finish(awaited());
     }
 }
 
@@ -162,6 +174,88 @@ fn ranks_that_sleep_are_woken_and_read_what_was_meant_for_them() {
     for fences in [Fences::Symmetric, Fences::Asymmetric] {
         explore(move || exchange(2, 4, fences));
         explore(move || exchange(4, 3, fences));
+    }
+}
+
+/// What one rank of a grid shows the others, in the slot of an operation.
+struct Slot {
+    /// Its contribution to the slice of each column, what its row contributes to its own slice, and the result of that.
+    contributions: Vec<StampedLine>,
+    row: StampedLine,
+    result: StampedLine,
+}
+
+struct Member {
+    park: Park,
+    /// They alternate, and nothing is asked before one is written again.
+    slots: [Slot; 2],
+}
+
+/// All_reduces in rounds: see `collective/rounds.rs`. A number for each column takes a slice's place.
+fn rounds(count: usize, operations: u64) {
+    let slot = || Slot {
+        contributions: (0..count).map(|_| StampedLine::new()).collect(),
+        row: StampedLine::new(),
+        result: StampedLine::new(),
+    };
+    let all: Vec<Member> =
+        (0..count).map(|_| Member { park: Park::new(), slots: [slot(), slot()] }).collect();
+    ranks(count, all, move |own, all: &Vec<Member>| {
+        let grid = Grid::new(own, count);
+        let number = |operation, rank: usize, column: usize| operation * 1000 + (rank * 10 + column) as u64;
+        for operation in 1..=operations {
+            let slot = |rank: usize| &all[rank].slots[operation as usize % 2];
+            let show = |line: &StampedLine, numbers: &[u64]| {
+                // SAFETY: this rank's line, which is tried to have no readers any more; up to 7 numbers.
+                unsafe { line.write(operation, numbers.as_ptr().cast(), size_of_val(numbers)) };
+                if all[own].park.has_sleepers(Fences::Symmetric) {
+                    all.iter().for_each(|member| member.park.wake());
+                }
+            };
+            let take = |rank: usize, line: &StampedLine, count: usize| {
+                let awaited = || std::iter::once(&all[rank].park);
+                sleep_until(&all[own].park, awaited, Fences::Symmetric, || line.is(operation));
+                let mut numbers = vec![0u64; count];
+                // SAFETY: stamped; up to 7 numbers.
+                unsafe { line.read(numbers.as_mut_ptr().cast(), size_of_val(&numbers[..])) };
+                numbers
+            };
+            let row = grid.ranks_of(grid.row);
+            let total = |column| (0..count).map(|rank| number(operation, rank, column)).sum::<u64>();
+            for column in 0..grid.columns {
+                show(&slot(own).contributions[column], &[number(operation, own, column)]);
+            }
+            if grid.column < grid.columns {
+                let mut all_rows = vec![0; count];
+                all_rows[own] = number(operation, own, grid.column);
+                for peer in grid.row_peers() {
+                    all_rows[peer] = take(peer, &slot(peer).contributions[grid.column], 1)[0];
+                }
+                show(&slot(own).row, &all_rows[row.clone()]);
+                for other in grid.other_rows() {
+                    let members = grid.ranks_of(other);
+                    let writer = members.start + grid.column;
+                    all_rows[members.clone()].copy_from_slice(&take(
+                        writer,
+                        &slot(writer).row,
+                        members.len(),
+                    ));
+                }
+                assert_eq!(all_rows.iter().sum::<u64>(), total(grid.column));
+                show(&slot(own).result, &[all_rows.iter().sum()]);
+            }
+            for peer in grid.row_peers().filter(|peer| peer - row.start < grid.columns) {
+                assert_eq!(take(peer, &slot(peer).result, 1), [total(peer - row.start)]);
+            }
+        }
+    });
+}
+
+/// Two rows of two; and longer ones with a rank that has no slice, which knows of the other row only by the results.
+#[test]
+fn ranks_in_rounds_read_what_was_meant_for_them() {
+    for (count, operations) in [(4, 4), (5, 4)] {
+        explore(move || rounds(count, operations));
     }
 }
 

@@ -17,10 +17,11 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// What ranks do over and over until it fails.
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 9] = [
     "all_reduce_large_shared",
     "all_reduce_large_private",
     "all_reduce_small",
+    IN_ROUNDS,
     "all_to_all",
     "barrier",
     "messages_small",
@@ -28,9 +29,21 @@ const KINDS: [&str; 8] = [
     "requests",
 ];
 
+/// Among so many ranks that they do not all hear each other.
+const IN_ROUNDS: &str = "all_reduce_in_rounds";
+
 /// The ranks of these trials and the one that something happens to.
 const RANKS: usize = 4;
 const VICTIM: usize = 2;
+
+/// Processes that do a kind of work, and how many.
+fn workers(kind: &str, timeout_ms: u64) -> (Launch, usize) {
+    let ranks = if kind == IN_ROUNDS { 16 } else { RANKS };
+    let launch = Launch::new("gone/work", ranks).arg(kind).arg(timeout_ms).deadline(DEADLINE);
+    // As if each had a core of its own; else they go another way.
+    let launch = if kind == IN_ROUNDS { launch.env("PHALANX_CORES", &ranks.to_string()) } else { launch };
+    (launch, ranks)
+}
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -42,6 +55,7 @@ pub fn cases() -> Vec<Case> {
             }));
         }
         cases.push(Case::new("processes/killed/rank_0", || killed(KINDS[0], 0)));
+        cases.push(Case::seeded("processes/killed/in_rounds", |random| killed(IN_ROUNDS, random.below(16))));
         // Where peers read and write the memory itself, again and again: each time they are stopped elsewhere.
         cases.push(Case::new("processes/stopped/buffers_used_again", || {
             (0..4).try_for_each(|_| stopped(KINDS[0], "use", Duration::ZERO))
@@ -69,6 +83,7 @@ fn round(comm: &Comm, kind: &str, shared: &mut [f32], private: &mut Vec<f32>) ->
         "all_reduce_large_shared" => comm.all_reduce_in_place(shared, ReduceOp::Max),
         "all_reduce_large_private" => comm.all_reduce_in_place(private, ReduceOp::Max),
         "all_reduce_small" => comm.all_reduce_in_place(&mut private[..5], ReduceOp::Max),
+        IN_ROUNDS => comm.all_reduce_in_place(&mut private[..100], ReduceOp::Max),
         "all_to_all" => comm.all_to_all_in_place(private),
         "barrier" => comm.barrier(),
         "messages_small" => {
@@ -145,14 +160,14 @@ fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, Str
 }
 
 fn killed(kind: &str, victim: usize) -> Result<(), String> {
-    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(30_000).deadline(DEADLINE);
+    let (launch, ranks) = workers(kind, 30_000);
     let mut world = launch.start()?;
-    for rank in 0..RANKS {
+    for rank in 0..ranks {
         world.await_phase(rank, "working")?;
     }
     world.inject(victim, Fault::Kill)?;
     let reports = reports_but(world.finish(), Some(victim))?;
-    let verdict = one_verdict(&reports, RANKS - 1)?;
+    let verdict = one_verdict(&reports, ranks - 1)?;
     has(&verdict, "kind", "peer")?;
     has(&verdict, "rank", victim)?;
     has(&verdict, "event", "Died")?;
@@ -162,21 +177,21 @@ fn killed(kind: &str, victim: usize) -> Result<(), String> {
 }
 
 fn stopped(kind: &str, then: &str, pause: Duration) -> Result<(), String> {
-    let launch = Launch::new("gone/work", RANKS).arg(kind).arg(1000).arg(then).deadline(DEADLINE);
-    let mut world = launch.env("PHALANX_STOPPED_TIMEOUT", "60").start()?;
-    for rank in 0..RANKS {
+    let (launch, ranks) = workers(kind, 1000);
+    let mut world = launch.arg(then).env("PHALANX_STOPPED_TIMEOUT", "60").start()?;
+    for rank in 0..ranks {
         world.await_phase(rank, "working")?;
     }
     std::thread::sleep(pause);
     world.inject(VICTIM, Fault::Stop)?;
-    for rank in (0..RANKS).filter(|rank| *rank != VICTIM) {
+    for rank in (0..ranks).filter(|rank| *rank != VICTIM) {
         world.await_phase(rank, "failed")?;
     }
     // The others have given up and freed or filled their buffers; the one that was stopped goes on in the middle of
     // whatever it was doing with them.
     world.inject(VICTIM, Fault::Continue)?;
     let reports = reports_but(world.finish(), None)?;
-    let verdict = one_verdict(&reports, RANKS)?;
+    let verdict = one_verdict(&reports, ranks)?;
     has(&verdict, "kind", "timeout")?;
     has(&verdict, "missing", VICTIM)?;
     has(&verdict, "fatal", true)?;

@@ -14,6 +14,18 @@ pub const SCENARIOS: &[Scenario] = &[Scenario::rank("mismatch", one_case)];
 /// The rank that does something else.
 const DEVIANT: usize = 1;
 
+/// Ranks of which not all hear each other: four rows of four.
+const MANY: usize = 16;
+
+/// Who of them does something else.
+const MANY_DEVIANTS: [(&str, fn(usize) -> bool); 3] =
+    [("a_rank", |rank| rank == 6), ("a_row", |rank| rank / 4 == 2), ("a_column", |rank| rank % 4 == 3)];
+
+fn is_deviant(rank: usize, who: Option<&str>) -> bool {
+    let many = MANY_DEVIANTS.iter().find(|(name, _)| Some(*name) == who);
+    many.map_or(rank == DEVIANT, |(_, is_deviant)| is_deviant(rank))
+}
+
 /// Barriers before it, so that the number of the operation can be told from the first one.
 const BEFORE: u64 = 3;
 
@@ -193,8 +205,43 @@ const CASES: &[Call] = &[
     }),
 ];
 
+/// Among [`MANY`] ranks, of which those that do what is right go in rounds.
+const IN_ROUNDS: &[Call] = &[
+    collective("rounds_count", &["all_reduce", "100", "101"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut vec![1i32; if deviant { 101 } else { 100 }], SUM)
+    }),
+    collective("rounds_or_bulk", &["all_reduce", "100", "100000"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut vec![1i32; if deviant { 100_000 } else { 100 }], SUM)
+    }),
+    collective("rounds_reduction", &["all_reduce", "sum", "max"], |comm, deviant| {
+        comm.all_reduce_in_place(&mut [1f32; 33], if deviant { ReduceOp::Max } else { SUM })
+    }),
+    collective("rounds_pre_mul_sum", &["all_reduce", "sum", "pre-mul-sum"], |comm, deviant| {
+        let mut x = [1f32; 33];
+        if deviant {
+            comm.all_reduce_in_place(&mut x, PreMulSum(2.0))
+        } else {
+            comm.all_reduce_in_place(&mut x, SUM)
+        }
+    }),
+    collective("rounds_or_barrier", &["all_reduce", "barrier"], |comm, deviant| {
+        if deviant { comm.barrier() } else { comm.all_reduce_in_place(&mut [1f32; 33], SUM) }
+    }),
+    collective("rounds_or_reduce", &["all_reduce", "reduce("], |comm, deviant| {
+        let mut x = [1f32; 33];
+        if deviant { comm.reduce_in_place(&mut x, SUM, 0) } else { comm.all_reduce_in_place(&mut x, SUM) }
+    }),
+];
+
 pub fn cases(backend: Backend) -> Vec<Case> {
     let mut cases = Vec::new();
+    if backend == Backend::Host && cfg!(target_os = "linux") {
+        for (who, _) in MANY_DEVIANTS {
+            cases.push(Case::new(format!("processes/mismatch/rounds/{who}"), move || {
+                IN_ROUNDS.iter().try_for_each(|case| in_rounds(case, who))
+            }));
+        }
+    }
     // NCCL, in checked mode, compares collectives.
     for case in CASES.iter().filter(|case| backend == Backend::Host || !case.message) {
         if backend == Backend::Host {
@@ -236,17 +283,17 @@ fn in_a_job(installation: &Installation, case: &'static Call) -> std::result::Re
     let job = installation.job(2).scenario("mismatch", &[case.name]).env("PHALANX_CHECK", "1");
     let ended = job.succeed().map_err(|problem| format!("{}: {problem}", case.name))?;
     let reports: Vec<String> = ended.outcomes.into_iter().flatten().collect();
-    expect(case, &reports, 2).map_err(|problem| format!("{}: {problem}", case.name))
+    expect(case, &reports, 2, None).map_err(|problem| format!("{}: {problem}", case.name))
 }
 
 fn one_case(comm: Comm, args: &[String]) -> Outcome {
-    let case = CASES.iter().find(|case| case.name == args[0]).ok_or("no such case")?;
+    let case = CASES.iter().chain(IN_ROUNDS).find(|case| case.name == args[0]).ok_or("no such case")?;
     comm.set_timeout(Duration::from_secs(20));
     for _ in 0..BEFORE {
         comm.barrier().map_err(|error| error.to_string())?;
     }
     let since = Instant::now();
-    let deviant = comm.rank() == DEVIANT;
+    let deviant = is_deviant(comm.rank(), args.get(1).map(String::as_str));
     // A rank that only gives (to a root, in a message) may be done before anybody sees what it gave; the
     // next operation tells it.
     let mut result = (case.call)(&comm, deviant);
@@ -264,24 +311,35 @@ fn on_threads(case: &'static Call, ranks: usize) -> std::result::Result<(), Stri
     let outcomes = threads::run_scenario(&SCENARIOS[0], ranks, &[case.name.to_owned()], DEADLINE)?;
     let reports: std::result::Result<Vec<String>, String> = outcomes.iter().cloned().collect();
     let reports = reports.map_err(|_| format!("{ranks} thread ranks: {outcomes:#?}"))?;
-    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} thread ranks: {problem}"))
+    expect(case, &reports, ranks, None).map_err(|problem| format!("{ranks} thread ranks: {problem}"))
 }
 
 fn on_processes(backend: Backend, case: &'static Call, ranks: usize) -> std::result::Result<(), String> {
     let launch = Launch::new("mismatch", ranks).arg(case.name).env("PHALANX_CHECK", "1").deadline(DEADLINE);
     let reports = Ground::new(backend)?.launch(launch).reports()?;
-    expect(case, &reports, ranks).map_err(|problem| format!("{ranks} process ranks: {problem}"))
+    expect(case, &reports, ranks, None).map_err(|problem| format!("{ranks} process ranks: {problem}"))
 }
 
-fn expect(case: &Call, reports: &[String], ranks: usize) -> std::result::Result<(), String> {
+fn in_rounds(case: &'static Call, who: &str) -> std::result::Result<(), String> {
+    let launch = Launch::new("mismatch", MANY).arg(case.name).arg(who).deadline(DEADLINE);
+    let reports = launch.env("PHALANX_CORES", &MANY.to_string()).reports()?;
+    expect(case, &reports, MANY, Some(who)).map_err(|problem| format!("{}: {problem}", case.name))
+}
+
+fn expect(
+    case: &Call,
+    reports: &[String],
+    ranks: usize,
+    who: Option<&str>,
+) -> std::result::Result<(), String> {
     let verdict = one_verdict(reports, ranks)?;
     has(&verdict, "fatal", true)?;
-    // Some rank is named against the deviant; the higher one comes first.
+    // Some rank is named against a deviant; the higher one comes first.
     let pair = (verdict.number("rank"), verdict.number("other_rank"));
     let (Some(high), Some(low)) = pair else {
         return Err(format!("no ranks in {verdict}"));
     };
-    if low >= high || (high != DEVIANT as u64 && low != DEVIANT as u64) {
+    if low >= high || is_deviant(high as usize, who) == is_deviant(low as usize, who) {
         return Err(format!("ranks {high} and {low} are not the ones that differ: {verdict}"));
     }
     if !case.message {

@@ -1,4 +1,4 @@
-//! The contract: what every operation delivers, for every type and reduction, 1 to 8 ranks as threads and
+//! The contract: what every operation delivers, for every type and reduction, 1 to 8 ranks (and some of more) as threads and
 //! as processes, private and shared buffers, in place and out of place, compared with plain references.
 //!
 //! `cargo test -p phalanx-testkit --test contract -- <part of a name>` runs a part of it.
@@ -17,6 +17,7 @@ mod nvshmem;
 mod portable;
 mod programs;
 mod requests;
+mod rounds;
 mod vectors;
 mod world;
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         programs::SCENARIOS,
         portable::SCENARIOS,
         extremes::SCENARIOS,
+        rounds::SCENARIOS,
         jobs::SCENARIOS,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         programs::trials(),
         portable::trials(),
         extremes::trials(),
+        rounds::trials(),
         mpi::trials(),
         nccl::trials(),
         nvshmem::trials(),

@@ -13,7 +13,10 @@
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
 //! rank order.
 
+mod rounds;
+
 use super::endpoint::Endpoint;
+use super::grid::Grid;
 use super::layout::{FEW_LINES, RING_CHUNKS, SLOT_BYTES, SLOT_LINES, SLOTS};
 use super::protocol::{LINE, LINE_PAYLOAD};
 use super::record::Record;
@@ -81,6 +84,8 @@ pub(super) struct State {
     drained: [u64; 2],
     /// For each rank: what its opening said.
     openings: Vec<Opening>,
+    /// Where this rank stands if small all_reduces go in rounds.
+    grid: Option<Grid>,
     /// Room for what small reductions read from each rank's lines.
     scratch: Vec<u8>,
     sources: Vec<*const u8>,
@@ -113,7 +118,8 @@ impl Opening {
 const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
 
 impl State {
-    pub fn new(ranks: usize) -> State {
+    pub fn new(endpoint: &Endpoint) -> State {
+        let ranks = endpoint.ranks;
         State {
             sequence: 0,
             history: 0,
@@ -121,6 +127,7 @@ impl State {
             next_chunk: [0; 2],
             drained: [0; 2],
             openings: vec![Opening::EMPTY; ranks],
+            grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * FEW_BYTES],
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
@@ -240,12 +247,16 @@ impl<'a> Collective<'a> {
         let mut this = Collective { endpoint, state };
         this.begin(&Record::of(call));
         let flow = Flow::of(call);
+        let grid = this.state.grid.filter(|_| rounds::takes(call, flow.longest(), endpoint.ranks));
         // SAFETY: the caller's contract.
         unsafe {
-            match this.small_form(&flow) {
-                Some(Form::Bytes(_)) | None if !endpoint.shares_memory() => return Err(endpoint.too_long()),
-                Some(form) => this.small(call, &flow, form)?,
-                None => this.bulk(call, &flow)?,
+            match (grid, this.small_form(&flow)) {
+                (Some(grid), _) => this.rounds(call, grid)?,
+                (_, Some(Form::Bytes(_)) | None) if !endpoint.shares_memory() => {
+                    return Err(endpoint.too_long());
+                }
+                (_, Some(form)) => this.small(call, &flow, form)?,
+                (_, None) => this.bulk(call, &flow)?,
             }
         }
         this.endpoint.own().done_operation.set(this.state.sequence);
@@ -399,14 +410,10 @@ impl<'a> Collective<'a> {
             Form::Lines(per_block) => {
                 // The opening goes first: its readers find it while the lines are being written.
                 self.open(factor, data);
-                let write = |first: usize, source: *const u8, len: usize| {
-                    for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
-                        let len = (len - offset).min(LINE_PAYLOAD);
-                        // SAFETY: in bounds of the block; the line is this rank's and free.
-                        unsafe { line.write(self.state.sequence, source.add(offset), len) };
-                    }
-                };
-                self.each_block(call, flow, |index, source, len| write(index * per_block, source, len));
+                self.each_block(call, flow, |index, source, len| {
+                    // SAFETY: the block is readable; the slot is free.
+                    unsafe { self.write_lines(index * per_block, source, len) };
+                });
                 self.endpoint.announce_progress();
             }
             Form::Bytes(stride) => {
@@ -433,22 +440,44 @@ impl<'a> Collective<'a> {
         }
     }
 
+    /// Writes bytes into lines of this rank's slot, from `first` on.
+    ///
+    /// # Safety
+    /// The bytes are readable, and `wait_slot_free` was called.
+    #[inline(always)]
+    unsafe fn write_lines(&self, first: usize, source: *const u8, len: usize) {
+        let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
+        for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
+            // SAFETY: in bounds of the bytes; the line is this rank's and free.
+            unsafe { line.write(self.state.sequence, source.add(offset), (len - offset).min(LINE_PAYLOAD)) };
+        }
+    }
+
     /// Takes a writer's block for this rank out of its lines.
     ///
     /// # Safety
     /// `target` is writable for the block's length, and the writer's opening was heard.
     #[inline]
-    unsafe fn read_lines(
+    unsafe fn read_block(
         &self,
         flow: &Flow<'_>,
         per_block: usize,
         writer: usize,
         target: *mut u8,
     ) -> Result<()> {
+        let first = if flow.scattered { self.endpoint.rank * per_block } else { 0 };
+        // SAFETY: the caller's contract.
+        unsafe { self.read_lines(writer, first, target, flow.block_len(writer, self.endpoint.rank)) }
+    }
+
+    /// Takes bytes out of a writer's lines, from `first` on.
+    ///
+    /// # Safety
+    /// `target` is writable for `len` bytes, and the writer's opening was heard.
+    #[inline(always)]
+    unsafe fn read_lines(&self, writer: usize, first: usize, target: *mut u8, len: usize) -> Result<()> {
         let sequence = self.state.sequence;
         let slot = self.endpoint.channel.slot(writer, sequence);
-        let first = if flow.scattered { self.endpoint.rank * per_block } else { 0 };
-        let len = flow.block_len(writer, self.endpoint.rank);
         for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
             self.endpoint.wait(writer, || line.is(sequence))?;
             // SAFETY: stamped with this operation; in bounds of the target.
@@ -473,7 +502,7 @@ impl<'a> Collective<'a> {
             for writer in self.endpoint.peers() {
                 let target = self.state.scratch.as_mut_ptr().wrapping_add(writer * FEW_BYTES);
                 // SAFETY: the scratch has FEW_BYTES for each rank.
-                unsafe { self.read_lines(flow, per_block, writer, target) }?;
+                unsafe { self.read_block(flow, per_block, writer, target) }?;
             }
         }
         self.gather_factors(call);
@@ -510,7 +539,7 @@ impl<'a> Collective<'a> {
                         let data = self.state.openings[writer].data.as_ptr().cast();
                         reduce::copy_small(target, data, len);
                     }
-                    Form::Lines(per_block) => self.read_lines(flow, per_block, writer, target)?,
+                    Form::Lines(per_block) => self.read_block(flow, per_block, writer, target)?,
                     Form::Bytes(stride) => {
                         reduce::copy(target, self.small_bytes(flow, stride, writer), len, false);
                     }

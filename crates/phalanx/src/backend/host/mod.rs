@@ -20,6 +20,7 @@ pub(in crate::backend) mod arithmetic;
 mod blame;
 mod collective;
 mod endpoint;
+mod grid;
 mod layout;
 mod liveness;
 mod message;
@@ -109,7 +110,8 @@ impl HostComm {
         // SAFETY: the segment was made for a channel of this many ranks, and started as zeroes.
         let channel = unsafe { Channel::new(Layout::new(ranks), segment.memory.clone()) };
         let endpoint = Endpoint::attach(world, segment, channel, rank, members, timeout);
-        HostComm { endpoint, state: UnsafeCell::new(State::new(ranks)), messages: Messages::new(ranks) }
+        let state = UnsafeCell::new(State::new(&endpoint));
+        HostComm { endpoint, state, messages: Messages::new(ranks) }
     }
 
     /// Before an error that ends the communicator reaches the caller, who may then free the buffers. What the

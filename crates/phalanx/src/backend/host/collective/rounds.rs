@@ -1,0 +1,222 @@
+//! All_reduces of a few hundred bytes among many ranks.
+//!
+//! Where each of n ranks reads everybody's block, they read n² blocks. Here they stand in a [`Grid`], the block is cut into a
+//! slice for each column, and three rounds have each rank read about 3√n times, the most of it in the second, n slices:
+//!
+//! 1. A rank takes its column's slice of its row's contributions, and shows them one behind the other.
+//! 2. It takes what the other ranks of its column show, so that it has the slice of all ranks, reduces it and shows the result.
+//! 3. It takes the other slices' results from its row.
+//!
+//! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
+//! reduction goes: the bits are the same, and for small floats there is one rounding.
+
+use super::{Collective, FEW_BYTES, INLINE, State};
+use crate::backend::host::grid::Grid;
+use crate::backend::host::protocol::LINE_PAYLOAD;
+use crate::backend::host::reduce::Reducer;
+use crate::backend::{Call, Operation};
+use crate::error::Result;
+use crate::op::ReductionCode;
+use std::ops::Range;
+
+/// With fewer ranks than this, the two rounds more take longer than reading the lines that they spare.
+const RANKS: usize = 12;
+
+/// The most bytes of the block for each rank. More are better reduced in plain bytes, of which the hardware fetches the next ahead.
+const BYTES_PER_RANK: usize = 32;
+
+/// The most bytes of the block: what all rounds show must fit in a slot's lines.
+const BYTES: usize = 2 << 10;
+
+/// The grid of a rank if it has cores to itself: a round more is a turn more for each of the ranks that share a core.
+pub(super) fn grid(rank: usize, ranks: usize, crowded: bool) -> Option<Grid> {
+    (ranks >= RANKS && !crowded).then(|| Grid::new(rank, ranks))
+}
+
+/// Whether a call takes this way: the same on every rank. The factors of a pre-multiplied sum, which are in the openings, would need
+/// a way of their own.
+#[inline(always)]
+pub(super) fn takes(call: &Call<'_>, bytes: usize, ranks: usize) -> bool {
+    call.operation == Operation::AllReduce
+        && bytes > INLINE
+        && bytes <= BYTES.min(ranks * BYTES_PER_RANK)
+        && call.reduction.code != ReductionCode::PreMulSum
+}
+
+/// How a block is cut, and in which lines of a slot the parts lie; the block itself starts in the first.
+struct Slices {
+    /// Bytes of the block, and of a slice; the last ones may be shorter, or empty.
+    block: usize,
+    slice: usize,
+    /// The first line of a row's contributions to a slice, and of a slice's result.
+    row: usize,
+    result: usize,
+}
+
+impl Slices {
+    fn new(count: usize, size: usize, grid: &Grid) -> Slices {
+        let (block, slice) = (count * size, count.div_ceil(grid.columns) * size);
+        let row = block.div_ceil(LINE_PAYLOAD);
+        Slices { block, slice, row, result: row + ((grid.columns + 1) * slice).div_ceil(LINE_PAYLOAD) }
+    }
+
+    /// The bytes of a column's slice; empty for a column that not every row has.
+    fn of(&self, column: usize) -> Range<usize> {
+        (column * self.slice).min(self.block)..((column + 1) * self.slice).min(self.block)
+    }
+}
+
+impl Collective<'_> {
+    /// # Safety
+    /// As for `run`, for a call that takes this way.
+    pub(super) unsafe fn rounds(&mut self, call: &Call<'_>, grid: Grid) -> Result<()> {
+        let slices = Slices::new(call.blocks.len(0), call.dtype.size(), &grid);
+        let own = slices.of(grid.column);
+        self.wait_slot_free()?;
+        self.open(0, [0; INLINE / 8]);
+        // SAFETY: the caller's contract; the slot is free.
+        unsafe { self.write_lines(0, call.send, slices.block) };
+        self.endpoint.announce_progress();
+        // SAFETY: the caller's contract; the own slice is in bounds of the block.
+        unsafe {
+            if own.is_empty() {
+                for peer in grid.row_peers() {
+                    self.hear(peer, None)?;
+                }
+            } else {
+                self.show_row(call, &grid, &slices, own.clone())?;
+                self.show_result(call, &grid, &slices, own)?;
+            }
+            self.take_results(call, &grid, &slices)?;
+        }
+        // Nobody has heard all, but a result is there only when all have come: whoever showed it has read what the ranks of its column
+        // showed, and each of those had heard its whole row. So every peer is in this operation and has completed the one before; and
+        // what it read there it read before whatever this rank does now, since each stamp was stored and loaded with that order.
+        self.state.heard = self.state.sequence - 1;
+        Ok(())
+    }
+
+    /// The first round: takes the row's contributions to the own slice, and shows them in rank order without gaps.
+    ///
+    /// # Safety
+    /// `own` is the own slice, not empty, of a readable block.
+    unsafe fn show_row(
+        &mut self,
+        call: &Call<'_>,
+        grid: &Grid,
+        slices: &Slices,
+        own: Range<usize>,
+    ) -> Result<()> {
+        let (first, inner) = (own.start / LINE_PAYLOAD, own.start % LINE_PAYLOAD);
+        let last = (own.end - 1) / LINE_PAYLOAD;
+        for peer in grid.row_peers() {
+            self.hear(peer, Some((first, last)))?;
+            let target = self.scratch_of(peer);
+            // SAFETY: the scratch has FEW_BYTES for each rank: enough for a slice and what is before it in its line.
+            unsafe { self.read_lines(peer, first, target, inner + own.len()) }?;
+        }
+        let row = grid.ranks_of(grid.row);
+        let start = self.scratch_of(row.start);
+        for (column, rank) in row.clone().enumerate() {
+            // SAFETY: the slices move to where they or earlier ones lie: the places are FEW_BYTES apart, which is more than a slice.
+            unsafe {
+                let source = if rank == self.endpoint.rank {
+                    call.send.add(own.start)
+                } else {
+                    self.scratch_of(rank).add(inner).cast_const()
+                };
+                std::ptr::copy(source, start.add(column * own.len()), own.len());
+            }
+        }
+        // SAFETY: just written; the lines are this rank's and free.
+        unsafe { self.write_lines(slices.row, start, row.len() * own.len()) };
+        self.endpoint.announce_progress();
+        Ok(())
+    }
+
+    /// The second round: takes the other rows' contributions to the own slice, reduces all, and shows the result.
+    ///
+    /// # Safety
+    /// As for `show_row`, which was called; `recv` has room for a block.
+    unsafe fn show_result(
+        &mut self,
+        call: &Call<'_>,
+        grid: &Grid,
+        slices: &Slices,
+        own: Range<usize>,
+    ) -> Result<()> {
+        for row in grid.other_rows() {
+            let members = grid.ranks_of(row);
+            let writer = members.start + grid.column;
+            let len = members.len() * own.len();
+            self.hear(writer, Some((slices.row, slices.row + (len - 1) / LINE_PAYLOAD)))?;
+            let target = self.scratch_of(members.start);
+            // SAFETY: the scratch has FEW_BYTES for each member of the row.
+            unsafe { self.read_lines(writer, slices.row, target, len) }?;
+        }
+        self.state.sources.clear();
+        for row in 0..grid.rows {
+            let members = grid.ranks_of(row);
+            let start = self.scratch_of(members.start).cast_const();
+            let sources = (0..members.len()).map(|column| start.wrapping_add(column * own.len()));
+            self.state.sources.extend(sources);
+        }
+        let State { sources, .. } = &*self.state;
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        // SAFETY: every source has a slice and `recv` a block; the sources lie in the scratch.
+        unsafe {
+            let target = call.recv.add(own.start);
+            reducer.run(&[target], sources, &[], own.len() / call.dtype.size(), false);
+            self.write_lines(slices.result, target, own.len());
+        }
+        self.endpoint.announce_progress();
+        Ok(())
+    }
+
+    /// The third round: takes the results of the other slices from the row.
+    ///
+    /// # Safety
+    /// The row was heard; `recv` has room for a block.
+    unsafe fn take_results(&self, call: &Call<'_>, grid: &Grid, slices: &Slices) -> Result<()> {
+        let start = grid.ranks_of(grid.row).start;
+        for peer in grid.row_peers() {
+            let slice = slices.of(peer - start);
+            // SAFETY: in bounds of the block.
+            unsafe { self.read_lines(peer, slices.result, call.recv.add(slice.start), slice.len()) }?;
+        }
+        Ok(())
+    }
+
+    /// Room for FEW_BYTES of a rank, and of those that follow.
+    #[inline(always)]
+    fn scratch_of(&mut self, rank: usize) -> *mut u8 {
+        self.state.scratch.as_mut_ptr().wrapping_add(rank * FEW_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::host::layout::{MAX_RANKS, SLOT_LINES};
+
+    #[test]
+    fn all_rounds_fit_in_a_slot_and_in_the_scratch() {
+        for ranks in RANKS..=MAX_RANKS {
+            let grid = Grid::new(0, ranks);
+            for size in [1, 2, 4, 8] {
+                for count in INLINE / size..=BYTES.min(ranks * BYTES_PER_RANK) / size {
+                    let slices = Slices::new(count, size, &grid);
+                    let lines = slices.result + slices.slice.div_ceil(LINE_PAYLOAD);
+                    assert!(lines <= SLOT_LINES, "{lines} lines for {count} × {size} bytes of {ranks} ranks");
+                    assert!(
+                        LINE_PAYLOAD + slices.slice <= FEW_BYTES,
+                        "{} bytes of {ranks} ranks",
+                        slices.slice
+                    );
+                    let covered: usize = (0..=grid.columns).map(|column| slices.of(column).len()).sum();
+                    assert_eq!((covered, slices.of(grid.columns).len()), (count * size, 0));
+                }
+            }
+        }
+    }
+}
