@@ -1,14 +1,15 @@
 //! The arithmetic: many arrays combined into one, in rank order, and copies.
 //!
-//! A block of 64 elements at a time is taken from each source into accumulators that stay in registers,
-//! and stored once. The same code is compiled for several instruction sets and chosen at run time.
+//! A block of 64 elements at a time (8 of what is left, and then one) is taken from each source into accumulators that stay
+//! in registers, and stored once. The same code is compiled for several instruction sets and chosen at run time.
 
 use super::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod, Sum};
 use crate::dtype::{DType, with_element};
 use crate::op::{ReductionCode, element_from_bits};
 
-/// Elements per block.
+/// Elements per block, and of those that come after the last.
 const BLOCK: usize = 64;
+const SHORT: usize = 8;
 
 /// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
 type Kernel =
@@ -113,56 +114,63 @@ unsafe fn body<T: Number, C: Combine<T>>(
     count: usize,
     streaming: bool,
 ) {
-    let ranks = sources.len();
-    let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
-    let first = factor(0);
-    let blocks = count / BLOCK;
-    for block in 0..blocks {
-        let offset = block * BLOCK;
-        let mut acc = [C::Acc::default(); BLOCK];
-        // SAFETY: the block is in bounds of the source; elements may be unaligned in a caller's raw memory.
-        let x = unsafe { sources[0].cast::<T>().add(offset).cast::<[T; BLOCK]>().read_unaligned() };
-        for i in 0..BLOCK {
-            acc[i] = C::prepare(C::widen(x[i]), first);
-        }
-        for (rank, source) in sources.iter().enumerate().skip(1) {
-            // SAFETY: as above.
-            let x = unsafe { source.cast::<T>().add(offset).cast::<[T; BLOCK]>().read_unaligned() };
-            let factor = factor(rank);
-            for i in 0..BLOCK {
-                acc[i] = C::combine(acc[i], C::prepare(C::widen(x[i]), factor));
-            }
-        }
-        let result: [T; BLOCK] = std::array::from_fn(|i| C::finish(acc[i], ranks));
-        // SAFETY: the block is in bounds of the targets.
-        unsafe {
-            for target in targets {
-                let target = target.cast::<T>().add(offset);
-                if streaming {
-                    copy_streaming(target.cast(), result.as_ptr().cast(), size_of_val(&result));
-                } else {
-                    target.cast::<[T; BLOCK]>().write_unaligned(result);
-                }
-            }
-        }
-    }
-    for offset in blocks * BLOCK..count {
-        // SAFETY: in bounds of every source and of the target.
-        unsafe {
-            let x = sources[0].cast::<T>().add(offset).read_unaligned();
-            let mut acc = C::prepare(C::widen(x), first);
-            for (rank, source) in sources.iter().enumerate().skip(1) {
-                let x = source.cast::<T>().add(offset).read_unaligned();
-                acc = C::combine(acc, C::prepare(C::widen(x), factor(rank)));
-            }
-            for target in targets {
-                target.cast::<T>().add(offset).write_unaligned(C::finish(acc, ranks));
-            }
-        }
+    // SAFETY: the caller's contract.
+    unsafe {
+        let done = blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming);
+        let done = blocks::<T, C, SHORT>(targets, sources, factors, done, count, streaming);
+        blocks::<T, C, 1>(targets, sources, factors, done, count, streaming);
     }
     if streaming {
         streaming_fence();
     }
+}
+
+/// Combines as many blocks of `N` elements as there are behind the first `done`, and answers how many elements are done then.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn blocks<T: Number, C: Combine<T>, const N: usize>(
+    targets: &[*mut u8],
+    sources: &[*const u8],
+    factors: &[u64],
+    mut done: usize,
+    count: usize,
+    streaming: bool,
+) -> usize {
+    let ranks = sources.len();
+    let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
+    let first = factor(0);
+    while count - done >= N {
+        let mut acc = [C::Acc::default(); N];
+        // SAFETY: the block is in bounds of the source; elements may be unaligned in a caller's raw memory.
+        let x = unsafe { sources[0].cast::<T>().add(done).cast::<[T; N]>().read_unaligned() };
+        for i in 0..N {
+            acc[i] = C::prepare(C::widen(x[i]), first);
+        }
+        for (rank, source) in sources.iter().enumerate().skip(1) {
+            // SAFETY: as above.
+            let x = unsafe { source.cast::<T>().add(done).cast::<[T; N]>().read_unaligned() };
+            let factor = factor(rank);
+            for i in 0..N {
+                acc[i] = C::combine(acc[i], C::prepare(C::widen(x[i]), factor));
+            }
+        }
+        let result: [T; N] = std::array::from_fn(|i| C::finish(acc[i], ranks));
+        // SAFETY: the block is in bounds of the targets.
+        unsafe {
+            for target in targets {
+                let target = target.cast::<T>().add(done);
+                if streaming {
+                    copy_streaming(target.cast(), result.as_ptr().cast(), size_of_val(&result));
+                } else {
+                    target.cast::<[T; N]>().write_unaligned(result);
+                }
+            }
+        }
+        done += N;
+    }
+    done
 }
 
 /// Copies bytes; `streaming` stores past the caches.
