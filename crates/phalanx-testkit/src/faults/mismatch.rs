@@ -17,8 +17,9 @@ const DEVIANT: usize = 1;
 /// Ranks of which not all hear each other: four rows of four.
 const MANY: usize = 16;
 
-/// Who of them does something else.
-const MANY_DEVIANTS: [(&str, fn(usize) -> bool); 3] =
+/// Which of them do something else.
+type Deviants = fn(usize) -> bool;
+const MANY_DEVIANTS: [(&str, Deviants); 3] =
     [("a_rank", |rank| rank == 6), ("a_row", |rank| rank / 4 == 2), ("a_column", |rank| rank % 4 == 3)];
 
 fn is_deviant(rank: usize, who: Option<&str>) -> bool {

@@ -1,7 +1,10 @@
-//! The collectives: one description of who gives what to whom ([`Flow`]), and two ways to carry it out.
+//! The collectives: one description of who gives what to whom ([`Flow`]), and three ways to carry it out.
 //!
 //! *Small* (up to 16 KiB): every writer puts its blocks into its slot, every reader takes them out. One
 //! transfer and no closing barrier: two slots alternate. Up to 40 bytes travel in the slot's opening line.
+//!
+//! *Rounds* ([`rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
+//! of its row and of its column.
 //!
 //! *Bulk*: in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
 //! buffer if that can be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into
@@ -247,16 +250,13 @@ impl<'a> Collective<'a> {
         let mut this = Collective { endpoint, state };
         this.begin(&Record::of(call));
         let flow = Flow::of(call);
-        let grid = this.state.grid.filter(|_| rounds::takes(call, flow.longest(), endpoint.ranks));
         // SAFETY: the caller's contract.
         unsafe {
-            match (grid, this.small_form(&flow)) {
-                (Some(grid), _) => this.rounds(call, grid)?,
-                (_, Some(Form::Bytes(_)) | None) if !endpoint.shares_memory() => {
-                    return Err(endpoint.too_long());
-                }
-                (_, Some(form)) => this.small(call, &flow, form)?,
-                (_, None) => this.bulk(call, &flow)?,
+            match this.small_form(&flow) {
+                _ if this.goes_in_rounds(call, &flow) => this.rounds(call)?,
+                Some(Form::Bytes(_)) | None if !endpoint.shares_memory() => return Err(endpoint.too_long()),
+                Some(form) => this.small(call, &flow, form)?,
+                None => this.bulk(call, &flow)?,
             }
         }
         this.endpoint.own().done_operation.set(this.state.sequence);

@@ -12,6 +12,7 @@
 //! | `record.rs`, `verdict.rs`, `blame.rs` | who called what, why the communicator failed, and who is at fault |
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
+//! | `collective/rounds.rs`, `grid.rs` | small all_reduces of many ranks, in rows and columns |
 //! | `message.rs` | point to point |
 //! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |

@@ -1,7 +1,7 @@
 //! All_reduces of a few hundred bytes among many ranks.
 //!
-//! Where each of n ranks reads everybody's block, they read n² blocks. Here they stand in a [`Grid`], the block is cut into a
-//! slice for each column, and three rounds have each rank read about 3√n times, the most of it in the second, n slices:
+//! Where everybody reads everybody's block, the time grows with the number of ranks, n. Here they stand in a [`Grid`], the block is
+//! cut into a slice for each column, and in each of three rounds a rank reads from about √n others, √n, n and √n slices:
 //!
 //! 1. A rank takes its column's slice of its row's contributions, and shows them one behind the other.
 //! 2. It takes what the other ranks of its column show, so that it has the slice of all ranks, reduces it and shows the result.
@@ -10,7 +10,7 @@
 //! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
 //! reduction goes: the bits are the same, and for small floats there is one rounding.
 
-use super::{Collective, FEW_BYTES, INLINE, State};
+use super::{Collective, FEW_BYTES, Flow, INLINE, State};
 use crate::backend::host::grid::Grid;
 use crate::backend::host::protocol::LINE_PAYLOAD;
 use crate::backend::host::reduce::Reducer;
@@ -31,16 +31,6 @@ const BYTES: usize = 2 << 10;
 /// The grid of a rank if it has cores to itself: a round more is a turn more for each of the ranks that share a core.
 pub(super) fn grid(rank: usize, ranks: usize, crowded: bool) -> Option<Grid> {
     (ranks >= RANKS && !crowded).then(|| Grid::new(rank, ranks))
-}
-
-/// Whether a call takes this way: the same on every rank. The factors of a pre-multiplied sum, which are in the openings, would need
-/// a way of their own.
-#[inline(always)]
-pub(super) fn takes(call: &Call<'_>, bytes: usize, ranks: usize) -> bool {
-    call.operation == Operation::AllReduce
-        && bytes > INLINE
-        && bytes <= BYTES.min(ranks * BYTES_PER_RANK)
-        && call.reduction.code != ReductionCode::PreMulSum
 }
 
 /// How a block is cut, and in which lines of a slot the parts lie; the block itself starts in the first.
@@ -67,9 +57,22 @@ impl Slices {
 }
 
 impl Collective<'_> {
+    /// Whether a call takes this way: the same on every rank. The factors of a pre-multiplied sum, which are in the openings, would
+    /// need a way of their own.
+    #[inline(always)]
+    pub(super) fn goes_in_rounds(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
+        self.state.grid.is_some()
+            && call.operation == Operation::AllReduce
+            && (INLINE + 1..=BYTES.min(self.endpoint.ranks * BYTES_PER_RANK)).contains(&flow.longest())
+            && call.reduction.code != ReductionCode::PreMulSum
+    }
+
     /// # Safety
-    /// As for `run`, for a call that takes this way.
-    pub(super) unsafe fn rounds(&mut self, call: &Call<'_>, grid: Grid) -> Result<()> {
+    /// As for `run`, for a call that goes in rounds.
+    // The ways of few ranks are shorter without it in their midst.
+    #[inline(never)]
+    pub(super) unsafe fn rounds(&mut self, call: &Call<'_>) -> Result<()> {
+        let grid = self.state.grid.expect("it goes in rounds");
         let slices = Slices::new(call.blocks.len(0), call.dtype.size(), &grid);
         let own = slices.of(grid.column);
         self.wait_slot_free()?;
