@@ -4,9 +4,9 @@ use crate::settings::settings;
 use crate::violation::violation;
 use crate::{nccl, nvshmem};
 use std::ffi::c_int;
-use std::sync::Once;
 
-/// Looks at the process's exit whether anything was not ended: after what the program registers later than this.
+/// Looks at the process's exit whether anything was not ended: after what the program registers later than this, before what it
+/// has registered.
 pub fn watch() {
     unsafe extern "C" {
         fn atexit(function: extern "C" fn()) -> c_int;
@@ -19,9 +19,8 @@ pub fn watch() {
             violation("exit", "NVSHMEM was not finalized");
         }
     }
-    static ONCE: Once = Once::new();
     if settings().exit_crashes {
         // SAFETY: the function stays: this library is never unloaded.
-        ONCE.call_once(|| assert_eq!(unsafe { atexit(exit) }, 0));
+        assert_eq!(unsafe { atexit(exit) }, 0);
     }
 }

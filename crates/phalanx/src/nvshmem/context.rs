@@ -19,7 +19,7 @@ use phalanx_sys::nvshmem::{
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// What the process can do with NVSHMEM: it has at most one context at a time.
@@ -245,7 +245,8 @@ impl Drop for Claim {
     }
 }
 
-/// The process exits. With a library that has not been finalized, which is not for one process to do, it would crash in its end (3.4.5).
+/// The process exits. A library that has not been finalized, which is not for one process to do, would crash in its handler (3.4.5:
+/// `bootstrap_finalize`).
 fn end(status: Option<c_int>) {
     let is_left = matches!(&*lock(&PROCESS), Process::InUse | Process::Spent(_));
     if let (true, Some(status)) = (is_left, status) {
@@ -301,9 +302,9 @@ impl Ready {
         let look = |since| control.as_ref().map_or(Ok(()), |control| control.look(since));
         let call = initialization(library, self.device.context.clone(), place)?;
         let begun = within("nvshmemx_hostlib_init_attr", timeout, look, call);
-        // Also if it failed: part of the library may be there, or still at it.
-        static EXIT: Once = Once::new();
-        EXIT.call_once(|| at_exit(end));
+        // Every time: each initialisation has the library register a handler of its own, before which ours must be called. Also if it
+        // failed: part of the library may be there, or still at it.
+        at_exit(end);
         let begun = begun
             .and_then(|begun| begun.ok_or_else(|| late("nvshmemx_hostlib_init_attr", 0, place, timeout)));
         let begun = begun.and_then(|begun| check_begun(library, begun)).and_then(|begun| {
