@@ -38,9 +38,10 @@ const LEAD_CROWDED: usize = RING_CHUNKS / 2;
 /// Results larger than this are stored past the caches: the last-level cache would only pass them on.
 const STREAMING: usize = 32 << 20;
 
-/// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase: every
-/// rank reduces everything.
+/// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
+/// rank reducing everything, unless two phases spare them more than so many and they have cores of their own.
 const ONE_PHASE: usize = 64 << 10;
+const SPARED: usize = 32 << 10;
 
 /// The most bytes a rank reads from its peers in a small reduction.
 const SMALL_READS: usize = 32 << 10;
@@ -601,7 +602,6 @@ impl<'a> Collective<'a> {
     /// As for `bulk`, after the openings.
     unsafe fn move_bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
         let rank = self.endpoint.rank;
-        let ranks = self.endpoint.ranks;
         if flow.readers.includes(rank) {
             self.hear_all(flow.writers, None)?;
         }
@@ -614,7 +614,7 @@ impl<'a> Collective<'a> {
                     self.push(call, flow)?;
                 }
                 // In one phase everybody reads all of everybody's contribution, which may be in place.
-                Operation::AllReduce if (ranks - 1) * flow.longest() > ONE_PHASE || self.any_readable(0) => {
+                Operation::AllReduce if !self.one_phase_pays(flow.longest()) || self.any_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
                 _ => self.one_phase(call, flow, send)?,
@@ -633,6 +633,14 @@ impl<'a> Collective<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Whether reading everything from everybody is less work than waiting for each other once more, for which a rank that shares its core
+    /// needs another turn.
+    fn one_phase_pays(&self, bytes: usize) -> bool {
+        let ranks = self.endpoint.ranks;
+        let (one, two) = ((ranks - 1) * bytes, 2 * (ranks - 1) * bytes / ranks);
+        one <= ONE_PHASE && (self.endpoint.crowded || one - two <= SPARED)
     }
 
     /// Whether this rank's opening said that peers may write to its `recv`.
