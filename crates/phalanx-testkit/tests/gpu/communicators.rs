@@ -19,8 +19,11 @@ pub const SCENARIOS: &[Scenario] = &[
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> =
         SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &["10"])).collect();
-    let many = Trial::test("processes/cycles/many", many_cycles);
-    trials.push(many.with_ignored_flag(gpus < 2));
+    // NCCL's thread that passes descriptors on looks for its end twice a second, and each communicator waits for its own to end; parts that
+    // share it with their parent do not.
+    let many = Trial::test("processes/cycles/many", || many_cycles("100", "0"));
+    let shared = Trial::test("processes/cycles/shared", || many_cycles("1000", "1"));
+    trials.extend([many, shared].map(|trial| trial.with_ignored_flag(gpus < 2)));
     trials.push(Trial::test("settings", settings));
     let unique_ids = Trial::test("unique_ids", move || unique_ids(gpus));
     trials.push(unique_ids.with_ignored_flag(gpus < 2));
@@ -207,12 +210,15 @@ fn portable(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A hundred: NCCL takes more than a tenth of a second for each.
-fn many_cycles() -> Result<(), libtest_mimic::Failed> {
+/// Many rounds, of parts that share their parent's resources or do not.
+fn many_cycles(rounds: &str, share: &str) -> Result<(), libtest_mimic::Failed> {
     let cycles = SCENARIOS.iter().find(|scenario| scenario.name == "cycles").ok_or("the scenario")?;
     // Few channels: they are what takes NCCL long to make.
-    let launch =
-        launch(*cycles, 2, "100").deadline(8 * DEADLINE).env("NCCL_MAX_CTAS", "1").env("NCCL_MIN_CTAS", "1");
+    let launch = launch(*cycles, 2, rounds)
+        .deadline(8 * DEADLINE)
+        .env("NCCL_COMM_SPLIT_SHARE_RESOURCES", share)
+        .env("NCCL_MAX_CTAS", "1")
+        .env("NCCL_MIN_CTAS", "1");
     for report in launch.reports()? {
         eprintln!("{report}");
     }
