@@ -296,14 +296,12 @@ impl Launch {
     }
 }
 
-/// Whether a launcher sets it. (What the tester chose holds for the ranks too: `PHALANX_…_LIB`, `PHALANX_TEST_…`.)
+/// Whether a launcher sets it.
 pub fn is_launcher_variable(name: &str) -> bool {
     const PREFIXES: [&str; 7] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "PALS_", "SLURM_", "TORCHELASTIC_"];
     const NAMES: [&str; 6] =
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
-    let is_testers =
-        name.starts_with("PHALANX_TEST_") || (name.starts_with("PHALANX_") && name.ends_with("_LIB"));
-    (PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !is_testers) || NAMES.contains(&name)
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name)
 }
 
 /// The processes that were started with this variable and are still there half a second from now, or later.

@@ -22,7 +22,7 @@ use crate::violation::violation;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One rank's communicator.
 pub struct Communicator {
@@ -167,9 +167,7 @@ impl Communicator {
         device: usize,
         config: Config,
     ) -> Arc<Self> {
-        // NCCL has destructors since it was loaded.
-        static WATCHED: Once = Once::new();
-        WATCHED.call_once(exit::watch);
+        exit::watch_nccl();
         let handle = handles::fresh();
         let Some(mailbox) = transport::mailbox((number, rank)) else {
             violation(function, "the unique id was used for a communicator before");

@@ -139,8 +139,7 @@ nvshmem! {
 }
 
 fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int {
-    // NVSHMEM registers what it does at the process's exit whenever it is initialised.
-    crate::exit::watch();
+    crate::exit::watch_nvshmem();
     match settings().nvshmem_init {
         Init::Works => {}
         Init::Hangs => loop {

@@ -118,8 +118,31 @@ fn uneven(comm: &Comm) -> Outcome {
         let count = 6 + common.below(80);
         let number = |rank: usize, i: usize| (round * 100_003 + rank * 101 + i) as u32;
         let root = common.below(ranks);
-        match common.below(8) {
+        match common.below(12) {
             0 => comm.barrier().context(what)?,
+            8 => {
+                let mut blocks: Vec<u32> = (0..ranks).map(|to| number(rank, to)).collect();
+                comm.all_to_all_in_place(&mut blocks).context(what)?;
+                if blocks.iter().enumerate().any(|(from, word)| *word != number(from, rank)) {
+                    return Err(format!("{}: exchanged {blocks:?}", what()));
+                }
+            }
+            9 => {
+                let mut sum = [number(rank, 2)];
+                comm.reduce_in_place(&mut sum, ReduceOp::Sum, root).context(what)?;
+                let right = (0..ranks).fold(0u32, |sum, rank| sum.wrapping_add(number(rank, 2)));
+                if rank == root && sum != [right] {
+                    return Err(format!("{}: {sum:?} at the root, not {right}", what()));
+                }
+            }
+            10 => {
+                let mut sums = vec![number(rank, 3); 5000];
+                comm.all_reduce_in_place(&mut sums, ReduceOp::Sum).context(what)?;
+                let right = (0..ranks).fold(0u32, |sum, rank| sum.wrapping_add(number(rank, 3)));
+                if sums.iter().any(|sum| *sum != right) {
+                    return Err(format!("{}: {} of a long sum, not {right}", what(), sums[4999]));
+                }
+            }
             1 => {
                 let mut word = [number(rank, 0)];
                 comm.broadcast_in_place(&mut word, root).context(what)?;

@@ -72,7 +72,7 @@ fn on_hosts(name: &str, gpus: usize, hosts: usize) -> Launch {
 
 fn perform(scenarios: &[Scenario], name: &str, gpus: usize, hosts: usize) -> Result<(), Failed> {
     let scenario = scenarios.iter().find(|scenario| scenario.name == name).ok_or("no such scenario")?;
-    Ok(launch(*scenario, gpus, "10").on_hosts(hosts).reports().map(drop)?)
+    Ok(launch(*scenario, gpus, "30").on_hosts(hosts).reports().map(drop)?)
 }
 
 fn operations(gpus: usize, hosts: usize) -> Result<(), Failed> {
@@ -82,7 +82,7 @@ fn operations(gpus: usize, hosts: usize) -> Result<(), Failed> {
     let scenarios = all.iter().filter(|scenario| !others.contains(&scenario.name));
     // On a communicator of the world's own, and each of the others on a part of it.
     let first = launch(SCENARIOS[0], gpus, &hosts.to_string()).on_hosts(hosts);
-    let launch = scenarios.fold(first, |launch, scenario| launch.then(scenario.name).arg("10"));
+    let launch = scenarios.fold(first, |launch, scenario| launch.then(scenario.name).arg("30"));
     Ok(launch.reports().map(drop)?)
 }
 

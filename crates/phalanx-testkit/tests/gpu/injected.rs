@@ -17,6 +17,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("everything", everything),
     Scenario::rank("null_handles", null_handles),
     Scenario::process("init_hangs", init_hangs),
+    Scenario::process("lost_in_abort", lost_in_abort),
 ];
 
 /// The ranks' deadline.
@@ -105,6 +106,10 @@ pub fn trials() -> Vec<Trial> {
         // Everything ends in time also if the library does not come back; what it may use is leaked.
         let settings = [("ABORT", "hang"), ("FAIL", "ncclBroadcast@0:1:3")];
         fatal("ncclBroadcast", &settings, "1", true)
+    }));
+    trials.push(Trial::test("injected/lost_in_abort", || {
+        let emulated = Emulated::new()?.set("ABORT", "hang");
+        Ok(emulated.launch(launch(SCENARIOS[3], 1, "")).reports().map(drop)?)
     }));
     trials.push(Trial::test("injected/exit_crashes", || {
         let emulated = Emulated::new()?.set("EXIT", "crash");
@@ -279,6 +284,24 @@ fn null_handles(comm: Comm, _: &[String]) -> Outcome {
         assert!(matches!(refused, Error::Unsupported(_)), "{refused}");
     }
     must("sync", comm.sync())?;
+    done()
+}
+
+/// A thread that does not come back from the library has its GPU's turn for ever: others are told, and do not wait.
+fn lost_in_abort(_: &[String]) -> Outcome {
+    let on_gpu = |use_it: fn(Comm) -> phalanx::Result<()>| {
+        let outcome = Comm::builder().backend(phalanx::BackendKind::Nccl).run(1, use_it);
+        outcome.and_then(|mut ranks| ranks.remove(0))
+    };
+    on_gpu(|comm| {
+        comm.abort();
+        Ok(())
+    })
+    .map_err(|error| error.to_string())?;
+    let since = Instant::now();
+    let refused = on_gpu(|comm| comm.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum)).unwrap_err();
+    assert!(since.elapsed() < TIMEOUT, "after {:?}", since.elapsed());
+    assert!(refused.to_string().contains("has not come back from ncclCommAbort"), "{refused}");
     done()
 }
 

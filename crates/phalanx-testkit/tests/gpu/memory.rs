@@ -124,6 +124,9 @@ fn newer_functions(comm: Comm, _: &[String]) -> Outcome {
                 must("wait_signals", nccl.wait_signals(&[(right, 2)]))?;
                 must("sync", comm.sync())?;
                 must("waiting for none", nccl.wait_signals(&[(right, 0)]))?;
+                must("nothing", nccl.put_signal(&source, 513..513, right, &target, 1024))?;
+                must("wait_signals", nccl.wait_signals(&[(left, 1)]))?;
+                must("sync", comm.sync())?;
                 let refused = |range, peer, offset| {
                     nccl.put_signal(&source, range, peer, &target, offset).unwrap_err().to_string()
                 };
@@ -132,6 +135,7 @@ fn newer_functions(comm: Comm, _: &[String]) -> Outcome {
                     (refused(1..514, right, 0), "source"),
                     (refused(0..1, ranks, 0), "peer"),
                     (refused(0..1, right, usize::MAX), "target"),
+                    (refused(std::ops::Range { start: 2, end: 1 }, right, 0), "range"),
                 ] {
                     assert!(error.contains(wanted), "{error}");
                 }

@@ -854,11 +854,10 @@ impl<'a> Collective<'a> {
                 let chunk = self.wait_ring_free(&gives, i, Who::All)?;
                 for reader in self.endpoint.peers() {
                     let (offset, len) = gives.range(i, part_len(reader));
+                    // An empty part may begin behind the buffer.
+                    let source = call.send.wrapping_add(reader * part + offset);
                     // SAFETY: the part lies in `send`, the piece in the chunk, which is free.
-                    unsafe {
-                        let source = call.send.add(reader * part + offset);
-                        reduce::copy(chunk.add(reader * gives.chunk), source, len, false);
-                    }
+                    unsafe { reduce::copy(chunk.add(reader * gives.chunk), source, len, false) };
                 }
                 self.publish(&gives, i);
             }

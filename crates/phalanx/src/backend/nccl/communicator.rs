@@ -8,6 +8,7 @@ use super::library::Library;
 use super::meeting::{Acquainted, Meeting};
 use super::memory::Handle;
 use super::staging::Stages;
+use super::turn::Inside;
 use crate::backend::host::{Subject, Witness};
 use crate::backend::{Call, Operation, Stream, Transfer};
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long the end of a communicator (of one that works, and of one that failed) may take in the library.
@@ -82,7 +83,7 @@ unsafe impl Sync for Communicator {}
 /// This thread's turn in the library on a device, with a communicator that is there.
 pub(super) struct Turn<'a> {
     _visit: Visit<'a>,
-    _lock: MutexGuard<'static, ()>,
+    _inside: Inside,
 }
 
 /// As long as it lives, a thread is inside the library with the communicator; for the watchdog.
@@ -137,19 +138,19 @@ impl Communicator {
     /// Waits for this thread's turn. An error if the communicator has ended.
     #[inline]
     pub fn turn(&self) -> Result<Turn<'_>> {
-        let lock = lock(self.device.turn);
+        let inside = self.device.turn.enter().map_err(|lost| self.fail(lost))?;
         if self.ended.load(Ordering::Relaxed) {
-            drop(lock);
+            drop(inside);
             return Err(self.failure());
         }
-        Ok(Turn { _visit: self.visit(), _lock: lock })
+        Ok(Turn { _visit: self.visit(), _inside: inside })
     }
 
     /// A turn, if no other thread has it and the communicator is there.
     pub fn try_turn(&self) -> Option<Turn<'_>> {
-        let lock = self.device.turn.try_lock().ok()?;
+        let inside = self.device.turn.try_enter()?;
         let has_ended = self.ended.load(Ordering::Relaxed);
-        (!has_ended).then(|| Turn { _visit: self.visit(), _lock: lock })
+        (!has_ended).then(|| Turn { _visit: self.visit(), _inside: inside })
     }
 
     /// This thread goes into the library with the communicator. It has the device's turn.

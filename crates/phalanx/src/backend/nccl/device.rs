@@ -1,6 +1,7 @@
 //! A GPU, and what the backend does there besides the library's calls, whoever made it ([`Runtime`]).
 
 use super::runtime::{Cuda, Hip, Runtime};
+use super::turn::Turnstile;
 use crate::backend::Stream;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::GpuStream;
@@ -16,9 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub(crate) struct Device {
     runtime: &'static dyn Runtime,
-    /// One thread at a time is inside the library for a device: "using different communicators of one device from
-    /// several threads is not safe" (NCCL's user guide, thread safety).
-    pub turn: &'static Mutex<()>,
+    pub turn: &'static Turnstile,
 }
 
 /// How many GPUs this process sees; an error if there is no driver.

@@ -4,6 +4,7 @@
 use super::communicator::{Communicator, ENDING};
 use super::device::Device;
 use super::library::Library;
+use super::turn::Errand;
 use crate::backend::Departure;
 use crate::error::Error;
 use crate::patience::Patience;
@@ -27,9 +28,9 @@ impl Communicator {
         }
         let (handle, turn) = (Raw(self.handle()), self.device.turn);
         let (ended, queued) = (self.ended.clone(), self.queued.clone());
-        bounded(self.rank, "ncclCommAbort", move || {
+        bounded(self.rank, "ncclCommAbort", move |errand| {
             let Raw(handle) = { handle };
-            let _turn = lock(turn);
+            let Ok(_turn) = turn.enter_on(errand) else { return };
             if queued.load(Ordering::Acquire) {
                 // Since this was begun.
                 return;
@@ -56,7 +57,7 @@ impl Communicator {
     pub(super) fn revoke(&self) -> bool {
         let Some(revoke) = self.library.ncclCommRevoke else { return false };
         let (handle, device) = (Raw(self.handle()), self.device);
-        bounded(self.rank, "ncclCommRevoke", move || {
+        bounded(self.rank, "ncclCommRevoke", move |_| {
             let Raw(handle) = { handle };
             let Ok(_current) = device.enter() else { return };
             // SAFETY: a communicator that a thread is inside of, so that nobody ends it before that one is out; it first
@@ -110,10 +111,10 @@ impl Communicator {
             rank: self.rank,
         };
         let (sender, finalized) = channel();
-        let came_back = bounded(self.rank, "the end of a communicator", move || {
-            let is_finalized = ending.finalize();
+        let came_back = bounded(self.rank, "the end of a communicator", move |errand| {
+            let is_finalized = ending.finalize(errand);
             if is_finalized {
-                ending.destroy();
+                ending.destroy(errand);
             }
             let _ = sender.send(is_finalized);
         });
@@ -135,19 +136,19 @@ struct Ending {
 
 impl Ending {
     /// Peers that have gone meanwhile do not matter any more.
-    fn finalize(&self) -> bool {
+    fn finalize(&self, errand: &Arc<Errand>) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
         let Ok(_current) = self.device.enter() else { return false };
         let mut patience = Patience::new();
         // SAFETY: a communicator that is there; nothing but looking at it and destroying follows.
-        let mut state = self.call(|comm| unsafe { finalize(comm) });
+        let mut state = self.call(errand, |comm| unsafe { finalize(comm) });
         while state == ncclResult_t::InProgress && patience.since.elapsed() < ENDING {
             patience.pause();
             let look = |comm| {
                 // SAFETY: as above.
                 unsafe { self.library.async_state(comm) }.unwrap_or(ncclResult_t::InternalError)
             };
-            state = self.call(look);
+            state = self.call(errand, look);
         }
         if state != ncclResult_t::Success {
             tracing::warn!(
@@ -160,8 +161,8 @@ impl Ending {
 
     /// In this device's turn, but not as a visit that the watchdog ends: this has a bound of its own, and the library
     /// refuses to be revoked now.
-    fn call(&self, call: impl FnOnce(ncclComm_t) -> ncclResult_t) -> ncclResult_t {
-        let _turn = lock(self.device.turn);
+    fn call(&self, errand: &Arc<Errand>, call: impl FnOnce(ncclComm_t) -> ncclResult_t) -> ncclResult_t {
+        let Ok(_turn) = self.device.turn.enter_on(errand) else { return ncclResult_t::InvalidUsage };
         match self.ended.load(Ordering::Acquire) || self.queued.load(Ordering::Acquire) {
             true => ncclResult_t::InvalidUsage,
             false => call(self.handle.0),
@@ -169,11 +170,11 @@ impl Ending {
     }
 
     /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
-    fn destroy(&self) {
+    fn destroy(&self, errand: &Arc<Errand>) {
         let (Some(destroy), Ok(_current)) = (self.library.ncclCommDestroy, self.device.enter()) else {
             return;
         };
-        let _turn = lock(self.device.turn);
+        let Ok(_turn) = self.device.turn.enter_on(errand) else { return };
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
             // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn.
             unsafe { destroy(self.handle.0) };
@@ -185,15 +186,18 @@ struct Raw(ncclComm_t);
 // SAFETY: moving a communicator between threads is fine (NCCL's user guide, thread safety).
 unsafe impl Send for Raw {}
 
-/// Runs `f` in a thread of its own; whether it came back in time. What does not is leaked.
-fn bounded(rank: usize, what: &str, f: impl FnOnce() + Send + 'static) -> bool {
+/// Runs `f` in a thread of its own; whether it came back in time. What does not is leaked, and nobody waits for a turn that it has.
+fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<Errand>) + Send + 'static) -> bool {
     let (sender, receiver) = channel();
+    let errand = Errand::new(what);
+    let of_thread = errand.clone();
     let thread = std::thread::Builder::new().name("phalanx-end".into()).spawn(move || {
-        f();
+        f(&of_thread);
         let _ = sender.send(());
     });
     let came_back = thread.is_ok() && receiver.recv_timeout(ENDING).is_ok();
     if !came_back {
+        errand.give_up();
         tracing::error!(
             rank,
             "{what} has not come back after {ENDING:?} (does a CUDA graph that captured the communicator still \

@@ -5,11 +5,11 @@
 
 use super::communicator::{Communicator, Visit};
 use super::operation::{Aftermath, Started};
-use crate::error::Result;
-use crate::sync::lock;
+use super::turn::{self, Turnstile};
+use crate::error::{Error, Result};
 use phalanx_sys::nccl::ncclDataType_t;
 use std::cell::RefCell;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 thread_local! {
     static OPEN: RefCell<Group> = const { RefCell::new(Group { depth: 0, started: Vec::new() }) };
@@ -57,13 +57,14 @@ pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
         Some(meeting) => one.communicator.meet(meeting),
         None => one.communicator.check(),
     });
-    let ended = {
-        let _inside = Inside::all(&started);
+    let (met, ended) = {
+        let inside = Inside::all(&started);
+        let met = met.and(inside.lost.clone().map_or(Ok(()), Err));
         if met.is_err() {
             spoil(communicator);
         }
-        // SAFETY: the level was entered on this thread.
-        communicator.progress(unsafe { end() }, "ncclGroupEnd")
+        // SAFETY: the level was entered on this thread. Where a thread is lost inside a device, the library only forgets what was queued.
+        (met, communicator.progress(unsafe { end() }, "ncclGroupEnd"))
     };
     for one in &started {
         one.communicator.leave_group();
@@ -82,7 +83,9 @@ pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
 /// This thread inside the library, with all communicators of a group.
 struct Inside<'a> {
     _visits: Vec<Visit<'a>>,
-    _turns: Vec<MutexGuard<'static, ()>>,
+    _turns: Vec<turn::Inside>,
+    /// Why a device could not be entered.
+    lost: Option<Error>,
 }
 
 impl<'a> Inside<'a> {
@@ -94,8 +97,13 @@ impl<'a> Inside<'a> {
         communicators.dedup_by(|a, b| Arc::ptr_eq(a, b));
         let mut turns: Vec<_> = communicators.iter().map(|one| one.device.turn).collect();
         turns.dedup_by(|a, b| std::ptr::eq(*a, *b));
-        let turns = turns.into_iter().map(lock).collect();
-        Inside { _visits: communicators.iter().map(|one| one.visit()).collect(), _turns: turns }
+        let (entered, mut lost): (Vec<_>, Vec<_>) =
+            turns.into_iter().map(Turnstile::enter).partition(Result::is_ok);
+        Inside {
+            _visits: communicators.iter().map(|one| one.visit()).collect(),
+            _turns: entered.into_iter().flatten().collect(),
+            lost: lost.pop().and_then(Result::err),
+        }
     }
 }
 

@@ -148,6 +148,7 @@ impl Making {
         };
         let order = Order { library, origin: origin.clone(), place, config, handle: handle.clone() };
         order.is_possible()?;
+        device.turn.check()?;
         if let Some(parent) = &parent {
             // Nobody ends it while the library is inside.
             let _turn = parent.turn()?;

@@ -5,7 +5,6 @@ use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::hip;
 use crate::lane::{GpuStream, Lane, Lent};
-use crate::sync::lock;
 use crate::{Source, Target};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 use phalanx_sys::nccl::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclResult_t, ncclWindow_t};
@@ -251,7 +250,7 @@ fn allocate(communicator: &Communicator, bytes: usize) -> Result<*mut u8> {
     let library = communicator.library;
     let allocate = library.need(library.ncclMemAlloc, "ncclMemAlloc")?;
     let mut start = std::ptr::null_mut();
-    let _turn = lock(communicator.device.turn);
+    let _turn = communicator.device.turn.enter()?;
     // SAFETY: an out-pointer on the stack, written during the call; the device is current.
     match unsafe { allocate(&raw mut start, bytes) } {
         ncclResult_t::Success => Ok(start.cast()),

@@ -39,6 +39,7 @@ mod runtime;
 mod staging;
 mod streams;
 mod surface;
+mod turn;
 mod waiting;
 mod watchdog;
 

@@ -222,7 +222,8 @@ impl<'a> Surface<'a> {
     /// signal (`ncclPutSignal`, 2.29.2). The peer sees the data after [`wait_signals`](Surface::wait_signals).
     ///
     /// Both buffers are symmetric windows of this communicator. A communicator's first one-sided operation is collective:
-    /// the library connects the ranks in it.
+    /// the library connects the ranks in it. When the target may be written is between the ranks: a peer that reads its part before it has
+    /// waited for the signal sees something of both, and one that drops it waits only for operations of its own.
     ///
     /// # Errors
     /// Before anything is enqueued: a peer that is not there, a range that does not fit, a buffer that is no window
@@ -240,6 +241,8 @@ impl<'a> Surface<'a> {
         let put = communicator.library.need(communicator.library.ncclPutSignal, name)?;
         self.comm.shape().check_rank("put_signal", "peer", peer)?;
         let count = range.end.saturating_sub(range.start);
+        // Nothing may be anywhere, but an address behind the window would be refused.
+        let start = if count == 0 { 0 } else { range.start };
         let fits = |buffer, actual, expected: Option<usize>, rule| match expected {
             Some(expected) if expected <= actual => Ok(()),
             _ => {
@@ -247,13 +250,15 @@ impl<'a> Surface<'a> {
                 Err(UsageError::Length { operation: "put_signal", buffer, actual, expected, rule })
             }
         };
-        fits("source", source.len(), Some(range.end.max(range.start)), "the end of the range")?;
+        fits("source", source.len(), Some(range.end), "the end of the range")?;
+        fits("range", range.end, Some(range.start), "its start, behind which it ends")?;
         fits("target", target.len(), offset.checked_add(count), "the offset and the length of the range")?;
         source.window_of(communicator)?;
         let window = target.window_of(communicator)?;
         self.comm.flush()?;
-        let lent = source.lend(self.lane)?;
-        let source = lent.span().start.cast_const().wrapping_byte_add(range.start * size_of::<T>());
+        // The target, too: it must not be given back before.
+        let (lent, _kept) = (source.lend(self.lane)?, target.lend(self.lane)?);
+        let source = lent.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
         let stream = self.lane.stream().0;
         let (bytes, offset) = (count * size_of::<T>(), offset * size_of::<T>());
         communicator.used(self.lane.stream());
@@ -289,7 +294,7 @@ impl<'a> Surface<'a> {
     }
 
     /// The stream goes on when so many signals of each peer have come (`ncclWaitSignal`, 2.29.2): pairs of peer and
-    /// number.
+    /// number. To wait for none is no operation, which matters for the first.
     pub fn wait_signals(&self, signals: &[(usize, u32)]) -> Result<()> {
         let communicator = &self.comm.communicator;
         let wait = communicator.library.need(communicator.library.ncclWaitSignal, "ncclWaitSignal")?;

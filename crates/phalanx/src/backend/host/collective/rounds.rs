@@ -33,6 +33,12 @@ pub(super) fn grid(rank: usize, ranks: usize, crowded: bool) -> Option<Grid> {
     (ranks >= RANKS && !crowded).then(|| Grid::new(rank, ranks))
 }
 
+/// Whether a block of so many bytes is long enough, and short enough.
+#[inline(always)]
+fn pays(ranks: usize, bytes: usize) -> bool {
+    (INLINE + 1..=BYTES.min(ranks * BYTES_PER_RANK)).contains(&bytes)
+}
+
 /// How a block is cut, and in which lines of a slot the parts lie; the block itself starts in the first.
 struct Slices {
     /// Bytes of the block, and of a slice; the last ones may be shorter, or empty.
@@ -63,7 +69,7 @@ impl Collective<'_> {
     pub(super) fn goes_in_rounds(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
         self.state.grid.is_some()
             && call.operation == Operation::AllReduce
-            && (INLINE + 1..=BYTES.min(self.endpoint.ranks * BYTES_PER_RANK)).contains(&flow.longest())
+            && pays(self.endpoint.ranks, flow.longest())
             && call.reduction.code != ReductionCode::PreMulSum
     }
 
@@ -201,6 +207,14 @@ impl Collective<'_> {
 mod tests {
     use super::*;
     use crate::backend::host::layout::{MAX_RANKS, SLOT_LINES};
+
+    #[test]
+    fn many_ranks_with_cores_of_their_own_take_it_for_short_blocks() {
+        assert!(grid(3, RANKS, false).is_some() && grid(3, MAX_RANKS, false).is_some());
+        assert!(grid(3, RANKS - 1, false).is_none() && grid(3, RANKS, true).is_none());
+        assert_eq!([40, 41, 384, 385].map(|bytes| pays(12, bytes)), [false, true, true, false]);
+        assert_eq!([2048, 2049].map(|bytes| pays(64, bytes)), [true, false]);
+    }
 
     #[test]
     fn all_rounds_fit_in_a_slot_and_in_the_scratch() {
