@@ -18,7 +18,7 @@
 //! | `communicator.rs` | the C communicator, and what is known of it |
 //! | `making.rs`, `waiting.rs`, `ending.rs` | how it begins, is waited for and ends |
 //! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
-//! | `meeting.rs`, `watchdog.rs` | what keeps a rank from hanging inside the library, or on its GPU |
+//! | `meeting.rs`, `watchdog.rs`, `turn.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind who does |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
 //! | `memory.rs`, `surface.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
