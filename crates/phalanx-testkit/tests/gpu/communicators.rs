@@ -111,33 +111,24 @@ struct Resources {
     gpu_memory: usize,
 }
 
-/// Bytes of the C library's heap that are in use. Gives back what is not: it keeps what threads that have ended had
-/// allocated for the next, as if memory grew with the first rounds.
+/// Bytes of the C library's heap that are in use, where it says so (glibc 2.33). Gives back what is not: it keeps what threads that have
+/// ended had allocated for the next, as if memory grew with the first rounds.
 fn trimmed_heap() -> usize {
-    #[cfg(target_env = "gnu")]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        /// `struct mallinfo2`: `hblkhd` are bytes in mappings of their own, `uordblks` those in use of the rest.
-        #[derive(Default)]
-        #[repr(C)]
-        struct Heap {
-            before: [usize; 4],
-            hblkhd: usize,
-            between: [usize; 2],
-            uordblks: usize,
-            after: [usize; 2],
-        }
-        unsafe extern "C" {
-            fn malloc_trim(pad: usize) -> std::ffi::c_int;
-            fn mallinfo2() -> Heap;
-        }
-        // SAFETY: both may be called at any time, on any thread.
-        let heap = unsafe {
-            malloc_trim(0);
-            mallinfo2()
-        };
-        heap.hblkhd + heap.uordblks
+        let library = libloading::os::unix::Library::this();
+        // SAFETY: may be called at any time, on any thread.
+        unsafe { libc::malloc_trim(0) };
+        // SAFETY: the function's type is the header's; it may be called at any time, on any thread.
+        let found = unsafe { library.get::<unsafe extern "C" fn() -> libc::mallinfo2>(b"mallinfo2") };
+        found.map_or(0, |mallinfo2| {
+            // SAFETY: as above.
+            let heap = unsafe { mallinfo2() };
+            // In mappings of their own, and in use of the rest.
+            heap.hblkhd + heap.uordblks
+        })
     }
-    #[cfg(not(target_env = "gnu"))]
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     0
 }
 

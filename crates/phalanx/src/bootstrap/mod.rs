@@ -9,8 +9,8 @@ pub mod store;
 
 pub use environment::Launcher;
 pub(crate) use environment::{
-    check_from_environment, cores_from_environment, stopped_timeout_from_environment, switch,
-    switch_from_environment, timeout_from_environment,
+    check_from_environment, cores_from_environment, number_from_environment,
+    stopped_timeout_from_environment, switch, switch_from_environment, timeout_from_environment,
 };
 pub use hosts::HostTopology;
 pub(crate) use rendezvous::Growth;

@@ -11,7 +11,8 @@ use super::reduction::{Plans, plans};
 use super::{Failure, check};
 use crate::backend::host::Record;
 use crate::backend::{Call, Operation};
-use crate::error::{Error, Result, UnsupportedError, UsageError};
+use crate::bootstrap::number_from_environment;
+use crate::error::{Error, Result, UnsupportedError};
 use crate::sync::lock;
 use phalanx_sys::mpi::{Handle, LoadError, Mpi};
 use std::ffi::{c_int, c_void};
@@ -260,16 +261,8 @@ fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, Failure> {
 /// `PHALANX_MPI_MAX_BYTES` lowers it, for tests of what is behind it.
 fn max_bytes() -> Result<usize> {
     const MOST: usize = c_int::MAX as usize;
-    let name = "PHALANX_MPI_MAX_BYTES";
-    let Some(value) = std::env::var_os(name) else { return Ok(MOST) };
-    let value = value.to_string_lossy();
-    match value.trim().parse() {
-        Ok(bytes @ 64..=MOST) => Ok(bytes),
-        _ => {
-            let expected = format!("a number of bytes from 64 to {MOST}");
-            Err(UsageError::Setting { name: name.into(), value: value.into_owned(), expected }.into())
-        }
-    }
+    let expected = format!("a number of bytes from 64 to {MOST}");
+    Ok(number_from_environment("PHALANX_MPI_MAX_BYTES", 64..=MOST, &expected)?.unwrap_or(MOST))
 }
 
 /// Finalises MPI at the end of a process that ends well. Where the exit status is not known, a rank that fails waits in

@@ -5,6 +5,7 @@
 
 use super::gpu::{self, Event, Pinned};
 use crate::backend::Stream;
+use crate::bootstrap::number_from_environment;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::GpuStream;
 use crate::nvshmem::{Context, Device, Library, Limits};
@@ -271,14 +272,9 @@ impl Turn<'_> {
 }
 
 fn stage_from_environment() -> Result<usize> {
-    let name = "PHALANX_NVSHMEM_STAGE";
-    let Some(value) = std::env::var_os(name) else { return Ok(STAGE) };
-    let value = value.to_string_lossy();
-    let bytes = value.trim().parse::<usize>().ok().filter(|bytes| (1 << 12..=1 << 32).contains(bytes));
-    bytes.map(|bytes| bytes.next_multiple_of(1 << 10)).ok_or_else(|| {
-        let expected = "a number of bytes from 4096 to 4294967296".into();
-        UsageError::Setting { name: name.into(), value: value.into_owned(), expected }.into()
-    })
+    let expected = "a number of bytes from 4096 to 4294967296";
+    let bytes = number_from_environment("PHALANX_NVSHMEM_STAGE", 1 << 12..=1 << 32, expected)?;
+    Ok(bytes.map_or(STAGE, |bytes| bytes.next_multiple_of(1 << 10)))
 }
 
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.

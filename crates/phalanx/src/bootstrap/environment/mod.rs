@@ -8,6 +8,7 @@ pub(crate) use launcher::Place;
 use crate::backend::BackendKind;
 use crate::error::{Error, UsageError};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// The variables of this process; or as a test says.
@@ -26,12 +27,20 @@ pub(crate) fn stopped_timeout_from_environment() -> Result<Option<Duration>, Usa
 
 /// How many cores the ranks have: `PHALANX_CORES`, if it is set.
 pub(crate) fn cores_from_environment() -> Result<Option<usize>, UsageError> {
-    const NAME: &str = "PHALANX_CORES";
-    let Some(value) = std::env::var_os(NAME) else { return Ok(None) };
+    number_from_environment("PHALANX_CORES", 1..=usize::MAX, "a number of cores greater than 0")
+}
+
+/// What a variable says that is one of the allowed numbers, if it is set; an error with what is expected.
+pub(crate) fn number_from_environment(
+    name: &str,
+    allowed: RangeInclusive<usize>,
+    expected: &str,
+) -> Result<Option<usize>, UsageError> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
     let value = value.to_string_lossy();
     match value.trim().parse() {
-        Ok(cores) if cores > 0 => Ok(Some(cores)),
-        _ => Err(setting(NAME, &value, "a number of cores greater than 0")),
+        Ok(number) if allowed.contains(&number) => Ok(Some(number)),
+        _ => Err(setting(name, &value, expected)),
     }
 }
 
