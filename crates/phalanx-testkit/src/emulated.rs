@@ -33,7 +33,7 @@ const NVIDIA: Names = &[
 const AMD: Names = &["librccl.so.1", "librccl.so", "libamdhip64.so", "libamdhip64.so.6"];
 
 /// The functions that came with a version of NCCL.
-const SINCE: [(&str, &[&str]); 8] = [
+const SINCE: [(&str, &[&str]); 10] = [
     ("2.19.3", &["ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister"]),
     ("2.22.3", &["ncclGroupSimulateEnd"]),
     ("2.23.4", &["ncclCommInitRankScalable"]),
@@ -52,6 +52,20 @@ const SINCE: [(&str, &[&str]); 8] = [
         ],
     ),
     ("2.29.7", &["ncclCommSuspend", "ncclCommResume", "ncclCommMemStats"]),
+    (
+        "2.31.0",
+        &[
+            "ncclAllReduceConfig",
+            "ncclBroadcastConfig",
+            "ncclReduceConfig",
+            "ncclAllGatherConfig",
+            "ncclReduceScatterConfig",
+            "ncclAlltoAllConfig",
+            "ncclGatherConfig",
+            "ncclScatterConfig",
+        ],
+    ),
+    ("2.32.0", &["ncclSetEncryption"]),
 ];
 
 /// The functions that came with a version of RCCL, as far as they did not come with NCCL's.

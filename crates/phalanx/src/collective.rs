@@ -305,13 +305,13 @@ impl Comm {
         R: Target<Elem = S::Elem> + ?Sized,
     {
         let (send, recv) = (send.lend(&self.lane)?, recv.lend_mut(&self.lane)?);
-        self.run_call(&call.between::<S::Elem>(&send, &recv, &self.lane))
+        self.run_call(&call.between::<S::Elem>(&send, &recv, &self.lane).configured(&self.lane))
     }
 
     #[inline(always)]
     fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
         let lent = buf.lend_mut(&self.lane)?;
-        self.run_call(&call.inside::<R::Elem>(&lent, &self.lane, self.rank()))
+        self.run_call(&call.inside::<R::Elem>(&lent, &self.lane, self.rank()).configured(&self.lane))
     }
 
     /// Combines all ranks' buffers; everybody gets the result.

@@ -287,13 +287,18 @@ impl Comm {
         if let Some(nccl) = self.backend.nccl() {
             let stream = GpuStream::from(stream);
             nccl.adopt(&stream)?;
-            lane = Lane::gpu(stream);
+            lane = lane.with_stream(stream);
         } else if let Some(nvshmem) = self.backend.nvshmem() {
             let stream = GpuStream::from(stream);
             nvshmem.adopt(&stream)?;
-            lane = Lane::gpu(stream);
+            lane = lane.with_stream(stream);
         }
-        Ok(View::of(self, lane, self.deadline))
+        Ok(self.with_lane(lane))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_lane(&self, lane: Lane) -> View<'_> {
+        View::of(self, lane, self.deadline)
     }
 
     /// The stream on which operations on GPU memory are enqueued; `None` without an NVIDIA GPU. cudarc allocates on it:
@@ -314,7 +319,7 @@ impl Comm {
     #[cfg(feature = "cuda")]
     pub fn nccl(&self) -> Option<crate::nccl::Nccl<'_>> {
         let nccl = self.backend.nccl().filter(|_| self.backend() == BackendKind::Nccl)?;
-        Some(crate::nccl::Nccl::new(nccl.surface(&self.lane)))
+        Some(crate::nccl::Nccl::new(nccl.surface(&self.lane), self))
     }
 
     /// What only RCCL has; `None` on other backends.

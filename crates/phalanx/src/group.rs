@@ -169,7 +169,8 @@ impl<'env> CommGroup<'_, 'env> {
     {
         let lane = &self.comm.lane;
         let (send, recv) = (send.lend(lane)?, recv.lend_mut(lane)?);
-        self.group.calls.push((self.comm, call.between::<S::Elem>(&send, &recv, lane)));
+        let call = call.between::<S::Elem>(&send, &recv, lane).configured(lane);
+        self.group.calls.push((self.comm, call));
         self.group.lent.extend([send, recv]);
         Ok(())
     }
@@ -177,7 +178,8 @@ impl<'env> CommGroup<'_, 'env> {
     fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
         let lane = &self.comm.lane;
         let lent = buf.lend_mut(lane)?;
-        self.group.calls.push((self.comm, call.inside::<R::Elem>(&lent, lane, self.comm.rank())));
+        let call = call.inside::<R::Elem>(&lent, lane, self.comm.rank()).configured(lane);
+        self.group.calls.push((self.comm, call));
         self.group.lent.push(lent);
         Ok(())
     }

@@ -8,6 +8,8 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
 #[cfg(feature = "cuda")]
+use crate::backend::nccl::RawCollectiveConfig;
+#[cfg(feature = "cuda")]
 use crate::hip;
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
@@ -22,6 +24,9 @@ use std::time::Duration;
 pub struct Lane {
     #[cfg(feature = "cuda")]
     stream: Option<GpuStream>,
+    /// Settings of the collectives on it.
+    #[cfg(feature = "cuda")]
+    config: Option<Arc<RawCollectiveConfig>>,
     /// On the host: who knows about CUDA memory, if anybody does.
     #[cfg(feature = "cuda")]
     guest: Option<Guest>,
@@ -65,13 +70,31 @@ impl Lane {
 
     #[cfg(feature = "cuda")]
     pub(crate) fn gpu(stream: GpuStream) -> Lane {
-        Lane { stream: Some(stream), guest: None }
+        Lane { stream: Some(stream), ..Lane::default() }
     }
 
     /// The host, with operations that may be on CUDA memory.
     #[cfg(feature = "cuda")]
     pub(crate) fn admitting(admission: Arc<dyn Admission>) -> Lane {
-        Lane { stream: None, guest: Some(Guest { admission, limit: None }) }
+        Lane { guest: Some(Guest { admission, limit: None }), ..Lane::default() }
+    }
+
+    /// The same lane with another stream.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_stream(self, stream: GpuStream) -> Lane {
+        Lane { stream: Some(stream), ..self }
+    }
+
+    /// The same lane with settings of the collectives on it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn configured(self, config: Arc<RawCollectiveConfig>) -> Lane {
+        Lane { config: Some(config), ..self }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[inline(always)]
+    pub(crate) fn config(&self) -> Option<&RawCollectiveConfig> {
+        self.config.as_deref()
     }
 
     #[cfg(feature = "cuda")]

@@ -20,5 +20,6 @@ mod graph;
 pub use graph::Graph;
 
 pub use crate::backend::nccl::{
-    Buffer, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Surface, init_all, version,
+    Buffer, CollectiveConfig, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Surface,
+    encrypt_sockets, init_all, version,
 };

@@ -12,6 +12,7 @@ use crate::buffer::{Owned, Source, Target};
 use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::lane::Lane;
 use crate::op::Reduction;
 use crate::sync::lock;
 use crate::watch::deadline::Limited;
@@ -133,6 +134,7 @@ impl Outcome {
 /// A started collective, for a thread.
 struct Job {
     call: Call<'static>,
+    lane: Lane,
     deadline: Option<Duration>,
     record: RecordId,
     outcome: Arc<Outcome>,
@@ -260,10 +262,10 @@ impl Requests {
         }
     }
 
-    fn start(&self, call: Call<'static>, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
+    fn start(&self, call: Call<'static>, lane: &Lane, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
         match self.backend.start_collectives() {
             Some(collectives) => self.start_there(collectives, &call, deadline),
-            None => self.give_to_thread(call, deadline),
+            None => self.give_to_thread(call, lane.clone(), deadline),
         }
     }
 
@@ -291,7 +293,12 @@ impl Requests {
         Ok(outcome)
     }
 
-    fn give_to_thread(&self, call: Call<'static>, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
+    fn give_to_thread(
+        &self,
+        call: Call<'static>,
+        lane: Lane,
+        deadline: Option<Duration>,
+    ) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
         let mut worker = lock(&self.worker);
         let sender = match &*worker {
@@ -305,8 +312,8 @@ impl Requests {
             }
         };
         self.moving.under_way.fetch_add(1, Ordering::AcqRel);
-        let job =
-            Job { record: self.moving.recorder.enqueue(&call), call, deadline, outcome: outcome.clone() };
+        let record = self.moving.recorder.enqueue(&call);
+        let job = Job { record, call, lane, deadline, outcome: outcome.clone() };
         sender.send(job).expect("the worker lives as long as its sender");
         Ok(outcome)
     }
@@ -354,7 +361,7 @@ fn work(backend: &dyn Backend, moving: &Moving, jobs: &Receiver<Job>) {
         let limited = Limited::to(job.deadline);
         // SAFETY: the call was checked when it was started; its buffers are the request's; the communicator
         // makes no collective call while jobs are under way, and this thread makes one at a time.
-        let result = unsafe { backend.collective(&job.call) };
+        let result = unsafe { backend.collective(&job.call.configured(&job.lane)) };
         drop(limited);
         job.outcome.put(moving.recorder.end(job.record, result));
         moving.under_way.fetch_sub(1, Ordering::AcqRel);
@@ -411,7 +418,7 @@ fn move_requests(backend: &dyn Backend, moving: &Moving) {
 impl Comm {
     fn request<B>(&self, buffers: B, call: Call<'static>) -> Result<Request<B>> {
         let (deadline, requests) = (self.deadline, self.requests.clone());
-        let work = Work::Collective(requests.start(call, deadline)?);
+        let work = Work::Collective(requests.start(call, &self.lane, deadline)?);
         Ok(Request { buffers: ManuallyDrop::new(buffers), work, deadline, requests })
     }
 

@@ -41,7 +41,7 @@ pub fn operate(function: &'static str, to: To, kind: Kind, arguments: Arguments)
 }
 
 /// Enqueues an operation that reduces with an operator.
-fn operate_with(
+pub fn operate_with(
     function: &'static str,
     to: To,
     kind: Kind,
@@ -60,7 +60,7 @@ fn operate_with(
     })())
 }
 
-fn plain(send: u64, receive: u64, count: usize, dtype: c_int) -> Arguments {
+pub fn plain(send: u64, receive: u64, count: usize, dtype: c_int) -> Arguments {
     Arguments { send, receive, count, dtype, reduction: None::<Reduction>, bias: 0 }
 }
 

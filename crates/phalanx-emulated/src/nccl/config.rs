@@ -7,15 +7,24 @@ use crate::settings::settings;
 use crate::violation::violation;
 use std::ffi::{CStr, c_char, c_int};
 
-const MAGIC: u32 = 0xcafe_beef;
+pub const MAGIC: u32 = 0xcafe_beef;
 /// `NCCL_CONFIG_UNDEF_INT`.
-const UNDEFINED: c_int = c_int::MIN;
+pub const UNDEFINED: c_int = c_int::MIN;
 
 /// The size of the structure from each version on that changed it.
-const SIZES: [(c_int, usize); 7] =
-    [(21403, 24), (21701, 40), (21801, 48), (22703, 72), (22803, 80), (22902, 88), (23003, 96)];
+const SIZES: [(c_int, usize); 9] = [
+    (21403, 24),
+    (21701, 40),
+    (21801, 48),
+    (22703, 72),
+    (22803, 80),
+    (22902, 88),
+    (23003, 96),
+    (23100, 112),
+    (23200, 120),
+];
 
-const LONGEST: usize = 96;
+const LONGEST: usize = 120;
 
 /// What a communicator is configured to be, as far as it makes a difference here.
 #[derive(Debug, Clone)]
@@ -121,8 +130,13 @@ impl Fields {
             ("nvlinkCentricSched", 76, flag.clone()),
             ("graphUsageMode", 80, 0..=2),
             ("numRmaCtx", 84, count.clone()),
-            ("maxP2pPeers", 88, count),
-            ("graphStreamOrdering", 92, flag),
+            ("maxP2pPeers", 88, count.clone()),
+            ("graphStreamOrdering", 92, flag.clone()),
+            ("launchOrderImplicit", 96, flag.clone()),
+            ("numRmaSig", 100, count),
+            ("rmaEagerInit", 104, flag),
+            ("hostCftMode", 108, 1..=3),
+            ("nvlsHostMode", 112, 0..=c_int::MAX),
         ];
         for (name, offset, range) in ranges {
             if let Some(value) = self.int(offset).filter(|value| !range.contains(value)) {

@@ -5,7 +5,7 @@
 //! | `communicator.rs`, `inside.rs` | a communicator's state, and who may call what when |
 //! | `init.rs`, `derive.rs`, `ending.rs` | how communicators begin, beget others, and end |
 //! | `group.rs` | groups, and how work gets into streams: at once or late |
-//! | `collective.rs`, `one_sided.rs` | the functions that enqueue operations |
+//! | `collective.rs`, `configured.rs`, `one_sided.rs` | the functions that enqueue operations |
 //! | `operation.rs`, `perform.rs`, `reduce.rs` | an operation; what a stream does for it; the arithmetic |
 //! | `reduction.rs`, `registration.rs`, `window.rs` | reduction operators, registered memory, windows |
 //! | `config.rs`, `query.rs`, `result.rs`, `types.rs` | configurations, questions, results, element types |
@@ -14,6 +14,7 @@
 pub mod collective;
 pub mod communicator;
 pub mod config;
+pub mod configured;
 pub mod derive;
 pub mod ending;
 pub mod group;

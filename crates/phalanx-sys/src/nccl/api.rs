@@ -126,6 +126,15 @@ api! {
     ncclGather(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 28 3;
     ncclScatter(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 28 3;
 
+    ncclAllReduceConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+    ncclBroadcastConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+    ncclReduceConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t, root: c_int, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+    ncclAllGatherConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+    ncclReduceScatterConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+    ncclAlltoAllConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+    ncclGatherConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+    ncclScatterConfig(send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: stream_t, config: *const ncclCollConfig_t) -> ncclResult_t, since 2 31 0;
+
     ncclSend(send: *const c_void, count: usize, dtype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 7 3;
     ncclRecv(recv: *mut c_void, count: usize, dtype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 7 3;
     ncclPutSignal(local: *const c_void, count: usize, dtype: ncclDataType_t, peer: c_int, window: ncclWindow_t, offset: usize, signal: c_int, context: c_int, flags: c_uint, comm: ncclComm_t, stream: stream_t) -> ncclResult_t, since 2 29 2;
@@ -150,6 +159,8 @@ api! {
     ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t, since 2 29 7;
     ncclCommResume(comm: ncclComm_t) -> ncclResult_t, since 2 29 7;
     ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t, since 2 29 7;
+
+    ncclSetEncryption(config: *const ncclEncryptionConfig_t) -> ncclResult_t, since 2 32 0;
 
     ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;
     ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, len: *mut c_int) -> ncclResult_t, since 2 30 4;

@@ -1,8 +1,11 @@
 //! Structures that grow with the releases.
 
 use super::{Flavour, version_code};
-use std::ffi::{c_char, c_float, c_int, c_uint};
+use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 use std::mem::offset_of;
+
+/// `NCCL_API_MAGIC`.
+const MAGIC: c_uint = 0xcafe_beef;
 
 /// What is not set.
 pub const UNDEF_INT: c_int = c_int::MIN;
@@ -54,7 +57,7 @@ const fn padded(end: usize) -> usize {
 const INT: usize = size_of::<c_int>();
 
 /// Every layout, the oldest first: version code, bytes of fields, `sizeof`.
-pub const CONFIG_LAYOUTS: [Layout; 10] = [
+pub const CONFIG_LAYOUTS: [Layout; 11] = [
     layout(version_code(2, 14, 3), offset_of!(ncclConfig_t, blocking) + INT),
     layout(version_code(2, 17, 1), offset_of!(ncclConfig_t, splitShare)),
     layout(version_code(2, 18, 1), offset_of!(ncclConfig_t, splitShare) + INT),
@@ -64,7 +67,8 @@ pub const CONFIG_LAYOUTS: [Layout; 10] = [
     layout(version_code(2, 29, 2), offset_of!(ncclConfig_t, numRmaCtx) + INT),
     layout(version_code(2, 30, 3), offset_of!(ncclConfig_t, maxP2pPeers) + INT),
     layout(version_code(2, 30, 7), offset_of!(ncclConfig_t, graphStreamOrdering) + INT),
-    layout(version_code(2, 31, 0), offset_of!(ncclConfig_t, nvlsHostMode) + INT),
+    layout(version_code(2, 31, 0), offset_of!(ncclConfig_t, hostCftMode) + INT),
+    layout(version_code(2, 32, 0), offset_of!(ncclConfig_t, nvlsHostMode) + INT),
 ];
 
 const fn layout(version: u32, end: usize) -> Layout {
@@ -96,7 +100,7 @@ impl ncclConfig_t {
         let (unset, none) = (UNDEF_INT, std::ptr::null());
         Some(ncclConfig_t {
             size,
-            magic: 0xcafe_beef,
+            magic: MAGIC,
             version,
             blocking: unset,
             cgaClusterSize: unset,
@@ -122,6 +126,82 @@ impl ncclConfig_t {
             hostCftMode: unset,
             nvlsHostMode: unset,
         })
+    }
+}
+
+/// Settings of one collective (2.31), with the fields up to 2.32. As with [`ncclConfig_t`], `size` and `version` describe one
+/// layout, no newer than the library: see [`ncclCollConfig_t::for_version`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct ncclCollConfig_t {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    /// Options of other vendors' libraries; NCCL ignores them.
+    pub ext: *mut c_void,
+    pub minCTAs: c_int,
+    pub maxCTAs: c_int,
+    pub nvlsCTAs: c_int,
+    pub cgaClusterSize: c_int,
+    pub algSelection: *const c_char,
+    pub forceAlgSelection: c_int,
+    pub CTAPolicy: c_int,
+    pub userProfilerTag: u64,
+    /// A CUDA event.
+    pub launchCompletionEvent: *mut c_void,
+}
+
+impl ncclCollConfig_t {
+    /// Nothing set, in the newest layout that a library of this version knows. `None` before 2.31, which has no such settings.
+    pub fn for_version(library: u32) -> Option<ncclCollConfig_t> {
+        let (version, size) = match library {
+            code if code >= version_code(2, 32, 0) => (version_code(2, 32, 0), size_of::<ncclCollConfig_t>()),
+            code if code >= version_code(2, 31, 0) => {
+                (version_code(2, 31, 0), offset_of!(ncclCollConfig_t, launchCompletionEvent))
+            }
+            _ => return None,
+        };
+        Some(ncclCollConfig_t {
+            size,
+            magic: MAGIC,
+            version,
+            ext: std::ptr::null_mut(),
+            minCTAs: UNDEF_INT,
+            maxCTAs: UNDEF_INT,
+            nvlsCTAs: UNDEF_INT,
+            cgaClusterSize: UNDEF_INT,
+            algSelection: std::ptr::null(),
+            forceAlgSelection: 1,
+            CTAPolicy: UNDEF_INT,
+            userProfilerTag: 0,
+            launchCompletionEvent: std::ptr::null_mut(),
+        })
+    }
+}
+
+/// How NCCL's TCP sockets are encrypted (2.32).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct ncclEncryptionConfig_t {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub mode: c_int,
+    pub psk: *const c_char,
+}
+
+/// Nothing is encrypted.
+pub const NCCL_ENCRYPTION_MODE_NONE: c_int = 0;
+/// With a key that is shared beforehand.
+pub const NCCL_ENCRYPTION_MODE_PSK: c_int = 1;
+
+impl ncclEncryptionConfig_t {
+    /// A mode, and its key.
+    pub const fn new(mode: c_int, psk: *const c_char) -> ncclEncryptionConfig_t {
+        let (size, version) = (size_of::<ncclEncryptionConfig_t>(), version_code(2, 32, 0));
+        ncclEncryptionConfig_t { size, magic: MAGIC, version, mode, psk }
     }
 }
 
@@ -171,9 +251,15 @@ mod tests {
             (22907, 22902, 88),
             (23004, 23003, 96),
             (23007, 23007, 96),
-            (23203, 23100, 120),
+            (23102, 23100, 112),
+            (23203, 23200, 120),
         ] {
             let config = ncclConfig_t::for_version(library).unwrap();
+            assert_eq!((config.version, config.size), (version, size), "library {library}");
+        }
+        assert!(ncclCollConfig_t::for_version(23007).is_none());
+        for (library, version, size) in [(23102, 23100, 72), (23203, 23200, 80)] {
+            let config = ncclCollConfig_t::for_version(library).unwrap();
             assert_eq!((config.version, config.size), (version, size), "library {library}");
         }
     }

@@ -4,7 +4,7 @@
 use crate::world::{done, download, expect, launch, must, upload, value, values};
 use crate::{collectives, messages, streams};
 use libtest_mimic::{Failed, Trial};
-use phalanx::nccl::{Config, MemoryStatistic, Registration};
+use phalanx::nccl::{CollectiveConfig, Config, MemoryStatistic, Registration, encrypt_sockets};
 use phalanx::{BackendKind, Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -14,10 +14,15 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("release", release),
     Scenario::process("setting", setting),
     Scenario::process("several_ids", several_ids),
+    Scenario::process("encryption", encryption),
+    Scenario::process("different_settings", different_settings),
 ];
 
+/// Releases in which what belongs to a process is tried.
+const IN_A_PROCESS: [&str; 3] = ["2.18.1", "2.27.3", "2.32.3"];
+
 /// One of each set of functions.
-const RELEASES: [&str; 7] = ["2.18.1", "2.19.3", "2.23.4", "2.27.3", "2.28.9", "2.29.2", "2.30.7"];
+const RELEASES: [&str; 8] = ["2.18.1", "2.19.3", "2.23.4", "2.27.3", "2.28.9", "2.29.2", "2.30.7", "2.32.3"];
 
 /// What the oldest one does as any other.
 const OLDEST: [(&[Scenario], &str); 5] = [
@@ -41,7 +46,7 @@ pub fn trials() -> Vec<Trial> {
             trials.push(Trial::test(title, || perform(*scenario, 2, RELEASES[0], "")));
         }
     }
-    for version in [RELEASES[0], "2.27.3"] {
+    for version in IN_A_PROCESS {
         for scenario in &SCENARIOS[1..] {
             let title = format!("releases/{version}/{}", scenario.name);
             trials.push(Trial::test(title, move || perform(*scenario, 1, version, version)));
@@ -118,7 +123,129 @@ fn release(comm: Comm, args: &[String]) -> Outcome {
         }
         other => return Err(format!("a sum of fp8 by {version}: {other:?}")),
     }
+    configured(&comm, version)?;
     done()
+}
+
+/// Collectives with settings of their own: all of them, out of place and in place, in groups and on other streams.
+fn configured(comm: &Comm, version: &str) -> Result<(), String> {
+    let (rank, ranks, nccl) = (comm.rank(), comm.world_size(), comm.nccl().ok_or("NCCL")?);
+    let mut config = CollectiveConfig::default();
+    config.max_ctas = Some(2);
+    config.algorithms = Some("ring".into());
+    config.profiler_tag = 7;
+    let comm = match nccl.configured(&config) {
+        Ok(configured) if is_since(version, "2.31.0") => configured,
+        Err(error @ Error::Unsupported(_)) if !is_since(version, "2.31.0") => {
+            let text = error.to_string();
+            assert!(
+                [version, "2.31.0", "single collectives"].iter().all(|part| text.contains(part)),
+                "{text}"
+            );
+            return Ok(());
+        }
+        other => return Err(format!("settings in {version}: {other:?}")),
+    };
+    let of = |rank: usize, index: usize| value(rank, index) as f32;
+    let sum = |index: usize| (0..ranks).map(|rank| of(rank, index)).sum::<f32>();
+    let (len, root) = (1021, ranks - 1);
+    let send = upload(&comm, &values::<f32>(rank, len * ranks))?;
+    let mut all = upload(&comm, &values::<f32>(7, len * ranks))?;
+    let mut block = upload(&comm, &values::<f32>(7, len))?;
+    must("all_reduce", comm.all_reduce(&send, &mut all, ReduceOp::Sum))?;
+    expect("all_reduce", &download(&comm, &all)?, sum)?;
+    must("reduce", comm.reduce(&send, &mut all, ReduceOp::Max, root))?;
+    must("reduce_scatter", comm.reduce_scatter(&send, &mut block, ReduceOp::Sum))?;
+    expect("reduce_scatter", &download(&comm, &block)?, |index| sum(rank * len + index))?;
+    must("all_gather", comm.all_gather(&send.slice(..len), &mut all))?;
+    expect("all_gather", &download(&comm, &all)?, |index| of(index / len, index % len))?;
+    must("all_to_all", comm.all_to_all(&send, &mut all))?;
+    expect("all_to_all", &download(&comm, &all)?, |i| of(i / len, rank * len + i % len))?;
+    must("all_to_all_in_place", comm.all_to_all_in_place(&mut all))?;
+    must("gather", comm.gather(&send.slice(..len), &mut all, root))?;
+    must("scatter", comm.scatter(&send, &mut block, root))?;
+    expect("scatter", &download(&comm, &block)?, |index| of(root, rank * len + index))?;
+    must("broadcast", comm.broadcast_in_place(&mut block, root))?;
+    expect("broadcast", &download(&comm, &block)?, |index| of(root, root * len + index))?;
+    let lens: Vec<usize> = (0..ranks).map(|rank| rank + 1).collect();
+    let mut own = upload(&comm, &values::<f32>(7, lens[rank]))?;
+    let vectors = send.slice(..lens.iter().sum::<usize>());
+    must("reduce_scatter_v", comm.reduce_scatter_v(&vectors, &mut own, &lens, ReduceOp::Sum))?;
+    let stream = comm.cuda_stream().ok_or("a stream")?.context().new_stream().map_err(|e| e.to_string())?;
+    let elsewhere = must("on another stream", comm.on(&stream))?;
+    let in_group = elsewhere.group(|group| {
+        group.all_reduce(&send, &mut all, ReduceOp::Sum)?;
+        group.broadcast_in_place(&mut block, 0)
+    });
+    must("a group", in_group)?;
+    must("sync", comm.sync())?;
+    expect("all_reduce in a group", &download(&comm, &all)?, sum)?;
+
+    // What is wrong with settings the library says, of the function that takes them.
+    let refused = |change: fn(&mut CollectiveConfig), part: &str| {
+        let mut config = CollectiveConfig::default();
+        change(&mut config);
+        let configured = must("settings", nccl.configured(&config))?;
+        let alone = must("a communicator of one", configured.split(Some(rank as u32), 0))?.ok_or("a part")?;
+        let nccl = alone.nccl().ok_or("NCCL")?;
+        let mut one = upload(&alone, &[1.0f32])?;
+        match must("settings", nccl.configured(&config))?.all_reduce_in_place(&mut one, ReduceOp::Sum) {
+            Err(Error::Library(error))
+                if error.function == "ncclAllReduceConfig" && error.to_string().contains(part) =>
+            {
+                Ok(())
+            }
+            other => Err(format!("{part}: {other:?}")),
+        }
+    };
+    refused(|config| (config.min_ctas, config.max_ctas) = (Some(4), Some(2)), "minCTAs")?;
+    refused(|config| config.cga_cluster_size = Some(9), "cgaClusterSize=9")?;
+    refused(|config| config.algorithms = Some("nonsense".into()), "nonsense")
+}
+
+/// What ranks with different settings are told, where calls are compared.
+fn different_settings(args: &[String]) -> Outcome {
+    let version = args[0].as_str();
+    if !is_since(version, "2.31.0") {
+        return done();
+    }
+    let errors = Comm::builder().backend(BackendKind::Nccl).check(true).run(2, |comm| {
+        let mut config = CollectiveConfig::default();
+        config.profiler_tag = comm.rank() as u64;
+        let mut sum = [1.0f32; 8];
+        let nccl = comm.nccl().expect("NCCL");
+        // A tag is a rank's own.
+        nccl.configured(&config)?.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+        config.max_ctas = Some(1 + comm.rank() as i32);
+        nccl.configured(&config)?.all_reduce_in_place(&mut sum, ReduceOp::Sum)
+    });
+    for error in must("ranks", errors)? {
+        let Err(Error::Mismatch(mismatch)) = error else { return Err(format!("{error:?}")) };
+        assert_eq!(mismatch.sequence, 2, "{mismatch}");
+        assert!(mismatch.ours.contains("settings") && mismatch.ours != mismatch.theirs, "{mismatch}");
+    }
+    done()
+}
+
+/// A key for sockets: before the first communicator, long enough, in a library that knows it.
+fn encryption(args: &[String]) -> Outcome {
+    let version = args[0].as_str();
+    let long = "k".repeat(32);
+    if !is_since(version, "2.32.0") {
+        return match encrypt_sockets(&long) {
+            Err(Error::MissingFunction(missing)) if missing.function == "ncclSetEncryption" => done(),
+            other => Err(format!("{version}: {other:?}")),
+        };
+    }
+    let short = encrypt_sockets("short").expect_err("a short key").to_string();
+    assert!(short.contains("at least 32 bytes"), "{short}");
+    must("a key", encrypt_sockets(&long))?;
+    let ranks = Comm::builder().backend(BackendKind::Nccl).run(2, |comm| comm.barrier());
+    must("ranks", ranks)?.into_iter().try_for_each(|result| must("barrier", result))?;
+    match encrypt_sockets(&long) {
+        Err(error @ Error::Unsupported(_)) if error.to_string().contains("before phalanx::init") => done(),
+        other => Err(format!("behind a communicator: {other:?}")),
+    }
 }
 
 /// A setting that came later is an error with its name, and the version that has it.
@@ -126,11 +253,16 @@ fn setting(args: &[String]) -> Outcome {
     let version = args[0].as_str();
     /// What is set, its name, and the release that has it.
     type Setting = (fn(&mut Config), &'static str, &'static str);
-    let settings: [Setting; 4] = [
+    let settings: [Setting; 9] = [
         (|config| config.traffic_class = Some(1), "traffic_class", "2.26.2"),
         (|config| config.comm_name = Some("name".into()), "comm_name", "2.27.3"),
         (|config| config.channels_per_net_peer = Some(2), "channels_per_net_peer", "2.28.3"),
         (|config| config.graph_usage_mode = Some(1), "graph_usage_mode", "2.29.2"),
+        (|config| config.launch_order_implicit = Some(1), "launch_order_implicit", "2.31.0"),
+        (|config| config.rma_signals = Some(2), "rma_signals", "2.31.0"),
+        (|config| config.rma_eager_init = Some(1), "rma_eager_init", "2.31.0"),
+        (|config| config.host_cft_mode = Some(2), "host_cft_mode", "2.31.0"),
+        (|config| config.nvls_host_mode = Some(i32::MAX), "nvls_host_mode", "2.32.0"),
     ];
     for (change, name, since) in settings {
         let mut config = Config::default();

@@ -19,17 +19,8 @@ const CUDA_HEADERS: [(&str, &str); 3] = [
     ("cuda_bf16.h", ""),
 ];
 
-/// Functions that phalanx has no use for: settings of single collectives and encryption (2.32), single parameters.
-const UNBOUND: [&str; 21] = [
-    "ncclAllReduceConfig",
-    "ncclBroadcastConfig",
-    "ncclReduceConfig",
-    "ncclAllGatherConfig",
-    "ncclReduceScatterConfig",
-    "ncclAlltoAllConfig",
-    "ncclGatherConfig",
-    "ncclScatterConfig",
-    "ncclSetEncryption",
+/// Functions that phalanx has no use for: single parameters, which can be had as text.
+const UNBOUND: [&str; 12] = [
     "ncclParamBind",
     "ncclParamGet",
     "ncclParamGetI8",
@@ -114,6 +105,23 @@ fn structures(version: u32) -> Vec<Item> {
     let used =
         CONFIG_LAYOUTS.into_iter().rfind(|(since, ..)| *since <= version).map_or(0, |(_, used, _)| used);
     items.extend(fields.into_iter().filter(|(_, offset)| *offset < used as i64));
+    if let Some(config) = ncclCollConfig_t::for_version(version) {
+        let initial = "((ncclCollConfig_t)NCCL_COLLCONFIG_INITIALIZER)";
+        items.push(("sizeof(ncclCollConfig_t)".into(), config.size as i64));
+        items.push((format!("{initial}.magic"), i64::from(config.magic)));
+        items.push((format!("{initial}.minCTAs"), i64::from(config.minCTAs)));
+        items.push((format!("{initial}.forceAlgSelection"), i64::from(config.forceAlgSelection)));
+        let fields = offsets!(ncclCollConfig_t: size magic version ext minCTAs maxCTAs nvlsCTAs cgaClusterSize
+            algSelection forceAlgSelection CTAPolicy userProfilerTag launchCompletionEvent);
+        items.extend(fields.into_iter().filter(|(_, offset)| *offset < config.size as i64));
+    }
+    if version >= version_code(2, 32, 0) {
+        items.push(size::<ncclEncryptionConfig_t>("ncclEncryptionConfig_t"));
+        items.extend(offsets!(ncclEncryptionConfig_t: size magic version mode psk));
+        let magic = ncclEncryptionConfig_t::new(NCCL_ENCRYPTION_MODE_PSK, std::ptr::null()).magic;
+        let initial = "((ncclEncryptionConfig_t)NCCL_ENCRYPTION_CONFIG_INITIALIZER).magic";
+        items.push((initial.into(), i64::from(magic)));
+    }
     if version >= version_code(2, 22, 3) {
         items.push(size::<ncclSimInfo_t>("ncclSimInfo_t"));
         items.extend(offsets!(ncclSimInfo_t: size magic version estimatedTime));
@@ -162,6 +170,8 @@ fn values(version: u32) -> Vec<Item> {
         ("NCCL_WIN_REQUIRED_ALIGNMENT", NCCL_WIN_REQUIRED_ALIGNMENT as i32, since(28, 3)),
         ("NCCL_SHRINK_DEFAULT", NCCL_SHRINK_DEFAULT, since(27, 3)),
         ("NCCL_SHRINK_ABORT", NCCL_SHRINK_ABORT, since(27, 3)),
+        ("NCCL_ENCRYPTION_MODE_NONE", NCCL_ENCRYPTION_MODE_NONE, since(32, 0)),
+        ("NCCL_ENCRYPTION_MODE_PSK", NCCL_ENCRYPTION_MODE_PSK, since(32, 0)),
         ("NCCL_SUSPEND_MEM", NCCL_SUSPEND_MEM, since(29, 7)),
         ("ncclStatGpuMemSuspend", mem_stat::GpuMemSuspend, since(29, 7)),
         ("ncclStatGpuMemSuspended", mem_stat::GpuMemSuspended, since(29, 7)),

@@ -2,7 +2,7 @@
 
 use crate::release::Release;
 use phalanx::{BackendKind, Comm, Error};
-use phalanx_sys::nccl::{Api, FUNCTIONS, Flavour, Function, NCCL, ncclResult_t, ncclUniqueId};
+use phalanx_sys::nccl::{Api, FUNCTIONS, Flavour, Function, NCCL, ncclResult_t, ncclUniqueId, version_code};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::Outcome;
@@ -13,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("version_and_id", version_and_id),
     Scenario::process("init_all", init_all),
     Scenario::process("front", front),
+    Scenario::process("encryption", encryption),
     Scenario::process("place", |_| {
         let api = load()?;
         Ok(format!("{}\t{}", api.library().place().origin, api.path().display()))
@@ -67,6 +68,26 @@ fn version_and_id(_: &[String]) -> Outcome {
     });
     assert!(ids[0] != ids[1] && ids[0].internal != [0; 128], "ids are unique");
     phalanx::nccl::version().map_err(|error| error.to_string())
+}
+
+/// The key is checked where the library has sockets with keys.
+pub fn takes_a_key_for_sockets(release: &Release) -> Result<(), String> {
+    let has = release.version >= version_code(2, 32, 0);
+    let expected = if has { "taken" } else { "missing" };
+    let report = report(release, "encryption")?;
+    if report == expected { Ok(()) } else { Err(format!("{report}, expected {expected}")) }
+}
+
+fn encryption(_: &[String]) -> Outcome {
+    let key = "k".repeat(32);
+    match phalanx::nccl::encrypt_sockets(&key[..31]) {
+        Err(Error::MissingFunction(missing)) if missing.function == "ncclSetEncryption" => {
+            return Ok("missing".into());
+        }
+        Err(error) if error.to_string().contains("at least 32 bytes") => {}
+        other => return Err(format!("a short key: {other:?}")),
+    }
+    phalanx::nccl::encrypt_sockets(&key).map(|()| "taken".into()).map_err(|error| error.to_string())
 }
 
 /// The C call and ours: errors that say what is missing, and no crash.

@@ -239,9 +239,31 @@ pub(crate) struct Call<'a> {
     /// Behind whose work the operation comes.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: Stream,
+    /// Settings of this call.
+    #[cfg(feature = "cuda")]
+    pub config: Option<&'a nccl::RawCollectiveConfig>,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// A number for its settings that differs for nearly all that differ; 0 if it has none.
+    #[inline(always)]
+    pub fn config_tag(&self) -> u8 {
+        #[cfg(feature = "cuda")]
+        return self.config.map_or(0, nccl::RawCollectiveConfig::tag);
+        #[cfg(not(feature = "cuda"))]
+        return 0;
+    }
+
+    /// With the settings of a lane.
+    #[inline(always)]
+    pub fn configured(self, #[cfg_attr(not(feature = "cuda"), expect(unused))] lane: &'a Lane) -> Self {
+        Call {
+            #[cfg(feature = "cuda")]
+            config: lane.config(),
+            ..self
+        }
+    }
+
     /// Whether any of its memory is a GPU's.
     #[inline]
     pub fn is_on_gpu(&self) -> bool {
@@ -271,6 +293,8 @@ impl Call<'_> {
             blocks: Blocks::Equal(0),
             recv_blocks: Blocks::Equal(0),
             stream: Stream::NONE,
+            #[cfg(feature = "cuda")]
+            config: None,
         }
     }
 }

@@ -659,6 +659,7 @@ fn record(transfer: &Transfer, plane: Plane) -> Record {
         operation,
         dtype: transfer.dtype,
         reduction: ReductionCode::Sum,
+        config: 0,
         root: transfer.peer as u32,
         count: transfer.count as u64,
         counts,

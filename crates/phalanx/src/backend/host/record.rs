@@ -13,6 +13,8 @@ pub(in crate::backend) struct Record {
     pub operation: Operation,
     pub dtype: DType,
     pub reduction: ReductionCode,
+    /// See [`Call::config_tag`].
+    pub config: u8,
     pub root: u32,
     /// Elements of a block; the sum over all blocks if they differ.
     pub count: u64,
@@ -36,6 +38,7 @@ impl Record {
             operation: call.operation,
             dtype: call.dtype,
             reduction: call.reduction.code,
+            config: call.config_tag(),
             root: call.root as u32,
             count,
             counts,
@@ -47,6 +50,7 @@ impl Record {
         u64::from(self.operation as u8)
             | u64::from(self.dtype as u8) << 8
             | u64::from(self.reduction as u8) << 16
+            | u64::from(self.config) << 24
             | u64::from(self.root) << 32
     }
 
@@ -61,6 +65,7 @@ impl Record {
             operation: Operation::from_code(head as u8)?,
             dtype: DType::from_code((head >> 8) as u8)?,
             reduction: ReductionCode::from_code((head >> 16) as u8)?,
+            config: (head >> 24) as u8,
             root: (head >> 32) as u32,
             count,
             counts,
@@ -111,6 +116,9 @@ impl fmt::Display for Record {
             Operation::Send => write!(f, ", to rank {}", self.root)?,
             Operation::Recv => write!(f, ", from rank {}", self.root)?,
             _ => {}
+        }
+        if self.config != 0 {
+            write!(f, ", settings {:02x}", self.config)?;
         }
         f.write_str(")")
     }

@@ -44,6 +44,22 @@ impl Needs {
     }
 }
 
+/// Calls a collective of the library, or, with settings of this call, the function of that name that takes them.
+macro_rules! collective {
+    ($comm:ident, $call:ident, $plain:ident or $configured:ident($($argument:expr),*)) => {
+        match $call.config {
+            None => {
+                let f = $comm.library.need($comm.library.$plain, stringify!($plain))?;
+                $comm.progress(f($($argument),*), stringify!($plain))
+            }
+            Some(config) => {
+                let f = $comm.library.need($comm.library.$configured, stringify!($configured))?;
+                $comm.progress(f($($argument,)* config.as_ptr()), stringify!($configured))
+            }
+        }
+    };
+}
+
 impl Communicator {
     /// What an answer means.
     #[inline]
@@ -82,31 +98,27 @@ impl Communicator {
     }
 
     unsafe fn reducing(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        let library = self.library;
         let (dtype, op) =
             (self.reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
-        let (send, recv, count) = (call.send.cast(), call.recv.cast(), call.blocks.longest());
+        let (send, recv, count, root) =
+            (call.send.cast(), call.recv.cast(), call.blocks.longest(), call.root as i32);
         let (comm, stream) = (self.handle(), call.stream.0);
         // SAFETY: the caller's contract; the types are the header's.
         unsafe {
             match (call.operation, needs.bias) {
                 (Operation::AllReduce, Some(bias)) => {
-                    let f = library.need(library.ncclAllReduceWithBias, "ncclAllReduceWithBias")?;
-                    let result = f(send, recv, count, dtype, op, comm, stream, bias);
-                    self.progress(result, "ncclAllReduceWithBias")
+                    let name = "ncclAllReduceWithBias";
+                    let f = self.library.need(self.library.ncclAllReduceWithBias, name)?;
+                    self.progress(f(send, recv, count, dtype, op, comm, stream, bias), name)
                 }
                 (Operation::AllReduce, None) => {
-                    let f = library.need(library.ncclAllReduce, "ncclAllReduce")?;
-                    self.progress(f(send, recv, count, dtype, op, comm, stream), "ncclAllReduce")
+                    collective!(self, call, ncclAllReduce or ncclAllReduceConfig(send, recv, count, dtype, op, comm, stream))
                 }
                 (Operation::Reduce, _) => {
-                    let f = library.need(library.ncclReduce, "ncclReduce")?;
-                    let root = call.root as i32;
-                    self.progress(f(send, recv, count, dtype, op, root, comm, stream), "ncclReduce")
+                    collective!(self, call, ncclReduce or ncclReduceConfig(send, recv, count, dtype, op, root, comm, stream))
                 }
                 _ => {
-                    let f = library.need(library.ncclReduceScatter, "ncclReduceScatter")?;
-                    self.progress(f(send, recv, count, dtype, op, comm, stream), "ncclReduceScatter")
+                    collective!(self, call, ncclReduceScatter or ncclReduceScatterConfig(send, recv, count, dtype, op, comm, stream))
                 }
             }
         }
@@ -127,18 +139,15 @@ impl Communicator {
 
     /// What only moves, moves as bytes: every type can.
     unsafe fn moving(&self, call: &Call<'_>) -> Result<Progress> {
-        let library = self.library;
         let bytes = call.blocks.longest() * call.dtype.size();
         let (send, recv, dtype) = (call.send.cast(), call.recv.cast(), ncclDataType_t::Uint8);
-        let (comm, stream) = (self.handle(), call.stream.0);
+        let (comm, stream, root) = (self.handle(), call.stream.0, call.root as i32);
         // SAFETY: the caller's contract; the types are the header's.
         unsafe {
             if call.operation == Operation::Broadcast {
-                let f = library.need(library.ncclBroadcast, "ncclBroadcast")?;
-                self.progress(f(send, recv, bytes, dtype, call.root as i32, comm, stream), "ncclBroadcast")
+                collective!(self, call, ncclBroadcast or ncclBroadcastConfig(send, recv, bytes, dtype, root, comm, stream))
             } else {
-                let f = library.need(library.ncclAllGather, "ncclAllGather")?;
-                self.progress(f(send, recv, bytes, dtype, comm, stream), "ncclAllGather")
+                collective!(self, call, ncclAllGather or ncclAllGatherConfig(send, recv, bytes, dtype, comm, stream))
             }
         }
     }
@@ -146,24 +155,30 @@ impl Communicator {
     /// Operations that came with 2.28, and are messages before.
     unsafe fn rearranging(&self, call: &Call<'_>) -> Result<Progress> {
         let library = self.library;
+        let is_there = match call.operation {
+            Operation::AllToAll => library.ncclAlltoAll.is_some(),
+            Operation::Gather => library.ncclGather.is_some(),
+            _ => library.ncclScatter.is_some(),
+        };
+        if !is_there {
+            // SAFETY: the caller's contract.
+            return unsafe { self.messages(call) };
+        }
         let bytes = call.blocks.longest() * call.dtype.size();
         let (send, recv, dtype) = (call.send.cast(), call.recv.cast(), ncclDataType_t::Uint8);
         let (comm, stream, root) = (self.handle(), call.stream.0, call.root as i32);
         // SAFETY: the caller's contract; the types are the header's.
         unsafe {
             match call.operation {
-                Operation::AllToAll => match library.ncclAlltoAll {
-                    Some(f) => self.progress(f(send, recv, bytes, dtype, comm, stream), "ncclAlltoAll"),
-                    None => self.messages(call),
-                },
-                Operation::Gather => match library.ncclGather {
-                    Some(f) => self.progress(f(send, recv, bytes, dtype, root, comm, stream), "ncclGather"),
-                    None => self.messages(call),
-                },
-                _ => match library.ncclScatter {
-                    Some(f) => self.progress(f(send, recv, bytes, dtype, root, comm, stream), "ncclScatter"),
-                    None => self.messages(call),
-                },
+                Operation::AllToAll => {
+                    collective!(self, call, ncclAlltoAll or ncclAlltoAllConfig(send, recv, bytes, dtype, comm, stream))
+                }
+                Operation::Gather => {
+                    collective!(self, call, ncclGather or ncclGatherConfig(send, recv, bytes, dtype, root, comm, stream))
+                }
+                _ => {
+                    collective!(self, call, ncclScatter or ncclScatterConfig(send, recv, bytes, dtype, root, comm, stream))
+                }
             }
         }
     }
@@ -184,18 +199,17 @@ impl Communicator {
 
     /// One reduce for each block, to the rank that gets it.
     unsafe fn reduce_scatter_v(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        let library = self.library;
-        let reduce = library.need(library.ncclReduce, "ncclReduce")?;
         let (dtype, op) =
             (self.reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
         self.grouped(|| {
             for rank in (0..self.ranks).filter(|rank| call.blocks.len(*rank) > 0) {
                 let (count, offset) = (call.blocks.len(rank), call.blocks.offset(rank) * call.dtype.size());
                 let (send, recv) = (call.send.wrapping_add(offset).cast(), call.recv.cast());
-                let (comm, stream) = (self.handle(), call.stream.0);
+                let (comm, stream, root) = (self.handle(), call.stream.0, rank as i32);
                 // SAFETY: the caller's contract; the block lies in the buffer.
-                let result = unsafe { reduce(send, recv, count, dtype, op, rank as i32, comm, stream) };
-                self.progress(result, "ncclReduce")?;
+                unsafe {
+                    collective!(self, call, ncclReduce or ncclReduceConfig(send, recv, count, dtype, op, root, comm, stream))
+                }?;
             }
             Ok(())
         })

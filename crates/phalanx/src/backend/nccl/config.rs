@@ -41,7 +41,8 @@ pub struct Config {
     pub collnet_enable: Option<i32>,
     /// How thread blocks are given out: 0 default, 1 efficiency, 2 none (2.27).
     pub cta_policy: Option<i32>,
-    /// Whether children of a shrink share the parent's resources (2.27).
+    /// Whether children of a shrink share the parent's resources (2.27). [`Comm::shrink`](crate::Comm::shrink) makes a communicator of its own;
+    /// this is for calls of [`raw_handle`](super::Surface::raw_handle).
     pub shrink_share: Option<i32>,
     /// Thread blocks for NVLink SHARP (2.27).
     pub nvls_ctas: Option<i32>,
@@ -57,6 +58,18 @@ pub struct Config {
     pub max_p2p_peers: Option<i32>,
     /// Whether launches of a CUDA graph are ordered among streams (2.30.7).
     pub graph_stream_ordering: Option<i32>,
+    /// Whether operations of several communicators are launched in the order of the calls (2.31). Communicators of one GPU that
+    /// overlap have the same.
+    pub launch_order_implicit: Option<i32>,
+    /// Number of signals for put and signal (2.31).
+    pub rma_signals: Option<i32>,
+    /// Whether what put and signal need is made with the communicator, and not by the first of them (2.31).
+    pub rma_eager_init: Option<i32>,
+    /// The host's side of `ncclHostCftMode_t`: 1 on, 2 off, 3 on where it can be had; the same on all ranks (2.31).
+    pub host_cft_mode: Option<i32>,
+    /// Which uses of NVLink SHARP are off, as bits: 1 the transport and registered buffers, 2 symmetric kernels; 0 none, `i32::MAX`
+    /// all (2.32).
+    pub nvls_host_mode: Option<i32>,
 }
 
 /// A configuration as the library reads it, with the texts it points to.
@@ -105,6 +118,11 @@ impl Config {
             rma_contexts => numRmaCtx since 2 29 2,
             max_p2p_peers => maxP2pPeers since 2 30 3,
             graph_stream_ordering => graphStreamOrdering since 2 30 7,
+            launch_order_implicit => launchOrderImplicit since 2 31 0,
+            rma_signals => numRmaSig since 2 31 0,
+            rma_eager_init => rmaEagerInit since 2 31 0,
+            host_cft_mode => hostCftMode since 2 31 0,
+            nvls_host_mode => nvlsHostMode since 2 32 0,
         }
         let net_name = self.net_name.as_deref().map(|name| text("net_name", name)).transpose()?;
         if let Some(name) = &net_name {
@@ -122,7 +140,7 @@ impl Config {
     }
 }
 
-fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) -> Result<()> {
+pub(super) fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) -> Result<()> {
     if library.version() >= since && in_layout {
         return Ok(());
     }
@@ -139,7 +157,7 @@ fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) 
     }))
 }
 
-fn text(setting: &'static str, value: &str) -> Result<CString> {
+pub(super) fn text(setting: &'static str, value: &str) -> Result<CString> {
     CString::new(value).map_err(|_| {
         let (name, expected) = (setting.to_owned(), "a text without NUL characters".to_owned());
         crate::UsageError::Setting { name, value: value.to_owned(), expected }.into()

@@ -16,13 +16,31 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How many threads of this process are making a communicator.
-static AT_WORK: Mutex<usize> = Mutex::new(0);
+/// The threads of this process that are making a communicator.
+static WORK: Mutex<Work> = Mutex::new(Work { threads: 0, has_begun: false });
+
+struct Work {
+    threads: usize,
+    /// Whether there ever was one.
+    has_begun: bool,
+}
 
 /// Looks at a communicator, unless one is being made: its thread is inside of the library, and has not taken the turn.
 pub(super) fn look_unless_making<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
-    let at_work = lock(&AT_WORK);
-    if *at_work == 0 { look() } else { None }
+    let work = lock(&WORK);
+    if work.threads == 0 { look() } else { None }
+}
+
+/// What can be done only before the first communicator is made.
+pub(super) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
+    let work = lock(&WORK);
+    (!work.has_begun).then(f)
+}
+
+fn enter_work() {
+    let mut work = lock(&WORK);
+    work.threads += 1;
+    work.has_begun = true;
 }
 
 /// Where a communicator comes from.
@@ -159,12 +177,12 @@ impl Making {
         let of_thread = stage.clone();
         let work = move || {
             let Ok(_current) = device.enter() else { return };
-            *lock(&AT_WORK) += 1;
+            enter_work();
             let result = match advance(&of_thread, INSIDE) {
                 true => order.carry_out(),
                 false => ncclResult_t::InvalidUsage,
             };
-            *lock(&AT_WORK) -= 1;
+            lock(&WORK).threads -= 1;
             let _ = sender.send(result);
         };
         match std::thread::Builder::new().name("phalanx-init".into()).spawn(work) {

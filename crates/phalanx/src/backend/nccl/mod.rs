@@ -12,7 +12,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `library.rs`, `config.rs` | the loaded library, its answers, its settings |
+//! | `library.rs`, `config.rs`, `collective_config.rs` | the loaded library, its answers, settings of communicators and of calls |
 //! | `device.rs`, `runtime/` | the GPU, by way of CUDA's driver or HIP |
 //! | `staging.rs` | host memory on its way to the GPU |
 //! | `communicator.rs` | the C communicator, and what is known of it |
@@ -24,6 +24,7 @@
 //! | `memory.rs`, `surface.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
 
 mod collective;
+mod collective_config;
 mod communicator;
 mod config;
 mod device;
@@ -43,11 +44,13 @@ mod turn;
 mod waiting;
 mod watchdog;
 
+pub use collective_config::CollectiveConfig;
+pub(crate) use collective_config::RawCollectiveConfig;
 pub use config::Config;
 pub use memory::{Buffer, GpuSlice, Registration};
 pub(crate) use operation::Footprint;
 pub use rccl::{Rccl, init_all as rccl_init_all, version as rccl_version};
-pub use surface::{MemoryStatistic, Nccl, Surface, init_all, version};
+pub use surface::{MemoryStatistic, Nccl, Surface, encrypt_sockets, init_all, version};
 
 use crate::backend::host::{HostComm, Subject, Witness};
 use crate::backend::{

@@ -2,18 +2,20 @@
 
 use super::NcclComm;
 use super::collective::Needs;
+use super::collective_config::CollectiveConfig;
+use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
 use crate::backend::Backend;
 use crate::bootstrap;
-use crate::comm::{Comm, DEFAULT_TIMEOUT};
+use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
 use crate::dtype::Element;
-use crate::error::{Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{GpuStream, Lane};
 use crate::{ReduceOp, Source};
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::{
-    Flavour, NCCL_SUSPEND_MEM, mem_stat, ncclDataType_t, ncclRedOp_t, ncclScalarDevice, ncclWaitSignalDesc_t,
-    version_text,
+    Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclDataType_t, ncclEncryptionConfig_t,
+    ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
 };
 use std::ffi::c_void;
 use std::ops::Range;
@@ -31,19 +33,48 @@ pub struct Surface<'a> {
 
 /// NCCL's own features, for one communicator: those of [`Surface`], and cudarc's side of them.
 #[derive(Debug, Clone, Copy)]
-pub struct Nccl<'a>(Surface<'a>);
+pub struct Nccl<'a> {
+    surface: Surface<'a>,
+    of: &'a Comm,
+}
 
 impl<'a> std::ops::Deref for Nccl<'a> {
     type Target = Surface<'a>;
 
     fn deref(&self) -> &Surface<'a> {
-        &self.0
+        &self.surface
     }
 }
 
 impl<'a> Nccl<'a> {
-    pub(crate) fn new(surface: Surface<'a>) -> Nccl<'a> {
-        Nccl(surface)
+    pub(crate) fn new(surface: Surface<'a>, comm: &'a Comm) -> Nccl<'a> {
+        Nccl { surface, of: comm }
+    }
+
+    /// This communicator with settings for its collectives (`ncclAllReduceConfig` and its like, NCCL 2.31): how many thread blocks,
+    /// which algorithms. All ranks give an operation the same settings; [checked](crate::Builder::check), a difference is an error.
+    ///
+    /// Messages, and what is made of messages (`…_v`), have none.
+    ///
+    /// ```no_run
+    /// # fn main() -> phalanx::Result<()> {
+    /// use phalanx::{ReduceOp, nccl::CollectiveConfig};
+    /// # let comm = phalanx::init()?;
+    /// let mut few = CollectiveConfig::default();
+    /// few.max_ctas = Some(4); // leaves the GPU to what it computes meanwhile
+    /// let nccl = comm.nccl().expect("NCCL");
+    /// let mut gradients = nccl.alloc::<f32>(1 << 20)?;
+    /// nccl.configured(&few)?.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error) if the library is too old for it. What is wrong with a setting the library says when
+    /// an operation is called.
+    pub fn configured(&self, config: &CollectiveConfig) -> Result<View<'a>> {
+        let config = config.raw(self.comm.communicator.library)?;
+        Ok(self.of.with_lane(self.lane.clone().configured(config)))
     }
 
     /// The GPU's context.
@@ -72,6 +103,34 @@ impl<'a> Nccl<'a> {
 /// [`Error::LibraryNotFound`](crate::Error) with every place that was tried: a program can go on with one device.
 pub fn version() -> Result<String> {
     Ok(version_text(super::library::load(Flavour::Nccl)?.version()))
+}
+
+/// Encrypts what NCCL sends over TCP sockets in this process, with a key of at least 32 bytes that all ranks have (TLS with a
+/// pre-shared key; `ncclSetEncryption`, 2.32). Called before the process's first communicator is made.
+///
+/// NCCL has to be built with TLS, which the wheels of 2.32.3 are not: ranks over sockets then fail when they are connected.
+/// What goes over NVLink, InfiniBand, or phalanx's own store is not encrypted by it.
+///
+/// # Errors
+/// [`Error::MissingFunction`](crate::Error) if the library is too old; [`Error::Unsupported`](crate::Error) behind the first
+/// communicator; NCCL's own for a short key.
+pub fn encrypt_sockets(key: &str) -> Result<()> {
+    let library = super::library::load(Flavour::Nccl)?;
+    let name = "ncclSetEncryption";
+    let set = library.need(library.ncclSetEncryption, name)?;
+    let key = super::config::text("key", key)?;
+    let config = ncclEncryptionConfig_t::new(NCCL_ENCRYPTION_MODE_PSK, key.as_ptr());
+    // SAFETY: no thread is inside the library with a communicator, since there is none; the key is copied during the call.
+    let result = before_the_first(|| unsafe { set(&raw const config) });
+    match result {
+        Some(ncclResult_t::Success) => Ok(()),
+        Some(error) => Err(library.error(error, name).into()),
+        None => Err(Error::from(UnsupportedError {
+            what: "a key for NCCL's sockets".into(),
+            why: "a communicator was made in this process before".into(),
+            remedy: "call nccl::encrypt_sockets before phalanx::init".into(),
+        })),
+    }
 }
 
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`).
