@@ -39,7 +39,7 @@ fn check(function: &str, config: In<Config>) -> Answer {
     if config.magic != MAGIC {
         return Err(fail(INVALID_ARGUMENT, "ncclCollConfig_t magic mismatch"));
     }
-    let right = if config.version >= 23200 { 80 } else { 72 };
+    let right = if config.version >= 23200 { 72 } else { 64 };
     if config.version > settings().nccl_version || config.version < 23100 || config.size != right {
         let (size, version) = (config.size, config.version);
         violation(function, format!("settings of version {version} and {size} bytes"));
