@@ -16,6 +16,9 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// Since this version finalizing is a barrier of all ranks of a host, which is all of them here.
+pub const TOGETHER: c_int = 23100;
+
 /// How many ranks of a communicator this process has that have not ended.
 static LOCAL: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
@@ -39,6 +42,9 @@ fn leave(communicator: &Communicator) -> bool {
 fn quiesce(communicator: &Communicator) -> Result<(), Stopped> {
     communicator.wait_for_operations()?;
     communicator.wait_for_graphs()?;
+    if settings().nccl_version >= TOGETHER {
+        return meet(communicator);
+    }
     let remote = |rank: &u32| communicator.peers()[*rank as usize].address != *transport::address();
     let remote: Vec<u32> = communicator.everyone().filter(remote).collect();
     for rank in &remote {
@@ -52,6 +58,30 @@ fn quiesce(communicator: &Communicator) -> Result<(), Stopped> {
         }
     }
     Ok(())
+}
+
+/// Waits for all ranks. One that aborts does not come.
+fn meet(communicator: &Communicator) -> Result<(), Stopped> {
+    let others: Vec<u32> = communicator.everyone().filter(|rank| *rank != communicator.rank).collect();
+    for rank in &others {
+        communicator.send(*rank, Tag::Ended, Vec::new());
+        transport::flush(&communicator.peers()[*rank as usize].address);
+    }
+    for rank in others {
+        communicator.mailbox.await_message(rank, Tag::Ended, || communicator.is_stopped())?;
+    }
+    leave(communicator);
+    Ok(())
+}
+
+/// A communicator that this thread goes inside of to end it. What waits for all ranks goes on beside what else is called on the
+/// device: two threads that end two communicators in different orders would wait for each other.
+fn to_be_ended(function: &'static str, comm: Handle, need: Need) -> Result<Arc<Communicator>, Code> {
+    if settings().nccl_version >= TOGETHER {
+        return find(function, comm, need);
+    }
+    let call = enter(function, comm, need)?;
+    Ok(Arc::clone(&call))
 }
 
 fn finalize(communicator: &Communicator) -> Code {
@@ -96,9 +126,7 @@ fn abort(function: &'static str, communicator: &Communicator) {
 exported! {
     fn ncclCommFinalize(comm: Handle) {
         note((|| {
-            let call = enter(FUNCTION, comm, Need::Ready)?;
-            let communicator = Arc::clone(&call);
-            drop(call);
+            let communicator = to_be_ended(FUNCTION, comm, Need::Ready)?;
             let worker = Arc::clone(&communicator);
             let body = Box::new(move || finalize(&worker));
             group::work(Job { function: FUNCTION, communicator, body })
@@ -109,12 +137,12 @@ exported! {
         if comm == 0 {
             return Ok(());
         }
-        let call = enter(FUNCTION, comm, Need::End)?;
-        if !call.state().windows.is_empty() {
+        // From here on the handle is gone, but this thread is still inside.
+        let _inside = (settings().nccl_version < TOGETHER).then(|| enter(FUNCTION, comm, Need::End)).transpose()?;
+        let communicator = to_be_ended(FUNCTION, comm, Need::End)?;
+        if !communicator.state().windows.is_empty() {
             violation(FUNCTION, "the communicator has windows that were not deregistered");
         }
-        let communicator = Arc::clone(&call);
-        // From here on the handle is gone, but this thread is still inside.
         end(FUNCTION, &communicator);
         let result = destroy(&communicator).map_err(|Stopped| INTERNAL_ERROR);
         communicator.close();

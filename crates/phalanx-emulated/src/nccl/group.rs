@@ -1,6 +1,7 @@
 //! Groups, and how work gets into streams: at once, or late and by another thread.
 
 use super::communicator::{Communicator, still_there};
+use super::ending::TOGETHER;
 use super::inside::Inside;
 use super::operation::Operation;
 use super::perform::Fused;
@@ -33,6 +34,13 @@ pub struct Job {
     pub function: &'static str,
     pub communicator: Arc<Communicator>,
     pub body: Box<dyn FnOnce() -> Code + Send>,
+}
+
+impl Job {
+    /// Whether it waits for other ranks beside what else is called on its device.
+    fn is_beside_others(&self) -> bool {
+        self.function == "ncclCommFinalize" && settings().nccl_version >= TOGETHER
+    }
 }
 
 #[derive(Default)]
@@ -229,8 +237,11 @@ fn run(jobs: Vec<Job>) -> Answer {
         }
         return Err(IN_PROGRESS);
     }
-    let _inside: Vec<Inside> =
-        jobs.iter().map(|job| Inside::enter(job.function, job.communicator.device)).collect();
+    let _inside: Vec<Inside> = jobs
+        .iter()
+        .filter(|job| !job.is_beside_others())
+        .map(|job| Inside::enter(job.function, job.communicator.device))
+        .collect();
     let bodies: Vec<_> = jobs.into_iter().map(|job| job.body).collect();
     let codes: Vec<Code> = std::thread::scope(|scope| {
         let threads: Vec<_> = bodies.into_iter().map(|body| scope.spawn(body)).collect();

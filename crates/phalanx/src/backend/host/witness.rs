@@ -286,6 +286,12 @@ impl Witness {
         endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
     }
 
+    /// Whether all other ranks have left, each after what it called was complete.
+    pub fn have_all_left(&self) -> bool {
+        let endpoint = &self.channel.endpoint;
+        endpoint.peers().all(|rank| endpoint.gone(rank) == Some(PeerEvent::Left))
+    }
+
     /// The verdict on what the ranks call under one number, told in their order, if it is not the same.
     pub fn compare(&self, calls: &[[u64; Subject::WORDS]]) -> Result<()> {
         match calls.iter().position(|theirs| *theirs != calls[0]) {

@@ -43,6 +43,10 @@ pub(crate) struct Communicator {
     /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
     /// split. Changes only in the device's turn, or at the end of that.
     pub(super) queued: Arc<AtomicBool>,
+    /// All ranks are about to leave, since they have said so to each other.
+    pub(super) all_leave: AtomicBool,
+    /// This rank has left, or is about to.
+    pub(super) is_departing: AtomicBool,
     /// What to give back to the library before the end, by number.
     pub(super) registrations: Mutex<BTreeMap<u64, Handle>>,
 }
@@ -125,6 +129,8 @@ impl Communicator {
             ended: Arc::new(AtomicBool::new(true)),
             visits: AtomicU64::new(0),
             queued: Arc::default(),
+            all_leave: AtomicBool::new(false),
+            is_departing: AtomicBool::new(false),
             registrations: Mutex::default(),
         }
     }

@@ -1,5 +1,9 @@
 //! How a communicator ends: a healthy one is finalized and destroyed, a failed one aborted, each in a thread of its own
 //! with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
+//!
+//! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and does not come back if one of them aborts instead. There
+//! all ranks go the same way, which they see alike: the communicator is finalized when all have left, and aborted when it
+//! has failed before. A rank that leaves before the others does not wait for that: a thread does.
 
 use super::communicator::{Communicator, ENDING};
 use super::device::Device;
@@ -11,11 +15,23 @@ use crate::patience::Patience;
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 /// `NCCL_REVOKE_DEFAULT`, the only kind there is.
 const REVOKE_DEFAULT: i32 = 0;
+
+/// Between two looks whether the others have left, at most.
+const SELDOM: Duration = Duration::from_millis(50);
+
+/// How many threads have not come back from the library.
+static LOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether threads of this process are still inside the library that nobody waits for any more.
+pub(super) fn has_lost_threads() -> bool {
+    LOST.load(Ordering::Acquire) > 0
+}
 
 impl Communicator {
     /// Ends the C communicator at once, and waits for a while until an aborted operation has left the GPU.
@@ -78,7 +94,10 @@ impl Communicator {
 
     /// The end: waits for the work, finalizes and destroys; aborts what does not end, or must not wait.
     pub fn depart(self: &Arc<Self>, departure: Departure) {
-        if !self.ended.load(Ordering::Acquire) {
+        if self.is_departing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if !self.has_ended() {
             let orderly = departure == Departure::Left && self.end();
             if !orderly {
                 self.abort();
@@ -87,7 +106,54 @@ impl Communicator {
         self.witness.depart(departure);
     }
 
-    /// Finalizes and destroys; false if the communicator has to be aborted.
+    /// Waits for the end of a communicator that this rank has left: the process exits.
+    pub(super) fn wait_at_exit(&self) {
+        let has_ended = || self.wait_for_end(|| self.has_ended());
+        if !has_ended() {
+            // The others must not wait for this rank in the library.
+            self.witness.give_up();
+            has_ended();
+        }
+    }
+
+    /// Waits for a while; false if it was in vain.
+    fn wait_for_end(&self, is_over: impl Fn() -> bool) -> bool {
+        let since = Instant::now();
+        while !is_over() {
+            if since.elapsed() > ENDING {
+                return false;
+            }
+            nap(since);
+        }
+        true
+    }
+
+    /// What all ranks can see of how the communicator ends: finalized (true), aborted (false), or not known yet.
+    ///
+    /// A rank that fails it leaves after that, so that whoever sees all gone sees that, too.
+    fn verdict_of_all(&self) -> Option<bool> {
+        let have_all_left = self.witness.have_all_left();
+        if self.witness.check().is_err() || self.witness.has_casualties() {
+            return Some(false);
+        }
+        have_all_left.then_some(true)
+    }
+
+    /// The end with all others, when that is decided.
+    fn end_with_others(&self) {
+        let since = Instant::now();
+        let orderly = loop {
+            match self.verdict_of_all() {
+                Some(orderly) => break orderly && self.finish(),
+                None => nap(since),
+            }
+        };
+        if !orderly {
+            self.abort();
+        }
+    }
+
+    /// Leaves; false if the communicator has to be aborted.
     fn end(self: &Arc<Self>) -> bool {
         if let Err(error) = self.sync() {
             tracing::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
@@ -102,6 +168,23 @@ impl Communicator {
         }
         // Peers that still need this rank must not wait for it while it ends.
         self.witness.depart(Departure::Left);
+        if !self.library.ends_together() {
+            return self.finish();
+        }
+        if self.all_leave.load(Ordering::Acquire) {
+            self.wait_for_end(|| self.verdict_of_all().is_some());
+        }
+        if let Some(orderly) = self.verdict_of_all() {
+            return orderly && self.finish();
+        }
+        let this = self.clone();
+        let thread = std::thread::Builder::new().name("phalanx-end".into());
+        // Without a thread it is aborted, and the others must do the same.
+        thread.spawn(move || this.end_with_others()).inspect_err(|_| drop(self.witness.give_up())).is_ok()
+    }
+
+    /// Finalizes and destroys; false if the communicator has to be aborted.
+    fn finish(&self) -> bool {
         let ending = Ending {
             library: self.library,
             handle: Raw(self.handle()),
@@ -139,9 +222,13 @@ impl Ending {
     fn finalize(&self, errand: &Arc<Errand>) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
         let Ok(_current) = self.device.enter() else { return false };
-        let mut patience = Patience::new();
         // SAFETY: a communicator that is there; nothing but looking at it and destroying follows.
-        let mut state = self.call(errand, |comm| unsafe { finalize(comm) });
+        let finalize = |comm| unsafe { finalize(comm) };
+        let mut patience = Patience::new();
+        let mut state = match self.library.ends_together() {
+            true => self.call_beside_others(errand, finalize),
+            false => self.call(errand, finalize),
+        };
         while state == ncclResult_t::InProgress && patience.since.elapsed() < ENDING {
             patience.pause();
             let look = |comm| {
@@ -169,6 +256,25 @@ impl Ending {
         }
     }
 
+    /// Without the device's turn: what waits for other ranks must not keep them waiting for it, where two of them end two
+    /// communicators in different orders. Meanwhile nobody may end this one.
+    fn call_beside_others(
+        &self,
+        errand: &Arc<Errand>,
+        call: impl FnOnce(ncclComm_t) -> ncclResult_t,
+    ) -> ncclResult_t {
+        let begin = |_| {
+            self.queued.store(true, Ordering::Release);
+            ncclResult_t::Success
+        };
+        if self.call(errand, begin) != ncclResult_t::Success {
+            return ncclResult_t::InvalidUsage;
+        }
+        let result = call(self.handle.0);
+        self.queued.store(false, Ordering::Release);
+        result
+    }
+
     /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
     fn destroy(&self, errand: &Arc<Errand>) {
         let (Some(destroy), Ok(_current)) = (self.library.ncclCommDestroy, self.device.enter()) else {
@@ -180,6 +286,11 @@ impl Ending {
             unsafe { destroy(self.handle.0) };
         }
     }
+}
+
+/// Lets some time pass; more of it the longer one has waited.
+fn nap(since: Instant) {
+    std::thread::sleep((since.elapsed() / 16).clamp(Duration::from_micros(100), SELDOM));
 }
 
 struct Raw(ncclComm_t);
@@ -198,6 +309,7 @@ fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<Errand>) + Send 
     let came_back = thread.is_ok() && receiver.recv_timeout(ENDING).is_ok();
     if !came_back {
         errand.give_up();
+        LOST.fetch_add(1, Ordering::AcqRel);
         tracing::error!(
             rank,
             "{what} has not come back after {ENDING:?} (does a CUDA graph that captured the communicator still \

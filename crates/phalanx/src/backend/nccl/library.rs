@@ -2,7 +2,7 @@
 
 use crate::backend::host::Subject;
 use crate::error::{Error, LibraryError, Result};
-use phalanx_sys::nccl::{Api, Flavour, ncclComm_t, ncclResult_t};
+use phalanx_sys::nccl::{Api, Flavour, ncclComm_t, ncclResult_t, version_code};
 use std::ffi::CStr;
 use std::sync::{Mutex, Once};
 
@@ -59,6 +59,11 @@ impl Library {
     #[inline]
     pub fn need<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
         function.ok_or_else(|| self.api.lacks(name).into())
+    }
+
+    /// Whether the end of a communicator waits for all ranks of the host (since NCCL 2.31).
+    pub fn ends_together(&self) -> bool {
+        self.flavour() == Flavour::Nccl && self.version() >= version_code(2, 31, 0)
     }
 
     /// What the library says of a communicator (`ncclCommGetAsyncError`).

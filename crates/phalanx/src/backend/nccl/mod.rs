@@ -401,6 +401,9 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         self.meet(&subject, |control| unsafe { control.collective(call) })?;
         self.communicator.witness.complete(self.communicator.collectives());
+        if call.operation == Operation::Finalize {
+            self.communicator.all_leave.store(true, Ordering::Release);
+        }
         Ok(())
     }
 

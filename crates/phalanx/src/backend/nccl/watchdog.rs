@@ -5,6 +5,7 @@
 //! for it.
 
 use super::communicator::{Communicator, ENDING};
+use super::ending::has_lost_threads;
 use super::making::look_unless_making;
 use super::waiting::ASYNC_ERROR;
 use crate::backend::Departure;
@@ -75,20 +76,25 @@ fn end(status: Option<c_int>) {
         let sender = sender.clone();
         let ending = move || {
             let _until_they_have_ended = sender;
-            for communicator in communicators {
+            for communicator in &communicators {
                 match is_well {
                     true => communicator.depart(Departure::Left),
                     // The others see that the process is gone.
                     false => communicator.abort(),
                 }
             }
+            // Where the others have not left yet, a thread ends it.
+            communicators.iter().for_each(|communicator| communicator.wait_at_exit());
         };
         // Without a thread they are not ended, which is seen below.
         let _ = std::thread::Builder::new().name("phalanx-exit".into()).spawn(ending);
     }
     drop(sender);
     let are_through = ended.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
-    if let (Some(status), false) = (status, are_through && alive.iter().all(|one| one.has_ended())) {
+    let is_quiet = are_through && alive.iter().all(|one| one.has_ended()) && !has_lost_threads();
+    // What the threads of this process have for themselves is gone: dropping them is too late.
+    std::mem::forget(alive);
+    if let (Some(status), false) = (status, is_quiet) {
         leave(status);
     }
 }
