@@ -10,7 +10,7 @@
 //! | `EMULATED_ASYNC_ALLOC` | `0`: no memory pools, so cudarc frees with `cuMemFree` | 1 |
 //! | `EMULATED_SEED` | of all adversarial choices | 0 |
 //! | `EMULATED_DELAY_US` | `least..most`: how late streams and background work are, in microseconds | `0..300` |
-//! | `EMULATED_NCCL_VERSION` | `2.28.9`: reported version; layouts and types of later ones are refused | 2.30.7 |
+//! | `EMULATED_NCCL_VERSION` | `2.28.9`: reported version; layouts and types of later ones are refused | 2.32.3 |
 //! | `EMULATED_FAIL` | `function:n:code`, comma-separated: the n-th call (from 1; `*` for all) answers the code and does nothing; `function@rank:n:code` counts and fails only the calls on communicators in which this process has that rank | |
 //! | `EMULATED_FAIL_LATE` | the same for what non-blocking communicators do in the background: the call answers `ncclInProgress`, the state becomes the code (operations are enqueued nevertheless; those of a group count as `ncclGroupEnd`) | |
 //! | `EMULATED_IN_PROGRESS` | fraction of the operations of non-blocking communicators that answer `ncclInProgress` and are enqueued late | 0.5 |
@@ -119,7 +119,7 @@ fn read() -> Settings {
         async_alloc: value("EMULATED_ASYNC_ALLOC", 1) != 0,
         seed: value("EMULATED_SEED", 0),
         delay_us: delay(),
-        nccl_version: text("EMULATED_NCCL_VERSION").map_or(23007, |text| version(&text)),
+        nccl_version: text("EMULATED_NCCL_VERSION").map_or(23203, |text| version(&text)),
         failures: failures("EMULATED_FAIL"),
         late_failures: failures("EMULATED_FAIL_LATE"),
         in_progress: value("EMULATED_IN_PROGRESS", 0.5),

@@ -9,11 +9,13 @@ use phalanx::{BackendKind, Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::scenario::Outcome;
+use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("release", release),
     Scenario::process("setting", setting),
     Scenario::process("several_ids", several_ids),
+    Scenario::process("ends", ends),
     Scenario::process("encryption", encryption),
     Scenario::process("different_settings", different_settings),
 ];
@@ -224,6 +226,61 @@ fn different_settings(args: &[String]) -> Outcome {
         assert_eq!(mismatch.sequence, 2, "{mismatch}");
         assert!(mismatch.ours.contains("settings") && mismatch.ours != mismatch.theirs, "{mismatch}");
     }
+    done()
+}
+
+/// However ranks end their communicators, nobody waits for another: one thread drops those of all GPUs; two ranks drop two
+/// communicators in different orders; one leaves long before the other.
+fn ends(_: &[String]) -> Outcome {
+    // Less than the library is given to come back.
+    let soon = Duration::from_secs(5);
+    let timed = |what: &str, since: Instant| match since.elapsed() {
+        taken if taken < soon => Ok(()),
+        taken => Err(format!("{what} took {taken:?}")),
+    };
+    let builder = || Comm::builder().backend(BackendKind::Nccl);
+    let since = Instant::now();
+    let mut comms = must("init_all", phalanx::nccl::init_all(&[0, 1, 2]))?;
+    comms.swap(0, 1);
+    drop(comms);
+    timed("dropping all from one thread", since)?;
+
+    let since = Instant::now();
+    let crossed = builder().run(2, |comm| {
+        let part = comm.split(Some(0), 0)?.expect("all have a colour");
+        match comm.rank() {
+            0 => drop((comm, part)),
+            _ => drop((part, comm)),
+        }
+        Ok::<(), Error>(())
+    });
+    must("ranks", crossed)?.into_iter().try_for_each(|result| must("split", result))?;
+    timed("dropping in different orders", since)?;
+
+    let alone = builder().run(2, |comm| {
+        let since = Instant::now();
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        comm.barrier().or_else(|error| match error {
+            // The other has left.
+            Error::Peer(_) => Ok(()),
+            error => Err(error),
+        })?;
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        let left = Instant::now();
+        drop(comm);
+        Ok::<_, Error>((left.elapsed(), since.elapsed()))
+    });
+    let alone = must("ranks", alone)?.into_iter().collect::<Result<Vec<_>, _>>();
+    let taken = must("barrier", alone)?;
+    assert!(taken.iter().all(|(drop, whole)| drop.as_millis() < 400 && *whole < soon), "{taken:?}");
+
+    // Their GPUs can be used at once.
+    let again = must("ranks", builder().run(3, |comm| comm.barrier()))?;
+    again.into_iter().try_for_each(|result| must("barrier", result))?;
     done()
 }
 

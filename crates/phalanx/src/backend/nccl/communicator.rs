@@ -221,6 +221,11 @@ impl Communicator {
         self.failed.get().is_some()
     }
 
+    /// Whether this rank has left: the end is under way, or was.
+    pub fn is_departing(&self) -> bool {
+        self.is_departing.load(Ordering::Acquire)
+    }
+
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }

@@ -68,7 +68,7 @@ fn end(status: Option<c_int>) {
     // Ranks of one process wait for each other, so each device has a thread. On one device the last that was made comes first, on all
     // ranks, since they wait for each other with the device's turn.
     let mut of_devices: BTreeMap<_, Vec<Arc<Communicator>>> = BTreeMap::new();
-    for communicator in alive.iter().rev().filter(|one| !one.is_queued()) {
+    for communicator in alive.iter().rev().filter(|one| one.is_departing() || !one.is_queued()) {
         let device = std::ptr::from_ref(communicator.device.turn).addr();
         of_devices.entry(device).or_default().push(communicator.clone());
     }
