@@ -318,6 +318,7 @@ impl Comm {
     /// What only NCCL has; `None` on other backends.
     #[cfg(feature = "cuda")]
     pub fn nccl(&self) -> Option<crate::nccl::Nccl<'_>> {
+        self.requests.wait_for_collectives();
         let nccl = self.backend.nccl().filter(|_| self.backend() == BackendKind::Nccl)?;
         Some(crate::nccl::Nccl::new(nccl.surface(&self.lane), self))
     }
@@ -325,6 +326,7 @@ impl Comm {
     /// What only RCCL has; `None` on other backends.
     #[cfg(feature = "cuda")]
     pub fn rccl(&self) -> Option<crate::rccl::Rccl<'_>> {
+        self.requests.wait_for_collectives();
         let rccl = self.backend.nccl().filter(|_| self.backend() == BackendKind::Rccl)?;
         Some(crate::rccl::Rccl::new(rccl.surface(&self.lane)))
     }

@@ -80,6 +80,10 @@ impl<'env> Group<'env> {
         let comms =
             self.transfers.iter().map(|(comm, _)| comm).chain(self.calls.iter().map(|(comm, _)| comm));
         for comm in comms {
+            if comm.backend.is_stream_ordered() {
+                // What was started before is enqueued before; its thread would take the group's messages with it.
+                comm.requests.wait_for_collectives();
+            }
             if !backends.iter().any(|known| std::ptr::addr_eq(*known, &*comm.backend)) {
                 backends.push(&*comm.backend);
             }
@@ -136,6 +140,7 @@ impl<'env> Group<'env> {
     /// Launches a CUDA graph that was captured of these operations of one communicator.
     #[cfg(feature = "cuda")]
     pub(crate) fn launch(&self, comm: &Comm, graph: &cudarc::driver::CudaGraph) -> Result<()> {
+        comm.requests.wait_for_collectives();
         let nccl = comm.backend.nccl().expect("a graph is made on a communicator of NCCL");
         let records: Vec<_> = self.calls().map(|call| comm.recorder.begin(call)).collect();
         let launched = nccl.launch(graph, self.calls(), self.transfers());

@@ -22,7 +22,7 @@ pub const NCCL: Search = Search {
     name: "NCCL",
     files: &["libnccl.so.2", "libnccl.so"],
     variable: "PHALANX_NCCL_LIB",
-    homes: &["NCCL_HOME", "NCCL_ROOT", "CUDA_HOME", "CUDA_PATH"],
+    homes: &["NCCL_HOME", "NCCL_ROOT", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"],
     wheels: &["nvidia/nccl/lib"],
     global: false,
 };

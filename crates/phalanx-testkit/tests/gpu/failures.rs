@@ -2,6 +2,7 @@
 
 use crate::world::{BACKEND, Slice, done, elements, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
+use phalanx::nccl::Registration;
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
@@ -25,6 +26,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
+        Trial::test("threads/absent_at_alloc", move || absent_at_alloc(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
@@ -177,6 +179,40 @@ fn checked(gpus: usize) -> Result<(), Failed> {
             let Some(Error::Mismatch(mismatch)) = error else { return Err(format!("{error:?}").into()) };
             assert_eq!((&*mismatch.ours, &*mismatch.theirs), (ours, theirs));
             assert_eq!((mismatch.other_rank, mismatch.rank, mismatch.sequence), (0, 1, 2));
+        }
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// The library waits for all ranks when they allocate memory together, without a deadline: one that does not come, calls
+/// something else, or wants another length, is named.
+fn absent_at_alloc(gpus: usize) -> Result<(), Failed> {
+    fn alloc(comm: &Comm, len: usize) -> Option<Error> {
+        comm.nccl()?.alloc_as::<f32>(len, Registration::Symmetric).err()
+    }
+    let errors = world(gpus, |comm| {
+        comm.set_timeout(TIMEOUT);
+        if comm.rank() == 0 {
+            std::thread::sleep(TIMEOUT + SLACK);
+            return None;
+        }
+        alloc(&comm, 1000)
+    })?;
+    for error in errors.into_iter().skip(1) {
+        let text = error.ok_or("an error")?.to_string();
+        assert!(text.contains("alloc(f32 × 1000)") && text.contains("rank 0"), "{text}");
+    }
+    let others: [fn(&Comm) -> Option<Error>; 2] =
+        [|comm| alloc(comm, 1001), |comm| comm.split(Some(0), 0).err()];
+    for call in others {
+        let errors = world(gpus, |comm| {
+            comm.set_timeout(TIMEOUT);
+            if comm.rank() == 0 { call(&comm) } else { alloc(&comm, 1000) }
+        })?;
+        for error in errors {
+            let error = error.ok_or("an error")?;
+            assert!(matches!(error, Error::Mismatch(_)), "{error}");
+            assert!(error.to_string().contains("alloc(f32 × 1000)"), "{error}");
         }
     }
     Ok((0..gpus).try_for_each(still_works)?)

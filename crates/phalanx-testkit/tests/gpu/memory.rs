@@ -100,6 +100,17 @@ fn newer_functions(comm: Comm, _: &[String]) -> Outcome {
         Ok(()) => {
             let suspended = must("memory", nccl.memory(Suspended))?;
             held += &format!("; {suspended} while suspended");
+            let refused = [
+                comm.all_reduce_in_place(&mut ones, ReduceOp::Sum).err(),
+                comm.group(|group| group.broadcast_in_place(&mut ones, 0)).err(),
+                nccl.signal((rank + 1) % ranks).err(),
+                nccl.alloc::<f32>(10).err(),
+                nccl.suspend().err(),
+            ];
+            for error in refused {
+                let text = error.ok_or("an operation of a suspended communicator")?.to_string();
+                assert!(text.contains("suspended") && text.contains("resume"), "{text}");
+            }
             must("resume", nccl.resume())?;
         }
         Err(error) => missing("ncclCommSuspend", error)?,

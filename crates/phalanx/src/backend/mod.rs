@@ -85,10 +85,14 @@ pub(crate) enum Operation {
     Init,
     Shrink,
     Grow,
+    /// Of memory that all ranks allocate together.
+    Alloc,
+    Suspend,
+    Resume,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 21] = [
+    const ALL: [(Operation, &'static str); 24] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -110,6 +114,9 @@ impl Operation {
         (Operation::Init, "init"),
         (Operation::Shrink, "shrink"),
         (Operation::Grow, "grow"),
+        (Operation::Alloc, "alloc"),
+        (Operation::Suspend, "suspend"),
+        (Operation::Resume, "resume"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -133,8 +140,8 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        use Operation::{Barrier, Finalize, Grow, Init, Shrink, Split};
-        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow)
+        use Operation::{Barrier, Finalize, Grow, Init, Resume, Shrink, Split, Suspend};
+        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow | Suspend | Resume)
     }
 }
 

@@ -187,12 +187,14 @@ impl<'a> Flow<'a> {
             AllToAll => (Who::All, Who::All, true, true, false),
             Scatter | ScatterV => (root, Who::All, true, false, false),
             // Nothing to give, but everybody opens and hears everybody.
-            Barrier | Finalize | AllToAllV => (Who::All, Who::All, false, false, false),
+            Barrier | Finalize | Alloc | Suspend | Resume | AllToAllV => {
+                (Who::All, Who::All, false, false, false)
+            }
             Send | Recv | Init | Shrink => unreachable!("not collectives"),
         };
         let size = call.dtype.size();
-        // The data of an all_to_all_v goes as messages; here its ranks only agree.
-        let blocks = if call.operation == AllToAllV { Blocks::Equal(0) } else { call.blocks };
+        // The data of an all_to_all_v goes as messages, and an alloc has none; here the ranks only agree.
+        let blocks = if matches!(call.operation, AllToAllV | Alloc) { Blocks::Equal(0) } else { call.blocks };
         Flow { writers, readers, scattered, gathered, reduced, blocks, size }
     }
 

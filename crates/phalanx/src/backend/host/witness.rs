@@ -112,6 +112,16 @@ impl Subject {
         .into()
     }
 
+    /// Its number.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Whether messages are counted, and not collectives.
+    pub fn is_message(&self) -> bool {
+        self.peer().is_some()
+    }
+
     /// The operation with its arguments, and its number.
     pub fn describe(&self) -> (String, u64) {
         (self.record.to_string(), self.sequence)

@@ -11,7 +11,7 @@ use super::staging::Stages;
 use super::turn::Inside;
 use crate::backend::host::{Subject, Witness};
 use crate::backend::{Call, Operation, Stream, Transfer};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::cell::UnsafeCell;
@@ -43,6 +43,8 @@ pub(crate) struct Communicator {
     /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
     /// split. Changes only in the device's turn, or at the end of that.
     pub(super) queued: Arc<AtomicBool>,
+    /// The library has given its memory back, until it is told to take it again.
+    pub(super) is_suspended: AtomicBool,
     /// All ranks are about to leave, since they have said so to each other.
     pub(super) all_leave: AtomicBool,
     /// This rank has left, or is about to.
@@ -101,6 +103,15 @@ impl Drop for Visit<'_> {
     }
 }
 
+#[cold]
+fn asleep(operation: Operation) -> Error {
+    Error::from(UnsupportedError {
+        what: format!("{} on a suspended communicator", operation.name()),
+        why: "the library has given back the memory that operations need".into(),
+        remedy: "call resume on all ranks before".into(),
+    })
+}
+
 impl Communicator {
     /// One that is yet to be made.
     pub fn new(
@@ -129,6 +140,7 @@ impl Communicator {
             ended: Arc::new(AtomicBool::new(true)),
             visits: AtomicU64::new(0),
             queued: Arc::default(),
+            is_suspended: AtomicBool::new(false),
             all_leave: AtomicBool::new(false),
             is_departing: AtomicBool::new(false),
             registrations: Mutex::default(),
@@ -197,6 +209,17 @@ impl Communicator {
         Ok(())
     }
 
+    /// [`check`](Communicator::check), and an error for an operation while it is suspended: its kernels would read memory that is
+    /// not there.
+    #[inline]
+    pub fn check_awake(&self, operation: Operation) -> Result<()> {
+        self.check()?;
+        if self.is_suspended.load(Ordering::Relaxed) && operation != Operation::Resume {
+            return Err(asleep(operation));
+        }
+        Ok(())
+    }
+
     #[cold]
     pub(super) fn failure(&self) -> Error {
         match self.witness.check() {
@@ -250,6 +273,17 @@ impl Communicator {
         (subject, meeting)
     }
 
+    /// Takes back the last collective, which this rank has announced and could not prepare: a program that calls it again calls the
+    /// same number.
+    #[cold]
+    pub fn take_back(&self, subject: &Subject) {
+        let mut last = lock(&self.last);
+        if !subject.is_message() && subject.sequence() == last.collectives && last.collectives > 0 {
+            last.collectives -= 1;
+            self.witness.withdraw(subject);
+        }
+    }
+
     /// Notes a message that is about to be enqueued.
     pub fn next_message(&self, transfer: &Transfer) -> Subject {
         let mut last = lock(&self.last);
@@ -265,7 +299,7 @@ impl Communicator {
     }
 
     /// What the library is asked for that is neither a collective nor a message.
-    fn errand(&self) -> Subject {
+    pub(super) fn errand(&self) -> Subject {
         Subject::call(self.collectives(), &Call::empty(Operation::Init))
     }
 

@@ -68,6 +68,7 @@ use device::{Device, PinnedMemory};
 use library::Library;
 use making::Origin;
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -104,7 +105,32 @@ struct Messages {
     /// Number of the next ticket, and of the first that is not enqueued yet.
     next: usize,
     first_queued: usize,
-    failed: Option<Error>,
+    /// Those that were not enqueued.
+    failed: Vec<Failed>,
+}
+
+/// Messages that went together and failed.
+struct Failed {
+    tickets: Range<usize>,
+    /// How many of them nobody has waited for yet.
+    unsettled: usize,
+    error: Error,
+}
+
+impl Messages {
+    /// How the message of a ticket fared, which is asked once.
+    fn settle(&mut self, ticket: Ticket) -> Result<()> {
+        let Some(index) = self.failed.iter().position(|failed| failed.tickets.contains(&ticket.0)) else {
+            return Ok(());
+        };
+        let failed = &mut self.failed[index];
+        failed.unsettled -= 1;
+        let error = failed.error.clone();
+        if failed.unsettled == 0 {
+            self.failed.swap_remove(index);
+        }
+        Err(error)
+    }
 }
 
 /// How many GPUs this process sees; an error if they, or the library, cannot be used.
@@ -241,6 +267,27 @@ impl NcclComm {
         communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))
     }
 
+    /// What comes before a collective.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    #[inline(always)]
+    unsafe fn prepare(&self, call: &Call<'_>) -> Result<()> {
+        self.flush()?;
+        // SAFETY: the caller's contract.
+        if self.settings.check { unsafe { self.compare(call) } } else { Ok(()) }
+    }
+
+    /// All ranks come to what the library does with all of them, and waits for inside without a deadline: an error says who does not.
+    fn gather_for(&self, call: &Call<'_>) -> Result<()> {
+        self.flush()?;
+        let communicator = &self.communicator;
+        communicator.check_awake(call.operation)?;
+        let (subject, _) = communicator.next_collective(call);
+        // SAFETY: one thread at a time makes collective calls; a call without data.
+        self.meet(&subject, |control| unsafe { control.collective(call) })
+    }
+
     /// Whether its ranks are threads of this process.
     pub fn is_of_threads(&self) -> bool {
         self.control.is_of_threads()
@@ -254,7 +301,7 @@ impl NcclComm {
         transfers: impl Iterator<Item = &'a Transfer>,
     ) -> Result<()> {
         self.flush()?;
-        self.communicator.check()?;
+        self.communicator.check_awake(Operation::Barrier)?;
         for transfer in transfers {
             self.communicator.next_message(transfer);
         }
@@ -286,16 +333,18 @@ impl NcclComm {
 
     #[cold]
     fn flush_messages(&self) -> Result<()> {
-        let transfers = {
+        let (transfers, tickets) = {
             let mut messages = lock(&self.messages);
             self.has_messages.store(false, Ordering::Release);
+            let tickets = messages.first_queued..messages.next;
             messages.first_queued = messages.next;
-            std::mem::take(&mut messages.queued)
+            (std::mem::take(&mut messages.queued), tickets)
         };
         // SAFETY: the contract of `post`: the memory is valid until its ticket is settled, which `wait` does after this.
         let result = unsafe { operation::messages(&self.communicator, &transfers) };
         if let Err(error) = &result {
-            lock(&self.messages).failed = Some(error.clone());
+            let failed = Failed { unsettled: tickets.len(), tickets, error: error.clone() };
+            lock(&self.messages).failed.push(failed);
         }
         result
     }
@@ -386,11 +435,8 @@ impl Backend for NcclComm {
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
-        self.flush()?;
-        if self.settings.check {
-            // SAFETY: the caller's contract.
-            unsafe { self.compare(call) }?;
-        }
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(call) }?;
         if !call.operation.is_empty_handed() {
             // SAFETY: the caller's contract.
             return unsafe { operation::collective(&self.communicator, call) };
@@ -419,9 +465,10 @@ impl Backend for NcclComm {
     fn wait(&self, ticket: Ticket, _meanwhile: &dyn Fn()) -> Result<()> {
         let is_queued = ticket.0 >= lock(&self.messages).first_queued;
         if is_queued {
-            return self.flush();
+            // What fails is kept for each.
+            let _ = self.flush();
         }
-        lock(&self.messages).failed.clone().map_or(Ok(()), Err)
+        lock(&self.messages).settle(ticket)
     }
 
     fn test(&self, ticket: Ticket) -> Result<bool> {

@@ -128,7 +128,9 @@ impl Footprint {
             Scatter | ScatterV => (if at_root { whole } else { 0 }, own),
             AllToAll => (whole, whole),
             AllToAllV => (whole, all(call.recv_blocks)),
-            Barrier | Split | Finalize | Init | Shrink | Grow | Send | Recv => (0, 0),
+            Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | Send | Recv => {
+                (0, 0)
+            }
         };
         Footprint { send: send * call.dtype.size(), recv: recv * call.dtype.size() }
     }
@@ -154,13 +156,16 @@ pub(super) unsafe fn collective_with(
     call: &Call<'_>,
     mut needs: Needs,
 ) -> Result<()> {
-    communicator.check()?;
+    communicator.check_awake(call.operation)?;
     let (subject, meeting) = communicator.next_collective(call);
     let (mut returns, brought) = (Vec::new(), &mut None);
     let call = match call.spaces {
         [Space::Device, Space::Device] => call,
-        // SAFETY: the caller's contract.
-        _ => brought.insert(unsafe { bring(communicator, call, &mut returns) }?),
+        _ => {
+            // SAFETY: the caller's contract.
+            let on_device = unsafe { bring(communicator, call, &mut returns) };
+            brought.insert(on_device.inspect_err(|_| communicator.take_back(&subject))?)
+        }
     };
     // SAFETY: as above; the addresses are on the device now.
     let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(call, needs) };
@@ -269,7 +274,7 @@ unsafe fn bring<'a>(
 /// # Safety
 /// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is complete.
 pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Transfer]) -> Result<()> {
-    communicator.check()?;
+    communicator.check_awake(Operation::Send)?;
     let (device, stages) = (&communicator.device, &communicator.stages);
     let mut returns = Vec::new();
     let mut moved = Vec::with_capacity(transfers.len());

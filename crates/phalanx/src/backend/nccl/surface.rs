@@ -5,7 +5,7 @@ use super::collective::Needs;
 use super::collective_config::CollectiveConfig;
 use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
-use crate::backend::Backend;
+use crate::backend::{Backend, Blocks, Call, Operation};
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
 use crate::dtype::Element;
@@ -21,6 +21,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The features that NCCL and RCCL have and no other backend, for one communicator; part of [`Nccl`] and of
 /// [`Rccl`](crate::rccl::Rccl). A function that the loaded library lacks is an
@@ -187,7 +188,15 @@ impl<'a> Surface<'a> {
         len: usize,
         registration: Registration,
     ) -> Result<Buffer<T, S>> {
-        Buffer::new(&self.comm.communicator, self.stream(), len, registration)
+        let buffer = |registration| Buffer::new(&self.comm.communicator, self.stream(), len, registration);
+        if registration != Registration::Symmetric {
+            return buffer(registration);
+        }
+        let library = self.comm.communicator.library;
+        library.need(library.ncclCommWindowRegister, "ncclCommWindowRegister")?;
+        let blocks = Blocks::Equal(len);
+        self.comm.gather_for(&Call { dtype: T::DTYPE, blocks, ..Call::empty(Operation::Alloc) })?;
+        buffer(registration)
     }
 
     fn stream(&self) -> &'a GpuStream {
@@ -211,7 +220,7 @@ impl<'a> Surface<'a> {
         let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(ReduceOp::Sum);
         let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
         let factor = factor.lend(self.lane)?;
-        let call = call.between::<S::Elem>(&send, &recv, self.lane);
+        let call = call.between::<S::Elem>(&send, &recv, self.lane).configured(self.lane);
         if factor.span().space == crate::backend::Space::Host
             || call.spaces != [crate::backend::Space::Device; 2]
         {
@@ -222,6 +231,8 @@ impl<'a> Surface<'a> {
             }
             .into());
         }
+        // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
+        unsafe { self.comm.prepare(&call) }?;
         let communicator = &self.comm.communicator;
         let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;
         let needs = Needs::with_reduction(op);
@@ -245,9 +256,11 @@ impl<'a> Surface<'a> {
     /// Frees GPU memory that the communicator does not need while it is not used (`ncclCommSuspend`, 2.29.7).
     /// Collective; no operation until [`resume`](Surface::resume).
     pub fn suspend(&self) -> Result<()> {
-        self.comm.sync()?;
         let communicator = &self.comm.communicator;
         let suspend = communicator.library.need(communicator.library.ncclCommSuspend, "ncclCommSuspend")?;
+        self.comm.sync()?;
+        self.comm.gather_for(&Call::empty(Operation::Suspend))?;
+        communicator.is_suspended.store(true, Ordering::Relaxed);
         // SAFETY: a usable communicator with no work under way.
         communicator.call("ncclCommSuspend", |comm| unsafe { suspend(comm, NCCL_SUSPEND_MEM) })
     }
@@ -256,8 +269,11 @@ impl<'a> Surface<'a> {
     pub fn resume(&self) -> Result<()> {
         let communicator = &self.comm.communicator;
         let resume = communicator.library.need(communicator.library.ncclCommResume, "ncclCommResume")?;
+        self.comm.gather_for(&Call::empty(Operation::Resume))?;
         // SAFETY: a usable communicator.
-        communicator.call("ncclCommResume", |comm| unsafe { resume(comm) })
+        communicator.call("ncclCommResume", |comm| unsafe { resume(comm) })?;
+        communicator.is_suspended.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// How much GPU memory the communicator has (`ncclCommMemStats`, 2.29.7).
@@ -315,6 +331,7 @@ impl<'a> Surface<'a> {
         source.window_of(communicator)?;
         let window = target.window_of(communicator)?;
         self.comm.flush()?;
+        communicator.check_awake(Operation::Send)?;
         // The target, too: it must not be given back before.
         let (lent, _kept) = (source.lend(self.lane)?, target.lend(self.lane)?);
         let source = lent.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
@@ -346,6 +363,7 @@ impl<'a> Surface<'a> {
         let signal = communicator.library.need(communicator.library.ncclSignal, "ncclSignal")?;
         self.comm.shape().check_rank("signal", "peer", peer)?;
         self.comm.flush()?;
+        communicator.check_awake(Operation::Send)?;
         communicator.used(self.lane.stream());
         let stream = self.lane.stream().0;
         // SAFETY: a usable communicator and a stream of its device.
@@ -380,6 +398,7 @@ impl<'a> Surface<'a> {
         if descriptions.is_empty() {
             return Ok(());
         }
+        communicator.check_awake(Operation::Recv)?;
         communicator.used(self.lane.stream());
         let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
         // SAFETY: a usable communicator; the descriptions are read during the call.

@@ -3,7 +3,7 @@
 use super::communicator::{Communicator, Turn};
 use crate::backend::Stream;
 use crate::backend::host::Subject;
-use crate::error::{Error, Result};
+use crate::error::{Error, LibraryError, Result};
 use crate::patience::{LOOK, Patience};
 use crate::sync::lock;
 use phalanx_sys::nccl::ncclResult_t;
@@ -15,6 +15,11 @@ const BLAME: Duration = Duration::from_millis(2000);
 
 /// Who tells of what went wrong in the background.
 pub(super) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
+
+/// Whether the library has looked at a call's arguments, and done nothing.
+fn is_refusal(error: &LibraryError) -> bool {
+    [ncclResult_t::InvalidArgument, ncclResult_t::InvalidUsage].iter().any(|answer| answer.0 == error.code)
+}
 
 impl Communicator {
     /// What the library says of the communicator.
@@ -56,15 +61,24 @@ impl Communicator {
         error.within(self.rank, subject).fatal()
     }
 
-    /// The error for a call that the library refused: the verdict, where the communicator has failed before or has lost a peer.
+    /// The error for a call that the library did not take: the verdict, where the communicator has failed before or has lost a peer.
+    ///
+    /// A communicator whose call failed for other reasons than its arguments may be connected in part, and is to be aborted (NCCL's user
+    /// guide, error handling); the others would wait for this rank.
     #[cold]
     pub(super) fn refused(&self, error: Error, subject: &Subject) -> Error {
         if let Err(verdict) = self.check() {
             return verdict;
         }
-        match self.turn().and_then(|turn| self.async_state(&turn)) {
-            Ok(lost @ ncclResult_t::RemoteError) => self.fail(self.cause(lost, ASYNC_ERROR, subject)),
-            _ => error,
+        if let Ok(lost @ ncclResult_t::RemoteError) = self.turn().and_then(|turn| self.async_state(&turn)) {
+            return self.fail(self.cause(lost, ASYNC_ERROR, subject));
+        }
+        match error {
+            Error::Library(error) if !is_refusal(&error) => {
+                self.fail(error.as_ref().clone().within(self.rank, subject).fatal())
+            }
+            // What is wrong with the arguments is so on all ranks, where it counts as a call.
+            error => error,
         }
     }
 

@@ -138,12 +138,14 @@ impl Watched {
         if let Err(verdict) = communicator.witness.check() {
             return Some(verdict);
         }
-        let (subject, stream) = communicator.last_enqueued()?;
+        let last = communicator.last_enqueued();
         let visits = communicator.visits();
         if visits % 2 == 1 && visits == self.visits {
+            let subject = last.map_or_else(|| communicator.errand(), |(subject, _)| subject);
             return communicator.witness.look(&subject, self.visiting).err();
         }
         (self.visits, self.visiting) = (visits, now);
+        let (subject, stream) = last?;
         let sequence = subject.describe();
         if sequence != self.sequence {
             (self.sequence, self.enqueued) = (sequence, now);
