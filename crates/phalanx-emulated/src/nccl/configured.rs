@@ -60,13 +60,14 @@ fn check(function: &str, config: In<Config>) -> Answer {
     if config.min_ctas != UNDEFINED && config.max_ctas != UNDEFINED && config.min_ctas > config.max_ctas {
         return Err(fail(INVALID_ARGUMENT, "config->minCTAs is greater than config->maxCTAs"));
     }
-    if let Some(names) = config.algorithms.text().filter(|_| config.force == 1) {
-        if names.to_lowercase().split(',').any(|name| !ALGORITHMS.contains(&name)) {
+    let unknown = |names: &String| names.to_lowercase().split(',').any(|name| !ALGORITHMS.contains(&name));
+    match config.algorithms.text().filter(unknown) {
+        Some(names) if config.force == 1 => {
             let text = format!("config->algSelection \"{names}\" cannot be honored for {function}");
-            return Err(fail(INVALID_ARGUMENT, text));
+            Err(fail(INVALID_ARGUMENT, text))
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 exported! {
