@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 pub const NOT_INITIALIZED: i32 = 0;
 pub const IS_BOOTSTRAPPED: i32 = 1;
 pub const IS_INITIALIZED: i32 = 2;
+pub const LIMITED_MPG: i32 = 3;
 
 /// A PE.
 pub struct Pe {
@@ -19,6 +20,8 @@ pub struct Pe {
     pub pe: usize,
     pub pes: usize,
     pub context: Arc<Context>,
+    /// Whether another PE is on this GPU.
+    pub shares_gpu: bool,
     pub state: Mutex<State>,
 }
 
@@ -87,6 +90,19 @@ pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R 
             Ok(context) if context.handle == pe.context.handle => body(&pe),
             _ => violation(function, "the device with which the library was initialised is not current"),
         }
+    })
+}
+
+/// The same for a function that PEs which share a GPU do not have.
+pub fn with_own_gpu<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
+    inside(function, |pe| {
+        if pe.shares_gpu {
+            exit(
+                function,
+                "Called NVSHMEM API not supported with limited MPG (Multiple Processes Per GPU) runs",
+            );
+        }
+        body(pe)
     })
 }
 

@@ -1,6 +1,6 @@
 //! Puts, gets, signals, and what completes them.
 
-use super::process::{Pe, exit, inside, nvshmem};
+use super::process::{Pe, exit, inside, nvshmem, with_own_gpu};
 use crate::cuda::capture;
 use crate::cuda::memory::Range;
 use crate::cuda::queue::{Plain, Stream};
@@ -221,7 +221,7 @@ fn wait<T: PartialOrd + Copy + Send + Sync + 'static>(
     if !(0..=5).contains(&cmp) {
         violation(function, format!("the comparison {cmp} is none"));
     }
-    inside(function, |pe| {
+    with_own_gpu(function, |pe| {
         pe.symmetric(function, "the variable", variable, size_of::<T>());
         enqueue(function, pe, stream, move || {
             // SAFETY: an element of the heap, which stays mapped; peers change it meanwhile.

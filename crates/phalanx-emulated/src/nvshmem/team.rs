@@ -1,7 +1,7 @@
 //! Teams.
 
 use super::init::INVALID_VALUE;
-use super::process::{Pe, Team, inside, nvshmem};
+use super::process::{Pe, Team, inside, nvshmem, with_own_gpu};
 use super::world::TEAMS;
 use crate::lock;
 use crate::pointers::{In, Out};
@@ -63,7 +63,7 @@ nvshmem! {
     fn nvshmem_team_split_strided(
         parent: c_int, start: c_int, stride: c_int, size: c_int, _config: In<c_void>, _mask: c_long, new: Out<c_int>,
     ) -> c_int {
-        inside(FUNCTION, |pe| {
+        with_own_gpu(FUNCTION, |pe| {
             new.set(INVALID);
             let of = pe.team(FUNCTION, parent).members;
             let last = start + stride * (size - 1);
@@ -82,7 +82,7 @@ nvshmem! {
         parent: c_int, width: c_int, _x_config: In<c_void>, _x_mask: c_long, x: Out<c_int>,
         _y_config: In<c_void>, _y_mask: c_long, y: Out<c_int>,
     ) -> c_int {
-        inside(FUNCTION, |pe| {
+        with_own_gpu(FUNCTION, |pe| {
             let of = pe.team(FUNCTION, parent).members;
             let width = (width as usize).min(of.len());
             let own = of.iter().position(|member| *member == pe.pe).unwrap_or(0);

@@ -21,6 +21,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/out_of_memory", out_of_memory),
     Scenario::rank("failures/unreachable", unreachable),
     Scenario::rank("failures/missing_function", missing_function),
+    Scenario::rank("lifecycle/environment", lifecycle::environment),
+    Scenario::process("lifecycle/global_exit", lifecycle::global_exit),
+    Scenario::rank("lifecycle/sharing", lifecycle::sharing),
 ];
 
 /// The PEs' deadline here.
@@ -35,6 +38,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/killed_before_a_signal", || killed("failures/waits_for_a_signal")),
         Trial::test("failures/killed_before_a_free", || killed("failures/waits_to_free")),
         Trial::test("failures/threads", || lifecycle::threads().map_err(Failed::from)),
+        Trial::test("lifecycle/sharing", || together("lifecycle/sharing")),
     ];
     let no_room = Trial::test("failures/init_of_one_has_no_room", no_room);
     let no_room = no_room.with_ignored_flag(gpus < 2 || are_emulated());
@@ -55,6 +59,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/unreachable", || told("failures/unreachable", &[("PEER_ACCESS", "0")])),
         Trial::test("failures/missing_function", missing),
         Trial::test("failures/too_old", too_old),
+        Trial::test("lifecycle/environment", || told("lifecycle/environment", &[])),
+        Trial::test("lifecycle/global_exit", ends_globally),
         Trial::test("failures/left_behind", || told("lifecycle/one_at_a_time", &[("EXIT", "crash")])),
     ];
     let pairs = pairs.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2));
@@ -251,6 +257,15 @@ fn missing() -> Result<(), Failed> {
     use phalanx_testkit::emulated::Emulated;
     let emulated = Emulated::without(&["nvshmem_putmem"])?;
     emulated.launch(launch("failures/missing_function", 2)).reports().map(drop).map_err(Failed::from)
+}
+
+/// The status is what the process ends with.
+fn ends_globally() -> Result<(), Failed> {
+    let ended = launch("lifecycle/global_exit", 1).run()?;
+    match &ended[0] {
+        Ended { outcome: Err(_), status: Some(status), .. } if status.code() == Some(7) => Ok(()),
+        _ => Err(describe(&ended).into()),
+    }
 }
 
 fn too_old() -> Result<(), Failed> {

@@ -47,7 +47,9 @@ fn slices(comm: Comm, _: &[String]) -> Outcome {
     let left = (me + pes - 1) % pes;
     let expected = |index: usize| if (10..20).contains(&index) { value(left, index + 40) } else { 0 };
     expect("what the left PE put", &read(&inbox)?, expected)?;
-    must("get", context.get(&mut memory.slice_mut(..=4), &inbox.slice(15..20), me))?;
+    let mut part = memory.slice_mut(..=4);
+    assert_eq!((part.view_mut().len(), part.view_mut().slice(1..3).len()), (5, 2));
+    must("get", context.get(&mut part, &inbox.slice(15..20), me))?;
     let expected = |index: usize| if index < 5 { value(left, index + 55) } else { value(me, index) };
     expect("what was got", &read(&memory)?, expected)?;
     let beyond =
@@ -105,6 +107,11 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     must("put", context.put(&inbox, &local, right))?;
     barrier(&context)?;
     expect("put from registered memory", &read(&inbox)?, |index| i64::from(value(left, index)))?;
+    // Beside the library it is cudarc's.
+    stream.memset_zeros(&mut local.view_mut()).context(|| "memset".into())?;
+    let zeroes = stream.clone_dtoh(&local.view()).context(|| "download".into())?;
+    must("sync", context.sync(&stream))?;
+    expect("registered memory", &zeroes, |_| 0)?;
     must("get", context.get(&mut local, &inbox, right))?;
     must("put_nbi", context.put_nbi(&inbox, &local, right))?;
     // Waits for what was not blocking.

@@ -300,10 +300,17 @@ impl<'a, T: Element> Slice<'a, T> {
     }
 }
 
-impl<'a, T: Element> SliceMut<'a, T> {
+impl<T: Element> SliceMut<'_, T> {
     /// For cudarc's copies and kernels.
-    pub fn view_mut(&mut self) -> &mut CudaViewMut<'a, T> {
-        &mut self.view
+    ///
+    /// It is a view of its own, since the slice's must not be exchanged for that of another length:
+    /// ```compile_fail,E0308
+    /// # fn f(long: &mut phalanx::nvshmem::SliceMut<'_, f32>, short: &mut phalanx::nvshmem::SliceMut<'_, f32>) {
+    /// std::mem::swap(long.view_mut(), short.view_mut());
+    /// # }
+    /// ```
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.view.slice_mut(..)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::{Lane, Lent};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
-use cudarc::driver::{CudaSlice, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -121,14 +121,22 @@ impl Context {
 }
 
 impl<T: Element> Registered<'_, T> {
-    /// The slice, for cudarc's copies and kernels.
-    pub fn slice(&self) -> &CudaSlice<T> {
-        &self.slice
+    /// For cudarc's copies and kernels, reading.
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.slice.as_view()
     }
 
-    /// The slice, for cudarc's copies and kernels.
-    pub fn slice_mut(&mut self) -> &mut CudaSlice<T> {
-        &mut self.slice
+    /// For cudarc's copies and kernels.
+    ///
+    /// The slice itself stays here: whoever took it out could free it while the library writes to it.
+    /// ```compile_fail,E0308
+    /// # use phalanx::cudarc::driver::CudaSlice;
+    /// # fn f(buffer: &mut phalanx::nvshmem::Registered<'_, f32>, other: CudaSlice<f32>) -> CudaSlice<f32> {
+    /// std::mem::replace(buffer.view_mut(), other)
+    /// # }
+    /// ```
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
     }
 
     /// Waits for what is under way with it, and gives the registration back. `nvshmemx_buffer_unregister`
