@@ -102,7 +102,7 @@ nvshmem! {
             exit(FUNCTION, "aborting due to error in nvshmem_finalize");
         }
         inside(FUNCTION, |pe| {
-            super::rma::complete(pe);
+            super::rma::complete(pe, &super::rma::awaited(pe));
             for stream in pe.context.streams() {
                 stream.mark().wait();
             }

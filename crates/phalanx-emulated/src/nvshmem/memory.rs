@@ -131,7 +131,7 @@ nvshmem! {
             }
             let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
             pe.agree(FUNCTION, [offset, 0]);
-            super::rma::complete(pe);
+            super::rma::complete(pe, &super::rma::awaited(pe));
             pe.barrier();
             let mut state = lock(&pe.state);
             let Some(bytes) = state.allocations.remove(&offset) else {

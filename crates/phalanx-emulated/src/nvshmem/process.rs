@@ -6,6 +6,7 @@ use crate::cuda::context::{Context, current};
 use crate::lock;
 use crate::violation::violation;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, TryLockError};
 
 /// How far initialisation has come (`nvshmemx_init_status`).
@@ -38,6 +39,8 @@ pub struct State {
     pub registered: BTreeMap<u64, u64>,
     /// Operations that quiet completes.
     pub pending: Vec<Box<dyn FnOnce() + Send>>,
+    /// Those that wait for their streams to get there: whether they have.
+    pub awaited: Vec<Arc<AtomicBool>>,
 }
 
 /// A team: its members as PEs of the world.

@@ -4,7 +4,7 @@
 use crate::lifecycle;
 use crate::world::{are_emulated, barrier, context, done, launch, must, refused, upload};
 use libtest_mimic::{Failed, Trial};
-use phalanx::nvshmem::{Compare, Context};
+use phalanx::nvshmem::{Compare, Context, Symmetric};
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
@@ -17,6 +17,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/different_calls", different_calls),
     Scenario::rank("failures/waits_for_a_signal", waits_for_a_signal),
     Scenario::rank("failures/waits_to_free", waits_to_free),
+    Scenario::rank("failures/puts_on_and_on", puts_on),
+    Scenario::rank("failures/waits_for_nothing", waits_for_nothing),
+    Scenario::rank("failures/quiet_of_a_stuck_stream", stuck),
     Scenario::rank("failures/init", init),
     Scenario::rank("failures/out_of_memory", out_of_memory),
     Scenario::rank("failures/unreachable", unreachable),
@@ -37,6 +40,9 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/different_calls", || together("failures/different_calls")),
         Trial::test("failures/killed_before_a_signal", || killed("failures/waits_for_a_signal")),
         Trial::test("failures/killed_before_a_free", || killed("failures/waits_to_free")),
+        Trial::test("failures/killed_in_a_put", || killed("failures/puts_on_and_on")),
+        Trial::test("failures/killed_beside_an_idle_stream", || killed("failures/waits_for_nothing")),
+        Trial::test("failures/quiet_of_a_stuck_stream", quiet_of_stuck),
         Trial::test("failures/threads", || lifecycle::threads().map_err(Failed::from)),
         Trial::test("lifecycle/sharing", || together("lifecycle/sharing")),
     ];
@@ -134,6 +140,68 @@ fn waits_to_free(comm: Comm, _: &[String]) -> Outcome {
     refused("free", memory.free(), &["rank 1 is gone"])?;
     phase("told");
     done()
+}
+
+/// PE 0 puts to PE 1 and waits for that, again and again: the memory of a dead PE takes it.
+fn puts_on(comm: Comm, _: &[String]) -> Outcome {
+    again_and_again(comm, |context, inbox, source| {
+        context.put(inbox, source, 1).and_then(|()| context.quiet())
+    })
+}
+
+/// PE 0 waits for a stream that has nothing to do.
+fn waits_for_nothing(comm: Comm, _: &[String]) -> Outcome {
+    again_and_again(comm, |context, _, _| context.sync(context.stream()))
+}
+
+fn again_and_again(
+    comm: Comm,
+    does: impl Fn(&Context, &Symmetric<'_, f32>, &Symmetric<'_, f32>) -> phalanx::Result<()>,
+) -> Outcome {
+    let context = context(&comm)?;
+    let (source, inbox) = (upload(&context, &[1.0f32; 10])?, must("alloc", context.alloc::<f32>(10))?);
+    barrier(&context)?;
+    phase("waiting");
+    if context.my_pe() == 1 {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let since = Instant::now();
+    let error = loop {
+        match does(&context, &inbox, &source) {
+            Ok(()) if since.elapsed() > TIMEOUT + SLACK => return Err("nobody is missed".into()),
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Peer(_)) && error.to_string().contains("rank 1 is gone"), "{error}");
+    phase("told");
+    std::process::abort()
+}
+
+/// A put that began on a stream which never gets there: what waits for it does so with the timeout.
+fn stuck(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (source, inbox) = (upload(&context, &[1.0f32; 10])?, must("alloc", context.alloc::<f32>(10))?);
+    let words = must("alloc", context.alloc::<u64>(1))?;
+    barrier(&context)?;
+    let (signal, stream) = (must("signal", words.signal(0))?, context.stream());
+    must("wait", context.signal_wait_until_on_stream(&signal, Compare::Ge, 1, stream))?;
+    let peer = 1 - context.my_pe();
+    must("put_nbi_on_stream", context.put_nbi_on_stream(&inbox, &source, peer, stream))?;
+    context.set_timeout(Duration::from_millis(500));
+    let error = refused("quiet", context.quiet(), &["timeout"])?;
+    assert!(matches!(error, Error::Timeout(_)) && error.is_fatal(), "{error}");
+    phase("told");
+    std::thread::sleep(Duration::from_secs(1));
+    std::process::abort()
+}
+
+fn quiet_of_stuck() -> Result<(), Failed> {
+    let mut world = launch("failures/quiet_of_a_stuck_stream", 2).deadline(TIMEOUT * 2 + SLACK).start()?;
+    world.await_phase(0, "told")?;
+    world.await_phase(1, "told")?;
+    world.finish();
+    Ok(())
 }
 
 fn killed(scenario: &str) -> Result<(), Failed> {
@@ -246,7 +314,7 @@ fn missing_function(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
     let memory = must("alloc", context.alloc::<f32>(10))?;
     let put = context.put(&memory, &memory, 0);
-    let error = refused("put", put, &["nvshmem_putmem", "NVSHMEM 3.8.0", "libnvshmem_host.so.3"])?;
+    let error = refused("put", put, &["nvshmemx_putmem_on_stream", "NVSHMEM 3.8.0", "libnvshmem_host.so.3"])?;
     assert!(matches!(error, Error::MissingFunction(_)), "{error}");
     must("free", memory.free())?;
     must("finalize", context.finalize())?;
@@ -255,7 +323,7 @@ fn missing_function(comm: Comm, _: &[String]) -> Outcome {
 
 fn missing() -> Result<(), Failed> {
     use phalanx_testkit::emulated::Emulated;
-    let emulated = Emulated::without(&["nvshmem_putmem"])?;
+    let emulated = Emulated::without(&["nvshmemx_putmem_on_stream"])?;
     emulated.launch(launch("failures/missing_function", 2)).reports().map(drop).map_err(Failed::from)
 }
 

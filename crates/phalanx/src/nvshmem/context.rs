@@ -1,9 +1,8 @@
 //! [`Context`]: this process as a PE, from initialisation to its end.
 
-use super::atomic::Kernels;
 use super::control::{Control, Step};
 use super::device::{Device, failed};
-use super::library::{self, Library, within};
+use super::library::{self, LOOK, Library, within};
 use super::limits::Limits;
 use crate::bootstrap::{self, Environment, HostTopology};
 use crate::comm::Comm;
@@ -16,7 +15,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nvshmem::{
     OLDEST, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, version_text,
 };
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell};
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -336,7 +335,7 @@ impl Ready {
             steps: Cell::new(0),
             allocations: Cell::new(0),
             failed: OnceCell::new(),
-            kernels: RefCell::default(),
+            looked: Cell::new(Instant::now()),
             limits: Limits::unknown(),
             claim: self.claim,
             one_thread: PhantomData,
@@ -455,7 +454,8 @@ pub struct Context {
     steps: Cell<u64>,
     allocations: Cell<u64>,
     failed: OnceCell<Error>,
-    pub(super) kernels: RefCell<Kernels>,
+    /// When it was last seen whether all PEs are there.
+    looked: Cell<Instant>,
     pub(crate) limits: Limits,
     claim: Claim,
     one_thread: PhantomData<*mut ()>,
@@ -549,6 +549,11 @@ impl Context {
         self.device.check(stream)?;
         self.device.enter()?;
         let mut patience = Patience::new();
+        // What is put to a PE that is gone is complete all the same.
+        if patience.since.saturating_duration_since(self.looked.get()) > LOOK {
+            self.looked.set(patience.since);
+            self.look(patience.since).map_err(|error| self.fail(error))?;
+        }
         while !self.device.is_idle(stream).map_err(|error| self.fail(error))? {
             if patience.pause() {
                 self.look(patience.since).map_err(|error| self.fail(error))?;
