@@ -14,6 +14,9 @@ use crate::settings::settings;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
+/// The handle of NVSHMEM's heap, as memory from `cuMemCreate`.
+const HEAP: Handle = 0xa00;
+
 /// Memory of a device that can be used at once.
 pub fn allocate(context: &Context, kind: Kind, size: usize) -> Result<u64, Code> {
     if size == 0 {
@@ -147,9 +150,17 @@ exported! {
         Ok(())
     }
 
-    fn cuMemRetainAllocationHandle(_handle: Out<Handle>, _address: u64) {
-        // None of the memory here comes from cuMemCreate.
-        Err(INVALID_VALUE)
+    fn cuMemRetainAllocationHandle(handle: Out<Handle>, address: u64) {
+        // NVSHMEM's heap is the only memory here that comes from cuMemCreate.
+        if !crate::nvshmem::memory::is_mapped(address) {
+            return Err(INVALID_VALUE);
+        }
+        handle.set(HEAP);
+        Ok(())
+    }
+
+    fn cuMemRelease(handle: Handle) {
+        if handle == HEAP { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {

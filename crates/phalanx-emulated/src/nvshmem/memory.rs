@@ -1,7 +1,7 @@
 //! The symmetric heap.
 
 use super::init::INVALID_VALUE;
-use super::process::{Pe, inside, nvshmem};
+use super::process::{self, Pe, exit, inside, nvshmem};
 use super::world::HEAP;
 use crate::cuda::memory::{self, GARBAGE, Range, When};
 use crate::lock;
@@ -11,14 +11,15 @@ use std::ffi::c_int;
 
 const PAGE: u64 = 4096;
 
-/// Allocates on all PEs: the same place everywhere. 0 if there is no room, or nothing to allocate.
-fn allocate(function: &'static str, alignment: u64, bytes: usize, fill: u8) -> u64 {
+/// Allocates on all PEs: the same place everywhere. 0 if there is no room, or nothing to allocate. `grows` is by how much the library
+/// lets its heap grow for it, rounded up.
+fn allocate(function: &'static str, alignment: u64, bytes: usize, grows: u64, fill: u8) -> u64 {
     inside(function, |pe| {
         if bytes == 0 {
             return 0;
         }
         pe.agree(function, [bytes as u64, alignment]);
-        let start = place(pe, alignment.max(16), bytes as u64);
+        let start = place(pe, alignment.max(16), bytes as u64, grows);
         if let Some(offset) = start {
             for peer in 0..pe.pes {
                 memory::adopt(
@@ -38,9 +39,22 @@ fn allocate(function: &'static str, alignment: u64, bytes: usize, fill: u8) -> u
 }
 
 /// Takes addresses that end at a page which belongs to nobody.
-fn place(pe: &Pe, alignment: u64, bytes: u64) -> Option<u64> {
+fn place(pe: &Pe, alignment: u64, bytes: u64, grows: u64) -> Option<u64> {
     let mut state = lock(&pe.state);
-    if bytes > settings().symmetric_size - state.used {
+    let limit = settings().symmetric_size.unwrap_or_else(|| {
+        if state.used + bytes > state.physical {
+            let step = grows.next_multiple_of(settings().heap_step);
+            if !memory::take(pe.context.device, step) {
+                exit(
+                    "nvshmem_malloc",
+                    "cuMemCreate failed, the heap is unmapped, and the barrier that follows crashes",
+                );
+            }
+            state.physical += step;
+        }
+        state.physical
+    });
+    if bytes > limit - state.used {
         return None;
     }
     let start = state.next.next_multiple_of(alignment.max(PAGE));
@@ -53,8 +67,16 @@ fn place(pe: &Pe, alignment: u64, bytes: u64) -> Option<u64> {
     Some(start)
 }
 
+/// Whether an address is in the part of a growing heap that has memory: what is in use, and what is left behind it.
+pub fn is_mapped(address: u64) -> bool {
+    let Some(pe) = process::pe().filter(|_| settings().symmetric_size.is_none()) else { return false };
+    let (heap, state) = (pe.world.heap(pe.pe), lock(&pe.state));
+    (heap..heap + state.next + state.physical - state.used).contains(&address)
+}
+
 /// At the end: nothing of the heap may be used any more.
 pub fn forget_all(pe: &Pe) {
+    memory::put_back(pe.context.device, std::mem::take(&mut lock(&pe.state).physical));
     for start in lock(&pe.state).allocations.keys() {
         forget(pe, "nvshmemx_hostlib_finalize", *start);
     }
@@ -110,18 +132,23 @@ impl Pe {
 
 nvshmem! {
     fn nvshmem_malloc(bytes: usize) -> u64 {
-        allocate(FUNCTION, 16, bytes, GARBAGE)
+        allocate(FUNCTION, 16, bytes, bytes as u64, GARBAGE)
     }
 
     fn nvshmem_calloc(count: usize, bytes: usize) -> u64 {
-        allocate(FUNCTION, 16, count * bytes, 0)
+        // As 3.4.5 does, which lets the heap grow by one element, and ends the process where it cannot grow.
+        let start = allocate(FUNCTION, 16, count * bytes, bytes as u64, 0);
+        if start == 0 && count * bytes > 0 && settings().symmetric_size.is_some() {
+            exit(FUNCTION, "nvshmem malloc failed");
+        }
+        start
     }
 
     fn nvshmem_align(alignment: usize, bytes: usize) -> u64 {
         if !alignment.is_power_of_two() || alignment < 8 {
             violation(FUNCTION, format!("the alignment {alignment} is no power of two from 8 on"));
         }
-        allocate(FUNCTION, alignment as u64, bytes, GARBAGE)
+        allocate(FUNCTION, alignment as u64, bytes, bytes as u64 + alignment as u64, GARBAGE)
     }
 
     fn nvshmem_free(address: u64) {

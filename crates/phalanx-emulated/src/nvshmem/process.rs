@@ -35,6 +35,8 @@ pub struct State {
     /// Where the next one goes, and how many bytes are in use.
     pub next: u64,
     pub used: u64,
+    /// Bytes of the device that the heap has, if it grows.
+    pub physical: u64,
     /// Registered memory of this PE's: start and length.
     pub registered: BTreeMap<u64, u64>,
     /// Operations that quiet completes.
@@ -59,6 +61,11 @@ static INSIDE: Mutex<()> = Mutex::new(());
 
 pub fn status() -> i32 {
     lock(&PROCESS).status
+}
+
+/// This process as a PE, if it is one.
+pub fn pe() -> Option<Arc<Pe>> {
+    lock(&PROCESS).pe.clone()
 }
 
 pub fn set(status: i32, pe: Option<Arc<Pe>>) {

@@ -22,6 +22,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/quiet_of_a_stuck_stream", stuck),
     Scenario::rank("failures/init", init),
     Scenario::rank("failures/out_of_memory", out_of_memory),
+    Scenario::rank("failures/no_room_to_grow", no_room_to_grow),
+    Scenario::rank("failures/more_than_a_step", more_than_a_step),
     Scenario::rank("failures/unreachable", unreachable),
     Scenario::rank("failures/missing_function", missing_function),
     Scenario::rank("lifecycle/environment", lifecycle::environment),
@@ -62,6 +64,11 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             // The context has 8 MiB of it.
             told("failures/out_of_memory", &[("SYMMETRIC_SIZE", "9388608")])
         }),
+        Trial::test("failures/no_room_to_grow", no_growth),
+        Trial::test("failures/more_than_a_step", || {
+            let launch = launch("failures/more_than_a_step", 2).env("NVSHMEM_CUMEM_GRANULARITY", "16777216");
+            launch.reports().map(drop).map_err(Failed::from)
+        }),
         Trial::test("failures/unreachable", || told("failures/unreachable", &[("PEER_ACCESS", "0")])),
         Trial::test("failures/missing_function", missing),
         Trial::test("failures/too_old", too_old),
@@ -90,11 +97,11 @@ fn told(scenario: &str, settings: &[(&str, &str)]) -> Result<(), Failed> {
 fn different_sizes(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
     let len = 100 + context.my_pe();
-    let error = refused("alloc", context.alloc::<f32>(len), &["nvshmem_calloc(400", "nvshmem_calloc(404"])?;
+    let error = refused("alloc", context.alloc::<f32>(len), &["nvshmem_malloc(400", "nvshmem_malloc(404"])?;
     assert!(matches!(error, Error::Mismatch(_)) && error.is_fatal(), "{error}");
     // Final: the same answer from everything, and no end that would wait for the other.
-    refused("quiet", context.quiet(), &["nvshmem_calloc(400"])?;
-    refused("finalize", context.finalize(), &["nvshmem_calloc(400"])?;
+    refused("quiet", context.quiet(), &["nvshmem_malloc(400"])?;
+    refused("finalize", context.finalize(), &["nvshmem_malloc(400"])?;
     done()
 }
 
@@ -275,11 +282,38 @@ fn no_room() -> Result<(), Failed> {
 /// The heap is full: all PEs are told, and go on.
 fn out_of_memory(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
-    refused("alloc", context.alloc::<u8>(2_000_000), &["nvshmem_calloc", "NVSHMEM_SYMMETRIC_SIZE"])?;
+    refused("alloc", context.alloc::<u8>(2_000_000), &["nvshmem_malloc", "NVSHMEM_SYMMETRIC_SIZE"])?;
     let memory = must("alloc", context.alloc::<u8>(900_000))?;
     refused("alloc", context.alloc_uninit::<u8>(200_000), &["200000 bytes"])?;
     must("free", memory.free())?;
     let memory = must("alloc", context.alloc::<u8>(900_000))?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// PE 1's GPU has no room for the heap to grow: all PEs are told before the library tries, which would lose its heap; what fits into the
+/// heap as it is, is still to be had.
+fn no_room_to_grow(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let names = if context.my_pe() == 1 { "more of the GPU" } else { "PE 1 could not" };
+    let kept = must("alloc", context.alloc::<u8>(4 << 20))?;
+    for _ in 0..2 {
+        refused("alloc", context.alloc::<u8>(100 << 20), &[names])?;
+    }
+    let memory = must("alloc in what is left", context.alloc_uninit::<u8>(1 << 20))?;
+    must("free", memory.free())?;
+    must("free", kept.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// A single allocation of more than a step by which the heap grows.
+fn more_than_a_step(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let memory = must("alloc", context.alloc::<u8>(70 << 20))?;
+    let last = must("g", context.g(&memory, (70 << 20) - 1, 0))?;
+    assert_eq!(last, 0);
     must("free", memory.free())?;
     must("finalize", context.finalize())?;
     done()
@@ -325,6 +359,12 @@ fn missing() -> Result<(), Failed> {
     use phalanx_testkit::emulated::Emulated;
     let emulated = Emulated::without(&["nvshmemx_putmem_on_stream"])?;
     emulated.launch(launch("failures/missing_function", 2)).reports().map(drop).map_err(Failed::from)
+}
+
+/// The second PE's GPU has room for the first step and little more.
+fn no_growth() -> Result<(), Failed> {
+    let launch = launch("failures/no_room_to_grow", 2).env("NVSHMEM_CUMEM_GRANULARITY", "16777216");
+    launch.env_of(1, "EMULATED_DEVICE_MEMORY", Some("20000000")).reports().map(drop).map_err(Failed::from)
 }
 
 /// The status is what the process ends with.

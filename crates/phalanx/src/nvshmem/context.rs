@@ -10,12 +10,13 @@ use crate::error::{Error, Result, TimeoutError, UnsupportedError, UsageError};
 use crate::os::{at_exit, leave};
 use crate::patience::Patience;
 use crate::sync::lock;
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nvshmem::{
     OLDEST, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, version_text,
 };
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -335,17 +336,14 @@ impl Ready {
             steps: Cell::new(0),
             allocations: Cell::new(0),
             failed: OnceCell::new(),
+            heap: RefCell::default(),
             looked: Cell::new(Instant::now()),
             limits: Limits::unknown(),
             claim: self.claim,
             one_thread: PhantomData,
         };
         let fits = context.check_fit(&begun, place);
-        let agreed = match &context.control {
-            Some(control) => control.agree(fits.is_ok(), "use the library as it began"),
-            None => Ok(()),
-        };
-        if let Err(error) = fits.and(agreed) {
+        if let Err(error) = context.together(fits, "use the library as it began") {
             return context.finalize().and(Err(error));
         }
         context.limits = Limits::of(&context)?;
@@ -454,6 +452,8 @@ pub struct Context {
     steps: Cell<u64>,
     allocations: Cell<u64>,
     failed: OnceCell<Error>,
+    /// What is allocated on the heap: start and bytes.
+    pub(super) heap: RefCell<BTreeMap<CUdeviceptr, u64>>,
     /// When it was last seen whether all PEs are there.
     looked: Cell<Instant>,
     pub(crate) limits: Limits,
@@ -685,12 +685,26 @@ impl Context {
         step: Step,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R> {
+        self.meet(&step)?;
+        self.bounded(step.describe(), call)
+    }
+
+    /// Waits until all PEs have come to the same call.
+    pub(super) fn meet(&self, step: &Step) -> Result<()> {
         self.check()?;
         self.steps.set(self.steps.get() + 1);
-        if let Some(control) = &self.control {
-            control.meet(self.steps.get(), &step).map_err(|error| self.fail(error))?;
+        match &self.control {
+            Some(control) => control.meet(self.steps.get(), step).map_err(|error| self.fail(error)),
+            None => Ok(()),
         }
-        self.bounded(step.describe(), call)
+    }
+
+    /// Whether all PEs could do something: an error of this PE's, else one that names a PE.
+    pub(super) fn together<T>(&self, mine: Result<T>, what: &str) -> Result<T> {
+        let Some(control) = &self.control else { return mine };
+        let agreed = control.agree(mine.is_ok(), what);
+        let mine = mine?;
+        agreed.map(|()| mine)
     }
 
     /// A call of the library that may wait for other PEs, with the timeout.

@@ -78,6 +78,16 @@ impl Device {
         .into()
     }
 
+    /// Bytes that the GPU could give out. The device is current.
+    pub fn free_memory(&self) -> Result<usize> {
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: out-pointers on the stack.
+        match unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut all) } {
+            CUresult::CUDA_SUCCESS => Ok(free),
+            error => Err(failed("cuMemGetInfo", error, false)),
+        }
+    }
+
     /// A word of page-locked memory, for what the GPU answers. The device is current. It is never freed: the GPU may be late.
     pub fn word(&self) -> Result<*mut u64> {
         if let Some(word) = self.word.get() {

@@ -2,12 +2,13 @@
 
 use super::context::Context;
 use super::control::Step;
+use super::device::failed;
 use super::signal::Signal;
 use crate::buffer::{Source, Target};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::{Lane, Lent};
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::ffi::c_void;
 use std::fmt;
@@ -59,13 +60,14 @@ pub(super) enum Origin {
 }
 
 impl Context {
-    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_calloc`
+    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_malloc`
+    /// (`nvshmem_calloc` ends the process where there is not enough memory)
     ///
-    /// The heap grows as needed; where the GPU has no virtual memory management, `NVSHMEM_SYMMETRIC_SIZE` is its
-    /// size, chosen before initialisation.
+    /// The heap grows as needed, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB); where the GPU has no virtual memory management,
+    /// `NVSHMEM_SYMMETRIC_SIZE` is its size, chosen before initialisation.
     ///
     /// # Errors
-    /// [`Error::Library`] if there is not enough memory on some PE; [`Error::Mismatch`] if the PEs ask for different
+    /// [`Error::Library`] on a PE that has not enough memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`] if the PEs ask for different
     /// sizes (where they met through a `Comm`).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
         let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
@@ -97,7 +99,7 @@ impl Context {
         let align = self.library.need(self.library.nvshmem_align, name)?;
         let step = Step::new(name, [alignment as u64, bytes as u64, 0]);
         // SAFETY: initialised; all PEs have met here with the same size; the library accepts the alignment.
-        let start = self.obtain(step, bytes, move || unsafe { align(alignment, bytes) })?;
+        let start = self.obtain(step, bytes, alignment, move || unsafe { align(alignment, bytes) })?;
         Ok(Symmetric::new(self, start, len, Origin::Heap))
     }
 
@@ -106,15 +108,34 @@ impl Context {
         let name = "nvshmem_malloc";
         let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
         // SAFETY: initialised; all PEs have met here with the same size.
-        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, move || unsafe { malloc(bytes) })
+        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, 0, move || unsafe { malloc(bytes) })
     }
 
-    /// The same by zeroes. `nvshmem_calloc`
+    /// The same by zeroes. Not `nvshmem_calloc`, which ends the process where a heap of fixed size is full, and lets another grow by
+    /// the size of one element only.
     pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
-        let name = "nvshmem_calloc";
-        let calloc = self.library.need(self.library.nvshmem_calloc, name)?;
-        // SAFETY: as above.
-        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, move || unsafe { calloc(bytes, 1) })
+        let start = self.reserve(bytes)?;
+        if bytes == 0 {
+            return Ok(start);
+        }
+        let stream = self.host_stream();
+        self.enter()?;
+        // SAFETY: new memory of so many bytes, which nobody uses yet; a stream of the device, which is current.
+        match unsafe { sys::cuMemsetD8Async(start, 0, bytes, stream.cu_stream()) } {
+            CUresult::CUDA_SUCCESS => self.sync(stream)?,
+            error => return Err(self.fail(failed("cuMemsetD8Async", error, true))),
+        }
+        // Nobody puts to what is still being cleared.
+        match &self.control {
+            Some(control) => {
+                control.agree(true, "clear symmetric memory").map_err(|error| self.fail(error))?;
+            }
+            None => {
+                self.world().barrier_on_stream(stream)?;
+                self.sync(stream)?;
+            }
+        }
+        Ok(start)
     }
 
     /// Gives back what was reserved. Collective, behind whatever the GPU still does. `nvshmem_free`
@@ -127,25 +148,36 @@ impl Context {
         &self,
         step: Step,
         bytes: usize,
+        alignment: usize,
         call: impl FnOnce() -> *mut c_void + Send + 'static,
     ) -> Result<CUdeviceptr> {
         let function = step.function();
-        let start = self.collectively(step, move || call() as CUdeviceptr)?;
-        let got = start != 0 || bytes == 0;
-        let agreed = match &self.control {
-            Some(control) => control.agree(got, "allocate symmetric memory"),
-            None => Ok(()),
-        };
-        if !got {
-            let text = format!(
-                "no {bytes} bytes of symmetric memory are left; NVSHMEM_SYMMETRIC_SIZE (or, with virtual memory \
-                 management, NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
-            );
-            return Err(self.library.error(function, 0, text).into());
-        }
+        self.meet(&step)?;
+        self.enter()?;
+        let room = if bytes == 0 { 0 } else { bytes.saturating_add(alignment) };
+        self.together(self.check_room(room), "give more memory to the heap")?;
+        let start = self.bounded(step.describe(), move || call() as CUdeviceptr)?;
+        let got = if start != 0 || bytes == 0 { Ok(()) } else { Err(self.no_memory(function, bytes)) };
         // What was allocated here and not elsewhere cannot be freed together: it stays until the end.
-        agreed?;
+        self.together(got, "allocate symmetric memory")?;
+        if bytes > 0 {
+            self.heap.borrow_mut().insert(start, bytes as u64);
+        }
         Ok(start)
+    }
+
+    #[cold]
+    fn no_memory(&self, function: &'static str, bytes: usize) -> Error {
+        let text = format!(
+            "no {bytes} bytes of symmetric memory are left; NVSHMEM_SYMMETRIC_SIZE (or, with virtual memory management, \
+             NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
+        );
+        let error = self.library.error(function, 0, text);
+        // A heap that could not grow was unmapped.
+        match self.has_dynamic_heap() {
+            Ok(false) => error.into(),
+            _ => self.fail(error.fatal()),
+        }
     }
 }
 
@@ -247,6 +279,7 @@ impl Context {
         self.drain()?;
         match origin {
             Origin::Heap => {
+                self.heap.borrow_mut().remove(&start);
                 let name = "nvshmem_free";
                 let free = self.library.need(self.library.nvshmem_free, name)?;
                 // SAFETY: allocated by the library and freed once; the GPU is done with it, and the library waits for the

@@ -58,6 +58,7 @@ mod collective;
 mod context;
 mod control;
 mod device;
+mod growth;
 #[cfg(feature = "jit")]
 mod kernels;
 mod library;
