@@ -180,9 +180,12 @@ nvshmem! {
         })
     }
 
-    fn nvshmemx_mc_ptr(_team: c_int, _address: u64) -> u64 {
-        // No multicast, as without NVLS.
-        inside(FUNCTION, |_| 0)
+    fn nvshmemx_mc_ptr(team: c_int, address: u64) -> u64 {
+        // An address with which nothing can be done here: there are no kernels that would.
+        inside(FUNCTION, |pe| {
+            let is_there = settings().multicast && pe.team(FUNCTION, team).members.len() > 1;
+            if is_there { (1 << 60) | address } else { 0 }
+        })
     }
 
     fn nvshmemx_buffer_register(address: u64, bytes: usize) -> c_int {

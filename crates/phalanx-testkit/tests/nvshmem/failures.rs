@@ -25,6 +25,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/no_room_to_grow", no_room_to_grow),
     Scenario::rank("failures/more_than_a_step", more_than_a_step),
     Scenario::rank("failures/unreachable", unreachable),
+    Scenario::rank("failures/teams_of_multicast", teams_of_multicast),
     Scenario::rank("failures/missing_function", missing_function),
     Scenario::rank("lifecycle/environment", lifecycle::environment),
     Scenario::process("lifecycle/global_exit", lifecycle::global_exit),
@@ -70,6 +71,10 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             launch.reports().map(drop).map_err(Failed::from)
         }),
         Trial::test("failures/unreachable", || told("failures/unreachable", &[("PEER_ACCESS", "0")])),
+        Trial::test("failures/teams_of_multicast", || {
+            told("failures/teams_of_multicast", &[("MULTICAST", "1")])?;
+            told("memory/peers", &[("MULTICAST", "1")])
+        }),
         Trial::test("failures/missing_function", missing),
         Trial::test("failures/too_old", too_old),
         Trial::test("lifecycle/environment", || told("lifecycle/environment", &[])),
@@ -319,6 +324,31 @@ fn more_than_a_step(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
+/// With multicast there are few teams, and the library would end the process instead of saying so.
+fn teams_of_multicast(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (world, pes) = (context.world(), context.n_pes());
+    let split = || world.split_strided(0, 1, pes);
+    let mut teams = Vec::new();
+    let error = loop {
+        match split() {
+            Ok(team) => teams.push(team.ok_or("a member")?),
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(error, Error::Unsupported(_)) && teams.len() == 3,
+        "{} teams, then {error}",
+        teams.len()
+    );
+    refused("two more", world.split_2d(1), &["NVSHMEM_MAX_TEAMS"])?;
+    must("destroy", teams.pop().ok_or("none")?.destroy())?;
+    teams.push(must("another", split())?.ok_or("a member")?);
+    teams.into_iter().try_for_each(|team| must("destroy", team.destroy()))?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
 /// Peers whose memory is not mapped: what the library would end the process for is refused, the rest works.
 fn unreachable(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
@@ -326,7 +356,7 @@ fn unreachable(comm: Comm, _: &[String]) -> Outcome {
     let mut memory = upload(&context, &[me as i32; 100])?;
     let inbox = must("alloc", context.alloc::<i32>(100))?;
     barrier(&context)?;
-    assert_eq!(must("peer", memory.peer(peer))?, None);
+    assert!(must("peer", memory.peer(peer))?.is_none());
     refused("iput", context.iput(&inbox, 2, &memory, 1, 10, peer), &["iput with PE", "loads and stores"])?;
     refused("iget", context.iget(&mut memory, 2, &inbox, 1, 10, peer), &["iget with PE"])?;
     refused("g", context.g(&inbox, 0, peer), &["g with PE"])?;

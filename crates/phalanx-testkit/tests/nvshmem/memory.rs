@@ -69,14 +69,18 @@ fn peers(comm: Comm, _: &[String]) -> Outcome {
     barrier(&context)?;
     let mut reached = 0;
     for pe in 0..pes {
-        let Some(address) = must("peer", memory.peer(pe))? else { continue };
+        let Some(peer) = must("peer", memory.peer(pe))? else { continue };
         reached += 1;
+        assert_eq!((peer.len(), peer.slice(100..).len(), peer.slice(..0).is_empty()), (500, 400, true));
+        assert_eq!(peer.slice(100..200).slice(5..).device_ptr(), peer.device_ptr() + 105 * 4);
+        let beyond = std::panic::catch_unwind(|| peer.slice(400..501));
+        assert!(beyond.is_err(), "beyond the end");
         let mut got = vec![0f32; 500];
         // SAFETY: symmetric memory of as many elements, mapped here.
         unsafe {
             phalanx::cudarc::driver::result::memcpy_dtoh_async(
                 &mut got,
-                address,
+                peer.device_ptr(),
                 context.stream().cu_stream(),
             )
         }
@@ -85,10 +89,11 @@ fn peers(comm: Comm, _: &[String]) -> Outcome {
         expect(format!("PE {pe}'s part"), &got, |index| value(pe, index) as f32)?;
     }
     assert!(reached >= 1, "this PE's own part, at least");
-    assert_eq!(must("peer", memory.peer(me))?, Some(memory.device_ptr()));
+    assert_eq!(must("peer", memory.peer(me))?.map(|peer| peer.device_ptr()), Some(memory.device_ptr()));
     refused("no such PE", memory.peer(pes), &["PE", "does not exist"])?;
     // Multicast is there or not, and that is no error.
-    must("multicast", context.world().multicast(&memory))?;
+    let multicast = must("multicast", context.world().multicast(&memory))?;
+    assert!(multicast.is_none_or(|multicast| multicast.len() == 500 && multicast.slice(9..).len() == 491));
     barrier(&context)?;
     must("free", memory.free())?;
     must("finalize", context.finalize())?;

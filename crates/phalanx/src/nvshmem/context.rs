@@ -337,6 +337,7 @@ impl Ready {
             allocations: Cell::new(0),
             failed: OnceCell::new(),
             heap: RefCell::default(),
+            teams: Cell::new(0),
             looked: Cell::new(Instant::now()),
             limits: Limits::unknown(),
             claim: self.claim,
@@ -454,6 +455,8 @@ pub struct Context {
     failed: OnceCell<Error>,
     /// What is allocated on the heap: start and bytes.
     pub(super) heap: RefCell<BTreeMap<CUdeviceptr, u64>>,
+    /// Teams that were split off and not destroyed.
+    pub(super) teams: Cell<usize>,
     /// When it was last seen whether all PEs are there.
     looked: Cell<Instant>,
     pub(crate) limits: Limits,

@@ -4,6 +4,7 @@ use super::context::Context;
 use super::control::Step;
 use super::device::failed;
 use super::signal::Signal;
+use super::views::Peer;
 use crate::buffer::{Source, Target};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
@@ -236,13 +237,13 @@ impl<'c, T: Element> Symmetric<'c, T> {
         SliceMut { view: self.slice.slice_mut(from..to), start }
     }
 
-    /// Where this PE's kernels can load and store another PE's part, if they can (over NVLink or PCIe); the address is no
-    /// symmetric one. `nvshmem_ptr`
+    /// Another PE's part, if kernels of this PE can load from it and store to it (over NVLink or PCIe). `nvshmem_ptr`
     ///
     /// # Errors
     /// [`UsageError::Rank`] if there is no such PE.
-    pub fn peer(&self, pe: usize) -> Result<Option<CUdeviceptr>> {
-        self.context.peer("peer", self.start, pe)
+    pub fn peer(&self, pe: usize) -> Result<Option<Peer<'_, T>>> {
+        let start = self.context.peer("peer", self.start, pe)?;
+        Ok(start.map(|start| Peer::new(start, self.len())))
     }
 
     /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs: the
@@ -347,7 +348,7 @@ impl<T: Element> SliceMut<'_, T> {
     }
 }
 
-fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+pub(super) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let from = match range.start_bound() {
         Bound::Included(from) => *from,
         Bound::Excluded(before) => before + 1,

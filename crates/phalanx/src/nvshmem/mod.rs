@@ -68,6 +68,7 @@ mod one_sided;
 mod register;
 mod signal;
 mod team;
+mod views;
 
 pub use crate::backend::nvshmem::{Buffer, Nvshmem};
 pub use atomic::{Atomic, AtomicBits};
@@ -83,6 +84,7 @@ pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};
 pub(crate) use team::strided;
 pub use team::{SplitTeam, Team};
+pub use views::{Multicast, Peer};
 pub(crate) use {
     control::Control, device::Device, device::copy, device::failed as device_error, library::Library,
 };
