@@ -14,9 +14,6 @@ use crate::settings::settings;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-/// The handle of NVSHMEM's heap, as memory from `cuMemCreate`.
-const HEAP: Handle = 0xa00;
-
 /// Memory of a device that can be used at once.
 pub fn allocate(context: &Context, kind: Kind, size: usize) -> Result<u64, Code> {
     if size == 0 {
@@ -148,19 +145,6 @@ exported! {
         total.set(all as usize);
         free.set((all - memory::used(context.device)) as usize);
         Ok(())
-    }
-
-    fn cuMemRetainAllocationHandle(handle: Out<Handle>, address: u64) {
-        // NVSHMEM's heap is the only memory here that comes from cuMemCreate.
-        if !crate::nvshmem::memory::is_mapped(address) {
-            return Err(INVALID_VALUE);
-        }
-        handle.set(HEAP);
-        Ok(())
-    }
-
-    fn cuMemRelease(handle: Handle) {
-        if handle == HEAP { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {

@@ -2,12 +2,14 @@
 
 use super::init::INVALID_VALUE;
 use super::process::{self, Pe, exit, inside, nvshmem};
-use super::world::HEAP;
+use super::world::{BOOTSTRAP, HEAP};
 use crate::cuda::memory::{self, GARBAGE, Range, When};
+use crate::cuda::virtual_memory::{self, Properties};
 use crate::lock;
 use crate::settings::settings;
 use crate::violation::violation;
 use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 
 const PAGE: u64 = 4096;
 
@@ -77,7 +79,8 @@ pub fn is_mapped(address: u64) -> bool {
 /// At the end: nothing of the heap may be used any more.
 pub fn forget_all(pe: &Pe) {
     memory::put_back(pe.context.device, std::mem::take(&mut lock(&pe.state).physical));
-    for start in lock(&pe.state).allocations.keys() {
+    let state = lock(&pe.state);
+    for start in state.allocations.keys().chain(state.mapped.keys()) {
         forget(pe, "nvshmemx_hostlib_finalize", *start);
     }
 }
@@ -220,12 +223,60 @@ nvshmem! {
         })
     }
 
-    fn nvshmemx_buffer_register_symmetric(_address: u64, _bytes: usize, _flags: c_int) -> u64 {
-        // There is no virtual memory management here, from which such memory would have to come.
-        inside(FUNCTION, |_| violation(FUNCTION, "the memory does not come from cuMemCreate: the heap would be taken down"))
+    fn nvshmemx_buffer_register_symmetric(address: u64, bytes: usize, _flags: c_int) -> u64 {
+        inside(FUNCTION, |pe| map(FUNCTION, pe, address, bytes))
     }
 
-    fn nvshmemx_buffer_unregister_symmetric(_address: u64, _bytes: usize) -> c_int {
-        inside(FUNCTION, |_| violation(FUNCTION, "nothing was registered"))
+    fn nvshmemx_buffer_unregister_symmetric(address: u64, bytes: usize) -> c_int {
+        inside(FUNCTION, |pe| {
+            let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
+            if lock(&pe.state).mapped.remove(&offset) != Some(bytes as u64) {
+                violation(FUNCTION, format!("{bytes} bytes at {address:#x} are nothing that was registered"));
+            }
+            pe.agree(FUNCTION, [offset, bytes as u64]);
+            super::rma::complete(pe, &super::rma::awaited(pe));
+            pe.barrier();
+            forget(pe, FUNCTION, offset);
+            0
+        })
     }
+}
+
+/// Maps memory a second time, as part of the heap. Whatever is wrong with it takes the heap of 3.4.5 down.
+fn map(function: &'static str, pe: &Pe, address: u64, bytes: usize) -> u64 {
+    let refuse = |why: String| -> ! { violation(function, format!("{why}: the heap would be taken down")) };
+    let Some((start, _, physical)) = virtual_memory::find(address) else {
+        refuse(format!("the memory at {address:#x} does not come from cuMemCreate"))
+    };
+    let rounded = bytes.next_multiple_of(settings().heap_step as usize);
+    if start != address || rounded > physical.size {
+        refuse(format!(
+            "{rounded} bytes (in steps of the heap) at {address:#x} are beyond the memory ({})",
+            physical.size
+        ));
+    }
+    let wanted = Properties::exportable(pe.context.device);
+    if (physical.properties.handle_types, physical.properties.device) != (wanted.handle_types, wanted.device)
+    {
+        refuse(format!("{:?} are not the properties of the heap", physical.properties));
+    }
+    let offset = {
+        let mut state = lock(&pe.state);
+        let offset = state.next.next_multiple_of(virtual_memory::GRANULE as u64);
+        state.next = offset + rounded as u64 + PAGE;
+        state.mapped.insert(offset, bytes as u64);
+        offset
+    };
+    pe.agree(function, [bytes as u64, offset]);
+    let all: Vec<usize> = (0..pe.pes).collect();
+    let mut say = [0; 14];
+    say[..2].copy_from_slice(&[std::process::id().into(), physical.file.as_raw_fd() as u64]);
+    for (peer, words) in pe.world.exchange(BOOTSTRAP, pe.pe, &all, say).iter().enumerate() {
+        if let Err(error) = pe.world.map(peer, offset, bytes, words[0], words[1]) {
+            refuse(format!("PE {peer}'s memory cannot be mapped ({error})"));
+        }
+        memory::adopt(pe.world.heap(peer) + offset, bytes as u64, pe.context.device, pe.context.handle);
+    }
+    pe.barrier();
+    pe.world.heap(pe.pe) + offset
 }

@@ -37,6 +37,8 @@ pub struct State {
     pub used: u64,
     /// Bytes of the device that the heap has, if it grows.
     pub physical: u64,
+    /// Memory of the callers' that is mapped into the heap: offset and length.
+    pub mapped: BTreeMap<u64, u64>,
     /// Registered memory of this PE's: start and length.
     pub registered: BTreeMap<u64, u64>,
     /// Operations that quiet completes.

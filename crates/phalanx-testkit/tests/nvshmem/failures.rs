@@ -1,8 +1,8 @@
 //! What goes wrong is an error, on all PEs, within the deadline; where the library can only end the process, the others
 //! are told.
 
-use crate::lifecycle;
 use crate::world::{are_emulated, barrier, context, done, launch, must, refused, upload};
+use crate::{lifecycle, memory};
 use libtest_mimic::{Failed, Trial};
 use phalanx::nvshmem::{Compare, Context, Symmetric};
 use phalanx::{Comm, Error};
@@ -27,6 +27,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/unreachable", unreachable),
     Scenario::rank("failures/teams_of_multicast", teams_of_multicast),
     Scenario::rank("failures/missing_function", missing_function),
+    Scenario::rank("memory/mapped", memory::mapped),
     Scenario::rank("lifecycle/environment", lifecycle::environment),
     Scenario::process("lifecycle/global_exit", lifecycle::global_exit),
     Scenario::rank("lifecycle/sharing", lifecycle::sharing),
@@ -47,6 +48,11 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/killed_beside_an_idle_stream", || killed("failures/waits_for_nothing")),
         Trial::test("failures/quiet_of_a_stuck_stream", quiet_of_stuck),
         Trial::test("failures/threads", || lifecycle::threads().map_err(Failed::from)),
+        Trial::test("memory/mapped", || {
+            let launch = || launch("memory/mapped", 2);
+            launch().env("NVSHMEM_CUMEM_GRANULARITY", "2097152").arg("whole").reports()?;
+            launch().arg("half").reports().map(drop).map_err(Failed::from)
+        }),
         Trial::test("lifecycle/sharing", || together("lifecycle/sharing")),
     ];
     let no_room = Trial::test("failures/init_of_one_has_no_room", no_room);

@@ -1,7 +1,7 @@
 //! Symmetric memory: allocation, slices, views, peers' addresses, registered buffers.
 
-use crate::world::{barrier, context, done, expect, free, must, read, refused, upload, value, values};
-use phalanx::cudarc::driver::DevicePtr;
+use crate::world::{barrier, context, done, expect, free, must, read, refused, upload, value, values, write};
+use phalanx::cudarc::driver::{DevicePtr, sys};
 use phalanx::nvshmem::Context;
 use phalanx::{Comm, Error, UsageError};
 use phalanx_testkit::Scenario;
@@ -135,6 +135,71 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     must("free", inbox.free())?;
     must("finalize", context.finalize())?;
     done()
+}
+
+/// Memory of the caller's that is made symmetric, by the steps of the heap that are set.
+pub fn mapped(comm: Comm, args: &[String]) -> Outcome {
+    const BYTES: usize = 4 << 20;
+    let context = context(&comm)?;
+    let (me, pes) = (context.my_pe(), context.n_pes());
+    let (left, right) = ((me + pes - 1) % pes, (me + 1) % pes);
+    let device = context.cuda_context().ordinal() as i32;
+    let (len, is_whole) = (BYTES / 4, args[0] == "whole");
+    let start = Virtual::new(BYTES, device, 1)?;
+    // SAFETY: mapped memory of so many elements.
+    let registered = unsafe { context.register_symmetric::<i32>(start.address, len) };
+    if !is_whole {
+        let error = refused("half a step", registered, &["NVSHMEM_CUMEM_GRANULARITY"])?;
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+        must("finalize", context.finalize())?;
+        return done();
+    }
+    let mut memory = must("register_symmetric", registered)?;
+    write(&mut memory, &values::<i32>(me, len))?;
+    let inbox = must("alloc", context.alloc::<i32>(len))?;
+    barrier(&context)?;
+    must("put", context.put(&inbox, &memory, right))?;
+    must("put", context.put(&memory.slice(..100), &inbox.slice(..100), me))?;
+    assert_eq!(must("g", context.g(&memory, len - 1, left))?, value(left, len - 1));
+    barrier(&context)?;
+    expect("put from mapped memory", &read(&inbox)?, |index| value(left, index))?;
+    barrier(&context)?;
+    must("free", memory.free())?;
+    must("free", inbox.free())?;
+    // Only what can be exported as the heap can.
+    let other = Virtual::new(BYTES, device, 0)?;
+    // SAFETY: as above.
+    let registered = unsafe { context.register_symmetric::<i32>(other.address, len) };
+    refused("not exportable", registered, &["another way than the heap"])?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// Memory from `cuMemCreate`, mapped; it stays.
+struct Virtual {
+    address: u64,
+}
+
+impl Virtual {
+    fn new(bytes: usize, device: i32, handle_types: u32) -> Result<Virtual, String> {
+        let properties: [u32; 8] = [1, handle_types, 1, device as u32, 0, 0, 0, 0];
+        let access: [u32; 3] = [1, device as u32, 3];
+        let (mut handle, mut address) = (0, 0);
+        // SAFETY: the structures of these functions, word by word, and out-pointers on the stack.
+        let results = unsafe {
+            [
+                sys::cuMemCreate(&raw mut handle, bytes, properties.as_ptr().cast(), 0),
+                sys::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0),
+                sys::cuMemMap(address, bytes, 0, handle, 0),
+                sys::cuMemSetAccess(address, bytes, access.as_ptr().cast(), 1),
+            ]
+        };
+        if results.iter().all(|result| *result == sys::CUresult::CUDA_SUCCESS) {
+            Ok(Virtual { address })
+        } else {
+            Err(format!("{results:?}"))
+        }
+    }
 }
 
 fn refusals(comm: Comm, _: &[String]) -> Outcome {

@@ -8,6 +8,7 @@ use super::device::failed;
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 /// The step unless `NVSHMEM_CUMEM_GRANULARITY` says otherwise, the driver's, and what the library limits it to.
 const STEP: usize = 512 << 20;
@@ -46,8 +47,13 @@ impl Context {
 
 /// By how much the heap grows for an allocation.
 fn growth(bytes: usize) -> usize {
-    let step = std::env::var("NVSHMEM_CUMEM_GRANULARITY").ok().and_then(|text| size(&text)).unwrap_or(STEP);
-    (bytes + ROUNDING).next_multiple_of(step.clamp(LEAST, MOST))
+    (bytes + ROUNDING).next_multiple_of(step())
+}
+
+/// In what steps the heap grows, and memory is mapped into it.
+pub(super) fn step() -> usize {
+    let step = std::env::var("NVSHMEM_CUMEM_GRANULARITY").ok().and_then(|text| size(&text));
+    step.unwrap_or(STEP).clamp(LEAST, MOST)
 }
 
 /// A size as the library reads it: a number, and a unit perhaps.
@@ -62,19 +68,40 @@ fn size(text: &str) -> Option<usize> {
     Some((number * (1u64 << shift) as f64) as usize)
 }
 
-/// Whether memory from `cuMemCreate` is mapped at an address. The device is current.
 fn is_dynamic(address: CUdeviceptr) -> Result<bool> {
+    origin(address).map(|origin| origin.is_some())
+}
+
+/// How memory was made by `cuMemCreate`: in what ways it can be exported, and where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Created {
+    handle_types: u32,
+    location: [u32; 2],
+}
+
+/// How the memory at an address was made, if by `cuMemCreate`. The device is current.
+pub(super) fn origin(address: CUdeviceptr) -> Result<Option<Created>> {
     let mut handle = 0;
     // SAFETY: an out-pointer on the stack; the driver looks the address up.
     match unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, address as *mut c_void) } {
-        CUresult::CUDA_SUCCESS => {
-            // SAFETY: retained above, given back once.
-            unsafe { sys::cuMemRelease(handle) };
-            Ok(true)
-        }
-        CUresult::CUDA_ERROR_INVALID_VALUE => Ok(false),
-        error => Err(failed("cuMemRetainAllocationHandle", error, false)),
+        CUresult::CUDA_SUCCESS => {}
+        CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(None),
+        error => return Err(failed("cuMemRetainAllocationHandle", error, false)),
     }
+    let mut properties = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
+    // SAFETY: an out-pointer on the stack; a handle that was retained above, and is given back once.
+    let found = unsafe {
+        let found = sys::cuMemGetAllocationPropertiesFromHandle(properties.as_mut_ptr(), handle);
+        sys::cuMemRelease(handle);
+        found
+    };
+    if found != CUresult::CUDA_SUCCESS {
+        return Err(failed("cuMemGetAllocationPropertiesFromHandle", found, false));
+    }
+    // SAFETY: the structure begins with four words. Not read as its own types, which are enumerations: kinds of handles can be
+    // combined.
+    let [_, handle_types, kind, number] = unsafe { properties.as_ptr().cast::<[u32; 4]>().read() };
+    Ok(Some(Created { handle_types, location: [kind, number] }))
 }
 
 #[cfg(test)]

@@ -69,11 +69,11 @@ impl Limits {
     pub fn of(context: &Context) -> Result<Limits> {
         let nccl = finds_nccl(context.library);
         let start = if context.n_pes() > 1 { context.reserve(TEAMS * ROOM)? } else { 0 };
-        let find = context.library.nvshmemx_mc_ptr;
-        // SAFETY: initialised; the team of all PEs, and a symmetric address.
-        let multicast = find.is_some_and(|find| {
-            start != 0 && !unsafe { find(team::WORLD, start as *const c_void) }.is_null()
-        });
+        let has_multicast = |find: unsafe extern "C" fn(_, _) -> *mut c_void| {
+            // SAFETY: initialised; the team of all PEs, and a symmetric address.
+            !unsafe { find(team::WORLD, start as *const c_void) }.is_null()
+        };
+        let multicast = start != 0 && context.library.nvshmemx_mc_ptr.is_some_and(has_multicast);
         Ok(Limits { nccl, start, multicast })
     }
 
