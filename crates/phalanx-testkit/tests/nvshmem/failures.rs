@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/different_sizes", different_sizes),
+    Scenario::rank("failures/different_contents", different_contents),
     Scenario::rank("failures/different_calls", different_calls),
     Scenario::rank("failures/waits_for_a_signal", waits_for_a_signal),
     Scenario::rank("failures/waits_to_free", waits_to_free),
@@ -41,6 +42,7 @@ const SLACK: Duration = Duration::from_secs(6);
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let pairs = [
         Trial::test("failures/different_sizes", || together("failures/different_sizes")),
+        Trial::test("failures/different_contents", || together("failures/different_contents")),
         Trial::test("failures/different_calls", || together("failures/different_calls")),
         Trial::test("failures/killed_before_a_signal", || killed("failures/waits_for_a_signal")),
         Trial::test("failures/killed_before_a_free", || killed("failures/waits_to_free")),
@@ -113,6 +115,18 @@ fn different_sizes(comm: Comm, _: &[String]) -> Outcome {
     // Final: the same answer from everything, and no end that would wait for the other.
     refused("quiet", context.quiet(), &["nvshmem_malloc(400"])?;
     refused("finalize", context.finalize(), &["nvshmem_malloc(400"])?;
+    done()
+}
+
+/// Memory that one PE clears, and nobody else waits for.
+fn different_contents(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let allocated = match context.my_pe() {
+        0 => context.alloc::<f32>(10),
+        _ => context.alloc_uninit::<f32>(10),
+    };
+    let error = refused("alloc", allocated, &["nvshmem_malloc(40, 1", "nvshmem_malloc(40, 0"])?;
+    assert!(matches!(error, Error::Mismatch(_)), "{error}");
     done()
 }
 

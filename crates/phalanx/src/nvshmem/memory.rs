@@ -106,16 +106,22 @@ impl Context {
 
     /// `bytes` of symmetric memory, whose contents are not specified. Collective. `nvshmem_malloc`
     pub(crate) fn reserve(&self, bytes: usize) -> Result<CUdeviceptr> {
+        self.malloc(bytes, false)
+    }
+
+    /// Whether zeroes will follow is compared as well.
+    fn malloc(&self, bytes: usize, zeroed: bool) -> Result<CUdeviceptr> {
         let name = "nvshmem_malloc";
         let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
+        let step = Step::new(name, [bytes as u64, zeroed.into(), 0]);
         // SAFETY: initialised; all PEs have met here with the same size.
-        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, 0, move || unsafe { malloc(bytes) })
+        self.obtain(step, bytes, 0, move || unsafe { malloc(bytes) })
     }
 
     /// The same by zeroes. Not `nvshmem_calloc`, which ends the process where a heap of fixed size is full, and lets another grow by
     /// the size of one element only.
     pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
-        let start = self.reserve(bytes)?;
+        let start = self.malloc(bytes, true)?;
         if bytes == 0 {
             return Ok(start);
         }
