@@ -27,7 +27,9 @@
 //! | `EMULATED_NVSHMEM_VERSION` | `3.4.5`: what NVSHMEM reports | 3.8.0 |
 //! | `EMULATED_NVSHMEM_INIT` | `half`: initialisation answers success with status 1, as 3.4.5 does when it cannot use the device; `error`: as later ones do; `hang`; `exit` | |
 //! | `EMULATED_PEER_ACCESS` | `0`: peers' symmetric memory cannot be loaded from or stored to | 1 |
-//! | `EMULATED_SYMMETRIC_SIZE` | bytes of each PE's symmetric heap | 1 GiB |
+//! | `EMULATED_MULTICAST` | `1`: NVSHMEM has NVLink multicast: addresses, and teams that take 16 of its 128 | 0 |
+//! | `EMULATED_SYMMETRIC_SIZE` | bytes of each PE's symmetric heap, which then does not grow | |
+//! | `NVSHMEM_CUMEM_GRANULARITY` | as in NVSHMEM, bytes by which the heap grows, or a multiple | 512 MiB |
 //! | `NCCL_COMM_BLOCKING` | as in NCCL, overrides every communicator's configuration | |
 //!
 //! A value that cannot be understood ends the process.
@@ -69,7 +71,9 @@ pub struct Settings {
     pub nvshmem_version: i32,
     pub nvshmem_init: Init,
     pub peer_access: bool,
-    pub symmetric_size: u64,
+    pub multicast: bool,
+    pub symmetric_size: Option<u64>,
+    pub heap_step: u64,
 }
 
 /// What NVSHMEM's initialisation does.
@@ -145,7 +149,9 @@ fn read() -> Settings {
             Some(text) => bad("EMULATED_NVSHMEM_INIT", text),
         },
         peer_access: value("EMULATED_PEER_ACCESS", 1) != 0,
-        symmetric_size: value("EMULATED_SYMMETRIC_SIZE", 1 << 30),
+        multicast: value("EMULATED_MULTICAST", 0) != 0,
+        symmetric_size: text("EMULATED_SYMMETRIC_SIZE").map(|_| value("EMULATED_SYMMETRIC_SIZE", 0)),
+        heap_step: value("NVSHMEM_CUMEM_GRANULARITY", 512 << 20),
     }
 }
 

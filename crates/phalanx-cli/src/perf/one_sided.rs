@@ -211,7 +211,7 @@ fn write<T: Value>(
     for piece in pieces(len, stage.len()) {
         let stage = &mut stage[..piece.len()];
         write(piece.start, stage);
-        nvshmem.stream().memcpy_htod(&*stage, memory.slice_mut(piece).view_mut())?;
+        nvshmem.stream().memcpy_htod(&*stage, &mut memory.slice_mut(piece).view_mut())?;
         // The stage is free again.
         nvshmem.sync(nvshmem.stream())?;
     }

@@ -147,11 +147,6 @@ exported! {
         Ok(())
     }
 
-    fn cuMemRetainAllocationHandle(_handle: Out<Handle>, _address: u64) {
-        // None of the memory here comes from cuMemCreate.
-        Err(INVALID_VALUE)
-    }
-
     fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
         let allocation = attributed(address).ok_or(super::error::NOT_FOUND)?;
         base.set(allocation.address);

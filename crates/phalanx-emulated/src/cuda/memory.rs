@@ -248,6 +248,24 @@ pub fn free_context(function: &'static str, context: Handle) {
     addresses.into_iter().for_each(close);
 }
 
+/// Takes so many bytes of a device for whoever maps them himself; false if there are not so many.
+pub fn take(device: usize, bytes: u64) -> bool {
+    let mut memory = lock(&MEMORY);
+    let arena = memory.arenas.entry(device).or_insert_with(Arena::map);
+    let fits = bytes <= settings().device_memory.saturating_sub(arena.used);
+    if fits {
+        arena.used += bytes;
+    }
+    fits
+}
+
+/// Gives them back.
+pub fn put_back(device: usize, bytes: u64) {
+    if let Some(arena) = lock(&MEMORY).arenas.get_mut(&device) {
+        arena.used -= bytes;
+    }
+}
+
 /// Bytes that are allocated on a device.
 pub fn used(device: usize) -> u64 {
     lock(&MEMORY).arenas.get(&device).map_or(0, |arena| arena.used)

@@ -1,7 +1,7 @@
 //! What a team does together, on streams.
 
-use super::process::{Pe, inside, nvshmem};
-use super::rma::{complete, enqueue};
+use super::process::{Pe, nvshmem, with_own_gpu};
+use super::rma::{awaited, complete, enqueue};
 use crate::handles::Handle;
 use crate::nccl::reduce::{Combine, Contribution, combine};
 use crate::nccl::types::DataType;
@@ -50,7 +50,7 @@ type Call = (c_int, u64, u64, usize, Handle);
 
 fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merge>) -> c_int {
     let (team, dest, source, bytes, stream) = call;
-    inside(function, |pe| {
+    with_own_gpu(function, |pe| {
         let of = pe.team(function, team);
         let n = of.members.len();
         if let Kind::Broadcast { root } = kind
@@ -117,12 +117,12 @@ fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merg
 }
 
 fn barrier(function: &'static str, team: c_int, stream: Handle, completes: bool) -> c_int {
-    inside(function, |pe: &Arc<Pe>| {
+    with_own_gpu(function, |pe: &Arc<Pe>| {
         let of = pe.team(function, team);
-        let own = Arc::clone(pe);
+        let (own, awaited) = (Arc::clone(pe), awaited(pe));
         enqueue(function, pe, stream, move || {
             if completes {
-                complete(&own);
+                complete(&own, &awaited);
             }
             own.world.barrier(team as usize, own.pe, &of.members);
         });

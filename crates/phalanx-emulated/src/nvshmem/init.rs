@@ -1,14 +1,19 @@
 //! Beginning and end.
 
-use super::process::{self, IS_BOOTSTRAPPED, IS_INITIALIZED, Pe, State, Team, alone, exit, inside, nvshmem};
+use super::process::{
+    self, IS_BOOTSTRAPPED, IS_INITIALIZED, LIMITED_MPG, NOT_INITIALIZED, Pe, State, Team, alone, exit,
+    inside, nvshmem,
+};
 use super::world::{self, BOOTSTRAP, PES, World};
 use crate::cuda::context::current;
+use crate::cuda::device::physical;
 use crate::lock;
 use crate::pointers::Out;
 use crate::settings::{Init, settings};
 use crate::violation::violation;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -45,7 +50,11 @@ pub struct Attributes {
 const _: () = assert!(size_of::<UniqueId>() == 128 && size_of::<Attributes>() == 144);
 const _: () = assert!(std::mem::offset_of!(Attributes, uid_version) == 24);
 const MAGIC: u32 = 0x656d_756c;
+const BY_ENVIRONMENT: c_uint = 0;
 const BY_UNIQUE_ID: c_uint = 8;
+
+/// Whether the PEs were found by the environment: that stays until the process ends, whatever a later initialisation says.
+static IS_KEPT: AtomicBool = AtomicBool::new(false);
 
 fn check_version(function: &'static str, what: &str, word: c_int, size: c_int) {
     if word != (1 << 16) + size {
@@ -93,18 +102,24 @@ nvshmem! {
             exit(FUNCTION, "aborting due to error in nvshmem_finalize");
         }
         inside(FUNCTION, |pe| {
-            super::rma::complete(pe);
+            super::rma::complete(pe, &super::rma::awaited(pe));
             for stream in pe.context.streams() {
                 stream.mark().wait();
             }
             pe.barrier();
             super::memory::forget_all(pe);
-            process::set(process::NOT_INITIALIZED, None);
+            let is_kept = IS_KEPT.load(Ordering::Relaxed);
+            process::set(if is_kept { IS_BOOTSTRAPPED } else { NOT_INITIALIZED }, None);
         });
     }
 
-    fn nvshmem_global_exit(_status: c_int) {
-        alone(FUNCTION, || ())
+    fn nvshmem_global_exit(status: c_int) {
+        // The bootstrap by unique id has no such function.
+        alone(FUNCTION, || {
+            if IS_KEPT.load(Ordering::Relaxed) {
+                std::process::exit(status);
+            }
+        })
     }
 
     fn nvshmem_query_thread(provided: Out<c_int>) {
@@ -156,33 +171,56 @@ fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int 
             return INTERNAL;
         }
     }
-    if process::status() != process::NOT_INITIALIZED {
+    let is_kept = IS_KEPT.load(Ordering::Relaxed);
+    if process::status() != if is_kept { IS_BOOTSTRAPPED } else { NOT_INITIALIZED } {
         violation(function, "the library is initialised, or failed to be, already");
     }
     let Ok(context) = current() else { violation(function, "no device is current") };
     let Some(attr) = attr.as_in().get() else { return INVALID_VALUE };
-    if flags != BY_UNIQUE_ID {
-        eprintln!("emulated NVSHMEM: there is no process manager to bootstrap with (flags {flags})");
-        return INTERNAL;
-    }
-    check_version(function, "the arguments of the unique id", attr.uid_version, 24);
-    // SAFETY: the caller's promise; it is read here and not before, as in the library.
-    let id = unsafe { attr.id.read() };
-    if id.magic != MAGIC || attr.ranks as usize > PES {
-        return INTERNAL;
-    }
-    let Ok(world) = World::open(id.process, id.file) else { return INTERNAL };
-    let (rank, ranks) = (attr.rank as usize, attr.ranks as usize);
+    let found = match flags {
+        _ if is_kept => by_environment(),
+        BY_ENVIRONMENT => by_environment(),
+        BY_UNIQUE_ID => by_unique_id(function, attr),
+        _ => violation(function, format!("the flags {flags} are none")),
+    };
+    let Some((world, rank, ranks)) = found else { return INTERNAL };
+    IS_KEPT.fetch_or(flags == BY_ENVIRONMENT, Ordering::Relaxed);
     let everybody: Vec<usize> = (0..ranks).collect();
     let alone = Team { members: vec![rank] };
     let all = Team { members: everybody };
     // The world, those who share memory, the node, and those with this number on other nodes, of which there are none.
     let teams = BTreeMap::from([(0, all.clone()), (1, all.clone()), (2, all), (3, alone)]);
     let state = Mutex::new(State { teams, ..State::default() });
-    let pe = Arc::new(Pe { world, pe: rank, pes: ranks, context, state });
-    pe.barrier();
-    process::set(IS_INITIALIZED, Some(pe));
+    let mut pe = Pe { world, pe: rank, pes: ranks, context, shares_gpu: false, state };
+    let gpu = [physical(pe.context.device) as u64; 14];
+    let gpus = pe.world.exchange(BOOTSTRAP, rank, &pe.all(), gpu);
+    // There is no MPS that would share it out.
+    pe.shares_gpu = gpus.iter().filter(|other| **other == gpu).count() > 1;
+    process::set(if pe.shares_gpu { LIMITED_MPG } else { IS_INITIALIZED }, Some(Arc::new(pe)));
     0
+}
+
+/// The PEs that have the same id: what they share, this one's number, how many there are.
+fn by_unique_id(function: &'static str, attr: Attributes) -> Option<(World, usize, usize)> {
+    check_version(function, "the arguments of the unique id", attr.uid_version, 24);
+    // SAFETY: the caller's promise; it is read here and not before, as in the library.
+    let id = unsafe { attr.id.read() };
+    if id.magic != MAGIC || attr.ranks as usize > PES {
+        return None;
+    }
+    let world = World::open(id.process, id.file).ok()?;
+    Some((world, attr.rank as usize, attr.ranks as usize))
+}
+
+/// As PMI answers without a process manager: this PE alone.
+fn by_environment() -> Option<(World, usize, usize)> {
+    if std::env::var_os("PMI_FD").is_some() {
+        eprintln!("emulated NVSHMEM: it knows no process manager");
+        return None;
+    }
+    let file = world::create();
+    let (process, number) = world::place(&file);
+    Some((World::open(process, number).ok()?, 0, 1))
 }
 
 impl Pe {

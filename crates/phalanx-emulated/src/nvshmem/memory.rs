@@ -1,24 +1,27 @@
 //! The symmetric heap.
 
 use super::init::INVALID_VALUE;
-use super::process::{Pe, inside, nvshmem};
-use super::world::HEAP;
+use super::process::{self, Pe, exit, inside, nvshmem};
+use super::world::{BOOTSTRAP, HEAP};
 use crate::cuda::memory::{self, GARBAGE, Range, When};
+use crate::cuda::virtual_memory::{self, Properties};
 use crate::lock;
 use crate::settings::settings;
 use crate::violation::violation;
 use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 
 const PAGE: u64 = 4096;
 
-/// Allocates on all PEs: the same place everywhere. 0 if there is no room, or nothing to allocate.
-fn allocate(function: &'static str, alignment: u64, bytes: usize, fill: u8) -> u64 {
+/// Allocates on all PEs: the same place everywhere. 0 if there is no room, or nothing to allocate. `grows` is by how much the library
+/// lets its heap grow for it, rounded up.
+fn allocate(function: &'static str, alignment: u64, bytes: usize, grows: u64, fill: u8) -> u64 {
     inside(function, |pe| {
         if bytes == 0 {
             return 0;
         }
         pe.agree(function, [bytes as u64, alignment]);
-        let start = place(pe, alignment.max(16), bytes as u64);
+        let start = place(pe, alignment.max(16), bytes as u64, grows);
         if let Some(offset) = start {
             for peer in 0..pe.pes {
                 memory::adopt(
@@ -38,9 +41,22 @@ fn allocate(function: &'static str, alignment: u64, bytes: usize, fill: u8) -> u
 }
 
 /// Takes addresses that end at a page which belongs to nobody.
-fn place(pe: &Pe, alignment: u64, bytes: u64) -> Option<u64> {
+fn place(pe: &Pe, alignment: u64, bytes: u64, grows: u64) -> Option<u64> {
     let mut state = lock(&pe.state);
-    if bytes > settings().symmetric_size - state.used {
+    let limit = settings().symmetric_size.unwrap_or_else(|| {
+        if state.used + bytes > state.physical {
+            let step = grows.next_multiple_of(settings().heap_step);
+            if !memory::take(pe.context.device, step) {
+                exit(
+                    "nvshmem_malloc",
+                    "cuMemCreate failed, the heap is unmapped, and the barrier that follows crashes",
+                );
+            }
+            state.physical += step;
+        }
+        state.physical
+    });
+    if bytes > limit - state.used {
         return None;
     }
     let start = state.next.next_multiple_of(alignment.max(PAGE));
@@ -53,9 +69,18 @@ fn place(pe: &Pe, alignment: u64, bytes: u64) -> Option<u64> {
     Some(start)
 }
 
+/// Whether an address is in the part of a growing heap that has memory: what is in use, and what is left behind it.
+pub fn is_mapped(address: u64) -> bool {
+    let Some(pe) = process::pe().filter(|_| settings().symmetric_size.is_none()) else { return false };
+    let (heap, state) = (pe.world.heap(pe.pe), lock(&pe.state));
+    (heap..heap + state.next + state.physical - state.used).contains(&address)
+}
+
 /// At the end: nothing of the heap may be used any more.
 pub fn forget_all(pe: &Pe) {
-    for start in lock(&pe.state).allocations.keys() {
+    memory::put_back(pe.context.device, std::mem::take(&mut lock(&pe.state).physical));
+    let state = lock(&pe.state);
+    for start in state.allocations.keys().chain(state.mapped.keys()) {
         forget(pe, "nvshmemx_hostlib_finalize", *start);
     }
 }
@@ -110,18 +135,23 @@ impl Pe {
 
 nvshmem! {
     fn nvshmem_malloc(bytes: usize) -> u64 {
-        allocate(FUNCTION, 16, bytes, GARBAGE)
+        allocate(FUNCTION, 16, bytes, bytes as u64, GARBAGE)
     }
 
     fn nvshmem_calloc(count: usize, bytes: usize) -> u64 {
-        allocate(FUNCTION, 16, count * bytes, 0)
+        // As 3.4.5 does, which lets the heap grow by one element, and ends the process where it cannot grow.
+        let start = allocate(FUNCTION, 16, count * bytes, bytes as u64, 0);
+        if start == 0 && count * bytes > 0 && settings().symmetric_size.is_some() {
+            exit(FUNCTION, "nvshmem malloc failed");
+        }
+        start
     }
 
     fn nvshmem_align(alignment: usize, bytes: usize) -> u64 {
         if !alignment.is_power_of_two() || alignment < 8 {
             violation(FUNCTION, format!("the alignment {alignment} is no power of two from 8 on"));
         }
-        allocate(FUNCTION, alignment as u64, bytes, GARBAGE)
+        allocate(FUNCTION, alignment as u64, bytes, bytes as u64 + alignment as u64, GARBAGE)
     }
 
     fn nvshmem_free(address: u64) {
@@ -131,7 +161,7 @@ nvshmem! {
             }
             let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
             pe.agree(FUNCTION, [offset, 0]);
-            super::rma::complete(pe);
+            super::rma::complete(pe, &super::rma::awaited(pe));
             pe.barrier();
             let mut state = lock(&pe.state);
             let Some(bytes) = state.allocations.remove(&offset) else {
@@ -153,9 +183,12 @@ nvshmem! {
         })
     }
 
-    fn nvshmemx_mc_ptr(_team: c_int, _address: u64) -> u64 {
-        // No multicast, as without NVLS.
-        inside(FUNCTION, |_| 0)
+    fn nvshmemx_mc_ptr(team: c_int, address: u64) -> u64 {
+        // An address with which nothing can be done here: there are no kernels that would.
+        inside(FUNCTION, |pe| {
+            let is_there = settings().multicast && pe.team(FUNCTION, team).members.len() > 1;
+            if is_there { (1 << 60) | address } else { 0 }
+        })
     }
 
     fn nvshmemx_buffer_register(address: u64, bytes: usize) -> c_int {
@@ -190,12 +223,60 @@ nvshmem! {
         })
     }
 
-    fn nvshmemx_buffer_register_symmetric(_address: u64, _bytes: usize, _flags: c_int) -> u64 {
-        // There is no virtual memory management here, from which such memory would have to come.
-        inside(FUNCTION, |_| violation(FUNCTION, "the memory does not come from cuMemCreate: the heap would be taken down"))
+    fn nvshmemx_buffer_register_symmetric(address: u64, bytes: usize, _flags: c_int) -> u64 {
+        inside(FUNCTION, |pe| map(FUNCTION, pe, address, bytes))
     }
 
-    fn nvshmemx_buffer_unregister_symmetric(_address: u64, _bytes: usize) -> c_int {
-        inside(FUNCTION, |_| violation(FUNCTION, "nothing was registered"))
+    fn nvshmemx_buffer_unregister_symmetric(address: u64, bytes: usize) -> c_int {
+        inside(FUNCTION, |pe| {
+            let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
+            if lock(&pe.state).mapped.remove(&offset) != Some(bytes as u64) {
+                violation(FUNCTION, format!("{bytes} bytes at {address:#x} are nothing that was registered"));
+            }
+            pe.agree(FUNCTION, [offset, bytes as u64]);
+            super::rma::complete(pe, &super::rma::awaited(pe));
+            pe.barrier();
+            forget(pe, FUNCTION, offset);
+            0
+        })
     }
+}
+
+/// Maps memory a second time, as part of the heap. Whatever is wrong with it takes the heap of 3.4.5 down.
+fn map(function: &'static str, pe: &Pe, address: u64, bytes: usize) -> u64 {
+    let refuse = |why: String| -> ! { violation(function, format!("{why}: the heap would be taken down")) };
+    let Some((start, _, physical)) = virtual_memory::find(address) else {
+        refuse(format!("the memory at {address:#x} does not come from cuMemCreate"))
+    };
+    let rounded = bytes.next_multiple_of(settings().heap_step as usize);
+    if start != address || rounded > physical.size {
+        refuse(format!(
+            "{rounded} bytes (in steps of the heap) at {address:#x} are beyond the memory ({})",
+            physical.size
+        ));
+    }
+    let wanted = Properties::exportable(pe.context.device);
+    if (physical.properties.handle_types, physical.properties.device) != (wanted.handle_types, wanted.device)
+    {
+        refuse(format!("{:?} are not the properties of the heap", physical.properties));
+    }
+    let offset = {
+        let mut state = lock(&pe.state);
+        let offset = state.next.next_multiple_of(virtual_memory::GRANULE as u64);
+        state.next = offset + rounded as u64 + PAGE;
+        state.mapped.insert(offset, bytes as u64);
+        offset
+    };
+    pe.agree(function, [bytes as u64, offset]);
+    let all: Vec<usize> = (0..pe.pes).collect();
+    let mut say = [0; 14];
+    say[..2].copy_from_slice(&[std::process::id().into(), physical.file.as_raw_fd() as u64]);
+    for (peer, words) in pe.world.exchange(BOOTSTRAP, pe.pe, &all, say).iter().enumerate() {
+        if let Err(error) = pe.world.map(peer, offset, bytes, words[0], words[1]) {
+            refuse(format!("PE {peer}'s memory cannot be mapped ({error})"));
+        }
+        memory::adopt(pe.world.heap(peer) + offset, bytes as u64, pe.context.device, pe.context.handle);
+    }
+    pe.barrier();
+    pe.world.heap(pe.pe) + offset
 }

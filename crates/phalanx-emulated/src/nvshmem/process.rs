@@ -6,12 +6,14 @@ use crate::cuda::context::{Context, current};
 use crate::lock;
 use crate::violation::violation;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, TryLockError};
 
 /// How far initialisation has come (`nvshmemx_init_status`).
 pub const NOT_INITIALIZED: i32 = 0;
 pub const IS_BOOTSTRAPPED: i32 = 1;
 pub const IS_INITIALIZED: i32 = 2;
+pub const LIMITED_MPG: i32 = 3;
 
 /// A PE.
 pub struct Pe {
@@ -19,6 +21,8 @@ pub struct Pe {
     pub pe: usize,
     pub pes: usize,
     pub context: Arc<Context>,
+    /// Whether another PE is on this GPU.
+    pub shares_gpu: bool,
     pub state: Mutex<State>,
 }
 
@@ -31,10 +35,16 @@ pub struct State {
     /// Where the next one goes, and how many bytes are in use.
     pub next: u64,
     pub used: u64,
+    /// Bytes of the device that the heap has, if it grows.
+    pub physical: u64,
+    /// Memory of the callers' that is mapped into the heap: offset and length.
+    pub mapped: BTreeMap<u64, u64>,
     /// Registered memory of this PE's: start and length.
     pub registered: BTreeMap<u64, u64>,
     /// Operations that quiet completes.
     pub pending: Vec<Box<dyn FnOnce() + Send>>,
+    /// Those that wait for their streams to get there: whether they have.
+    pub awaited: Vec<Arc<AtomicBool>>,
 }
 
 /// A team: its members as PEs of the world.
@@ -53,6 +63,11 @@ static INSIDE: Mutex<()> = Mutex::new(());
 
 pub fn status() -> i32 {
     lock(&PROCESS).status
+}
+
+/// This process as a PE, if it is one.
+pub fn pe() -> Option<Arc<Pe>> {
+    lock(&PROCESS).pe.clone()
 }
 
 pub fn set(status: i32, pe: Option<Arc<Pe>>) {
@@ -87,6 +102,19 @@ pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R 
             Ok(context) if context.handle == pe.context.handle => body(&pe),
             _ => violation(function, "the device with which the library was initialised is not current"),
         }
+    })
+}
+
+/// The same for a function that PEs which share a GPU do not have.
+pub fn with_own_gpu<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
+    inside(function, |pe| {
+        if pe.shares_gpu {
+            exit(
+                function,
+                "Called NVSHMEM API not supported with limited MPG (Multiple Processes Per GPU) runs",
+            );
+        }
+        body(pe)
     })
 }
 

@@ -1,6 +1,6 @@
 //! Puts, gets, signals, and what completes them.
 
-use super::process::{Pe, exit, inside, nvshmem};
+use super::process::{Pe, exit, inside, nvshmem, with_own_gpu};
 use crate::cuda::capture;
 use crate::cuda::memory::Range;
 use crate::cuda::queue::{Plain, Stream};
@@ -11,7 +11,7 @@ use crate::settings::settings;
 use crate::violation::violation;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// When an operation happens.
@@ -52,8 +52,19 @@ pub fn enqueue(function: &'static str, pe: &Pe, handle: Handle, work: impl Fn() 
     }
 }
 
-/// Does everything that quiet completes.
-pub fn complete(pe: &Pe) {
+/// What has been given to streams so far, for quiet to wait for.
+pub fn awaited(pe: &Pe) -> Vec<Arc<AtomicBool>> {
+    let mut state = lock(&pe.state);
+    state.awaited.retain(|reached| !reached.load(Ordering::Acquire));
+    state.awaited.clone()
+}
+
+/// Does everything that quiet completes, when the streams have got there: the library's internal streams wait for them, and quiet
+/// for those.
+pub fn complete(pe: &Pe, awaited: &[Arc<AtomicBool>]) {
+    while awaited.iter().any(|reached| !reached.load(Ordering::Acquire)) {
+        std::thread::sleep(Duration::from_micros(20));
+    }
     let pending = std::mem::take(&mut lock(&pe.state).pending);
     pending.into_iter().for_each(|operation| operation());
 }
@@ -86,10 +97,15 @@ fn perform(function: &'static str, pe: &Arc<Pe>, turn: Turn, work: impl Fn() + S
         Turn::Later => lock(&pe.state).pending.push(Box::new(work)),
         Turn::OnStream(stream) => enqueue(function, pe, stream, work),
         Turn::LaterOnStream(stream) => {
-            let (pe, work) = (Arc::clone(pe), Arc::new(work));
+            let (pe, work, reached) = (Arc::clone(pe), Arc::new(work), Arc::new(AtomicBool::new(false)));
+            // A graph may be launched never.
+            if capture::of(&queue(function, &pe, stream)).is_none() {
+                lock(&pe.state).awaited.push(Arc::clone(&reached));
+            }
             enqueue(function, &Arc::clone(&pe), stream, move || {
                 let work = Arc::clone(&work);
                 lock(&pe.state).pending.push(Box::new(move || work()));
+                reached.store(true, Ordering::Release);
             });
         }
     }
@@ -185,6 +201,9 @@ fn put_one<const N: usize>(
         let peer = pe.peer(function, peer);
         let offset = pe.symmetric(function, "the destination", dest, N);
         let to = pe.remote(function, "the destination", offset, N, peer);
+        if stream.is_some_and(|stream| capture::of(&queue(function, pe, stream)).is_some()) {
+            violation(function, "the graph would read the value where the stack of this call was");
+        }
         let turn = stream.map_or(Turn::Now, Turn::OnStream);
         perform(function, pe, turn, move || to.write(&value));
     });
@@ -221,7 +240,7 @@ fn wait<T: PartialOrd + Copy + Send + Sync + 'static>(
     if !(0..=5).contains(&cmp) {
         violation(function, format!("the comparison {cmp} is none"));
     }
-    inside(function, |pe| {
+    with_own_gpu(function, |pe| {
         pe.symmetric(function, "the variable", variable, size_of::<T>());
         enqueue(function, pe, stream, move || {
             // SAFETY: an element of the heap, which stays mapped; peers change it meanwhile.
@@ -342,6 +361,8 @@ nvshmem! {
     fn nvshmem_signal_fetch(signal: u64) -> u64 {
         inside(FUNCTION, |pe| {
             let offset = pe.symmetric(FUNCTION, "the signal", signal, 8);
+            // A copy that is not asynchronous.
+            pe.context.legacy().marks().iter().for_each(|mark| mark.wait());
             signal_at(pe, offset, pe.pe).load(Ordering::Acquire)
         })
     }
@@ -375,7 +396,7 @@ nvshmem! {
     }
 
     fn nvshmem_quiet() {
-        inside(FUNCTION, |pe| complete(pe))
+        inside(FUNCTION, |pe| complete(pe, &awaited(pe)))
     }
 
     fn nvshmem_fence() {
@@ -385,8 +406,8 @@ nvshmem! {
 
     fn nvshmemx_quiet_on_stream(stream: Handle) {
         inside(FUNCTION, |pe| {
-            let own = Arc::clone(pe);
-            enqueue(FUNCTION, pe, stream, move || complete(&own));
+            let (own, awaited) = (Arc::clone(pe), awaited(pe));
+            enqueue(FUNCTION, pe, stream, move || complete(&own, &awaited));
         })
     }
 }

@@ -1,16 +1,22 @@
 //! Teams.
 
 use super::init::INVALID_VALUE;
-use super::process::{Pe, Team, inside, nvshmem};
+use super::process::{Pe, Team, exit, inside, nvshmem, with_own_gpu};
 use super::world::TEAMS;
 use crate::lock;
 use crate::pointers::{In, Out};
+use crate::settings::settings;
 use crate::violation::violation;
 use std::ffi::{c_int, c_long, c_void};
 
 const INVALID: c_int = -1;
 /// Teams from here on are split off.
 const FIRST: c_int = 4;
+
+/// How many of the library's teams one takes where there is multicast.
+fn copies(members: usize) -> usize {
+    if members > 1 { 16 } else { 1 }
+}
 
 /// Makes a team of some members of a parent, all of which are here. Those left out get none.
 fn split(function: &'static str, pe: &Pe, parent: c_int, members: Vec<usize>) -> c_int {
@@ -32,6 +38,14 @@ fn split(function: &'static str, pe: &Pe, parent: c_int, members: Vec<usize>) ->
     let is_member = members.contains(&pe.pe);
     let slot = common.trailing_zeros() as c_int;
     let made = is_member && slot < TEAMS as c_int;
+    if made && settings().multicast {
+        // With those of the library: six, four of which it has made sixteen times.
+        let teams =
+            lock(&pe.state).teams.range(FIRST..).map(|(_, team)| copies(team.members.len())).sum::<usize>();
+        if 2 + 4 * 16 + teams + copies(members.len()) > 128 {
+            exit(function, "Unable to allocate enough duplicate teams");
+        }
+    }
     if made {
         pe.world.reset(slot as usize, pe.pe);
         lock(&pe.state).teams.insert(slot, Team { members });
@@ -63,7 +77,7 @@ nvshmem! {
     fn nvshmem_team_split_strided(
         parent: c_int, start: c_int, stride: c_int, size: c_int, _config: In<c_void>, _mask: c_long, new: Out<c_int>,
     ) -> c_int {
-        inside(FUNCTION, |pe| {
+        with_own_gpu(FUNCTION, |pe| {
             new.set(INVALID);
             let of = pe.team(FUNCTION, parent).members;
             let last = start + stride * (size - 1);
@@ -82,7 +96,7 @@ nvshmem! {
         parent: c_int, width: c_int, _x_config: In<c_void>, _x_mask: c_long, x: Out<c_int>,
         _y_config: In<c_void>, _y_mask: c_long, y: Out<c_int>,
     ) -> c_int {
-        inside(FUNCTION, |pe| {
+        with_own_gpu(FUNCTION, |pe| {
             let of = pe.team(FUNCTION, parent).members;
             let width = (width as usize).min(of.len());
             let own = of.iter().position(|member| *member == pe.pe).unwrap_or(0);

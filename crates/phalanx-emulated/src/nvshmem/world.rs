@@ -62,6 +62,17 @@ impl World {
         Ok(World { start: start.cast() })
     }
 
+    /// Maps a PE's memory into its heap, as this process sees that.
+    pub fn map(&self, pe: usize, offset: u64, len: usize, process: u64, number: u64) -> std::io::Result<()> {
+        let file =
+            open(format!("/proc/{process}/fd/{number}"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: over a part of the heap that was given out for it.
+        unsafe { mmap((self.heap(pe) + offset) as *mut _, len, access, flags, &file, 0) }?;
+        Ok(())
+    }
+
     /// The first address of a PE's heap in this process.
     pub fn heap(&self, pe: usize) -> u64 {
         self.start as u64 + (HEADER + pe * HEAP) as u64

@@ -1,5 +1,5 @@
-//! NVIDIA's own library on a machine without a GPU: loading, versions, the unique id, and the error where a GPU is
-//! needed; in processes of their own, since it ends the process in some cases.
+//! NVIDIA's own library on a machine without a GPU: loading, versions, the unique id, the bootstrap by it up to where a GPU is
+//! needed, and the error there; in processes of their own, since it ends the process in some cases.
 //!
 //! `PHALANX_TEST_NVSHMEM` has folders with an installed wheel each (virtual environments), separated by colons. Without it
 //! the trials are ignored, but in CI (`CI=true`), where they have to run.
@@ -8,14 +8,17 @@ use crate::world::{must, refused};
 use libtest_mimic::{Failed, Trial};
 use phalanx::nvshmem::{self, Context, UniqueId};
 use phalanx::{Comm, Error};
+use phalanx_sys::nvshmem as nvshmem_sys;
 use phalanx_testkit::Scenario;
-use phalanx_testkit::processes::Launch;
+use phalanx_testkit::processes::{Ended, Launch, describe};
 use phalanx_testkit::scenario::Outcome;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("library/asked", asked),
     Scenario::rank("library/without_a_gpu", without_a_gpu),
+    Scenario::rank("library/bootstrap", bootstrap),
     Scenario::process("library/absent", absent),
 ];
 
@@ -32,6 +35,8 @@ pub fn trials() -> Vec<Trial> {
             let folder = folder.clone();
             trials.push(Trial::test(format!("{scenario}/{name}"), move || with(&folder, scenario)));
         }
+        let folder = folder.clone();
+        trials.push(Trial::test(format!("library/bootstrap/{name}"), move || finds_peers(&folder)));
     }
     if folders.is_empty() {
         let required = std::env::var("CI").is_ok_and(|ci| ci == "true");
@@ -96,6 +101,70 @@ fn without_a_gpu(comm: Comm, _: &[String]) -> Outcome {
     assert_eq!(again.to_string(), error.to_string());
     must("barrier", comm.barrier())?;
     Ok(error.to_string())
+}
+
+/// The library itself, which phalanx does not enter without a GPU: two processes find each other by a unique id, and initialisation comes
+/// to its end at the GPU.
+fn bootstrap(comm: Comm, _: &[String]) -> Outcome {
+    let api = nvshmem_sys::Api::load().map_err(|error| error.to_string())?;
+    let (get, set) = (api.nvshmemx_get_uniqueid, api.nvshmemx_set_attr_uniqueid_args);
+    let (init, status) = (api.nvshmemx_hostlib_init_attr, api.nvshmemx_init_status);
+    let Some((((get, set), init), status)) = get.zip(set).zip(init).zip(status) else {
+        return Err(format!("functions are missing: {:?}", api.missing()));
+    };
+    let mut id = nvshmem_sys::nvshmemx_uniqueid_t::new();
+    if comm.rank() == 0 {
+        // SAFETY: an out-pointer whose version is set; needs no initialisation.
+        assert_eq!(unsafe { get(&raw mut id) }, 0);
+    }
+    let mut bytes = id.to_bytes();
+    must("broadcast", comm.broadcast_in_place(&mut bytes, 0))?;
+    let id = nvshmem_sys::nvshmemx_uniqueid_t::from_bytes(&bytes).ok_or("no id")?;
+    let mut attr = nvshmem_sys::nvshmemx_init_attr_t::new();
+    let (rank, ranks) = (comm.rank() as i32, comm.world_size() as i32);
+    // SAFETY: the id lives until initialisation is over; a rank of so many.
+    assert_eq!(unsafe { set(rank, ranks, &raw const id, &raw mut attr) }, 0);
+    // SAFETY: attributes of the version that they name, and an id that all have; needs no initialisation.
+    let (code, status) = unsafe { (init(nvshmem_sys::init_flags::WITH_UNIQUEID, &raw mut attr), status()) };
+    if std::env::var_os("TESTKIT_FINALIZE").is_some() {
+        let finalize = api.nvshmemx_hostlib_finalize.ok_or("no finalize")?;
+        // SAFETY: nothing is in use; what it does to this process is what is asked.
+        unsafe { finalize() };
+    }
+    Ok(format!("{}: code {code}, status {status}", must("version", nvshmem::version())?))
+}
+
+fn finds_peers(folder: &Path) -> Result<(), Failed> {
+    let folder = folder.display().to_string();
+    let launch = Launch::new("library/bootstrap", 2)
+        .deadline(Duration::from_secs(30))
+        .env("VIRTUAL_ENV", &folder)
+        .env("PHALANX_BACKEND", "host")
+        .env("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo");
+    // The PEs found each other, and the GPU could not be set up: 3.4 calls that a success.
+    let answered = launch.clone().run()?;
+    let is_known = |ended: &Ended| match ended.outcome.as_deref() {
+        Ok(text) if text.starts_with("3.4.") => text.ends_with(": code 0, status 1"),
+        Ok(text) => text.ends_with(": code 7, status 1"),
+        Err(_) => false,
+    };
+    if !answered.iter().all(is_known) {
+        return Err(describe(&answered).into());
+    }
+    // What it ends the process for: a call of finalize, and a setting for which it asks the driver.
+    for (name, value, says) in
+        [("TESTKIT_FINALIZE", "1", "finalize"), ("NVSHMEM_DEBUG", "INFO", "nranks 2 - DONE")]
+    {
+        let ended = launch.clone().env(name, value).run()?;
+        let has_exited = |ended: &Ended| {
+            let status = ended.status.and_then(|status| status.code());
+            ended.outcome.is_err() && status == Some(255) && ended.output.contains(says)
+        };
+        if !ended.iter().all(has_exited) {
+            return Err(format!("with {name}: {}", describe(&ended)).into());
+        }
+    }
+    Ok(())
 }
 
 /// Nothing is found: an error with all places, and the variable to set.

@@ -44,9 +44,10 @@ fn by_bytes(comm: Comm, _: &[String]) -> Outcome {
     must("broadcast", comm.broadcast_in_place(&mut bytes, 0))?;
     refused("no id", UniqueId::from_bytes(&[0; 128]), &["unique id", "128 bytes"])?;
     let id = must("from_bytes", UniqueId::from_bytes(&bytes))?;
-    let builder = || Context::builder().gpu(rank);
-    refused("beyond", builder().init_with_id(id, ranks, ranks), &["PE", "does not exist"])?;
-    let context = must("init_with_id", builder().init_with_id(id, rank, ranks))?;
+    refused("beyond", Context::init_with_id(id, ranks, ranks), &["PE", "does not exist"])?;
+    // The GPU is the one with the number that the launcher gives each rank.
+    let context = must("init_with_id", Context::init_with_id(id, rank, ranks))?;
+    assert_eq!(context.cuda_context().ordinal(), rank);
     let memory = upload(&context, &values::<u8>(rank, 77))?;
     barrier(&context)?;
     let peer = (rank + 1) % ranks;
@@ -97,6 +98,52 @@ fn outlives(comm: Comm, _: &[String]) -> Outcome {
     assert_eq!(must("g", context.g(&memory, 8, peer))?, peer as u32);
     barrier(&context)?;
     must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// PEs that find themselves by the environment: each is one alone, until its process ends.
+pub fn environment(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for _ in 0..2 {
+        let context = must("init_from_environment", Context::init_from_environment())?;
+        assert_eq!((context.my_pe(), context.n_pes(), context.cuda_context().ordinal()), (0, 1, rank));
+        let memory = upload(&context, &values::<i32>(rank, 10))?;
+        let inbox = must("alloc", context.alloc::<i32>(10))?;
+        must("put", context.put(&inbox, &memory, 0))?;
+        barrier(&context)?;
+        expect("put to oneself", &read(&inbox)?, |index| values::<i32>(rank, 10)[index])?;
+        must("free", memory.free())?;
+        must("free", inbox.free())?;
+        must("finalize", context.finalize())?;
+        // The library does not look at an id any more.
+        let of = format!("PE {rank} of {ranks}");
+        let error = refused("by the communicator", Context::init(&comm), &[&of, "NVSHMEM_BOOTSTRAP"])?;
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    }
+    done()
+}
+
+/// The process manager, as far as there is one, is told of the end, and this process ends.
+pub fn global_exit(_: &[String]) -> Outcome {
+    let context = must("init_from_environment", Context::init_from_environment())?;
+    must("global_exit", context.global_exit(7))?;
+    Err("the process goes on".into())
+}
+
+/// Several PEs on a GPU: the library would end the process in the first barrier.
+pub fn sharing(comm: Comm, _: &[String]) -> Outcome {
+    for _ in 0..2 {
+        let error = refused(
+            "one GPU for all",
+            Context::builder().gpu(0).init(&comm),
+            &["several PEs on GPU 0", "Builder::gpu"],
+        )?;
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    }
+    // The library was given back.
+    let context = context(&comm)?;
+    barrier(&context)?;
     must("finalize", context.finalize())?;
     done()
 }

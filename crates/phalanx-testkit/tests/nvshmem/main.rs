@@ -15,6 +15,8 @@ mod failures;
 #[cfg(target_os = "linux")]
 mod front;
 #[cfg(target_os = "linux")]
+mod kernels;
+#[cfg(target_os = "linux")]
 mod library;
 #[cfg(target_os = "linux")]
 mod lifecycle;
@@ -55,8 +57,14 @@ fn main() -> ExitCode {
         collectives::SCENARIOS,
         front::SCENARIOS,
     ];
-    let others =
-        [backend::SCENARIOS, backend::OTHERS, failures::SCENARIOS, library::SCENARIOS, mpirun::SCENARIOS];
+    let others = [
+        backend::SCENARIOS,
+        backend::OTHERS,
+        failures::SCENARIOS,
+        kernels::SCENARIOS,
+        library::SCENARIOS,
+        mpirun::SCENARIOS,
+    ];
     let scenarios = [common.concat(), others.concat()].concat();
     if let Some(code) = processes::serve(&scenarios) {
         return code;
@@ -92,6 +100,7 @@ fn main() -> ExitCode {
         common.concat().into_iter().map(|scenario| world::trial(scenario, gpus)).collect();
     trials.extend(backend::trials(gpus, world::are_emulated()));
     trials.extend(failures::trials(gpus));
+    trials.extend(kernels::trials(gpus));
     trials.extend(mpirun::trials(gpus));
     libtest_mimic::run(&args, trials).exit_code()
 }

@@ -1,7 +1,7 @@
 //! Symmetric memory: allocation, slices, views, peers' addresses, registered buffers.
 
-use crate::world::{barrier, context, done, expect, free, must, read, refused, upload, value, values};
-use phalanx::cudarc::driver::DevicePtr;
+use crate::world::{barrier, context, done, expect, free, must, read, refused, upload, value, values, write};
+use phalanx::cudarc::driver::{DevicePtr, sys};
 use phalanx::nvshmem::Context;
 use phalanx::{Comm, Error, UsageError};
 use phalanx_testkit::Scenario;
@@ -47,7 +47,9 @@ fn slices(comm: Comm, _: &[String]) -> Outcome {
     let left = (me + pes - 1) % pes;
     let expected = |index: usize| if (10..20).contains(&index) { value(left, index + 40) } else { 0 };
     expect("what the left PE put", &read(&inbox)?, expected)?;
-    must("get", context.get(&mut memory.slice_mut(..=4), &inbox.slice(15..20), me))?;
+    let mut part = memory.slice_mut(..=4);
+    assert_eq!((part.view_mut().len(), part.view_mut().slice(1..3).len()), (5, 2));
+    must("get", context.get(&mut part, &inbox.slice(15..20), me))?;
     let expected = |index: usize| if index < 5 { value(left, index + 55) } else { value(me, index) };
     expect("what was got", &read(&memory)?, expected)?;
     let beyond =
@@ -67,14 +69,18 @@ fn peers(comm: Comm, _: &[String]) -> Outcome {
     barrier(&context)?;
     let mut reached = 0;
     for pe in 0..pes {
-        let Some(address) = must("peer", memory.peer(pe))? else { continue };
+        let Some(peer) = must("peer", memory.peer(pe))? else { continue };
         reached += 1;
+        assert_eq!((peer.len(), peer.slice(100..).len(), peer.slice(..0).is_empty()), (500, 400, true));
+        assert_eq!(peer.slice(100..200).slice(5..).device_ptr(), peer.device_ptr() + 105 * 4);
+        let beyond = std::panic::catch_unwind(|| peer.slice(400..501));
+        assert!(beyond.is_err(), "beyond the end");
         let mut got = vec![0f32; 500];
         // SAFETY: symmetric memory of as many elements, mapped here.
         unsafe {
             phalanx::cudarc::driver::result::memcpy_dtoh_async(
                 &mut got,
-                address,
+                peer.device_ptr(),
                 context.stream().cu_stream(),
             )
         }
@@ -83,10 +89,11 @@ fn peers(comm: Comm, _: &[String]) -> Outcome {
         expect(format!("PE {pe}'s part"), &got, |index| value(pe, index) as f32)?;
     }
     assert!(reached >= 1, "this PE's own part, at least");
-    assert_eq!(must("peer", memory.peer(me))?, Some(memory.device_ptr()));
+    assert_eq!(must("peer", memory.peer(me))?.map(|peer| peer.device_ptr()), Some(memory.device_ptr()));
     refused("no such PE", memory.peer(pes), &["PE", "does not exist"])?;
     // Multicast is there or not, and that is no error.
-    must("multicast", context.world().multicast(&memory))?;
+    let multicast = must("multicast", context.world().multicast(&memory))?;
+    assert!(multicast.is_none_or(|multicast| multicast.len() == 500 && multicast.slice(9..).len() == 491));
     barrier(&context)?;
     must("free", memory.free())?;
     must("finalize", context.finalize())?;
@@ -105,6 +112,11 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     must("put", context.put(&inbox, &local, right))?;
     barrier(&context)?;
     expect("put from registered memory", &read(&inbox)?, |index| i64::from(value(left, index)))?;
+    // Beside the library it is cudarc's.
+    stream.memset_zeros(&mut local.view_mut()).context(|| "memset".into())?;
+    let zeroes = stream.clone_dtoh(&local.view()).context(|| "download".into())?;
+    must("sync", context.sync(&stream))?;
+    expect("registered memory", &zeroes, |_| 0)?;
     must("get", context.get(&mut local, &inbox, right))?;
     must("put_nbi", context.put_nbi(&inbox, &local, right))?;
     // Waits for what was not blocking.
@@ -123,6 +135,71 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     must("free", inbox.free())?;
     must("finalize", context.finalize())?;
     done()
+}
+
+/// Memory of the caller's that is made symmetric, by the steps of the heap that are set.
+pub fn mapped(comm: Comm, args: &[String]) -> Outcome {
+    const BYTES: usize = 4 << 20;
+    let context = context(&comm)?;
+    let (me, pes) = (context.my_pe(), context.n_pes());
+    let (left, right) = ((me + pes - 1) % pes, (me + 1) % pes);
+    let device = context.cuda_context().ordinal() as i32;
+    let (len, is_whole) = (BYTES / 4, args[0] == "whole");
+    let start = Virtual::new(BYTES, device, 1)?;
+    // SAFETY: mapped memory of so many elements.
+    let registered = unsafe { context.register_symmetric::<i32>(start.address, len) };
+    if !is_whole {
+        let error = refused("half a step", registered, &["NVSHMEM_CUMEM_GRANULARITY"])?;
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+        must("finalize", context.finalize())?;
+        return done();
+    }
+    let mut memory = must("register_symmetric", registered)?;
+    write(&mut memory, &values::<i32>(me, len))?;
+    let inbox = must("alloc", context.alloc::<i32>(len))?;
+    barrier(&context)?;
+    must("put", context.put(&inbox, &memory, right))?;
+    must("put", context.put(&memory.slice(..100), &inbox.slice(..100), me))?;
+    assert_eq!(must("g", context.g(&memory, len - 1, left))?, value(left, len - 1));
+    barrier(&context)?;
+    expect("put from mapped memory", &read(&inbox)?, |index| value(left, index))?;
+    barrier(&context)?;
+    must("free", memory.free())?;
+    must("free", inbox.free())?;
+    // Only what can be exported as the heap can.
+    let other = Virtual::new(BYTES, device, 0)?;
+    // SAFETY: as above.
+    let registered = unsafe { context.register_symmetric::<i32>(other.address, len) };
+    refused("not exportable", registered, &["another way than the heap"])?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// Memory from `cuMemCreate`, mapped; it stays.
+struct Virtual {
+    address: u64,
+}
+
+impl Virtual {
+    fn new(bytes: usize, device: i32, handle_types: u32) -> Result<Virtual, String> {
+        let properties: [u32; 8] = [1, handle_types, 1, device as u32, 0, 0, 0, 0];
+        let access: [u32; 3] = [1, device as u32, 3];
+        let (mut handle, mut address) = (0, 0);
+        // SAFETY: the structures of these functions, word by word, and out-pointers on the stack.
+        let results = unsafe {
+            [
+                sys::cuMemCreate(&raw mut handle, bytes, properties.as_ptr().cast(), 0),
+                sys::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0),
+                sys::cuMemMap(address, bytes, 0, handle, 0),
+                sys::cuMemSetAccess(address, bytes, access.as_ptr().cast(), 1),
+            ]
+        };
+        if results.iter().all(|result| *result == sys::CUresult::CUDA_SUCCESS) {
+            Ok(Virtual { address })
+        } else {
+            Err(format!("{results:?}"))
+        }
+    }
 }
 
 fn refusals(comm: Comm, _: &[String]) -> Outcome {

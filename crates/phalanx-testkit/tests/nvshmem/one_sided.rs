@@ -2,7 +2,8 @@
 
 use crate::world::{barrier, context, done, expect, free, must, read, refused, upload, value, values, write};
 use phalanx::cudarc::driver::DeviceRepr;
-use phalanx::nvshmem::Context;
+use phalanx::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use phalanx::nvshmem::{Compare, Context, SignalOp};
 use phalanx::{Comm, DType};
 use phalanx_testkit::scenario::{Context as _, Outcome};
 use phalanx_testkit::{Number, Scenario, with_number};
@@ -14,10 +15,71 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("one_sided/elements", elements),
     Scenario::rank("one_sided/streams", streams),
     Scenario::rank("one_sided/large", large),
+    Scenario::rank("one_sided/beside_a_stream", beside),
+    Scenario::rank("one_sided/captured", captured),
     Scenario::rank("one_sided/refused", refusals),
 ];
 
 const SIZES: [usize; 5] = [0, 1, 17, 4099, 70_001];
+
+/// What blocks waits for its own buffers and not for the context's stream, which waits for the other PE here, as does CUDA's
+/// default stream.
+fn beside(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (me, pes) = (context.my_pe(), context.n_pes());
+    let (left, right) = ((me + pes - 1) % pes, (me + 1) % pes);
+    let (source, inbox) =
+        (upload(&context, &values::<i32>(me, 99))?, must("alloc", context.alloc::<i32>(99))?);
+    let mut back = must("alloc", context.alloc::<i32>(99))?;
+    let words = must("alloc", context.alloc::<u64>(2))?;
+    let (go, set) = (must("signal", words.signal(0))?, must("signal", words.signal(1))?);
+    barrier(&context)?;
+    for stream in [context.stream(), &context.cuda_context().default_stream()] {
+        must("wait", context.signal_wait_until_on_stream(&go, Compare::Ge, 1, stream))?;
+    }
+    must("put", context.put(&inbox, &source, right))?;
+    must("put_nbi", context.put_nbi(&inbox, &source, right))?;
+    must("p", context.p(&inbox, 5, 55, right))?;
+    must("quiet", context.quiet())?;
+    must("fence", context.fence())?;
+    must("get", context.get(&mut back, &source, right))?;
+    must("iget", context.iget(&mut back, 1, &source, 1, 3, left))?;
+    assert_eq!(must("g", context.g(&source, 7, right))?, value(right, 7));
+    must("put_signal", context.put_signal(&inbox, &source, &set, 1, SignalOp::Set, right))?;
+    assert_eq!(must("signal_wait_until", context.signal_wait_until(&set, Compare::Eq, 1))?, 1);
+    assert_eq!(must("signal_fetch", context.signal_fetch(&go))?, 0);
+    // All PEs have come here before the streams went on.
+    must("barrier", comm.barrier())?;
+    let other = must("stream", context.cuda_context().new_stream().map_err(Into::into))?;
+    must("signal_op", context.signal_op_on_stream(&go, 1, SignalOp::Set, right, &other))?;
+    expect("put", &read(&inbox)?, |index| value(left, index))?;
+    expect("got", &read(&back)?, |index| value(if index < 3 { left } else { right }, index))?;
+    must("sync", context.sync(&context.cuda_context().default_stream()))?;
+    barrier(&context)?;
+    free([source, inbox, back])?;
+    must("free", words.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// A value that is put by its address on the stack cannot be part of a graph.
+fn captured(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let memory = must("alloc", context.alloc::<i32>(2))?;
+    let stream = context.stream();
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    stream.begin_capture(mode).context(|| "capture".into())?;
+    let refusal = context.p_on_stream(&memory, 0, 5, context.my_pe(), stream);
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    stream.end_capture(flags).context(|| "end of the capture".into())?;
+    refused("p_on_stream", refusal, &["captured", "symmetric memory"])?;
+    must("p_on_stream", context.p_on_stream(&memory, 0, 5, context.my_pe(), stream))?;
+    must("sync", context.sync(stream))?;
+    expect("outside of the capture", &read(&memory)?, |index| if index == 0 { 5 } else { 0 })?;
+    must("free", memory.free())?;
+    must("finalize", context.finalize())?;
+    done()
+}
 
 fn puts(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;

@@ -10,10 +10,12 @@ use super::memory::{Shared, check_index};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::op::{element_bits, element_from_bits};
+use crate::sync::lock;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule, CUresult};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
+use std::sync::Mutex;
 
 /// What an atomic operation does, as PTX says it: without the address, `%v` is the value and `%c` what is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,18 +54,15 @@ impl AtomicBits for u32 {}
 impl AtomicBits for i64 {}
 impl AtomicBits for u64 {}
 
-/// The kernels that were loaded, and where they leave what they fetch.
-pub(super) struct Kernels {
-    functions: BTreeMap<(Operation, &'static str), CUfunction>,
-    /// A word of page-locked memory.
-    answer: *mut u64,
-}
+/// The kernels that were loaded, by the GPU's context. They stay loaded as long as the process, and contexts of the GPU do.
+static LOADED: Mutex<BTreeMap<(usize, Operation, &str), Function>> = Mutex::new(BTreeMap::new());
 
-impl Default for Kernels {
-    fn default() -> Kernels {
-        Kernels { functions: BTreeMap::new(), answer: std::ptr::null_mut() }
-    }
-}
+/// A kernel.
+#[derive(Debug, Clone, Copy)]
+struct Function(CUfunction);
+
+// SAFETY: a handle that the driver accepts on any thread.
+unsafe impl Send for Function {}
 
 impl Operation {
     /// The kernel: address, value, comparand, and where the old value goes unless that is null.
@@ -289,23 +288,18 @@ impl Context {
 
     /// The word into which kernels write what they fetched.
     fn answer(&self) -> Result<*mut u64> {
-        let mut kernels = self.kernels.borrow_mut();
-        if kernels.answer.is_null() {
-            self.enter()?;
-            let mut start = std::ptr::null_mut();
-            // SAFETY: an out-pointer on the stack, written during the call. Never freed: a kernel may be late.
-            check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut start, size_of::<u64>(), 0) })?;
-            kernels.answer = start.cast();
-        }
-        // SAFETY: the word that was allocated; no kernel is under way that would write to it. The upper half of 32 bits
-        // stays zero.
-        unsafe { kernels.answer.write_volatile(0) };
-        Ok(kernels.answer)
+        self.enter()?;
+        let word = self.device.word()?;
+        // SAFETY: a word that lives as long as the process; no kernel is under way that would write to it. The upper half of 32
+        // bits stays zero.
+        unsafe { word.write_volatile(0) };
+        Ok(word)
     }
 
     fn kernel(&self, operation: Operation, addition: &'static str) -> Result<CUfunction> {
-        let mut kernels = self.kernels.borrow_mut();
-        if let Some(function) = kernels.functions.get(&(operation, addition)) {
+        let mut loaded = lock(&LOADED);
+        let key = (self.device.context.cu_ctx() as usize, operation, addition);
+        if let Some(Function(function)) = loaded.get(&key) {
             return Ok(*function);
         }
         let text = |text: String| CString::new(text).expect("no NUL in it");
@@ -317,7 +311,7 @@ impl Context {
         check("cuModuleGetFunction", unsafe {
             sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr())
         })?;
-        kernels.functions.insert((operation, addition), function);
+        loaded.insert(key, Function(function));
         Ok(function)
     }
 }

@@ -1,22 +1,22 @@
 //! [`Context`]: this process as a PE, from initialisation to its end.
 
-use super::atomic::Kernels;
 use super::control::{Control, Step};
 use super::device::{Device, failed};
-use super::library::{self, Library, within};
+use super::library::{self, LOOK, Library, within};
 use super::limits::Limits;
-use crate::bootstrap::{self, HostTopology};
+use crate::bootstrap::{self, Environment, HostTopology};
 use crate::comm::Comm;
 use crate::error::{Error, Result, TimeoutError, UnsupportedError, UsageError};
 use crate::os::{at_exit, leave};
 use crate::patience::Patience;
 use crate::sync::lock;
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nvshmem::{
     OLDEST, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, version_text,
 };
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -91,7 +91,7 @@ pub struct Builder {
 
 impl Builder {
     /// Which GPU this PE uses, as the process numbers those it sees. Default: the communicator's, else the PE's number on
-    /// its host; without a communicator, GPU 0.
+    /// its host; without a communicator, the number that the launcher gives it there, or GPU 0 without a launcher.
     pub fn gpu(mut self, gpu: usize) -> Builder {
         self.gpu = Some(gpu);
         self
@@ -146,13 +146,23 @@ impl Builder {
             return Err(UsageError::Rank { operation, role, rank: pe, world_size: pes }.into());
         }
         let timeout = self.limit()?;
-        Ready::new(self.gpu.unwrap_or(0))?.begin(Some((id, pe, pes)), None, timeout)
+        Ready::new(self.gpu_by_launcher()?)?.begin(Some((id, pe, pes)), None, timeout)
     }
 
     /// As [`Context::init_from_environment`], with these settings.
     pub fn init_from_environment(self) -> Result<Context> {
         let timeout = self.limit()?;
-        Ready::new(self.gpu.unwrap_or(0))?.begin(None, None, timeout)
+        Ready::new(self.gpu_by_launcher()?)?.begin(None, None, timeout)
+    }
+
+    fn gpu_by_launcher(&self) -> Result<usize> {
+        match self.gpu {
+            Some(gpu) => Ok(gpu),
+            None => {
+                let launcher = Environment::current().launcher()?;
+                Ok(launcher.and_then(|launcher| launcher.local_rank).unwrap_or(0))
+            }
+        }
     }
 
     fn limit(&self) -> Result<Duration> {
@@ -315,22 +325,28 @@ impl Ready {
                 .map(|()| begun)
         });
         // A context that failed is never finalized: that would end the process.
-        let (pe, pes) = begun.inspect_err(Claim::spend)?;
+        let begun = begun.inspect_err(Claim::spend)?;
         let mut context = Context {
             library,
             device: self.device,
             control,
-            pe,
-            pes,
+            pe: begun.pe as usize,
+            pes: begun.pes as usize,
             timeout: Cell::new(timeout),
             steps: Cell::new(0),
             allocations: Cell::new(0),
             failed: OnceCell::new(),
-            kernels: RefCell::default(),
+            heap: RefCell::default(),
+            teams: Cell::new(0),
+            looked: Cell::new(Instant::now()),
             limits: Limits::unknown(),
             claim: self.claim,
             one_thread: PhantomData,
         };
+        let fits = context.check_fit(&begun, place);
+        if let Err(error) = context.together(fits, "use the library as it began") {
+            return context.finalize().and(Err(error));
+        }
         context.limits = Limits::of(&context)?;
         Ok(context)
     }
@@ -376,16 +392,12 @@ fn initialization(
     })
 }
 
-/// The PE and their number, if the library says that it is initialised: some versions answer success when they are not.
-fn check_begun(library: &Library, begun: Result<Begun>) -> Result<(usize, usize)> {
-    let Begun { code, function, status, pe, pes } = begun?;
+/// An error if the library does not say that it is initialised: some versions answer success when they are not.
+fn check_begun(library: &Library, begun: Result<Begun>) -> Result<Begun> {
+    let begun = begun?;
+    let Begun { code, function, status, .. } = begun;
     if code == 0 && status >= init_status::IS_INITIALIZED {
-        if status == init_status::LIMITED_MPG {
-            tracing::warn!(
-                "several PEs share a GPU without enough of it for each: waits, teams and most collectives end the process"
-            );
-        }
-        return Ok((pe as usize, pes as usize));
+        return Ok(begun);
     }
     let state = match status {
         init_status::NOT_INITIALIZED => "the PEs did not find each other",
@@ -441,7 +453,12 @@ pub struct Context {
     steps: Cell<u64>,
     allocations: Cell<u64>,
     failed: OnceCell<Error>,
-    pub(super) kernels: RefCell<Kernels>,
+    /// What is allocated on the heap: start and bytes.
+    pub(super) heap: RefCell<BTreeMap<CUdeviceptr, u64>>,
+    /// Teams that were split off and not destroyed.
+    pub(super) teams: Cell<usize>,
+    /// When it was last seen whether all PEs are there.
+    looked: Cell<Instant>,
     pub(crate) limits: Limits,
     claim: Claim,
     one_thread: PhantomData<*mut ()>,
@@ -461,6 +478,8 @@ impl Context {
     /// # Errors
     /// [`Error::LibraryNotFound`] where NVSHMEM or the CUDA driver is not there, [`Error::Unsupported`] without a GPU, for
     /// ranks that are threads of one process, and for a second context; on every PE, before the library is entered.
+    /// [`Error::Unsupported`], too, if PEs share a GPU and MPS does not share it out, and if the PEs that
+    /// [`init_from_environment`](Context::init_from_environment) found before are others: the library is then finalized.
     /// [`Error::Library`] if the library fails, [`Error::Timeout`] if it does not come back (its thread is then left
     /// alone for ever, since nothing can end it). After these two the process cannot have a context any more.
     pub fn init(comm: &Comm) -> Result<Context> {
@@ -477,8 +496,8 @@ impl Context {
     }
 
     /// Lets the library find the other PEs by the launcher's environment: `NVSHMEM_BOOTSTRAP` names the way, PMI by
-    /// default (`NVSHMEM_BOOTSTRAP_PMI` chooses PMI, PMI-2 or PMIx). As for
-    /// [`init_with_id`](Context::init_with_id) in all else.
+    /// default (`NVSHMEM_BOOTSTRAP_PMI` chooses PMI, PMI-2 or PMIx). The library keeps what it found until the process
+    /// ends, for every later context. As for [`init_with_id`](Context::init_with_id) in all else.
     ///
     /// # Errors
     /// As for [`init`](Context::init).
@@ -533,6 +552,11 @@ impl Context {
         self.device.check(stream)?;
         self.device.enter()?;
         let mut patience = Patience::new();
+        // What is put to a PE that is gone is complete all the same.
+        if patience.since.saturating_duration_since(self.looked.get()) > LOOK {
+            self.looked.set(patience.since);
+            self.look(patience.since).map_err(|error| self.fail(error))?;
+        }
         while !self.device.is_idle(stream).map_err(|error| self.fail(error))? {
             if patience.pause() {
                 self.look(patience.since).map_err(|error| self.fail(error))?;
@@ -579,6 +603,33 @@ impl Context {
 
 /// For the other files of this module.
 impl Context {
+    /// An error if the library began in another way than can be used here.
+    fn check_fit(&self, begun: &Begun, place: Option<(UniqueId, usize, usize)>) -> Result<()> {
+        if begun.status == init_status::LIMITED_MPG {
+            return Err(Error::from(UnsupportedError {
+                what: format!("NVSHMEM with several PEs on GPU {}", self.device.context.ordinal()),
+                why: "without MPS, or with more than all of its threads in use, the library ends the process in waits, \
+                      barriers and collectives"
+                    .into(),
+                remedy: "give each PE a GPU of its own (Builder::gpu), or share it out with MPS \
+                         (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE)"
+                    .into(),
+            }));
+        }
+        match place {
+            Some((_, pe, pes)) if (pe, pes) != (self.pe, self.pes) => Err(Error::from(UnsupportedError {
+                what: format!("NVSHMEM as PE {pe} of {pes}"),
+                why: format!(
+                    "the library found its PEs by the environment (NVSHMEM_BOOTSTRAP) before, and keeps them until the \
+                     process ends: this is PE {} of {}",
+                    self.pe, self.pes
+                ),
+                remedy: "use Context::init_from_environment again, or never before another bootstrap".into(),
+            })),
+            _ => Ok(()),
+        }
+    }
+
     /// The error that every call answers, if there was one that is final.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
@@ -637,12 +688,26 @@ impl Context {
         step: Step,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R> {
+        self.meet(&step)?;
+        self.bounded(step.describe(), call)
+    }
+
+    /// Waits until all PEs have come to the same call.
+    pub(super) fn meet(&self, step: &Step) -> Result<()> {
         self.check()?;
         self.steps.set(self.steps.get() + 1);
-        if let Some(control) = &self.control {
-            control.meet(self.steps.get(), &step).map_err(|error| self.fail(error))?;
+        match &self.control {
+            Some(control) => control.meet(self.steps.get(), step).map_err(|error| self.fail(error)),
+            None => Ok(()),
         }
-        self.bounded(step.describe(), call)
+    }
+
+    /// Whether all PEs could do something: an error of this PE's, else one that names a PE.
+    pub(super) fn together<T>(&self, mine: Result<T>, what: &str) -> Result<T> {
+        let Some(control) = &self.control else { return mine };
+        let agreed = control.agree(mine.is_ok(), what);
+        let mine = mine?;
+        agreed.map(|()| mine)
     }
 
     /// A call of the library that may wait for other PEs, with the timeout.

@@ -29,9 +29,8 @@ pub(super) struct Step {
 }
 
 /// The functions that are compared, by number.
-const FUNCTIONS: [&str; 9] = [
+const FUNCTIONS: [&str; 8] = [
     "nvshmem_malloc",
-    "nvshmem_calloc",
     "nvshmem_align",
     "nvshmem_free",
     "nvshmemx_buffer_register_symmetric",

@@ -7,14 +7,27 @@ use crate::sync::lock;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A GPU and its primary context, which NVSHMEM works in.
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
+    /// Where what the host waits for runs: nothing on it waits for other PEs, or for other work than that of its buffers.
+    pub host_stream: Arc<CudaStream>,
+    /// See [`word`](Device::word).
+    word: Arc<OnceLock<Word>>,
 }
+
+/// A word of page-locked memory.
+#[derive(Debug, Clone, Copy)]
+struct Word(*mut u64);
+
+// SAFETY: an address, of memory that is never freed.
+unsafe impl Send for Word {}
+// SAFETY: as above.
+unsafe impl Sync for Word {}
 
 impl Device {
     /// The GPU with this number. NVSHMEM ends the process if it has to find out itself that there is none.
@@ -37,8 +50,8 @@ impl Device {
         }
         let context = CudaContext::new(ordinal)?;
         // Not the default stream: that one waits for all others of the process.
-        let stream = context.new_stream()?;
-        let device = Device { context, stream };
+        let (stream, host_stream) = (context.new_stream()?, context.new_stream()?);
+        let device = Device { context, stream, host_stream, word: Arc::default() };
         opened.insert(ordinal, device.clone());
         Ok(device)
     }
@@ -63,6 +76,29 @@ impl Device {
             remedy: "make the stream on the context's GPU (nvshmem::Context::stream)",
         }
         .into()
+    }
+
+    /// Bytes that the GPU could give out. The device is current.
+    pub fn free_memory(&self) -> Result<usize> {
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: out-pointers on the stack.
+        match unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut all) } {
+            CUresult::CUDA_SUCCESS => Ok(free),
+            error => Err(failed("cuMemGetInfo", error, false)),
+        }
+    }
+
+    /// A word of page-locked memory, for what the GPU answers. The device is current. It is never freed: the GPU may be late.
+    pub fn word(&self) -> Result<*mut u64> {
+        if let Some(word) = self.word.get() {
+            return Ok(word.0);
+        }
+        let mut start = std::ptr::null_mut();
+        // SAFETY: an out-pointer on the stack, written during the call.
+        match unsafe { sys::cuMemHostAlloc(&raw mut start, size_of::<u64>(), 0) } {
+            CUresult::CUDA_SUCCESS => Ok(self.word.get_or_init(|| Word(start.cast())).0),
+            error => Err(failed("cuMemHostAlloc", error, false)),
+        }
     }
 
     /// Whether a stream's work is complete.

@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, UnsupportedError};
 use cudarc::driver::sys::CUdeviceptr;
 use phalanx_sys::nccl::NCCL;
-use phalanx_sys::nvshmem::{init_status, nvshmem_team_t};
+use phalanx_sys::nvshmem::{init_status, nvshmem_team_t, team};
 use std::ffi::c_void;
 
 /// Bytes of a piece: of a reduction in place, or of the parts for all PEs of a reduce_scatter.
@@ -34,6 +34,8 @@ pub(crate) struct Limits {
     nccl: bool,
     /// The room, the same on all PEs.
     start: CUdeviceptr,
+    /// Whether all PEs have NVLink multicast.
+    multicast: bool,
 }
 
 /// A reduction that is asked about.
@@ -60,14 +62,34 @@ pub(crate) enum Way {
 impl Limits {
     /// Before there is room.
     pub fn unknown() -> Limits {
-        Limits { nccl: false, start: 0 }
+        Limits { nccl: false, start: 0, multicast: false }
     }
 
     /// Collective, just after initialisation: later the process may load an NCCL of which the library knows nothing.
     pub fn of(context: &Context) -> Result<Limits> {
         let nccl = finds_nccl(context.library);
         let start = if context.n_pes() > 1 { context.reserve(TEAMS * ROOM)? } else { 0 };
-        Ok(Limits { nccl, start })
+        let has_multicast = |find: unsafe extern "C" fn(_, _) -> *mut c_void| {
+            // SAFETY: initialised; the team of all PEs, and a symmetric address.
+            !unsafe { find(team::WORLD, start as *const c_void) }.is_null()
+        };
+        let multicast = start != 0 && context.library.nvshmemx_mc_ptr.is_some_and(has_multicast);
+        Ok(Limits { nccl, start, multicast })
+    }
+
+    /// How many teams a process can have at a time beside the library's own. With multicast the library makes each of them several
+    /// times (`NVSHMEM_MAX_CTAS`, 16), also four of its own six, and ends the process where it cannot; by the source of 3.4.5, it has not
+    /// run here. Without, it says when there are no more.
+    pub fn teams(&self) -> usize {
+        if !self.multicast {
+            return usize::MAX;
+        }
+        let number = |name, default| {
+            std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+        };
+        let (all, copies): (usize, usize) =
+            (number("NVSHMEM_MAX_TEAMS", TEAMS).max(64), number("NVSHMEM_MAX_CTAS", 16).max(1));
+        all.saturating_sub(2 + 4 * copies) / copies
     }
 
     /// How a reduction is done. The device is current, and this is its caller's turn in the library.

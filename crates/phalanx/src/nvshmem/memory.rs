@@ -2,12 +2,14 @@
 
 use super::context::Context;
 use super::control::Step;
+use super::device::failed;
 use super::signal::Signal;
+use super::views::Peer;
 use crate::buffer::{Source, Target};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::{Lane, Lent};
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::ffi::c_void;
 use std::fmt;
@@ -59,13 +61,14 @@ pub(super) enum Origin {
 }
 
 impl Context {
-    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_calloc`
+    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_malloc`
+    /// (`nvshmem_calloc` ends the process where there is not enough memory)
     ///
-    /// The heap grows as needed; where the GPU has no virtual memory management, `NVSHMEM_SYMMETRIC_SIZE` is its
-    /// size, chosen before initialisation.
+    /// The heap grows as needed, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB); where the GPU has no virtual memory management,
+    /// `NVSHMEM_SYMMETRIC_SIZE` is its size, chosen before initialisation.
     ///
     /// # Errors
-    /// [`Error::Library`] if there is not enough memory on some PE; [`Error::Mismatch`] if the PEs ask for different
+    /// [`Error::Library`] on a PE that has not enough memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`] if the PEs ask for different
     /// sizes (where they met through a `Comm`).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
         let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
@@ -97,24 +100,49 @@ impl Context {
         let align = self.library.need(self.library.nvshmem_align, name)?;
         let step = Step::new(name, [alignment as u64, bytes as u64, 0]);
         // SAFETY: initialised; all PEs have met here with the same size; the library accepts the alignment.
-        let start = self.obtain(step, bytes, move || unsafe { align(alignment, bytes) })?;
+        let start = self.obtain(step, bytes, alignment, move || unsafe { align(alignment, bytes) })?;
         Ok(Symmetric::new(self, start, len, Origin::Heap))
     }
 
     /// `bytes` of symmetric memory, whose contents are not specified. Collective. `nvshmem_malloc`
     pub(crate) fn reserve(&self, bytes: usize) -> Result<CUdeviceptr> {
-        let name = "nvshmem_malloc";
-        let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
-        // SAFETY: initialised; all PEs have met here with the same size.
-        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, move || unsafe { malloc(bytes) })
+        self.malloc(bytes, false)
     }
 
-    /// The same by zeroes. `nvshmem_calloc`
+    /// Whether zeroes will follow is compared as well.
+    fn malloc(&self, bytes: usize, zeroed: bool) -> Result<CUdeviceptr> {
+        let name = "nvshmem_malloc";
+        let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
+        let step = Step::new(name, [bytes as u64, zeroed.into(), 0]);
+        // SAFETY: initialised; all PEs have met here with the same size.
+        self.obtain(step, bytes, 0, move || unsafe { malloc(bytes) })
+    }
+
+    /// The same by zeroes. Not `nvshmem_calloc`, which ends the process where a heap of fixed size is full, and lets another grow by
+    /// the size of one element only.
     pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
-        let name = "nvshmem_calloc";
-        let calloc = self.library.need(self.library.nvshmem_calloc, name)?;
-        // SAFETY: as above.
-        self.obtain(Step::new(name, [bytes as u64, 0, 0]), bytes, move || unsafe { calloc(bytes, 1) })
+        let start = self.malloc(bytes, true)?;
+        if bytes == 0 {
+            return Ok(start);
+        }
+        let stream = self.host_stream();
+        self.enter()?;
+        // SAFETY: new memory of so many bytes, which nobody uses yet; a stream of the device, which is current.
+        match unsafe { sys::cuMemsetD8Async(start, 0, bytes, stream.cu_stream()) } {
+            CUresult::CUDA_SUCCESS => self.sync(stream)?,
+            error => return Err(self.fail(failed("cuMemsetD8Async", error, true))),
+        }
+        // Nobody puts to what is still being cleared.
+        match &self.control {
+            Some(control) => {
+                control.agree(true, "clear symmetric memory").map_err(|error| self.fail(error))?;
+            }
+            None => {
+                self.world().barrier_on_stream(stream)?;
+                self.sync(stream)?;
+            }
+        }
+        Ok(start)
     }
 
     /// Gives back what was reserved. Collective, behind whatever the GPU still does. `nvshmem_free`
@@ -127,25 +155,36 @@ impl Context {
         &self,
         step: Step,
         bytes: usize,
+        alignment: usize,
         call: impl FnOnce() -> *mut c_void + Send + 'static,
     ) -> Result<CUdeviceptr> {
         let function = step.function();
-        let start = self.collectively(step, move || call() as CUdeviceptr)?;
-        let got = start != 0 || bytes == 0;
-        let agreed = match &self.control {
-            Some(control) => control.agree(got, "allocate symmetric memory"),
-            None => Ok(()),
-        };
-        if !got {
-            let text = format!(
-                "no {bytes} bytes of symmetric memory are left; NVSHMEM_SYMMETRIC_SIZE (or, with virtual memory \
-                 management, NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
-            );
-            return Err(self.library.error(function, 0, text).into());
-        }
+        self.meet(&step)?;
+        self.enter()?;
+        let room = if bytes == 0 { 0 } else { bytes.saturating_add(alignment) };
+        self.together(self.check_room(room), "give more memory to the heap")?;
+        let start = self.bounded(step.describe(), move || call() as CUdeviceptr)?;
+        let got = if start != 0 || bytes == 0 { Ok(()) } else { Err(self.no_memory(function, bytes)) };
         // What was allocated here and not elsewhere cannot be freed together: it stays until the end.
-        agreed?;
+        self.together(got, "allocate symmetric memory")?;
+        if bytes > 0 {
+            self.heap.borrow_mut().insert(start, bytes as u64);
+        }
         Ok(start)
+    }
+
+    #[cold]
+    fn no_memory(&self, function: &'static str, bytes: usize) -> Error {
+        let text = format!(
+            "no {bytes} bytes of symmetric memory are left; NVSHMEM_SYMMETRIC_SIZE (or, with virtual memory management, \
+             NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
+        );
+        let error = self.library.error(function, 0, text);
+        // A heap that could not grow was unmapped.
+        match self.has_dynamic_heap() {
+            Ok(false) => error.into(),
+            _ => self.fail(error.fatal()),
+        }
     }
 }
 
@@ -204,13 +243,13 @@ impl<'c, T: Element> Symmetric<'c, T> {
         SliceMut { view: self.slice.slice_mut(from..to), start }
     }
 
-    /// Where this PE's kernels can load and store another PE's part, if they can (over NVLink or PCIe); the address is no
-    /// symmetric one. `nvshmem_ptr`
+    /// Another PE's part, if kernels of this PE can load from it and store to it (over NVLink or PCIe). `nvshmem_ptr`
     ///
     /// # Errors
     /// [`UsageError::Rank`] if there is no such PE.
-    pub fn peer(&self, pe: usize) -> Result<Option<CUdeviceptr>> {
-        self.context.peer("peer", self.start, pe)
+    pub fn peer(&self, pe: usize) -> Result<Option<Peer<'_, T>>> {
+        let start = self.context.peer("peer", self.start, pe)?;
+        Ok(start.map(|start| Peer::new(start, self.len())))
     }
 
     /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs: the
@@ -247,6 +286,7 @@ impl Context {
         self.drain()?;
         match origin {
             Origin::Heap => {
+                self.heap.borrow_mut().remove(&start);
                 let name = "nvshmem_free";
                 let free = self.library.need(self.library.nvshmem_free, name)?;
                 // SAFETY: allocated by the library and freed once; the GPU is done with it, and the library waits for the
@@ -300,14 +340,21 @@ impl<'a, T: Element> Slice<'a, T> {
     }
 }
 
-impl<'a, T: Element> SliceMut<'a, T> {
+impl<T: Element> SliceMut<'_, T> {
     /// For cudarc's copies and kernels.
-    pub fn view_mut(&mut self) -> &mut CudaViewMut<'a, T> {
-        &mut self.view
+    ///
+    /// It is a view of its own, since the slice's must not be exchanged for that of another length:
+    /// ```compile_fail,E0308
+    /// # fn f(long: &mut phalanx::nvshmem::SliceMut<'_, f32>, short: &mut phalanx::nvshmem::SliceMut<'_, f32>) {
+    /// std::mem::swap(long.view_mut(), short.view_mut());
+    /// # }
+    /// ```
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.view.slice_mut(..)
     }
 }
 
-fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+pub(super) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let from = match range.start_bound() {
         Bound::Included(from) => *from,
         Bound::Excluded(before) => before + 1,

@@ -32,7 +32,8 @@
 //! Dropping is not collective, so what is dropped instead of being freed is leaked, with a line in the log.
 //!
 //! # What is complete when
-//! - `put` and `get` are complete on this PE when they return; what was put is at the peer after [`Context::quiet`], a
+//! - `put` and `get` wait for what cudarc knows of the local buffers, and for no stream besides; they are complete on this
+//!   PE when they return; what was put is at the peer after [`Context::quiet`], a
 //!   barrier, or with the signal that follows it.
 //! - `…_nbi` returns at once: until [`Context::quiet`] (or a barrier) a source must not be written and a destination not
 //!   be read. That is no matter of memory safety, so it is not a matter of types.
@@ -45,7 +46,8 @@
 //!
 //! # When a peer is missing
 //! NVSHMEM's own functions wait for ever. Here what waits on the host does so with the context's
-//! [timeout](Context::set_timeout), and where the PEs met through a `Comm` on one host, a peer that died is noticed at once.
+//! [timeout](Context::set_timeout), and where the PEs met through a `Comm` on one host, a peer that died is noticed at once, also
+//! by a PE that only puts to it: with the next `put`, `quiet` or [`sync`](Context::sync).
 //! Such an error is final: the library cannot take back a call, so every later call answers the same error, nothing is
 //! freed, and the process has to end. If its GPU waits for what will never come, CUDA's exit handlers wait with it: end
 //! with [`std::process::abort`]. (`phalanx launch` kills what does not end.) Some failures the library itself answers by
@@ -56,6 +58,7 @@ mod collective;
 mod context;
 mod control;
 mod device;
+mod growth;
 #[cfg(feature = "jit")]
 mod kernels;
 mod library;
@@ -65,6 +68,7 @@ mod one_sided;
 mod register;
 mod signal;
 mod team;
+mod views;
 
 pub use crate::backend::nvshmem::{Buffer, Nvshmem};
 pub use atomic::{Atomic, AtomicBits};
@@ -80,6 +84,7 @@ pub use register::Registered;
 pub use signal::{Compare, Signal, SignalOp, Waitable};
 pub(crate) use team::strided;
 pub use team::{SplitTeam, Team};
+pub use views::{Multicast, Peer};
 pub(crate) use {
     control::Control, device::Device, device::copy, device::failed as device_error, library::Library,
 };

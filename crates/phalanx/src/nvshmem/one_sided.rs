@@ -1,12 +1,16 @@
 //! Puts and gets: contiguous, strided, of one element; blocking, non-blocking and on a stream; and what completes them.
 
 use super::context::Context;
-use super::device::raw;
+use super::device::{copy, raw};
 use super::memory::{Local, LocalMut, Shared, check_index, too_short};
+use crate::backend::Stream;
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{Lent, OnStream};
+use crate::op::element_from_bits;
 use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{CUdeviceptr, CUstreamCaptureStatus};
+use phalanx_sys::nvshmem::stream_t;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -21,47 +25,37 @@ struct Strides {
     count: usize,
 }
 
+/// What puts and what gets on a stream: destination, source, bytes, PE, stream.
+type Move = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, stream_t);
+
+/// What blocks is enqueued on a stream of the context's own, behind what cudarc knows of the local buffer and nothing else, and
+/// waited for with the timeout: the library's blocking functions wait without one, also for what other calls have put on its
+/// internal streams.
 impl Context {
     /// Writes `source` to `dest` on a PE. The source may be used again when this returns; the data is at the PE after
-    /// [`quiet`](Context::quiet) or a barrier. Waits for what cudarc knows to be under way on the source. `nvshmem_putmem`
+    /// [`quiet`](Context::quiet) or a barrier. Waits for what cudarc knows to be under way on the source.
+    /// `nvshmemx_putmem_on_stream`, in place of `nvshmem_putmem`, which has no timeout
     ///
     /// # Errors
-    /// [`UsageError::Length`] if the lengths differ, [`UsageError::Rank`] if there is no such PE.
+    /// [`UsageError::Length`] if the lengths differ, [`UsageError::Rank`] if there is no such PE; those of
+    /// [`sync`](Context::sync).
     pub fn put<S, D>(&self, dest: &D, source: &S, pe: usize) -> Result<()>
     where
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        let put = self.library.need(self.library.nvshmem_putmem, "nvshmem_putmem")?;
-        let (pe, bytes) = self.check_put("put", dest, source, pe)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let lane = self.lane();
-        let lent = self.settled(source.lend(&lane)?)?;
-        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent and nobody
-        // writes to it.
-        unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe) };
-        Ok(())
+        self.put_as("put", false, dest, source, pe, self.host_stream())?;
+        self.sync(self.host_stream())
     }
 
     /// As [`put`](Context::put), returning at once: the source must not be written before [`quiet`](Context::quiet).
-    /// `nvshmem_putmem_nbi`
+    /// `nvshmemx_putmem_nbi_on_stream`, in place of `nvshmem_putmem_nbi`
     pub fn put_nbi<S, D>(&self, dest: &D, source: &S, pe: usize) -> Result<()>
     where
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        let put = self.library.need(self.library.nvshmem_putmem_nbi, "nvshmem_putmem_nbi")?;
-        let (pe, bytes) = self.check_put("put_nbi", dest, source, pe)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let lane = self.lane();
-        let lent = self.settled(source.lend(&lane)?)?;
-        // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
-        unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe) };
-        Ok(())
+        self.put_as("put_nbi", true, dest, source, pe, self.host_stream())
     }
 
     /// As [`put`](Context::put), behind the work on a stream. `nvshmemx_putmem_on_stream`
@@ -70,17 +64,7 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        let put = self.library.need(self.library.nvshmemx_putmem_on_stream, "nvshmemx_putmem_on_stream")?;
-        let (pe, bytes) = self.check_put("put_on_stream", dest, source, pe)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let lane = OnStream::new(stream);
-        let lent = source.lend(&lane)?;
-        // SAFETY: as above; the stream is one of the device, as lending has checked; what uses the source later is
-        // ordered behind it.
-        unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe, raw(stream)) };
-        Ok(())
+        self.put_as("put_on_stream", false, dest, source, pe, stream)
     }
 
     /// As [`put_on_stream`](Context::put_on_stream); the stream does not wait for it: the source must not be written
@@ -96,21 +80,43 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        let name = "nvshmemx_putmem_nbi_on_stream";
-        let put = self.library.need(self.library.nvshmemx_putmem_nbi_on_stream, name)?;
-        let (pe, bytes) = self.check_put("put_nbi_on_stream", dest, source, pe)?;
+        self.put_as("put_nbi_on_stream", true, dest, source, pe, stream)
+    }
+
+    #[inline]
+    fn put_as<S, D>(
+        &self,
+        operation: &'static str,
+        is_nbi: bool,
+        dest: &D,
+        source: &S,
+        pe: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        S: Local + ?Sized,
+        D: Shared<Elem = S::Elem> + ?Sized,
+    {
+        let library = self.library;
+        let put: Move = match is_nbi {
+            false => library.need(library.nvshmemx_putmem_on_stream, "nvshmemx_putmem_on_stream"),
+            true => library.need(library.nvshmemx_putmem_nbi_on_stream, "nvshmemx_putmem_nbi_on_stream"),
+        }?;
+        let (pe, bytes) = self.check_put(operation, dest, source, pe)?;
         if bytes == 0 {
             return Ok(());
         }
         let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
-        // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
+        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent and nobody
+        // writes to it; the stream is one of the device, as lending has checked; what uses the source later is ordered behind
+        // it, or (nbi) memory of the library's is freed only after a barrier, registered memory after a quiet.
         unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe, raw(stream)) };
         Ok(())
     }
 
     /// Reads `source` of a PE into `dest`; complete when this returns. Waits for what cudarc knows to be under way on the
-    /// destination. `nvshmem_getmem`
+    /// destination. `nvshmemx_getmem_on_stream`, in place of `nvshmem_getmem`, which has no timeout
     ///
     /// # Errors
     /// As for [`put`](Context::put).
@@ -119,36 +125,18 @@ impl Context {
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        let get = self.library.need(self.library.nvshmem_getmem, "nvshmem_getmem")?;
-        let (pe, bytes) = self.check_get("get", dest, source, pe)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let lane = self.lane();
-        let lent = self.settled(dest.lend_mut(&lane)?)?;
-        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the destination is lent, and
-        // nobody else uses it.
-        unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe) };
-        Ok(())
+        self.get_as("get", false, dest, source, pe, self.host_stream())?;
+        self.sync(self.host_stream())
     }
 
     /// As [`get`](Context::get), returning at once: what is in `dest` is not specified before [`quiet`](Context::quiet).
-    /// `nvshmem_getmem_nbi`
+    /// `nvshmemx_getmem_nbi_on_stream`, in place of `nvshmem_getmem_nbi`
     pub fn get_nbi<D, S>(&self, dest: &mut D, source: &S, pe: usize) -> Result<()>
     where
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        let get = self.library.need(self.library.nvshmem_getmem_nbi, "nvshmem_getmem_nbi")?;
-        let (pe, bytes) = self.check_get("get_nbi", dest, source, pe)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let lane = self.lane();
-        let lent = self.settled(dest.lend_mut(&lane)?)?;
-        // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
-        unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe) };
-        Ok(())
+        self.get_as("get_nbi", true, dest, source, pe, self.host_stream())
     }
 
     /// As [`get`](Context::get), behind the work on a stream. `nvshmemx_getmem_on_stream`
@@ -163,17 +151,7 @@ impl Context {
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        let get = self.library.need(self.library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream")?;
-        let (pe, bytes) = self.check_get("get_on_stream", dest, source, pe)?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let lane = OnStream::new(stream);
-        let lent = dest.lend_mut(&lane)?;
-        // SAFETY: as above; the stream is one of the device, as lending has checked; what uses the destination later is
-        // ordered behind it.
-        unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe, raw(stream)) };
-        Ok(())
+        self.get_as("get_on_stream", false, dest, source, pe, stream)
     }
 
     /// As [`get_on_stream`](Context::get_on_stream); the stream does not wait for it: what is in `dest` is not specified
@@ -189,35 +167,53 @@ impl Context {
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        let name = "nvshmemx_getmem_nbi_on_stream";
-        let get = self.library.need(self.library.nvshmemx_getmem_nbi_on_stream, name)?;
-        let (pe, bytes) = self.check_get("get_nbi_on_stream", dest, source, pe)?;
+        self.get_as("get_nbi_on_stream", true, dest, source, pe, stream)
+    }
+
+    #[inline]
+    fn get_as<D, S>(
+        &self,
+        operation: &'static str,
+        is_nbi: bool,
+        dest: &mut D,
+        source: &S,
+        pe: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        D: LocalMut + ?Sized,
+        S: Shared<Elem = D::Elem> + ?Sized,
+    {
+        let library = self.library;
+        let get: Move = match is_nbi {
+            false => library.need(library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream"),
+            true => library.need(library.nvshmemx_getmem_nbi_on_stream, "nvshmemx_getmem_nbi_on_stream"),
+        }?;
+        let (pe, bytes) = self.check_get(operation, dest, source, pe)?;
         if bytes == 0 {
             return Ok(());
         }
         let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
-        // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
+        // SAFETY: as for `put_as`; the destination is lent, and nobody else uses it.
         unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe, raw(stream)) };
         Ok(())
     }
 
-    /// Makes everything that this PE put complete, and everything it got be there. Blocks. `nvshmem_quiet`
+    /// Makes everything that this PE put complete, and everything it got be there; waits for it.
+    /// `nvshmemx_quiet_on_stream`, in place of `nvshmem_quiet`, which has no timeout
+    ///
+    /// # Errors
+    /// Those of [`sync`](Context::sync).
     pub fn quiet(&self) -> Result<()> {
-        let quiet = self.library.need(self.library.nvshmem_quiet, "nvshmem_quiet")?;
-        self.enter()?;
-        // SAFETY: initialised.
-        unsafe { quiet() };
-        Ok(())
+        self.quiet_on_stream(self.host_stream())?;
+        self.sync(self.host_stream())
     }
 
-    /// What this PE puts to a PE from here on comes there after what it put before. `nvshmem_fence`
+    /// What this PE puts to a PE from here on comes there after what it put before. Between GPUs that reach each other,
+    /// `nvshmem_fence` is the stronger [`quiet`](Context::quiet), and so is this.
     pub fn fence(&self) -> Result<()> {
-        let fence = self.library.need(self.library.nvshmem_fence, "nvshmem_fence")?;
-        self.enter()?;
-        // SAFETY: initialised.
-        unsafe { fence() };
-        Ok(())
+        self.quiet()
     }
 
     /// [`quiet`](Context::quiet) as work on a stream. `nvshmemx_quiet_on_stream`
@@ -237,7 +233,7 @@ impl Context {
     }
 
     /// Writes `count` elements, every `source_stride`-th of `source`, to every `dest_stride`-th of `dest` on a PE. As
-    /// [`put`](Context::put) in all else. `nvshmem_iput8` to `…64`, by the width of the elements
+    /// [`put`](Context::put) in all else. `nvshmemx_iput8_on_stream` to `…64…`, by the width of the elements
     ///
     /// # Errors
     /// Also [`UsageError::Setting`] for a stride of 0 or beyond 2 GiB, and [`Error::Unsupported`] if the PE's memory cannot
@@ -256,24 +252,8 @@ impl Context {
         D: Shared<Elem = S::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
-        let pe =
-            self.check_strided::<S::Elem>("iput", dest.len(), source.len(), strides, pe, dest.place())?;
-        if count == 0 {
-            return Ok(());
-        }
-        let library = self.library;
-        let iput = match size_of::<S::Elem>() {
-            1 => library.need(library.nvshmem_iput8, "nvshmem_iput8"),
-            2 => library.need(library.nvshmem_iput16, "nvshmem_iput16"),
-            4 => library.need(library.nvshmem_iput32, "nvshmem_iput32"),
-            _ => library.need(library.nvshmem_iput64, "nvshmem_iput64"),
-        }?;
-        let lane = self.lane();
-        let lent = self.settled(source.lend(&lane)?)?;
-        let (to, from) = (dest.place() as *mut _, address(&lent));
-        // SAFETY: as for `put`; all elements lie in the buffers, and the PE's can be reached by copies.
-        unsafe { iput(to, from, dest_stride as isize, source_stride as isize, count, pe) };
-        Ok(())
+        self.iput_as("iput", dest, source, strides, pe, self.host_stream())?;
+        self.sync(self.host_stream())
     }
 
     /// As [`iput`](Context::iput), behind the work on a stream. `nvshmemx_iput8_on_stream` to `…64…`
@@ -293,9 +273,25 @@ impl Context {
         D: Shared<Elem = S::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
+        self.iput_as("iput_on_stream", dest, source, strides, pe, stream)
+    }
+
+    fn iput_as<S, D>(
+        &self,
+        operation: &'static str,
+        dest: &D,
+        source: &S,
+        strides: Strides,
+        pe: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        S: Local + ?Sized,
+        D: Shared<Elem = S::Elem> + ?Sized,
+    {
         let (there, here) = (dest.len(), source.len());
-        let pe = self.check_strided::<S::Elem>("iput_on_stream", there, here, strides, pe, dest.place())?;
-        if count == 0 {
+        let pe = self.check_strided::<S::Elem>(operation, there, here, strides, pe, dest.place())?;
+        if strides.count == 0 {
             return Ok(());
         }
         let library = self.library;
@@ -308,13 +304,14 @@ impl Context {
         let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         let (to, from) = (dest.place() as *mut _, address(&lent));
-        // SAFETY: as above, and as for `put_on_stream`.
-        unsafe { iput(to, from, dest_stride as isize, source_stride as isize, count, pe, raw(stream)) };
+        let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
+        // SAFETY: as for `put_as`; all elements lie in the buffers, and the PE's can be reached by copies.
+        unsafe { iput(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
         Ok(())
     }
 
     /// Reads `count` elements, every `source_stride`-th of `source` on a PE, into every `dest_stride`-th of `dest`; complete
-    /// when this returns. `nvshmem_iget8` to `…64`
+    /// when this returns. `nvshmemx_iget8_on_stream` to `…64…`
     ///
     /// # Errors
     /// As for [`iput`](Context::iput).
@@ -332,24 +329,8 @@ impl Context {
         S: Shared<Elem = D::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
-        let pe =
-            self.check_strided::<D::Elem>("iget", dest.len(), source.len(), strides, pe, source.place())?;
-        if count == 0 {
-            return Ok(());
-        }
-        let library = self.library;
-        let iget = match size_of::<D::Elem>() {
-            1 => library.need(library.nvshmem_iget8, "nvshmem_iget8"),
-            2 => library.need(library.nvshmem_iget16, "nvshmem_iget16"),
-            4 => library.need(library.nvshmem_iget32, "nvshmem_iget32"),
-            _ => library.need(library.nvshmem_iget64, "nvshmem_iget64"),
-        }?;
-        let lane = self.lane();
-        let lent = self.settled(dest.lend_mut(&lane)?)?;
-        let (to, from) = (address(&lent).cast_mut(), source.place() as *const _);
-        // SAFETY: as for `get`; all elements lie in the buffers, and the PE's can be reached by copies.
-        unsafe { iget(to, from, dest_stride as isize, source_stride as isize, count, pe) };
-        Ok(())
+        self.iget_as("iget", dest, source, strides, pe, self.host_stream())?;
+        self.sync(self.host_stream())
     }
 
     /// As [`iget`](Context::iget), behind the work on a stream. `nvshmemx_iget8_on_stream` to `…64…`
@@ -369,9 +350,25 @@ impl Context {
         S: Shared<Elem = D::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
+        self.iget_as("iget_on_stream", dest, source, strides, pe, stream)
+    }
+
+    fn iget_as<D, S>(
+        &self,
+        operation: &'static str,
+        dest: &mut D,
+        source: &S,
+        strides: Strides,
+        pe: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()>
+    where
+        D: LocalMut + ?Sized,
+        S: Shared<Elem = D::Elem> + ?Sized,
+    {
         let (here, there) = (dest.len(), source.len());
-        let pe = self.check_strided::<D::Elem>("iget_on_stream", here, there, strides, pe, source.place())?;
-        if count == 0 {
+        let pe = self.check_strided::<D::Elem>(operation, here, there, strides, pe, source.place())?;
+        if strides.count == 0 {
             return Ok(());
         }
         let library = self.library;
@@ -384,41 +381,27 @@ impl Context {
         let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
         let (to, from) = (address(&lent).cast_mut(), source.place() as *const _);
-        // SAFETY: as above, and as for `get_on_stream`.
-        unsafe { iget(to, from, dest_stride as isize, source_stride as isize, count, pe, raw(stream)) };
+        let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
+        // SAFETY: as for `get_as`; all elements lie in the buffers, and the PE's can be reached by copies.
+        unsafe { iget(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
         Ok(())
     }
 
-    /// Writes one element of a PE's memory. `nvshmem_uint8_p` to `…uint64_p`
+    /// Writes one element of a PE's memory. The value is there as with [`put`](Context::put).
+    /// `nvshmemx_uint8_p_on_stream` to `…uint64…`, in place of `nvshmem_uint8_p`, which has no timeout
     ///
     /// # Errors
     /// [`UsageError`] if there is no such element or PE.
     pub fn p<D: Shared + ?Sized>(&self, dest: &D, index: usize, value: D::Elem, pe: usize) -> Result<()> {
-        let (library, bits) = (self.library, bits(value));
-        let (pe, place) = self.check_element("p", dest, index, pe)?;
-        // SAFETY: initialised; an element of symmetric memory of this width, on a PE that exists.
-        unsafe {
-            match size_of::<D::Elem>() {
-                1 => {
-                    library.need(library.nvshmem_uint8_p, "nvshmem_uint8_p")?(place as *mut _, bits as u8, pe)
-                }
-                2 => library.need(library.nvshmem_uint16_p, "nvshmem_uint16_p")?(
-                    place as *mut _,
-                    bits as u16,
-                    pe,
-                ),
-                4 => library.need(library.nvshmem_uint32_p, "nvshmem_uint32_p")?(
-                    place as *mut _,
-                    bits as u32,
-                    pe,
-                ),
-                _ => library.need(library.nvshmem_uint64_p, "nvshmem_uint64_p")?(place as *mut _, bits, pe),
-            }
-        }
-        Ok(())
+        self.p_as("p", dest, index, value, pe, self.host_stream())?;
+        self.sync(self.host_stream())
     }
 
     /// As [`p`](Context::p), behind the work on a stream. `nvshmemx_uint8_p_on_stream` to `…uint64…`
+    ///
+    /// # Errors
+    /// Also [`Error::Unsupported`] for a stream that is being captured: the graph would read the value where the library's call
+    /// had it.
     pub fn p_on_stream<D: Shared + ?Sized>(
         &self,
         dest: &D,
@@ -427,11 +410,30 @@ impl Context {
         pe: usize,
         stream: &CudaStream,
     ) -> Result<()> {
+        self.p_as("p_on_stream", dest, index, value, pe, stream)
+    }
+
+    fn p_as<D: Shared + ?Sized>(
+        &self,
+        operation: &'static str,
+        dest: &D,
+        index: usize,
+        value: D::Elem,
+        pe: usize,
+        stream: &CudaStream,
+    ) -> Result<()> {
         let (library, bits) = (self.library, bits(value));
-        let (pe, place) = self.check_element("p_on_stream", dest, index, pe)?;
+        let (pe, place) = self.check_element(operation, dest, index, pe)?;
         self.device.check(stream)?;
+        if stream.capture_status()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::from(UnsupportedError {
+                what: format!("{operation} on a stream that is being captured"),
+                why: "the library passes the value by an address that is valid during the call only".into(),
+                remedy: "put from symmetric memory, or set the element in a kernel".into(),
+            }));
+        }
         let stream = raw(stream);
-        // SAFETY: as above; a stream of the device.
+        // SAFETY: initialised; an element of symmetric memory of this width, on a PE that exists; a stream of the device.
         unsafe {
             match size_of::<D::Elem>() {
                 1 => library.need(library.nvshmemx_uint8_p_on_stream, "nvshmemx_uint8_p_on_stream")?(
@@ -463,41 +465,40 @@ impl Context {
         Ok(())
     }
 
-    /// Reads one element of a PE's memory. There is no such thing on a stream: the value could only come later.
-    /// `nvshmem_uint8_g` to `…uint64_g`
+    /// Reads one element of a PE's memory. There is no such thing on a stream: the value could only come later. A copy from
+    /// where `nvshmem_ptr` says, as in `nvshmem_uint8_g` to `…uint64_g`, which have no timeout.
     ///
     /// # Errors
     /// [`UsageError`] if there is no such element or PE; [`Error::Unsupported`] as for [`iput`](Context::iput).
     pub fn g<S: Shared + ?Sized>(&self, source: &S, index: usize, pe: usize) -> Result<S::Elem> {
-        let library = self.library;
-        self.check_mapped("g", source.place(), pe)?;
-        let (pe, place) = self.check_element("g", source, index, pe)?;
-        // SAFETY: initialised; an element of symmetric memory of this width, on a PE that exists and can be reached.
-        let bits = unsafe {
-            match size_of::<S::Elem>() {
-                1 => library.need(library.nvshmem_uint8_g, "nvshmem_uint8_g")?(place as *const _, pe).into(),
-                2 => {
-                    library.need(library.nvshmem_uint16_g, "nvshmem_uint16_g")?(place as *const _, pe).into()
-                }
-                4 => {
-                    library.need(library.nvshmem_uint32_g, "nvshmem_uint32_g")?(place as *const _, pe).into()
-                }
-                _ => library.need(library.nvshmem_uint64_g, "nvshmem_uint64_g")?(place as *const _, pe),
-            }
-        };
-        Ok(crate::op::element_from_bits(bits))
+        self.check_element("g", source, index, pe)?;
+        let start = self.check_mapped("g", source.place(), pe)?;
+        let size = size_of::<S::Elem>();
+        Ok(element_from_bits(self.fetch(start + (index * size) as u64, size)?))
+    }
+
+    /// A word of at most 8 bytes that can be loaded from here, zero-extended.
+    pub(super) fn fetch(&self, address: CUdeviceptr, bytes: usize) -> Result<u64> {
+        let (word, stream) = (self.device.word()?, self.host_stream());
+        self.enter()?;
+        // SAFETY: a word of page-locked memory that lives as long as the process, into which nothing else is under way: after a
+        // wait that was given up nothing follows.
+        unsafe {
+            word.write_volatile(0);
+            copy(word.cast(), address as *const u8, bytes, Stream(stream.cu_stream().cast()))?;
+        }
+        self.sync(stream)?;
+        // SAFETY: as above; the copy is complete.
+        Ok(unsafe { word.read_volatile() })
     }
 }
 
 /// Checks, made before anything is started.
 impl Context {
-    fn lane(&self) -> OnStream<'_> {
-        OnStream::new(self.stream())
-    }
-
-    /// What was lent to the context's stream is not being written any more when this returns.
-    fn settled<'l>(&self, lent: Lent<'l>) -> Result<Lent<'l>> {
-        self.sync(self.stream()).map(|()| lent)
+    /// Where what the host waits for runs.
+    #[inline]
+    pub(super) fn host_stream(&self) -> &Arc<CudaStream> {
+        &self.device.host_stream
     }
 
     /// The PE and the length in bytes; the device is current afterwards.
@@ -592,10 +593,10 @@ impl Context {
         Ok(number)
     }
 
-    /// For what the library can do only where a PE's memory is mapped; elsewhere it ends the process.
-    fn check_mapped(&self, operation: &'static str, place: u64, pe: usize) -> Result<()> {
+    /// For what can be done only where a PE's memory is mapped; elsewhere the library ends the process. Where it is mapped.
+    fn check_mapped(&self, operation: &'static str, place: u64, pe: usize) -> Result<CUdeviceptr> {
         match self.peer(operation, place, pe)? {
-            Some(_) => Ok(()),
+            Some(start) => Ok(start),
             None => Err(Error::from(UnsupportedError {
                 what: format!("{operation} with PE {pe}"),
                 why: "its memory cannot be reached by loads and stores (NVLink, PCIe) from here".into(),

@@ -3,13 +3,14 @@
 use super::context::Context;
 use super::control::Step;
 use super::device::failed;
+use super::growth::{origin, step};
 use super::memory::{Local, LocalMut, Origin, Symmetric, byte_count};
 use crate::buffer::{Source, Target};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::{Lane, Lent};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
-use cudarc::driver::{CudaSlice, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -44,9 +45,9 @@ impl Context {
     /// Makes memory that was allocated elsewhere symmetric. Collective, with the same length on all PEs; the result is a
     /// second mapping of the same memory, whose address is the one to use. `nvshmemx_buffer_register_symmetric`
     ///
-    /// The memory has to come from `cuMemCreate`, be exportable in the way that the library's heap is, and be registered
-    /// from the start of its allocation, in whole granules. A library that finds otherwise takes its whole heap down, so this
-    /// is looked at first.
+    /// The memory has to come from `cuMemCreate`, on this PE's GPU, be exportable in the way that the library's heap is, and be
+    /// registered as a whole, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB, unless it says otherwise). A library that finds
+    /// otherwise takes its whole heap down, so this is looked at first.
     ///
     /// # Errors
     /// [`Error::Unsupported`] on every PE if one PE's memory is of another kind.
@@ -83,26 +84,32 @@ impl Context {
         Ok(Symmetric::new(self, mapped, len, Origin::Registered(bytes)))
     }
 
+    /// Some address of the heap. Collective where there is none: a single PE's.
+    fn heap_address(&self) -> Result<CUdeviceptr> {
+        let known = self.heap.borrow().first_key_value().map(|(start, _)| *start);
+        known.map_or_else(|| self.reserve(1), Ok)
+    }
+
     /// Whether memory can be mapped a second time.
     fn check_mappable(&self, start: CUdeviceptr, bytes: usize) -> Result<()> {
         let unfit = |why: String| {
             Error::from(UnsupportedError {
                 what: "register_symmetric".into(),
                 why,
-                remedy: "allocate with cuMemCreate in whole granules, or use Context::alloc".into(),
+                remedy: "allocate with cuMemCreate in such steps, or use Context::alloc".into(),
             })
         };
-        let mut handle = 0;
-        // SAFETY: an out-pointer on the stack; the driver looks the address up.
-        match unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, start as *mut c_void) } {
-            CUresult::CUDA_SUCCESS => {
-                // SAFETY: retained above, given back once.
-                unsafe { sys::cuMemRelease(handle) };
+        let Some(created) = origin(start)? else {
+            return Err(unfit(format!("the memory at {start:#x} does not come from cuMemCreate")));
+        };
+        match origin(self.heap_address()?)? {
+            Some(heap) if heap == created => {}
+            Some(heap) => {
+                return Err(unfit(format!(
+                    "the memory at {start:#x} was made in another way than the heap: {created:?}, {heap:?}"
+                )));
             }
-            CUresult::CUDA_ERROR_INVALID_VALUE => {
-                return Err(unfit(format!("the memory at {start:#x} does not come from cuMemCreate")));
-            }
-            error => return Err(failed("cuMemRetainAllocationHandle", error, false)),
+            None => return Err(unfit("the heap has a fixed size (NVSHMEM_DISABLE_CUDA_VMM)".into())),
         }
         let (mut base, mut size) = (0, 0);
         // SAFETY: out-pointers on the stack; an address that the driver knows.
@@ -110,10 +117,11 @@ impl Context {
             CUresult::CUDA_SUCCESS => {}
             error => return Err(failed("cuMemGetAddressRange", error, false)),
         }
-        const GRANULE: usize = 2 << 20;
-        if base != start || bytes != size || !bytes.is_multiple_of(GRANULE) {
+        let step = step();
+        if base != start || bytes != size || bytes == 0 || !bytes.is_multiple_of(step) {
             return Err(unfit(format!(
-                "{bytes} bytes at {start:#x} are not a whole allocation ({size} bytes at {base:#x}) of granules of {GRANULE}"
+                "{bytes} bytes at {start:#x} are not a whole allocation ({size} bytes at {base:#x}) of steps of {step} \
+                 (NVSHMEM_CUMEM_GRANULARITY), to which the library rounds up"
             )));
         }
         Ok(())
@@ -121,14 +129,22 @@ impl Context {
 }
 
 impl<T: Element> Registered<'_, T> {
-    /// The slice, for cudarc's copies and kernels.
-    pub fn slice(&self) -> &CudaSlice<T> {
-        &self.slice
+    /// For cudarc's copies and kernels, reading.
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.slice.as_view()
     }
 
-    /// The slice, for cudarc's copies and kernels.
-    pub fn slice_mut(&mut self) -> &mut CudaSlice<T> {
-        &mut self.slice
+    /// For cudarc's copies and kernels.
+    ///
+    /// The slice itself stays here: whoever took it out could free it while the library writes to it.
+    /// ```compile_fail,E0308
+    /// # use phalanx::cudarc::driver::CudaSlice;
+    /// # fn f(buffer: &mut phalanx::nvshmem::Registered<'_, f32>, other: CudaSlice<f32>) -> CudaSlice<f32> {
+    /// std::mem::replace(buffer.view_mut(), other)
+    /// # }
+    /// ```
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
     }
 
     /// Waits for what is under way with it, and gives the registration back. `nvshmemx_buffer_unregister`

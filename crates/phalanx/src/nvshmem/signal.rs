@@ -156,8 +156,8 @@ impl Context {
         Ok(())
     }
 
-    /// Puts and signals, and waits until that is done on this PE: [`put_signal_on_stream`](Context::put_signal_on_stream)
-    /// on the context's stream.
+    /// Puts and signals, and waits until that is done on this PE. As [`put`](Context::put) in what it is ordered behind.
+    /// `nvshmemx_putmem_signal_on_stream`
     pub fn put_signal<S, D>(
         &self,
         dest: &D,
@@ -171,8 +171,8 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        self.put_signal_on_stream(dest, source, signal, value, op, pe, self.stream())?;
-        self.sync(self.stream())
+        self.put_signal_on_stream(dest, source, signal, value, op, pe, self.host_stream())?;
+        self.sync(self.host_stream())
     }
 
     /// Changes a PE's signal, behind the work on a stream; no order with puts before it, unless a
@@ -214,12 +214,10 @@ impl Context {
         Ok(())
     }
 
-    /// This PE's signal as it is. `nvshmem_signal_fetch`
+    /// This PE's signal as it is. A copy, as in `nvshmem_signal_fetch`, which waits for CUDA's default stream and has no
+    /// timeout.
     pub fn signal_fetch(&self, signal: &Signal<'_>) -> Result<u64> {
-        let fetch = self.library.need(self.library.nvshmem_signal_fetch, "nvshmem_signal_fetch")?;
-        self.enter()?;
-        // SAFETY: initialised; a signal in symmetric memory.
-        Ok(unsafe { fetch(signal.pointer()) })
+        self.fetch(signal.place, size_of::<u64>())
     }
 
     /// Waits on the host, with the timeout, until this PE's signal compares so with a value; answers the signal. Nothing

@@ -4,8 +4,9 @@ use super::context::Context;
 use super::control::Step;
 use super::library::Library;
 use super::memory::Symmetric;
+use super::views::Multicast;
 use crate::dtype::Element;
-use crate::error::{Result, UsageError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use cudarc::driver::sys::CUdeviceptr;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::ffi::{c_int, c_void};
@@ -14,6 +15,9 @@ use std::ops::Deref;
 
 /// Some of the PEs, numbered from 0: all of them ([`Context::world`]), those near ([`Context::shared`],
 /// [`Context::node`]), or part of another team ([`SplitTeam`]).
+///
+/// It carries out one operation at a time, since its PEs have one place where they tell each other how far they are: those
+/// on different streams need an order between the streams (an event).
 #[derive(Debug)]
 pub struct Team<'c> {
     pub(super) context: &'c Context,
@@ -45,6 +49,21 @@ impl<'c> Deref for SplitTeam<'c> {
 }
 
 impl Context {
+    /// An error if the library has no room for so many teams more, and would end the process.
+    pub(super) fn check_teams(&self, new: usize) -> Result<()> {
+        let (has, most) = (self.teams.get(), self.limits.teams());
+        if has + new <= most {
+            return Ok(());
+        }
+        Err(Error::from(UnsupportedError {
+            what: format!("{new} more teams beside {has}"),
+            why: format!(
+                "with NVLink multicast each takes many of NVSHMEM_MAX_TEAMS, which are enough for {most}"
+            ),
+            remedy: "destroy teams, set NVSHMEM_MAX_TEAMS to more, or NVSHMEM_DISABLE_NVLS=1".into(),
+        }))
+    }
+
     /// All PEs. `NVSHMEM_TEAM_WORLD`
     pub fn world(&self) -> Team<'_> {
         Team { context: self, handle: team::WORLD, pe: self.my_pe(), pes: self.n_pes() }
@@ -79,7 +98,11 @@ impl<'c> Team<'c> {
 
     /// A team that the library answered; none if this PE is no member.
     fn made(context: &'c Context, handle: nvshmem_team_t) -> Result<Option<SplitTeam<'c>>> {
-        (handle != team::INVALID).then(|| Team::of(context, handle).map(SplitTeam)).transpose()
+        if handle == team::INVALID {
+            return Ok(None);
+        }
+        context.teams.set(context.teams.get() + 1);
+        Team::of(context, handle).map(SplitTeam).map(Some)
     }
 
     /// The number of this PE in the team. `nvshmem_team_my_pe`
@@ -117,7 +140,8 @@ impl<'c> Team<'c> {
     ///
     /// # Errors
     /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for no size or no stride;
-    /// [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`).
+    /// [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`); with NVLink multicast, where a team takes
+    /// 16 of them, [`Error::Unsupported`](crate::Error) before.
     pub fn split_strided(&self, start: usize, stride: usize, size: usize) -> Result<Option<SplitTeam<'c>>> {
         let name = "nvshmem_team_split_strided";
         for (what, value) in [("stride", stride), ("size", size)] {
@@ -132,7 +156,8 @@ impl<'c> Team<'c> {
         self.check_pe("split_strided", last)?;
         // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are in it.
         let call = unsafe { strided(self.context.library, self.handle, start, stride, size) }?;
-        let (code, new) = self.together(Step::new(name, [start as u64, stride as u64, size as u64]), call)?;
+        let (code, new) =
+            self.together(Step::new(name, [start as u64, stride as u64, size as u64]), 1, call)?;
         // Those who are left out of it get an answer that is not zero in some versions.
         let made = Team::made(self.context, new)?;
         let member = self.pe >= start && (self.pe - start).is_multiple_of(stride) && self.pe <= last;
@@ -146,7 +171,7 @@ impl<'c> Team<'c> {
     /// Collective over this team. `nvshmem_team_split_2d`
     ///
     /// # Errors
-    /// [`UsageError::Setting`] for no width; [`Error::Library`](crate::Error) if the library has no more teams.
+    /// [`UsageError::Setting`] for no width; as for [`split_strided`](Team::split_strided) if there are no more teams.
     pub fn split_2d(&self, width: usize) -> Result<(SplitTeam<'c>, SplitTeam<'c>)> {
         let name = "nvshmem_team_split_2d";
         if width == 0 || width > c_int::MAX as usize {
@@ -162,37 +187,44 @@ impl<'c> Team<'c> {
             let code = unsafe { split(parent, width, default, 0, &raw mut row, default, 0, &raw mut column) };
             (code, row, column)
         };
-        let (code, row, column) = self.together(Step::new(name, [width as u64, 0, 0]), call)?;
+        let (code, row, column) = self.together(Step::new(name, [width as u64, 0, 0]), 2, call)?;
         match (Team::made(self.context, row)?, Team::made(self.context, column)?) {
             (Some(row), Some(column)) => Ok((row, column)),
             _ => Err(self.context.library.error(name, code, super::library::status_text(code)).into()),
         }
     }
 
-    /// A collective call over this team: behind all work of the GPU, which may use the team, and compared where it is all
-    /// PEs.
+    /// A collective call over this team that makes `new` teams: behind all work of the GPU, which may use the team, and compared where
+    /// it is all PEs.
     fn together<R: Send + 'static>(
         &self,
         step: Step,
+        new: usize,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R> {
         self.context.drain()?;
+        let room = self.context.check_teams(new);
         if self.handle == team::WORLD {
-            self.context.collectively(step, call)
+            self.context.meet(&step)?;
+            self.context.together(room, "have another team")?;
         } else {
-            self.context.bounded(step.describe(), call)
+            room?;
         }
+        self.context.bounded(step.describe(), call)
     }
 
     /// Where this team's PEs can store to all parts of `memory` at once and load their sum (NVLink multicast), if they can.
     /// `nvshmemx_mc_ptr`
-    pub fn multicast<T: Element>(&self, memory: &Symmetric<'_, T>) -> Result<Option<CUdeviceptr>> {
+    pub fn multicast<'a, T: Element>(&self, memory: &'a Symmetric<'_, T>) -> Result<Option<Multicast<'a, T>>>
+    where
+        'c: 'a,
+    {
         let library = self.context.library;
         let find = library.need(library.nvshmemx_mc_ptr, "nvshmemx_mc_ptr")?;
         self.context.enter()?;
         // SAFETY: initialised; a team that exists, and a symmetric address.
         let found = unsafe { find(self.handle, memory.device_ptr() as *const c_void) } as CUdeviceptr;
-        Ok((found != 0).then_some(found))
+        Ok((found != 0).then(|| Multicast::new(found, memory.len())))
     }
 
     pub(super) fn check_pe(&self, operation: &'static str, pe: usize) -> Result<c_int> {
@@ -238,7 +270,9 @@ impl SplitTeam<'_> {
         // What is on streams may still use the team.
         context.drain()?;
         // SAFETY: a team that was split off; destroyed once, since `self` is consumed.
-        context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(handle) })
+        context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(handle) })?;
+        context.teams.set(context.teams.get() - 1);
+        Ok(())
     }
 }
 

@@ -26,7 +26,7 @@ impl<'a> Nvshmem<'a> {
     }
 
     /// `len` elements of symmetric memory on every rank, zero: collectives on it are the library's own, without a copy.
-    /// Collective over all PEs, with the same length and type on all of them. `nvshmem_calloc`
+    /// Collective over all PEs, with the same length and type on all of them. `nvshmem_malloc`
     ///
     /// # Errors
     /// [`Error::Library`] if there is not enough memory on some PE, [`Error::Mismatch`] if the PEs ask for different sizes;

@@ -7,7 +7,8 @@ use crate::nvshmem::strided;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::sync::atomic::Ordering;
 
-/// Teams that a process has at a time, at most: the library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them.
+/// Teams that a process has at a time, at most: the library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them. With NVLink multicast it
+/// has fewer ([`Limits::teams`](crate::nvshmem::Limits::teams)).
 const MOST: usize = 16;
 
 /// A team whose PEs are the ranks, in their order.
@@ -36,6 +37,7 @@ impl NvshmemComm {
         let mut colors: Vec<u64> = all.iter().filter(|told| told[0] == 1).map(|told| told[1]).collect();
         colors.sort_unstable();
         colors.dedup();
+        let most = MOST.min(self.process.limits.teams()) as u64;
         let mut mine = None;
         for color in colors {
             let mut members: Vec<usize> = (0..ranks).filter(|rank| all[*rank][..2] == [1, color]).collect();
@@ -43,7 +45,7 @@ impl NvshmemComm {
             let Some(stride) = stride(&members) else { continue };
             let made = if members.len() == ranks {
                 Some(Named { is_own: false, ..parent })
-            } else if members.iter().any(|rank| all[*rank][3] >= MOST as u64) {
+            } else if members.iter().any(|rank| all[*rank][3] >= most) {
                 None
             } else {
                 self.make_team(parent.team, members[0], stride, members.len())?
