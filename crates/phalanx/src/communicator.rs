@@ -99,7 +99,8 @@ pub trait Communicator: Send + Sync {
     }
 
     /// Gathers `count` elements of each rank at the root, where `recv_ptr` has room for
-    /// `count × world_size`; elsewhere it is not used.
+    /// `count × world_size`; elsewhere it is not used. (This default, and that of `scatter` and `all_to_all`, sends messages
+    /// with tag 0.)
     unsafe fn gather(
         &self,
         send_ptr: u64,
@@ -192,6 +193,8 @@ struct Inner {
     comm: Comm,
     /// Sends and receives that `sync` waits for.
     pending: Vec<Posted>,
+    /// Whether a thread moves them along: their peers may need them before this rank comes to `sync`.
+    moved: bool,
 }
 
 #[derive(Default)]
@@ -205,7 +208,7 @@ impl Portable {
         comm.make_portable();
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let streams = comm.backend.stream_sync().is_some().then(|| comm.backend.clone());
-        let inner = Mutex::new(Inner { comm, pending: Vec::new() });
+        let inner = Mutex::new(Inner { comm, pending: Vec::new(), moved: false });
         Portable { rank, world_size, inner, events: Mutex::default(), streams }
     }
 
@@ -217,13 +220,18 @@ impl Portable {
         let operation = call.operation.name();
         let Blocks::Equal(count) = call.blocks else { unreachable!("the trait has equal blocks") };
         self.check_len(operation, count, blocks, call.dtype)?;
-        for (buffer, pointer) in [("send", call.send), ("recv", call.recv.cast_const())] {
-            if pointer.is_null() && count > 0 {
-                return Err(UsageError::NullPointer { operation, buffer, count }.into());
-            }
-        }
         if call.operation.is_rooted() {
             check_root(operation, call.root, self.world_size)?;
+        }
+        let is_root = self.rank == call.root;
+        let sends = is_root || call.operation != Operation::Scatter;
+        let receives = is_root || call.operation != Operation::Gather;
+        for (buffer, pointer, used) in
+            [("send", call.send, sends), ("recv", call.recv.cast_const(), receives)]
+        {
+            if used && pointer.is_null() && count > 0 {
+                return Err(UsageError::NullPointer { operation, buffer, count }.into());
+            }
         }
         let inner = lock(&self.inner);
         let space = inner.space();
@@ -256,13 +264,7 @@ impl Portable {
         if null && count > 0 {
             return Err(UsageError::NullPointer { operation, buffer, count }.into());
         }
-        let mut inner = lock(&self.inner);
-        let transfer = Transfer { space: inner.space(), stream: inner.comm.lane.stream(), ..transfer };
-        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
-        let posted = unsafe { inner.comm.post(transfer) }?;
-        inner.pending.push(posted);
-        // Start it: what is small is gone at once.
-        inner.comm.backend.progress().map(drop)
+        lock(&self.inner).post(transfer)
     }
 
     fn check_event(&self, event: u64) -> Result<()> {
@@ -280,15 +282,41 @@ impl Inner {
         if self.comm.lane.is_host() { Space::Host } else { Space::Device }
     }
 
+    fn post(&mut self, transfer: Transfer) -> Result<()> {
+        let requests = &self.comm.requests;
+        if !self.comm.backend.is_stream_ordered() {
+            // Before there is something that could not be moved without it.
+            requests.start_mover()?;
+        }
+        let transfer = Transfer { space: self.space(), stream: self.comm.lane.stream(), ..transfer };
+        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
+        let posted = unsafe { self.comm.post(transfer) }?;
+        self.pending.push(posted);
+        // What is small is gone at once.
+        if self.comm.backend.progress()? && !self.moved {
+            self.moved = true;
+            requests.begin_moving();
+        }
+        Ok(())
+    }
+
     fn sync(&mut self) -> Result<()> {
         let pending: Vec<_> = self.pending.drain(..).map(|posted| (&self.comm, posted)).collect();
-        crate::p2p::wait_all(&pending)?;
+        let waited = crate::p2p::wait_all(&pending);
+        if std::mem::take(&mut self.moved) {
+            self.comm.requests.end_moving();
+        }
+        waited?;
         self.comm.sync()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Peers are told at once, by the communicator's own end.
+            return;
+        }
         if let Err(error) = self.sync() {
             tracing::error!("a communicator was dropped with work pending, which failed: {error}");
         }
@@ -384,6 +412,34 @@ impl Communicator for Portable {
     unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         let recv = recv_ptr as *mut u8;
         let call = Call { recv, ..simple(Operation::AllToAll, send_ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, self.world_size) }
+    }
+
+    unsafe fn gather(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        root: usize,
+    ) -> Result<()> {
+        let recv = recv_ptr as *mut u8;
+        let call = Call { recv, root, ..simple(Operation::Gather, send_ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, self.world_size) }
+    }
+
+    unsafe fn scatter(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        root: usize,
+    ) -> Result<()> {
+        let recv = recv_ptr as *mut u8;
+        let call = Call { recv, root, ..simple(Operation::Scatter, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, self.world_size) }
     }

@@ -185,8 +185,12 @@ impl Moving {
     }
 
     fn request_ended(&self, record: RecordId, result: Result<()>) -> Result<()> {
-        lock(&self.state).requests -= 1;
+        self.forget();
         self.recorder.end(record, result)
+    }
+
+    fn forget(&self) {
+        lock(&self.state).requests -= 1;
     }
 
     fn collective_ended(&self, started: &Started, result: Result<()>) {
@@ -318,8 +322,17 @@ impl Requests {
         Ok(outcome)
     }
 
+    /// Has what was posted without a request moved along, too, until [`end_moving`](Self::end_moving).
+    pub fn begin_moving(&self) {
+        self.moving.request_started();
+    }
+
+    pub fn end_moving(&self) {
+        self.moving.forget();
+    }
+
     /// Makes sure that there is a thread that moves requests along.
-    fn start_mover(&self) -> Result<()> {
+    pub fn start_mover(&self) -> Result<()> {
         let mut mover = lock(&self.mover);
         if mover.is_none() {
             let (backend, moving) = (self.backend.clone(), self.moving.clone());
