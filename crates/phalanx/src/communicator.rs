@@ -7,7 +7,7 @@
 use crate::backend::{Backend, Blocks, Call, Direction, Operation, Space, Transfer};
 use crate::comm::Comm;
 use crate::dtype::DType;
-use crate::error::{Result, UsageError};
+use crate::error::{Error, Result, UsageError};
 use crate::op::ReduceOp;
 use crate::sync::lock;
 use crate::watch::Posted;
@@ -24,7 +24,8 @@ use std::sync::{Arc, Mutex};
 ///
 /// # Safety
 /// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
-/// stay so until `sync` or `barrier` has returned, and not be touched by others in the meantime.
+/// stay so until `sync` or `barrier` has returned or any call has failed with an error that [is
+/// fatal](crate::Error::is_fatal), and not be touched by others in the meantime.
 #[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
 pub trait Communicator: Send + Sync {
     /// How many ranks there are.
@@ -233,9 +234,11 @@ impl Portable {
                 return Err(UsageError::NullPointer { operation, buffer, count }.into());
             }
         }
-        let inner = lock(&self.inner);
+        let mut inner = lock(&self.inner);
         let space = inner.space();
-        inner.comm.run_call(&Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call })
+        let call = Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call };
+        let outcome = inner.comm.run_call(&call);
+        inner.give_up_after(outcome)
     }
 
     fn check_len(&self, operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<()> {
@@ -290,23 +293,42 @@ impl Inner {
         }
         let transfer = Transfer { space: self.space(), stream: self.comm.lane.stream(), ..transfer };
         // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
-        let posted = unsafe { self.comm.post(transfer) }?;
-        self.pending.push(posted);
-        // What is small is gone at once.
-        if self.comm.backend.progress()? && !self.moved {
+        let posted = unsafe { self.comm.post(transfer) };
+        let started = posted.and_then(|posted| {
+            self.pending.push(posted);
+            // What is small is gone at once.
+            self.comm.backend.progress()
+        });
+        if let Ok(true) = started
+            && !self.moved
+        {
             self.moved = true;
             requests.begin_moving();
         }
-        Ok(())
+        self.give_up_after(started.map(drop))
     }
 
-    fn sync(&mut self) -> Result<()> {
+    /// After an error that ends the communicator callers may take back all their buffers.
+    fn give_up_after(&mut self, outcome: Result<()>) -> Result<()> {
+        if outcome.as_ref().is_err_and(Error::is_fatal) {
+            // The error is known.
+            let _ = self.settle();
+        }
+        outcome
+    }
+
+    /// Waits for what is pending.
+    fn settle(&mut self) -> Result<()> {
         let pending: Vec<_> = self.pending.drain(..).map(|posted| (&self.comm, posted)).collect();
         let waited = crate::p2p::wait_all(&pending);
         if std::mem::take(&mut self.moved) {
             self.comm.requests.end_moving();
         }
-        waited?;
+        waited
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.settle()?;
         self.comm.sync()
     }
 }

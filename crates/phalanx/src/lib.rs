@@ -58,6 +58,12 @@
 //! | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
 //! | `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_*`, `MPI_LOCAL*`, `I_MPI_HYDRA_UUID`, `PALS_*`, `SLURM_*` | set by MPI's launchers and Slurm: see [`choose`] |
 //!
+//! # Memory
+//! On the host, a communicator uses memory that its ranks share: 550 KiB for each rank (2 MiB among 64 and more) and, for each
+//! pair that exchanges messages, 150 KiB (35 KiB among 256 and more) in each direction. A page of it costs memory when it is first
+//! used, and goes back when all ranks have dropped the communicator. [`Comm::alloc`] takes pieces of 1 MiB and more, allocated at
+//! once. A message that comes before its receive, while another one is received, is kept on the heap until then.
+//!
 //! # Platforms
 //! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that part has been
 //! compiled and tested in the place of Linux's own, and has never been on another system so far.
@@ -86,6 +92,7 @@ pub mod nvshmem;
 mod op;
 mod os;
 mod p2p;
+#[cfg(feature = "cuda")]
 mod patience;
 #[cfg(feature = "cuda")]
 pub mod rccl;
