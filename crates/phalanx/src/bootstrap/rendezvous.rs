@@ -153,7 +153,11 @@ impl Meeting<'_> {
 }
 
 fn refused(call: &'static str, error: io::Error) -> Error {
-    Error::system(call, error, "the ranks meet over a Unix socket of this host")
+    Error::system(
+        call,
+        error,
+        "the ranks meet over a Unix socket of this host; each needs a few file descriptors (`ulimit -n`)",
+    )
 }
 
 /// FNV-1a, 128 bits: the same in every build. Not a secret: the kernel says who may connect.
