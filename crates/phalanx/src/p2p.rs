@@ -59,8 +59,8 @@ pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
 /// have the length and the type that the receive expects: a difference is an error on both ranks. On NCCL
 /// tags do not exist; programs for every backend post receives in the order of the sends.
 ///
-/// On the host, short messages (up to 4 KiB) are sent before the peer receives them, four in each direction; longer ones
-/// when it takes them. A message that comes while the peer receives another one (of another tag) is put aside in heap memory of
+/// On the host, short messages (up to 4 KiB) are sent before the peer receives them, four in each direction; `send` of a longer one
+/// may wait for the receive. A message that comes while the peer receives another one (of another tag) is put aside in heap memory of
 /// its length, until its receive comes; if there is no memory for it, the communicator fails.
 impl Comm {
     /// Sends a buffer to a peer. Returns when the buffer can be used again; the peer may not have received
