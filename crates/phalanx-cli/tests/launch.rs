@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{eventually, launch, number_in, phalanx, runs, say, signal};
+use common::{eventually, is_stopped, launch, number_in, phalanx, runs, say, signal};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Stdio;
@@ -132,9 +132,12 @@ fn a_timeout_ends_the_ranks() {
 
 #[test]
 fn signals_are_forwarded() {
-    for (sent, number, name) in
-        [(Signal::TERM, 15, "SIGTERM"), (Signal::INT, 2, "SIGINT"), (Signal::HUP, 1, "SIGHUP")]
-    {
+    for (sent, number, name) in [
+        (Signal::TERM, 15, "SIGTERM"),
+        (Signal::INT, 2, "SIGINT"),
+        (Signal::HUP, 1, "SIGHUP"),
+        (Signal::QUIT, 3, "SIGQUIT"),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let mut command = launch("-n 2", &with_pid_file(folder.path(), "exec sleep 1000"));
         let launcher = command.stderr(Stdio::piped()).spawn().unwrap();
@@ -145,6 +148,38 @@ fn signals_are_forwarded() {
         assert!(String::from_utf8_lossy(&output.stderr).contains(name));
         assert!(!ranks.iter().any(|&pid| runs(pid)), "{name}: a rank is left");
     }
+}
+
+#[test]
+fn signals_that_are_no_end_are_passed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "trap 'echo one' USR1; trap 'echo two; exit 0' USR2; while :; do sleep 0.02; done";
+    let mut command = launch("-n 2", &with_pid_file(folder.path(), script));
+    let launcher = command.stdout(Stdio::piped()).spawn().unwrap();
+    pids(folder.path(), 2);
+    // The shells have set their traps.
+    std::thread::sleep(Duration::from_millis(500));
+    signal(launcher.id() as i32, Signal::USR1);
+    std::thread::sleep(Duration::from_millis(500));
+    signal(launcher.id() as i32, Signal::USR2);
+    let output = launcher.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let expected = ["[0] one", "[0] two", "[1] one", "[1] two"];
+    assert_eq!(sorted(&String::from_utf8_lossy(&output.stdout)), expected);
+}
+
+#[test]
+fn ranks_stop_and_go_on_with_the_launcher() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut launcher = launch("-n 2", &with_pid_file(folder.path(), "exec sleep 1000")).spawn().unwrap();
+    let ranks = pids(folder.path(), 2);
+    let all: Vec<i32> = ranks.iter().copied().chain([launcher.id() as i32]).collect();
+    signal(launcher.id() as i32, Signal::TSTP);
+    eventually("all are stopped", || all.iter().all(|pid| is_stopped(*pid)));
+    signal(launcher.id() as i32, Signal::CONT);
+    eventually("all go on", || !all.iter().any(|pid| is_stopped(*pid)));
+    signal(launcher.id() as i32, Signal::TERM);
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
 }
 
 #[test]

@@ -139,12 +139,44 @@ fn no_wake_up_is_lost() {
             })
         };
         let (awaited, own, progress) = &*state;
-        own.prepare(std::iter::once(awaited), Fences::Symmetric);
+        let turn = own.prepare(std::iter::once(awaited), Fences::Symmetric);
         let ready = progress.get() == 1;
         publisher.join().unwrap();
         // The publisher is through: a sleeper that did not see its progress must have been woken.
-        assert!(ready || !own.is_asleep(), "asleep for ever");
-        own.finish(std::iter::once(awaited));
+        assert!(ready || !own.is_asleep(turn), "asleep for ever");
+        Park::finish(std::iter::once(awaited));
+    });
+}
+
+/// The same with another thread of the sleeper's rank, which goes to sleep, or thinks better of it, at the same time.
+#[test]
+fn threads_of_a_rank_take_no_wake_up_from_each_other() {
+    loom::model(|| {
+        let state = Arc::new((Park::new(), Park::new(), Counter::new()));
+        let publisher = {
+            let state = state.clone();
+            thread::spawn(move || {
+                let (own, sleeper, progress) = &*state;
+                progress.set(1);
+                if own.has_sleepers(Fences::Symmetric) {
+                    sleeper.wake();
+                }
+            })
+        };
+        let other = {
+            let state = state.clone();
+            thread::spawn(move || {
+                let _ = state.1.prepare(std::iter::empty(), Fences::Symmetric);
+                Park::finish(std::iter::empty());
+            })
+        };
+        let (awaited, own, progress) = &*state;
+        let turn = own.prepare(std::iter::once(awaited), Fences::Symmetric);
+        let ready = progress.get() == 1;
+        publisher.join().unwrap();
+        other.join().unwrap();
+        assert!(ready || !own.is_asleep(turn), "asleep for ever");
+        Park::finish(std::iter::once(awaited));
     });
 }
 

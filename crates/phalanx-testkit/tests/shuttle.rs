@@ -136,11 +136,11 @@ fn sleep_until<'a, I: Iterator<Item = &'a Park>>(
     is: impl Fn() -> bool,
 ) {
     while !is() {
-        own.prepare(awaited(), fences);
+        let turn = own.prepare(awaited(), fences);
         if !is() {
-            own.sleep(Duration::MAX);
+            own.sleep(turn, Duration::MAX);
         }
-        own.finish(awaited());
+        Park::finish(awaited());
     }
 }
 

@@ -291,7 +291,8 @@ impl<'a> Call<'a> {
 /// # Collectives
 ///
 /// Every rank of the communicator makes the same calls in the same order; a difference (operation, count,
-/// type, reduction, root) is an error on every rank. Lengths are in elements and are checked before
+/// type, reduction, root) is an error on every rank, in that operation or, where two ranks have nothing to hear from each
+/// other in it (two that are both the root of a broadcast), in the next. Lengths are in elements and are checked before
 /// anything starts. On the host an operation is complete when it returns. A root may return before the
 /// others have arrived.
 ///

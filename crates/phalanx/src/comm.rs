@@ -138,8 +138,8 @@ impl Comm {
     }
 
     /// Waits until this rank's operations are complete: those that were started with `start_…`, and those on
-    /// GPU memory; others are complete when they return. The wait has the deadline of any other. An error of a
-    /// request is its [`wait`](crate::Request::wait)'s to tell.
+    /// GPU memory; others are complete when they return. The wait has the deadline of any other: a receive that was started
+    /// needs its message. An error of a collective that was started is its [`wait`](crate::Request::wait)'s to tell.
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
@@ -239,6 +239,7 @@ impl Comm {
     ///
     /// The wait has the deadline of any other; an error says who did not come.
     pub fn finalize(self) -> Result<()> {
+        self.sync()?;
         self.run_call(&Call::empty(Operation::Finalize))
     }
 
@@ -257,12 +258,14 @@ impl Comm {
     fn disband(self) {
         let this = ManuallyDrop::new(self);
         // SAFETY: each field is taken once, and `this` is not dropped.
-        unsafe {
-            drop(std::ptr::read(&raw const this.backend));
-            drop(std::ptr::read(&raw const this.requests));
-            drop(std::ptr::read(&raw const this.lane));
-            drop(std::ptr::read(&raw const this.recorder));
-        }
+        let _dropped = unsafe {
+            (
+                std::ptr::read(&raw const this.backend),
+                std::ptr::read(&raw const this.requests),
+                std::ptr::read(&raw const this.lane),
+                std::ptr::read(&raw const this.recorder),
+            )
+        };
     }
 
     /// Fails the communicator for every rank: their calls answer [`Error::Aborted`] with this rank's number.
@@ -353,13 +356,17 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        let panicking = std::thread::panicking();
+        if panicking {
             self.recorder.panicked();
+            // What was started may wait for peers that wait for this rank.
+            self.backend.depart(Departure::Panicked);
         }
         // Bounded: each job ends by its own deadline, at the latest.
         self.requests.stop();
-        let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
-        self.backend.depart(departure);
+        if !panicking {
+            self.backend.depart(Departure::Left);
+        }
     }
 }
 
@@ -491,8 +498,10 @@ impl Builder {
     }
 
     /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
-    /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. The
-    /// host and NVSHMEM backends always do; on NCCL and MPI it costs a meeting of the ranks for each operation.
+    /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. On NCCL
+    /// and MPI it costs a meeting of the ranks for each operation. NVSHMEM's backend always does it. The host's always compares,
+    /// with this setting or without, but ranks that exchange nothing in an operation (two that are both the root of a broadcast)
+    /// notice the difference in the next.
     pub fn check(mut self, check: bool) -> Builder {
         self.check = Some(check);
         self

@@ -7,7 +7,7 @@
 use crate::backend::{Backend, Blocks, Call, Direction, Operation, Space, Transfer};
 use crate::comm::Comm;
 use crate::dtype::DType;
-use crate::error::{Result, UsageError};
+use crate::error::{Error, Result, UsageError};
 use crate::op::ReduceOp;
 use crate::sync::lock;
 use crate::watch::Posted;
@@ -24,7 +24,8 @@ use std::sync::{Arc, Mutex};
 ///
 /// # Safety
 /// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
-/// stay so until `sync` or `barrier` has returned, and not be touched by others in the meantime.
+/// stay so until `sync` or `barrier` has returned or any call has failed with an error that [is
+/// fatal](crate::Error::is_fatal), and not be touched by others in the meantime.
 #[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
 pub trait Communicator: Send + Sync {
     /// How many ranks there are.
@@ -99,7 +100,8 @@ pub trait Communicator: Send + Sync {
     }
 
     /// Gathers `count` elements of each rank at the root, where `recv_ptr` has room for
-    /// `count × world_size`; elsewhere it is not used.
+    /// `count × world_size`; elsewhere it is not used. (This default, and that of `scatter` and `all_to_all`, sends messages
+    /// with tag 0.)
     unsafe fn gather(
         &self,
         send_ptr: u64,
@@ -192,6 +194,8 @@ struct Inner {
     comm: Comm,
     /// Sends and receives that `sync` waits for.
     pending: Vec<Posted>,
+    /// Whether a thread moves them along: their peers may need them before this rank comes to `sync`.
+    moved: bool,
 }
 
 #[derive(Default)]
@@ -205,7 +209,7 @@ impl Portable {
         comm.make_portable();
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let streams = comm.backend.stream_sync().is_some().then(|| comm.backend.clone());
-        let inner = Mutex::new(Inner { comm, pending: Vec::new() });
+        let inner = Mutex::new(Inner { comm, pending: Vec::new(), moved: false });
         Portable { rank, world_size, inner, events: Mutex::default(), streams }
     }
 
@@ -217,17 +221,24 @@ impl Portable {
         let operation = call.operation.name();
         let Blocks::Equal(count) = call.blocks else { unreachable!("the trait has equal blocks") };
         self.check_len(operation, count, blocks, call.dtype)?;
-        for (buffer, pointer) in [("send", call.send), ("recv", call.recv.cast_const())] {
-            if pointer.is_null() && count > 0 {
-                return Err(UsageError::NullPointer { operation, buffer, count }.into());
-            }
-        }
         if call.operation.is_rooted() {
             check_root(operation, call.root, self.world_size)?;
         }
-        let inner = lock(&self.inner);
+        let is_root = self.rank == call.root;
+        let sends = is_root || call.operation != Operation::Scatter;
+        let receives = is_root || call.operation != Operation::Gather;
+        for (buffer, pointer, used) in
+            [("send", call.send, sends), ("recv", call.recv.cast_const(), receives)]
+        {
+            if used && pointer.is_null() && count > 0 {
+                return Err(UsageError::NullPointer { operation, buffer, count }.into());
+            }
+        }
+        let mut inner = lock(&self.inner);
         let space = inner.space();
-        inner.comm.run_call(&Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call })
+        let call = Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call };
+        let outcome = inner.comm.run_call(&call);
+        inner.give_up_after(outcome)
     }
 
     fn check_len(&self, operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<()> {
@@ -256,13 +267,7 @@ impl Portable {
         if null && count > 0 {
             return Err(UsageError::NullPointer { operation, buffer, count }.into());
         }
-        let mut inner = lock(&self.inner);
-        let transfer = Transfer { space: inner.space(), stream: inner.comm.lane.stream(), ..transfer };
-        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
-        let posted = unsafe { inner.comm.post(transfer) }?;
-        inner.pending.push(posted);
-        // Start it: what is small is gone at once.
-        inner.comm.backend.progress().map(drop)
+        lock(&self.inner).post(transfer)
     }
 
     fn check_event(&self, event: u64) -> Result<()> {
@@ -280,15 +285,60 @@ impl Inner {
         if self.comm.lane.is_host() { Space::Host } else { Space::Device }
     }
 
-    fn sync(&mut self) -> Result<()> {
+    fn post(&mut self, transfer: Transfer) -> Result<()> {
+        let requests = &self.comm.requests;
+        if !self.comm.backend.is_stream_ordered() {
+            // Before there is something that could not be moved without it.
+            requests.start_mover()?;
+        }
+        let transfer = Transfer { space: self.space(), stream: self.comm.lane.stream(), ..transfer };
+        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
+        let posted = unsafe { self.comm.post(transfer) };
+        let started = posted.and_then(|posted| {
+            self.pending.push(posted);
+            // What is small is gone at once.
+            self.comm.backend.progress()
+        });
+        if let Ok(true) = started
+            && !self.moved
+        {
+            self.moved = true;
+            requests.begin_moving();
+        }
+        self.give_up_after(started.map(drop))
+    }
+
+    /// After an error that ends the communicator callers may take back all their buffers.
+    fn give_up_after(&mut self, outcome: Result<()>) -> Result<()> {
+        if outcome.as_ref().is_err_and(Error::is_fatal) {
+            // The error is known.
+            let _ = self.settle();
+        }
+        outcome
+    }
+
+    /// Waits for what is pending.
+    fn settle(&mut self) -> Result<()> {
         let pending: Vec<_> = self.pending.drain(..).map(|posted| (&self.comm, posted)).collect();
-        crate::p2p::wait_all(&pending)?;
+        let waited = crate::p2p::wait_all(&pending);
+        if std::mem::take(&mut self.moved) {
+            self.comm.requests.end_moving();
+        }
+        waited
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.settle()?;
         self.comm.sync()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Peers are told at once, by the communicator's own end.
+            return;
+        }
         if let Err(error) = self.sync() {
             tracing::error!("a communicator was dropped with work pending, which failed: {error}");
         }
@@ -384,6 +434,34 @@ impl Communicator for Portable {
     unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         let recv = recv_ptr as *mut u8;
         let call = Call { recv, ..simple(Operation::AllToAll, send_ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, self.world_size) }
+    }
+
+    unsafe fn gather(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        root: usize,
+    ) -> Result<()> {
+        let recv = recv_ptr as *mut u8;
+        let call = Call { recv, root, ..simple(Operation::Gather, send_ptr, count, dtype) };
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call, self.world_size) }
+    }
+
+    unsafe fn scatter(
+        &self,
+        send_ptr: u64,
+        recv_ptr: u64,
+        count: usize,
+        dtype: DType,
+        root: usize,
+    ) -> Result<()> {
+        let recv = recv_ptr as *mut u8;
+        let call = Call { recv, root, ..simple(Operation::Scatter, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, self.world_size) }
     }

@@ -247,6 +247,16 @@ impl<'env> CommGroup<'_, 'env> {
         self.in_place(call.reducing(op), buf)
     }
 
+    /// See [`Comm::broadcast`].
+    pub fn broadcast<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().broadcast(send.len(), recv.len(), root)?;
+        self.out_of_place(call, send, recv)
+    }
+
     /// See [`Comm::broadcast_in_place`].
     pub fn broadcast_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
         self.in_place(self.comm.shape().whole_in_place(Operation::Broadcast, buf.len(), root)?, buf)
@@ -268,6 +278,17 @@ impl<'env> CommGroup<'_, 'env> {
         self.out_of_place(call.reducing(op), send, recv)
     }
 
+    /// See [`Comm::reduce_in_place`].
+    pub fn reduce_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        op: impl Into<Reduction<R::Elem>>,
+        root: usize,
+    ) -> Result<()> {
+        let call = self.comm.shape().whole_in_place(Operation::Reduce, buf.len(), root)?;
+        self.in_place(call.reducing(op), buf)
+    }
+
     /// See [`Comm::all_gather`].
     pub fn all_gather<S, R>(&mut self, send: &'env S, recv: &'env mut R) -> Result<()>
     where
@@ -275,6 +296,27 @@ impl<'env> CommGroup<'_, 'env> {
         R: Target<Elem = S::Elem> + ?Sized,
     {
         self.out_of_place(self.comm.shape().all_gather(send.len(), recv.len())?, send, recv)
+    }
+
+    /// See [`Comm::all_gather_in_place`].
+    pub fn all_gather_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::AllGather, buf.len(), 0)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::all_gather_v`].
+    pub fn all_gather_v<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        counts: &'env [usize],
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().all_gather_v(send.len(), recv.len(), counts)?;
+        self.out_of_place(call, send, recv)
     }
 
     /// See [`Comm::reduce_scatter`].
@@ -292,6 +334,32 @@ impl<'env> CommGroup<'_, 'env> {
         self.out_of_place(call.reducing(op), send, recv)
     }
 
+    /// See [`Comm::reduce_scatter_in_place`].
+    pub fn reduce_scatter_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        op: impl Into<Reduction<R::Elem>>,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::ReduceScatter, buf.len(), 0)?;
+        self.in_place(call.reducing(op), buf)
+    }
+
+    /// See [`Comm::reduce_scatter_v`].
+    pub fn reduce_scatter_v<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        counts: &'env [usize],
+        op: impl Into<Reduction<S::Elem>>,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce_scatter_v(send.len(), recv.len(), counts)?;
+        self.out_of_place(call.reducing(op), send, recv)
+    }
+
     /// See [`Comm::all_to_all`].
     pub fn all_to_all<S, R>(&mut self, send: &'env S, recv: &'env mut R) -> Result<()>
     where
@@ -299,5 +367,91 @@ impl<'env> CommGroup<'_, 'env> {
         R: Target<Elem = S::Elem> + ?Sized,
     {
         self.out_of_place(self.comm.shape().all_to_all(send.len(), recv.len())?, send, recv)
+    }
+
+    /// See [`Comm::all_to_all_in_place`].
+    pub fn all_to_all_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::AllToAll, buf.len(), 0)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::all_to_all_v`].
+    pub fn all_to_all_v<S, R>(
+        &mut self,
+        send: &'env S,
+        send_counts: &'env [usize],
+        recv: &'env mut R,
+        recv_counts: &'env [usize],
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().all_to_all_v(send.len(), send_counts, recv.len(), recv_counts)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::gather`].
+    pub fn gather<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().gather(send.len(), recv.len(), root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::gather_in_place`].
+    pub fn gather_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::Gather, buf.len(), root)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::gather_v`].
+    pub fn gather_v<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        counts: &'env [usize],
+        root: usize,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().gather_v(send.len(), recv.len(), counts, root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::scatter`].
+    pub fn scatter<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().scatter(send.len(), recv.len(), root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::scatter_in_place`].
+    pub fn scatter_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::Scatter, buf.len(), root)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::scatter_v`].
+    pub fn scatter_v<S, R>(
+        &mut self,
+        send: &'env S,
+        counts: &'env [usize],
+        recv: &'env mut R,
+        root: usize,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().scatter_v(send.len(), recv.len(), counts, root)?;
+        self.out_of_place(call, send, recv)
     }
 }

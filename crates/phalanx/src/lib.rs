@@ -35,7 +35,7 @@
 //! |---|---|
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
 //! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl`, `rccl`, `nvshmem` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), else MPI under an MPI launcher, else the host, else solo for one rank |
-//! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (the host and NVSHMEM backends always do) |
+//! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (on NVSHMEM they always do, and on the host they always compare: see [`Builder::check`]) |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries of NCCL, of the CUDA driver, of MPI and of NVSHMEM, if they are not where they are looked for |
 //! | `PHALANX_RCCL_LIB`, `PHALANX_HIP_LIB` | the same of RCCL and of the HIP runtime |
 //! | `PHALANX_NVRTC_LIB`, `PHALANX_NVJITLINK_LIB` | the shared libraries of NVRTC and nvJitLink, for kernels compiled at run time |
@@ -57,6 +57,12 @@
 //! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store takes a rank for lost; default 1.4. For the process that hosts the store: the launcher, or rank 0 |
 //! | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
 //! | `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_*`, `MPI_LOCAL*`, `I_MPI_HYDRA_UUID`, `PALS_*`, `SLURM_*` | set by MPI's launchers and Slurm: see [`choose`] |
+//!
+//! # Memory
+//! On the host, a communicator uses memory that its ranks share: 550 KiB for each rank (2 MiB among 64 and more) and, for each
+//! pair that exchanges messages, 150 KiB (35 KiB among 256 and more) in each direction. A page of it costs memory when it is first
+//! used, and goes back when all ranks have dropped the communicator. [`Comm::alloc`] takes pieces of 1 MiB and more, allocated at
+//! once. A message that comes before its receive, while another one is received, is kept on the heap until then.
 //!
 //! # Platforms
 //! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that part has been
@@ -86,6 +92,7 @@ pub mod nvshmem;
 mod op;
 mod os;
 mod p2p;
+#[cfg(feature = "cuda")]
 mod patience;
 #[cfg(feature = "cuda")]
 pub mod rccl;

@@ -12,7 +12,7 @@ use std::fmt;
 /// - **Floats**: `f32` and `f64` accumulate in their own precision; `f16`, `bf16` and both `fp8` types
 ///   accumulate in `f32` and are rounded (to nearest, ties to even) once, at the end. A sum beyond the
 ///   largest value becomes infinite in `f16`, `bf16` and `f32`; `fp8` results saturate at their largest
-///   finite value, as CUDA's conversions do.
+///   finite value, as CUDA's conversions do: ±57344 is also the `Min` or `Max` of infinities in `e5m2`.
 /// - **NaN**: any NaN contribution makes `Sum`, `Prod`, `Avg`, `Min` and `Max` NaN. (NCCL's and MPI's
 ///   `Min` and `Max` leave this open.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -58,6 +58,10 @@ pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
 /// A message is matched with a receive of the peer that has the same tag, in the order of posting. It must
 /// have the length and the type that the receive expects: a difference is an error on both ranks. On NCCL
 /// tags do not exist; programs for every backend post receives in the order of the sends.
+///
+/// On the host, short messages (up to 4 KiB) are sent before the peer receives them, four in each direction; `send` of a longer one
+/// may wait for the receive. A message that comes while the peer receives another one (of another tag) is put aside in heap memory of
+/// its length, until its receive comes; if there is no memory for it, the communicator fails.
 impl Comm {
     /// Sends a buffer to a peer. Returns when the buffer can be used again; the peer may not have received
     /// it yet. `ncclSend`, `MPI_Send`.

@@ -14,10 +14,12 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::lane::Lane;
 use crate::op::Reduction;
+use crate::os::ForkMark;
 use crate::sync::lock;
 use crate::watch::deadline::Limited;
 use crate::watch::{Posted, RecordId, Recorder};
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -158,6 +160,7 @@ pub(crate) struct Requests {
     worker: Mutex<Option<(Sender<Job>, JoinHandle<()>)>>,
     moving: Arc<Moving>,
     mover: Mutex<Option<JoinHandle<()>>>,
+    fork: ForkMark,
 }
 
 /// What the communicator's threads look at, too.
@@ -185,8 +188,12 @@ impl Moving {
     }
 
     fn request_ended(&self, record: RecordId, result: Result<()>) -> Result<()> {
-        lock(&self.state).requests -= 1;
+        self.forget();
         self.recorder.end(record, result)
+    }
+
+    fn forget(&self) {
+        lock(&self.state).requests -= 1;
     }
 
     fn collective_ended(&self, started: &Started, result: Result<()>) {
@@ -224,7 +231,7 @@ impl Requests {
             under_way: AtomicUsize::new(0),
         };
         let (moving, worker, mover) = (Arc::new(moving), Mutex::default(), Mutex::default());
-        Requests { backend, worker, moving, mover }
+        Requests { backend, worker, moving, mover, fork: ForkMark::of_this_process() }
     }
 
     /// Waits until no started collective is under way.
@@ -237,6 +244,10 @@ impl Requests {
 
     #[cold]
     fn finish_all(&self) {
+        if self.fork.is_copy() {
+            // Nobody carries them out in this process; the backend refuses what comes next.
+            return;
+        }
         loop {
             let mut list = lock(&self.moving.started);
             if list.is_empty() {
@@ -318,8 +329,17 @@ impl Requests {
         Ok(outcome)
     }
 
+    /// Has what was posted without a request moved along, too, until [`end_moving`](Self::end_moving).
+    pub fn begin_moving(&self) {
+        self.moving.request_started();
+    }
+
+    pub fn end_moving(&self) {
+        self.moving.forget();
+    }
+
     /// Makes sure that there is a thread that moves requests along.
-    fn start_mover(&self) -> Result<()> {
+    pub fn start_mover(&self) -> Result<()> {
         let mut mover = lock(&self.mover);
         if mover.is_none() {
             let (backend, moving) = (self.backend.clone(), self.moving.clone());
@@ -335,6 +355,12 @@ impl Requests {
 
     /// Ends the threads, after the collectives that were started.
     pub fn stop(&self) {
+        if self.fork.is_copy() {
+            // They are the other process's.
+            forget(&self.worker);
+            forget(&self.mover);
+            return;
+        }
         self.wait_for_collectives();
         if let Some((sender, handle)) = lock(&self.worker).take() {
             drop(sender);
@@ -345,6 +371,13 @@ impl Requests {
         if let Some(handle) = lock(&self.mover).take() {
             let _ = handle.join();
         }
+    }
+}
+
+/// Leaves what a thread that does not exist in this process may hold half-way.
+fn forget<T>(threads: &Mutex<Option<T>>) {
+    if let Ok(mut threads) = threads.try_lock() {
+        std::mem::forget(threads.take());
     }
 }
 
@@ -361,7 +394,13 @@ fn work(backend: &dyn Backend, moving: &Moving, jobs: &Receiver<Job>) {
         let limited = Limited::to(job.deadline);
         // SAFETY: the call was checked when it was started; its buffers are the request's; the communicator
         // makes no collective call while jobs are under way, and this thread makes one at a time.
-        let result = unsafe { backend.collective(&job.call.configured(&job.lane)) };
+        let result =
+            catch_unwind(AssertUnwindSafe(|| unsafe { backend.collective(&job.call.configured(&job.lane)) }));
+        let result = result.unwrap_or_else(|_| {
+            // Nobody can tell how far it has come. The panic's text has been written.
+            backend.abort();
+            Err(Error::Aborted { rank: backend.rank() })
+        });
         drop(limited);
         job.outcome.put(moving.recorder.end(job.record, result));
         moving.under_way.fetch_sub(1, Ordering::AcqRel);
@@ -540,5 +579,83 @@ impl Comm {
     pub fn start_recv_tagged<B: Owned>(&self, mut buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
         let direction = Direction::Recv(buf.lend_mut(&self.lane)?.span().start);
         self.message("start_recv", buf, direction, peer, tag)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ReduceOp;
+    use crate::backend::solo::SoloComm;
+    use crate::backend::{Allocation, BackendKind, Departure};
+
+    /// Its collectives panic until it is aborted.
+    struct Panicking(SoloComm);
+
+    impl Backend for Panicking {
+        fn kind(&self) -> BackendKind {
+            self.0.kind()
+        }
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+        fn world_size(&self) -> usize {
+            self.0.world_size()
+        }
+        unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+            // SAFETY: the caller's contract.
+            unsafe { self.0.collective(call) }?;
+            panic!("a collective was told to panic");
+        }
+        unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+            // SAFETY: the caller's contract.
+            unsafe { self.0.post(transfer) }
+        }
+        fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+            self.0.wait(ticket, meanwhile)
+        }
+        fn test(&self, ticket: Ticket) -> Result<bool> {
+            self.0.test(ticket)
+        }
+        fn progress(&self) -> Result<bool> {
+            self.0.progress()
+        }
+        unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+            // SAFETY: the caller's contract.
+            unsafe { self.0.split(color, key) }
+        }
+        fn alloc(&self, bytes: usize) -> Result<Allocation> {
+            self.0.alloc(bytes)
+        }
+        fn timeout(&self) -> Duration {
+            self.0.timeout()
+        }
+        fn set_timeout(&self, timeout: Duration) {
+            self.0.set_timeout(timeout);
+        }
+        fn abort(&self) {
+            self.0.abort();
+        }
+        fn depart(&self, departure: Departure) {
+            self.0.depart(departure);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_started_collective_is_an_error_of_all_that_were_started() {
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || {
+            let backend = Panicking(SoloComm::new(Duration::from_secs(1)));
+            let comm = Comm::new(Arc::new(backend), "panicking".to_owned());
+            let requests: Vec<_> =
+                (0..3).map(|_| comm.start_all_reduce(vec![1u8], ReduceOp::Sum).unwrap()).collect();
+            let results: Vec<_> = requests.into_iter().map(Request::wait).collect();
+            comm.sync().unwrap();
+            sender.send(results).unwrap();
+        });
+        let results = receiver.recv_timeout(Duration::from_secs(10)).expect("nobody waits for ever");
+        for result in results {
+            assert!(matches!(result, Err(Error::Aborted { rank: 0 })), "{result:?}");
+        }
     }
 }

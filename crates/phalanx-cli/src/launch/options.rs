@@ -13,7 +13,8 @@ use std::time::Duration;
 /// ended, and the exit status is that of the rank that failed first (128 + the signal's number if a
 /// signal killed it; 124 after --timeout).
 ///
-/// If the standard input is no terminal, rank 0 reads it; the other ranks have none.
+/// If the standard input is no terminal, rank 0 reads it; the other ranks have none. Signals are passed on to the
+/// ranks: USR1 and USR2, TSTP (Ctrl-Z) and CONT, and those that end the job.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct LaunchArgs {

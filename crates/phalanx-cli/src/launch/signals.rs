@@ -2,19 +2,26 @@
 //!
 //! A thread turns them into events; nothing happens inside a signal handler.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use std::io;
 
-/// Catches SIGINT, SIGTERM and SIGHUP while it lives.
+/// What the ranks are to be told, and nothing else.
+pub const PASSED_ON: [i32; 3] = [SIGUSR1, SIGUSR2, SIGCONT];
+/// The ranks stop, and the launcher with them: Ctrl-Z in a terminal.
+pub const STOP: i32 = SIGTSTP;
+/// The job ends.
+const ENDING: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
+
+/// Catches these signals while it lives.
 pub struct Forwarder(Handle);
 
 impl Forwarder {
     /// Calls `caught` with the number of every such signal from now on.
     pub fn start(mut caught: impl FnMut(i32) + Send + 'static) -> io::Result<Forwarder> {
         let ignored = ignored_signals();
-        let wanted = [SIGINT, SIGTERM, SIGHUP];
-        let mut signals = Signals::new(wanted.iter().filter(|&&signal| !ignored(signal)))?;
+        let wanted = ENDING.iter().chain(&PASSED_ON).chain([&STOP]);
+        let mut signals = Signals::new(wanted.filter(|&&signal| !ignored(signal)))?;
         let handle = signals.handle();
         std::thread::spawn(move || signals.forever().for_each(&mut caught));
         Ok(Forwarder(handle))

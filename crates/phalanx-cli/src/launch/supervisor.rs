@@ -6,7 +6,7 @@ use super::guard::Guard;
 use super::job::{Failure, Outcome};
 use super::notice::Notice;
 use super::rank::Rank;
-use super::signals::Forwarder;
+use super::signals::{self, Forwarder};
 use rustix::process::Signal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ impl Supervisor {
                         self.end_ranks(Outcome::Failed(failure));
                     }
                 }
-                Some(Event::Signal(signal)) => self.interrupted(signal),
+                Some(Event::Signal(signal)) => self.signalled(signal),
                 Some(Event::Elsewhere(notice)) if was_running => self.end_ranks(Outcome::Elsewhere(notice)),
                 Some(Event::Elsewhere(_)) => {}
                 None => self.deadline_passed(),
@@ -124,6 +124,18 @@ impl Supervisor {
         let (number, last_words, log) = (rank.number(), rank.last_words(), rank.log().map(ToOwned::to_owned));
         let others = self.job.ranks.iter().filter(|rank| rank.is_running()).count();
         Some(Failure { rank: number, status, after: self.started.elapsed(), others, last_words, log })
+    }
+
+    fn signalled(&mut self, signal: i32) {
+        let passed_on = signals::PASSED_ON.contains(&signal);
+        if !passed_on && signal != signals::STOP {
+            return self.interrupted(signal);
+        }
+        Signal::from_named_raw(signal).into_iter().for_each(|signal| self.signal_all(signal));
+        if signal == signals::STOP {
+            // Here the launcher stands still until it is continued, which is a signal for the ranks, too.
+            let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+        }
     }
 
     fn interrupted(&mut self, signal: i32) {

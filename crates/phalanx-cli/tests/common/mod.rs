@@ -83,6 +83,12 @@ pub fn runs(pid: i32) -> bool {
     }
 }
 
+/// Whether a process was stopped by a signal.
+pub fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+}
+
 /// The number in a file, once it is there as a whole line.
 pub fn number_in(path: &Path) -> Option<i32> {
     std::fs::read_to_string(path).ok()?.strip_suffix('\n')?.parse().ok()

@@ -56,6 +56,7 @@ pub fn cases() -> Vec<Case> {
     add("malformed", malformed);
     add("incomplete", incomplete);
     add("timeout_variable", timeout_variable);
+    add("endless_timeout", endless_timeout);
     add("duplicate_rank", duplicate_rank);
     add("different_world_sizes", different_world_sizes);
     add("missing_rank", || missing_ranks(&[3]));
@@ -150,6 +151,17 @@ fn timeout_variable() -> Result<(), String> {
         if fields.number("took_ms").is_none_or(|ms| !(400..3000).contains(&ms)) {
             return Err(format!("PHALANX_TIMEOUT={value}: {fields}"));
         }
+    }
+    Ok(())
+}
+
+/// A time longer than any clock can say is one that never passes.
+fn endless_timeout() -> Result<(), String> {
+    let launch = Launch::new("environment/init", 3).env("PHALANX_TIMEOUT", "1e19").deadline(DEADLINE);
+    for report in launch.reports()? {
+        let fields = Fields::parse(&report).ok_or("not a report")?;
+        has(&fields, "kind", "joined")?;
+        has(&fields, "sum", 3)?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gone/work", work_until_failure),
     Scenario::rank("gone/short_stop", short_stop),
     Scenario::rank("gone/go", |comm, args| go(comm, &args[0])),
+    Scenario::rank("gone/panic_amid", |comm, args| panic_amid(comm, &args[0])),
 ];
 
 /// What ranks do over and over until it fails.
@@ -71,6 +72,12 @@ pub fn cases() -> Vec<Case> {
     }
     for how in ["leave", "panic", "abort", "late"] {
         cases.push(Case::new(format!("threads/{how}"), move || gone_thread(how)));
+    }
+    for amid in ["a_request", "the_portable_trait"] {
+        if cfg!(target_os = "linux") {
+            cases.push(Case::new(format!("processes/panic_amid/{amid}"), move || panicked_process(amid)));
+        }
+        cases.push(Case::new(format!("threads/panic_amid/{amid}"), move || panicked_thread(amid)));
     }
     cases
 }
@@ -248,7 +255,7 @@ fn go(comm: Comm, how: &str) -> Outcome {
         if rounds == 5 && rank == VICTIM {
             match how {
                 "leave" => return Ok("left".into()),
-                "panic" => panic!("this rank was told to panic"),
+                "panic" => panic!("{TOLD_TO}"),
                 "exit" => std::process::exit(17),
                 "abort" => {
                     comm.abort();
@@ -320,7 +327,7 @@ fn gone_thread(how: &'static str) -> Result<(), String> {
     });
     match (how, world) {
         // The rank's panic comes back to the caller of `run`, after all others have ended.
-        ("panic", Err(problem)) if problem.contains("this rank was told to panic") => {}
+        ("panic", Err(problem)) if problem.contains(TOLD_TO) => {}
         ("panic", other) => return Err(format!("the panic did not come back: {other:?}")),
         (_, world) => drop(world?),
     }
@@ -330,4 +337,61 @@ fn gone_thread(how: &'static str) -> Result<(), String> {
         .map(|(rank, report)| report.clone().unwrap_or_else(|| Err(format!("rank {rank} has no report"))))
         .collect();
     expect_gone(how, &others?)
+}
+
+/// Rank [`VICTIM`] panics with something under way that will never be complete; the others wait for a message from it.
+fn panic_amid(comm: Comm, amid: &str) -> Outcome {
+    // Longer than the trial may take.
+    comm.set_timeout(Duration::from_secs(300));
+    if comm.rank() != VICTIM {
+        let since = Instant::now();
+        return match comm.recv(&mut [0u8; 3], VICTIM) {
+            Ok(()) => Err("a message came".into()),
+            Err(error) => Ok(report(comm, &error, since.elapsed())?.to_string()),
+        };
+    }
+    if amid == "a_request" {
+        let _request =
+            comm.start_all_reduce(vec![1u8; 3], ReduceOp::Sum).map_err(|error| error.to_string())?;
+        panic!("{TOLD_TO}");
+    }
+    let comm = comm.into_communicator();
+    // SAFETY: the memory is never given back.
+    unsafe {
+        let never = Box::leak(Box::new([0u8; 3])).as_mut_ptr() as u64;
+        comm.recv(never, 3, phalanx::DType::U8, 0, 0).map_err(|error| error.to_string())?;
+    }
+    panic!("{TOLD_TO}");
+}
+
+const TOLD_TO: &str = "this rank was told to panic";
+
+fn panicked_process(amid: &str) -> Result<(), String> {
+    let ended = Launch::new("gone/panic_amid", RANKS).arg(amid).deadline(DEADLINE).run()?;
+    expect_panicked(&reports_but(ended, Some(VICTIM))?)
+}
+
+fn panicked_thread(amid: &'static str) -> Result<(), String> {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let sink = reports.clone();
+    let world = threads::run(RANKS, DEADLINE, move |comm| {
+        let outcome = panic_amid(comm, amid);
+        if let (Ok(mut reports), Ok(report)) = (sink.lock(), &outcome) {
+            reports.push(report.clone());
+        }
+        outcome
+    });
+    match world {
+        Err(problem) if problem.contains(TOLD_TO) => {}
+        other => return Err(format!("the panic did not come back: {other:?}")),
+    }
+    let reports = reports.lock().map_err(|_| "a rank panicked with the reports in hand")?;
+    expect_panicked(&reports)
+}
+
+fn expect_panicked(reports: &[String]) -> Result<(), String> {
+    let verdict = one_verdict(reports, RANKS - 1)?;
+    has(&verdict, "rank", VICTIM)?;
+    has(&verdict, "event", "Panicked")?;
+    all_within(reports, Duration::from_secs(5))
 }

@@ -20,12 +20,13 @@ pub use linux::cases;
 #[cfg(target_os = "linux")]
 mod linux {
     use super::*;
-    use crate::faults::common::{has, says};
+    use crate::faults::common::{self, all_within, has, one_verdict, says};
     use crate::processes::Launch;
     use crate::scenario::Outcome;
     use crate::{Fields, verdict};
     use phalanx::{Comm, Error, ReduceOp};
     use rustix::process::{Resource, Rlimit, setrlimit};
+    use std::time::{Duration, Instant};
 
     pub const SCENARIOS: &[Scenario] = &[
         Scenario::process("limits/files_of_processes", |args| {
@@ -40,6 +41,7 @@ mod linux {
             limit_memory(number(args)?)?;
             report(run_threads())
         }),
+        Scenario::process("limits/threads_of_run", |_| threads_of_run()),
         Scenario::process("limits/memory_of_processes", |args| {
             limit_memory(number(args)?)?;
             report(phalanx::init().and_then(|comm| works(&comm)))
@@ -50,6 +52,7 @@ mod linux {
         }),
         Scenario::rank("limits/file_size_of_alloc", |comm, _| file_size_of_alloc(&comm)),
         Scenario::rank("limits/memory_of_requests", |comm, _| memory_of_requests(&comm)),
+        Scenario::rank("limits/memory_of_messages", |comm, _| memory_of_messages(comm)),
         Scenario::rank("limits/huge_alloc", |comm, _| huge_alloc(&comm)),
         Scenario::process("limits/huge_alloc_of_threads", |_| {
             let outcomes = phalanx::run(2, |comm| huge_alloc(&comm)).map_err(|error| error.to_string())?;
@@ -75,6 +78,10 @@ mod linux {
                 .iter()
                 .try_for_each(|mib| either(Launch::alone("limits/memory_of_threads").arg(mib)))
         });
+        add("threads_of_run", || {
+            let launch = Launch::alone("limits/threads_of_run").env("RUST_MIN_STACK", &STACK.to_string());
+            ok(launch)
+        });
         add("memory_of_processes", || {
             fails(Launch::new("limits/memory_of_processes", 3).arg(1))?;
             [3, 6, 12, 30]
@@ -87,6 +94,13 @@ mod linux {
         });
         add("file_size_of_alloc", || ok(Launch::new("limits/file_size_of_alloc", 2)));
         add("memory_of_requests", || ok(Launch::new("limits/memory_of_requests", 2)));
+        add("memory_of_messages", || {
+            let reports = Launch::new("limits/memory_of_messages", 2).deadline(DEADLINE).reports()?;
+            let verdict = one_verdict(&reports, 2)?;
+            has(&verdict, "event", "Refused")?;
+            has(&verdict, "rank", 0)?;
+            all_within(&reports, Duration::from_secs(5))
+        });
         add("huge_alloc", || ok(Launch::new("limits/huge_alloc", 2)));
         add("huge_alloc_of_threads", || ok(Launch::alone("limits/huge_alloc_of_threads")));
         cases
@@ -129,6 +143,32 @@ mod linux {
 
     fn run_threads() -> phalanx::Result<()> {
         phalanx::run(6, |comm| works(&comm))?.into_iter().collect()
+    }
+
+    /// The stack of a rank that is a thread: two do not fit.
+    const STACK: u64 = 1 << 30;
+
+    /// The second of two ranks cannot be started: the first, which waits for it, is told that it is gone.
+    fn threads_of_run() -> Outcome {
+        limit_memory((STACK >> 20) * 3 / 2)?;
+        let told = std::sync::Mutex::new(None);
+        let since = Instant::now();
+        let result = phalanx::run(2, |comm| {
+            let outcome = works(&comm).map_err(|error| verdict::fields(&error));
+            *told.lock().expect("nobody panics") = Some(outcome);
+        });
+        let took = since.elapsed();
+        let fields = verdict::expected(result, "a run with one thread")?;
+        has(&fields, "kind", "system")?;
+        says(&fields, "text", "2 threads are needed")?;
+        if took > Duration::from_secs(5) {
+            return Err(format!("it took {took:?}"));
+        }
+        match told.into_inner().map_err(|_| "a rank panicked")? {
+            Some(Err(told)) => has(&told, "event", "Left")?,
+            other => return Err(format!("rank 0 is told {other:?}")),
+        }
+        Ok(String::new())
     }
 
     fn report(result: phalanx::Result<()>) -> Outcome {
@@ -202,6 +242,21 @@ mod linux {
         has(&fields, "fatal", false)?;
         works(comm).map_err(|error| error.to_string())?;
         Ok(String::new())
+    }
+
+    /// Rank 0 has no memory to put a message aside that comes before the one it waits for.
+    fn memory_of_messages(comm: Comm) -> Outcome {
+        let message = vec![1u8; 64 << 20];
+        comm.barrier().map_err(|error| error.to_string())?;
+        let since = Instant::now();
+        let result = if comm.rank() == 0 {
+            limit_memory(8)?;
+            comm.recv_tagged(&mut [0u8], 1, 2)
+        } else {
+            comm.send_tagged(&message, 0, 1)
+        };
+        let error = result.err().ok_or("there was memory")?;
+        Ok(common::report(comm, &error, since.elapsed())?.to_string())
     }
 
     /// More memory than there is address space for.

@@ -136,6 +136,13 @@ mod linux {
     /// A copy of the process cannot use the communicator, and what it drops does no harm.
     fn fork(comm: &Comm) -> Outcome {
         works(comm)?;
+        // It has threads, which the copy has not.
+        comm.start_all_reduce(vec![1u8], ReduceOp::Sum).and_then(|request| request.wait()).map_err(text)?;
+        let next = (comm.rank() + 1) % comm.world_size();
+        let previous = (comm.rank() + comm.world_size() - 1) % comm.world_size();
+        let request = comm.start_recv(vec![0u8], previous).map_err(text)?;
+        comm.send(&[7u8], next).map_err(text)?;
+        request.wait().map_err(text)?;
         let buffer = comm.alloc::<u32>(100_000).map_err(text)?;
         if comm.rank() == 0 {
             // SAFETY: the child makes a few calls of the library, whose locks nobody holds while this rank is

@@ -16,6 +16,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("communicators/on_threads_at_once", |comm, _| on_threads_at_once(comm)),
     Scenario::rank("communicators/one_group_for_several", |comm, _| one_group_for_several(&comm)),
     Scenario::rank("communicators/parent_dropped_first", |comm, _| parent_dropped_first(comm)),
+    Scenario::rank("communicators/every_collective_in_a_group", |comm, _| every_collective_in_a_group(&comm)),
     Scenario::rank("communicators/messages_in_splits", |comm, _| messages_in_splits(&comm)),
 ];
 
@@ -340,4 +341,75 @@ fn two_worlds_of_processes() -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// In one group, each collective delivers what it delivers alone.
+fn every_collective_in_a_group(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (root, sum) = (ranks - 1, ReduceOp::Sum);
+    for block in [3usize, 3000] {
+        let count = |of: usize| block + of % 2;
+        let counts: Vec<usize> = (0..ranks).map(count).collect();
+        let total: usize = counts.iter().sum();
+        let small = |len: usize, seed: usize| -> Vec<f32> {
+            (0..len).map(|i| ((i * 7 + rank * 3 + seed) % 32) as f32).collect()
+        };
+        let (whole, own, all, mine) =
+            (small(block, 1), small(block, 2), small(block * ranks, 3), small(count(rank), 4));
+        let (various, rows) = (small(total, 5), vec![block; ranks]);
+        // In both the same calls, in the same order.
+        macro_rules! calls {
+            ($on:expr, $b:ident) => {{
+                let mut buffers = $b.iter_mut();
+                let mut next = || buffers.next().expect("one for each call");
+                $on.broadcast(&whole, next(), root)
+                    .and_then(|()| $on.reduce_in_place(next(), sum, root))
+                    .and_then(|()| $on.all_gather_in_place(next()))
+                    .and_then(|()| $on.all_gather_v(&mine, next(), &counts))
+                    .and_then(|()| $on.reduce_scatter_in_place(next(), sum))
+                    .and_then(|()| $on.reduce_scatter_v(&various, next(), &counts, sum))
+                    .and_then(|()| $on.all_to_all_in_place(next()))
+                    .and_then(|()| $on.all_to_all_v(&all, &rows, next(), &rows))
+                    .and_then(|()| $on.gather(&own, next(), root))
+                    .and_then(|()| $on.gather_in_place(next(), root))
+                    .and_then(|()| $on.gather_v(&mine, next(), &counts, root))
+                    .and_then(|()| $on.scatter(&all, next(), root))
+                    .and_then(|()| $on.scatter_in_place(next(), root))
+                    .and_then(|()| $on.scatter_v(&various, &counts, next(), root))
+            }};
+        }
+        let (of_one, of_all) = (small(block, 6), small(block * ranks, 7));
+        let fresh = || {
+            let zeroes = |len: usize| vec![0f32; len];
+            vec![
+                zeroes(block),
+                of_one.clone(),
+                of_all.clone(),
+                zeroes(total),
+                of_all.clone(),
+                zeroes(count(rank)),
+                of_all.clone(),
+                zeroes(block * ranks),
+                zeroes(block * ranks),
+                of_all.clone(),
+                zeroes(total),
+                zeroes(block),
+                of_all.clone(),
+                zeroes(count(rank)),
+            ]
+        };
+        let (mut alone, mut together) = (fresh(), fresh());
+        calls!(comm, alone).map_err(text)?;
+        phalanx::group(|g| {
+            let mut on = g.on(comm);
+            calls!(on, together)
+        })
+        .map_err(text)?;
+        if let Some(index) = (0..alone.len()).find(|index| alone[*index] != together[*index]) {
+            return Err(format!(
+                "call {index} of {block} elements, rank {rank}, delivers something else in a group"
+            ));
+        }
+    }
+    Ok(String::new())
 }

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         communicators::MEASURED,
         programs::SCENARIOS,
         portable::SCENARIOS,
+        portable::BOUNDED,
         extremes::SCENARIOS,
         rounds::SCENARIOS,
         jobs::SCENARIOS,

@@ -9,18 +9,31 @@ use phalanx_testkit::reference::Combine;
 use phalanx_testkit::ring::{Ring, STRIDE};
 use phalanx_testkit::scenario::{Context, Outcome};
 use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("portable/collectives", |comm, _| collectives(&*comm.into_communicator())),
     Scenario::rank("portable/messages", |comm, _| messages(&*comm.into_communicator())),
+    Scenario::rank("portable/messages_among_collectives", |comm, _| {
+        messages_among_collectives(&*comm.into_communicator())
+    }),
+    Scenario::rank("portable/gather_and_scatter_are_no_messages", |comm, _| {
+        gather_and_scatter_are_no_messages(&*comm.into_communicator())
+    }),
+    Scenario::rank("portable/barrier_waits", |comm, _| barrier_waits(&*comm.into_communicator())),
     Scenario::rank("portable/wrong_calls", |comm, _| wrong_calls(&*comm.into_communicator())),
     Scenario::rank("portable/split", |comm, _| split(&*comm.into_communicator())),
     Scenario::rank("portable/events", |comm, _| events(&*comm.into_communicator())),
     Scenario::rank("portable/from_several_threads", |comm, _| from_several_threads(comm)),
 ];
 
+/// Where a receive that nobody answers fails the communicator and not the job.
+pub const BOUNDED: &[Scenario] =
+    &[Scenario::rank("portable/dropped_with_a_receive", |comm, _| dropped_with_a_receive(comm))];
+
 pub fn trials() -> Vec<Trial> {
-    SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5])).collect()
+    let trials = SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5]));
+    trials.chain(BOUNDED.iter().flat_map(|scenario| both(*scenario, &[2]))).collect()
 }
 
 const SIZES: [usize; 4] = [0, 3, 1000, 70_001];
@@ -138,6 +151,124 @@ fn messages(comm: &dyn Communicator) -> Outcome {
         }
     }
     Ok(String::new())
+}
+
+/// A message that was begun comes through although its rank is in a collective, and whatever its peer does first.
+fn messages_among_collectives(comm: &dyn Communicator) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    if ranks == 1 {
+        return Ok(String::new());
+    }
+    let ring = Ring::<u32>::new(33);
+    for (i, count) in [2000usize, 200_001].into_iter().enumerate() {
+        for first in [0, 1] {
+            let start = i * 977 + first * 31;
+            let sent = ring.window(start, count);
+            let (mut received, mut sum) = (vec![0u32; count], [1u64]);
+            let (at, dtype) = (address_mut(&mut sum), DType::U64);
+            // SAFETY: the buffers live and are not touched until `sync`.
+            unsafe {
+                match rank {
+                    0 => comm.recv(address_mut(&mut received), count, DType::U32, 1, 0).map_err(text)?,
+                    1 => comm.send(address(&sent), count, DType::U32, 0, 0).map_err(text)?,
+                    _ => {}
+                }
+                if rank != first {
+                    comm.sync().context(|| format!("{count} elements, rank {rank}"))?;
+                }
+                comm.all_reduce(at, 1, dtype, ReduceOp::Sum).map_err(text)?;
+                comm.sync().context(|| format!("{count} elements, rank {rank}"))?;
+            }
+            if sum != [ranks as u64] {
+                return Err(format!("a wrong sum beside a message of {count}: {sum:?}"));
+            }
+            if rank == 0 {
+                ring.expect_bits(&received, start).context(|| format!("{count} elements"))?;
+            }
+        }
+    }
+    Ok(String::new())
+}
+
+/// A receive that is pending gets the message that was sent for it, and not a block of a collective.
+fn gather_and_scatter_are_no_messages(comm: &dyn Communicator) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for (root, other) in [(0, 1 % ranks), (1 % ranks, 0)] {
+        let mut message = [0u16; 4];
+        let (own, mut block) = ([10 + rank as u16; 4], [0u16; 4]);
+        let mut all: Vec<u16> = (0..ranks as u16).flat_map(|to| [20 + to; 4]).collect();
+        let (all_at, dtype) = (address_mut(&mut all), DType::U16);
+        let expects = |rank: usize| rank == root || rank == other;
+        // SAFETY: the buffers have the announced lengths and are not touched until `sync`.
+        unsafe {
+            // Both expect a message without a tag from the other.
+            let peer = if rank == root { other } else { root };
+            if expects(rank) {
+                comm.recv(address_mut(&mut message), 4, dtype, peer, 0).map_err(text)?;
+            }
+            let (whole, block_at) = (if rank == root { all_at } else { 0 }, address_mut(&mut block));
+            comm.scatter(whole, block_at, 4, dtype, root).map_err(text)?;
+            comm.gather(address(&own), whole, 4, dtype, root).map_err(text)?;
+            let sent = [rank as u16; 4];
+            if expects(rank) {
+                comm.send(address(&sent), 4, dtype, peer, 0).map_err(text)?;
+            }
+            comm.sync().map_err(text)?;
+            if expects(rank) && message != [peer as u16; 4] {
+                return Err(format!("rank {rank} received {message:?} from rank {peer}"));
+            }
+        }
+        if block != [20 + rank as u16; 4] {
+            return Err(format!("rank {rank} got {block:?} of the scatter of rank {root}"));
+        }
+        let gathered: Vec<u16> = (0..ranks as u16).flat_map(|from| [10 + from; 4]).collect();
+        if rank == root && all != gathered {
+            return Err(format!("rank {rank} gathered {all:?}"));
+        }
+    }
+    Ok(String::new())
+}
+
+/// Nobody leaves a barrier before the last rank has come to it.
+fn barrier_waits(comm: &dyn Communicator) -> Outcome {
+    let nanos = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos() as u64;
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for late in 0..ranks {
+        if rank == late {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let mut came = [nanos()];
+        comm.barrier().map_err(text)?;
+        let left = nanos();
+        // SAFETY: the buffer has one element.
+        unsafe { comm.all_reduce(address_mut(&mut came), 1, DType::U64, ReduceOp::Max) }.map_err(text)?;
+        comm.sync().map_err(text)?;
+        if left < came[0] {
+            let early = Duration::from_nanos(came[0] - left);
+            return Err(format!("rank {rank} left the barrier {early:?} before rank {late} came"));
+        }
+    }
+    Ok(String::new())
+}
+
+/// Dropping the communicator waits for what is pending no longer than the deadline.
+fn dropped_with_a_receive(comm: Comm) -> Outcome {
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    let rank = comm.rank();
+    comm.set_timeout(TIMEOUT);
+    let portable = comm.into_communicator();
+    if rank == 1 {
+        // It is there, and sends nothing.
+        std::thread::sleep(4 * TIMEOUT);
+        return Ok(String::new());
+    }
+    let mut never = vec![0u8; 1000];
+    // SAFETY: the buffer outlives the communicator.
+    unsafe { portable.recv(address_mut(&mut never), 1000, DType::U8, 1, 0) }.map_err(text)?;
+    let since = Instant::now();
+    drop(portable);
+    let took = since.elapsed();
+    if (TIMEOUT..3 * TIMEOUT).contains(&took) { Ok(String::new()) } else { Err(format!("it took {took:?}")) }
 }
 
 fn wrong_calls(comm: &dyn Communicator) -> Outcome {

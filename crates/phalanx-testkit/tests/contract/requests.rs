@@ -8,6 +8,7 @@ use phalanx_testkit::ring::{Ring, STRIDE, same_values};
 use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Number, Scenario, random, with_number};
 use std::rc::Rc;
+use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("requests/every_kind", |comm, _| every_kind(&comm)),
@@ -21,11 +22,14 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("requests/is_done", |comm, _| is_done(&comm)),
     Scenario::rank("requests/dropped", |comm, _| dropped(&comm)),
     Scenario::rank("requests/recorded", |comm, _| recorded(&comm)),
+    Scenario::rank("requests/finalized", |comm, _| finalized(comm)),
 ];
 
 /// Where operations are not carried out in the order of the calls, whatever they are.
-pub const AMONG_MESSAGES: &[Scenario] =
-    &[Scenario::rank("requests/among_messages", |comm, _| among_messages(&comm))];
+pub const AMONG_MESSAGES: &[Scenario] = &[
+    Scenario::rank("requests/among_messages", |comm, _| among_messages(&comm)),
+    Scenario::rank("requests/synced", |comm, _| synced(&comm)),
+];
 
 pub fn trials() -> Vec<Trial> {
     SCENARIOS.iter().chain(AMONG_MESSAGES).flat_map(|scenario| both(*scenario, &[1, 2, 4, 7])).collect()
@@ -421,4 +425,43 @@ fn recorded(comm: &Comm) -> Outcome {
     let expected = "\"operation\":\"all_reduce\",\"sequence\":1,\"state\":\"completed\",\"dtype\":\"u32\"";
     let record = record?;
     if record.contains(expected) { Ok(String::new()) } else { Err(format!("{expected} is not in {record}")) }
+}
+
+/// `sync` waits for messages as for collectives.
+fn synced(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    for size in SIZES {
+        let mut recv = comm.start_recv(vec![0u32; size], previous).map_err(text)?;
+        if rank == 0 {
+            // Whatever comes from it comes late.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut send = comm.start_send(vec![rank as u32; size], next).map_err(text)?;
+        comm.sync().map_err(text)?;
+        if !send.is_done() || !recv.is_done() {
+            return Err(format!("rank {rank} has synchronised before its messages of {size} were complete"));
+        }
+        if recv.wait().map_err(text)? != vec![previous as u32; size] {
+            return Err(format!("rank {rank} received something else"));
+        }
+        send.wait().map_err(text)?;
+    }
+    Ok(String::new())
+}
+
+/// `finalize` waits for what was started.
+fn finalized(comm: Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let recv = comm.start_recv(vec![0u32; 300_000], previous).map_err(text)?;
+    let send = comm.start_send(vec![rank as u32; 300_000], next).map_err(text)?;
+    comm.finalize().map_err(text)?;
+    send.wait().map_err(text)?;
+    let received = recv.wait().map_err(text)?;
+    if received == vec![previous as u32; 300_000] {
+        Ok(String::new())
+    } else {
+        Err("something else came".into())
+    }
 }

@@ -15,6 +15,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gather_v", |comm, _| all_types(&comm, Operation::Gather)),
     Scenario::rank("scatter_v", |comm, _| all_types(&comm, Operation::Scatter)),
     Scenario::rank("all_to_all_v", |comm, _| all_types(&comm, Operation::AllToAll)),
+    Scenario::rank("vectors/empty_at_the_end", |comm, _| empty_at_the_end(&comm)),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -61,6 +62,31 @@ fn all_types(comm: &Comm, operation: Operation) -> Outcome {
                     },
                 )?;
             }
+        }
+    }
+    Ok(String::new())
+}
+
+/// A block without elements may begin where the memory ends that ranks share.
+fn empty_at_the_end(comm: &Comm) -> Outcome {
+    let text = |error: phalanx::Error| error.to_string();
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    // As much as the ranks of a host take from their region at first.
+    let whole = comm.alloc::<u8>(1 << 20).map_err(text)?;
+    let own = vec![rank as u8; 40_000];
+    for empty in 0..ranks {
+        let counts: Vec<usize> = (0..ranks).map(|from| if from == empty { 0 } else { 40_000 }).collect();
+        let send = if rank == empty { &whole[whole.len()..] } else { &own[..] };
+        let expected: Vec<u8> = (0..ranks).flat_map(|from| vec![from as u8; counts[from]]).collect();
+        let mut all = vec![0xee; expected.len()];
+        comm.all_gather_v(send, &mut all, &counts).context(|| format!("all_gather_v, rank {rank}"))?;
+        if all != expected {
+            return Err(format!("all_gather_v, rank {rank}, nothing from rank {empty}"));
+        }
+        let mut all = vec![0xee; if rank == 0 { expected.len() } else { 0 }];
+        comm.gather_v(send, &mut all, &counts, 0).context(|| format!("gather_v, rank {rank}"))?;
+        if rank == 0 && all != expected {
+            return Err(format!("gather_v, nothing from rank {empty}"));
         }
     }
     Ok(String::new())

@@ -22,6 +22,7 @@ use super::{
 use crate::backend::mpi::{MpiComm, MpiMail};
 use crate::comm::Comm;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
+use crate::watch::deadline::after;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Joins the job's store; as rank 0 of a job that our launcher did not start, begins it.
 pub(crate) fn open_store(environment: &Environment, place: &Place, timeout: Duration) -> Result<Store> {
-    let deadline = Instant::now() + timeout;
+    let deadline = after(Instant::now(), timeout);
     let rendezvous = environment.rendezvous(place)?;
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
     let encrypted = environment.encrypted()?;

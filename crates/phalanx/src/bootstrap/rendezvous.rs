@@ -11,6 +11,7 @@ use super::environment::{Place, cores_from_environment};
 use crate::backend::host::{MAX_RANKS, NewChannel, World};
 use crate::error::{BootstrapError, Error, Result};
 use crate::os::{Address, Connection, CpuSet, Listener, Process, SharedFile, usable_cpus, user_id};
+use crate::watch::deadline::after;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -103,7 +104,7 @@ impl Growth {
 /// Waits for a communicator of the job that grows, and becomes a rank of it.
 pub(super) fn join(place: &Place, timeout: Duration) -> Result<Met> {
     let key = growth_key(&place.job);
-    let deadline = Instant::now() + timeout;
+    let deadline = after(Instant::now(), timeout);
     let hello = Hello { job: key, rank: JOINER, world_size: 0, cpus: usable_cpus() };
     let nobody = || {
         Error::bootstrap(
@@ -134,7 +135,7 @@ pub(super) fn meet(place: &Place, timeout: Duration) -> Result<Met> {
 
 impl Meeting<'_> {
     fn attend(&self, timeout: Duration) -> Result<Met> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(Instant::now(), timeout);
         if self.rank == 0 {
             return host(self, timeout, deadline);
         }
@@ -152,7 +153,11 @@ impl Meeting<'_> {
 }
 
 fn refused(call: &'static str, error: io::Error) -> Error {
-    Error::system(call, error, "the ranks meet over a Unix socket of this host")
+    Error::system(
+        call,
+        error,
+        "the ranks meet over a Unix socket of this host; each needs a few file descriptors (`ulimit -n`)",
+    )
 }
 
 /// FNV-1a, 128 bits: the same in every build. Not a secret: the kernel says who may connect.
@@ -454,6 +459,47 @@ fn visit(
     deadline: Instant,
     nobody: impl Fn() -> Error,
 ) -> Result<Met> {
+    let own = Process::current()?;
+    let (connection, id) = loop {
+        let connection = connect(address, deadline, &nobody)?;
+        match introduce(&connection, hello, &own, deadline) {
+            Ok(id) => break (connection, id),
+            // The meeting that it came to ended before it was heard: that of the job's communicator before this one.
+            Err(e)
+                if matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(TICK);
+            }
+            Err(e) => return Err(lost(e)),
+        }
+    };
+    // The channel's id, or a zero and the reason for a refusal.
+    let accepted = |id: u64| if id == 0 { Err(refusal(&connection).map_err(lost)?) } else { Ok(()) };
+    accepted(id)?;
+    let mut rest = [0; 32];
+    connection.receive(&mut rest).map_err(lost)?;
+    let word = |at: usize| u64::from_le_bytes(rest[8 * at..8 * at + 8].try_into().expect("8 bytes"));
+    let [cores, rank, world_size] = [0, 1, 2].map(|at| word(at) as usize);
+    if rank >= world_size || world_size > MAX_RANKS {
+        return Err(lost(io::ErrorKind::InvalidData.into()));
+    }
+    let (file, processes) = connection.receive_world(world_size).map_err(lost)?;
+    // All have been given it.
+    accepted(receive_id(&connection).map_err(lost)?)?;
+    let world = Arc::new(World::processes(job, file, processes, cores)?);
+    let channel = NewChannel::open(&world, id)?;
+    Ok(Met { world, channel, rank, world_size, number: word(3) })
+}
+
+fn lost(e: io::Error) -> Error {
+    Error::bootstrap(
+        format!("the connection to rank 0 broke while the ranks were meeting ({e})"),
+        "see rank 0's own output",
+    )
+}
+
+fn connect(address: &Address, deadline: Instant, nobody: &impl Fn() -> Error) -> Result<Connection> {
     let connection = loop {
         match address.connect() {
             Ok(connection) => break connection,
@@ -474,39 +520,22 @@ fn visit(
             "start all ranks as one user",
         ));
     }
+    Ok(connection)
+}
+
+/// Says who this is, and waits for the first word of the answer.
+fn introduce(connection: &Connection, hello: Hello, own: &Process, deadline: Instant) -> io::Result<u64> {
     // A little longer than rank 0 waits, so that its reason arrives.
-    let patience = deadline.saturating_duration_since(Instant::now()) + GRACE;
-    let own = Process::current()?;
-    let lost = |e: io::Error| {
-        Error::bootstrap(
-            format!("the connection to rank 0 broke while the ranks were meeting ({e})"),
-            "see rank 0's own output",
-        )
-    };
-    connection.set_timeout(patience).map_err(lost)?;
-    connection.send(&hello.to_bytes()).map_err(lost)?;
-    connection.send_handles(None, &[&own]).map_err(lost)?;
-    // The channel's id, or a zero and the reason for a refusal.
-    let go_ahead = || -> Result<u64> {
-        let mut id = [0; 8];
-        connection.receive(&mut id).map_err(lost)?;
-        let id = u64::from_le_bytes(id);
-        if id == 0 { Err(refusal(&connection).map_err(lost)?) } else { Ok(id) }
-    };
-    let id = go_ahead()?;
-    let mut rest = [0; 32];
-    connection.receive(&mut rest).map_err(lost)?;
-    let word = |at: usize| u64::from_le_bytes(rest[8 * at..8 * at + 8].try_into().expect("8 bytes"));
-    let [cores, rank, world_size] = [0, 1, 2].map(|at| word(at) as usize);
-    if rank >= world_size || world_size > MAX_RANKS {
-        return Err(lost(io::ErrorKind::InvalidData.into()));
-    }
-    let (file, processes) = connection.receive_world(world_size).map_err(lost)?;
-    // All have been given it.
-    go_ahead()?;
-    let world = Arc::new(World::processes(job, file, processes, cores)?);
-    let channel = NewChannel::open(&world, id)?;
-    Ok(Met { world, channel, rank, world_size, number: word(3) })
+    connection.set_timeout(deadline.saturating_duration_since(Instant::now()) + GRACE)?;
+    connection.send(&hello.to_bytes())?;
+    connection.send_handles(None, &[own])?;
+    receive_id(connection)
+}
+
+fn receive_id(connection: &Connection) -> io::Result<u64> {
+    let mut id = [0; 8];
+    connection.receive(&mut id)?;
+    Ok(u64::from_le_bytes(id))
 }
 
 fn refusal(connection: &Connection) -> io::Result<Error> {
@@ -530,6 +559,28 @@ fn refusal(connection: &Connection) -> io::Result<Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn who_came_to_the_meeting_before_is_at_the_next() {
+        let place = |rank| Place {
+            rank,
+            world_size: 2,
+            job: format!("the next meeting of {}", std::process::id()),
+            launcher: "a test",
+            one_host: true,
+        };
+        let before = address_of(hash(place(0).job.as_bytes())).unwrap().listen().unwrap();
+        let timeout = Duration::from_secs(10);
+        let [first, second] = [0, 1].map(|rank| {
+            let place = place(rank);
+            std::thread::spawn(move || meet(&place, timeout).map(|met| met.rank))
+        });
+        // Rank 1 has come to it, and rank 0 cannot begin its own.
+        std::thread::sleep(Duration::from_millis(200));
+        drop(before);
+        assert_eq!([first, second].map(|rank| rank.join().unwrap().unwrap()), [0, 1]);
+    }
 
     #[test]
     fn hello_survives_the_wire_and_garbage_does_not() {

@@ -131,8 +131,16 @@ impl SharedFile {
     /// Allocates the pages of a range, so that using them later cannot fail.
     pub fn commit(&self, offset: u64, len: u64) -> Result<()> {
         self.check_limit(offset + len)?;
-        rustix::fs::fallocate(&self.0, FallocateFlags::empty(), offset, len)
-            .map_err(|e| out_of_memory("fallocate", e, len))
+        // A signal ends the call, and takes back what it has allocated: in steps that come to their end between two signals.
+        const STEP: u64 = 1 << 20;
+        for start in (offset..offset + len).step_by(STEP as usize) {
+            let step = STEP.min(offset + len - start);
+            rustix::io::retry_on_intr(|| {
+                rustix::fs::fallocate(&self.0, FallocateFlags::empty(), start, step)
+            })
+            .map_err(|e| out_of_memory("fallocate", e, len))?;
+        }
+        Ok(())
     }
 
     /// Gives the pages of a range back to the system; they read as zero afterwards.
@@ -392,9 +400,15 @@ impl Connection {
     }
 
     /// Sends all of `bytes`.
-    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        use std::io::Write;
-        (&self.0).write_all(bytes)
+    pub fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match write_socket(&self.0, bytes) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 
     /// Receives exactly `bytes.len()` bytes.
@@ -457,5 +471,44 @@ impl Connection {
             }
         }
         Ok(received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_broken_connection_is_an_error_and_no_signal() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let caught = Arc::new(AtomicBool::new(false));
+        let handler = signal_hook::flag::register(signal_hook::consts::SIGPIPE, caught.clone()).unwrap();
+        let error = Connection(ours).send(&[0; 100]).unwrap_err();
+        signal_hook::low_level::unregister(handler);
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        assert!(!caught.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn pages_are_allocated_whatever_signals_come() {
+        use std::os::unix::thread::{JoinHandleExt, RawPthread};
+        unsafe extern "C" {
+            fn pthread_kill(thread: RawPthread, signal: std::ffi::c_int) -> std::ffi::c_int;
+        }
+        let (file, len) = (SharedFile::create().unwrap(), 64 << 20);
+        file.extend_to(len).unwrap();
+        let signal = signal_hook::consts::SIGURG;
+        let handler = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).unwrap();
+        let thread = std::thread::spawn(move || file.commit(0, len));
+        while !thread.is_finished() {
+            // SAFETY: the thread has not been joined.
+            unsafe { pthread_kill(thread.as_pthread_t(), signal) };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        signal_hook::low_level::unregister(handler);
+        thread.join().unwrap().unwrap();
     }
 }

@@ -15,7 +15,9 @@ mod portable;
 pub(crate) use portable::*;
 
 mod exit;
-pub(crate) use exit::{at_exit, leave};
+pub(crate) use exit::at_exit;
+#[cfg(feature = "cuda")]
+pub(crate) use exit::leave;
 
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};

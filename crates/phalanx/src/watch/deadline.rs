@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 thread_local! {
     static LIMIT: Cell<Option<Duration>> = const { Cell::new(None) };
@@ -20,6 +20,12 @@ pub(crate) fn limit() -> Option<Duration> {
 /// The deadline of this thread's wait on a communicator with that one.
 pub(crate) fn of(timeout: Duration) -> Duration {
     limit().unwrap_or(timeout)
+}
+
+/// When so much time has passed since then: in a hundred years, if the clock cannot say.
+pub(crate) fn after(since: Instant, timeout: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    since.checked_add(timeout).unwrap_or_else(|| since + CENTURY)
 }
 
 /// As long as it lives, this thread's waits have a deadline of their own.

@@ -817,19 +817,13 @@ impl<'a> Collective<'a> {
         }
     }
 
-    /// Does `work`, inside the gate if it reads a peer's own memory.
+    /// Does `work`, inside the gate if it touches a peer's own memory.
     #[inline(always)]
     fn guarded(&self, direct: bool, work: impl FnOnce()) -> Result<()> {
-        if !direct {
-            work();
-            return Ok(());
-        }
-        let gate = &self.endpoint.own().gates[0];
-        if !gate.enter(self.endpoint.fences, || self.endpoint.has_failed()) {
-            return self.endpoint.check();
+        if direct {
+            return self.endpoint.inside(0, work);
         }
         work();
-        gate.leave();
         Ok(())
     }
 

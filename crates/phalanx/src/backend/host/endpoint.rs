@@ -3,17 +3,17 @@
 use super::blame::is_message;
 use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
 use super::liveness::Liveness;
-use super::protocol::Fences;
+use super::protocol::{Fences, Park};
 use super::record::Record;
 use super::relay::{Decision, Link};
 use super::verdict::{Context, Verdict};
 use super::world::{Kind, Segment, World};
 use crate::backend::Departure;
 use crate::error::{Error, PeerEvent, Result, UnsupportedError};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU32, Ordering, fence, lock};
 use crate::watch::deadline;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Polls before anything else when every rank has a core: about a microsecond, no instruction wasted.
@@ -47,6 +47,8 @@ pub(super) struct Endpoint {
     fork: crate::os::ForkMark,
     /// To ranks that share no memory.
     link: Option<Link>,
+    /// Held by the thread that writes this rank's verdict.
+    failing: Mutex<()>,
 }
 
 /// What a rank waits in, for errors: the number of the operation and what it is.
@@ -83,6 +85,7 @@ impl Endpoint {
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
             link,
+            failing: Mutex::default(),
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
@@ -224,6 +227,7 @@ impl Endpoint {
     /// first).
     #[cold]
     pub fn fail(&self, verdict: &Verdict) -> Error {
+        let failing = lock(&self.failing);
         if !self.has_failed() {
             match &self.link {
                 Some(link) => link.fail(verdict),
@@ -231,6 +235,7 @@ impl Endpoint {
             }
             tracing::error!(rank = self.rank, "the communicator has failed: {}", self.verdict());
         }
+        drop(failing);
         self.wake_peers();
         self.verdict()
     }
@@ -251,6 +256,20 @@ impl Endpoint {
                 }
             }
         }
+    }
+
+    /// Does `work` on memory of a peer's own, inside one of this rank's gates. If somebody has given up meanwhile it does not
+    /// count: the memory of a process may be used for something else by then.
+    #[inline(always)]
+    pub fn inside(&self, gate: usize, work: impl FnOnce()) -> Result<()> {
+        let gate = &self.own().gates[gate];
+        if gate.enter(self.fences, || self.has_failed()) {
+            work();
+            gate.leave();
+            // What was read is older than the answer.
+            fence(Ordering::Acquire);
+        }
+        self.check()
     }
 
     /// Waits until `ready`, which `peer` will make true.
@@ -289,9 +308,7 @@ impl Endpoint {
             }
             self.check()?;
         }
-        let waited = self.sleep_until(ready, awaited, subject, since);
-        self.standing(self.rank).waits_for.store(0, Ordering::Release);
-        waited
+        self.sleep_until(ready, awaited, subject, since)
     }
 
     fn sleep_until(
@@ -304,20 +321,20 @@ impl Endpoint {
         let mut slice = FIRST_SLEEP;
         let mut logged = since;
         let mut liveness = Liveness::new();
+        let mut waiting = Waiting { word: &self.standing(self.rank).waits_for, said: 0 };
         loop {
             let peers = awaited();
             let parks = || peers.iter().map(|peer| &self.channel.state(*peer).park);
             if let Some(first) = peers.first() {
-                let awaited = self.members[*first] as u32 + 1;
-                self.standing(self.rank).waits_for.store(awaited, Ordering::Release);
+                waiting.say(self.members[*first] as u32 + 1);
             }
             let left = self.deadline().saturating_sub(since.elapsed());
-            self.own().park.prepare(parks(), self.fences);
+            let turn = self.own().park.prepare(parks(), self.fences);
             let outcome = ready();
             if matches!(outcome, Ok(false)) && !self.has_failed() {
-                self.own().park.sleep(slice.min(left));
+                self.own().park.sleep(turn, slice.min(left));
             }
-            self.own().park.finish(parks());
+            Park::finish(parks());
             if outcome? || ready()? {
                 return Ok(());
             }
@@ -465,13 +482,33 @@ impl Endpoint {
     }
 }
 
+/// For whom a thread of this rank waits, told to the world as long as it does.
+struct Waiting<'a> {
+    word: &'a AtomicU32,
+    said: u32,
+}
+
+impl Waiting<'_> {
+    fn say(&mut self, awaited: u32) {
+        self.said = awaited;
+        self.word.store(awaited, Ordering::Release);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        // Another thread of the rank may have said something else since.
+        let _ = self.word.compare_exchange(self.said, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if self.is_copy() {
             return;
         }
-        if self.link.is_some() && self.own().life.state.load(Ordering::Relaxed) == LIFE_ACTIVE {
-            // Given up on its way into a communicator. Nobody else would tell the others: the store sees a good end.
+        if self.own().life.state.load(Ordering::Relaxed) == LIFE_ACTIVE {
+            // Given up on its way into a communicator: nobody else would tell the others.
             self.depart(Departure::Left);
         }
         // Counted by those who have closed it: who comes late finds the others' last words.

@@ -7,7 +7,7 @@
 //! A receiver takes a mailbox's messages in order. One that no posted receive matches (by tag) is put
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Subject};
 use super::layout::{FEW_LINES, MAIL_BYTES, MAIL_CHUNKS, MAIL_SLOTS, MailSlot};
 use super::protocol::LINE_PAYLOAD;
 use super::record::Record;
@@ -15,10 +15,11 @@ use super::verdict::Verdict;
 use super::world::Location;
 use crate::backend::{Direction, Operation, Ticket, Transfer};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::ReductionCode;
 use crate::sync::lock;
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard};
 
 /// Payload of a message's opening that is not taken by its header.
@@ -89,10 +90,13 @@ struct Posted {
     done: bool,
 }
 
+/// Of a message that nobody expected: written when it has arrived.
+type Memory = Vec<MaybeUninit<u8>>;
+
 /// Where an arriving message goes.
 enum Destination {
     Posted(usize),
-    Aside(Vec<u8>),
+    Aside(Memory),
 }
 
 /// A message that is being received.
@@ -105,7 +109,7 @@ struct Arriving {
 /// A message that came before its receive.
 struct Unexpected {
     opening: Opening,
-    bytes: Vec<u8>,
+    bytes: Memory,
 }
 
 /// Both directions between this rank and one other.
@@ -190,6 +194,20 @@ impl Messages {
         let mut inner = self.lock();
         let outcome = endpoint.check().and_then(|()| inner.progress(endpoint));
         inner.settle(ticket, outcome)
+    }
+
+    /// Waits until all of this rank's transfers are done. Their tickets are not spent.
+    pub fn finish(&self, endpoint: &Endpoint) -> Result<()> {
+        let Some(first) = self.lock().under_way() else { return Ok(()) };
+        endpoint.wait_long(
+            &mut || {
+                let mut inner = self.lock();
+                inner.progress(endpoint)?;
+                Ok(inner.under_way().is_none())
+            },
+            &|| self.lock().awaited(),
+            &|| self.lock().under_way().unwrap_or(first),
+        )
     }
 
     pub fn wait(&self, endpoint: &Endpoint, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
@@ -322,7 +340,12 @@ impl Inner {
         self.active.clone()
     }
 
-    fn subject(&self, posted: &Posted) -> (u64, Record) {
+    /// What is under way, if anything is.
+    fn under_way(&self) -> Option<Subject> {
+        self.posted.iter().flatten().find(|posted| !posted.done).map(|posted| self.subject(posted))
+    }
+
+    fn subject(&self, posted: &Posted) -> Subject {
         let Transfer { direction, peer, .. } = posted.transfer;
         let number = match direction {
             Direction::Send(_) => self.peers[peer].sent,
@@ -361,7 +384,8 @@ impl Inner {
             self.finish(index);
         }
         while let Some(index) = self.peers[peer].sends.front().copied() {
-            if !self.write_message(endpoint, peer, index) {
+            // A send that was given up may have stopped half-way: nothing comes behind it.
+            if endpoint.has_failed() || !self.write_message(endpoint, peer, index) {
                 break;
             }
             self.peers[peer].sends.pop_front();
@@ -498,7 +522,7 @@ impl Inner {
                     self.check_match(endpoint, peer, index, &opening)?;
                     Destination::Posted(index)
                 }
-                None => Destination::Aside(vec![0; opening.bytes as usize]),
+                None => Destination::Aside(memory_for(endpoint, peer, opening.bytes as usize)?),
             };
             self.peers[peer].arriving = Some(Arriving { opening, destination, moved: 0 });
         }
@@ -537,7 +561,7 @@ impl Inner {
         let state = &mut peers[peer];
         let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
         let target = match &mut arriving.destination {
-            Destination::Aside(bytes) => bytes.as_mut_ptr(),
+            Destination::Aside(bytes) => bytes.as_mut_ptr().cast(),
             Destination::Posted(index) => {
                 match posted[*index].as_ref().expect("queues hold posted transfers").transfer.direction {
                     Direction::Recv(target) => target,
@@ -586,20 +610,16 @@ impl Inner {
                 }
             }
             Way::Direct => {
-                let source = endpoint.world.resolve(arriving.opening.location())?;
+                let source = endpoint.world.resolve(arriving.opening.location());
+                let source = source.map_err(|error| endpoint.fail_refused(&error))?;
                 while arriving.moved < bytes {
-                    let gate = &endpoint.own().gates[1];
-                    if !gate.enter(endpoint.fences, || endpoint.has_failed()) {
-                        endpoint.check()?;
-                    }
                     let len = (bytes - arriving.moved).min(PIECE);
                     // SAFETY: the sender keeps its buffer until the message is taken, or until it has
                     // failed and this rank has left the gate; in bounds of the target.
-                    unsafe {
+                    endpoint.inside(1, || unsafe {
                         let source = source.add(arriving.moved);
                         super::reduce::copy(target.add(arriving.moved), source, len, false);
-                    }
-                    gate.leave();
+                    })?;
                     arriving.moved += len;
                 }
             }
@@ -631,11 +651,26 @@ impl Inner {
         let transfer = self.posted(ticket).transfer;
         self.check_match(endpoint, transfer.peer, ticket, &message.opening)?;
         let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
-        // SAFETY: the target has as many bytes as were sent, just checked.
-        unsafe { super::reduce::copy(target, message.bytes.as_ptr(), message.bytes.len(), false) };
+        // SAFETY: the target has as many bytes as were sent, just checked; the message has arrived.
+        unsafe { super::reduce::copy(target, message.bytes.as_ptr().cast(), message.bytes.len(), false) };
         self.finish(ticket);
         Ok(())
     }
+}
+
+/// Room for a message that nobody expects.
+fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<Memory> {
+    let mut memory = Memory::new();
+    memory.try_reserve_exact(bytes).map_err(|_| {
+        let why = format!(
+            "a message of {bytes} bytes from rank {peer} has come before its receive: post the receive first, send less at \
+             once, or free memory"
+        );
+        endpoint.fail_refused(&Error::system("memory for a message", std::io::ErrorKind::OutOfMemory.into(), why))
+    })?;
+    // SAFETY: there is room, and bytes that may be anything need not be written.
+    unsafe { memory.set_len(bytes) };
+    Ok(memory)
 }
 
 fn write_lines(slot: &MailSlot, stamp: u64, source: *const u8, bytes: usize) {

@@ -1,6 +1,6 @@
 //! The host backend: ranks are threads of one process or processes of one host, over one shared region.
 //!
-//! How it differs from the model: operations are complete when they return, so there is nothing to
+//! How it differs from the model: operations are complete when they return, so there is nothing but messages to
 //! synchronise with; mismatched calls are always detected; a root may return before the others have
 //! arrived (as MPI allows), so that its part in a mismatch may come to light in its next call.
 //!
@@ -34,6 +34,9 @@ mod verdict;
 #[cfg(feature = "cuda")]
 mod witness;
 mod world;
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 
 pub(crate) use layout::MAX_RANKS;
 pub(in crate::backend) use record::Record;
@@ -220,6 +223,10 @@ impl Backend for HostComm {
         self.messages.progress(&self.endpoint).map_err(|error| self.closing(error))
     }
 
+    fn sync(&self) -> Result<()> {
+        self.messages.finish(&self.endpoint).map_err(|error| self.closing(error))
+    }
+
     fn host_topology(&self) -> HostTopology {
         let members = self.endpoint.members();
         self.endpoint
@@ -394,7 +401,6 @@ impl HostComm {
         unsafe { self.tell_all_in(call, &[u64::from(grown.is_ok())], all.as_mut_slice()) }?;
         let (grown, number) = grown?;
         if let Some(other) = all.iter().position(|met| *met == [0]) {
-            grown.depart(Departure::Left);
             return Err(Error::bootstrap(
                 format!("rank {other} has not met the joiners"),
                 "see its error; this communicator works on, and can grow again",

@@ -181,26 +181,27 @@ impl Fences {
     }
 }
 
-/// Where a rank sleeps, and where others say that they sleep until this rank makes progress.
+/// Where a rank's threads sleep, and where others say that they sleep until this rank makes progress.
 #[repr(C, align(128))]
 pub(crate) struct Park {
-    /// How many ranks sleep until this one announces progress.
+    /// How many threads of others sleep until this rank announces progress.
     sleepers: AtomicU32,
-    /// 1 while this rank sleeps or is about to; the futex.
-    asleep: AtomicU32,
+    /// The futex: odd while a thread of this rank sleeps or is about to; a new number with every waking.
+    turn: AtomicU32,
 }
 
 impl Park {
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models")]
     pub fn new() -> Park {
-        Park { sleepers: AtomicU32::new(0), asleep: AtomicU32::new(0) }
+        Park { sleepers: AtomicU32::new(0), turn: AtomicU32::new(0) }
     }
 
+    /// Whether a thread that has prepared would sleep.
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models")]
-    pub fn is_asleep(&self) -> bool {
-        self.asleep.load(Ordering::Acquire) == 1
+    pub fn is_asleep(&self, turn: u32) -> bool {
+        self.turn.load(Ordering::Acquire) == turn
     }
 
     /// After announcing progress with a store: whether somebody has to be woken.
@@ -215,33 +216,41 @@ impl Park {
         self.sleepers.fetch_add(1, Ordering::Release);
     }
 
-    /// The sleeper's first half: after this, look once more at what is awaited, then [`sleep`](Self::sleep).
-    pub fn prepare<'a>(&self, awaited: impl Iterator<Item = &'a Park>, fences: Fences) {
-        self.asleep.store(1, Ordering::Relaxed);
+    /// The sleeper's first half: after this, look once more at what is awaited, then [`sleep`](Self::sleep) with the answer.
+    #[must_use]
+    pub fn prepare<'a>(&self, awaited: impl Iterator<Item = &'a Park>, fences: Fences) -> u32 {
+        let turn = self.turn.fetch_or(1, Ordering::Relaxed) | 1;
         for peer in awaited {
             peer.sleepers.fetch_add(1, Ordering::Release);
         }
         fences.slow_side();
+        turn
     }
 
     /// Sleeps until woken or `timeout` has passed.
-    pub fn sleep(&self, timeout: std::time::Duration) {
-        crate::os::futex_wait(&self.asleep, 1, timeout);
+    pub fn sleep(&self, turn: u32, timeout: std::time::Duration) {
+        crate::os::futex_wait(&self.turn, turn, timeout);
     }
 
-    /// The sleeper's last half.
-    pub fn finish<'a>(&self, awaited: impl Iterator<Item = &'a Park>) {
+    /// The sleeper's last half. The word stays odd if nobody has woken this thread: another may rely on it.
+    pub fn finish<'a>(awaited: impl Iterator<Item = &'a Park>) {
         for peer in awaited {
             peer.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
-        self.asleep.store(0, Ordering::Relaxed);
     }
 
-    /// Wakes the owner if it sleeps.
+    /// Wakes the owner's threads that sleep.
     pub fn wake(&self) {
         // Most do not sleep: looking leaves their line where it is.
-        if self.asleep.load(Ordering::Relaxed) == 1 && self.asleep.swap(0, Ordering::AcqRel) == 1 {
-            crate::os::futex_wake(&self.asleep);
+        let turn = self.turn.load(Ordering::Relaxed);
+        // If it changes meanwhile, somebody else wakes those whom this waking is for.
+        if turn % 2 == 1
+            && self
+                .turn
+                .compare_exchange(turn, turn.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        {
+            crate::os::futex_wake(&self.turn);
         }
     }
 }

@@ -14,7 +14,7 @@ use super::layout::{LIFE_LEFT, LIFE_PANICKED, MAX_RANKS, PROPOSAL_WORDS};
 use super::record::Record;
 use super::verdict::{Context, Verdict};
 use super::{HostComm, NewChannel};
-use crate::backend::{Backend, Call, Departure, Operation};
+use crate::backend::{Call, Operation};
 use crate::error::{Error, Result};
 use crate::sync::Ordering;
 use std::time::{Duration, Instant};
@@ -80,13 +80,8 @@ impl HostComm {
         let rank = decision.members.iter().position(|member| *member == own).expect("contained");
         let members = decision.members.iter().map(|member| endpoint.members()[*member]).collect();
         let shrunk = HostComm::attach(endpoint.world.clone(), channel, rank, members, endpoint.timeout());
-        match confirm(endpoint, &shrunk.endpoint, round) {
-            true => Ok(Some(shrunk)),
-            false => {
-                shrunk.depart(Departure::Left);
-                Ok(None)
-            }
-        }
+        let counts = confirm(endpoint, &shrunk.endpoint, round);
+        Ok(counts.then_some(shrunk))
     }
 }
 

@@ -316,6 +316,10 @@ impl ProcessWorld {
     }
 
     fn locate(&self, start: *const u8, len: usize) -> Location {
+        if len == 0 {
+            // It may begin where its segment ends.
+            return Location::NOWHERE;
+        }
         let start = start as usize;
         for arena in lock(&self.heap).iter() {
             if let Some(offset) = arena.offset_of(start, len) {

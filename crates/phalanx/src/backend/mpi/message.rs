@@ -218,8 +218,29 @@ impl MpiComm {
             self.progress_all();
             meanwhile();
         };
-        let overdue = |waited| Err(self.overdue(ticket, waited));
+        let overdue = |waited| {
+            let posted = lock(&self.messages).take(ticket);
+            Err(self.overdue(&posted, waited))
+        };
         self.poll(|| self.take_if_done(ticket), others, overdue)
+    }
+
+    /// Waits until all messages are complete. Their tickets are not spent, and what became of them is their waits' to tell.
+    pub(super) fn finish_messages(&self) -> Result<()> {
+        let outcome = || {
+            let under_way = self.progress_messages();
+            let failed = self.failed.get().filter(|_| under_way);
+            failed.map(|error| Err(error.clone())).or((!under_way).then_some(Ok(())))
+        };
+        let overdue = |waited| {
+            let messages = lock(&self.messages);
+            let posted = messages.posted.iter().flatten().find(|posted| !posted.is_done());
+            posted.map_or(Ok(()), |posted| Err(self.overdue(posted, waited)))
+        };
+        let others = || {
+            self.progress_all();
+        };
+        self.poll(outcome, others, overdue)
     }
 
     /// Asks for an outcome, and moves others along, until it is there, or until nothing has come on for the deadline.
@@ -262,8 +283,7 @@ impl MpiComm {
 
     /// The deadline of a message has passed.
     #[cold]
-    fn overdue(&self, ticket: Ticket, waited: Duration) -> Error {
-        let posted = lock(&self.messages).take(ticket);
+    fn overdue(&self, posted: &Posted, waited: Duration) -> Error {
         let (operation, sequence) = (posted.record().to_string(), posted.sequence);
         if posted.is_held() {
             self.guard.give_up(operation, sequence, waited, "");

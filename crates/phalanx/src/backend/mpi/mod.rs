@@ -303,6 +303,10 @@ impl Backend for MpiComm {
         Ok(self.progress_all())
     }
 
+    fn sync(&self) -> Result<()> {
+        self.finish_messages()
+    }
+
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.ready()?;
         let call = Call::empty(Operation::Split);

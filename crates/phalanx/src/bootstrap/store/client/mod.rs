@@ -8,6 +8,7 @@ use super::protocol::{MAX_KEY, MAX_VALUE, Reply, Request, Role};
 use super::server::Server;
 use super::{Lost, Rendezvous, Wire};
 use crate::error::{Error, Result};
+use crate::watch::deadline::after;
 use link::Link;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -83,9 +84,7 @@ impl Store {
 
     /// Joins the store as any member.
     pub fn join(rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Store> {
-        let now = Instant::now();
-        let deadline = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
-        let session = connect::join(rendezvous, member, deadline)?;
+        let session = connect::join(rendezvous, member, after(Instant::now(), timeout))?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
         Ok(Store { link, listener: Some(listener), server: None, _carrier: None })
     }

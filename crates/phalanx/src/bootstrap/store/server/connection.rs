@@ -8,6 +8,7 @@ use crate::bootstrap::store::protocol::{
 };
 use crate::bootstrap::store::session::{self, Key, Token};
 use crate::bootstrap::store::wire::Wire;
+use crate::watch::deadline::after;
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
@@ -274,7 +275,7 @@ impl Connection {
     pub fn next_deadline(&self, settings: &Settings) -> Instant {
         match self.member() {
             Some(_) => (self.sent + settings.silence / 8).min(self.heard + settings.silence),
-            None => self.opened + settings.patience,
+            None => after(self.opened, settings.patience),
         }
     }
 
@@ -285,7 +286,7 @@ impl Connection {
             self.end
         } else if self.member().is_none() {
             // A slow stranger gets no more time by sending a byte now and then.
-            (now >= self.opened + settings.patience).then_some(End::Broken)
+            (now >= after(self.opened, settings.patience)).then_some(End::Broken)
         } else if silent >= settings.silence {
             Some(End::Silent(u32::try_from(silent.as_millis()).unwrap_or(u32::MAX)))
         } else {
