@@ -139,7 +139,7 @@ impl<'env> Group<'env> {
 
     /// Launches a CUDA graph that was captured of these operations of one communicator.
     #[cfg(feature = "cuda")]
-    pub(crate) fn launch(&self, comm: &Comm, graph: &cudarc::driver::CudaGraph) -> Result<()> {
+    pub(crate) fn launch(&self, comm: &Comm, graph: &crate::backend::nccl::HeldGraph) -> Result<()> {
         comm.requests.wait_for_collectives();
         let nccl = comm.backend.nccl().expect("a graph is made on a communicator of NCCL");
         let records: Vec<_> = self.calls().map(|call| comm.recorder.begin(call)).collect();

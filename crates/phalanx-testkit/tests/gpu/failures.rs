@@ -2,7 +2,7 @@
 
 use crate::world::{BACKEND, Slice, done, elements, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
-use phalanx::nccl::Registration;
+use phalanx::nccl::{Graph, Registration};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
@@ -27,6 +27,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
         Trial::test("threads/absent_at_alloc", move || absent_at_alloc(gpus)),
+        Trial::test("threads/graph_alive", move || graph_alive(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
@@ -180,6 +181,37 @@ fn checked(gpus: usize) -> Result<(), Failed> {
             assert_eq!((&*mismatch.ours, &*mismatch.theirs), (ours, theirs));
             assert_eq!((mismatch.other_rank, mismatch.rank, mismatch.sequence), (0, 1, 2));
         }
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// NCCL's abort waits for the graphs that captured the communicator, and those who wait for the abort have them.
+fn graph_alive(gpus: usize) -> Result<(), Failed> {
+    let outcomes = world(gpus, |comm| -> Result<_, Error> {
+        comm.set_timeout(TIMEOUT);
+        let buffer = stream(&comm).clone_htod(&vec![1.0f32; 100_000])?;
+        let mut step =
+            Graph::capture(&comm, buffer, |group, buffer| group.all_reduce_in_place(buffer, ReduceOp::Max))?;
+        step.launch()?;
+        let complete = comm.sync();
+        if comm.rank() == 0 {
+            return complete.map(|()| None);
+        }
+        let since = Instant::now();
+        // A rank that is slow learns of it before.
+        let error = complete.and_then(|()| step.launch()).and_then(|()| comm.sync()).err();
+        let (again, taken) = (step.launch().err(), since.elapsed());
+        let buffer = step.into_buffers();
+        // It is the program's again.
+        stream(&comm).clone_dtoh(&buffer)?;
+        Ok(Some((error, again, taken)))
+    })?;
+    for outcome in outcomes.into_iter().skip(1) {
+        let (error, again, taken) = outcome?.ok_or("an outcome")?;
+        let Some(Error::Peer(peer)) = &error else { return Err(format!("{error:?}").into()) };
+        assert_eq!((peer.rank, peer.event), (0, PeerEvent::Left), "{peer}");
+        assert_eq!(again.map(|error| error.to_string()), Some(peer.to_string()));
+        assert!(taken < TIMEOUT + SLACK, "{taken:?}");
     }
     Ok((0..gpus).try_for_each(still_works)?)
 }

@@ -1,12 +1,12 @@
 //! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
 
-use crate::backend::nccl::Footprint;
+use crate::backend::nccl::{Footprint, HeldGraph};
 use crate::backend::{Call, Direction, Space};
 use crate::comm::{Comm, View};
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::group::{CommGroup, Group};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
+use cudarc::driver::{CudaStream, DevicePtr};
 use std::sync::Arc;
 
 /// Operations of a communicator on GPUs that were captured in a CUDA graph, with their buffers.
@@ -38,11 +38,11 @@ use std::sync::Arc;
 /// whatever stream. All ranks capture and launch alike, as they make calls: a launch counts as the calls that it holds, so a
 /// rank that is missing or differs is named as ever.
 ///
-/// It borrows its communicator, which cannot be finalized while the graph lives: NCCL would wait for the graph's end. If
-/// the communicator fails, drop its graphs soon: its abort waits for them, with a bound.
+/// It borrows its communicator, which cannot be finalized while the graph lives: NCCL would wait for the graph's end. A
+/// communicator that fails destroys its graphs; what is left of one owns the buffers.
 pub struct Graph<'c, B, F> {
     /// Dropped first.
-    graph: CudaGraph,
+    graph: Arc<HeldGraph>,
     captured: Vec<[u64; 6]>,
     buffers: B,
     describe: F,
@@ -95,6 +95,7 @@ where
             })
         })?;
         graph.upload()?;
+        let graph = comm.backend.nccl().expect("a graph is made on a communicator of NCCL").hold(graph);
         Ok(Graph { graph, captured, buffers, describe, comm })
     }
 

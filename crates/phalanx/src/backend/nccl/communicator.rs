@@ -4,6 +4,7 @@
 //! has ended. How it is made, waited for and ended is in `making.rs`, `waiting.rs` and `ending.rs`.
 
 use super::device::Device;
+use super::graphs::Graphs;
 use super::library::Library;
 use super::meeting::{Acquainted, Meeting};
 use super::memory::Handle;
@@ -12,6 +13,7 @@ use super::turn::Inside;
 use crate::backend::host::{Subject, Witness};
 use crate::backend::{Call, Operation, Stream, Transfer};
 use crate::error::{Error, Result, UnsupportedError};
+use crate::lane::GpuStream;
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::cell::UnsafeCell;
@@ -33,6 +35,8 @@ pub(crate) struct Communicator {
     pub stages: Stages,
     pub(super) handle: Arc<HandleCell>,
     pub(super) last: Mutex<Last>,
+    /// Every stream on which operations were enqueued: whoever ends the communicator may have to wait for them.
+    streams: Mutex<Vec<GpuStream>>,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
     failed: OnceLock<Error>,
@@ -49,6 +53,8 @@ pub(crate) struct Communicator {
     pub(super) all_leave: AtomicBool,
     /// This rank has left, or is about to.
     pub(super) is_departing: AtomicBool,
+    /// CUDA graphs of its operations.
+    pub(super) graphs: Graphs,
     /// What to give back to the library before the end, by number.
     pub(super) registrations: Mutex<BTreeMap<u64, Handle>>,
 }
@@ -135,6 +141,7 @@ impl Communicator {
                 stream: Stream::NONE,
                 acquainted: Acquainted::default(),
             }),
+            streams: Mutex::default(),
             failing: Mutex::default(),
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
@@ -143,6 +150,7 @@ impl Communicator {
             is_suspended: AtomicBool::new(false),
             all_leave: AtomicBool::new(false),
             is_departing: AtomicBool::new(false),
+            graphs: Graphs::default(),
             registrations: Mutex::default(),
         }
     }
@@ -251,6 +259,19 @@ impl Communicator {
 
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// Keeps a stream alive, on which operations will be enqueued.
+    pub fn adopt(&self, stream: &GpuStream) {
+        let mut streams = lock(&self.streams);
+        if !streams.iter().any(|known| known.raw() == stream.raw()) {
+            streams.push(stream.clone());
+        }
+    }
+
+    /// A stream that it keeps, by its C handle.
+    pub fn stream_of(&self, handle: u64) -> Option<GpuStream> {
+        lock(&self.streams).iter().find(|stream| stream.raw().0 as u64 == handle).cloned()
     }
 
     /// What was enqueued last and may not be complete, and where.

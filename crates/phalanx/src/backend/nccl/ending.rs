@@ -42,6 +42,7 @@ impl Communicator {
         if self.is_queued() || self.ended.load(Ordering::Acquire) {
             return;
         }
+        self.destroy_graphs();
         let (handle, turn) = (Raw(self.handle()), self.device.turn);
         let (ended, queued) = (self.ended.clone(), self.queued.clone());
         bounded(self.rank, "ncclCommAbort", move |errand| {

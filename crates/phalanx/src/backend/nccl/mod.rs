@@ -19,6 +19,7 @@
 //! | `making.rs`, `waiting.rs`, `ending.rs` | how it begins, is waited for and ends |
 //! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
 //! | `meeting.rs`, `watchdog.rs`, `turn.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind who does |
+//! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
 //! | `memory.rs`, `surface.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
@@ -29,6 +30,7 @@ mod communicator;
 mod config;
 mod device;
 mod ending;
+mod graphs;
 mod group;
 mod library;
 mod making;
@@ -47,6 +49,7 @@ mod watchdog;
 pub use collective_config::CollectiveConfig;
 pub(crate) use collective_config::RawCollectiveConfig;
 pub use config::Config;
+pub(crate) use graphs::HeldGraph;
 pub use memory::{Buffer, GpuSlice, Registration};
 pub(crate) use operation::Footprint;
 pub use rccl::{Rccl, init_all as rccl_init_all, version as rccl_version};
@@ -79,8 +82,6 @@ pub(crate) struct NcclComm {
     communicator: Arc<Communicator>,
     control: Arc<HostComm>,
     stream: GpuStream,
-    /// Every stream on which operations were enqueued: it lives as long as the communicator.
-    streams: Mutex<Vec<GpuStream>>,
     settings: Arc<NcclSettings>,
     messages: Mutex<Messages>,
     /// Whether some are queued.
@@ -187,6 +188,7 @@ impl NcclComm {
         let control = Arc::new(control);
         let witness = Witness::new(witness, control.clone());
         let communicator = Arc::new(Communicator::new(library, device, witness, (rank, ranks)));
+        communicator.adopt(&stream);
         let config = settings.config.raw(library);
         // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
         let agreed = unsafe { agree(&control, config.is_ok(), "make the settings") };
@@ -198,7 +200,6 @@ impl NcclComm {
         Ok(NcclComm {
             communicator,
             control,
-            streams: Mutex::new(vec![stream.clone()]),
             stream,
             settings,
             messages: Mutex::default(),
@@ -233,10 +234,7 @@ impl NcclComm {
             }
             .into());
         }
-        let mut streams = lock(&self.streams);
-        if !streams.iter().any(|known| known.raw() == stream.raw()) {
-            streams.push(stream.clone());
-        }
+        self.communicator.adopt(stream);
         Ok(())
     }
 
@@ -293,10 +291,15 @@ impl NcclComm {
         self.control.is_of_threads()
     }
 
+    /// Takes a CUDA graph of operations that were captured on this communicator.
+    pub fn hold(&self, graph: CudaGraph) -> Arc<HeldGraph> {
+        self.communicator.hold(graph)
+    }
+
     /// Launches a CUDA graph of operations that were captured on this communicator.
     pub fn launch<'a, 'env: 'a>(
         &self,
-        graph: &CudaGraph,
+        graph: &HeldGraph,
         calls: impl Iterator<Item = &'a Call<'env>>,
         transfers: impl Iterator<Item = &'a Transfer>,
     ) -> Result<()> {
@@ -308,9 +311,7 @@ impl NcclComm {
         for call in calls {
             self.communicator.next_collective(call);
         }
-        let _current = self.communicator.device.enter()?;
-        let _turn = self.communicator.turn()?;
-        Ok(graph.launch()?)
+        self.communicator.launch(graph)
     }
 
     /// A meeting of the ranks, which an operation needs.

@@ -27,9 +27,7 @@ impl NcclComm {
 
     /// A stream by its C handle, among those that the communicator knows: a number alone proves nothing.
     fn stream_of(&self, handle: u64) -> Result<GpuStream> {
-        let known = lock(&self.streams);
-        let stream = known.iter().find(|stream| stream.raw().0 as u64 == handle);
-        stream.cloned().ok_or_else(|| UsageError::Stream { stream: handle }.into())
+        self.communicator.stream_of(handle).ok_or_else(|| UsageError::Stream { stream: handle }.into())
     }
 }
 

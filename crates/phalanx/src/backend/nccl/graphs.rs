@@ -1,0 +1,58 @@
+//! CUDA graphs that hold operations of a communicator. NCCL's abort waits until they are destroyed, and the thread that has one is
+//! often the one that waits for the abort: so the communicator destroys them.
+
+use super::communicator::Communicator;
+use crate::error::Result;
+use crate::sync::lock;
+use cudarc::driver::CudaGraph;
+use std::sync::{Arc, Mutex, Weak};
+
+/// A graph, until its communicator fails.
+pub(crate) struct HeldGraph(Mutex<Option<CudaGraph>>);
+
+// SAFETY: the driver's handles may be used by any thread, one at a time, which the lock sees to.
+unsafe impl Send for HeldGraph {}
+// SAFETY: as above.
+unsafe impl Sync for HeldGraph {}
+
+/// The graphs of a communicator that are alive.
+#[derive(Default)]
+pub(super) struct Graphs(Mutex<Vec<Weak<HeldGraph>>>);
+
+impl Communicator {
+    /// Takes a graph of its operations.
+    pub fn hold(&self, graph: CudaGraph) -> Arc<HeldGraph> {
+        let held = Arc::new(HeldGraph(Mutex::new(Some(graph))));
+        let mut graphs = lock(&self.graphs.0);
+        graphs.retain(|graph| graph.strong_count() > 0);
+        graphs.push(Arc::downgrade(&held));
+        held
+    }
+
+    /// Launches a graph, in this device's turn.
+    pub fn launch(&self, graph: &HeldGraph) -> Result<()> {
+        let _current = self.device.enter()?;
+        let _turn = self.turn()?;
+        match &*lock(&graph.0) {
+            Some(graph) => Ok(graph.launch()?),
+            None => Err(self.failure()),
+        }
+    }
+
+    /// Destroys all graphs, beside what this thread does next: a launch may hold one until the GPU goes on. What a graph still does is
+    /// freed by the driver behind it.
+    pub(super) fn destroy_graphs(&self) {
+        let graphs = std::mem::take(&mut *lock(&self.graphs.0));
+        let graphs: Vec<_> = graphs.iter().filter_map(Weak::upgrade).collect();
+        if graphs.is_empty() {
+            return;
+        }
+        let device = self.device;
+        let destroy = move || {
+            let _current = device.enter();
+            graphs.iter().for_each(|graph| drop(lock(&graph.0).take()));
+        };
+        // Without a thread they are destroyed by those who have them.
+        let _ = std::thread::Builder::new().name("phalanx-graphs".into()).spawn(destroy);
+    }
+}
