@@ -153,14 +153,18 @@ fn signals_are_forwarded() {
 #[test]
 fn signals_that_are_no_end_are_passed_on() {
     let folder = tempfile::tempdir().unwrap();
-    let script = "trap 'echo one' USR1; trap 'echo two; exit 0' USR2; while :; do sleep 0.02; done";
-    let mut command = launch("-n 2", &with_pid_file(folder.path(), script));
+    let seen = |rank: usize| folder.path().join(format!("seen-{rank}"));
+    // The pid files are there when the traps are.
+    let script = format!(
+        "trap 'echo one; touch {0}/seen-$PHALANX_RANK' USR1; trap 'echo two; exit 0' USR2; {1}",
+        folder.path().display(),
+        with_pid_file(folder.path(), "while :; do sleep 0.02; done")
+    );
+    let mut command = launch("-n 2", &script);
     let launcher = command.stdout(Stdio::piped()).spawn().unwrap();
     pids(folder.path(), 2);
-    // The shells have set their traps.
-    std::thread::sleep(Duration::from_millis(500));
     signal(launcher.id() as i32, Signal::USR1);
-    std::thread::sleep(Duration::from_millis(500));
+    eventually("both have the first", || (0..2).all(|rank| seen(rank).exists()));
     signal(launcher.id() as i32, Signal::USR2);
     let output = launcher.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));

@@ -300,6 +300,18 @@ impl Comm {
     }
 
     #[cfg(feature = "cuda")]
+    pub(crate) fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
+    /// Carries out what counts as a call, and records it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn recorded<R>(&self, call: &Call<'_>, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        let record = self.recorder.begin(call);
+        self.recorder.end(record, f())
+    }
+
+    #[cfg(feature = "cuda")]
     pub(crate) fn with_lane(&self, lane: Lane) -> View<'_> {
         View::of(self, lane, self.deadline)
     }
@@ -321,17 +333,15 @@ impl Comm {
     /// What only NCCL has; `None` on other backends.
     #[cfg(feature = "cuda")]
     pub fn nccl(&self) -> Option<crate::nccl::Nccl<'_>> {
-        self.requests.wait_for_collectives();
         let nccl = self.backend.nccl().filter(|_| self.backend() == BackendKind::Nccl)?;
-        Some(crate::nccl::Nccl::new(nccl.surface(&self.lane), self))
+        Some(crate::nccl::Nccl::new(nccl.surface(&self.lane, self)))
     }
 
     /// What only RCCL has; `None` on other backends.
     #[cfg(feature = "cuda")]
     pub fn rccl(&self) -> Option<crate::rccl::Rccl<'_>> {
-        self.requests.wait_for_collectives();
         let rccl = self.backend.nccl().filter(|_| self.backend() == BackendKind::Rccl)?;
-        Some(crate::rccl::Rccl::new(rccl.surface(&self.lane)))
+        Some(crate::rccl::Rccl::new(rccl.surface(&self.lane, self)))
     }
 
     /// What only NVSHMEM has; `None` on other backends.

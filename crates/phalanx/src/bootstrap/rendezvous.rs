@@ -576,8 +576,8 @@ mod tests {
             let place = place(rank);
             std::thread::spawn(move || meet(&place, timeout).map(|met| met.rank))
         });
-        // Rank 1 has come to it, and rank 0 cannot begin its own.
-        std::thread::sleep(Duration::from_millis(200));
+        // Rank 1 has come to it (or, on a slow machine, is late for it), and rank 0 cannot begin its own.
+        std::thread::sleep(Duration::from_secs(1));
         drop(before);
         assert_eq!([first, second].map(|rank| rank.join().unwrap().unwrap()), [0, 1]);
     }

@@ -160,7 +160,9 @@ impl Builder {
             Some(gpu) => Ok(gpu),
             None => {
                 let launcher = Environment::current().launcher()?;
-                Ok(launcher.and_then(|launcher| launcher.local_rank).unwrap_or(0))
+                let number = launcher.and_then(|launcher| launcher.local_rank).unwrap_or(0);
+                // A launcher that shows each process one GPU has chosen it.
+                Ok(if CudaContext::device_count().is_ok_and(|gpus| gpus == 1) { 0 } else { number })
             }
         }
     }
@@ -337,6 +339,7 @@ impl Ready {
             allocations: Cell::new(0),
             failed: OnceCell::new(),
             heap: RefCell::default(),
+            heap_is_dynamic: OnceCell::new(),
             teams: Cell::new(0),
             looked: Cell::new(Instant::now()),
             limits: Limits::unknown(),
@@ -455,6 +458,8 @@ pub struct Context {
     failed: OnceCell<Error>,
     /// What is allocated on the heap: start and bytes.
     pub(super) heap: RefCell<BTreeMap<CUdeviceptr, u64>>,
+    /// Whether it grows, once that is known.
+    pub(super) heap_is_dynamic: OnceCell<bool>,
     /// Teams that were split off and not destroyed.
     pub(super) teams: Cell<usize>,
     /// When it was last seen whether all PEs are there.

@@ -41,7 +41,14 @@ impl Context {
 
     /// Whether the heap grows when it is full.
     pub(super) fn has_dynamic_heap(&self) -> Result<bool> {
-        self.heap.borrow().first_key_value().map_or(Ok(false), |(start, _)| is_dynamic(*start))
+        if let Some(known) = self.heap_is_dynamic.get() {
+            return Ok(*known);
+        }
+        let start = self.heap.borrow().first_key_value().map(|(start, _)| *start);
+        // Asked while the heap is there: one that could not grow is unmapped.
+        start.map_or(Ok(false), |start| {
+            Ok(*self.heap_is_dynamic.get_or_init(|| is_dynamic(start).unwrap_or(true)))
+        })
     }
 }
 

@@ -169,6 +169,7 @@ impl Context {
         self.together(got, "allocate symmetric memory")?;
         if bytes > 0 {
             self.heap.borrow_mut().insert(start, bytes as u64);
+            self.has_dynamic_heap()?;
         }
         Ok(start)
     }

@@ -1,7 +1,7 @@
 //! One rank's end of a channel: who the others are, waiting for them, and giving up.
 
 use super::blame::is_message;
-use super::layout::{Channel, LIFE_ACTIVE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
+use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
 use super::liveness::Liveness;
 use super::protocol::{Fences, Park};
 use super::record::Record;
@@ -389,10 +389,32 @@ impl Endpoint {
         None
     }
 
+    /// Whether a rank that left is not there for what ends all together: it said so, or its process is over.
+    #[cfg(feature = "cuda")]
+    pub fn is_alone(&self, rank: usize) -> bool {
+        match self.channel.state(rank).life.state.load(Ordering::Acquire) {
+            LIFE_ALONE => true,
+            LIFE_LEFT => match &self.world.kind {
+                Kind::Processes(world) => world.processes[self.members[rank]].has_exited(),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// This rank has left, and is not there for what ends all together.
+    #[cfg(feature = "cuda")]
+    pub fn depart_alone(&self) {
+        if !self.is_copy() {
+            self.own().life.state.store(LIFE_ALONE, Ordering::Release);
+            self.announce_progress();
+        }
+    }
+
     /// Whether a peer cannot answer any more.
     pub fn gone(&self, rank: usize) -> Option<PeerEvent> {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
-            LIFE_LEFT => Some(PeerEvent::Left),
+            LIFE_LEFT | LIFE_ALONE => Some(PeerEvent::Left),
             LIFE_PANICKED => Some(PeerEvent::Panicked),
             _ => match &self.world.kind {
                 Kind::Processes(world) if world.processes[self.members[rank]].has_exited() => {

@@ -136,6 +136,8 @@ pub(super) struct Life {
 pub(super) const LIFE_ACTIVE: u32 = 1;
 pub(super) const LIFE_LEFT: u32 = 2;
 pub(super) const LIFE_PANICKED: u32 = 3;
+/// Left, and not there for what ends all together.
+pub(super) const LIFE_ALONE: u32 = 4;
 
 /// One rank's part of one small operation: the line that opens it, and where its data goes.
 #[repr(C, align(64))]

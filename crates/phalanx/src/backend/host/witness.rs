@@ -112,16 +112,6 @@ impl Subject {
         .into()
     }
 
-    /// Its number.
-    pub fn sequence(&self) -> u64 {
-        self.sequence
-    }
-
-    /// Whether messages are counted, and not collectives.
-    pub fn is_message(&self) -> bool {
-        self.peer().is_some()
-    }
-
     /// The operation with its arguments, and its number.
     pub fn describe(&self) -> (String, u64) {
         (self.record.to_string(), self.sequence)
@@ -296,10 +286,21 @@ impl Witness {
         endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
     }
 
-    /// Whether all other ranks have left, each after what it called was complete.
+    /// Whether all other ranks have left, each after what it called was complete, and are there for what ends them together.
     pub fn have_all_left(&self) -> bool {
         let endpoint = &self.channel.endpoint;
         endpoint.peers().all(|rank| endpoint.gone(rank) == Some(PeerEvent::Left))
+    }
+
+    /// Whether a rank is not there for what ends all together: it has left without, or its process is over.
+    pub fn is_one_missing(&self) -> bool {
+        let endpoint = &self.channel.endpoint;
+        endpoint.peers().any(|rank| endpoint.is_alone(rank)) || self.has_casualties()
+    }
+
+    /// This rank leaves, and is not there for what ends all together.
+    pub fn depart_alone(&self) {
+        self.channel.endpoint.depart_alone();
     }
 
     /// The verdict on what the ranks call under one number, told in their order, if it is not the same.

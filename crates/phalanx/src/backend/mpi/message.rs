@@ -225,6 +225,11 @@ impl MpiComm {
         self.poll(|| self.take_if_done(ticket), others, overdue)
     }
 
+    /// Whether messages are posted that are not complete, as far as anybody has looked.
+    pub(super) fn has_messages(&self) -> bool {
+        lock(&self.messages).posted.iter().flatten().any(|posted| !posted.is_done())
+    }
+
     /// Waits until all messages are complete. Their tickets are not spent, and what became of them is their waits' to tell.
     pub(super) fn finish_messages(&self) -> Result<()> {
         let outcome = || {

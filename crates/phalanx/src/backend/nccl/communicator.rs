@@ -55,6 +55,8 @@ pub(crate) struct Communicator {
     pub(super) is_departing: AtomicBool,
     /// CUDA graphs of its operations.
     pub(super) graphs: Graphs,
+    /// This rank aborts while others may finalize.
+    pub(super) is_alone: AtomicBool,
     /// What to give back to the library before the end, by number.
     pub(super) registrations: Mutex<BTreeMap<u64, Handle>>,
 }
@@ -150,6 +152,7 @@ impl Communicator {
             is_suspended: AtomicBool::new(false),
             all_leave: AtomicBool::new(false),
             is_departing: AtomicBool::new(false),
+            is_alone: AtomicBool::new(false),
             graphs: Graphs::default(),
             registrations: Mutex::default(),
         }
@@ -286,23 +289,12 @@ impl Communicator {
         let mut last = lock(&self.last);
         last.collectives += 1;
         let subject = Subject::call(last.collectives, call);
-        if !call.operation.is_empty_handed() {
+        if !call.operation.is_empty_handed() && call.operation != Operation::Alloc {
             (last.subject, last.stream) = (Some(subject), call.stream);
         }
         self.witness.announce(&subject);
         let meeting = self.meeting_for(call, &subject, &mut last.acquainted);
         (subject, meeting)
-    }
-
-    /// Takes back the last collective, which this rank has announced and could not prepare: a program that calls it again calls the
-    /// same number.
-    #[cold]
-    pub fn take_back(&self, subject: &Subject) {
-        let mut last = lock(&self.last);
-        if !subject.is_message() && subject.sequence() == last.collectives && last.collectives > 0 {
-            last.collectives -= 1;
-            self.witness.withdraw(subject);
-        }
     }
 
     /// Notes a message that is about to be enqueued.

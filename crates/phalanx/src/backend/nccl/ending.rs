@@ -98,23 +98,35 @@ impl Communicator {
         if self.is_departing.swap(true, Ordering::AcqRel) {
             return;
         }
-        if !self.has_ended() {
-            let orderly = departure == Departure::Left && self.end();
-            if !orderly {
-                self.abort();
-            }
+        if departure == Departure::Panicked {
+            // Told before what others may find of the abort.
+            self.witness.depart(departure);
+            return self.abort();
         }
-        self.witness.depart(departure);
+        if !self.has_ended() && !self.end() {
+            self.end_alone();
+        }
+        if !self.is_alone.load(Ordering::Acquire) {
+            self.witness.depart(departure);
+        }
     }
 
     /// Waits for the end of a communicator that this rank has left: the process exits.
     pub(super) fn wait_at_exit(&self) {
         let has_ended = || self.wait_for_end(|| self.has_ended());
         if !has_ended() {
-            // The others must not wait for this rank in the library.
-            self.witness.give_up();
+            self.end_alone();
             has_ended();
         }
+    }
+
+    /// Aborts. The others must not wait for this rank in the library: they do the same.
+    pub(super) fn end_alone(&self) {
+        if self.is_departing() && self.library.ends_together() {
+            self.is_alone.store(true, Ordering::Release);
+            self.witness.depart_alone();
+        }
+        self.abort();
     }
 
     /// Waits for a while; false if it was in vain.
@@ -134,7 +146,8 @@ impl Communicator {
     /// A rank that fails it leaves after that, so that whoever sees all gone sees that, too.
     fn verdict_of_all(&self) -> Option<bool> {
         let have_all_left = self.witness.have_all_left();
-        if self.witness.check().is_err() || self.witness.has_casualties() {
+        let is_over = self.is_alone.load(Ordering::Acquire) || self.witness.check().is_err();
+        if is_over || self.witness.is_one_missing() {
             return Some(false);
         }
         have_all_left.then_some(true)
@@ -150,7 +163,7 @@ impl Communicator {
             }
         };
         if !orderly {
-            self.abort();
+            self.end_alone();
         }
     }
 
@@ -180,8 +193,7 @@ impl Communicator {
         }
         let this = self.clone();
         let thread = std::thread::Builder::new().name("phalanx-end".into());
-        // Without a thread it is aborted, and the others must do the same.
-        thread.spawn(move || this.end_with_others()).inspect_err(|_| drop(self.witness.give_up())).is_ok()
+        thread.spawn(move || this.end_with_others()).is_ok()
     }
 
     /// Finalizes and destroys; false if the communicator has to be aborted.

@@ -1,6 +1,7 @@
 //! Memory that the library knows: allocated by it, registered with a communicator, or a window of all ranks.
 
 use super::communicator::Communicator;
+use crate::backend::Operation;
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::hip;
@@ -106,14 +107,15 @@ unsafe impl<T: Element, S: GpuSlice<T> + Send> Send for Buffer<T, S> {}
 unsafe impl<T: Element, S: GpuSlice<T> + Sync> Sync for Buffer<T, S> {}
 
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
-    /// Collective unless `wanted` is plain.
+    /// Collective unless `wanted` is plain; for a window the ranks `meet` when they have the memory.
     pub(super) fn new(
         communicator: &Arc<Communicator>,
         stream: &GpuStream,
         len: usize,
         wanted: Registration,
+        meet: impl FnOnce() -> Result<()>,
     ) -> Result<Buffer<T, S>> {
-        communicator.check()?;
+        communicator.check_awake(Operation::Alloc)?;
         let bytes = len
             .checked_mul(size_of::<T>())
             .and_then(|bytes| bytes.max(1).checked_next_multiple_of(ALIGNMENT));
@@ -141,7 +143,12 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         let handle = match wanted {
             Registration::Plain => None,
             Registration::Local => register(communicator, start, bytes)?,
-            Registration::Symmetric => open_window(communicator, start, bytes)?,
+            Registration::Symmetric => {
+                let library = communicator.library;
+                library.need(library.ncclCommWindowRegister, "ncclCommWindowRegister")?;
+                meet()?;
+                open_window(communicator, start, bytes)?
+            }
         };
         // The library may have nothing to register (one rank, an unfit transport), and says so with a null handle.
         if let Some(handle) = handle {
@@ -324,7 +331,8 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
         // SAFETY: taken once.
         unsafe { ManuallyDrop::take(&mut self.slice) }.forget();
         if let Some(free) = communicator.library.ncclMemFree {
-            let Ok(_turn) = communicator.turn() else { return };
+            // The communicator may have ended.
+            let Ok(_turn) = communicator.device.turn.enter() else { return };
             // SAFETY: allocated by ncclMemAlloc, deregistered, not in use; freed once.
             unsafe { free(self.start.cast()) };
         }

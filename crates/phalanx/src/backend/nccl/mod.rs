@@ -61,6 +61,7 @@ use crate::backend::{
 };
 use crate::bootstrap::HostTopology;
 use crate::collective::Shape;
+use crate::comm::Comm;
 use crate::communicator::StreamSyncOps;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{GpuStream, Lane};
@@ -209,9 +210,9 @@ impl NcclComm {
         })
     }
 
-    /// The library's own features, with operations on a lane.
-    pub fn surface<'a>(&'a self, lane: &'a Lane) -> Surface<'a> {
-        Surface { comm: self, lane }
+    /// The library's own features, with operations on a lane of the front's communicator.
+    pub fn surface<'a>(&'a self, lane: &'a Lane, front: &'a Comm) -> Surface<'a> {
+        Surface { comm: self, lane, front }
     }
 
     fn shape(&self) -> Shape {
@@ -278,7 +279,6 @@ impl NcclComm {
 
     /// All ranks come to what the library does with all of them, and waits for inside without a deadline: an error says who does not.
     fn gather_for(&self, call: &Call<'_>) -> Result<()> {
-        self.flush()?;
         let communicator = &self.communicator;
         communicator.check_awake(call.operation)?;
         let (subject, _) = communicator.next_collective(call);
@@ -502,7 +502,7 @@ impl Backend for NcclComm {
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.flush()?;
         let parent = &self.communicator;
-        parent.check()?;
+        parent.check_awake(Operation::Split)?;
         if self.settings.check {
             // SAFETY: the caller's contract.
             unsafe { self.compare(&Call::empty(Operation::Split)) }?;

@@ -164,7 +164,8 @@ pub(super) unsafe fn collective_with(
         _ => {
             // SAFETY: the caller's contract.
             let on_device = unsafe { bring(communicator, call, &mut returns) };
-            brought.insert(on_device.inspect_err(|_| communicator.take_back(&subject))?)
+            // The others would wait for this rank.
+            brought.insert(on_device.map_err(|error| communicator.fail(error))?)
         }
     };
     // SAFETY: as above; the addresses are on the device now.

@@ -96,6 +96,7 @@ impl<'a> Rccl<'a> {
         let library = communicator.library;
         library.need(library.ncclAllReduceWithBias, "ncclAllReduceWithBias")?;
         let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(op);
+        self.front.requests().wait_for_collectives();
         let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
         let bias = bias.lend(self.lane)?;
         let call = call.between::<S::Elem>(&send, &recv, self.lane);

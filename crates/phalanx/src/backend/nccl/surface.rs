@@ -30,26 +30,25 @@ use std::sync::atomic::Ordering;
 pub struct Surface<'a> {
     pub(super) comm: &'a NcclComm,
     pub(super) lane: &'a Lane,
+    /// The communicator as the front has it.
+    pub(super) front: &'a Comm,
 }
 
 /// NCCL's own features, for one communicator: those of [`Surface`], and cudarc's side of them.
 #[derive(Debug, Clone, Copy)]
-pub struct Nccl<'a> {
-    surface: Surface<'a>,
-    of: &'a Comm,
-}
+pub struct Nccl<'a>(Surface<'a>);
 
 impl<'a> std::ops::Deref for Nccl<'a> {
     type Target = Surface<'a>;
 
     fn deref(&self) -> &Surface<'a> {
-        &self.surface
+        &self.0
     }
 }
 
 impl<'a> Nccl<'a> {
-    pub(crate) fn new(surface: Surface<'a>, comm: &'a Comm) -> Nccl<'a> {
-        Nccl { surface, of: comm }
+    pub(crate) fn new(surface: Surface<'a>) -> Nccl<'a> {
+        Nccl(surface)
     }
 
     /// This communicator with settings for its collectives (`ncclAllReduceConfig` and its like, NCCL 2.31): how many thread blocks,
@@ -75,7 +74,7 @@ impl<'a> Nccl<'a> {
     /// an operation is called.
     pub fn configured(&self, config: &CollectiveConfig) -> Result<View<'a>> {
         let config = config.raw(self.comm.communicator.library)?;
-        Ok(self.of.with_lane(self.lane.clone().configured(config)))
+        Ok(self.front.with_lane(self.lane.clone().configured(config)))
     }
 
     /// The GPU's context.
@@ -188,15 +187,23 @@ impl<'a> Surface<'a> {
         len: usize,
         registration: Registration,
     ) -> Result<Buffer<T, S>> {
-        let buffer = |registration| Buffer::new(&self.comm.communicator, self.stream(), len, registration);
-        if registration != Registration::Symmetric {
-            return buffer(registration);
-        }
-        let library = self.comm.communicator.library;
-        library.need(library.ncclCommWindowRegister, "ncclCommWindowRegister")?;
-        let blocks = Blocks::Equal(len);
-        self.comm.gather_for(&Call { dtype: T::DTYPE, blocks, ..Call::empty(Operation::Alloc) })?;
-        buffer(registration)
+        let meet = || {
+            let blocks = Blocks::Equal(len);
+            self.gather(&Call { dtype: T::DTYPE, blocks, ..Call::empty(Operation::Alloc) })
+        };
+        Buffer::new(&self.comm.communicator, self.stream(), len, registration, meet)
+    }
+
+    /// Before what is enqueued: what was started, and what was posted, comes first.
+    fn prepare(&self) -> Result<()> {
+        self.front.requests().wait_for_collectives();
+        self.comm.flush()
+    }
+
+    /// All ranks come together, for what the library does with all of them.
+    fn gather(&self, call: &Call<'_>) -> Result<()> {
+        self.prepare()?;
+        self.front.recorded(call, || self.comm.gather_for(call))
     }
 
     fn stream(&self) -> &'a GpuStream {
@@ -231,6 +238,7 @@ impl<'a> Surface<'a> {
             }
             .into());
         }
+        self.front.requests().wait_for_collectives();
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
         unsafe { self.comm.prepare(&call) }?;
         let communicator = &self.comm.communicator;
@@ -258,18 +266,20 @@ impl<'a> Surface<'a> {
     pub fn suspend(&self) -> Result<()> {
         let communicator = &self.comm.communicator;
         let suspend = communicator.library.need(communicator.library.ncclCommSuspend, "ncclCommSuspend")?;
+        self.prepare()?;
         self.comm.sync()?;
-        self.comm.gather_for(&Call::empty(Operation::Suspend))?;
-        communicator.is_suspended.store(true, Ordering::Relaxed);
+        self.gather(&Call::empty(Operation::Suspend))?;
         // SAFETY: a usable communicator with no work under way.
-        communicator.call("ncclCommSuspend", |comm| unsafe { suspend(comm, NCCL_SUSPEND_MEM) })
+        communicator.call("ncclCommSuspend", |comm| unsafe { suspend(comm, NCCL_SUSPEND_MEM) })?;
+        communicator.is_suspended.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Takes the memory back (`ncclCommResume`, 2.29.7). Collective.
     pub fn resume(&self) -> Result<()> {
         let communicator = &self.comm.communicator;
         let resume = communicator.library.need(communicator.library.ncclCommResume, "ncclCommResume")?;
-        self.comm.gather_for(&Call::empty(Operation::Resume))?;
+        self.gather(&Call::empty(Operation::Resume))?;
         // SAFETY: a usable communicator.
         communicator.call("ncclCommResume", |comm| unsafe { resume(comm) })?;
         communicator.is_suspended.store(false, Ordering::Relaxed);
@@ -330,7 +340,7 @@ impl<'a> Surface<'a> {
         fits("target", target.len(), offset.checked_add(count), "the offset and the length of the range")?;
         source.window_of(communicator)?;
         let window = target.window_of(communicator)?;
-        self.comm.flush()?;
+        self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         // The target, too: it must not be given back before.
         let (lent, _kept) = (source.lend(self.lane)?, target.lend(self.lane)?);
@@ -362,7 +372,7 @@ impl<'a> Surface<'a> {
         let communicator = &self.comm.communicator;
         let signal = communicator.library.need(communicator.library.ncclSignal, "ncclSignal")?;
         self.comm.shape().check_rank("signal", "peer", peer)?;
-        self.comm.flush()?;
+        self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         communicator.used(self.lane.stream());
         let stream = self.lane.stream().0;
@@ -394,7 +404,7 @@ impl<'a> Surface<'a> {
                 });
             }
         }
-        self.comm.flush()?;
+        self.prepare()?;
         if descriptions.is_empty() {
             return Ok(());
         }

@@ -79,8 +79,8 @@ fn end(status: Option<c_int>) {
             for communicator in &communicators {
                 match is_well {
                     true => communicator.depart(Departure::Left),
-                    // The others see that the process is gone.
-                    false => communicator.abort(),
+                    // The others see that the process is gone; but not of a rank that has left.
+                    false => communicator.end_alone(),
                 }
             }
             // Where the others have not left yet, a thread ends it.

@@ -2,7 +2,7 @@
 
 use super::telling::Told;
 use super::{Content, Decision, Message, OPENING, Update};
-use crate::backend::host::layout::{Channel, LIFE_LEFT, LIFE_PANICKED};
+use crate::backend::host::layout::{Channel, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED};
 use crate::backend::host::protocol::LINE_PAYLOAD;
 use crate::backend::host::verdict::{Context, Verdict};
 use crate::backend::host::world::{SegmentId, Standing};
@@ -224,7 +224,7 @@ impl Open {
     fn fail_of(&self, lost: &[Lost]) {
         let is_here = |rank: &usize| {
             let life = self.channel.state(*rank).life.state.load(Ordering::Acquire);
-            life != LIFE_LEFT && life != LIFE_PANICKED
+            ![LIFE_LEFT, LIFE_ALONE, LIFE_PANICKED].contains(&life)
         };
         let culprit = lost.iter().find_map(|lost| {
             let rank = self.members.iter().position(|member| *member == lost.rank).filter(is_here)?;
