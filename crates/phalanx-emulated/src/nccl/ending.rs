@@ -38,39 +38,30 @@ fn leave(communicator: &Communicator) -> bool {
     *left == 0
 }
 
-/// Waits until everything is quiet: this rank's work; and with the last rank of this process, the other processes.
-fn quiesce(communicator: &Communicator) -> Result<(), Stopped> {
+/// Waits until everything is quiet: this rank's work, and other ranks. Destroying without finalizing before, the last rank of a
+/// process waits for the other processes; finalizing, every rank for all others, if they wait for each other there.
+fn quiesce(communicator: &Communicator, finalizing: bool) -> Result<(), Stopped> {
     communicator.wait_for_operations()?;
     communicator.wait_for_graphs()?;
-    if settings().nccl_version >= TOGETHER {
-        return meet(communicator);
-    }
-    let remote = |rank: &u32| communicator.peers()[*rank as usize].address != *transport::address();
-    let remote: Vec<u32> = communicator.everyone().filter(remote).collect();
-    for rank in &remote {
+    let together = settings().nccl_version >= TOGETHER;
+    let is_remote = |rank: &u32| communicator.peers()[*rank as usize].address != *transport::address();
+    let others = communicator.everyone().filter(|rank| *rank != communicator.rank);
+    let (remote, local): (Vec<u32>, Vec<u32>) = others.partition(is_remote);
+    // One that aborts does not tell.
+    for rank in remote.iter().chain(local.iter().filter(|_| together)) {
         communicator.send(*rank, Tag::Ended, Vec::new());
         transport::flush(&communicator.peers()[*rank as usize].address);
     }
-    if leave(communicator) && !settings().finalize_is_local {
-        for rank in remote {
-            // It stays there: a peer that has said so may go.
-            communicator.mailbox.await_message(rank, Tag::Ended, || communicator.is_stopped())?;
-        }
-    }
-    Ok(())
-}
-
-/// Waits for all ranks. One that aborts does not come.
-fn meet(communicator: &Communicator) -> Result<(), Stopped> {
-    let others: Vec<u32> = communicator.everyone().filter(|rank| *rank != communicator.rank).collect();
-    for rank in &others {
-        communicator.send(*rank, Tag::Ended, Vec::new());
-        transport::flush(&communicator.peers()[*rank as usize].address);
-    }
-    for rank in others {
+    let is_last = leave(communicator);
+    let awaited = match together && finalizing {
+        true => [remote, local].concat(),
+        false if is_last && !settings().finalize_is_local => remote,
+        false => Vec::new(),
+    };
+    for rank in awaited {
+        // It stays there: a peer that has said so may go.
         communicator.mailbox.await_message(rank, Tag::Ended, || communicator.is_stopped())?;
     }
-    leave(communicator);
     Ok(())
 }
 
@@ -85,7 +76,7 @@ fn to_be_ended(function: &'static str, comm: Handle, need: Need) -> Result<Arc<C
 }
 
 fn finalize(communicator: &Communicator) -> Code {
-    match quiesce(communicator) {
+    match quiesce(communicator, true) {
         Ok(()) => {
             communicator.state().phase = Phase::Finalized;
             SUCCESS
@@ -103,7 +94,7 @@ fn destroy(communicator: &Communicator) -> Result<(), Stopped> {
         Phase::Revoked => {
             leave(communicator);
         }
-        Phase::Ready | Phase::Suspended => quiesce(communicator)?,
+        Phase::Ready | Phase::Suspended => quiesce(communicator, false)?,
     }
     communicator.wait_for_graphs()
 }
