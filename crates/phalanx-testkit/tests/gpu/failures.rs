@@ -2,7 +2,6 @@
 
 use crate::world::{BACKEND, Slice, done, elements, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
-use phalanx::nccl::{Graph, Registration};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
@@ -26,8 +25,6 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
-        Trial::test("threads/absent_at_alloc", move || absent_at_alloc(gpus)),
-        Trial::test("threads/graph_alive", move || graph_alive(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
@@ -180,71 +177,6 @@ fn checked(gpus: usize) -> Result<(), Failed> {
             let Some(Error::Mismatch(mismatch)) = error else { return Err(format!("{error:?}").into()) };
             assert_eq!((&*mismatch.ours, &*mismatch.theirs), (ours, theirs));
             assert_eq!((mismatch.other_rank, mismatch.rank, mismatch.sequence), (0, 1, 2));
-        }
-    }
-    Ok((0..gpus).try_for_each(still_works)?)
-}
-
-/// NCCL's abort waits for the graphs that captured the communicator, and those who wait for the abort have them.
-fn graph_alive(gpus: usize) -> Result<(), Failed> {
-    let outcomes = world(gpus, |comm| -> Result<_, Error> {
-        comm.set_timeout(TIMEOUT);
-        let buffer = stream(&comm).clone_htod(&vec![1.0f32; 100_000])?;
-        let mut step =
-            Graph::capture(&comm, buffer, |group, buffer| group.all_reduce_in_place(buffer, ReduceOp::Max))?;
-        step.launch()?;
-        let complete = comm.sync();
-        if comm.rank() == 0 {
-            return complete.map(|()| None);
-        }
-        let since = Instant::now();
-        // A rank that is slow learns of it before.
-        let error = complete.and_then(|()| step.launch()).and_then(|()| comm.sync()).err();
-        let (again, taken) = (step.launch().err(), since.elapsed());
-        let buffer = step.into_buffers();
-        // It is the program's again.
-        stream(&comm).clone_dtoh(&buffer)?;
-        Ok(Some((error, again, taken)))
-    })?;
-    for outcome in outcomes.into_iter().skip(1) {
-        let (error, again, taken) = outcome?.ok_or("an outcome")?;
-        let Some(Error::Peer(peer)) = &error else { return Err(format!("{error:?}").into()) };
-        assert_eq!((peer.rank, peer.event), (0, PeerEvent::Left), "{peer}");
-        assert_eq!(again.map(|error| error.to_string()), Some(peer.to_string()));
-        assert!(taken < TIMEOUT + SLACK, "{taken:?}");
-    }
-    Ok((0..gpus).try_for_each(still_works)?)
-}
-
-/// The library waits for all ranks when they allocate memory together, without a deadline: one that does not come, calls
-/// something else, or wants another length, is named.
-fn absent_at_alloc(gpus: usize) -> Result<(), Failed> {
-    fn alloc(comm: &Comm, len: usize) -> Option<Error> {
-        comm.nccl()?.alloc_as::<f32>(len, Registration::Symmetric).err()
-    }
-    let errors = world(gpus, |comm| {
-        comm.set_timeout(TIMEOUT);
-        if comm.rank() == 0 {
-            std::thread::sleep(TIMEOUT + SLACK);
-            return None;
-        }
-        alloc(&comm, 1000)
-    })?;
-    for error in errors.into_iter().skip(1) {
-        let text = error.ok_or("an error")?.to_string();
-        assert!(text.contains("alloc(f32 × 1000)") && text.contains("rank 0"), "{text}");
-    }
-    let others: [fn(&Comm) -> Option<Error>; 2] =
-        [|comm| alloc(comm, 1001), |comm| comm.split(Some(0), 0).err()];
-    for call in others {
-        let errors = world(gpus, |comm| {
-            comm.set_timeout(TIMEOUT);
-            if comm.rank() == 0 { call(&comm) } else { alloc(&comm, 1000) }
-        })?;
-        for error in errors {
-            let error = error.ok_or("an error")?;
-            assert!(matches!(error, Error::Mismatch(_)), "{error}");
-            assert!(error.to_string().contains("alloc(f32 × 1000)"), "{error}");
         }
     }
     Ok((0..gpus).try_for_each(still_works)?)

@@ -13,6 +13,7 @@ mod injected;
 mod memory;
 mod messages;
 mod mpirun;
+mod nccl_failures;
 mod programs;
 mod releases;
 mod sockets;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         streams::trials,
         memory::trials,
         failures::trials,
+        nccl_failures::trials,
         sockets::trials,
         hosts::trials,
         mpirun::trials,
