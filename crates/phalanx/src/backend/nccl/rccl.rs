@@ -96,7 +96,6 @@ impl<'a> Rccl<'a> {
         let library = communicator.library;
         library.need(library.ncclAllReduceWithBias, "ncclAllReduceWithBias")?;
         let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(op);
-        self.front.requests().wait_for_collectives();
         let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
         let bias = bias.lend(self.lane)?;
         let call = call.between::<S::Elem>(&send, &recv, self.lane);
@@ -108,7 +107,8 @@ impl<'a> Rccl<'a> {
             }
             .into());
         }
-        self.comm.flush()?;
+        // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
+        unsafe { self.prepare_collective(&call) }?;
         let needs = Needs::with_bias(bias.span().start.cast_const().cast());
         // SAFETY: the buffers and the bias are lent until the operation is enqueued; this is the one thread inside.
         unsafe { super::operation::collective_with(communicator, &call, needs) }

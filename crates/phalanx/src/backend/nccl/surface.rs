@@ -54,7 +54,7 @@ impl<'a> Nccl<'a> {
     /// This communicator with settings for its collectives (`ncclAllReduceConfig` and its like, NCCL 2.31): how many thread blocks,
     /// which algorithms. All ranks give an operation the same settings; [checked](crate::Builder::check), a difference is an error.
     ///
-    /// Messages, and what is made of messages (`…_v`), have none.
+    /// Messages, and what is made of messages (`all_gather_v`, `gather_v`, `scatter_v`, `all_to_all_v`), have none.
     ///
     /// ```no_run
     /// # fn main() -> phalanx::Result<()> {
@@ -200,6 +200,16 @@ impl<'a> Surface<'a> {
         self.comm.flush()
     }
 
+    /// [`prepare`](Surface::prepare) for a collective, which is compared as those of the front are.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    pub(super) unsafe fn prepare_collective(&self, call: &Call<'_>) -> Result<()> {
+        self.front.requests().wait_for_collectives();
+        // SAFETY: the caller's contract.
+        unsafe { self.comm.prepare(call) }
+    }
+
     /// All ranks come together, for what the library does with all of them.
     fn gather(&self, call: &Call<'_>) -> Result<()> {
         self.prepare()?;
@@ -238,9 +248,8 @@ impl<'a> Surface<'a> {
             }
             .into());
         }
-        self.front.requests().wait_for_collectives();
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
-        unsafe { self.comm.prepare(&call) }?;
+        unsafe { self.prepare_collective(&call) }?;
         let communicator = &self.comm.communicator;
         let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;
         let needs = Needs::with_reduction(op);
