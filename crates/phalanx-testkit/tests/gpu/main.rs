@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         mpirun::trials,
         programs::trials,
         watchdog::trials,
+        releases::of_the_loaded_one,
     ] {
         trials.extend(module(gpus));
     }

@@ -1,14 +1,14 @@
 //! Every release of NCCL from 2.18 on: emulated ones, which say their version and lack the functions that came later.
 //! What a release lacks is a typed error, or is built from what it has.
 
-use crate::world::{done, download, expect, launch, must, upload, value, values};
+use crate::world::{both, done, download, expect, launch, must, upload, value, values};
 use crate::{collectives, messages, streams};
 use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::{CollectiveConfig, Config, MemoryStatistic, Registration, encrypt_sockets};
 use phalanx::{BackendKind, Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
-use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::scenario::{Body, Outcome};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -18,6 +18,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("ends", ends),
     Scenario::process("encryption", encryption),
     Scenario::process("different_settings", different_settings),
+    Scenario::rank("configured", configured),
 ];
 
 /// Releases in which what belongs to a process is tried.
@@ -49,12 +50,18 @@ pub fn trials() -> Vec<Trial> {
         }
     }
     for version in IN_A_PROCESS {
-        for scenario in &SCENARIOS[1..] {
+        for scenario in SCENARIOS.iter().filter(|scenario| matches!(scenario.body, Body::Process(_))) {
             let title = format!("releases/{version}/{}", scenario.name);
             trials.push(Trial::test(title, move || perform(*scenario, 1, version, version)));
         }
     }
     trials
+}
+
+/// What the release that is loaded here does.
+pub fn of_the_loaded_one(gpus: usize) -> Vec<Trial> {
+    let is_of_ranks = |scenario: &&Scenario| scenario.name == "configured";
+    SCENARIOS.iter().filter(is_of_ranks).flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect()
 }
 
 fn perform(scenario: Scenario, ranks: usize, version: &str, arg: &str) -> Result<(), Failed> {
@@ -125,13 +132,14 @@ fn release(comm: Comm, args: &[String]) -> Outcome {
         }
         other => return Err(format!("a sum of fp8 by {version}: {other:?}")),
     }
-    configured(&comm, version)?;
-    done()
+    configured(comm, args)
 }
 
 /// Collectives with settings of their own: all of them, out of place and in place, in groups and on other streams.
-fn configured(comm: &Comm, version: &str) -> Result<(), String> {
+fn configured(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks, nccl) = (comm.rank(), comm.world_size(), comm.nccl().ok_or("NCCL")?);
+    let version = nccl.version();
+    let version = version.as_str();
     let mut config = CollectiveConfig::default();
     config.max_ctas = Some(2);
     config.algorithms = Some("ring".into());
@@ -144,7 +152,7 @@ fn configured(comm: &Comm, version: &str) -> Result<(), String> {
                 [version, "2.31.0", "single collectives"].iter().all(|part| text.contains(part)),
                 "{text}"
             );
-            return Ok(());
+            return done();
         }
         other => return Err(format!("settings in {version}: {other:?}")),
     };
@@ -202,7 +210,8 @@ fn configured(comm: &Comm, version: &str) -> Result<(), String> {
     };
     refused(|config| (config.min_ctas, config.max_ctas) = (Some(4), Some(2)), "minCTAs")?;
     refused(|config| config.cga_cluster_size = Some(9), "cgaClusterSize=9")?;
-    refused(|config| config.algorithms = Some("nonsense".into()), "nonsense")
+    refused(|config| config.algorithms = Some("nonsense".into()), "nonsense")?;
+    done()
 }
 
 /// What ranks with different settings are told, where calls are compared.
