@@ -97,6 +97,12 @@ fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
+/// How many rank processes share a GPU: `PHALANX_TEST_RANKS_PER_GPU`, or each has one of its own.
+pub fn ranks_per_gpu() -> usize {
+    let told = std::env::var("PHALANX_TEST_RANKS_PER_GPU").ok().and_then(|ranks| ranks.parse().ok());
+    told.unwrap_or(1).max(1)
+}
+
 /// Rank processes to be started.
 #[derive(Debug, Clone)]
 pub struct Launch {
@@ -231,7 +237,9 @@ impl Launch {
         command.env("PHALANX_LOCAL_WORLD_SIZE", here.len().to_string());
         command.env("NCCL_HOSTID", format!("host{host}"));
         if self.gpus {
-            let gpus: Vec<String> = here.iter().map(usize::to_string).collect();
+            let mut gpus: Vec<String> =
+                here.iter().map(|rank| (rank / ranks_per_gpu()).to_string()).collect();
+            gpus.dedup();
             command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
         }
     }

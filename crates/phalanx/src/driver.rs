@@ -1,7 +1,8 @@
 //! The CUDA driver, found before cudarc needs it: cudarc panics where there is none.
 
+use crate::bootstrap::GpuId;
 use crate::error::{Error, Result, UnsupportedError};
-use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, result, sys};
 use phalanx_sys::{Library, cuda};
 use std::sync::OnceLock;
 
@@ -31,4 +32,14 @@ pub(crate) fn driver() -> Result<&'static Library> {
         return Err(refused("its name (SONAME) is not libcuda.so.1"));
     }
     Ok(DRIVER.get_or_init(|| found))
+}
+
+/// What the GPUs are that this process sees, in their order. Nothing is begun on them.
+pub(crate) fn gpu_ids() -> Result<Vec<GpuId>> {
+    driver()?;
+    let id = |ordinal| {
+        let device = result::device::get(ordinal)?;
+        Ok(GpuId(result::device::get_uuid(device)?.bytes.map(|byte| byte as u8)))
+    };
+    (0..CudaContext::device_count()?).map(id).collect()
 }

@@ -14,6 +14,7 @@ mod memory;
 mod messages;
 mod mpirun;
 mod nccl_failures;
+mod placing;
 mod programs;
 mod releases;
 mod sockets;
@@ -23,7 +24,7 @@ mod world;
 
 use libtest_mimic::{Arguments, Trial};
 use phalanx_testkit::emulated::Emulated;
-use phalanx_testkit::processes;
+use phalanx_testkit::processes::{self, ranks_per_gpu};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         failures::SCENARIOS,
         hosts::SCENARIOS,
         mpirun::SCENARIOS,
+        placing::SCENARIOS,
         releases::SCENARIOS,
         injected::SCENARIOS,
         watchdog::SCENARIOS,
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Ok(gpus) => gpus,
         Err(reason) => return world::on_emulated_gpus(&reason),
     };
+    let ranks = gpus * ranks_per_gpu();
     let mut trials = Vec::new();
     for module in [
         collectives::trials,
@@ -66,9 +69,13 @@ fn main() -> ExitCode {
         mpirun::trials,
         programs::trials,
         watchdog::trials,
+        placing::trials,
         releases::of_the_loaded_one,
     ] {
-        trials.extend(module(gpus));
+        trials.extend(module(ranks));
+    }
+    if ranks > gpus {
+        trials = trials.into_iter().map(of_processes_only).collect();
     }
     // These have emulated GPUs of their own, whatever the machine has.
     match Emulated::new() {
@@ -92,4 +99,11 @@ fn main() -> ExitCode {
             .collect();
     }
     libtest_mimic::run(&args, trials).exit_code()
+}
+
+/// Threads do not share a GPU.
+fn of_processes_only(trial: Trial) -> Trial {
+    let of_processes = ["processes/", "exits/", "sockets/", "hosts/", "mpirun/open_mpi/", "placing/"];
+    let is_one = of_processes.iter().any(|start| trial.name().starts_with(start));
+    if is_one { trial } else { trial.with_ignored_flag(true).with_kind("only processes share a GPU") }
 }

@@ -143,6 +143,8 @@ fn configured(comm: Comm, _: &[String]) -> Outcome {
     let mut config = CollectiveConfig::default();
     config.max_ctas = Some(2);
     config.algorithms = Some("ring".into());
+    // There is none of that name for all_to_all, for one.
+    config.algorithms_may_differ = true;
     config.profiler_tag = 7;
     let comm = match nccl.configured(&config) {
         Ok(configured) if is_since(version, "2.31.0") => configured,
@@ -211,6 +213,10 @@ fn configured(comm: Comm, _: &[String]) -> Outcome {
     refused(|config| (config.min_ctas, config.max_ctas) = (Some(4), Some(2)), "minCTAs")?;
     refused(|config| config.cga_cluster_size = Some(9), "cgaClusterSize=9")?;
     refused(|config| config.algorithms = Some("nonsense".into()), "nonsense")?;
+    config.algorithms_may_differ = false;
+    let insisting = must("settings", comm.nccl().ok_or("NCCL")?.configured(&config))?;
+    let error = insisting.all_to_all(&send, &mut all).expect_err("a ring").to_string();
+    assert!(error.contains("cannot be honored for AlltoAll"), "{error}");
     done()
 }
 

@@ -1,6 +1,6 @@
 //! NVSHMEM as a backend of `Comm`, on GPU memory: any memory, symmetric memory, and both. (The contract suite has host memory.)
 
-use crate::world::{DEADLINE, done, expect, must, refused, value, values};
+use crate::world::{DEADLINE, done, expect, gpu_of, must, refused, value, values};
 use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 use phalanx::nvshmem::Buffer;
@@ -117,7 +117,7 @@ fn sum<T: Number>(ranks: usize, index: usize) -> T {
 
 /// Every operation, on slices of cudarc's.
 fn any_memory(comm: Comm, _: &[String]) -> Outcome {
-    assert_eq!((comm.backend(), comm.gpu()), (BackendKind::Nvshmem, Some(comm.rank())));
+    assert_eq!((comm.backend(), comm.gpu()), (BackendKind::Nvshmem, Some(gpu_of(comm.rank()))));
     for len in LENGTHS {
         operations::<f32>(&comm, len)?;
         operations::<i16>(&comm, len)?;

@@ -1,6 +1,6 @@
 //! Contexts: how they begin and end.
 
-use crate::world::{barrier, context, done, expect, must, read, refused, upload, values};
+use crate::world::{barrier, context, done, expect, gpu_of, must, read, refused, upload, values};
 use phalanx::nvshmem::{self, Context, UniqueId};
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
@@ -47,7 +47,7 @@ fn by_bytes(comm: Comm, _: &[String]) -> Outcome {
     refused("beyond", Context::init_with_id(id, ranks, ranks), &["PE", "does not exist"])?;
     // The GPU is the one with the number that the launcher gives each rank.
     let context = must("init_with_id", Context::init_with_id(id, rank, ranks))?;
-    assert_eq!(context.cuda_context().ordinal(), rank);
+    assert_eq!(context.cuda_context().ordinal(), gpu_of(rank));
     let memory = upload(&context, &values::<u8>(rank, 77))?;
     barrier(&context)?;
     let peer = (rank + 1) % ranks;
@@ -107,7 +107,10 @@ pub fn environment(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     for _ in 0..2 {
         let context = must("init_from_environment", Context::init_from_environment())?;
-        assert_eq!((context.my_pe(), context.n_pes(), context.cuda_context().ordinal()), (0, 1, rank));
+        assert_eq!(
+            (context.my_pe(), context.n_pes(), context.cuda_context().ordinal()),
+            (0, 1, gpu_of(rank))
+        );
         let memory = upload(&context, &values::<i32>(rank, 10))?;
         let inbox = must("alloc", context.alloc::<i32>(10))?;
         must("put", context.put(&inbox, &memory, 0))?;

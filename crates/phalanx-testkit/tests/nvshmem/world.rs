@@ -4,7 +4,7 @@ use libtest_mimic::Trial;
 use phalanx::cudarc::driver::{CudaContext, DeviceRepr};
 use phalanx::nvshmem::{Context, Symmetric};
 use phalanx::{Comm, Error};
-use phalanx_testkit::processes::Launch;
+use phalanx_testkit::processes::{Launch, ranks_per_gpu};
 use phalanx_testkit::scenario::{Context as _, Outcome};
 use phalanx_testkit::{Number, Scenario};
 use std::time::Duration;
@@ -22,13 +22,13 @@ pub fn are_emulated() -> bool {
     std::env::var_os(EMULATED).is_some()
 }
 
-/// How many PEs can have a GPU, or why none can.
+/// How many PEs can have a GPU (where they share it, MPS has to run), or why none can.
 pub fn gpus() -> Result<usize, String> {
     phalanx::nvshmem::version().map_err(|error| error.to_string())?;
     phalanx_sys::cuda::DRIVER.open().map_err(|error| error.to_string())?;
     match CudaContext::device_count() {
         Ok(0) => Err("the driver sees none".into()),
-        Ok(gpus) => Ok(MOST.min(gpus as usize)),
+        Ok(gpus) => Ok(MOST.min(gpus as usize * ranks_per_gpu())),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -50,6 +50,11 @@ pub fn trial(scenario: Scenario, gpus: usize) -> Trial {
         }
         Ok(())
     })
+}
+
+/// The GPU that a PE has, as processes number them that see all.
+pub fn gpu_of(pe: usize) -> usize {
+    pe % CudaContext::device_count().map_or(1, |gpus| gpus as usize)
 }
 
 /// A context for a communicator.

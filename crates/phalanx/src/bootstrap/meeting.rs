@@ -68,7 +68,7 @@ fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Resul
 /// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its
 /// own, and tells the others when they meet.
 fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: Duration) -> Result<Store> {
-    let comm = Comm::new(Arc::new(super::join(place, timeout)?), place.job.clone());
+    let comm = Comm::new(Arc::new(super::join(place, &[], timeout)?.0), place.job.clone());
     let mut told = [0; 128];
     let mut begun = None;
     if place.rank == 0 {

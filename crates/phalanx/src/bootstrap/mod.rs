@@ -2,6 +2,7 @@
 
 mod agreement;
 mod environment;
+mod gpus;
 mod hosts;
 mod meeting;
 mod rendezvous;
@@ -12,6 +13,8 @@ pub(crate) use environment::{
     check_from_environment, cores_from_environment, number_from_environment,
     stopped_timeout_from_environment, switch, switch_from_environment, timeout_from_environment,
 };
+#[cfg(feature = "cuda")]
+pub(crate) use gpus::{GpuId, Visible, settle as settle_gpu};
 pub use hosts::HostTopology;
 pub(crate) use rendezvous::Growth;
 
@@ -67,8 +70,14 @@ impl Choice {
         let may_be_elsewhere =
             |launcher: &&Launcher| !launcher.is_one_host() || launcher.world_size.is_none();
         let elsewhere = launcher.as_ref().filter(may_be_elsewhere);
-        let here = elsewhere.map(|launcher| launcher.local_world_size.unwrap_or(1));
-        let (backend, reason) = decide(environment, wanted, world_size, is_mpi, here)?;
+        let ranks = Ranks {
+            all: world_size,
+            here: elsewhere.map_or(world_size, |launcher| launcher.local_world_size).unwrap_or(1),
+            may_be_elsewhere: elsewhere.is_some(),
+            are_of_mpi: is_mpi,
+            are_threads: false,
+        };
+        let (backend, reason) = decide(environment, wanted, &ranks)?;
         Ok(Choice { backend, reason, launcher })
     }
 }
@@ -86,34 +95,52 @@ pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usiz
     Ok(Some((launcher.rank, launcher.world_size)))
 }
 
-/// Which backend carries a communicator, and why. `here` says how many ranks are on this host, if others may be elsewhere, with
-/// whom it is yet to be agreed; `world_size` is `None` if only MPI knows it, and then they may.
+/// The ranks of a communicator that is to be made, as far as a process knows before it meets the others.
+struct Ranks {
+    /// How many there are; `None` if only MPI knows.
+    all: Option<usize>,
+    /// How many there are on this host.
+    here: usize,
+    /// Whether some may be on other hosts, with whom the backend is yet to be agreed.
+    may_be_elsewhere: bool,
+    are_of_mpi: bool,
+    /// Whether they are threads of this process, which see what it sees.
+    are_threads: bool,
+}
+
+impl Ranks {
+    /// So many processes of this host, or threads of this process.
+    fn on_this_host(ranks: usize, are_threads: bool) -> Ranks {
+        Ranks { all: Some(ranks), here: ranks, may_be_elsewhere: false, are_of_mpi: false, are_threads }
+    }
+}
+
+/// Which backend carries a communicator, and why.
 fn decide(
     environment: &Environment,
     wanted: Option<BackendKind>,
-    world_size: Option<usize>,
-    is_mpi: bool,
-    here: Option<usize>,
+    ranks: &Ranks,
 ) -> Result<(BackendKind, String)> {
     let forced = match wanted {
         Some(backend) => Some((backend, "Builder::backend")),
         None => environment.backend()?.map(|backend| (backend, "PHALANX_BACKEND")),
     };
-    let ranks_here = here.or(world_size).unwrap_or(1);
-    let gpus = |backend: BackendKind| gpus_for(backend, ranks_here);
+    let gpus = |backend: BackendKind| gpus_for(backend, ranks.here);
     let (nccl, rccl, nvshmem) = (BackendKind::Nccl, BackendKind::Rccl, BackendKind::Nvshmem);
     match forced {
-        Some((BackendKind::Solo, name)) if world_size != Some(1) => {
+        Some((BackendKind::Solo, name)) if ranks.all != Some(1) => {
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
-        Some((backend, name)) if [nccl, rccl, nvshmem].contains(&backend) && here.is_none() => {
-            gpus(backend).map(|()| (backend, format!("{name} asks for it")))
+        Some((backend, name)) if [nccl, rccl, nvshmem].contains(&backend) && !ranks.may_be_elsewhere => {
+            // Which GPUs other processes see they say when they meet.
+            let seen = if ranks.are_threads { gpus(backend) } else { gpus_for(backend, 1) };
+            seen.map(|()| (backend, format!("{name} asks for it")))
         }
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
         None => Ok(match gpus(nccl) {
-            Ok(()) if here.is_some() => {
-                let over_mpi = is_mpi && environment.get("PHALANX_STORE").is_none();
+            Ok(()) if ranks.may_be_elsewhere => {
+                let over_mpi = ranks.are_of_mpi && environment.get("PHALANX_STORE").is_none();
                 let way = if over_mpi { ", over MPI" } else { "" };
                 (
                     nccl,
@@ -122,10 +149,16 @@ fn decide(
             }
             Ok(()) => (nccl, "each rank has a GPU".to_owned()),
             Err(_) if gpus(rccl).is_ok() => (rccl, "each rank has an AMD GPU".to_owned()),
-            Err(_) if world_size == Some(1) => (BackendKind::Solo, "there is one rank".to_owned()),
-            Err(_) if is_mpi => {
+            Err(_) if ranks.all == Some(1) => (BackendKind::Solo, "there is one rank".to_owned()),
+            Err(_) if ranks.are_of_mpi => {
                 (BackendKind::Mpi, "an MPI launcher started the ranks, and not each has a GPU".to_owned())
             }
+            Err(why) if !ranks.are_threads && gpus_for(nccl, 1).is_ok() => (
+                BackendKind::Host,
+                format!(
+                    "several ranks, and {why}; NCCL if the others see other GPUs, which they are asked at the start"
+                ),
+            ),
             Err(why) => (
                 BackendKind::Host,
                 format!("several ranks without GPUs, not started as those of MPI ({why})"),
@@ -158,21 +191,38 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         }
         BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name())),
         BackendKind::Mpi => join_mpi(launcher, environment, &settings),
-        backend => on_one_host(backend, launcher, environment, &settings),
+        backend => match launcher.filter(|launcher| launcher.world_size != Some(1)) {
+            None => of_host(backend, thread_ranks(1, settings.timeout)?.remove(0), own_name(), &settings),
+            Some(launcher) => on_one_host(None, launcher, environment, &settings),
+        },
     }
 }
 
-/// The communicator of ranks that share a host's memory.
+/// The communicator of processes that share a host's memory. What carries their data they agree on when they meet, if they have
+/// not done so before.
 fn on_one_host(
-    backend: BackendKind,
-    launcher: Option<&Launcher>,
+    agreed: Option<BackendKind>,
+    launcher: &Launcher,
     environment: &Environment,
     settings: &Settings,
 ) -> Result<Comm> {
-    let (host, name) = on_host(launcher, environment, settings.timeout)?;
-    let gpu = host.rank();
+    let place = launcher.place(environment)?;
+    let own = introduction(environment, settings)?;
+    let (host, words) = join(&place, &own.to_bytes(), settings.timeout)?;
+    let backend = match agreed {
+        Some(backend) => backend,
+        None => {
+            let topology = HostTopology::one_host(place.world_size);
+            agreement::agree(&agreement::heard(&words)?, &topology, BackendKind::Host)?
+        }
+    };
+    of_host(backend, host, place.job, settings)
+}
+
+/// The communicator of ranks that are in the memory of one host.
+fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
     match backend {
-        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, gpu, name, settings),
+        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, settings),
         BackendKind::Nvshmem => as_pe(host, name, settings),
         _ => Ok(Comm::new(Arc::new(host), name)),
     }
@@ -184,8 +234,9 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
     let own = introduction(environment, settings)?;
     let store = meeting::open_store(environment, &place, timeout)?;
     let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
-    let exchange = |own: &[u8]| store.exchange("phalanx/hosts", own, timeout);
-    let (topology, backend) = agreement::reach(&own, exchange, otherwise)?;
+    let told = agreement::heard(&store.exchange("phalanx/hosts", &own.to_bytes(), timeout)?)?;
+    let topology = agreement::topology(&told);
+    let backend = agreement::agree(&told, &topology, otherwise)?;
     tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed");
     if backend == BackendKind::Mpi {
         drop(store);
@@ -194,7 +245,7 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
     if topology.num_hosts() == 1 {
         // The launcher's nodes are parts of one host.
         drop(store);
-        return on_one_host(backend, Some(launcher), environment, settings);
+        return on_one_host(Some(backend), launcher, environment, settings);
     }
     check_for_hosts(backend, &topology)?;
     across_hosts(backend, store, topology, place, settings)
@@ -203,7 +254,7 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
 /// What this rank says of itself to those that may be on other hosts.
 fn introduction(environment: &Environment, settings: &Settings) -> Result<agreement::Introduction> {
     let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
-    Ok(agreement::Introduction::own(wanted, gpus_seen))
+    Ok(agreement::Introduction::own(wanted, |backend| visible_gpus(backend, settings)))
 }
 
 /// Whether a backend's ranks can be on several hosts. The same answer on all.
@@ -227,23 +278,8 @@ fn across_hosts(
     place: Place,
     settings: &Settings,
 ) -> Result<Comm> {
-    let here = topology.ranks_of(topology.host_of(place.rank));
-    let gpu = here.iter().position(|rank| *rank == place.rank).expect("it is on its host");
     let control = HostComm::over(store, place.rank, topology, settings.timeout)?;
-    on_gpu(backend, control, gpu, place.job, settings)
-}
-
-/// This rank's place in the memory that the ranks of this host share, and the job's name.
-fn on_host(
-    launcher: Option<&Launcher>,
-    environment: &Environment,
-    timeout: Duration,
-) -> Result<(HostComm, String)> {
-    let Some(launcher) = launcher.filter(|launcher| launcher.world_size != Some(1)) else {
-        return Ok((thread_ranks(1, timeout)?.remove(0), own_name()));
-    };
-    let place = launcher.place(environment)?;
-    Ok((join(&place, timeout)?, place.job))
+    on_gpu(backend, control, place.job, settings)
 }
 
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
@@ -269,13 +305,14 @@ fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm
 fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
     let own = introduction(environment, settings)?;
     let world = mpi_world(Some(launcher), settings)?;
-    let exchange = |own: &[u8]| world.tell_bytes(own);
-    let (topology, backend) = agreement::reach(&own, exchange, BackendKind::Mpi)?;
+    let told = agreement::heard(&world.tell_bytes(&own.to_bytes())?)?;
+    let topology = agreement::topology(&told);
+    let backend = agreement::agree(&told, &topology, BackendKind::Mpi)?;
     tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
     let launcher = launcher.with_world_size(world.world_size());
     if topology.num_hosts() == 1 && backend != BackendKind::Mpi {
         world.depart(Departure::Left);
-        return on_one_host(backend, Some(&launcher), environment, settings);
+        return on_one_host(Some(backend), &launcher, environment, settings);
     }
     check_for_hosts(backend, &topology)?;
     let place = launcher.place(environment);
@@ -313,7 +350,7 @@ fn flavour(backend: BackendKind) -> Flavour {
 #[cfg(feature = "cuda")]
 fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
     match backend {
-        BackendKind::Nvshmem => crate::backend::nvshmem::available(ranks),
+        BackendKind::Nvshmem => crate::backend::nvshmem::available(),
         _ => crate::backend::nccl::available(flavour(backend), ranks),
     }
 }
@@ -327,39 +364,26 @@ fn gpus_for(backend: BackendKind, _ranks: usize) -> Result<()> {
     }))
 }
 
-/// How many GPUs this process could use with a backend.
+/// The GPUs that this rank could use with a backend.
 #[cfg(feature = "cuda")]
-fn gpus_seen(backend: BackendKind) -> Result<usize> {
-    crate::backend::nccl::gpus(flavour(backend))
+fn visible_gpus(backend: BackendKind, settings: &Settings) -> Result<gpus::Visible> {
+    crate::backend::nccl::visible(flavour(backend), settings.gpu)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpus_seen(backend: BackendKind) -> Result<usize> {
-    gpus_for(backend, 1).map(|()| 0)
+fn visible_gpus(backend: BackendKind, _settings: &Settings) -> Result<gpus::Visible> {
+    gpus_for(backend, 1).map(|()| unreachable!("an error"))
 }
 
-/// The communicator on GPUs of the ranks of a host communicator, this rank on GPU `gpu` unless it was told another. Collective.
+/// The communicator on GPUs of the ranks of a host communicator. Collective.
 #[cfg(feature = "cuda")]
-fn on_gpu(
-    backend: BackendKind,
-    host: HostComm,
-    gpu: usize,
-    name: String,
-    settings: &Settings,
-) -> Result<Comm> {
-    let gpu = settings.gpu.unwrap_or(gpu);
-    let comm = NcclComm::join(host, flavour(backend), gpu, settings.nccl.clone())?;
+fn on_gpu(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
+    let comm = NcclComm::join(host, flavour(backend), settings.gpu, settings.nccl.clone())?;
     Ok(Comm::new(Arc::new(comm), name))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_gpu(
-    backend: BackendKind,
-    host: HostComm,
-    _gpu: usize,
-    _name: String,
-    _settings: &Settings,
-) -> Result<Comm> {
+fn on_gpu(backend: BackendKind, host: HostComm, _name: String, _settings: &Settings) -> Result<Comm> {
     gpus_for(backend, host.world_size())?;
     unreachable!("the error above")
 }
@@ -373,7 +397,7 @@ fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
 
 #[cfg(not(feature = "cuda"))]
 fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<Comm> {
-    on_gpu(BackendKind::Nvshmem, host, 0, name, settings)
+    on_gpu(BackendKind::Nvshmem, host, name, settings)
 }
 
 fn check_world_size(world_size: usize) -> Result<()> {
@@ -384,8 +408,9 @@ fn check_world_size(world_size: usize) -> Result<()> {
     }
 }
 
-/// Meets the other processes of this host and takes this rank's place in their region.
-fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
+/// Meets the other processes of this host, tells them a word, and takes this rank's place in their region. Answers what all have
+/// told, too.
+fn join(place: &Place, word: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
     if !crate::os::PROCESS_RANKS {
         // The typed error of this platform.
         crate::os::SharedFile::create()?;
@@ -393,9 +418,9 @@ fn join(place: &Place, timeout: Duration) -> Result<HostComm> {
     // Said before anybody is kept waiting.
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
-    let met = rendezvous::meet(place, timeout)?;
+    let met = rendezvous::meet(place, word, timeout)?;
     let members = (0..place.world_size).collect();
-    Ok(HostComm::attach(met.world, met.channel, place.rank, members, timeout))
+    Ok((HostComm::attach(met.world, met.channel, place.rank, members, timeout), met.words))
 }
 
 /// What [`join`](crate::join) answers to the environment of this process.
@@ -413,11 +438,12 @@ pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
     let met = rendezvous::join(&place, settings.timeout)?;
     let (rank, members) = (met.rank, (0..met.world_size).collect());
     let host = HostComm::attach(met.world, met.channel, rank, members, settings.timeout);
-    let (backend, reason) = decide(environment, settings.backend, Some(met.world_size), false, None)?;
+    let ranks = Ranks::on_this_host(met.world_size, false);
+    let (backend, reason) = decide(environment, settings.backend, &ranks)?;
     tracing::info!(backend = backend.name(), reason, rank, "joined a communicator");
     let name = grown_name(met.number);
     match backend {
-        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, rank, name, &settings),
+        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, &settings),
         BackendKind::Host => Ok(Comm::new(Arc::new(host), name)),
         other => Err(Error::from(UnsupportedError {
             what: format!("joining on the backend {other}"),
@@ -440,7 +466,8 @@ pub(crate) fn run_threads<R: Send>(
     f: impl Fn(Comm) -> R + Sync,
 ) -> Result<Vec<R>> {
     check_world_size(ranks)?;
-    let (backend, reason) = decide(&settings.environment, settings.backend, Some(ranks), false, None)?;
+    let (backend, reason) =
+        decide(&settings.environment, settings.backend, &Ranks::on_this_host(ranks, true))?;
     tracing::info!(backend = backend.name(), reason, ranks, "communicator of threads");
     if backend == BackendKind::Solo {
         return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name()))]);
@@ -449,10 +476,7 @@ pub(crate) fn run_threads<R: Send>(
     let name = own_name();
     let body = |host: HostComm| {
         let comm = match backend {
-            BackendKind::Nccl | BackendKind::Rccl => {
-                let gpu = host.rank();
-                on_gpu(backend, host, gpu, name.clone(), settings)?
-            }
+            BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name.clone(), settings)?,
             BackendKind::Mpi | BackendKind::Nvshmem => {
                 return Err(Error::from(UnsupportedError {
                     what: format!("the backend {backend} for threads"),
@@ -498,7 +522,7 @@ pub(crate) fn gpu_ranks(
     std::thread::scope(|scope| {
         let join = |(host, gpu): (HostComm, &usize)| {
             let (gpu, settings) = (*gpu, settings.clone());
-            scope.spawn(move || NcclComm::join(host, flavour, gpu, settings))
+            scope.spawn(move || NcclComm::join(host, flavour, Some(gpu), settings))
         };
         let threads: Vec<_> = hosts.into_iter().zip(gpus).map(join).collect();
         let joined = threads.into_iter().map(|thread| thread.join().expect("set-up does not panic"));

@@ -1,7 +1,7 @@
 //! How the processes of one host find each other: over a Unix socket that rank 0 opens.
 //!
-//! Each rank says who it is and hands over a handle to its process; when all have come, rank 0 gives each
-//! the region's file and the handles of all. The socket's name is derived from the job's id, is abstract
+//! Each rank says who it is, has a word for all others, and hands over a handle to its process; when all have come, rank 0
+//! gives each the region's file, the handles and the words of all. The socket's name is derived from the job's id, is abstract
 //! (no file), and belongs to a user: both sides check with the kernel who is at the other end.
 //!
 //! A communicator that grows meets in the same way once more, at an address of its own: its members come as the ranks that
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// First word of every message: the protocol and its version.
-const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x04");
 
 /// How long a rank that has connected may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,6 +34,9 @@ const TICK: Duration = Duration::from_millis(20);
 /// The longest reason for a refusal.
 const MAX_REASON: usize = 4096;
 
+/// The longest word of a rank.
+const MAX_WORD: usize = 1 << 16;
+
 /// What a rank gets from the rendezvous.
 pub(crate) struct Met {
     pub world: Arc<World>,
@@ -42,6 +45,8 @@ pub(crate) struct Met {
     pub world_size: usize,
     /// Of this meeting: no other has it.
     pub number: u64,
+    /// What each rank has told all.
+    pub words: Vec<Vec<u8>>,
 }
 
 /// In the place of a rank: whoever says it wants to be given one.
@@ -61,6 +66,8 @@ struct Meeting<'a> {
     /// The last ranks are given to joiners.
     members: usize,
     number: u64,
+    /// What this rank tells all.
+    word: &'a [u8],
 }
 
 fn address_of(key: u128) -> Result<Address> {
@@ -96,6 +103,7 @@ impl Growth {
             world_size: self.members + self.joiners,
             members: self.members,
             number: self.number,
+            word: &[],
         };
         meeting.attend(timeout)
     }
@@ -113,11 +121,11 @@ pub(super) fn join(place: &Place, timeout: Duration) -> Result<Met> {
              and of the same user (PHALANX_JOB, and after a restart those of the new attempt)",
         )
     };
-    visit(&place.job, hello, &address_of(key)?, deadline, nobody)
+    visit(&place.job, hello, &[], &address_of(key)?, deadline, nobody)
 }
 
-/// Meets the other ranks of the job.
-pub(super) fn meet(place: &Place, timeout: Duration) -> Result<Met> {
+/// Meets the other ranks of the job, and tells them a word.
+pub(super) fn meet(place: &Place, word: &[u8], timeout: Duration) -> Result<Met> {
     let key = hash(place.job.as_bytes());
     let meeting = Meeting {
         job: &place.job,
@@ -129,6 +137,7 @@ pub(super) fn meet(place: &Place, timeout: Duration) -> Result<Met> {
         world_size: place.world_size,
         members: place.world_size,
         number: 0,
+        word,
     };
     meeting.attend(timeout)
 }
@@ -141,7 +150,7 @@ impl Meeting<'_> {
         }
         let (rank, world_size) = (self.rank as u32, self.world_size as u32);
         let hello = Hello { job: self.members_key, rank, world_size, cpus: usable_cpus() };
-        visit(self.job, hello, &self.address, deadline, || {
+        visit(self.job, hello, self.word, &self.address, deadline, || {
             BootstrapError {
                 problem: format!("after {timeout:.1?} rank 0 has not come"),
                 remedy: "see whether it was started on this host, by this user, with the same job id".into(),
@@ -213,6 +222,7 @@ struct Guest {
     connection: Connection,
     process: Process,
     cpus: CpuSet,
+    word: Vec<u8>,
 }
 
 fn host(meeting: &Meeting<'_>, timeout: Duration, deadline: Instant) -> Result<Met> {
@@ -282,10 +292,8 @@ fn refuse_others(listener: &Listener, meeting: &Meeting<'_>, count: usize, reaso
     let mut told = 0;
     while told < count && Instant::now() < end {
         let Ok(Some(connection)) = listener.accept(TICK) else { continue };
-        let mut bytes = [0; HELLO_LEN];
         if connection.set_timeout(FAREWELL).is_ok()
-            && connection.receive(&mut bytes).is_ok()
-            && Hello::from_bytes(&bytes).is_some_and(|hello| meeting.expects(&hello))
+            && receive_hello(&connection, meeting).is_some()
             // All that it sends is taken, or it would find the connection broken before it reads.
             && connection.receive_process().is_ok()
             && refuse(&connection, reason, missing).is_ok()
@@ -324,9 +332,7 @@ fn receive_guest(
         tracing::warn!("another user's process tried to join the job");
         return Ok(());
     }
-    let mut bytes = [0; HELLO_LEN];
-    let hello = connection.receive(&mut bytes).ok().and_then(|()| Hello::from_bytes(&bytes));
-    let Some(hello) = hello.filter(|hello| meeting.expects(hello)) else {
+    let Some((hello, word)) = receive_hello(&connection, meeting) else {
         tracing::warn!("a process that does not belong to the job tried to join it");
         let _ = refuse(&connection, "this is not the job, or the version of phalanx, that was expected", &[]);
         return Ok(());
@@ -345,11 +351,37 @@ fn receive_guest(
         }
     };
     match connection.receive_process() {
-        Ok(process) => guests[rank - 1] = Some(Guest { connection, process, cpus: hello.cpus }),
+        Ok(process) => guests[rank - 1] = Some(Guest { connection, process, cpus: hello.cpus, word }),
         // It may try again, or the deadline names it.
         Err(e) => tracing::warn!("rank {rank} could not hand over its process handle: {e}"),
     }
     Ok(())
+}
+
+/// Who has connected, if it belongs to the meeting, and its word.
+fn receive_hello(connection: &Connection, meeting: &Meeting<'_>) -> Option<(Hello, Vec<u8>)> {
+    let mut bytes = [0; HELLO_LEN];
+    connection.receive(&mut bytes).ok()?;
+    let hello = Hello::from_bytes(&bytes).filter(|hello| meeting.expects(hello))?;
+    Some((hello, receive_word(connection).ok()?))
+}
+
+/// A word as it is sent: its length, and its bytes.
+fn framed(word: &[u8]) -> Vec<u8> {
+    assert!(word.len() <= MAX_WORD, "a word of {} bytes", word.len());
+    [&(word.len() as u32).to_le_bytes(), word].concat()
+}
+
+fn receive_word(connection: &Connection) -> io::Result<Vec<u8>> {
+    let mut len = [0; 4];
+    connection.receive(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_WORD {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut word = vec![0; len];
+    connection.receive(&mut word)?;
+    Ok(word)
 }
 
 impl Meeting<'_> {
@@ -429,15 +461,19 @@ fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
     }
     // Nobody begins before all have it: who is told of an end here has seen nothing of the region yet. One that ends
     // from here on is a rank that dies.
+    let words = std::iter::once(meeting.word).chain(guests.iter().map(|guest| &*guest.word));
+    let words: Vec<Vec<u8>> = words.map(<[u8]>::to_vec).collect();
+    let all =
+        [channel.id().to_le_bytes().to_vec(), words.iter().flat_map(|word| framed(word)).collect()].concat();
     for guest in &guests {
-        let _ = guest.connection.send(&channel.id().to_le_bytes());
+        let _ = guest.connection.send(&all);
     }
     drop(everyone);
     let processes = std::iter::once(Ok(own))
         .chain(guests.iter().map(|guest| guest.process.try_clone()))
         .collect::<Result<Vec<_>>>()?;
     let world = Arc::new(world.with_processes(processes));
-    Ok(Met { world, channel, rank: 0, world_size, number: meeting.number })
+    Ok(Met { world, channel, rank: 0, world_size, number: meeting.number, words })
 }
 
 /// How many cores the ranks have between them: the union of theirs, within this process's CPU quota.
@@ -455,6 +491,7 @@ fn count_cores(others: impl Iterator<Item = CpuSet>) -> usize {
 fn visit(
     job: &str,
     hello: Hello,
+    word: &[u8],
     address: &Address,
     deadline: Instant,
     nobody: impl Fn() -> Error,
@@ -462,7 +499,7 @@ fn visit(
     let own = Process::current()?;
     let (connection, id) = loop {
         let connection = connect(address, deadline, &nobody)?;
-        match introduce(&connection, hello, &own, deadline) {
+        match introduce(&connection, hello, word, &own, deadline) {
             Ok(id) => break (connection, id),
             // The meeting that it came to ended before it was heard: that of the job's communicator before this one.
             Err(e)
@@ -479,17 +516,19 @@ fn visit(
     accepted(id)?;
     let mut rest = [0; 32];
     connection.receive(&mut rest).map_err(lost)?;
-    let word = |at: usize| u64::from_le_bytes(rest[8 * at..8 * at + 8].try_into().expect("8 bytes"));
-    let [cores, rank, world_size] = [0, 1, 2].map(|at| word(at) as usize);
+    let number = |at: usize| u64::from_le_bytes(rest[8 * at..8 * at + 8].try_into().expect("8 bytes"));
+    let [cores, rank, world_size] = [0, 1, 2].map(|at| number(at) as usize);
     if rank >= world_size || world_size > MAX_RANKS {
         return Err(lost(io::ErrorKind::InvalidData.into()));
     }
     let (file, processes) = connection.receive_world(world_size).map_err(lost)?;
     // All have been given it.
     accepted(receive_id(&connection).map_err(lost)?)?;
+    let words =
+        (0..world_size).map(|_| receive_word(&connection)).collect::<io::Result<_>>().map_err(lost)?;
     let world = Arc::new(World::processes(job, file, processes, cores)?);
     let channel = NewChannel::open(&world, id)?;
-    Ok(Met { world, channel, rank, world_size, number: word(3) })
+    Ok(Met { world, channel, rank, world_size, number: number(3), words })
 }
 
 fn lost(e: io::Error) -> Error {
@@ -524,10 +563,16 @@ fn connect(address: &Address, deadline: Instant, nobody: &impl Fn() -> Error) ->
 }
 
 /// Says who this is, and waits for the first word of the answer.
-fn introduce(connection: &Connection, hello: Hello, own: &Process, deadline: Instant) -> io::Result<u64> {
+fn introduce(
+    connection: &Connection,
+    hello: Hello,
+    word: &[u8],
+    own: &Process,
+    deadline: Instant,
+) -> io::Result<u64> {
     // A little longer than rank 0 waits, so that its reason arrives.
     connection.set_timeout(deadline.saturating_duration_since(Instant::now()) + GRACE)?;
-    connection.send(&hello.to_bytes())?;
+    connection.send(&[&hello.to_bytes()[..], &framed(word)].concat())?;
     connection.send_handles(None, &[own])?;
     receive_id(connection)
 }
@@ -574,12 +619,16 @@ mod tests {
         let timeout = Duration::from_secs(10);
         let [first, second] = [0, 1].map(|rank| {
             let place = place(rank);
-            std::thread::spawn(move || meet(&place, timeout).map(|met| met.rank))
+            std::thread::spawn(move || {
+                meet(&place, &[rank as u8; 3], timeout).map(|met| (met.rank, met.words))
+            })
         });
         // Rank 1 has come to it (or, on a slow machine, is late for it), and rank 0 cannot begin its own.
         std::thread::sleep(Duration::from_secs(1));
         drop(before);
-        assert_eq!([first, second].map(|rank| rank.join().unwrap().unwrap()), [0, 1]);
+        let words = vec![vec![0; 3], vec![1; 3]];
+        let met = [first, second].map(|rank| rank.join().unwrap().unwrap());
+        assert_eq!(met, [(0, words.clone()), (1, words)]);
     }
 
     #[test]

@@ -4,8 +4,9 @@ use super::control::{Control, Step};
 use super::device::{Device, failed};
 use super::library::{self, LOOK, Library, within};
 use super::limits::Limits;
-use crate::bootstrap::{self, Environment, HostTopology};
+use crate::bootstrap::{self, Environment, HostTopology, Visible, settle_gpu};
 use crate::comm::Comm;
+use crate::driver::gpu_ids;
 use crate::error::{Error, Result, TimeoutError, UnsupportedError, UsageError};
 use crate::os::{at_exit, leave};
 use crate::patience::Patience;
@@ -116,7 +117,9 @@ impl Builder {
         let timeout = self.limit()?;
         let (rank, ranks) = (control.comm().rank(), control.comm().world_size());
         check_processes(topology, &control)?;
-        let gpu = self.gpu.unwrap_or_else(|| number_on_host(topology, rank));
+        // Whether PEs can share a GPU the library says.
+        let seen = gpu_ids().map(|ids| Visible::here(ids, self.gpu, true));
+        let gpu = settle_gpu("NVSHMEM", seen, (rank, topology), |own| control.tell_bytes(own))?;
         // Whoever cannot go on says so before the others are in the library, where they would wait for ever.
         let ready = Ready::new(gpu);
         let agreed = control.agree(ready.is_ok(), "begin (NVSHMEM, its GPU, or an earlier context)");
@@ -173,12 +176,6 @@ impl Builder {
             None => Ok(bootstrap::timeout_from_environment()?),
         }
     }
-}
-
-/// The number of this rank among those of its host.
-fn number_on_host(topology: &HostTopology, rank: usize) -> usize {
-    let ranks = topology.ranks_of(topology.host_of(rank));
-    ranks.iter().position(|other| *other == rank).unwrap_or(0)
 }
 
 /// Ranks that are threads of one process cannot be PEs.

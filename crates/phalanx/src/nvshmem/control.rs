@@ -131,6 +131,17 @@ impl Control {
         }
     }
 
+    /// Gives bytes and gets everybody's, in PE order.
+    pub fn tell_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut lens = vec![0u64; self.comm.world_size()];
+        self.comm.all_gather(&[own.len() as u64], &mut lens)?;
+        let lens: Vec<usize> = lens.iter().map(|len| *len as usize).collect();
+        let mut all = vec![0u8; lens.iter().sum()];
+        self.comm.all_gather_v(own, &mut all, &lens)?;
+        let mut rest = &all[..];
+        Ok(lens.iter().map(|len| rest.split_off(..*len).expect("there are as many").to_vec()).collect())
+    }
+
     /// An error if a peer is gone while this PE waits.
     pub fn look(&self, since: Instant) -> Result<()> {
         let Some(witness) = &self.witness else { return Ok(()) };

@@ -6,6 +6,7 @@ use super::{Address, address, is_gone, send, unique};
 use crate::call::Code;
 use crate::lock;
 use crate::nccl::result::{INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, SYSTEM_ERROR, fail};
+use crate::settings::settings;
 use crate::violation::violation;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -133,16 +134,29 @@ fn table(to: &Address, communicator: u64, rank: u32, body: Vec<u8>) {
     send(to, Message { communicator, from: ROOT, to: rank, tag: Tag::Table, body });
 }
 
+/// The release that lets several ranks use one GPU, if it is told to.
+const SHARED: i32 = 23003;
+
+fn gpus_are_shared() -> bool {
+    let told = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value != "0");
+    settings().nccl_version >= SHARED && told
+}
+
 /// What everybody is told: the table, or why there is none.
 fn tell(there: &BTreeMap<u32, Peer>) -> Vec<u8> {
     let peers: Vec<(&u32, &Peer)> = there.iter().collect();
     for (n, (rank, peer)) in peers.iter().enumerate() {
-        if let Some((other, _)) = peers[..n].iter().find(|(_, other)| other.device == peer.device) {
+        let same = peers[..n].iter().find(|(_, other)| other.device == peer.device);
+        if let Some((other, _)) = same.filter(|_| !gpus_are_shared()) {
             let mut body = numbers(&[INVALID_USAGE as u64]);
-            let text = format!(
-                "Duplicate GPU detected : rank {other} and rank {rank} both on CUDA device {}",
-                peer.device
-            );
+            let text = if settings().nccl_version >= SHARED {
+                "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this \
+                 configuration."
+                    .into()
+            } else {
+                let device = peer.device;
+                format!("Duplicate GPU detected : rank {other} and rank {rank} both on CUDA device {device}")
+            };
             body.extend(text.as_bytes());
             return body;
         }

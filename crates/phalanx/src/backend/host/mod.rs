@@ -418,6 +418,32 @@ impl HostComm {
         unsafe { self.tell_all_in(Call::empty(Operation::Split), own, all) }
     }
 
+    /// Gives bytes and gets everybody's, in rank order, as a step of another backend's set-up.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    #[cfg(feature = "cuda")]
+    pub unsafe fn tell_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let ranks = self.endpoint.ranks;
+        let mut lens = vec![[0u64; 1]; ranks];
+        // SAFETY: the caller's contract.
+        unsafe { self.tell_all(&[own.len() as u64], lens.as_mut_slice()) }?;
+        let longest = lens.iter().map(|[len]| *len as usize).max().unwrap_or(0);
+        let mut send = own.to_vec();
+        send.resize(longest, 0);
+        let mut all = vec![0u8; longest * ranks];
+        let call = Call {
+            send: send.as_ptr(),
+            recv: all.as_mut_ptr(),
+            blocks: Blocks::Equal(longest),
+            ..Call::empty(Operation::Split)
+        };
+        // SAFETY: the caller's contract; one block of the longest, and room for one from each rank.
+        unsafe { self.collective(&call) }?;
+        let of_rank = |(rank, [len]): (usize, &[u64; 1])| all[rank * longest..][..*len as usize].to_vec();
+        Ok(lens.iter().enumerate().map(of_rank).collect())
+    }
+
     /// The same as a step of this call.
     unsafe fn tell_all_in<const N: usize>(
         &self,

@@ -3,6 +3,7 @@
 use super::runtime::{Cuda, Hip, Runtime};
 use super::turn::Turnstile;
 use crate::backend::Stream;
+use crate::bootstrap::GpuId;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::GpuStream;
 use crate::patience::Patience;
@@ -26,6 +27,30 @@ pub(crate) fn count(flavour: Flavour) -> Result<usize> {
         Flavour::Nccl => Cuda::count(),
         Flavour::Rccl => crate::hip::device_count(),
     }
+}
+
+/// What the GPUs are that this process sees. Those of AMD are told apart by their numbers, as if all processes saw the same.
+pub(crate) fn ids(flavour: Flavour) -> Result<Vec<GpuId>> {
+    match flavour {
+        Flavour::Nccl => crate::driver::gpu_ids(),
+        Flavour::Rccl => {
+            let by_number = |number| GpuId((number as u128).to_le_bytes());
+            Ok((0..crate::hip::device_count()?).map(by_number).collect())
+        }
+    }
+}
+
+/// Whether there is a GPU with this number.
+pub(crate) fn check(flavour: Flavour, ordinal: usize) -> Result<()> {
+    let count = count(flavour)?;
+    if ordinal < count {
+        return Ok(());
+    }
+    Err(Error::from(UnsupportedError {
+        what: format!("GPU {ordinal}"),
+        why: format!("this process sees {count} GPUs"),
+        remedy: format!("use fewer ranks, or look at {}", hidden_by(flavour)),
+    }))
 }
 
 /// The variables that hide GPUs from a process.
@@ -54,14 +79,7 @@ impl Device {
     /// The GPU with this number; opened once, so that all communicators share its context and its turn.
     pub fn open(flavour: Flavour, ordinal: usize) -> Result<Device> {
         static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
-        let count = count(flavour)?;
-        if ordinal >= count {
-            return Err(Error::from(UnsupportedError {
-                what: format!("GPU {ordinal}"),
-                why: format!("this process sees {count} GPUs"),
-                remedy: format!("use fewer ranks, or look at {}", hidden_by(flavour)),
-            }));
-        }
+        check(flavour, ordinal)?;
         let mut opened = lock(&OPENED);
         let number = (flavour == Flavour::Rccl, ordinal);
         if let Some(device) = opened.get(&number) {

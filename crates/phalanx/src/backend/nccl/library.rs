@@ -66,6 +66,13 @@ impl Library {
         self.flavour() == Flavour::Nccl && self.version() >= version_code(2, 31, 0)
     }
 
+    /// Whether it has been told to let several processes use one GPU (since NCCL 2.30).
+    pub fn shares_gpus(&self) -> bool {
+        let told = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE");
+        let is_told = told.is_ok_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value != 0));
+        self.flavour() == Flavour::Nccl && self.version() >= version_code(2, 30, 0) && is_told
+    }
+
     /// What the library says of a communicator (`ncclCommGetAsyncError`).
     ///
     /// # Safety

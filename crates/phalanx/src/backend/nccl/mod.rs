@@ -59,7 +59,7 @@ use crate::backend::host::{HostComm, Subject, Witness};
 use crate::backend::{
     Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
 };
-use crate::bootstrap::HostTopology;
+use crate::bootstrap::{HostTopology, Visible, settle_gpu};
 use crate::collective::Shape;
 use crate::comm::Comm;
 use crate::communicator::StreamSyncOps;
@@ -135,10 +135,14 @@ impl Messages {
     }
 }
 
-/// How many GPUs this process sees; an error if they, or the library, cannot be used.
-pub(crate) fn gpus(flavour: Flavour) -> Result<usize> {
-    let gpus = device::count(flavour)?;
-    library::load(flavour).map(|_| gpus)
+/// The GPUs that a rank can use, or of them the one that it was told to; an error if they, or the library, cannot be used.
+pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible> {
+    let ids = device::ids(flavour)?;
+    if let Some(ordinal) = wanted {
+        device::check(flavour, ordinal)?;
+    }
+    let library = library::load(flavour)?;
+    Ok(Visible::here(ids, wanted, library.shares_gpus()))
 }
 
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.
@@ -155,15 +159,20 @@ pub(crate) fn available(flavour: Flavour, ranks: usize) -> Result<()> {
 }
 
 impl NcclComm {
-    /// Makes the communicator of all ranks of a host channel, this rank on its GPU. Collective.
+    /// Makes the communicator of all ranks of a host channel, this rank on the GPU that it was told to use, or that it gets
+    /// of those which the ranks of its host see. Collective.
     pub fn join(
         control: HostComm,
         flavour: Flavour,
-        gpu: usize,
+        gpu: Option<usize>,
         settings: Arc<NcclSettings>,
     ) -> Result<NcclComm> {
         let library = library::load(flavour)?;
+        let (name, seen, topology) = (flavour.search().name, visible(flavour, gpu), control.host_topology());
         // SAFETY: nobody else uses `control` yet.
+        let tell = |own: &[u8]| unsafe { control.tell_bytes(own) };
+        let gpu = settle_gpu(name, seen, (control.rank(), &topology), tell)?;
+        // SAFETY: as above.
         let ids = unsafe { exchange_ids(&control, library, settings.config.unique_ids.unwrap_or(1)) }?;
         let device = Device::open(flavour, gpu);
         // SAFETY: as above. A rank without a GPU must not leave the others waiting in the library.
@@ -513,7 +522,7 @@ impl Backend for NcclComm {
         if parent.library.ncclCommSplit.is_none() {
             // Before 2.18: a communicator like any other.
             let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
-            let join = |control| NcclComm::join(control, flavour, self.gpu(), settings);
+            let join = |control| NcclComm::join(control, flavour, Some(self.gpu()), settings);
             return Ok(control.map(join).transpose()?.map(|part| Box::new(part) as _));
         }
         let Some(control) = control else {
@@ -535,7 +544,7 @@ impl Backend for NcclComm {
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (control, round) = self.communicator.witness.shrink()?;
         let flavour = self.communicator.library.flavour();
-        let part = NcclComm::join(control, flavour, self.gpu(), self.settings.clone())?;
+        let part = NcclComm::join(control, flavour, Some(self.gpu()), self.settings.clone())?;
         Ok((Box::new(part), round))
     }
 
@@ -547,7 +556,7 @@ impl Backend for NcclComm {
         let (control, number) = self.meet(&subject, |control| unsafe { control.grown(joiners) })?;
         self.communicator.witness.complete(self.communicator.collectives());
         let flavour = self.communicator.library.flavour();
-        let grown = NcclComm::join(control, flavour, self.gpu(), self.settings.clone())?;
+        let grown = NcclComm::join(control, flavour, Some(self.gpu()), self.settings.clone())?;
         Ok((Box::new(grown), number))
     }
 

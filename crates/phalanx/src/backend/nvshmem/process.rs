@@ -277,14 +277,13 @@ fn stage_from_environment() -> Result<usize> {
     Ok(bytes.map_or(STAGE, |bytes| bytes.next_multiple_of(1 << 10)))
 }
 
-/// Whether so many ranks of this host can have a GPU each; an error says what is missing.
-pub(crate) fn available(ranks: usize) -> Result<()> {
-    let gpus = gpu::count()?;
-    if gpus < ranks {
+/// Whether this process can be a PE; an error says what is missing.
+pub(crate) fn available() -> Result<()> {
+    if gpu::count()? == 0 {
         return Err(Error::from(UnsupportedError {
-            what: format!("NVSHMEM for {ranks} ranks of this host"),
-            why: format!("each needs a GPU of its own, and this process sees {gpus}"),
-            remedy: "use fewer ranks, or look at CUDA_VISIBLE_DEVICES".into(),
+            what: "NVSHMEM".into(),
+            why: "this process sees no GPU".into(),
+            remedy: "look at CUDA_VISIBLE_DEVICES".into(),
         }));
     }
     crate::nvshmem::version().map(drop)
