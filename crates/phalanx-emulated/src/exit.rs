@@ -13,6 +13,9 @@ pub fn watch_nccl() {
         if let Some(rank) = nccl::communicator::left() {
             violation("exit", format!("rank {rank}'s communicator was not ended"));
         }
+        if nccl::ending::is_freeing() {
+            violation("exit", "a thread frees a communicator");
+        }
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| register(exit));

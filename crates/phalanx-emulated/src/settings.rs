@@ -18,6 +18,7 @@
 //! | `EMULATED_PEER_DEATH` | what a peer's process that ended does: `hang` or `error` (`ncclRemoteError`) | `hang` |
 //! | `EMULATED_MISMATCH` | what ranks that call different things do: `end` the process or `hang` | `end` |
 //! | `EMULATED_INIT` | `hang`: communicators are never ready | |
+//! | `EMULATED_DESTROY` | `slow`: `ncclCommDestroy` takes 0.3 s to free the communicator | |
 //! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
 //! | `EMULATED_HANG_INSIDE` | `n`: in the n-th launch of operations on blocking communicators the library holds the caller until the communicator is revoked | |
 //! | `EMULATED_EXIT` | `crash`: a process that exits while a communicator is there, or NVSHMEM is initialised, breaks a rule: the threads of NCCL's sockets, and NVSHMEM 3.4.5, then crash | |
@@ -61,6 +62,7 @@ pub struct Settings {
     pub mismatch_hangs: bool,
     pub init_hangs: bool,
     pub abort_hangs: bool,
+    pub destroy_is_slow: bool,
     pub hang_inside: Option<u64>,
     pub exit_crashes: bool,
     pub finalize_is_local: bool,
@@ -132,6 +134,7 @@ fn read() -> Settings {
         mismatch_hangs: choice("EMULATED_MISMATCH", ["end", "hang"]),
         init_hangs: choice("EMULATED_INIT", ["", "hang"]),
         abort_hangs: choice("EMULATED_ABORT", ["", "hang"]),
+        destroy_is_slow: choice("EMULATED_DESTROY", ["", "slow"]),
         hang_inside: text("EMULATED_HANG_INSIDE").map(|_| value("EMULATED_HANG_INSIDE", 0)),
         exit_crashes: choice("EMULATED_EXIT", ["", "crash"]),
         finalize_is_local: choice("EMULATED_FINALIZE", ["collective", "local"]),

@@ -71,8 +71,7 @@ fn go_to_host(hosts: &str) -> String {
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).env_remove(HOSTS).env("NCCL_HOSTID", format!("host{host}"));
     if std::env::var_os("CUDA_VISIBLE_DEVICES").is_none() {
-        let gpus: Vec<String> = here.iter().map(usize::to_string).collect();
-        command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
+        command.env("CUDA_VISIBLE_DEVICES", processes::gpus_of(&here));
     }
     for (name, value) in [
         ("OMPI_COMM_WORLD_LOCAL_RANK", rank - here[0]),

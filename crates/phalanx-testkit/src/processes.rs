@@ -103,6 +103,13 @@ pub fn ranks_per_gpu() -> usize {
     told.unwrap_or(1).max(1)
 }
 
+/// The GPUs of these ranks, for `CUDA_VISIBLE_DEVICES`.
+pub fn gpus_of(ranks: &[usize]) -> String {
+    let mut gpus: Vec<String> = ranks.iter().map(|rank| (rank / ranks_per_gpu()).to_string()).collect();
+    gpus.dedup();
+    gpus.join(",")
+}
+
 /// Rank processes to be started.
 #[derive(Debug, Clone)]
 pub struct Launch {
@@ -237,10 +244,7 @@ impl Launch {
         command.env("PHALANX_LOCAL_WORLD_SIZE", here.len().to_string());
         command.env("NCCL_HOSTID", format!("host{host}"));
         if self.gpus {
-            let mut gpus: Vec<String> =
-                here.iter().map(|rank| (rank / ranks_per_gpu()).to_string()).collect();
-            gpus.dedup();
-            command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
+            command.env("CUDA_VISIBLE_DEVICES", gpus_of(&here));
         }
     }
 

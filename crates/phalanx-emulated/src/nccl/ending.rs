@@ -13,6 +13,7 @@ use crate::settings::settings;
 use crate::violation::violation;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -99,6 +100,14 @@ fn destroy(communicator: &Communicator) -> Result<(), Stopped> {
     communicator.wait_for_graphs()
 }
 
+/// How many threads free a communicator.
+static FREEING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a thread does so now.
+pub fn is_freeing() -> bool {
+    FREEING.load(Ordering::Acquire) > 0
+}
+
 fn abort(function: &'static str, communicator: &Communicator) {
     if settings().abort_hangs {
         loop {
@@ -134,9 +143,14 @@ exported! {
         if !communicator.state().windows.is_empty() {
             violation(FUNCTION, "the communicator has windows that were not deregistered");
         }
+        FREEING.fetch_add(1, Ordering::AcqRel);
         end(FUNCTION, &communicator);
+        if settings().destroy_is_slow {
+            std::thread::sleep(Duration::from_millis(300));
+        }
         let result = destroy(&communicator).map_err(|Stopped| INTERNAL_ERROR);
         communicator.close();
+        FREEING.fetch_sub(1, Ordering::AcqRel);
         result
     }
 

@@ -9,8 +9,11 @@ use phalanx_testkit::processes::{Launch, describe};
 use phalanx_testkit::scenario::Outcome;
 use std::time::Duration;
 
-pub const SCENARIOS: &[Scenario] =
-    &[Scenario::process("exits", exits), Scenario::process("exits/while_held", exits_while_held)];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::process("exits", exits),
+    Scenario::process("exits/while_held", exits_while_held),
+    Scenario::process("exits/dropped", exits_when_dropped),
+];
 
 /// What a program ends with that has failed.
 const FAILED: i32 = 3;
@@ -19,6 +22,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let trials = [
         Trial::test("exits/well", move || well(gpus, |launch| launch)),
         Trial::test("exits/failed", move || failed(gpus, |launch| launch)),
+        Trial::test("exits/dropped", move || dropped(gpus)),
     ];
     trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
 }
@@ -38,6 +42,21 @@ pub fn failed(ranks: usize, dress: impl FnOnce(Launch) -> Launch) -> Result<(), 
 /// All ranks exit well while the library holds a thread of theirs.
 pub fn while_held(ranks: usize, dress: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
     Ok(dress(launch(SCENARIOS[1], ranks, "")).reports().map(drop)?)
+}
+
+/// All ranks drop their communicators, of which a thread may then end some, and exit at once.
+fn dropped(ranks: usize) -> Result<(), Failed> {
+    let launch =
+        launch(SCENARIOS[2], ranks, "").env("EMULATED_EXIT", "crash").env("EMULATED_DESTROY", "slow");
+    Ok(launch.reports().map(drop)?)
+}
+
+fn exits_when_dropped(_: &[String]) -> Outcome {
+    let comm = must("init", phalanx::init())?;
+    let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+    let mut buffer = upload(&comm, &[1.0f32; 1000])?;
+    must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    done()
 }
 
 fn exits_while_held(_: &[String]) -> Outcome {

@@ -8,7 +8,7 @@ use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::hosts::Elsewhere;
-use phalanx_testkit::processes::{Launch, World, describe, phase};
+use phalanx_testkit::processes::{Launch, World, describe, gpus_of, phase};
 use phalanx_testkit::scenario::Outcome;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
@@ -220,13 +220,13 @@ fn launched(gpus: usize, hosts: usize) -> Result<(), Failed> {
     let here = gpus / hosts;
     let start = |host: usize| -> Result<std::process::Child, Failed> {
         let elsewhere = if host == 0 { None } else { Some(Elsewhere::enter()?) };
-        let visible: Vec<String> = (host * here..(host + 1) * here).map(|gpu| gpu.to_string()).collect();
+        let visible = gpus_of(&(host * here..(host + 1) * here).collect::<Vec<_>>());
         let mut command = std::process::Command::new(&phalanx);
         command.args(["launch", "--nnodes", &hosts.to_string(), "--node-rank", &host.to_string()]);
         command.args(["--store", &store.to_string(), "--token-file"]).arg(&token);
         command.args(["-n", &here.to_string(), "--"]).arg(&phalanx).args(["perf", "all_reduce"]);
         command.args(["-b", "8", "-e", "64K", "-f", "64", "-n", "3", "-w", "1"]);
-        command.env("CUDA_VISIBLE_DEVICES", visible.join(",")).env("NCCL_HOSTID", format!("host{host}"));
+        command.env("CUDA_VISIBLE_DEVICES", visible).env("NCCL_HOSTID", format!("host{host}"));
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         drop(elsewhere);
         Ok(child)

@@ -69,11 +69,11 @@ fn main() -> ExitCode {
         mpirun::trials,
         programs::trials,
         watchdog::trials,
-        placing::trials,
         releases::of_the_loaded_one,
     ] {
         trials.extend(module(ranks));
     }
+    trials.extend(placing::trials(gpus));
     if ranks > gpus {
         trials = trials.into_iter().map(of_processes_only).collect();
     }

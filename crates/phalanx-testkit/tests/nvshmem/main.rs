@@ -98,6 +98,10 @@ fn main() -> ExitCode {
     };
     let mut trials: Vec<_> =
         common.concat().into_iter().map(|scenario| world::trial(scenario, gpus)).collect();
+    if processes::ranks_per_gpu() > 1 {
+        // NCCL, which it needs, too, may not let processes share.
+        trials.retain(|trial| trial.name() != "front/nccl");
+    }
     trials.extend(backend::trials(gpus, world::are_emulated()));
     trials.extend(failures::trials(gpus));
     trials.extend(kernels::trials(gpus));

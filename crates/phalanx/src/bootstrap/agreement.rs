@@ -112,7 +112,8 @@ mod tests {
     /// So many GPUs, the same for all.
     fn seen(gpus: std::result::Result<usize, &str>) -> Told {
         let ids = |gpus| (0..gpus).map(|number| GpuId([number as u8; 16])).collect();
-        gpus.map(|gpus| Visible::here(ids(gpus), None, false)).map_err(str::to_owned)
+        let seen = gpus.map(|gpus| Visible::here(ids(gpus), None, false).unwrap());
+        seen.map_err(str::to_owned)
     }
 
     fn rank(host: &str, wanted: Option<BackendKind>, gpus: std::result::Result<usize, &str>) -> Introduction {

@@ -4,7 +4,7 @@
 //! whatever order, or only one. Each rank gets one that no other has, if it can the one with its own number on the host.
 
 use super::hosts::HostTopology;
-use crate::error::{Error, UnsupportedError};
+use crate::error::{Error, Result, UnsupportedError};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
@@ -25,10 +25,22 @@ pub(crate) struct Visible {
 impl Visible {
     /// What this process sees, or of that only the one that this rank was told to use.
     #[cfg(any(feature = "cuda", test))]
-    pub fn here(all: Vec<GpuId>, wanted: Option<usize>, shares: bool) -> Visible {
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there is none with that number.
+    pub fn here(all: Vec<GpuId>, wanted: Option<usize>, shares: bool) -> Result<Visible> {
+        if let Some(number) = wanted.filter(|number| *number >= all.len()) {
+            return Err(Error::from(UnsupportedError {
+                what: format!("GPU {number}"),
+                why: format!("this process sees {} GPUs", all.len()),
+                remedy: "name another (Builder::gpu), or look at CUDA_VISIBLE_DEVICES (for AMD's, HIP_VISIBLE_DEVICES and \
+                         ROCR_VISIBLE_DEVICES)"
+                    .into(),
+            }));
+        }
         let is_wanted = |(number, _): &(usize, GpuId)| wanted.is_none_or(|wanted| wanted == *number);
         let gpus = all.into_iter().enumerate().filter(is_wanted).collect();
-        Visible { gpus, process: std::process::id(), shares }
+        Ok(Visible { gpus, process: std::process::id(), shares })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -122,7 +134,6 @@ pub(crate) use together::settle;
 #[cfg(feature = "cuda")]
 mod together {
     use super::*;
-    use crate::error::Result;
 
     /// The number of this rank's GPU. `tell` gives what a rank says and gets what all say. Collective; an error is the same on
     /// all ranks, but for its own on one that cannot say which GPUs it sees.

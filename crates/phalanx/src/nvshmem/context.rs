@@ -118,7 +118,7 @@ impl Builder {
         let (rank, ranks) = (control.comm().rank(), control.comm().world_size());
         check_processes(topology, &control)?;
         // Whether PEs can share a GPU the library says.
-        let seen = gpu_ids().map(|ids| Visible::here(ids, self.gpu, true));
+        let seen = gpu_ids().and_then(|ids| Visible::here(ids, self.gpu, true));
         let gpu = settle_gpu("NVSHMEM", seen, (rank, topology), |own| control.tell_bytes(own))?;
         // Whoever cannot go on says so before the others are in the library, where they would wait for ever.
         let ready = Ready::new(gpu);

@@ -40,19 +40,6 @@ pub(crate) fn ids(flavour: Flavour) -> Result<Vec<GpuId>> {
     }
 }
 
-/// Whether there is a GPU with this number.
-pub(crate) fn check(flavour: Flavour, ordinal: usize) -> Result<()> {
-    let count = count(flavour)?;
-    if ordinal < count {
-        return Ok(());
-    }
-    Err(Error::from(UnsupportedError {
-        what: format!("GPU {ordinal}"),
-        why: format!("this process sees {count} GPUs"),
-        remedy: format!("use fewer ranks, or look at {}", hidden_by(flavour)),
-    }))
-}
-
 /// The variables that hide GPUs from a process.
 pub(crate) fn hidden_by(flavour: Flavour) -> &'static str {
     match flavour {
@@ -79,7 +66,14 @@ impl Device {
     /// The GPU with this number; opened once, so that all communicators share its context and its turn.
     pub fn open(flavour: Flavour, ordinal: usize) -> Result<Device> {
         static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
-        check(flavour, ordinal)?;
+        let count = count(flavour)?;
+        if ordinal >= count {
+            return Err(Error::from(UnsupportedError {
+                what: format!("GPU {ordinal}"),
+                why: format!("this process sees {count} GPUs"),
+                remedy: format!("use fewer ranks, or look at {}", hidden_by(flavour)),
+            }));
+        }
         let mut opened = lock(&OPENED);
         let number = (flavour == Flavour::Rccl, ordinal);
         if let Some(device) = opened.get(&number) {

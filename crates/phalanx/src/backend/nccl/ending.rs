@@ -25,12 +25,21 @@ const REVOKE_DEFAULT: i32 = 0;
 /// Between two looks whether the others have left, at most.
 const SELDOM: Duration = Duration::from_millis(50);
 
-/// How many threads have not come back from the library.
+/// How many threads are inside the library to end a communicator, and how many of them nobody waits for any more.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether threads of this process are still inside the library that nobody waits for any more.
-pub(super) fn has_lost_threads() -> bool {
-    LOST.load(Ordering::Acquire) > 0
+/// Waits until no thread of this process is inside the library to end a communicator: one that is being freed counts as ended. False
+/// if one does not come back.
+pub(super) fn wait_until_all_are_out() -> bool {
+    let since = Instant::now();
+    let are_out = || INSIDE.load(Ordering::Acquire) == 0;
+    let is_in_vain =
+        || INSIDE.load(Ordering::Acquire) <= LOST.load(Ordering::Acquire) || since.elapsed() > ENDING;
+    while !are_out() && !is_in_vain() {
+        nap(since);
+    }
+    are_out()
 }
 
 impl Communicator {
@@ -315,10 +324,15 @@ fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<Errand>) + Send 
     let (sender, receiver) = channel();
     let errand = Errand::new(what);
     let of_thread = errand.clone();
+    INSIDE.fetch_add(1, Ordering::AcqRel);
     let thread = std::thread::Builder::new().name("phalanx-end".into()).spawn(move || {
         f(&of_thread);
+        INSIDE.fetch_sub(1, Ordering::AcqRel);
         let _ = sender.send(());
     });
+    if thread.is_err() {
+        INSIDE.fetch_sub(1, Ordering::AcqRel);
+    }
     let came_back = thread.is_ok() && receiver.recv_timeout(ENDING).is_ok();
     if !came_back {
         errand.give_up();

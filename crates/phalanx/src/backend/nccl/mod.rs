@@ -138,11 +138,8 @@ impl Messages {
 /// The GPUs that a rank can use, or of them the one that it was told to; an error if they, or the library, cannot be used.
 pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible> {
     let ids = device::ids(flavour)?;
-    if let Some(ordinal) = wanted {
-        device::check(flavour, ordinal)?;
-    }
     let library = library::load(flavour)?;
-    Ok(Visible::here(ids, wanted, library.shares_gpus()))
+    Visible::here(ids, wanted, library.shares_gpus())
 }
 
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.

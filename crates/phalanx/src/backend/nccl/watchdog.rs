@@ -5,7 +5,7 @@
 //! for it.
 
 use super::communicator::{Communicator, ENDING};
-use super::ending::has_lost_threads;
+use super::ending::wait_until_all_are_out;
 use super::making::look_unless_making;
 use super::waiting::ASYNC_ERROR;
 use crate::backend::Departure;
@@ -91,7 +91,7 @@ fn end(status: Option<c_int>) {
     }
     drop(sender);
     let are_through = ended.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
-    let is_quiet = are_through && alive.iter().all(|one| one.has_ended()) && !has_lost_threads();
+    let is_quiet = are_through && alive.iter().all(|one| one.has_ended()) && wait_until_all_are_out();
     // What the threads of this process have for themselves is gone: dropping them is too late.
     std::mem::forget(alive);
     if let (Some(status), false) = (status, is_quiet) {
