@@ -1,12 +1,13 @@
 //! Memory that NCCL knows.
 
 use crate::world::{both, done, expect, must, stream, value, values};
-use libtest_mimic::Trial;
+use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::MemoryStatistic::{Persistent, Suspendable, Suspended, Total};
-use phalanx::nccl::Registration;
+use phalanx::nccl::{Graph, Registration};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("registrations", registrations),
@@ -17,7 +18,47 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
-    SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect()
+    let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
+    let one_thread = Trial::test("one_thread_allocates", move || one_thread(gpus));
+    trials.push(one_thread.with_ignored_flag(gpus < 2));
+    trials
+}
+
+/// One thread that drives all ranks cannot make windows, for which they meet, and gets registered memory; of what it asks for, it is told.
+fn one_thread(gpus: usize) -> Result<(), Failed> {
+    let devices: Vec<usize> = (0..gpus).collect();
+    let comms = must("init_all", phalanx::nccl::init_all(&devices))?;
+    let mut buffers = Vec::new();
+    for comm in &comms {
+        comm.set_timeout(Duration::from_secs(5));
+        let nccl = comm.nccl().ok_or("NCCL")?;
+        let buffer = must("alloc", nccl.alloc::<f32>(1000))?;
+        // Without functions to register memory with there is no registration.
+        assert_ne!(buffer.registration(), Registration::Symmetric);
+        buffers.push(buffer);
+        let capture = Graph::capture(comm, (), |_, ()| Ok(())).map(drop);
+        for (what, result) in [
+            ("alloc", nccl.alloc_as::<f32>(1000, Registration::Symmetric).map(drop)),
+            ("suspend", nccl.suspend()),
+            ("signal", nccl.signal(0)),
+            ("CUDA graph", capture),
+        ] {
+            match result.expect_err(what) {
+                Error::MissingFunction(_) => {}
+                error @ Error::Unsupported(_) => {
+                    let text = error.to_string();
+                    assert!(text.contains(what) && text.contains("thread of its own"), "{text}");
+                }
+                error => return Err(format!("{what}: {error}").into()),
+            }
+        }
+    }
+    let sum = phalanx::group(|group| {
+        let mut both = comms.iter().zip(&mut buffers);
+        both.try_for_each(|(comm, buffer)| group.on(comm).all_reduce_in_place(buffer, ReduceOp::Sum))
+    });
+    must("group", sum)?;
+    Ok(comms.iter().try_for_each(|comm| must("sync", comm.sync()))?)
 }
 
 fn registrations(comm: Comm, _: &[String]) -> Outcome {

@@ -138,6 +138,12 @@ impl Operation {
         matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
     }
 
+    /// Whether it can be one of several operations that start together.
+    #[cfg(feature = "cuda")]
+    pub fn is_queued_in_groups(self) -> bool {
+        !self.is_empty_handed() && self != Operation::Alloc
+    }
+
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
         use Operation::{Barrier, Finalize, Grow, Init, Resume, Shrink, Split, Suspend};
@@ -330,6 +336,15 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
+    /// What it is called.
+    #[cfg(feature = "cuda")]
+    pub fn operation(&self) -> Operation {
+        match self.direction {
+            Direction::Send(_) => Operation::Send,
+            Direction::Recv(_) => Operation::Recv,
+        }
+    }
+
     /// A message between buffers in host memory.
     pub fn host(direction: Direction, peer: usize, tag: u32, dtype: DType, count: usize) -> Transfer {
         Transfer { direction, peer, tag, dtype, count, space: Space::Host, stream: Stream::NONE }

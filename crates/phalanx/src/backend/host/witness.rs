@@ -7,7 +7,7 @@ use super::layout::RECORDS;
 use super::liveness::Liveness;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
-use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
+use crate::backend::{Backend, Blocks, Call, Departure, Operation, Transfer};
 use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
 use crate::sync::{Ordering, lock};
@@ -67,16 +67,12 @@ impl Subject {
 
     /// A message; `sequence` counts this rank's messages.
     pub fn message(sequence: u64, transfer: &Transfer) -> Subject {
-        let operation = match transfer.direction {
-            Direction::Send(_) => Operation::Send,
-            Direction::Recv(_) => Operation::Recv,
-        };
         let call = Call {
             root: transfer.peer,
             dtype: transfer.dtype,
             reduction: RawReduction { code: ReductionCode::Sum, factor: 0 },
             blocks: Blocks::Equal(transfer.count),
-            ..Call::empty(operation)
+            ..Call::empty(transfer.operation())
         };
         Subject { sequence, record: Record::of(&call) }
     }

@@ -380,10 +380,10 @@ impl<T: Element, S: GpuSlice<T>> fmt::Debug for Buffer<T, S> {
     }
 }
 
-/// The most that the library offers, no error if that is less than a window.
-pub(super) fn best(communicator: &Communicator) -> Registration {
+/// The most that the library offers, no error if that is less than a window, for which the ranks have to be able to meet.
+pub(super) fn best(communicator: &Communicator, can_meet: bool) -> Registration {
     let library = communicator.library;
-    if library.ncclCommWindowRegister.is_some() {
+    if can_meet && library.ncclCommWindowRegister.is_some() {
         Registration::Symmetric
     } else if library.ncclCommRegister.is_some() {
         Registration::Local

@@ -1,10 +1,10 @@
 //! What only NCCL and RCCL have, for one communicator: [`Surface`], and [`Nccl`], which adds what is CUDA's.
 
-use super::NcclComm;
 use super::collective::Needs;
 use super::collective_config::CollectiveConfig;
 use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
+use super::{NcclComm, NcclSettings};
 use crate::backend::{Backend, Blocks, Call, Operation};
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
@@ -82,8 +82,8 @@ impl<'a> Nccl<'a> {
         self.comm.communicator.device.cuda().expect("NCCL's GPUs are CUDA's")
     }
 
-    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them,
-    /// else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
+    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them (not on a thread that
+    /// drives [all ranks](init_all)), else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         self.best_buffer(len)
     }
@@ -133,12 +133,19 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
     }
 }
 
-/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`).
+/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each.
 ///
-/// Operations of several of them go into one [`group`](crate::group): outside of one, each waits for the others
-/// when it is the first.
+/// **On the thread that called this**, a rank that waits for another waits for itself. So what waits is refused there, at once, with
+/// [`Error::Unsupported`](crate::Error): operations outside of a [`group`](crate::group) (those of all ranks go into one), and
+/// `barrier`, `finalize` (drop the communicators), `split`, `shrink`, symmetric memory ([`Nccl::alloc`] gives registered memory instead),
+/// `suspend` and `resume`, signals, and capturing a [`Graph`](crate::nccl::Graph). A group that leaves a rank out, or started operations that
+/// are waited for before all ranks have started theirs, end at the deadline.
+///
+/// **Moved to another thread** a communicator does all of this. Then all of them are to be moved, one to a thread:
+/// several on one thread wait for each other there until the deadline, and one that stays behind is refused what the others wait for.
+/// [`phalanx::run`](crate::run) makes ranks that have a thread each from the start.
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, Flavour::Nccl, DEFAULT_TIMEOUT, Arc::default())
+    bootstrap::gpu_ranks(gpus, Flavour::Nccl, DEFAULT_TIMEOUT, NcclSettings::driven_here())
 }
 
 /// A number about a communicator's GPU memory, in bytes (`ncclCommMemStat_t`).
@@ -179,7 +186,7 @@ impl<'a> Surface<'a> {
     }
 
     pub(super) fn best_buffer<T: Element, S: GpuSlice<T>>(&self, len: usize) -> Result<Buffer<T, S>> {
-        self.buffer(len, best(&self.comm.communicator))
+        self.buffer(len, best(&self.comm.communicator, !self.comm.is_driven_here()))
     }
 
     pub(super) fn buffer<T: Element, S: GpuSlice<T>>(
@@ -275,6 +282,7 @@ impl<'a> Surface<'a> {
     pub fn suspend(&self) -> Result<()> {
         let communicator = &self.comm.communicator;
         let suspend = communicator.library.need(communicator.library.ncclCommSuspend, "ncclCommSuspend")?;
+        self.comm.refuse_driver("suspend")?;
         self.prepare()?;
         self.comm.sync()?;
         self.gather(&Call::empty(Operation::Suspend))?;
@@ -349,6 +357,7 @@ impl<'a> Surface<'a> {
         fits("target", target.len(), offset.checked_add(count), "the offset and the length of the range")?;
         source.window_of(communicator)?;
         let window = target.window_of(communicator)?;
+        self.comm.refuse_driver("put_signal")?;
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         // The target, too: it must not be given back before.
@@ -381,6 +390,7 @@ impl<'a> Surface<'a> {
         let communicator = &self.comm.communicator;
         let signal = communicator.library.need(communicator.library.ncclSignal, "ncclSignal")?;
         self.comm.shape().check_rank("signal", "peer", peer)?;
+        self.comm.refuse_driver("signal")?;
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         communicator.used(self.lane.stream());
@@ -413,6 +423,7 @@ impl<'a> Surface<'a> {
                 });
             }
         }
+        self.comm.refuse_driver("wait_signals")?;
         self.prepare()?;
         if descriptions.is_empty() {
             return Ok(());
