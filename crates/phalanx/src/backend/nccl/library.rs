@@ -40,7 +40,7 @@ pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
         "{}",
         api.name()
     );
-    let others: Vec<_> = search.loaded().into_iter().filter(|path| path != api.path()).collect();
+    let others = search.loaded_beside(api.path());
     if !others.is_empty() {
         tracing::warn!(
             "this process has loaded another {} too: {others:?} beside {:?}; communicators of the two know \
