@@ -89,10 +89,11 @@ pub(crate) enum Operation {
     Alloc,
     Suspend,
     Resume,
+    WaitSignals,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 24] = [
+    const ALL: [(Operation, &'static str); 25] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -117,6 +118,7 @@ impl Operation {
         (Operation::Alloc, "alloc"),
         (Operation::Suspend, "suspend"),
         (Operation::Resume, "resume"),
+        (Operation::WaitSignals, "wait_signals"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -146,8 +148,8 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        use Operation::{Barrier, Finalize, Grow, Init, Resume, Shrink, Split, Suspend};
-        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow | Suspend | Resume)
+        use Operation::{Barrier, Finalize, Grow, Init, Resume, Shrink, Split, Suspend, WaitSignals};
+        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow | Suspend | Resume | WaitSignals)
     }
 }
 

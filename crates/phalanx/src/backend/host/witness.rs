@@ -24,6 +24,9 @@ pub(crate) struct Witness {
     meetings: Arc<HostComm>,
     /// Held by whoever looks for a reason to give up: a rank has one place for its verdict.
     judging: Mutex<Liveness>,
+    /// Whose signals this rank has asked for since its work was complete: all ranks may have made the same calls, and one of
+    /// these be who holds it up.
+    signals: Mutex<Vec<usize>>,
 }
 
 /// As long as it lives, the rank waits: others that wait for it find out for whom.
@@ -121,7 +124,7 @@ impl Subject {
 
 impl Witness {
     pub fn new(channel: HostComm, meetings: Arc<HostComm>) -> Witness {
-        Witness { channel, meetings, judging: Mutex::new(Liveness::new()) }
+        Witness { channel, meetings, judging: Mutex::new(Liveness::new()), signals: Mutex::default() }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
@@ -153,6 +156,21 @@ impl Witness {
         Waiting(&self.channel.endpoint)
     }
 
+    /// This rank's work goes on when signals of these peers have come.
+    pub fn expect_signals(&self, peers: impl Iterator<Item = usize>) {
+        let mut signals = lock(&self.signals);
+        for peer in peers {
+            if !signals.contains(&peer) {
+                signals.push(peer);
+            }
+        }
+    }
+
+    /// All work of this rank is complete.
+    pub fn have_signals(&self) {
+        lock(&self.signals).clear();
+    }
+
     /// Lets ranks that share no memory know at once what this one has announced.
     pub fn tell(&self) {
         self.channel.endpoint.tell();
@@ -163,7 +181,10 @@ impl Witness {
         let endpoint = &self.channel.endpoint;
         let awaited = match subject.peer() {
             Some(peer) => Some(peer),
-            None => endpoint.peers().find(|rank| !self.has_arrived(*rank, subject)),
+            None => {
+                let absent = endpoint.peers().find(|rank| !self.has_arrived(*rank, subject));
+                absent.or_else(|| lock(&self.signals).first().copied())
+            }
         };
         if let Some(rank) = awaited {
             let awaited = endpoint.members()[rank] as u32 + 1;
@@ -230,7 +251,9 @@ impl Witness {
             return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() }));
         }
         if waited >= endpoint.deadline() {
-            let missing = endpoint.missing(&awaited, subject.sequence, &subject.record);
+            let signals = lock(&self.signals);
+            let suspects = if signals.is_empty() || subject.peer().is_some() { &awaited } else { &*signals };
+            let missing = endpoint.missing(suspects, subject.sequence, &subject.record);
             return Err(endpoint.fail(&Verdict::Timeout { missing, context: context() }));
         }
         Ok(())

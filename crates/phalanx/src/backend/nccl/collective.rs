@@ -90,8 +90,8 @@ impl Communicator {
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
                 AllToAllV if self.library.ncclAlltoAllv.is_some() => self.all_to_all_v(call),
                 AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
-                Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | Send
-                | Recv => {
+                Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
+                | WaitSignals | Send | Recv => {
                     unreachable!("nothing to enqueue")
                 }
             }

@@ -324,6 +324,14 @@ impl Communicator {
         last.subject.get_or_insert(errand);
     }
 
+    /// Notes that the stream waits for signals of these peers from now on.
+    pub fn awaits(&self, stream: Stream, peers: impl Iterator<Item = usize>) {
+        self.witness.expect_signals(peers);
+        let mut last = lock(&self.last);
+        let subject = Subject::call(last.collectives, &Call::empty(Operation::WaitSignals));
+        (last.subject, last.stream) = (Some(subject), stream);
+    }
+
     /// Calls the library with the communicator, and waits until it has done it.
     pub fn call(&self, function: &'static str, f: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<()> {
         self.check()?;

@@ -400,7 +400,8 @@ impl<'a> Surface<'a> {
     }
 
     /// The stream goes on when so many signals of each peer have come (`ncclWaitSignal`, 2.29.2): pairs of peer and
-    /// number. To wait for none is no operation, which matters for the first.
+    /// number. To wait for none is no operation, which matters for the first. Where [`Comm::sync`] ends at its deadline, since
+    /// signals do not come, the error names these peers.
     pub fn wait_signals(&self, signals: &[(usize, u32)]) -> Result<()> {
         let communicator = &self.comm.communicator;
         let wait = communicator.library.need(communicator.library.ncclWaitSignal, "ncclWaitSignal")?;
@@ -428,8 +429,8 @@ impl<'a> Surface<'a> {
         if descriptions.is_empty() {
             return Ok(());
         }
-        communicator.check_awake(Operation::Recv)?;
-        communicator.used(self.lane.stream());
+        communicator.check_awake(Operation::WaitSignals)?;
+        communicator.awaits(self.lane.stream(), descriptions.iter().map(|signals| signals.peer as usize));
         let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
         // SAFETY: a usable communicator; the descriptions are read during the call.
         communicator
