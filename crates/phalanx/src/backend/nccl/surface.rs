@@ -185,6 +185,15 @@ impl<'a> Surface<'a> {
         self.comm.communicator.look_for_error()
     }
 
+    /// What the library says about its last error (`ncclGetLastError`, 2.13), of whichever communicator and thread of this process; empty
+    /// if there was none. A [`LibraryError`](crate::LibraryError) has it in its text.
+    ///
+    /// # Errors
+    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
+    pub fn last_error(&self) -> Result<String> {
+        self.comm.communicator.library.last_error()
+    }
+
     pub(super) fn best_buffer<T: Element, S: GpuSlice<T>>(&self, len: usize) -> Result<Buffer<T, S>> {
         self.buffer(len, best(&self.comm.communicator, !self.comm.is_driven_here()))
     }
