@@ -251,14 +251,13 @@ fn last_error() -> Result<(), libtest_mimic::Failed> {
     config.cga_cluster_size = Some(9);
     let outcomes = Comm::builder().backend(BackendKind::Nccl).run(1, |comm| -> Result<(), String> {
         let nccl = comm.nccl().ok_or("NCCL")?;
-        let said = must("last_error", nccl.last_error())?;
+        must("last_error", nccl.last_error())?;
         let Ok(configured) = nccl.configured(&config) else { return Ok(()) };
         let mut one = upload(&comm, &[1.0f32])?;
         let refused = configured.all_reduce_in_place(&mut one, ReduceOp::Sum);
         let Err(Error::Library(error)) = refused else { return Err(format!("{refused:?}")) };
         let says = must("last_error", nccl.last_error())?;
         assert!(says.contains("cgaClusterSize=9") && error.text.ends_with(&says), "{says:?} in {error}");
-        assert_ne!(said, says);
         Ok(())
     })?;
     Ok(outcomes.into_iter().collect::<Result<(), String>>()?)

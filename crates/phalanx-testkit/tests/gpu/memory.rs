@@ -106,7 +106,36 @@ fn scaled(comm: Comm, _: &[String]) -> Outcome {
     must("all_reduce_scaled", nccl.all_reduce_scaled(&send, &mut recv, &factor))?;
     must("sync", comm.sync())?;
     let got = stream(&comm).clone_dtoh(&recv).map_err(|e| e.to_string())?;
-    expect("factor × 2, summed", &got, |_| (1..=ranks).sum::<usize>() as f32 * 2.0)?;
+    let scaled = (1..=ranks).sum::<usize>() as f32 * 2.0;
+    expect("factor × 2, summed", &got, |_| scaled)?;
+    for root in 0..ranks {
+        let mut recv = upload(&vec![7.0; if rank == root { 4096 } else { 0 }])?;
+        if rank == root {
+            must("reduce_scaled", nccl.reduce_scaled(&send, &mut recv, &factor, root))?;
+        } else {
+            must("reduce_scaled", nccl.reduce_scaled(&send, &mut [], &factor, root))?;
+        }
+        must("sync", comm.sync())?;
+        let got = stream(&comm).clone_dtoh(&recv).map_err(|e| e.to_string())?;
+        expect("factor × 2, summed at the root", &got, |_| scaled)?;
+    }
+    let blocks: Vec<f32> = (0..4096 * ranks).map(|index| (index / 4096) as f32).collect();
+    let blocks = upload(&blocks)?;
+    must("reduce_scatter_scaled", nccl.reduce_scatter_scaled(&blocks, &mut recv, &factor))?;
+    must("sync", comm.sync())?;
+    let got = stream(&comm).clone_dtoh(&recv).map_err(|e| e.to_string())?;
+    expect("factor × rank, summed", &got, |_| scaled / 2.0 * rank as f32)?;
+    let refused = nccl.reduce_scatter_scaled(&blocks, &mut vec![0.0f32; 4096][..], &factor).unwrap_err();
+    assert!(refused.to_string().contains("GPU memory"), "{refused}");
+    let refused = nccl.reduce_scaled(&send, &mut recv, &factor, ranks).unwrap_err();
+    assert!(refused.to_string().contains("root"), "{refused}");
+    if ranks == 1 {
+        // NCCL's kernel for one rank would leave the last one out.
+        let send = upload(&vec![2.0; 4097])?;
+        let mut recv = upload(&vec![0.0; 4097])?;
+        let refused = nccl.all_reduce_scaled(&send, &mut recv, &factor).unwrap_err();
+        assert!(refused.to_string().contains("4097"), "{refused}");
+    }
     let refused = nccl.all_reduce_scaled(&send, &mut recv, &[1.0f32]).unwrap_err();
     assert!(refused.to_string().contains("GPU memory"), "{refused}");
     let refused = nccl.all_reduce_scaled(&send, &mut recv, &send).unwrap_err();

@@ -1,17 +1,18 @@
 //! What only NCCL and RCCL have, for one communicator: [`Surface`], and [`Nccl`], which adds what is CUDA's.
 
-use super::collective::Needs;
+use super::collective::{Needs, can_multiply_alone};
 use super::collective_config::CollectiveConfig;
 use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
 use super::{NcclComm, NcclSettings};
-use crate::backend::{Backend, Blocks, Call, Operation};
+use crate::backend::{Backend, Blocks, Call, Operation, Space};
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{GpuStream, Lane};
-use crate::{ReduceOp, Source};
+use crate::op::{RawReduction, ReductionCode};
+use crate::{Source, Target};
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::{
     Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclDataType_t, ncclEncryptionConfig_t,
@@ -237,36 +238,86 @@ impl<'a> Surface<'a> {
     }
 
     /// Sums the ranks' buffers, each multiplied by a factor that is in GPU memory and read when the operation is
-    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`). For a factor known on the host use
-    /// [`PreMulSum`](crate::PreMulSum).
+    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`): one element, this rank's. For a factor known on the host use
+    /// [`PreMulSum`](crate::PreMulSum). All buffers are in GPU memory.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`] with [`PreMulSum`](crate::PreMulSum); [`UsageError::Length`] for more or less than one factor;
+    /// [`UsageError::Memory`] for host memory.
     pub fn all_reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
     where
         S: Source + ?Sized,
-        R: crate::Target<Elem = S::Elem> + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().all_reduce(send.len(), recv.len())?;
+        self.scaled("all_reduce_scaled", call, send, recv, factor)
+    }
+
+    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which only the root gets the result. As in [`Comm::reduce`], `recv` is used
+    /// at the root only.
+    pub fn reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce(send.len(), recv.len(), root)?;
+        self.scaled("reduce_scaled", call, send, recv, factor)
+    }
+
+    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which each rank gets its block. As in [`Comm::reduce_scatter`], `send` has as
+    /// many elements as `recv` for each rank.
+    pub fn reduce_scatter_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce_scatter(send.len(), recv.len())?;
+        self.scaled("reduce_scatter_scaled", call, send, recv, factor)
+    }
+
+    fn scaled<S, R, F>(
+        &self,
+        operation: &'static str,
+        call: Call<'_>,
+        send: &S,
+        recv: &mut R,
+        factor: &F,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
         F: Source<Elem = S::Elem> + ?Sized,
     {
         if factor.len() != 1 {
             let (actual, expected) = (factor.len(), 1);
-            let (operation, buffer, rule) = ("all_reduce_scaled", "factor", "one factor");
+            let (buffer, rule) = ("factor", "one factor");
             return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
         }
-        let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(ReduceOp::Sum);
+        let communicator = &self.comm.communicator;
+        if communicator.ranks == 1 {
+            can_multiply_alone(S::Elem::DTYPE, send.len())?;
+        }
+        let reduction = RawReduction { code: ReductionCode::PreMulSum, factor: 0 };
         let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
         let factor = factor.lend(self.lane)?;
-        let call = call.between::<S::Elem>(&send, &recv, self.lane).configured(self.lane);
-        if factor.span().space == crate::backend::Space::Host
-            || call.spaces != [crate::backend::Space::Device; 2]
-        {
+        let call =
+            Call { reduction, ..call }.between::<S::Elem>(&send, &recv, self.lane).configured(self.lane);
+        let gets_nothing = call.operation == Operation::Reduce && call.root != communicator.rank;
+        let [send_space, recv_space] = call.spaces;
+        let used = [Some(factor.span().space), Some(send_space), (!gets_nothing).then_some(recv_space)];
+        if used.contains(&Some(Space::Host)) {
             return Err(UsageError::Memory {
                 memory: "host memory".into(),
                 wanted: "GPU memory, for the buffers and the factor".into(),
-                remedy: "use all_reduce with PreMulSum for a factor on the host",
+                remedy: "use PreMulSum for a factor on the host",
             }
             .into());
         }
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
         unsafe { self.prepare_collective(&call) }?;
-        let communicator = &self.comm.communicator;
         let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;
         let needs = Needs::with_reduction(op);
         // SAFETY: the buffers and the factor are lent until the operation is enqueued; this is the one thread inside.
