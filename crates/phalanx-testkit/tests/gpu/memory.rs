@@ -1,6 +1,6 @@
 //! Memory that NCCL knows.
 
-use crate::world::{both, done, expect, must, stream, value, values};
+use crate::world::{both, done, download, expect, must, stream, upload, value, values};
 use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::MemoryStatistic::{Persistent, Suspendable, Suspended, Total};
 use phalanx::nccl::{Graph, Registration};
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("registrations", registrations),
+    Scenario::rank("registered", registered),
     Scenario::rank("outlives_its_communicator", outlives),
     Scenario::rank("scaled", scaled),
     Scenario::rank("newer_functions", newer_functions),
@@ -83,6 +84,34 @@ fn registrations(comm: Comm, _: &[String]) -> Outcome {
     }
     let best = must("alloc", nccl.alloc::<f32>(1 << 20))?;
     Ok(format!("{:?}", best.registration()))
+}
+
+/// Memory of the program's own, while it is registered and afterwards.
+fn registered(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+    for len in [0, 1, 4099] {
+        let own = upload(&comm, &values::<f32>(rank, len))?;
+        let mut buffer = must("register", nccl.register(own))?;
+        let known = if len == 0 { Registration::Plain } else { Registration::Local };
+        assert_eq!((buffer.len(), buffer.registration()), (len, known), "{buffer:?}");
+        must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        // Waits for the operation.
+        let own = must("into_slice", buffer.into_slice())?;
+        expect("the sum", &download(&comm, &own)?, sum)?;
+        let mut again = must("register", nccl.register(own))?;
+        must("all_reduce", comm.all_reduce_in_place(&mut again, ReduceOp::Max))?;
+        // Dropped with the operation in flight.
+    }
+    let refused = must("alloc", nccl.alloc::<f32>(10))?.into_slice().unwrap_err();
+    assert!(refused.to_string().contains("freed with its buffer"), "{refused}");
+    let outliving = must("register", nccl.register(upload(&comm, &[1.0f32; 10])?))?;
+    let stream = stream(&comm).clone();
+    drop(comm);
+    let own = must("into_slice", outliving.into_slice())?;
+    expect("still there", &stream.clone_dtoh(&own).map_err(|e| e.to_string())?, |_| 1.0)?;
+    done()
 }
 
 fn outlives(comm: Comm, _: &[String]) -> Outcome {

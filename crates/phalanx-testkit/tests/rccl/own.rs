@@ -54,6 +54,11 @@ fn registrations(comm: Comm, _: &[String]) -> Outcome {
             must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
         }
     }
+    let mut own = must("register", rccl.register(upload(&comm, &values::<f32>(rank, 4099))?))?;
+    assert_eq!(own.registration(), Registration::Local);
+    must("all_reduce", comm.all_reduce_in_place(&mut own, ReduceOp::Sum))?;
+    let own = must("into_slice", own.into_slice())?;
+    expect("registered", &download(&comm, &own)?, |index| sum(ranks, index))?;
     let best = must("alloc", rccl.alloc::<f32>(1 << 16))?;
     Ok(format!("{:?}", best.registration()))
 }

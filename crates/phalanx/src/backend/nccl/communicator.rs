@@ -369,14 +369,15 @@ impl Communicator {
         lock(&self.registrations).get(&number).copied()
     }
 
-    /// Gives a registration back, unless the communicator has ended, which did so. False if the memory stays registered,
+    /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
     /// until the communicator's end.
-    pub fn end_registration(&self, number: u64) -> bool {
-        let Some(handle) = lock(&self.registrations).remove(&number) else { return true };
-        let given_back = self.ended.load(Ordering::Acquire) || self.deregister(handle);
-        if !given_back {
-            lock(&self.registrations).insert(number, handle);
+    pub fn end_registration(&self, number: u64) -> Result<()> {
+        let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(()) };
+        if self.ended.load(Ordering::Acquire) {
+            return Ok(());
         }
-        given_back
+        self.deregister(handle).inspect_err(|_| {
+            lock(&self.registrations).insert(number, handle);
+        })
     }
 }

@@ -66,6 +66,16 @@ impl<'a> Rccl<'a> {
         self.buffer(len, registration)
     }
 
+    /// Registers memory that the program has with the communicator (`ncclCommRegister`), as
+    /// [NCCL's](crate::nccl::Nccl::register).
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for memory of another GPU; [`Error::MissingFunction`] if the library is too old for it. The slice is
+    /// dropped then.
+    pub fn register<T: Element>(&self, slice: hip::Slice<T>) -> Result<Buffer<T, hip::Slice<T>>> {
+        self.registered(slice)
+    }
+
     /// Reduces the ranks' buffers and adds a bias to the result with the same reduction (`ncclAllReduceWithBias`).
     /// `send`, `recv` and `bias` are GPU memory of one length; the bias is the same on every rank.
     ///

@@ -13,7 +13,7 @@ use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{GpuStream, Lane};
 use crate::op::{RawReduction, ReductionCode};
 use crate::{Source, Target};
-use cudarc::driver::CudaContext;
+use cudarc::driver::{CudaContext, CudaSlice};
 use phalanx_sys::nccl::{
     Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclDataType_t, ncclEncryptionConfig_t,
     ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
@@ -95,6 +95,19 @@ impl<'a> Nccl<'a> {
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
     pub fn alloc_as<T: Element>(&self, len: usize, registration: Registration) -> Result<Buffer<T>> {
         self.buffer(len, registration)
+    }
+
+    /// Registers memory that the program has with the communicator (`ncclCommRegister`, 2.19), so that operations need not copy
+    /// through the library's own: all ranks register what they use in an operation, or none. The buffer owns the slice, so that the memory
+    /// is not freed while it is registered; [`Buffer::into_slice`] gives it back. Not collective.
+    ///
+    /// Windows are made of the library's own memory: [`alloc`](Nccl::alloc).
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for memory of another GPU; [`Error::MissingFunction`](crate::Error) if the library is too old for it. The
+    /// slice is dropped then.
+    pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Buffer<T>> {
+        self.registered(slice)
     }
 }
 
@@ -209,6 +222,11 @@ impl<'a> Surface<'a> {
             self.gather(&Call { dtype: T::DTYPE, blocks, ..Call::empty(Operation::Alloc) })
         };
         Buffer::new(&self.comm.communicator, self.stream(), len, registration, meet)
+    }
+
+    pub(super) fn registered<T: Element, S: GpuSlice<T>>(&self, slice: S) -> Result<Buffer<T, S>> {
+        let start = slice.lend(self.lane)?.span().start;
+        Buffer::of_slice(&self.comm.communicator, slice, start)
     }
 
     /// Before what is enqueued: what was started, and what was posted, comes first.
