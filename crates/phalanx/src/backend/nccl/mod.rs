@@ -554,15 +554,11 @@ impl Backend for NcclComm {
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
-        self.check_driver(Operation::Split)?;
-        self.flush()?;
-        let parent = &self.communicator;
-        parent.check_awake(Operation::Split)?;
-        if self.settings.check {
-            // SAFETY: the caller's contract.
-            unsafe { self.compare(&Call::empty(Operation::Split)) }?;
-        }
-        let (subject, _) = parent.next_collective(&Call::empty(Operation::Split));
+        let (parent, call) = (&self.communicator, Call::empty(Operation::Split));
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(&call) }?;
+        parent.check_awake(call.operation)?;
+        let (subject, _) = parent.next_collective(&call);
         // SAFETY: the caller's contract.
         let control = self.meet(&subject, |control| unsafe { control.part(color, key) })?;
         if parent.library.ncclCommSplit.is_none() {
