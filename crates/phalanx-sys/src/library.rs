@@ -185,6 +185,11 @@ impl Search {
         files.dedup();
         files
     }
+
+    /// Those of them that are other files than this one, which goes by the name of a link perhaps.
+    pub fn loaded_beside(&self, file: &Path) -> Vec<PathBuf> {
+        self.loaded().into_iter().filter(|other| !are_one_file(other, file)).collect()
+    }
 }
 
 impl Library {
@@ -300,6 +305,23 @@ fn is_version_of(path: &Path, name: &OsStr) -> bool {
     file.strip_prefix(&*name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
+/// Whether two paths lead to the same file.
+fn are_one_file(one: &Path, other: &Path) -> bool {
+    one == other || identity(one).is_some_and(|file| identity(other) == Some(file))
+}
+
+/// Device and number: hard links, which package managers make, have one.
+#[cfg(unix)]
+fn identity(file: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    file.metadata().ok().map(|file| (file.dev(), file.ino()))
+}
+
+#[cfg(not(unix))]
+fn identity(file: &Path) -> Option<PathBuf> {
+    file.canonicalize().ok()
+}
+
 /// The files that are mapped into this process.
 pub(crate) fn loaded_files() -> Vec<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -343,6 +365,31 @@ mod tests {
         assert!(library.path().is_absolute(), "{:?}", library.path());
         assert!(library.has(c"malloc") && !library.has(c"no_such_function"));
         assert_eq!(libc.loaded(), [library.path()]);
+    }
+
+    /// The loader's list has the file's own name, and not that of the link by which it was found.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_link_is_not_another_copy() {
+        let libm = Search { name: "the mathematical library", files: &["libm.so.6"], ..NOWHERE };
+        let original = std::fs::canonicalize(libm.open().unwrap().path()).unwrap();
+        let folder = std::env::temp_dir().join(format!("phalanx-links-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [file, symbolic, hard] =
+            ["libm-copied.so.6.1", "libm-copied.so.6", "libm-copied.so"].map(|name| folder.join(name));
+        std::fs::copy(&original, &file).unwrap();
+        std::os::unix::fs::symlink(&file, &symbolic).unwrap();
+        std::fs::hard_link(&file, &hard).unwrap();
+        let copied = Search { files: &["libm-copied.so.6"], ..libm };
+        let place = Place { file: symbolic.clone(), origin: "a test".into() };
+        let library = copied.open_among(vec![place]).unwrap();
+        assert_eq!(library.path(), symbolic);
+        assert_eq!(copied.loaded(), [&*file]);
+        for path in [&file, &symbolic, &hard] {
+            assert_eq!(copied.loaded_beside(path), [] as [PathBuf; 0], "{path:?}");
+        }
+        assert_eq!(copied.loaded_beside(&original), [file], "another copy");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

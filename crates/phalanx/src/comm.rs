@@ -602,7 +602,7 @@ impl Builder {
             gpu: self.gpu,
             check,
             #[cfg(feature = "cuda")]
-            nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check }),
+            nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check, driver: None }),
         })
     }
 }

@@ -251,7 +251,7 @@ fn library(search: &Search) -> Result<()> {
         let names: Vec<&str> = since.iter().map(|function| function.name).collect();
         fact("missing functions", format!("{} (since {})", names.join(", "), version_text(since[0].since)))?;
     }
-    for other in search.loaded().iter().filter(|path| *path != api.path()) {
+    for other in search.loaded_beside(api.path()) {
         fact("loaded too", format!("{}: two copies know nothing of each other", other.display()))?;
     }
     let same = |file: &std::path::Path| file.canonicalize().ok() == api.path().canonicalize().ok();

@@ -3,8 +3,8 @@
 use crate::world::{DEADLINE, both, done, download, expect, launch, must, stream, upload, value, values};
 use libtest_mimic::Trial;
 use phalanx::cudarc::driver::{CudaContext, DevicePtr};
-use phalanx::nccl::Config;
-use phalanx::{BackendKind, Comm, DType, ReduceOp};
+use phalanx::nccl::{CollectiveConfig, Config};
+use phalanx::{BackendKind, Comm, DType, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
 
@@ -27,6 +27,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let shared = Trial::test("processes/cycles/shared", || many_cycles("1000", "1"));
     trials.extend([many, shared].map(|trial| trial.with_ignored_flag(gpus < 2)));
     trials.push(Trial::test("settings", settings));
+    trials.push(Trial::test("last_error", last_error).with_ignored_flag(gpus < 1));
     let unique_ids = Trial::test("unique_ids", move || unique_ids(gpus));
     trials.push(unique_ids.with_ignored_flag(gpus < 2));
     trials
@@ -244,6 +245,24 @@ fn settings() -> Result<(), libtest_mimic::Failed> {
     let nul = run(|config| config.comm_name = Some("a\0b".into())).map(drop).unwrap_err();
     assert!(nul.to_string().contains("comm_name"), "{nul}");
     Ok(())
+}
+
+/// The library's own account of what it refused, which is in the error's text, too.
+fn last_error() -> Result<(), libtest_mimic::Failed> {
+    let mut config = CollectiveConfig::default();
+    config.cga_cluster_size = Some(9);
+    let outcomes = Comm::builder().backend(BackendKind::Nccl).run(1, |comm| -> Result<(), String> {
+        let nccl = comm.nccl().ok_or("NCCL")?;
+        must("last_error", nccl.last_error())?;
+        let Ok(configured) = nccl.configured(&config) else { return Ok(()) };
+        let mut one = upload(&comm, &[1.0f32])?;
+        let refused = configured.all_reduce_in_place(&mut one, ReduceOp::Sum);
+        let Err(Error::Library(error)) = refused else { return Err(format!("{refused:?}")) };
+        let says = must("last_error", nccl.last_error())?;
+        assert!(says.contains("cgaClusterSize=9") && error.text.ends_with(&says), "{says:?} in {error}");
+        Ok(())
+    })?;
+    Ok(outcomes.into_iter().collect::<Result<(), String>>()?)
 }
 
 /// Ranks that are spread over every number of unique ids (a library that has it; `releases.rs` has those that do not).

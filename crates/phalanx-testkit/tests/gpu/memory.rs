@@ -1,15 +1,17 @@
 //! Memory that NCCL knows.
 
-use crate::world::{both, done, expect, must, stream, value, values};
-use libtest_mimic::Trial;
+use crate::world::{both, done, download, expect, must, stream, upload, value, values};
+use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::MemoryStatistic::{Persistent, Suspendable, Suspended, Total};
-use phalanx::nccl::Registration;
+use phalanx::nccl::{Graph, Registration};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("registrations", registrations),
+    Scenario::rank("registered", registered),
     Scenario::rank("outlives_its_communicator", outlives),
     Scenario::rank("scaled", scaled),
     Scenario::rank("newer_functions", newer_functions),
@@ -17,7 +19,47 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
-    SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect()
+    let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
+    let one_thread = Trial::test("one_thread_allocates", move || one_thread(gpus));
+    trials.push(one_thread.with_ignored_flag(gpus < 2));
+    trials
+}
+
+/// One thread that drives all ranks cannot make windows, for which they meet, and gets registered memory; of what it asks for, it is told.
+fn one_thread(gpus: usize) -> Result<(), Failed> {
+    let devices: Vec<usize> = (0..gpus).collect();
+    let comms = must("init_all", phalanx::nccl::init_all(&devices))?;
+    let mut buffers = Vec::new();
+    for comm in &comms {
+        comm.set_timeout(Duration::from_secs(5));
+        let nccl = comm.nccl().ok_or("NCCL")?;
+        let buffer = must("alloc", nccl.alloc::<f32>(1000))?;
+        // Without functions to register memory with there is no registration.
+        assert_ne!(buffer.registration(), Registration::Symmetric);
+        buffers.push(buffer);
+        let capture = Graph::capture(comm, (), |_, ()| Ok(())).map(drop);
+        for (what, result) in [
+            ("alloc", nccl.alloc_as::<f32>(1000, Registration::Symmetric).map(drop)),
+            ("suspend", nccl.suspend()),
+            ("signal", nccl.signal(0)),
+            ("CUDA graph", capture),
+        ] {
+            match result.expect_err(what) {
+                Error::MissingFunction(_) => {}
+                error @ Error::Unsupported(_) => {
+                    let text = error.to_string();
+                    assert!(text.contains(what) && text.contains("thread of its own"), "{text}");
+                }
+                error => return Err(format!("{what}: {error}").into()),
+            }
+        }
+    }
+    let sum = phalanx::group(|group| {
+        let mut both = comms.iter().zip(&mut buffers);
+        both.try_for_each(|(comm, buffer)| group.on(comm).all_reduce_in_place(buffer, ReduceOp::Sum))
+    });
+    must("group", sum)?;
+    Ok(comms.iter().try_for_each(|comm| must("sync", comm.sync()))?)
 }
 
 fn registrations(comm: Comm, _: &[String]) -> Outcome {
@@ -44,6 +86,34 @@ fn registrations(comm: Comm, _: &[String]) -> Outcome {
     Ok(format!("{:?}", best.registration()))
 }
 
+/// Memory of the program's own, while it is registered and afterwards.
+fn registered(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+    for len in [0, 1, 4099] {
+        let own = upload(&comm, &values::<f32>(rank, len))?;
+        let mut buffer = must("register", nccl.register(own))?;
+        let known = if len == 0 { Registration::Plain } else { Registration::Local };
+        assert_eq!((buffer.len(), buffer.registration()), (len, known), "{buffer:?}");
+        must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        // Waits for the operation.
+        let own = must("into_slice", buffer.into_slice())?;
+        expect("the sum", &download(&comm, &own)?, sum)?;
+        let mut again = must("register", nccl.register(own))?;
+        must("all_reduce", comm.all_reduce_in_place(&mut again, ReduceOp::Max))?;
+        // Dropped with the operation in flight.
+    }
+    let refused = must("alloc", nccl.alloc::<f32>(10))?.into_slice().unwrap_err();
+    assert!(refused.to_string().contains("freed with its buffer"), "{refused}");
+    let outliving = must("register", nccl.register(upload(&comm, &[1.0f32; 10])?))?;
+    let stream = stream(&comm).clone();
+    drop(comm);
+    let own = must("into_slice", outliving.into_slice())?;
+    expect("still there", &stream.clone_dtoh(&own).map_err(|e| e.to_string())?, |_| 1.0)?;
+    done()
+}
+
 fn outlives(comm: Comm, _: &[String]) -> Outcome {
     let stream = stream(&comm).clone();
     let mut buffer = must("alloc", comm.nccl().ok_or("NCCL")?.alloc::<f32>(1000))?;
@@ -65,7 +135,36 @@ fn scaled(comm: Comm, _: &[String]) -> Outcome {
     must("all_reduce_scaled", nccl.all_reduce_scaled(&send, &mut recv, &factor))?;
     must("sync", comm.sync())?;
     let got = stream(&comm).clone_dtoh(&recv).map_err(|e| e.to_string())?;
-    expect("factor × 2, summed", &got, |_| (1..=ranks).sum::<usize>() as f32 * 2.0)?;
+    let scaled = (1..=ranks).sum::<usize>() as f32 * 2.0;
+    expect("factor × 2, summed", &got, |_| scaled)?;
+    for root in 0..ranks {
+        let mut recv = upload(&vec![7.0; if rank == root { 4096 } else { 0 }])?;
+        if rank == root {
+            must("reduce_scaled", nccl.reduce_scaled(&send, &mut recv, &factor, root))?;
+        } else {
+            must("reduce_scaled", nccl.reduce_scaled(&send, &mut [], &factor, root))?;
+        }
+        must("sync", comm.sync())?;
+        let got = stream(&comm).clone_dtoh(&recv).map_err(|e| e.to_string())?;
+        expect("factor × 2, summed at the root", &got, |_| scaled)?;
+    }
+    let blocks: Vec<f32> = (0..4096 * ranks).map(|index| (index / 4096) as f32).collect();
+    let blocks = upload(&blocks)?;
+    must("reduce_scatter_scaled", nccl.reduce_scatter_scaled(&blocks, &mut recv, &factor))?;
+    must("sync", comm.sync())?;
+    let got = stream(&comm).clone_dtoh(&recv).map_err(|e| e.to_string())?;
+    expect("factor × rank, summed", &got, |_| scaled / 2.0 * rank as f32)?;
+    let refused = nccl.reduce_scatter_scaled(&blocks, &mut vec![0.0f32; 4096][..], &factor).unwrap_err();
+    assert!(refused.to_string().contains("GPU memory"), "{refused}");
+    let refused = nccl.reduce_scaled(&send, &mut recv, &factor, ranks).unwrap_err();
+    assert!(refused.to_string().contains("root"), "{refused}");
+    if ranks == 1 {
+        // NCCL's kernel for one rank would leave the last one out.
+        let send = upload(&vec![2.0; 4097])?;
+        let mut recv = upload(&vec![0.0; 4097])?;
+        let refused = nccl.all_reduce_scaled(&send, &mut recv, &factor).unwrap_err();
+        assert!(refused.to_string().contains("4097"), "{refused}");
+    }
     let refused = nccl.all_reduce_scaled(&send, &mut recv, &[1.0f32]).unwrap_err();
     assert!(refused.to_string().contains("GPU memory"), "{refused}");
     let refused = nccl.all_reduce_scaled(&send, &mut recv, &send).unwrap_err();

@@ -2,9 +2,10 @@
 
 use crate::world::{Slice, both, done, download, expect, init_all, must, upload, value, values};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, ReduceOp};
+use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("ring", ring),
@@ -15,8 +16,11 @@ pub const SCENARIOS: &[Scenario] = &[
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 2, gpus, &[""])).collect();
-    let several = Trial::test("one_thread_for_all_gpus", move || one_thread(gpus));
-    trials.push(several.with_ignored_flag(gpus < 2));
+    let several = [
+        Trial::test("one_thread_for_all_gpus", move || one_thread(gpus)),
+        Trial::test("one_thread_waits_for_itself", move || waits_for_itself(gpus)),
+    ];
+    trials.extend(several.map(|trial| trial.with_ignored_flag(gpus < 2)));
     trials
 }
 
@@ -136,5 +140,60 @@ fn one_thread(gpus: usize) -> Result<(), Failed> {
         let sum = |index: usize| (0..gpus).map(|rank| value(rank, index)).sum::<i32>() as f32;
         expect("the sum", &download(comm, recv)?, sum)?;
     }
+    Ok(())
+}
+
+/// What one thread that drives all ranks would wait for in vain is refused at once, and harms nothing: groups work before and
+/// afterwards, and everything does in threads of their own.
+fn waits_for_itself(gpus: usize) -> Result<(), Failed> {
+    let devices: Vec<usize> = (0..gpus).collect();
+    let mut comms = must("init_all", init_all(&devices))?;
+    let mut buffers: Vec<_> =
+        comms.iter().map(|comm| upload(comm, &[1.0f32; 100])).collect::<Result<_, _>>()?;
+    for comm in &comms {
+        comm.set_timeout(Duration::from_secs(5));
+    }
+    let all_reduce = |comms: &[Comm], buffers: &mut [Slice<f32>]| {
+        phalanx::group(|group| {
+            let mut both = comms.iter().zip(buffers);
+            both.try_for_each(|(comm, buffer)| group.on(comm).all_reduce_in_place(buffer, ReduceOp::Max))
+        })
+    };
+    must("group", all_reduce(&comms, &mut buffers))?;
+    let since = Instant::now();
+    let first = &comms[0];
+    for (operation, remedy, refused) in [
+        ("barrier", "thread of its own", first.barrier()),
+        ("split", "thread of its own", first.split(Some(0), 0).map(drop)),
+        ("shrink", "thread of its own", first.shrink().map(drop)),
+        ("all_reduce", "phalanx::group", first.all_reduce_in_place(&mut buffers[0], ReduceOp::Max)),
+        ("all_reduce", "phalanx::group", first.all_reduce_in_place(&mut [1.0f32][..], ReduceOp::Max)),
+        ("send", "phalanx::group", first.send(&buffers[0], 1)),
+        ("recv", "phalanx::group", first.recv(&mut buffers[0], 1)),
+    ] {
+        let error = refused.expect_err(operation);
+        assert!(matches!(error, Error::Unsupported(_)), "{operation}: {error}");
+        let text = error.to_string();
+        assert!([operation, "init_all", remedy].iter().all(|part| text.contains(part)), "{text}");
+    }
+    assert!(since.elapsed() < Duration::from_secs(2), "after {:?}", since.elapsed());
+    must("group", all_reduce(&comms, &mut buffers))?;
+    comms = std::thread::scope(|scope| {
+        let rank = |comm: Comm| {
+            scope.spawn(move || {
+                let mut buffer = upload(&comm, &[1.0f32; 100])?;
+                must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+                expect("the sum", &download(&comm, &buffer)?, |_| gpus as f32)?;
+                let part = must("split", comm.split(Some(0), 0))?.ok_or("a part")?;
+                must("barrier of the part", part.barrier())?;
+                must("barrier", comm.barrier()).map(|()| comm)
+            })
+        };
+        let threads: Vec<_> = comms.into_iter().map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>, String>>()
+    })?;
+    must("group", all_reduce(&comms, &mut buffers))?;
+    let refused = comms.remove(0).finalize().expect_err("finalize");
+    assert!(refused.to_string().contains("finalize"), "{refused}");
     Ok(())
 }

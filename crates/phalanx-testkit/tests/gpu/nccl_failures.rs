@@ -11,6 +11,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let trials = [
         Trial::test("threads/absent_at_alloc", move || absent_at_alloc(gpus)),
         Trial::test("threads/graph_alive", move || graph_alive(gpus)),
+        Trial::test("threads/missing_signal", move || missing_signal(gpus)),
     ];
     trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
 }
@@ -76,6 +77,37 @@ fn absent_at_alloc(gpus: usize) -> Result<(), Failed> {
             assert!(matches!(error, Error::Mismatch(_)), "{error}");
             assert!(error.to_string().contains("alloc(f32 × 1000)"), "{error}");
         }
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// A signal that does not come: the rank that was to raise it is named, on all ranks, though all have made the same calls.
+fn missing_signal(gpus: usize) -> Result<(), Failed> {
+    let errors = world(gpus, |comm| -> Result<_, Error> {
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let nccl = comm.nccl().expect("NCCL");
+        // The library connects the ranks in the first, for which all come.
+        if let Err(Error::MissingFunction(_)) = nccl.signal((rank + 1) % ranks) {
+            return Ok(None);
+        }
+        nccl.wait_signals(&[((rank + ranks - 1) % ranks, 1)])?;
+        comm.sync()?;
+        comm.barrier()?;
+        if rank != 0 {
+            std::thread::sleep(TIMEOUT + SLACK);
+            return Ok(comm.barrier().err());
+        }
+        nccl.wait_signals(&[(1, 2)])?;
+        Ok(comm.sync().err())
+    })?;
+    for error in errors {
+        let error = match error? {
+            None => continue,
+            Some(error) => error,
+        };
+        let Error::Timeout(timeout) = &error else { return Err(format!("{error:?}").into()) };
+        let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
+        assert_eq!((missing, timeout.operation.as_str()), (vec![1], "wait_signals"), "{timeout}");
     }
     Ok((0..gpus).try_for_each(still_works)?)
 }

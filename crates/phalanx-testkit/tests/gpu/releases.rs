@@ -95,6 +95,7 @@ fn release(comm: Comm, args: &[String]) -> Outcome {
     let alloc = |registration| nccl.alloc_as::<f32>(1000, registration).map(drop);
     since(alloc(Registration::Plain), "ncclMemAlloc", "2.19.3")?;
     since(alloc(Registration::Local), "ncclMemAlloc", "2.19.3")?;
+    since(nccl.register(upload(&comm, &[1.0f32])?).map(drop), "ncclCommRegister", "2.19.3")?;
     if is_since(version, "2.19.3") {
         since(alloc(Registration::Symmetric), "ncclCommWindowRegister", "2.27.3")?;
         let best = must("alloc", nccl.alloc::<f32>(1000))?.registration();

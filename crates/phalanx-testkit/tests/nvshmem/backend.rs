@@ -326,6 +326,12 @@ fn messages(comm: Comm, _: &[String]) -> Outcome {
 /// Operations of one communicator on several streams are in the order of the calls.
 fn streams(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
+    // Its collectives meet on the host, which no graph can.
+    let capture = phalanx::nccl::Graph::capture(&comm, upload(&comm, &[1.0f32])?, |group, buffer| {
+        group.all_reduce_in_place(buffer, ReduceOp::Sum)
+    });
+    let error = capture.map(drop).unwrap_err();
+    assert!(error.to_string().contains("nvshmem") && matches!(error, Error::Unsupported(_)), "{error}");
     let stream = comm.cuda_stream().ok_or("no stream")?.context().new_stream().context(|| "stream".into())?;
     let mut buffer = symmetric(&comm, &values::<f32>(rank, 1000))?;
     for round in 0..20 {

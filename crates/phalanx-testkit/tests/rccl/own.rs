@@ -54,6 +54,11 @@ fn registrations(comm: Comm, _: &[String]) -> Outcome {
             must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
         }
     }
+    let mut own = must("register", rccl.register(upload(&comm, &values::<f32>(rank, 4099))?))?;
+    assert_eq!(own.registration(), Registration::Local);
+    must("all_reduce", comm.all_reduce_in_place(&mut own, ReduceOp::Sum))?;
+    let own = must("into_slice", own.into_slice())?;
+    expect("registered", &download(&comm, &own)?, |index| sum(ranks, index))?;
     let best = must("alloc", rccl.alloc::<f32>(1 << 16))?;
     Ok(format!("{:?}", best.registration()))
 }
@@ -108,6 +113,13 @@ fn scaled(comm: Comm, _: &[String]) -> Outcome {
     must("all_reduce_scaled", rccl.all_reduce_scaled(&send, &mut recv, &factor))?;
     let scaled = (1..=ranks).sum::<usize>() as f32 * 2.0;
     expect("factor × 2, summed", &download(&comm, &recv)?, |_| scaled)?;
+    must("reduce_scaled", rccl.reduce_scaled(&send, &mut recv, &factor, 0))?;
+    if rank == 0 {
+        expect("factor × 2, summed at the root", &download(&comm, &recv)?, |_| scaled)?;
+    }
+    let blocks = upload(&comm, &vec![3.0f32; 4096 * ranks])?;
+    must("reduce_scatter_scaled", rccl.reduce_scatter_scaled(&blocks, &mut recv, &factor))?;
+    expect("factor × 3, summed", &download(&comm, &recv)?, |_| scaled * 1.5)?;
     must("PreMulSum", comm.all_reduce(&send, &mut recv, PreMulSum(3.0)))?;
     expect("3 × 2, summed", &download(&comm, &recv)?, |_| 6.0 * ranks as f32)?;
     done()

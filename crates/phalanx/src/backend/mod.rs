@@ -89,10 +89,11 @@ pub(crate) enum Operation {
     Alloc,
     Suspend,
     Resume,
+    WaitSignals,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 24] = [
+    const ALL: [(Operation, &'static str); 25] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -117,6 +118,7 @@ impl Operation {
         (Operation::Alloc, "alloc"),
         (Operation::Suspend, "suspend"),
         (Operation::Resume, "resume"),
+        (Operation::WaitSignals, "wait_signals"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -138,10 +140,16 @@ impl Operation {
         matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
     }
 
+    /// Whether it can be one of several operations that start together.
+    #[cfg(feature = "cuda")]
+    pub fn is_queued_in_groups(self) -> bool {
+        !self.is_empty_handed() && self != Operation::Alloc
+    }
+
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        use Operation::{Barrier, Finalize, Grow, Init, Resume, Shrink, Split, Suspend};
-        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow | Suspend | Resume)
+        use Operation::{Barrier, Finalize, Grow, Init, Resume, Shrink, Split, Suspend, WaitSignals};
+        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow | Suspend | Resume | WaitSignals)
     }
 }
 
@@ -330,6 +338,15 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
+    /// What it is called.
+    #[cfg(feature = "cuda")]
+    pub fn operation(&self) -> Operation {
+        match self.direction {
+            Direction::Send(_) => Operation::Send,
+            Direction::Recv(_) => Operation::Recv,
+        }
+    }
+
     /// A message between buffers in host memory.
     pub fn host(direction: Direction, peer: usize, tag: u32, dtype: DType, count: usize) -> Transfer {
         Transfer { direction, peer, tag, dtype, count, space: Space::Host, stream: Stream::NONE }

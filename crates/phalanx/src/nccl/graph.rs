@@ -66,13 +66,14 @@ where
     /// [`Error::Unsupported`] on a communicator that is not NCCL's; [`UsageError::Memory`] for buffers in host memory, which
     /// a graph cannot hold; what the operations themselves refuse.
     pub fn capture(comm: &'c Comm, mut buffers: B, describe: F) -> Result<Graph<'c, B, F>> {
-        let Some(stream) = comm.cuda_stream() else {
+        let (Some(stream), Some(nccl)) = (comm.cuda_stream(), comm.backend.nccl()) else {
             return Err(Error::from(UnsupportedError {
                 what: "a CUDA graph".into(),
                 why: format!("the communicator is the {} backend's", comm.backend()),
                 remedy: "use a communicator on GPUs (BackendKind::Nccl)".into(),
             }));
         };
+        nccl.refuse_driver("capturing a CUDA graph")?;
         let stream = stream.context().new_stream()?;
         let comm = comm.on(&stream)?;
         let (graph, captured) = {
@@ -95,7 +96,7 @@ where
             })
         })?;
         graph.upload()?;
-        let graph = comm.backend.nccl().expect("a graph is made on a communicator of NCCL").hold(graph);
+        let graph = nccl.hold(graph);
         Ok(Graph { graph, captured, buffers, describe, comm })
     }
 

@@ -40,7 +40,7 @@ pub(crate) fn load() -> Result<&'static Library> {
         found = api.library().place().origin,
         "NVSHMEM"
     );
-    let others: Vec<_> = NVSHMEM.loaded().into_iter().filter(|path| path != api.path()).collect();
+    let others = NVSHMEM.loaded_beside(api.path());
     if !others.is_empty() {
         tracing::warn!(
             "this process has loaded another NVSHMEM too: {others:?} beside {:?}; they know nothing of each other",

@@ -190,7 +190,7 @@ impl<'a> Flow<'a> {
             Barrier | Finalize | Alloc | Suspend | Resume | AllToAllV => {
                 (Who::All, Who::All, false, false, false)
             }
-            Send | Recv | Init | Shrink => unreachable!("not collectives"),
+            Send | Recv | Init | Shrink | WaitSignals => unreachable!("not collectives"),
         };
         let size = call.dtype.size();
         // The data of an all_to_all_v goes as messages, and an alloc has none; here the ranks only agree.

@@ -7,7 +7,7 @@ use super::layout::RECORDS;
 use super::liveness::Liveness;
 use super::record::Record;
 use super::verdict::{Context, Verdict};
-use crate::backend::{Backend, Blocks, Call, Departure, Direction, Operation, Transfer};
+use crate::backend::{Backend, Blocks, Call, Departure, Operation, Transfer};
 use crate::error::{Error, MismatchError, PeerEvent, Result};
 use crate::op::{RawReduction, ReductionCode};
 use crate::sync::{Ordering, lock};
@@ -24,6 +24,9 @@ pub(crate) struct Witness {
     meetings: Arc<HostComm>,
     /// Held by whoever looks for a reason to give up: a rank has one place for its verdict.
     judging: Mutex<Liveness>,
+    /// Whose signals this rank has asked for since its work was complete: all ranks may have made the same calls, and one of
+    /// these be who holds it up.
+    signals: Mutex<Vec<usize>>,
 }
 
 /// As long as it lives, the rank waits: others that wait for it find out for whom.
@@ -67,16 +70,12 @@ impl Subject {
 
     /// A message; `sequence` counts this rank's messages.
     pub fn message(sequence: u64, transfer: &Transfer) -> Subject {
-        let operation = match transfer.direction {
-            Direction::Send(_) => Operation::Send,
-            Direction::Recv(_) => Operation::Recv,
-        };
         let call = Call {
             root: transfer.peer,
             dtype: transfer.dtype,
             reduction: RawReduction { code: ReductionCode::Sum, factor: 0 },
             blocks: Blocks::Equal(transfer.count),
-            ..Call::empty(operation)
+            ..Call::empty(transfer.operation())
         };
         Subject { sequence, record: Record::of(&call) }
     }
@@ -125,7 +124,7 @@ impl Subject {
 
 impl Witness {
     pub fn new(channel: HostComm, meetings: Arc<HostComm>) -> Witness {
-        Witness { channel, meetings, judging: Mutex::new(Liveness::new()) }
+        Witness { channel, meetings, judging: Mutex::new(Liveness::new()), signals: Mutex::default() }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
@@ -157,6 +156,21 @@ impl Witness {
         Waiting(&self.channel.endpoint)
     }
 
+    /// This rank's work goes on when signals of these peers have come.
+    pub fn expect_signals(&self, peers: impl Iterator<Item = usize>) {
+        let mut signals = lock(&self.signals);
+        for peer in peers {
+            if !signals.contains(&peer) {
+                signals.push(peer);
+            }
+        }
+    }
+
+    /// All work of this rank is complete.
+    pub fn have_signals(&self) {
+        lock(&self.signals).clear();
+    }
+
     /// Lets ranks that share no memory know at once what this one has announced.
     pub fn tell(&self) {
         self.channel.endpoint.tell();
@@ -167,7 +181,10 @@ impl Witness {
         let endpoint = &self.channel.endpoint;
         let awaited = match subject.peer() {
             Some(peer) => Some(peer),
-            None => endpoint.peers().find(|rank| !self.has_arrived(*rank, subject)),
+            None => {
+                let absent = endpoint.peers().find(|rank| !self.has_arrived(*rank, subject));
+                absent.or_else(|| lock(&self.signals).first().copied())
+            }
         };
         if let Some(rank) = awaited {
             let awaited = endpoint.members()[rank] as u32 + 1;
@@ -234,7 +251,9 @@ impl Witness {
             return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() }));
         }
         if waited >= endpoint.deadline() {
-            let missing = endpoint.missing(&awaited, subject.sequence, &subject.record);
+            let signals = lock(&self.signals);
+            let suspects = if signals.is_empty() || subject.peer().is_some() { &awaited } else { &*signals };
+            let missing = endpoint.missing(suspects, subject.sequence, &subject.record);
             return Err(endpoint.fail(&Verdict::Timeout { missing, context: context() }));
         }
         Ok(())

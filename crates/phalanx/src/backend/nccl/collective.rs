@@ -90,8 +90,8 @@ impl Communicator {
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
                 AllToAllV if self.library.ncclAlltoAllv.is_some() => self.all_to_all_v(call),
                 AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
-                Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | Send
-                | Recv => {
+                Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
+                | WaitSignals | Send | Recv => {
                     unreachable!("nothing to enqueue")
                 }
             }
@@ -377,7 +377,7 @@ pub(super) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
 /// Whether the kernel that multiplies for one rank does so with all elements. It has none for 8-bit floats, and it
 /// gives each of its blocks the length's quotient, rounded down, so that the last elements of some lengths are left
 /// out (`oneRankReduce` in the source, up to 2.30 at least).
-fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
+pub(super) fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
     let bytes = len * dtype.size();
     let blocks = bytes.div_ceil(16 * 1024).clamp(1, 32);
     let covered = (len / blocks).next_multiple_of(16 / dtype.size()) * blocks;

@@ -324,6 +324,14 @@ impl Communicator {
         last.subject.get_or_insert(errand);
     }
 
+    /// Notes that the stream waits for signals of these peers from now on.
+    pub fn awaits(&self, stream: Stream, peers: impl Iterator<Item = usize>) {
+        self.witness.expect_signals(peers);
+        let mut last = lock(&self.last);
+        let subject = Subject::call(last.collectives, &Call::empty(Operation::WaitSignals));
+        (last.subject, last.stream) = (Some(subject), stream);
+    }
+
     /// Calls the library with the communicator, and waits until it has done it.
     pub fn call(&self, function: &'static str, f: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<()> {
         self.check()?;
@@ -361,14 +369,15 @@ impl Communicator {
         lock(&self.registrations).get(&number).copied()
     }
 
-    /// Gives a registration back, unless the communicator has ended, which did so. False if the memory stays registered,
+    /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
     /// until the communicator's end.
-    pub fn end_registration(&self, number: u64) -> bool {
-        let Some(handle) = lock(&self.registrations).remove(&number) else { return true };
-        let given_back = self.ended.load(Ordering::Acquire) || self.deregister(handle);
-        if !given_back {
-            lock(&self.registrations).insert(number, handle);
+    pub fn end_registration(&self, number: u64) -> Result<()> {
+        let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(()) };
+        if self.ended.load(Ordering::Acquire) {
+            return Ok(());
         }
-        given_back
+        self.deregister(handle).inspect_err(|_| {
+            lock(&self.registrations).insert(number, handle);
+        })
     }
 }

@@ -183,7 +183,9 @@ impl Communicator {
             return false;
         }
         for (_, handle) in std::mem::take(&mut *lock(&self.registrations)) {
-            self.deregister(handle);
+            if let Err(error) = self.deregister(handle) {
+                tracing::warn!(rank = self.rank, "a buffer could not be deregistered: {error}");
+            }
         }
         // Those who are gone will not take part in the end.
         if self.witness.has_casualties() {

@@ -40,7 +40,7 @@ pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
         "{}",
         api.name()
     );
-    let others: Vec<_> = search.loaded().into_iter().filter(|path| path != api.path()).collect();
+    let others = search.loaded_beside(api.path());
     if !others.is_empty() {
         tracing::warn!(
             "this process has loaded another {} too: {others:?} beside {:?}; communicators of the two know \
@@ -105,15 +105,20 @@ impl Library {
             Some(describe) => unsafe { text_at(describe(result)) },
             None => String::new(),
         };
-        if let Some(last_error) = self.api.ncclGetLastError {
-            // SAFETY: the communicator is not looked at; the answer is an array of the library that ends in NUL at
-            // 1024 bytes at the latest, which other threads may overwrite meanwhile: it is copied, bounded, lossily.
-            let account = unsafe { text_at(last_error(std::ptr::null_mut())) };
-            if !account.is_empty() {
-                text = format!("{text}: {}", account.trim());
-            }
+        match self.last_error() {
+            Ok(account) if !account.is_empty() => text = format!("{text}: {account}"),
+            _ => {}
         }
         text
+    }
+
+    /// The library's own account of the last error in this process; empty if there was none.
+    pub fn last_error(&self) -> Result<String> {
+        let last_error = self.need(self.api.ncclGetLastError, "ncclGetLastError")?;
+        // SAFETY: the communicator is not looked at; the answer is an array of the library that ends in NUL at
+        // 1024 bytes at the latest, which other threads may overwrite meanwhile: it is copied, bounded, lossily.
+        let account = unsafe { text_at(last_error(std::ptr::null_mut())) };
+        Ok(account.trim().to_owned())
     }
 }
 

@@ -86,19 +86,30 @@ impl<T: Element> GpuSlice<T> for hip::Slice<T> {
     fn forget(self) {}
 }
 
-/// GPU memory from the library (`ncclMemAlloc`), registered with a communicator as far as the library can.
+/// GPU memory that a communicator knows: the library's own (`ncclMemAlloc`, zero at first), registered as far as the library can, or a
+/// slice of the program's that was [registered](crate::nccl::Nccl::register).
 ///
-/// It is zero at first. A buffer of every operation, and of cudarc (of HIP) through [`view`](Buffer::view) and
+/// A buffer of every operation, and of cudarc (of HIP) through [`view`](Buffer::view) and
 /// [`view_mut`](Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it; if that does not end the
 /// memory is leaked, with a line in the log. It may outlive its communicator.
 pub struct Buffer<T: Element, S: GpuSlice<T> = CudaSlice<T>> {
     communicator: Arc<Communicator>,
     slice: ManuallyDrop<S>,
     start: *mut u8,
+    owner: Owner,
     registration: Registration,
     /// Its number among the communicator's registrations.
     number: Option<u64>,
     elements: PhantomData<T>,
+}
+
+/// Whose memory a buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// The library frees it.
+    Library,
+    /// The slice frees it.
+    Program,
 }
 
 // SAFETY: an owned address of GPU memory; what orders its users is the slice, which can be sent.
@@ -134,6 +145,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
             communicator: communicator.clone(),
             slice,
             start,
+            owner: Owner::Library,
             registration: Registration::Plain,
             number: None,
             elements: PhantomData,
@@ -150,12 +162,67 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
                 open_window(communicator, start, bytes)?
             }
         };
-        // The library may have nothing to register (one rank, an unfit transport), and says so with a null handle.
-        if let Some(handle) = handle {
-            buffer.registration = wanted;
-            buffer.number = Some(communicator.keep_registration(handle));
-        }
+        buffer.keep(wanted, handle);
         Ok(buffer)
+    }
+
+    /// Registers a slice that starts there, by this rank alone.
+    pub(super) fn of_slice(
+        communicator: &Arc<Communicator>,
+        slice: S,
+        start: *mut u8,
+    ) -> Result<Buffer<T, S>> {
+        communicator.check_awake(Operation::Alloc)?;
+        let bytes = slice.len() * size_of::<T>();
+        let mut buffer = Buffer {
+            communicator: communicator.clone(),
+            slice: ManuallyDrop::new(slice),
+            start,
+            owner: Owner::Program,
+            registration: Registration::Plain,
+            number: None,
+            elements: PhantomData,
+        };
+        let handle = if bytes == 0 { None } else { register(communicator, start, bytes)? };
+        buffer.keep(Registration::Local, handle);
+        Ok(buffer)
+    }
+
+    /// The library may have nothing to register (one rank, an unfit transport), and says so with a null handle.
+    fn keep(&mut self, registration: Registration, handle: Option<Handle>) {
+        if let Some(handle) = handle {
+            self.registration = registration;
+            self.number = Some(self.communicator.keep_registration(handle));
+        }
+    }
+
+    /// The slice that was [registered](crate::nccl::Nccl::register), as the program's alone again. Waits, with a bound, for the
+    /// work that uses it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for memory of the library's own, which goes with the buffer. If the work does not end, or the
+    /// library does not give the registration up, the memory is leaked, as when the buffer is dropped.
+    pub fn into_slice(self) -> Result<S> {
+        if self.owner == Owner::Library {
+            return Err(Error::from(UnsupportedError {
+                what: "a slice of the library's memory that owns it".into(),
+                why: "memory of ncclMemAlloc is freed with its buffer".into(),
+                remedy: "keep the buffer, and use its views".into(),
+            }));
+        }
+        let mut this = ManuallyDrop::new(self);
+        let released = this.release();
+        // SAFETY: each is taken once, and `this` is not dropped.
+        let (slice, _communicator) =
+            unsafe { (ManuallyDrop::take(&mut this.slice), std::ptr::read(&raw const this.communicator)) };
+        match released {
+            Ok(()) => Ok(slice),
+            Err(error) => {
+                // What may be in use, or is registered, is not freed.
+                std::mem::forget(slice);
+                Err(error)
+            }
+        }
     }
 
     /// Number of elements.
@@ -292,10 +359,10 @@ fn open_window(communicator: &Communicator, start: *mut u8, bytes: usize) -> Res
 }
 
 impl Communicator {
-    /// Gives a registration back to the library. False if it did not take it: then the memory stays registered.
-    pub(super) fn deregister(&self, handle: Handle) -> bool {
+    /// Gives a registration back to the library. If that does not take it, the memory stays registered.
+    pub(super) fn deregister(&self, handle: Handle) -> Result<()> {
         // SAFETY: registered with this communicator, which has not ended; given back once.
-        let given_back = unsafe {
+        unsafe {
             match (handle, self.library.ncclCommDeregister, self.library.ncclCommWindowDeregister) {
                 (Handle::Local(handle), Some(f), _) => {
                     self.call("ncclCommDeregister", |comm| f(comm, handle))
@@ -305,31 +372,27 @@ impl Communicator {
                 }
                 _ => Ok(()),
             }
-        };
-        if let Err(error) = &given_back {
-            tracing::warn!(rank = self.rank, "a buffer could not be deregistered: {error}");
         }
-        given_back.is_ok()
     }
 }
 
 impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
     fn drop(&mut self) {
-        if let Err(error) = self.wait_for_users() {
+        if let Err(error) = self.release() {
             tracing::error!(
                 rank = self.communicator.rank,
-                "GPU memory is leaked: work that may use it has not ended ({error})"
+                "GPU memory is leaked: it may be in use, or is still registered ({error})"
             );
             return;
         }
         let communicator = &self.communicator;
-        if self.number.is_some_and(|number| !communicator.end_registration(number)) {
-            tracing::error!(rank = communicator.rank, "GPU memory is leaked: it is still registered");
-            return;
-        }
         let Ok(_current) = communicator.device.enter() else { return };
         // SAFETY: taken once.
-        unsafe { ManuallyDrop::take(&mut self.slice) }.forget();
+        let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
+        if self.owner == Owner::Program {
+            return drop(slice);
+        }
+        slice.forget();
         if let Some(free) = communicator.library.ncclMemFree {
             // The communicator may have ended.
             let Ok(_turn) = communicator.device.turn.enter() else { return };
@@ -340,6 +403,12 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
 }
 
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
+    /// Waits until neither the streams nor the library have any more to do with the memory.
+    fn release(&mut self) -> Result<()> {
+        self.wait_for_users()?;
+        self.number.map_or(Ok(()), |number| self.communicator.end_registration(number))
+    }
+
     /// Waits until the streams have done what they were given with this memory.
     fn wait_for_users(&mut self) -> Result<()> {
         let device = self.communicator.device;
@@ -380,10 +449,10 @@ impl<T: Element, S: GpuSlice<T>> fmt::Debug for Buffer<T, S> {
     }
 }
 
-/// The most that the library offers, no error if that is less than a window.
-pub(super) fn best(communicator: &Communicator) -> Registration {
+/// The most that the library offers, no error if that is less than a window, for which the ranks have to be able to meet.
+pub(super) fn best(communicator: &Communicator, can_meet: bool) -> Registration {
     let library = communicator.library;
-    if library.ncclCommWindowRegister.is_some() {
+    if can_meet && library.ncclCommWindowRegister.is_some() {
         Registration::Symmetric
     } else if library.ncclCommRegister.is_some() {
         Registration::Local

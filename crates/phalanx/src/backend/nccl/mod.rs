@@ -75,6 +75,7 @@ use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 use streams::Events;
 
@@ -98,6 +99,16 @@ pub(crate) struct NcclSettings {
     pub config: Config,
     /// Whether calls are compared between the ranks before anything is enqueued.
     pub check: bool,
+    /// The thread that drives all ranks, as far as is known: the one that made them (`init_all`). Where it waited for another rank,
+    /// that would never come.
+    pub driver: Option<ThreadId>,
+}
+
+impl NcclSettings {
+    /// Of ranks that this thread makes, and will drive unless it gives them away.
+    pub fn driven_here() -> Arc<NcclSettings> {
+        Arc::new(NcclSettings { driver: Some(std::thread::current().id()), ..NcclSettings::default() })
+    }
 }
 
 /// Messages that were posted and not enqueued: those posted until the next operation, or wait, go together.
@@ -278,6 +289,9 @@ impl NcclComm {
     /// As for [`Backend::collective`].
     #[inline(always)]
     unsafe fn prepare(&self, call: &Call<'_>) -> Result<()> {
+        if self.settings.driver.is_some() {
+            self.check_driver(call.operation)?;
+        }
         self.flush()?;
         // SAFETY: the caller's contract.
         if self.settings.check { unsafe { self.compare(call) } } else { Ok(()) }
@@ -286,10 +300,38 @@ impl NcclComm {
     /// All ranks come to what the library does with all of them, and waits for inside without a deadline: an error says who does not.
     fn gather_for(&self, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
+        self.check_driver(call.operation)?;
         communicator.check_awake(call.operation)?;
         let (subject, _) = communicator.next_collective(call);
         // SAFETY: one thread at a time makes collective calls; a call without data.
         self.meet(&subject, |control| unsafe { control.collective(call) })
+    }
+
+    /// Whether this thread made all ranks, and would wait for itself where it waits for one.
+    fn is_driven_here(&self) -> bool {
+        let is_this_thread = |driver| driver == std::thread::current().id();
+        self.settings.driver.is_some_and(is_this_thread) && self.communicator.ranks > 1
+    }
+
+    /// An error for an operation in which this thread would wait for itself. Those of a group come together.
+    #[cold]
+    fn check_driver(&self, operation: Operation) -> Result<()> {
+        if !operation.is_queued_in_groups() {
+            return self.refuse_driver(operation.name());
+        }
+        match self.is_driven_here() && !group::is_open() {
+            true => Err(waits_for_itself(
+                operation.name(),
+                "put the operations of all ranks in one phalanx::group",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// An error for what no thread can do for all ranks, if this one would have to.
+    pub fn refuse_driver(&self, what: &'static str) -> Result<()> {
+        let remedy = "give each communicator to a thread of its own, or make the ranks with phalanx::run";
+        if self.is_driven_here() { Err(waits_for_itself(what, remedy)) } else { Ok(()) }
     }
 
     /// Whether its ranks are threads of this process.
@@ -347,14 +389,26 @@ impl NcclComm {
             messages.first_queued = messages.next;
             (std::mem::take(&mut messages.queued), tickets)
         };
-        // SAFETY: the contract of `post`: the memory is valid until its ticket is settled, which `wait` does after this.
-        let result = unsafe { operation::messages(&self.communicator, &transfers) };
+        let allowed = transfers.first().map_or(Ok(()), |first| self.check_driver(first.operation()));
+        let result = allowed.and_then(|()| {
+            // SAFETY: the contract of `post`: the memory is valid until its ticket is settled, which `wait` does after this.
+            unsafe { operation::messages(&self.communicator, &transfers) }
+        });
         if let Err(error) = &result {
             let failed = Failed { unsettled: tickets.len(), tickets, error: error.clone() };
             lock(&self.messages).failed.push(failed);
         }
         result
     }
+}
+
+#[cold]
+fn waits_for_itself(what: &str, remedy: &str) -> Error {
+    Error::from(UnsupportedError {
+        what: format!("{what} on the thread that called init_all"),
+        why: "it waits for the other ranks, which are this thread's to drive".into(),
+        remedy: remedy.into(),
+    })
 }
 
 /// Unique ids of so many ranks, evenly spread, for all. Collective.
@@ -506,14 +560,11 @@ impl Backend for NcclComm {
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
-        self.flush()?;
-        let parent = &self.communicator;
-        parent.check_awake(Operation::Split)?;
-        if self.settings.check {
-            // SAFETY: the caller's contract.
-            unsafe { self.compare(&Call::empty(Operation::Split)) }?;
-        }
-        let (subject, _) = parent.next_collective(&Call::empty(Operation::Split));
+        let (parent, call) = (&self.communicator, Call::empty(Operation::Split));
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(&call) }?;
+        parent.check_awake(call.operation)?;
+        let (subject, _) = parent.next_collective(&call);
         // SAFETY: the caller's contract.
         let control = self.meet(&subject, |control| unsafe { control.part(color, key) })?;
         if parent.library.ncclCommSplit.is_none() {
@@ -539,6 +590,7 @@ impl Backend for NcclComm {
     }
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        self.check_driver(Operation::Shrink)?;
         let (control, round) = self.communicator.witness.shrink()?;
         let flavour = self.communicator.library.flavour();
         let part = NcclComm::join(control, flavour, Some(self.gpu()), self.settings.clone())?;
@@ -546,6 +598,7 @@ impl Backend for NcclComm {
     }
 
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        self.check_driver(Operation::Grow)?;
         self.sync()?;
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         let (subject, _) = self.communicator.next_collective(&call);

@@ -128,9 +128,8 @@ impl Footprint {
             Scatter | ScatterV => (if at_root { whole } else { 0 }, own),
             AllToAll => (whole, whole),
             AllToAllV => (whole, all(call.recv_blocks)),
-            Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | Send | Recv => {
-                (0, 0)
-            }
+            Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
+            | Send | Recv => (0, 0),
         };
         Footprint { send: send * call.dtype.size(), recv: recv * call.dtype.size() }
     }

@@ -1,5 +1,6 @@
 //! [`Rccl`]: what only RCCL has, for one communicator.
 
+use super::NcclSettings;
 use super::collective::Needs;
 use super::memory::{Buffer, Registration};
 use super::surface::Surface;
@@ -9,7 +10,6 @@ use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::{ReduceOp, Source, Target, bootstrap, hip};
 use phalanx_sys::nccl::{Flavour, version_text};
-use std::sync::Arc;
 
 /// RCCL's own features, for one communicator: those that it shares with NCCL ([`Surface`]), HIP's side of them, and what
 /// NCCL has not.
@@ -32,12 +32,10 @@ pub fn version() -> Result<String> {
     Ok(version_text(super::library::load(Flavour::Rccl)?.version()))
 }
 
-/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`).
-///
-/// Operations of several of them go into one [`group`](crate::group): outside of one, each waits for the others
-/// when it is the first.
+/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each: what
+/// the thread that called this can do with them is the same as [NCCL's](crate::nccl::init_all).
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, Flavour::Rccl, DEFAULT_TIMEOUT, Arc::default())
+    bootstrap::gpu_ranks(gpus, Flavour::Rccl, DEFAULT_TIMEOUT, NcclSettings::driven_here())
 }
 
 impl<'a> Rccl<'a> {
@@ -50,8 +48,8 @@ impl<'a> Rccl<'a> {
         hip::Device::new(self.comm.gpu())
     }
 
-    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them,
-    /// else registered, else as it is. `len` elements, zero. Collective: every rank allocates as many bytes.
+    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them (not on a thread
+    /// that drives [all ranks](init_all)), else registered, else as it is. `len` elements, zero. Collective: every rank allocates as many bytes.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T, hip::Slice<T>>> {
         self.best_buffer(len)
     }
@@ -66,6 +64,16 @@ impl<'a> Rccl<'a> {
         registration: Registration,
     ) -> Result<Buffer<T, hip::Slice<T>>> {
         self.buffer(len, registration)
+    }
+
+    /// Registers memory that the program has with the communicator (`ncclCommRegister`), as
+    /// [NCCL's](crate::nccl::Nccl::register).
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for memory of another GPU; [`Error::MissingFunction`] if the library is too old for it. The slice is
+    /// dropped then.
+    pub fn register<T: Element>(&self, slice: hip::Slice<T>) -> Result<Buffer<T, hip::Slice<T>>> {
+        self.registered(slice)
     }
 
     /// Reduces the ranks' buffers and adds a bias to the result with the same reduction (`ncclAllReduceWithBias`).

@@ -1,18 +1,19 @@
 //! What only NCCL and RCCL have, for one communicator: [`Surface`], and [`Nccl`], which adds what is CUDA's.
 
-use super::NcclComm;
-use super::collective::Needs;
+use super::collective::{Needs, can_multiply_alone};
 use super::collective_config::CollectiveConfig;
 use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
-use crate::backend::{Backend, Blocks, Call, Operation};
+use super::{NcclComm, NcclSettings};
+use crate::backend::{Backend, Blocks, Call, Operation, Space};
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::{GpuStream, Lane};
-use crate::{ReduceOp, Source};
-use cudarc::driver::CudaContext;
+use crate::op::{RawReduction, ReductionCode};
+use crate::{Source, Target};
+use cudarc::driver::{CudaContext, CudaSlice};
 use phalanx_sys::nccl::{
     Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclDataType_t, ncclEncryptionConfig_t,
     ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
@@ -82,8 +83,8 @@ impl<'a> Nccl<'a> {
         self.comm.communicator.device.cuda().expect("NCCL's GPUs are CUDA's")
     }
 
-    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them,
-    /// else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
+    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them (not on a thread that
+    /// drives [all ranks](init_all)), else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         self.best_buffer(len)
     }
@@ -94,6 +95,19 @@ impl<'a> Nccl<'a> {
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
     pub fn alloc_as<T: Element>(&self, len: usize, registration: Registration) -> Result<Buffer<T>> {
         self.buffer(len, registration)
+    }
+
+    /// Registers memory that the program has with the communicator (`ncclCommRegister`, 2.19), so that operations need not copy
+    /// through the library's own: all ranks register what they use in an operation, or none. The buffer owns the slice, so that the memory
+    /// is not freed while it is registered; [`Buffer::into_slice`] gives it back. Not collective.
+    ///
+    /// Windows are made of the library's own memory: [`alloc`](Nccl::alloc).
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for memory of another GPU; [`Error::MissingFunction`](crate::Error) if the library is too old for it. The
+    /// slice is dropped then.
+    pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Buffer<T>> {
+        self.registered(slice)
     }
 }
 
@@ -133,12 +147,19 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
     }
 }
 
-/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`).
+/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each.
 ///
-/// Operations of several of them go into one [`group`](crate::group): outside of one, each waits for the others
-/// when it is the first.
+/// **On the thread that called this**, a rank that waits for another waits for itself. So what waits is refused there, at once, with
+/// [`Error::Unsupported`](crate::Error): operations outside of a [`group`](crate::group) (those of all ranks go into one), and
+/// `barrier`, `finalize` (drop the communicators), `split`, `shrink`, symmetric memory ([`Nccl::alloc`] gives registered memory instead),
+/// `suspend` and `resume`, signals, and capturing a [`Graph`](crate::nccl::Graph). A group that leaves a rank out, or started operations that
+/// are waited for before all ranks have started theirs, end at the deadline.
+///
+/// **Moved to another thread** a communicator does all of this. Then all of them are to be moved, one to a thread:
+/// several on one thread wait for each other there until the deadline, and one that stays behind is refused what the others wait for.
+/// [`phalanx::run`](crate::run) makes ranks that have a thread each from the start.
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, Flavour::Nccl, DEFAULT_TIMEOUT, Arc::default())
+    bootstrap::gpu_ranks(gpus, Flavour::Nccl, DEFAULT_TIMEOUT, NcclSettings::driven_here())
 }
 
 /// A number about a communicator's GPU memory, in bytes (`ncclCommMemStat_t`).
@@ -178,8 +199,17 @@ impl<'a> Surface<'a> {
         self.comm.communicator.look_for_error()
     }
 
+    /// What the library says about its last error (`ncclGetLastError`, 2.13), of whichever communicator and thread of this process; empty
+    /// if there was none. A [`LibraryError`](crate::LibraryError) has it in its text.
+    ///
+    /// # Errors
+    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
+    pub fn last_error(&self) -> Result<String> {
+        self.comm.communicator.library.last_error()
+    }
+
     pub(super) fn best_buffer<T: Element, S: GpuSlice<T>>(&self, len: usize) -> Result<Buffer<T, S>> {
-        self.buffer(len, best(&self.comm.communicator))
+        self.buffer(len, best(&self.comm.communicator, !self.comm.is_driven_here()))
     }
 
     pub(super) fn buffer<T: Element, S: GpuSlice<T>>(
@@ -192,6 +222,11 @@ impl<'a> Surface<'a> {
             self.gather(&Call { dtype: T::DTYPE, blocks, ..Call::empty(Operation::Alloc) })
         };
         Buffer::new(&self.comm.communicator, self.stream(), len, registration, meet)
+    }
+
+    pub(super) fn registered<T: Element, S: GpuSlice<T>>(&self, slice: S) -> Result<Buffer<T, S>> {
+        let start = slice.lend(self.lane)?.span().start;
+        Buffer::of_slice(&self.comm.communicator, slice, start)
     }
 
     /// Before what is enqueued: what was started, and what was posted, comes first.
@@ -221,36 +256,86 @@ impl<'a> Surface<'a> {
     }
 
     /// Sums the ranks' buffers, each multiplied by a factor that is in GPU memory and read when the operation is
-    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`). For a factor known on the host use
-    /// [`PreMulSum`](crate::PreMulSum).
+    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`): one element, this rank's. For a factor known on the host use
+    /// [`PreMulSum`](crate::PreMulSum). All buffers are in GPU memory.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`] with [`PreMulSum`](crate::PreMulSum); [`UsageError::Length`] for more or less than one factor;
+    /// [`UsageError::Memory`] for host memory.
     pub fn all_reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
     where
         S: Source + ?Sized,
-        R: crate::Target<Elem = S::Elem> + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().all_reduce(send.len(), recv.len())?;
+        self.scaled("all_reduce_scaled", call, send, recv, factor)
+    }
+
+    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which only the root gets the result. As in [`Comm::reduce`], `recv` is used
+    /// at the root only.
+    pub fn reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce(send.len(), recv.len(), root)?;
+        self.scaled("reduce_scaled", call, send, recv, factor)
+    }
+
+    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which each rank gets its block. As in [`Comm::reduce_scatter`], `send` has as
+    /// many elements as `recv` for each rank.
+    pub fn reduce_scatter_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce_scatter(send.len(), recv.len())?;
+        self.scaled("reduce_scatter_scaled", call, send, recv, factor)
+    }
+
+    fn scaled<S, R, F>(
+        &self,
+        operation: &'static str,
+        call: Call<'_>,
+        send: &S,
+        recv: &mut R,
+        factor: &F,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
         F: Source<Elem = S::Elem> + ?Sized,
     {
         if factor.len() != 1 {
             let (actual, expected) = (factor.len(), 1);
-            let (operation, buffer, rule) = ("all_reduce_scaled", "factor", "one factor");
+            let (buffer, rule) = ("factor", "one factor");
             return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
         }
-        let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(ReduceOp::Sum);
+        let communicator = &self.comm.communicator;
+        if communicator.ranks == 1 {
+            can_multiply_alone(S::Elem::DTYPE, send.len())?;
+        }
+        let reduction = RawReduction { code: ReductionCode::PreMulSum, factor: 0 };
         let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
         let factor = factor.lend(self.lane)?;
-        let call = call.between::<S::Elem>(&send, &recv, self.lane).configured(self.lane);
-        if factor.span().space == crate::backend::Space::Host
-            || call.spaces != [crate::backend::Space::Device; 2]
-        {
+        let call =
+            Call { reduction, ..call }.between::<S::Elem>(&send, &recv, self.lane).configured(self.lane);
+        let gets_nothing = call.operation == Operation::Reduce && call.root != communicator.rank;
+        let [send_space, recv_space] = call.spaces;
+        let used = [Some(factor.span().space), Some(send_space), (!gets_nothing).then_some(recv_space)];
+        if used.contains(&Some(Space::Host)) {
             return Err(UsageError::Memory {
                 memory: "host memory".into(),
                 wanted: "GPU memory, for the buffers and the factor".into(),
-                remedy: "use all_reduce with PreMulSum for a factor on the host",
+                remedy: "use PreMulSum for a factor on the host",
             }
             .into());
         }
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
         unsafe { self.prepare_collective(&call) }?;
-        let communicator = &self.comm.communicator;
         let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;
         let needs = Needs::with_reduction(op);
         // SAFETY: the buffers and the factor are lent until the operation is enqueued; this is the one thread inside.
@@ -275,6 +360,7 @@ impl<'a> Surface<'a> {
     pub fn suspend(&self) -> Result<()> {
         let communicator = &self.comm.communicator;
         let suspend = communicator.library.need(communicator.library.ncclCommSuspend, "ncclCommSuspend")?;
+        self.comm.refuse_driver("suspend")?;
         self.prepare()?;
         self.comm.sync()?;
         self.gather(&Call::empty(Operation::Suspend))?;
@@ -349,6 +435,7 @@ impl<'a> Surface<'a> {
         fits("target", target.len(), offset.checked_add(count), "the offset and the length of the range")?;
         source.window_of(communicator)?;
         let window = target.window_of(communicator)?;
+        self.comm.refuse_driver("put_signal")?;
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         // The target, too: it must not be given back before.
@@ -381,6 +468,7 @@ impl<'a> Surface<'a> {
         let communicator = &self.comm.communicator;
         let signal = communicator.library.need(communicator.library.ncclSignal, "ncclSignal")?;
         self.comm.shape().check_rank("signal", "peer", peer)?;
+        self.comm.refuse_driver("signal")?;
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         communicator.used(self.lane.stream());
@@ -390,7 +478,8 @@ impl<'a> Surface<'a> {
     }
 
     /// The stream goes on when so many signals of each peer have come (`ncclWaitSignal`, 2.29.2): pairs of peer and
-    /// number. To wait for none is no operation, which matters for the first.
+    /// number. To wait for none is no operation, which matters for the first. Where [`Comm::sync`] ends at its deadline, since
+    /// signals do not come, the error names these peers.
     pub fn wait_signals(&self, signals: &[(usize, u32)]) -> Result<()> {
         let communicator = &self.comm.communicator;
         let wait = communicator.library.need(communicator.library.ncclWaitSignal, "ncclWaitSignal")?;
@@ -413,12 +502,13 @@ impl<'a> Surface<'a> {
                 });
             }
         }
+        self.comm.refuse_driver("wait_signals")?;
         self.prepare()?;
         if descriptions.is_empty() {
             return Ok(());
         }
-        communicator.check_awake(Operation::Recv)?;
-        communicator.used(self.lane.stream());
+        communicator.check_awake(Operation::WaitSignals)?;
+        communicator.awaits(self.lane.stream(), descriptions.iter().map(|signals| signals.peer as usize));
         let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
         // SAFETY: a usable communicator; the descriptions are read during the call.
         communicator

@@ -121,6 +121,7 @@ impl Communicator {
         let mut now = lock(&self.last);
         if now.collectives == collectives && now.messages == messages {
             now.subject = None;
+            self.witness.have_signals();
         }
         self.witness.complete(collectives);
         Ok(())

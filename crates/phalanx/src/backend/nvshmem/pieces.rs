@@ -82,9 +82,8 @@ impl Flow {
                 (if at_root { for_each() } else { Vec::new() }, vec![from_root])
             }
             AllToAll | AllToAllV => (for_each(), from_each(rank)),
-            Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | Send | Recv => {
-                (Vec::new(), Vec::new())
-            }
+            Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
+            | Send | Recv => (Vec::new(), Vec::new()),
         };
         Flow { shown, fetched }
     }
