@@ -1,12 +1,12 @@
 //! This process as a PE, and what every exported function goes through.
 
-use super::world::World;
+use super::world::{TEAMS, World};
 use crate::call::check_fork;
 use crate::cuda::context::{Context, current};
 use crate::lock;
 use crate::violation::violation;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 /// How far initialisation has come (`nvshmemx_init_status`).
@@ -24,6 +24,15 @@ pub struct Pe {
     /// Whether another PE is on this GPU.
     pub shares_gpu: bool,
     pub state: Mutex<State>,
+    pub turns: [Turns; TEAMS],
+}
+
+/// The operations of a team that are on streams: it has one place where its PEs tell each other how far they are.
+#[derive(Default)]
+pub struct Turns {
+    /// Enqueued, and not over.
+    pub enqueued: AtomicUsize,
+    is_busy: AtomicBool,
 }
 
 /// What changes.
@@ -123,6 +132,27 @@ impl Pe {
         match lock(&self.state).teams.get(&team) {
             Some(team) => team.clone(),
             None => violation(function, format!("the team {team} does not exist, or was destroyed")),
+        }
+    }
+
+    /// Carries out an operation of a team: one at a time.
+    pub fn turn<R>(&self, function: &'static str, team: i32, operation: impl FnOnce() -> R) -> R {
+        let turns = &self.turns[team as usize];
+        if turns.is_busy.swap(true, Ordering::AcqRel) {
+            violation(function, format!("the team {team} is in an operation on another stream"));
+        }
+        let result = operation();
+        turns.is_busy.store(false, Ordering::Release);
+        result
+    }
+
+    /// The library's own barrier of a team waits for no stream.
+    pub fn check_idle(&self, function: &'static str, team: i32) {
+        if self.turns[team as usize].enqueued.load(Ordering::Acquire) > 0 {
+            violation(
+                function,
+                format!("the team {team}, whose barrier this is, has an operation on a stream"),
+            );
         }
     }
 
