@@ -8,7 +8,7 @@ use phalanx::nvshmem::{Compare, Context, Symmetric};
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
-use phalanx_testkit::processes::{Ended, describe, phase};
+use phalanx_testkit::processes::{Ended, Launch, describe, phase};
 use phalanx_testkit::scenario::Outcome;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/puts_on_and_on", puts_on),
     Scenario::rank("failures/waits_for_nothing", waits_for_nothing),
     Scenario::rank("failures/quiet_of_a_stuck_stream", stuck),
+    Scenario::rank("failures/loading_beside_a_stuck_stream", loading),
     Scenario::rank("failures/init", init),
     Scenario::rank("failures/out_of_memory", out_of_memory),
     Scenario::rank("failures/no_room_to_grow", no_room_to_grow),
@@ -83,6 +84,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             told("failures/teams_of_multicast", &[("MULTICAST", "1")])?;
             told("memory/peers", &[("MULTICAST", "1")])
         }),
+        Trial::test("failures/loading_beside_a_stuck_stream", loading_waits),
         Trial::test("failures/missing_function", missing),
         Trial::test("failures/too_old", too_old),
         Trial::test("lifecycle/environment", || told("lifecycle/environment", &[])),
@@ -228,8 +230,32 @@ fn stuck(comm: Comm, _: &[String]) -> Outcome {
     std::process::abort()
 }
 
+/// A kernel for atomics that is not loaded yet, which the driver does when all streams are idle: that is waited for with the timeout, too.
+fn loading(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let words = must("alloc", context.alloc::<u64>(2))?;
+    barrier(&context)?;
+    let (signal, stream) = (must("signal", words.signal(0))?, context.stream());
+    must("wait", context.signal_wait_until_on_stream(&signal, Compare::Ge, 1, stream))?;
+    context.set_timeout(Duration::from_millis(500));
+    let fetched = context.atomic_fetch(&words, 1, 1 - context.my_pe());
+    let error = refused("atomic_fetch", fetched, &["timeout", "cuModuleLoadData"])?;
+    assert!(matches!(error, Error::Timeout(_)) && error.is_fatal(), "{error}");
+    phase("told");
+    std::thread::sleep(Duration::from_secs(1));
+    std::process::abort()
+}
+
 fn quiet_of_stuck() -> Result<(), Failed> {
-    let mut world = launch("failures/quiet_of_a_stuck_stream", 2).deadline(TIMEOUT * 2 + SLACK).start()?;
+    both_told(launch("failures/quiet_of_a_stuck_stream", 2))
+}
+
+fn loading_waits() -> Result<(), Failed> {
+    both_told(launch("failures/loading_beside_a_stuck_stream", 2).env("EMULATED_LOADING", "waits"))
+}
+
+fn both_told(launch: Launch) -> Result<(), Failed> {
+    let mut world = launch.deadline(TIMEOUT * 2 + SLACK).start()?;
     world.await_phase(0, "told")?;
     world.await_phase(1, "told")?;
     world.finish();
