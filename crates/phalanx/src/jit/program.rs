@@ -221,7 +221,7 @@ impl Image {
     }
 
     /// An error if this is no code, or not all of it.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         if elf::is_whole(&self.cubin) {
             return Ok(());
         }
