@@ -21,7 +21,7 @@
 //! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
 //! | `EMULATED_HANG_INSIDE` | `n`: in the n-th launch of operations on blocking communicators the library holds the caller until the communicator is revoked | |
 //! | `EMULATED_EXIT` | `crash`: a process that exits while a communicator is there, or NVSHMEM is initialised, breaks a rule: the threads of NCCL's sockets, and NVSHMEM 3.4.5, then crash | |
-//! | `EMULATED_LOADING` | `waits`: `cuModuleLoadData` waits for the work of all streams, as a driver may | |
+//! | `EMULATED_SYNC` | `implicit`: `cuModuleLoadData` and `cuMemHostAlloc` wait for the work of all streams, as a driver may | |
 //! | `EMULATED_FINALIZE` | `local`: the end of a communicator does not wait for ranks of other processes | `collective` |
 //! | `EMULATED_REGISTER`, `EMULATED_WINDOWS` | `null`: registrations and windows succeed with null handles | |
 //! | `EMULATED_LEAVES_DEVICE` | `1`: NCCL calls leave the communicator's device current | 0 |
@@ -64,7 +64,7 @@ pub struct Settings {
     pub abort_hangs: bool,
     pub hang_inside: Option<u64>,
     pub exit_crashes: bool,
-    pub loading_waits: bool,
+    pub implicit_sync: bool,
     pub finalize_is_local: bool,
     pub null_registrations: bool,
     pub null_windows: bool,
@@ -136,7 +136,7 @@ fn read() -> Settings {
         abort_hangs: choice("EMULATED_ABORT", ["", "hang"]),
         hang_inside: text("EMULATED_HANG_INSIDE").map(|_| value("EMULATED_HANG_INSIDE", 0)),
         exit_crashes: choice("EMULATED_EXIT", ["", "crash"]),
-        loading_waits: choice("EMULATED_LOADING", ["", "waits"]),
+        implicit_sync: choice("EMULATED_SYNC", ["", "implicit"]),
         finalize_is_local: choice("EMULATED_FINALIZE", ["collective", "local"]),
         null_registrations: choice("EMULATED_REGISTER", ["", "null"]),
         null_windows: choice("EMULATED_WINDOWS", ["", "null"]),

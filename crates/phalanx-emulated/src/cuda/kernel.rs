@@ -11,7 +11,6 @@ use super::stream;
 use crate::call::Code;
 use crate::handles::{self, Handle, Handles};
 use crate::pointers::{In, Out};
-use crate::settings::settings;
 use std::ffi::{c_char, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel};
@@ -71,10 +70,7 @@ fn perform(name: &str, address: u64, value: u64, comparand: u64, answer: u64) {
 
 exported! {
     fn cuModuleLoadData(module: Out<Handle>, image: In<c_char>) {
-        let context = current()?;
-        if settings().loading_waits {
-            context.streams().iter().for_each(|stream| stream.mark().wait());
-        }
+        current()?.sync_implicitly();
         let handle = handles::fresh();
         MODULES.insert(handle, Arc::new(image.text().ok_or(INVALID_VALUE)?));
         module.set(handle);

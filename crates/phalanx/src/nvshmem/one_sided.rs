@@ -480,7 +480,7 @@ impl Context {
     /// A word of at most 8 bytes that can be loaded from here, zero-extended.
     pub(super) fn fetch(&self, address: CUdeviceptr, bytes: usize) -> Result<u64> {
         self.enter()?;
-        let (word, stream) = (self.device.word()?, self.host_stream());
+        let (word, stream) = (self.device.word(), self.host_stream());
         // SAFETY: a word of page-locked memory that lives as long as the process, into which nothing else is under way: after a
         // wait that was given up nothing follows.
         unsafe {
