@@ -227,7 +227,7 @@ impl Virtual {
 fn refusals(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
     refused("too long", context.alloc::<u64>(usize::MAX / 4), &["overflows"])?;
-    for alignment in [0, 4, 48] {
+    for alignment in [0, 4, 48, 1 << 32, 1 << 63] {
         let error = refused("alignment", context.alloc_aligned::<u8>(10, alignment), &["power of two"])?;
         assert!(
             matches!(&error, Error::Usage(usage) if matches!(**usage, UsageError::Setting { .. })),

@@ -14,7 +14,10 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, RangeBounds, RangeInclusive};
+
+/// From that of a pointer, which the library asks for, to the largest step of its heap.
+const ALIGNMENTS: RangeInclusive<usize> = size_of::<*const ()>()..=2 << 30;
 
 mod sealed {
     pub trait Sealed {}
@@ -89,13 +92,13 @@ impl Context {
     /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes. `nvshmem_align`
     ///
     /// # Errors
-    /// Also [`UsageError::Setting`] for an alignment that is no power of two, or less than 8.
+    /// Also [`UsageError::Setting`] for an alignment that is no power of two, less than 8 or more than 2 GiB.
     pub fn alloc_aligned<T: Element>(&self, len: usize, alignment: usize) -> Result<Symmetric<'_, T>> {
-        if !alignment.is_power_of_two() || alignment < size_of::<*const ()>() {
+        if !alignment.is_power_of_two() || !ALIGNMENTS.contains(&alignment) {
             return Err(UsageError::Setting {
                 name: "alloc_aligned: alignment".into(),
                 value: alignment.to_string(),
-                expected: "a power of two from 8 on".into(),
+                expected: format!("a power of two from {} to {}", ALIGNMENTS.start(), ALIGNMENTS.end()),
             }
             .into());
         }

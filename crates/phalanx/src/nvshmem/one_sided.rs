@@ -217,6 +217,11 @@ impl Context {
     }
 
     /// [`quiet`](Context::quiet) as work on a stream. `nvshmemx_quiet_on_stream`
+    ///
+    /// It takes over what `…_nbi` has begun: a quiet or barrier that comes later completes that only if it comes behind this stream.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for a stream of another GPU.
     pub fn quiet_on_stream(&self, stream: &CudaStream) -> Result<()> {
         let quiet = self.library.need(self.library.nvshmemx_quiet_on_stream, "nvshmemx_quiet_on_stream")?;
         self.device.check(stream)?;
