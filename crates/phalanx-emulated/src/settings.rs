@@ -22,6 +22,7 @@
 //! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
 //! | `EMULATED_HANG_INSIDE` | `n`: in the n-th launch of operations on blocking communicators the library holds the caller until the communicator is revoked | |
 //! | `EMULATED_EXIT` | `crash`: a process that exits while a communicator is there, or NVSHMEM is initialised, breaks a rule: the threads of NCCL's sockets, and NVSHMEM 3.4.5, then crash | |
+//! | `EMULATED_SYNC` | `implicit`: `cuModuleLoadData` and `cuMemHostAlloc` wait for the work of all streams, as a driver may | |
 //! | `EMULATED_FINALIZE` | `local`: the end of a communicator does not wait for ranks of other processes | `collective` |
 //! | `EMULATED_REGISTER`, `EMULATED_WINDOWS` | `null`: registrations and windows succeed with null handles | |
 //! | `EMULATED_LEAVES_DEVICE` | `1`: NCCL calls leave the communicator's device current | 0 |
@@ -65,6 +66,7 @@ pub struct Settings {
     pub destroy_is_slow: bool,
     pub hang_inside: Option<u64>,
     pub exit_crashes: bool,
+    pub implicit_sync: bool,
     pub finalize_is_local: bool,
     pub null_registrations: bool,
     pub null_windows: bool,
@@ -137,6 +139,7 @@ fn read() -> Settings {
         destroy_is_slow: choice("EMULATED_DESTROY", ["", "slow"]),
         hang_inside: text("EMULATED_HANG_INSIDE").map(|_| value("EMULATED_HANG_INSIDE", 0)),
         exit_crashes: choice("EMULATED_EXIT", ["", "crash"]),
+        implicit_sync: choice("EMULATED_SYNC", ["", "implicit"]),
         finalize_is_local: choice("EMULATED_FINALIZE", ["collective", "local"]),
         null_registrations: choice("EMULATED_REGISTER", ["", "null"]),
         null_windows: choice("EMULATED_WINDOWS", ["", "null"]),

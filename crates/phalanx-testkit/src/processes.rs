@@ -97,9 +97,9 @@ fn say(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// How many rank processes share a GPU: `PHALANX_TEST_RANKS_PER_GPU`, or each has one of its own.
+/// How many rank processes share a GPU: `TESTKIT_RANKS_PER_GPU`, or each has one of its own.
 pub fn ranks_per_gpu() -> usize {
-    let told = std::env::var("PHALANX_TEST_RANKS_PER_GPU").ok().and_then(|ranks| ranks.parse().ok());
+    let told = std::env::var("TESTKIT_RANKS_PER_GPU").ok().and_then(|ranks| ranks.parse().ok());
     told.unwrap_or(1).max(1)
 }
 

@@ -116,6 +116,7 @@ exported! {
     fn cuMemHostAlloc(address: Out<u64>, size: usize, _flags: c_uint) {
         let context = current()?;
         capture::refuse_unsafe_call()?;
+        context.sync_implicitly();
         address.set(allocate(&context, Kind::Host, size)?);
         Ok(())
     }

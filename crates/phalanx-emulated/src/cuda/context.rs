@@ -67,6 +67,13 @@ impl Context {
         self.streams.all()
     }
 
+    /// Waits for the work of all streams, if the settings say so.
+    pub(super) fn sync_implicitly(&self) {
+        if settings().implicit_sync {
+            self.streams().iter().for_each(|stream| stream.mark().wait());
+        }
+    }
+
     pub(super) fn add(&self, stream: &Arc<Stream>) {
         self.streams.add(stream);
     }

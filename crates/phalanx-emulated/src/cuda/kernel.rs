@@ -70,7 +70,7 @@ fn perform(name: &str, address: u64, value: u64, comparand: u64, answer: u64) {
 
 exported! {
     fn cuModuleLoadData(module: Out<Handle>, image: In<c_char>) {
-        current()?;
+        current()?.sync_implicitly();
         let handle = handles::fresh();
         MODULES.insert(handle, Arc::new(image.text().ok_or(INVALID_VALUE)?));
         module.set(handle);

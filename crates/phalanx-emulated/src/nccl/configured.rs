@@ -57,9 +57,6 @@ fn check(function: &str, config: In<Config>) -> Answer {
             return Err(fail(INVALID_ARGUMENT, format!("config->{name}={value} is invalid")));
         }
     }
-    if config.min_ctas != UNDEFINED && config.max_ctas != UNDEFINED && config.min_ctas > config.max_ctas {
-        return Err(fail(INVALID_ARGUMENT, "config->minCTAs is greater than config->maxCTAs"));
-    }
     // 2.32.3 was seen to have none of these for AlltoAll.
     let operation = function.trim_start_matches("nccl").trim_end_matches("Config");
     let unknown = |names: &String| {

@@ -1,13 +1,15 @@
 //! What a team does together, on streams.
 
 use super::process::{Pe, nvshmem, with_own_gpu};
-use super::rma::{awaited, complete, enqueue};
+use super::rma::{awaited, complete, enqueue, queue};
+use crate::cuda::capture;
 use crate::handles::Handle;
 use crate::nccl::reduce::{Combine, Contribution, combine};
 use crate::nccl::types::DataType;
 use crate::violation::violation;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a PE takes of which PE's source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,24 @@ fn in_rounds(merge: &Merge, me: usize, parts: Vec<Vec<u8>>) -> Vec<u8> {
 /// A call: the team, destination, source, bytes of a part, stream.
 type Call = (c_int, u64, u64, usize, Handle);
 
+/// An operation of a team, as work on a stream.
+fn enqueue_in_turn(
+    function: &'static str,
+    pe: &Arc<Pe>,
+    team: c_int,
+    stream: Handle,
+    work: impl Fn() + Send + Sync + 'static,
+) {
+    // A graph may be launched never.
+    let counted = usize::from(capture::of(&queue(function, pe, stream)).is_none());
+    let own = Arc::clone(pe);
+    pe.turns[team as usize].enqueued.fetch_add(counted, Ordering::AcqRel);
+    enqueue(function, pe, stream, move || {
+        own.turn(function, team, &work);
+        own.turns[team as usize].enqueued.fetch_sub(counted, Ordering::AcqRel);
+    });
+}
+
 fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merge>) -> c_int {
     let (team, dest, source, bytes, stream) = call;
     with_own_gpu(function, |pe| {
@@ -80,7 +100,7 @@ fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merg
             violation(function, format!("{n} parts of {bytes} bytes do not fit into the scratch memory"));
         }
         let is_wrong = by_kernel && kind == Kind::Reduce && from == target && bytes * (n - 1) > ROUND;
-        enqueue(function, pe, stream, move || {
+        enqueue_in_turn(function, pe, team, stream, move || {
             let say: [u64; 14] =
                 std::array::from_fn(|n| [code, from, target, bytes as u64].get(n).copied().unwrap_or(0));
             let heard = own.world.exchange(team as usize, own.pe, &of.members, say);
@@ -120,7 +140,7 @@ fn barrier(function: &'static str, team: c_int, stream: Handle, completes: bool)
     with_own_gpu(function, |pe: &Arc<Pe>| {
         let of = pe.team(function, team);
         let (own, awaited) = (Arc::clone(pe), awaited(pe));
-        enqueue(function, pe, stream, move || {
+        enqueue_in_turn(function, pe, team, stream, move || {
             if completes {
                 complete(&own, &awaited);
             }

@@ -191,12 +191,13 @@ fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int 
     // The world, those who share memory, the node, and those with this number on other nodes, of which there are none.
     let teams = BTreeMap::from([(0, all.clone()), (1, all.clone()), (2, all), (3, alone)]);
     let state = Mutex::new(State { teams, ..State::default() });
-    let mut pe = Pe { world, pe: rank, pes: ranks, context, shares_gpu: false, state };
+    let turns = Default::default();
+    let pe = Pe { world, pe: rank, pes: ranks, context, state, turns };
     let gpu = [physical(pe.context.device) as u64; 14];
     let gpus = pe.world.exchange(BOOTSTRAP, rank, &pe.all(), gpu);
     // There is no MPS that would share it out.
-    pe.shares_gpu = gpus.iter().filter(|other| **other == gpu).count() > 1;
-    process::set(if pe.shares_gpu { LIMITED_MPG } else { IS_INITIALIZED }, Some(Arc::new(pe)));
+    let shares_gpu = gpus.iter().filter(|other| **other == gpu).count() > 1;
+    process::set(if shares_gpu { LIMITED_MPG } else { IS_INITIALIZED }, Some(Arc::new(pe)));
     0
 }
 

@@ -12,6 +12,8 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 
 const PAGE: u64 = 4096;
+/// The team of all PEs, whose barrier is in every one of these functions.
+const WORLD: c_int = 0;
 
 /// Allocates on all PEs: the same place everywhere. 0 if there is no room, or nothing to allocate. `grows` is by how much the library
 /// lets its heap grow for it, rounded up.
@@ -20,6 +22,7 @@ fn allocate(function: &'static str, alignment: u64, bytes: usize, grows: u64, fi
         if bytes == 0 {
             return 0;
         }
+        pe.check_idle(function, WORLD);
         pe.agree(function, [bytes as u64, alignment]);
         let start = place(pe, alignment.max(16), bytes as u64, grows);
         if let Some(offset) = start {
@@ -160,6 +163,7 @@ nvshmem! {
                 return;
             }
             let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
+            pe.check_idle(FUNCTION, WORLD);
             pe.agree(FUNCTION, [offset, 0]);
             super::rma::complete(pe, &super::rma::awaited(pe));
             pe.barrier();
@@ -233,6 +237,7 @@ nvshmem! {
             if lock(&pe.state).mapped.remove(&offset) != Some(bytes as u64) {
                 violation(FUNCTION, format!("{bytes} bytes at {address:#x} are nothing that was registered"));
             }
+            pe.check_idle(FUNCTION, WORLD);
             pe.agree(FUNCTION, [offset, bytes as u64]);
             super::rma::complete(pe, &super::rma::awaited(pe));
             pe.barrier();
@@ -267,6 +272,7 @@ fn map(function: &'static str, pe: &Pe, address: u64, bytes: usize) -> u64 {
         state.mapped.insert(offset, bytes as u64);
         offset
     };
+    pe.check_idle(function, WORLD);
     pe.agree(function, [bytes as u64, offset]);
     let all: Vec<usize> = (0..pe.pes).collect();
     let mut say = [0; 14];

@@ -1,12 +1,12 @@
 //! This process as a PE, and what every exported function goes through.
 
-use super::world::World;
+use super::world::{TEAMS, World};
 use crate::call::check_fork;
 use crate::cuda::context::{Context, current};
 use crate::lock;
 use crate::violation::violation;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 /// How far initialisation has come (`nvshmemx_init_status`).
@@ -22,8 +22,16 @@ pub struct Pe {
     pub pes: usize,
     pub context: Arc<Context>,
     /// Whether another PE is on this GPU.
-    pub shares_gpu: bool,
     pub state: Mutex<State>,
+    pub turns: [Turns; TEAMS],
+}
+
+/// The operations of a team that are on streams: it has one place where its PEs tell each other how far they are.
+#[derive(Default)]
+pub struct Turns {
+    /// Enqueued, and not over.
+    pub enqueued: AtomicUsize,
+    is_busy: AtomicBool,
 }
 
 /// What changes.
@@ -70,7 +78,11 @@ pub fn pe() -> Option<Arc<Pe>> {
     lock(&PROCESS).pe.clone()
 }
 
+/// PEs have shared a GPU: 3.4.5 was seen not to forget it when it is initialised anew, whatever it then answers of its status.
+static HAS_SHARED: AtomicBool = AtomicBool::new(false);
+
 pub fn set(status: i32, pe: Option<Arc<Pe>>) {
+    HAS_SHARED.fetch_or(status == LIMITED_MPG, Ordering::AcqRel);
     *lock(&PROCESS) = Process { status, pe };
 }
 
@@ -108,7 +120,7 @@ pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R 
 /// The same for a function that PEs which share a GPU do not have.
 pub fn with_own_gpu<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
     inside(function, |pe| {
-        if pe.shares_gpu {
+        if HAS_SHARED.load(Ordering::Acquire) {
             exit(
                 function,
                 "Called NVSHMEM API not supported with limited MPG (Multiple Processes Per GPU) runs",
@@ -123,6 +135,27 @@ impl Pe {
         match lock(&self.state).teams.get(&team) {
             Some(team) => team.clone(),
             None => violation(function, format!("the team {team} does not exist, or was destroyed")),
+        }
+    }
+
+    /// Carries out an operation of a team: one at a time.
+    pub fn turn<R>(&self, function: &'static str, team: i32, operation: impl FnOnce() -> R) -> R {
+        let turns = &self.turns[team as usize];
+        if turns.is_busy.swap(true, Ordering::AcqRel) {
+            violation(function, format!("the team {team} is in an operation on another stream"));
+        }
+        let result = operation();
+        turns.is_busy.store(false, Ordering::Release);
+        result
+    }
+
+    /// The library's own barrier of a team waits for no stream.
+    pub fn check_idle(&self, function: &'static str, team: i32) {
+        if self.turns[team as usize].enqueued.load(Ordering::Acquire) > 0 {
+            violation(
+                function,
+                format!("the team {team}, whose barrier this is, has an operation on a stream"),
+            );
         }
     }
 

@@ -36,7 +36,7 @@ struct Follow {
 const SET: c_int = 9;
 const ADD: c_int = 10;
 
-fn queue(function: &'static str, pe: &Pe, handle: Handle) -> Arc<Stream> {
+pub fn queue(function: &'static str, pe: &Pe, handle: Handle) -> Arc<Stream> {
     let Ok(stream) = stream::find(function, handle) else { violation(function, "the stream is none") };
     if stream.context.handle != pe.context.handle {
         violation(function, "the stream is another device's");

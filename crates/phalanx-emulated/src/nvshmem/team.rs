@@ -21,6 +21,7 @@ fn copies(members: usize) -> usize {
 /// Makes a team of some members of a parent, all of which are here. Those left out get none.
 fn split(function: &'static str, pe: &Pe, parent: c_int, members: Vec<usize>) -> c_int {
     let over = pe.team(function, parent);
+    pe.check_idle(function, parent);
     let free = (FIRST..TEAMS as c_int).filter(|team| !lock(&pe.state).teams.contains_key(team));
     let mine = free.fold(0u64, |bits, team| bits | (1 << team));
     let say: [u64; 14] =
@@ -123,6 +124,7 @@ nvshmem! {
             if team < FIRST {
                 violation(FUNCTION, "a predefined team cannot be destroyed");
             }
+            pe.check_idle(FUNCTION, team);
             pe.world.barrier(team as usize, pe.pe, &of.members);
             lock(&pe.state).teams.remove(&team);
         })

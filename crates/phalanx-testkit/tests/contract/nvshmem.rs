@@ -19,12 +19,13 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 9] = [
+const GROUPS: [Group; 10] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
     ("messages", 2, |ranks| all(ranks, messages::SCENARIOS)),
     ("requests", 2, |ranks| all(ranks, requests::SCENARIOS)),
+    ("requests", 3, |ranks| all(ranks, requests::AMONG_MESSAGES)),
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
     ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
     ("programs", 2, |ranks| {

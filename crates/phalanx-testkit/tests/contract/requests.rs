@@ -29,6 +29,7 @@ pub const SCENARIOS: &[Scenario] = &[
 pub const AMONG_MESSAGES: &[Scenario] = &[
     Scenario::rank("requests/among_messages", |comm, _| among_messages(&comm)),
     Scenario::rank("requests/synced", |comm, _| synced(&comm)),
+    Scenario::rank("requests/behind_a_barrier", |comm, _| behind_a_barrier(&comm)),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -442,6 +443,22 @@ fn synced(comm: &Comm) -> Outcome {
         if !send.is_done() || !recv.is_done() {
             return Err(format!("rank {rank} has synchronised before its messages of {size} were complete"));
         }
+        if recv.wait().map_err(text)? != vec![previous as u32; size] {
+            return Err(format!("rank {rank} received something else"));
+        }
+        send.wait().map_err(text)?;
+    }
+    Ok(String::new())
+}
+
+/// A barrier does not wait for messages: what is received may be sent behind it.
+fn behind_a_barrier(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    for size in SIZES {
+        let recv = comm.start_recv(vec![0u32; size], previous).map_err(text)?;
+        comm.barrier().map_err(text)?;
+        let send = comm.start_send(vec![rank as u32; size], next).map_err(text)?;
         if recv.wait().map_err(text)? != vec![previous as u32; size] {
             return Err(format!("rank {rank} received something else"));
         }

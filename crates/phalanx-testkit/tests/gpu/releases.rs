@@ -211,7 +211,6 @@ fn configured(comm: Comm, _: &[String]) -> Outcome {
             other => Err(format!("{part}: {other:?}")),
         }
     };
-    refused(|config| (config.min_ctas, config.max_ctas) = (Some(4), Some(2)), "minCTAs")?;
     refused(|config| config.cga_cluster_size = Some(9), "cgaClusterSize=9")?;
     refused(|config| config.algorithms = Some("nonsense".into()), "nonsense")?;
     config.algorithms_may_differ = false;

@@ -2,7 +2,7 @@
 
 use crate::trials::{Case, SCALE, case};
 use cudarc::driver::{CudaContext, CudaStream, LaunchConfig};
-use phalanx::jit::{Kernel, Module, Program, reads, value, writes};
+use phalanx::jit::{Image, Kernel, Module, Program, reads, value, writes};
 use phalanx::{Error, UsageError};
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ pub const TRIALS: &[Case] = &[
     case("gpu/arguments", arguments),
     case("gpu/no_such_kernel", no_such_kernel),
     case("gpu/other_architecture", other_architecture),
+    case("gpu/half_an_image", half_an_image),
     case("gpu/nvshmem_without_context", nvshmem_without_context),
     case("gpu/module_ends_after_its_kernels", module_ends_after_its_kernels),
 ];
@@ -165,6 +166,20 @@ fn other_architecture() {
     let other = if major == 8 { "sm_90" } else { "sm_80" };
     let error = Module::load(&gpu, &Program::new("axpy.cu", AXPY).compile(other).unwrap()).unwrap_err();
     assert!(error.to_string().contains("NO_BINARY_FOR_GPU"), "{error}");
+}
+
+/// The driver is told no length.
+fn half_an_image() {
+    let (gpu, _) = gpu();
+    let image = Program::new("axpy.cu", AXPY).compile_for(&gpu).unwrap();
+    let whole = image.as_bytes();
+    for part in [&whole[..0], &whole[..64], &whole[..whole.len() - 1], &b"no code"[..]] {
+        let error = Module::load(&gpu, &Image::from_bytes(part)).unwrap_err();
+        let is_refused =
+            matches!(&error, Error::Usage(usage) if matches!(**usage, UsageError::Kernel { .. }));
+        assert!(is_refused, "{error:?}");
+        assert!(error.to_string().contains(&format!("{} bytes", part.len())), "{error}");
+    }
 }
 
 fn nvshmem_without_context() {

@@ -21,6 +21,7 @@ pub const TRIALS: &[Case] = &[
     case("error_with_its_line", error_with_its_line),
     case("error_in_a_header", error_in_a_header),
     case("architecture", architecture),
+    case("virtual_architecture", virtual_architecture),
     case("text_with_nul", text_with_nul),
     case("examples/ring", || example("ring.cu", RING, &["ring"])),
     case("examples/halo", || example("halo.cu", HALO, &["halo"])),
@@ -65,7 +66,9 @@ fn plain() {
     assert!(image.log().contains("unused"), "no warning: {:?}", image.log());
     assert_eq!(Image::from_bytes(image.as_bytes()).as_bytes(), image.as_bytes());
     // Another kind of GPU, other code.
-    assert_ne!(Program::new("fill.cu", source).compile("sm_80").unwrap().as_bytes(), image.as_bytes());
+    for other in ["sm_75", "sm_80", "sm_100", "sm_120"] {
+        assert_ne!(Program::new("fill.cu", source).compile(other).unwrap().as_bytes(), image.as_bytes());
+    }
 }
 
 fn template() {
@@ -120,6 +123,14 @@ fn error_in_a_header() {
 fn architecture() {
     let error = compile_error(Program::new("k.cu", "").compile("sm_1").unwrap_err());
     assert!(error.to_string().contains("--gpu-architecture"), "{error}");
+}
+
+/// It has no code, which the driver would be given.
+fn virtual_architecture() {
+    let error = Program::new("k.cu", SCALE).compile("compute_90").unwrap_err();
+    assert!(matches!(error, Error::Usage(_)), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("the architecture") && text.contains("compute_90"), "{text}");
 }
 
 fn text_with_nul() {

@@ -4,11 +4,12 @@
 use crate::world::{are_emulated, barrier, context, done, launch, must, refused, upload};
 use crate::{lifecycle, memory};
 use libtest_mimic::{Failed, Trial};
+use phalanx::jit::Image;
 use phalanx::nvshmem::{Compare, Context, Symmetric};
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
-use phalanx_testkit::processes::{Ended, describe, phase};
+use phalanx_testkit::processes::{Ended, Launch, describe, phase};
 use phalanx_testkit::scenario::Outcome;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/puts_on_and_on", puts_on),
     Scenario::rank("failures/waits_for_nothing", waits_for_nothing),
     Scenario::rank("failures/quiet_of_a_stuck_stream", stuck),
+    Scenario::rank("failures/loading_beside_a_stuck_stream", loading),
     Scenario::rank("failures/init", init),
     Scenario::rank("failures/out_of_memory", out_of_memory),
     Scenario::rank("failures/no_room_to_grow", no_room_to_grow),
@@ -49,6 +51,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/killed_in_a_put", || killed("failures/puts_on_and_on")),
         Trial::test("failures/killed_beside_an_idle_stream", || killed("failures/waits_for_nothing")),
         Trial::test("failures/quiet_of_a_stuck_stream", quiet_of_stuck),
+        Trial::test("failures/module_beside_a_stuck_stream", || loading_waits("module")),
         Trial::test("failures/threads", || lifecycle::threads().map_err(Failed::from)),
         Trial::test("memory/mapped", || {
             let launch = || launch("memory/mapped", 2);
@@ -83,6 +86,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             told("failures/teams_of_multicast", &[("MULTICAST", "1")])?;
             told("memory/peers", &[("MULTICAST", "1")])
         }),
+        Trial::test("failures/loading_beside_a_stuck_stream", || loading_waits("atomic")),
         Trial::test("failures/missing_function", missing),
         Trial::test("failures/too_old", too_old),
         Trial::test("lifecycle/environment", || told("lifecycle/environment", &[])),
@@ -228,8 +232,53 @@ fn stuck(comm: Comm, _: &[String]) -> Outcome {
     std::process::abort()
 }
 
+/// A kernel that is not loaded yet, for which the GPU has to come to rest: that is waited for with the timeout, too.
+fn loading(comm: Comm, args: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let words = must("alloc", context.alloc::<u64>(2))?;
+    barrier(&context)?;
+    let (signal, stream) = (must("signal", words.signal(0))?, context.stream());
+    must("wait", context.signal_wait_until_on_stream(&signal, Compare::Ge, 1, stream))?;
+    // What needs no kernel waits for nothing.
+    assert_eq!(must("signal_fetch", context.signal_fetch(&signal))?, 0);
+    context.set_timeout(Duration::from_millis(500));
+    let error = match args[0].as_str() {
+        "atomic" => {
+            let fetched = context.atomic_fetch(&words, 1, 1 - context.my_pe());
+            refused("atomic_fetch", fetched, &["timeout", "cuModuleLoadData"])?
+        }
+        _ => {
+            let half =
+                refused("load", context.load(&Image::from_bytes(&b"\x7fELF"[..])), &["4 bytes", "whole"])?;
+            assert!(!half.is_fatal(), "{half}");
+            refused("load", context.load(&without_kernels()), &["timeout"])?
+        }
+    };
+    assert!(matches!(error, Error::Timeout(_)) && error.is_fatal(), "{error}");
+    phase("told");
+    std::thread::sleep(Duration::from_secs(1));
+    std::process::abort()
+}
+
+/// A header, and a table of one section, which is none.
+fn without_kernels() -> Image {
+    let mut file = [0; 128];
+    file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    (file[40], file[58], file[60]) = (64, 64, 1);
+    Image::from_bytes(file)
+}
+
 fn quiet_of_stuck() -> Result<(), Failed> {
-    let mut world = launch("failures/quiet_of_a_stuck_stream", 2).deadline(TIMEOUT * 2 + SLACK).start()?;
+    both_told(launch("failures/quiet_of_a_stuck_stream", 2))
+}
+
+fn loading_waits(what: &str) -> Result<(), Failed> {
+    let launch = launch("failures/loading_beside_a_stuck_stream", 2).arg(what);
+    both_told(launch.env("EMULATED_SYNC", "implicit"))
+}
+
+fn both_told(launch: Launch) -> Result<(), Failed> {
+    let mut world = launch.deadline(TIMEOUT * 2 + SLACK).start()?;
     world.await_phase(0, "told")?;
     world.await_phase(1, "told")?;
     world.finish();

@@ -9,6 +9,7 @@ use phalanx_testkit::scenario::{Context as _, Outcome};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("memory/allocation", allocation),
+    Scenario::rank("memory/behind_a_team", behind_a_team),
     Scenario::rank("memory/slices", slices),
     Scenario::rank("memory/peers", peers),
     Scenario::rank("memory/registered", registered),
@@ -30,6 +31,27 @@ fn allocation(comm: Comm, _: &[String]) -> Outcome {
         assert_eq!(aligned.device_ptr() % alignment as u64, 0, "aligned to {alignment}");
         must("free", aligned.free())?;
     }
+    must("finalize", context.finalize())?;
+    done()
+}
+
+/// The library has a barrier of all PEs in each of these calls, before which their operations on streams have to be over.
+fn behind_a_team(comm: Comm, _: &[String]) -> Outcome {
+    let context = context(&comm)?;
+    let (me, pes) = (context.my_pe(), context.n_pes());
+    let (world, stream) = (context.world(), context.stream());
+    let mine = upload(&context, &values::<i32>(me, 1))?;
+    let mut all = must("alloc", context.alloc::<i32>(pes))?;
+    for _ in 0..10 {
+        must("fcollect", world.fcollect(&mut all, &mine, stream))?;
+        let memory = must("alloc_uninit", context.alloc_uninit::<u8>(100))?;
+        must("barrier_on_stream", world.barrier_on_stream(stream))?;
+        let aligned = must("alloc_aligned", context.alloc_aligned::<u8>(100, 256))?;
+        must("sync_on_stream", world.sync_on_stream(stream))?;
+        free([memory, aligned])?;
+    }
+    expect("gathered", &read(&all)?, |pe| value(pe, 0))?;
+    free([mine, all])?;
     must("finalize", context.finalize())?;
     done()
 }
@@ -205,7 +227,7 @@ impl Virtual {
 fn refusals(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
     refused("too long", context.alloc::<u64>(usize::MAX / 4), &["overflows"])?;
-    for alignment in [0, 4, 48] {
+    for alignment in [0, 4, 48, 1 << 32, 1 << 63] {
         let error = refused("alignment", context.alloc_aligned::<u8>(10, alignment), &["power of two"])?;
         assert!(
             matches!(&error, Error::Usage(usage) if matches!(**usage, UsageError::Setting { .. })),

@@ -33,6 +33,9 @@ fn beside(comm: Comm, _: &[String]) -> Outcome {
     let mut back = must("alloc", context.alloc::<i32>(99))?;
     let words = must("alloc", context.alloc::<u64>(2))?;
     let (go, set) = (must("signal", words.signal(0))?, must("signal", words.signal(1))?);
+    let counter = must("alloc", context.alloc::<u32>(1))?;
+    // The driver may load a kernel only when the GPU has nothing to do.
+    must("atomic_fetch_add", context.atomic_fetch_add(&counter, 0, 1, right))?;
     barrier(&context)?;
     for stream in [context.stream(), &context.cuda_context().default_stream()] {
         must("wait", context.signal_wait_until_on_stream(&go, Compare::Ge, 1, stream))?;
@@ -48,6 +51,7 @@ fn beside(comm: Comm, _: &[String]) -> Outcome {
     must("put_signal", context.put_signal(&inbox, &source, &set, 1, SignalOp::Set, right))?;
     assert_eq!(must("signal_wait_until", context.signal_wait_until(&set, Compare::Eq, 1))?, 1);
     assert_eq!(must("signal_fetch", context.signal_fetch(&go))?, 0);
+    assert_eq!(must("atomic_fetch_add", context.atomic_fetch_add(&counter, 0, 1, right))?, 1);
     // All PEs have come here before the streams went on.
     must("barrier", comm.barrier())?;
     let other = must("stream", context.cuda_context().new_stream().map_err(Into::into))?;
@@ -57,6 +61,7 @@ fn beside(comm: Comm, _: &[String]) -> Outcome {
     must("sync", context.sync(&context.cuda_context().default_stream()))?;
     barrier(&context)?;
     free([source, inbox, back])?;
+    must("free", counter.free())?;
     must("free", words.free())?;
     must("finalize", context.finalize())?;
     done()

@@ -63,6 +63,7 @@ fn strided(comm: Comm, _: &[String]) -> Outcome {
     }
     refused("beyond", world.split_strided(0, 1, pes + 1), &["does not exist"])?;
     refused("no stride", world.split_strided(0, 0, 1), &["stride"])?;
+    refused("a stride that is no int", world.split_strided(0, 1 << 32, 1), &["4294967296", "2147483647"])?;
     refused("no size", world.split_strided(0, 1, 0), &["size"])?;
     must("finalize", context.finalize())?;
     done()

@@ -220,12 +220,26 @@ impl Kernel<'_> {
 
     #[cold]
     fn too_large(&self, config: LaunchConfig) -> Result<crate::Error> {
-        let (grid, block) = (config.grid_dim, config.block_dim);
-        let (blocks, threads) = (grid.0 * grid.1 * grid.2, block.0 * block.1 * block.2);
-        let limit = self.cooperative_blocks(threads, config.shared_mem_bytes as usize)?;
+        let (blocks, threads) = (volume(config.grid_dim), volume(config.block_dim));
+        let each = u32::try_from(threads).unwrap_or(u32::MAX);
+        let limit = self.cooperative_blocks(each, config.shared_mem_bytes as usize)?;
         let problem = format!(
             "{blocks} blocks of {threads} threads cannot be on the GPU at the same time, the limit is {limit}"
         );
         Ok(self.refused(problem, "launch fewer blocks (Kernel::cooperative_blocks), each doing more"))
+    }
+}
+
+fn volume((x, y, z): (u32, u32, u32)) -> u64 {
+    (u64::from(x) * u64::from(y)).saturating_mul(z.into())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn grids_of_every_size_have_a_volume() {
+        assert_eq!(super::volume((2, 3, 4)), 24);
+        assert_eq!(super::volume((1 << 31, 1 << 16, 2)), 1 << 48);
+        assert_eq!(super::volume((u32::MAX, u32::MAX, u32::MAX)), u64::MAX);
     }
 }

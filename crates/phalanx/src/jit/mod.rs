@@ -38,6 +38,7 @@
 //! [docs/kernels.md](https://docs.rs/crate/phalanx/latest/source/docs/kernels.md) tells more.
 
 mod compiler;
+mod elf;
 mod error;
 mod launch;
 mod linker;

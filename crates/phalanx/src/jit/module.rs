@@ -59,7 +59,7 @@ impl Module<'static> {
     ///
     /// # Errors
     /// [`Error::Library`] if the driver refuses it: it is for another kind of GPU, or from a newer release of CUDA;
-    /// [`UsageError::Kernel`] if it uses NVSHMEM, for which there is another way to load it.
+    /// [`UsageError::Kernel`] if it is not whole, or uses NVSHMEM, for which there is another way to load it.
     pub fn load(gpu: &Arc<CudaContext>, image: &Image) -> Result<Module<'static>> {
         let loaded = Loaded::new(gpu, image)?;
         if loaded.uses_nvshmem()? {
@@ -174,6 +174,7 @@ impl<'c> Kernel<'c> {
 
 impl Loaded<'_> {
     fn new(gpu: &Arc<CudaContext>, image: &Image) -> Result<Self> {
+        image.check()?;
         // cudarc panics when it needs a function that the driver lacks.
         let driver = driver()?;
         if !driver.has(c"cuLibraryLoadData") {
@@ -185,7 +186,7 @@ impl Loaded<'_> {
         gpu.bind_to_thread()?;
         let mut library: CUlibrary = std::ptr::null_mut();
         let (none, nothing) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: an image that the driver checks and copies; no options; an out-pointer on the stack.
+        // SAFETY: a whole image, which the driver checks and copies; no options; an out-pointer on the stack.
         let result = unsafe {
             sys::cuLibraryLoadData(
                 &raw mut library,

@@ -1,8 +1,8 @@
 //! From source to an image.
 
 use super::compiler::{self, Task};
-use super::linker;
-use crate::error::Result;
+use super::{elf, linker};
+use crate::error::{Result, UsageError};
 use cudarc::driver::CudaContext;
 use phalanx_sys::nvshmem::kernels;
 use phalanx_sys::{Found, NotFound};
@@ -133,7 +133,8 @@ impl Program {
     /// - [`Error::Compile`](crate::Error::Compile) with the lines that are wrong, or the linker's words;
     /// - [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if NVRTC is not there; with
     ///   [`nvshmem`](Program::nvshmem), also if nvJitLink, NVSHMEM's headers and device library, or the headers of
-    ///   CUDA and CCCL are not.
+    ///   CUDA and CCCL are not;
+    /// - [`UsageError::Setting`] for an architecture that is none of a GPU (`compute_90`), for which there is no code.
     pub fn compile(&self, architecture: &str) -> Result<Image> {
         let nvrtc = compiler::load()?;
         let mut folders = self.includes.clone();
@@ -161,13 +162,19 @@ impl Program {
             header: self.nvshmem.then_some((PRELUDE_NAME, PRELUDE)),
             missing: &missing,
         })?;
+        if compiled.cubin.is_empty() {
+            let (name, value) = ("the architecture".to_owned(), architecture.to_owned());
+            let expected = "that of a GPU, such as sm_90: others have no code".to_owned();
+            return Err(UsageError::Setting { name, value, expected }.into());
+        }
         let cubin = match (linker, archive) {
             (Some(linker), Some(archive)) => {
                 linker.link(&self.name, &compiled.cubin, &archive, architecture)?
             }
             _ => compiled.cubin,
         };
-        Ok(Image { cubin, names: compiled.names, log: compiled.log })
+        let image = Image { cubin, names: compiled.names, log: compiled.log };
+        image.check().map(|()| image)
     }
 
     /// A folder with headers. Code that does not use NVSHMEM may do without: what is missing is told with an error.
@@ -208,9 +215,20 @@ impl Image {
     }
 
     /// Code that was kept, or made by `nvcc --cubin`. Kernels that are not `extern "C"` go by their
-    /// [lowered names](Image::lowered_name).
+    /// [lowered names](Image::lowered_name). What is no whole file is refused when it is loaded.
     pub fn from_bytes(cubin: impl Into<Vec<u8>>) -> Image {
         Image { cubin: cubin.into(), names: BTreeMap::new(), log: String::new() }
+    }
+
+    /// An error if this is no code, or not all of it.
+    pub(crate) fn check(&self) -> Result<()> {
+        if elf::is_whole(&self.cubin) {
+            return Ok(());
+        }
+        let kernel = "of the image".to_owned();
+        let problem = format!("its {} bytes are no whole cubin (an ELF file)", self.cubin.len());
+        Err(UsageError::Kernel { kernel, problem, remedy: "compile it again, or keep all of its bytes" }
+            .into())
     }
 
     /// The name in the code of a kernel that was [instantiated](Program::instantiate).

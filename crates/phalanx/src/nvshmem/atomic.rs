@@ -119,15 +119,18 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
 
 /// Each changes, or reads, one element of a PE's memory in one step, whoever else does so: PEs, kernels, this PE. They need
 /// memory that can be reached by loads and stores ([`Symmetric::peer`](super::Symmetric::peer)).
-///
-/// The forms that answer nothing are enqueued on the stream that is given; those that fetch use the context's stream and wait.
 /// `nvshmem_TYPE_atomic_…`, which the library itself does not do.
+///
+/// The forms that answer nothing are enqueued on the stream that is given. Those that fetch run where [`put`](Context::put) does, and
+/// are waited for with the timeout: they are ordered behind nothing that is on streams, also not behind the forms that are enqueued there.
+///
+/// The first use of an operation with a type loads its kernel, for which the driver may wait until all streams are idle (it
+/// is given up after the timeout). Whoever needs it while a stream waits for a peer uses it once before.
+///
+/// All fail with [`UsageError`](crate::UsageError) if there is no such element or PE, or the stream is another GPU's, and with
+/// [`Error::Unsupported`] if the PE's memory cannot be reached; those that fetch, and first uses, also as [`sync`](Context::sync) does.
 impl Context {
     /// The element. `nvshmem_TYPE_atomic_fetch`
-    ///
-    /// # Errors
-    /// [`UsageError`](crate::UsageError) if there is no such element or PE; [`Error::Unsupported`] if its memory cannot be
-    /// reached.
     pub fn atomic_fetch<D: Shared<Elem: Atomic> + ?Sized>(
         &self,
         place: &D,
@@ -238,10 +241,9 @@ impl Context {
         value: Option<D::Elem>,
         comparand: Option<D::Elem>,
     ) -> Result<D::Elem> {
-        let answer = self.answer()?;
-        let stream = self.stream().clone();
-        self.launch(operation, place, index, pe, [value, comparand], answer as CUdeviceptr, &stream)?;
-        self.sync(&stream)?;
+        let (answer, stream) = (self.answer()?, self.host_stream());
+        self.launch(operation, place, index, pe, [value, comparand], answer as CUdeviceptr, stream)?;
+        self.sync(stream)?;
         // SAFETY: page-locked memory of this context's, written by the kernel, which is over.
         Ok(element_from_bits(unsafe { answer.read_volatile() }))
     }
@@ -289,7 +291,7 @@ impl Context {
     /// The word into which kernels write what they fetched.
     fn answer(&self) -> Result<*mut u64> {
         self.enter()?;
-        let word = self.device.word()?;
+        let word = self.device.word();
         // SAFETY: a word that lives as long as the process; no kernel is under way that would write to it. The upper half of 32
         // bits stays zero.
         unsafe { word.write_volatile(0) };
@@ -297,21 +299,27 @@ impl Context {
     }
 
     fn kernel(&self, operation: Operation, addition: &'static str) -> Result<CUfunction> {
-        let mut loaded = lock(&LOADED);
         let key = (self.device.context.cu_ctx() as usize, operation, addition);
-        if let Some(Function(function)) = loaded.get(&key) {
+        if let Some(Function(function)) = lock(&LOADED).get(&key) {
             return Ok(*function);
         }
-        let text = |text: String| CString::new(text).expect("no NUL in it");
-        let (image, name) = (text(operation.ptx(addition)), text(operation.name(addition)));
-        let (mut module, mut function): (CUmodule, CUfunction) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: PTX that ends in NUL; an out-pointer on the stack. The module is never unloaded.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
-        // SAFETY: the module's function; an out-pointer on the stack.
-        check("cuModuleGetFunction", unsafe {
-            sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr())
-        })?;
-        loaded.insert(key, Function(function));
-        Ok(function)
+        // The driver may wait for whatever is on the GPU.
+        let loaded = self.bounded("cuModuleLoadData".into(), move || load(operation, addition))??;
+        lock(&LOADED).insert(key, loaded);
+        Ok(loaded.0)
     }
+}
+
+/// Loads a kernel, for good. The device is current.
+fn load(operation: Operation, addition: &'static str) -> Result<Function> {
+    let text = |text: String| CString::new(text).expect("no NUL in it");
+    let (image, name) = (text(operation.ptx(addition)), text(operation.name(addition)));
+    let (mut module, mut function): (CUmodule, CUfunction) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: PTX that ends in NUL; an out-pointer on the stack. The module is never unloaded.
+    check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
+    // SAFETY: the module's function; an out-pointer on the stack.
+    check("cuModuleGetFunction", unsafe {
+        sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr())
+    })?;
+    Ok(Function(function))
 }

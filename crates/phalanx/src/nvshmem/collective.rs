@@ -91,6 +91,9 @@ pub(crate) fn column(dtype: DType) -> Option<usize> {
 impl Team<'_> {
     /// Nobody's stream goes on before all have come here, and all that was put is where it belongs.
     /// `nvshmemx_barrier_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for a stream of another GPU.
     pub fn barrier_on_stream(&self, stream: &CudaStream) -> Result<()> {
         let name = "nvshmemx_barrier_on_stream";
         let barrier = self.context.library.need(self.context.library.nvshmemx_barrier_on_stream, name)?;
@@ -102,6 +105,9 @@ impl Team<'_> {
 
     /// Nobody's stream goes on before all have come here; what was put may still be on its way.
     /// `nvshmemx_team_sync_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for a stream of another GPU.
     pub fn sync_on_stream(&self, stream: &CudaStream) -> Result<()> {
         let name = "nvshmemx_team_sync_on_stream";
         let sync = self.context.library.need(self.context.library.nvshmemx_team_sync_on_stream, name)?;
@@ -111,15 +117,25 @@ impl Team<'_> {
         self.context.library.check(name, unsafe { sync(self.handle, raw(stream)) })
     }
 
-    /// As [`barrier_on_stream`](Team::barrier_on_stream), on the context's stream, and waits for it on the host, with the
-    /// timeout. `nvshmem_barrier` waits for ever.
+    /// As [`barrier_on_stream`](Team::barrier_on_stream), and waits for it on the host, with the timeout. `nvshmem_barrier` waits
+    /// for ever.
+    ///
+    /// It is enqueued on the context's [stream](super::Context::stream), and so waits for all that is there, whatever that is: a team is in one
+    /// operation at a time. What is on other streams it neither waits for nor completes, unless it is a `…_nbi` that was enqueued before. For
+    /// a barrier of the host beside other work, use [`barrier_on_stream`](Team::barrier_on_stream) with a stream that has none, and [`Context::sync`](super::Context::sync).
+    ///
+    /// # Errors
+    /// Those of [`Context::sync`](super::Context::sync): final, also if what does not end is other work on the context's stream.
     pub fn barrier(&self) -> Result<()> {
         self.barrier_on_stream(self.context.stream())?;
         self.context.sync(self.context.stream())
     }
 
-    /// As [`sync_on_stream`](Team::sync_on_stream), on the context's stream, and waits for it on the host, with the
-    /// timeout. `nvshmem_team_sync` waits for ever.
+    /// As [`sync_on_stream`](Team::sync_on_stream), and waits for it on the host, with the timeout, behind what
+    /// [`barrier`](Team::barrier) waits for. `nvshmem_team_sync` waits for ever.
+    ///
+    /// # Errors
+    /// As for [`barrier`](Team::barrier).
     pub fn sync(&self) -> Result<()> {
         self.sync_on_stream(self.context.stream())?;
         self.context.sync(self.context.stream())

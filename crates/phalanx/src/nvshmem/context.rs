@@ -345,7 +345,12 @@ impl Ready {
         };
         let fits = context.check_fit(&begun, place);
         if let Err(error) = context.together(fits, "use the library as it began") {
-            return context.finalize().and(Err(error));
+            context.finalize()?;
+            if begun.status == init_status::LIMITED_MPG {
+                // The library does not forget it (3.4.5): the next barrier would end the process, also with a GPU for each PE.
+                *lock(&PROCESS) = Process::Spent(error.clone());
+            }
+            return Err(error);
         }
         context.limits = Limits::of(&context)?;
         Ok(context)
@@ -614,7 +619,7 @@ impl Context {
                       barriers and collectives"
                     .into(),
                 remedy: "give each PE a GPU of its own (Builder::gpu), or share it out with MPS \
-                         (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE)"
+                         (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), in a new process: the library keeps it until the process ends"
                     .into(),
             }));
         }

@@ -7,7 +7,7 @@ use crate::sync::lock;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 /// A GPU and its primary context, which NVSHMEM works in.
 #[derive(Debug, Clone)]
@@ -16,11 +16,10 @@ pub(crate) struct Device {
     pub stream: Arc<CudaStream>,
     /// Where what the host waits for runs: nothing on it waits for other PEs, or for other work than that of its buffers.
     pub host_stream: Arc<CudaStream>,
-    /// See [`word`](Device::word).
-    word: Arc<OnceLock<Word>>,
+    word: Word,
 }
 
-/// A word of page-locked memory.
+/// A word of page-locked memory, for what the GPU answers. It is never freed: the GPU may be late.
 #[derive(Debug, Clone, Copy)]
 struct Word(*mut u64);
 
@@ -28,6 +27,18 @@ struct Word(*mut u64);
 unsafe impl Send for Word {}
 // SAFETY: as above.
 unsafe impl Sync for Word {}
+
+impl Word {
+    /// The device is current.
+    fn new() -> Result<Word> {
+        let mut start = std::ptr::null_mut();
+        // SAFETY: an out-pointer on the stack, written during the call.
+        match unsafe { sys::cuMemHostAlloc(&raw mut start, size_of::<u64>(), 0) } {
+            CUresult::CUDA_SUCCESS => Ok(Word(start.cast())),
+            error => Err(failed("cuMemHostAlloc", error, false)),
+        }
+    }
+}
 
 impl Device {
     /// The GPU with this number. NVSHMEM ends the process if it has to find out itself that there is none.
@@ -51,7 +62,9 @@ impl Device {
         let context = CudaContext::new(ordinal)?;
         // Not the default stream: that one waits for all others of the process.
         let (stream, host_stream) = (context.new_stream()?, context.new_stream()?);
-        let device = Device { context, stream, host_stream, word: Arc::default() };
+        // Now, since the driver may wait for all work of the GPU before it gives such memory.
+        let word = Word::new()?;
+        let device = Device { context, stream, host_stream, word };
         opened.insert(ordinal, device.clone());
         Ok(device)
     }
@@ -88,17 +101,9 @@ impl Device {
         }
     }
 
-    /// A word of page-locked memory, for what the GPU answers. The device is current. It is never freed: the GPU may be late.
-    pub fn word(&self) -> Result<*mut u64> {
-        if let Some(word) = self.word.get() {
-            return Ok(word.0);
-        }
-        let mut start = std::ptr::null_mut();
-        // SAFETY: an out-pointer on the stack, written during the call.
-        match unsafe { sys::cuMemHostAlloc(&raw mut start, size_of::<u64>(), 0) } {
-            CUresult::CUDA_SUCCESS => Ok(self.word.get_or_init(|| Word(start.cast())).0),
-            error => Err(failed("cuMemHostAlloc", error, false)),
-        }
+    /// A word of page-locked memory, which lives as long as the process.
+    pub fn word(&self) -> *mut u64 {
+        self.word.0
     }
 
     /// Whether a stream's work is complete.

@@ -14,7 +14,10 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, RangeBounds, RangeInclusive};
+
+/// From that of a pointer, which the library asks for, to the largest step of its heap.
+const ALIGNMENTS: RangeInclusive<usize> = size_of::<*const ()>()..=2 << 30;
 
 mod sealed {
     pub trait Sealed {}
@@ -64,12 +67,16 @@ impl Context {
     /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_malloc`
     /// (`nvshmem_calloc` ends the process where there is not enough memory)
     ///
+    /// Waits for whatever the GPU still does, as [`free`](Symmetric::free) does: the library has a barrier of all PEs in it, beside which
+    /// another operation of theirs would go wrong.
+    ///
     /// The heap grows as needed, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB); where the GPU has no virtual memory management,
     /// `NVSHMEM_SYMMETRIC_SIZE` is its size, chosen before initialisation.
     ///
     /// # Errors
     /// [`Error::Library`] on a PE that has not enough memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`] if the PEs ask for different
-    /// sizes (where they met through a `Comm`).
+    /// sizes (where they met through a `Comm`); [`UsageError::Overflow`] for more than `isize::MAX` bytes; those of
+    /// [`sync`](Context::sync).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
         let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
         Ok(Symmetric::new(self, start, len, Origin::Heap))
@@ -85,13 +92,13 @@ impl Context {
     /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes. `nvshmem_align`
     ///
     /// # Errors
-    /// Also [`UsageError::Setting`] for an alignment that is no power of two, or less than 8.
+    /// Also [`UsageError::Setting`] for an alignment that is no power of two, less than 8 or more than 2 GiB.
     pub fn alloc_aligned<T: Element>(&self, len: usize, alignment: usize) -> Result<Symmetric<'_, T>> {
-        if !alignment.is_power_of_two() || alignment < size_of::<*const ()>() {
+        if !alignment.is_power_of_two() || !ALIGNMENTS.contains(&alignment) {
             return Err(UsageError::Setting {
                 name: "alloc_aligned: alignment".into(),
                 value: alignment.to_string(),
-                expected: "a power of two from 8 on".into(),
+                expected: format!("a power of two from {} to {}", ALIGNMENTS.start(), ALIGNMENTS.end()),
             }
             .into());
         }
@@ -159,6 +166,8 @@ impl Context {
         call: impl FnOnce() -> *mut c_void + Send + 'static,
     ) -> Result<CUdeviceptr> {
         let function = step.function();
+        // The library has a barrier of all PEs in it, whose operations on streams, and kernels, it would run beside.
+        self.drain()?;
         self.meet(&step)?;
         self.enter()?;
         let room = if bytes == 0 { 0 } else { bytes.saturating_add(alignment) };
@@ -358,11 +367,11 @@ impl<T: Element> SliceMut<'_, T> {
 pub(super) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let from = match range.start_bound() {
         Bound::Included(from) => *from,
-        Bound::Excluded(before) => before + 1,
+        Bound::Excluded(before) => before.saturating_add(1),
         Bound::Unbounded => 0,
     };
     let to = match range.end_bound() {
-        Bound::Included(last) => last + 1,
+        Bound::Included(last) => last.saturating_add(1),
         Bound::Excluded(to) => *to,
         Bound::Unbounded => len,
     };
@@ -468,4 +477,24 @@ pub(super) fn too_short(
     rule: &'static str,
 ) -> Error {
     UsageError::Length { operation, buffer, actual, expected, rule }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bounds;
+    use std::ops::Bound;
+
+    #[test]
+    fn ranges_of_every_kind() {
+        assert_eq!(bounds(.., 5), (0, 5));
+        assert_eq!(bounds(1..3, 5), (1, 3));
+        assert_eq!(bounds(..=4, 5), (0, 5));
+        assert_eq!(bounds((Bound::Excluded(1), Bound::Unbounded), 5), (2, 5));
+    }
+
+    #[test]
+    #[should_panic(expected = "out of bounds")]
+    fn a_range_to_the_last_number_of_all() {
+        bounds(..=usize::MAX, 5);
+    }
 }

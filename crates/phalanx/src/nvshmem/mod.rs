@@ -32,8 +32,8 @@
 //! Dropping is not collective, so what is dropped instead of being freed is leaked, with a line in the log.
 //!
 //! # What is complete when
-//! - `put` and `get` wait for what cudarc knows of the local buffers, and for no stream besides; they are complete on this
-//!   PE when they return; what was put is at the peer after [`Context::quiet`], a
+//! - `put` and `get` wait for what cudarc knows of the local buffers (theirs, and those of each `…_nbi` before them), and for
+//!   no stream besides; they are complete on this PE when they return; what was put is at the peer after [`Context::quiet`], a
 //!   barrier, or with the signal that follows it.
 //! - `…_nbi` returns at once: until [`Context::quiet`] (or a barrier) a source must not be written and a destination not
 //!   be read. That is no matter of memory safety, so it is not a matter of types.

@@ -217,6 +217,11 @@ impl Context {
     }
 
     /// [`quiet`](Context::quiet) as work on a stream. `nvshmemx_quiet_on_stream`
+    ///
+    /// It takes over what `…_nbi` has begun: a quiet or barrier that comes later completes that only if it comes behind this stream.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`] for a stream of another GPU.
     pub fn quiet_on_stream(&self, stream: &CudaStream) -> Result<()> {
         let quiet = self.library.need(self.library.nvshmemx_quiet_on_stream, "nvshmemx_quiet_on_stream")?;
         self.device.check(stream)?;
@@ -480,7 +485,7 @@ impl Context {
     /// A word of at most 8 bytes that can be loaded from here, zero-extended.
     pub(super) fn fetch(&self, address: CUdeviceptr, bytes: usize) -> Result<u64> {
         self.enter()?;
-        let (word, stream) = (self.device.word()?, self.host_stream());
+        let (word, stream) = (self.device.word(), self.host_stream());
         // SAFETY: a word of page-locked memory that lives as long as the process, into which nothing else is under way: after a
         // wait that was given up nothing follows.
         unsafe {

@@ -43,7 +43,8 @@ impl Context {
     }
 
     /// Makes memory that was allocated elsewhere symmetric. Collective, with the same length on all PEs; the result is a
-    /// second mapping of the same memory, whose address is the one to use. `nvshmemx_buffer_register_symmetric`
+    /// second mapping of the same memory, whose address is the one to use. Waits for whatever the GPU still does.
+    /// `nvshmemx_buffer_register_symmetric`
     ///
     /// The memory has to come from `cuMemCreate`, on this PE's GPU, be exportable in the way that the library's heap is, and be
     /// registered as a whole, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB, unless it says otherwise). A library that finds
@@ -63,6 +64,8 @@ impl Context {
         let bytes = byte_count::<T>("register_symmetric", len)?;
         let name = "nvshmemx_buffer_register_symmetric";
         let register = self.library.need(self.library.nvshmemx_buffer_register_symmetric, name)?;
+        // As for an allocation.
+        self.drain()?;
         self.enter()?;
         let fit = self.check_mappable(start, bytes);
         if let Some(control) = &self.control {

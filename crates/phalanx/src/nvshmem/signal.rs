@@ -177,6 +177,9 @@ impl Context {
 
     /// Changes a PE's signal, behind the work on a stream; no order with puts before it, unless a
     /// [`quiet_on_stream`](Context::quiet_on_stream) is between. `nvshmemx_signal_op_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError`](crate::UsageError) for a PE that does not exist, a stream of another GPU.
     pub fn signal_op_on_stream(
         &self,
         signal: &Signal<'_>,
@@ -198,6 +201,9 @@ impl Context {
     /// The stream goes on when this PE's signal compares so with a value. `nvshmemx_signal_wait_until_on_stream`
     ///
     /// If the signal never comes the stream never goes on; [`Context::sync`] then says so.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`](crate::UsageError) for a stream of another GPU.
     pub fn signal_wait_until_on_stream(
         &self,
         signal: &Signal<'_>,
@@ -216,6 +222,9 @@ impl Context {
 
     /// This PE's signal as it is. A copy, as in `nvshmem_signal_fetch`, which waits for CUDA's default stream and has no
     /// timeout.
+    ///
+    /// # Errors
+    /// Those of [`sync`](Context::sync).
     pub fn signal_fetch(&self, signal: &Signal<'_>) -> Result<u64> {
         self.fetch(signal.place, size_of::<u64>())
     }
@@ -243,6 +252,9 @@ impl Context {
 
     /// The stream goes on when an element of this PE's memory compares so with a value: for flags that peers put.
     /// `nvshmemx_TYPE_wait_until_on_stream`
+    ///
+    /// # Errors
+    /// [`UsageError`](crate::UsageError) if there is no such element, for a stream of another GPU.
     pub fn wait_until_on_stream<T: Waitable>(
         &self,
         variable: &Symmetric<'_, T>,

@@ -139,15 +139,15 @@ impl<'c> Team<'c> {
     /// those who are not in it. `nvshmem_team_split_strided`
     ///
     /// # Errors
-    /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for no size or no stride;
+    /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for no size or no stride, or what is no `int`;
     /// [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`); with NVLink multicast, where a team takes
     /// 16 of them, [`Error::Unsupported`](crate::Error) before.
     pub fn split_strided(&self, start: usize, stride: usize, size: usize) -> Result<Option<SplitTeam<'c>>> {
         let name = "nvshmem_team_split_strided";
         for (what, value) in [("stride", stride), ("size", size)] {
-            if value == 0 {
+            if value == 0 || value > c_int::MAX as usize {
                 let name = format!("split_strided: {what}");
-                let (value, expected) = ("0".into(), "at least 1".into());
+                let (value, expected) = (value.to_string(), format!("1 to {}", c_int::MAX));
                 return Err(UsageError::Setting { name, value, expected }.into());
             }
         }
@@ -215,6 +215,9 @@ impl<'c> Team<'c> {
 
     /// Where this team's PEs can store to all parts of `memory` at once and load their sum (NVLink multicast), if they can.
     /// `nvshmemx_mc_ptr`
+    ///
+    /// # Errors
+    /// [`Error::MissingFunction`](crate::Error); the context's, if it has failed.
     pub fn multicast<'a, T: Element>(&self, memory: &'a Symmetric<'_, T>) -> Result<Option<Multicast<'a, T>>>
     where
         'c: 'a,

@@ -115,6 +115,11 @@ impl Messages {
         lock(&self.state).transfers.iter().any(|moving| moving.ticket == ticket.0)
     }
 
+    /// The transfer that was posted first, of those under way.
+    fn oldest(&self) -> Option<Ticket> {
+        lock(&self.state).transfers.front().map(|moving| Ticket(moving.ticket))
+    }
+
     pub fn depart(&self, departure: Departure) {
         self.headers.depart(departure);
         self.receipts.depart(departure);
@@ -265,6 +270,16 @@ impl NvshmemComm {
                 self.look(&subject, patience.since)?;
             }
         }
+    }
+
+    /// Waits until all transfers are done, with the deadline.
+    pub(super) fn finish_messages(&self) -> Result<()> {
+        // Before the lock: another thread may hold it half-way in a process that fork has copied.
+        self.check()?;
+        while let Some(ticket) = self.messages.oldest() {
+            self.wait_for_message(ticket, &|| ())?;
+        }
+        Ok(())
     }
 
     /// Waits, for a while, until the peers have fetched what was sent to them: it goes with this process.

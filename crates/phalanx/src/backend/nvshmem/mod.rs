@@ -170,7 +170,8 @@ impl Backend for NvshmemComm {
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         match call.operation {
             Operation::Barrier => {
-                self.sync()?;
+                // Not for messages: a peer may send behind the barrier.
+                self.wait_for_last()?;
                 self.meet(call).map(drop)
             }
             Operation::Finalize => self.finalize(call),
@@ -199,6 +200,7 @@ impl Backend for NvshmemComm {
     }
 
     fn sync(&self) -> Result<()> {
+        self.finish_messages()?;
         self.wait_for_last()
     }
 
