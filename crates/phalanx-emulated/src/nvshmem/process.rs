@@ -21,7 +21,6 @@ pub struct Pe {
     pub pe: usize,
     pub pes: usize,
     pub context: Arc<Context>,
-    /// Whether another PE is on this GPU.
     pub state: Mutex<State>,
     pub turns: [Turns; TEAMS],
 }

@@ -138,7 +138,8 @@ pub fn global_exit(_: &[String]) -> Outcome {
 pub fn sharing(comm: Comm, _: &[String]) -> Outcome {
     // The library does not forget it: no later context of the process would work.
     for builder in [Context::builder().gpu(0), Context::builder().gpu(0), Context::builder()] {
-        let error = refused("one GPU for all", builder.init(&comm), &["several PEs on GPU 0", "new process"])?;
+        let error =
+            refused("one GPU for all", builder.init(&comm), &["several PEs on GPU 0", "new process"])?;
         assert!(matches!(error, Error::Unsupported(_)), "{error}");
     }
     done()
