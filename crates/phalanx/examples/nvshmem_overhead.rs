@@ -34,7 +34,7 @@ fn run(nvshmem: &Context, largest: usize) -> Result<()> {
         arrived: nvshmem.alloc(1)?,
         calls: 0,
     };
-    for kind in [Kind::Put, Kind::PutSignal] {
+    for kind in [Kind::Put, Kind::PutSignal, Kind::BlockingPut] {
         bench.measure(kind, largest)?;
     }
     let Bench { send, recv, arrived, .. } = bench;
@@ -48,6 +48,8 @@ enum Kind {
     Put,
     /// With a signal, and a wait for that of the PE before.
     PutSignal,
+    /// The host waits until the source can be written again.
+    BlockingPut,
 }
 
 struct Bench<'c> {
@@ -97,6 +99,7 @@ impl Bench<'_> {
         let (send, recv) = (self.send.slice(..bytes), self.recv.slice(..bytes));
         match kind {
             Kind::Put => nvshmem.put_on_stream(&recv, &send, next, stream),
+            Kind::BlockingPut => nvshmem.put(&recv, &send, next),
             Kind::PutSignal => {
                 self.calls += 1;
                 let signal = self.arrived.signal(0)?;
@@ -118,6 +121,7 @@ impl Bench<'_> {
                 Kind::Put => {
                     library.nvshmemx_putmem_on_stream.expect(there)(recv, send, bytes, next, stream);
                 }
+                Kind::BlockingPut => library.nvshmem_putmem.expect(there)(recv, send, bytes, next),
                 Kind::PutSignal => {
                     self.calls += 1;
                     let put = library.nvshmemx_putmem_signal_on_stream.expect(there);

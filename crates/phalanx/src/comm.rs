@@ -501,7 +501,8 @@ impl Builder {
         self
     }
 
-    /// Which GPU this rank uses, as the process numbers those it sees. Default: the rank's number on its host.
+    /// Which GPU this rank uses, as the process numbers those it sees. Default: one that no other rank of its host has, of those that its
+    /// process sees; the one with the rank's number there, if it can be had.
     pub fn gpu(mut self, gpu: usize) -> Builder {
         self.gpu = Some(gpu);
         self

@@ -52,8 +52,8 @@ pub struct Choice {
 /// The launchers that are recognised, in the order in which they count (a program that says its
 /// [`place`](crate::Builder::place) itself comes before all): `phalanx launch`, torchrun, Open MPI, Cray
 /// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
-/// this host has a GPU (the driver and NCCL are loaded to find out; if there are other hosts, their ranks are asked at the
-/// start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
+/// this host has a GPU (the driver and NCCL are loaded to find out; ranks that see other GPUs, or are on other hosts, are asked at
+/// the start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
 /// MPI launcher started; else the memory of the host.
 ///
 /// # Errors
