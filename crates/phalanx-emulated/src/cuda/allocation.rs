@@ -77,6 +77,7 @@ fn put_attribute(data: *mut c_void, attribute: c_int, allocation: &Allocation) -
         11 => words(allocation.address),
         12 => words(allocation.size),
         13 => put(data, 1u8),
+        17 => words(if allocation.kind == Kind::Pool { 0x900 + allocation.device as u64 } else { 0 }),
         _ => return Err(INVALID_VALUE),
     }
     Ok(())

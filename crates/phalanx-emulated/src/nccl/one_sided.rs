@@ -1,7 +1,7 @@
 //! The functions that write to a peer's window, and signals.
 
 use super::collective::{To, operate, refuse_flags};
-use super::communicator::{Need, enter};
+use super::communicator::{Call, Need, enter};
 use super::group::note;
 use super::operation::{Arguments, Awaited, Kind, peer};
 use super::result::*;
@@ -23,8 +23,20 @@ fn nothing() -> Arguments {
     Arguments { send: 0, receive: 0, count: 0, dtype: 0, reduction: None, bias: 0 }
 }
 
+/// Refuses signals before the first window.
+fn check_begun(function: &str, call: &Call) -> Answer {
+    if call.state().windows.have_begun() {
+        return Ok(());
+    }
+    Err(fail(
+        INVALID_USAGE,
+        format!("{function} called before RMA is initialized. Register a symmetric window first."),
+    ))
+}
+
 fn wait(function: &'static str, to: To, awaited: Vec<Awaited>) -> Answer {
     let call = enter(function, to.comm, Need::Ready)?;
+    check_begun(function, &call)?;
     for one in &awaited {
         peer(function, &call, one.peer)?;
         check_signal(function, one.signal, one.context)?;
@@ -61,6 +73,7 @@ exported! {
         note((|| {
             refuse_flags(FUNCTION, flags)?;
             let call = enter(FUNCTION, comm, Need::Ready)?;
+            check_begun(FUNCTION, &call)?;
             let peer = peer(FUNCTION, &call, to)?;
             check_signal(FUNCTION, signal, context)?;
             drop(call);

@@ -18,9 +18,9 @@ use std::sync::Arc;
 /// `NCCL_WIN_REQUIRED_ALIGNMENT`.
 const ALIGNMENT: u64 = 4096;
 
-/// A communicator's windows.
+/// A communicator's windows, and whether it has ever had one.
 #[derive(Default)]
-pub struct Windows(BTreeMap<Handle, Window>);
+pub struct Windows(BTreeMap<Handle, Window>, bool);
 
 #[derive(Clone, Copy)]
 struct Window {
@@ -32,6 +32,11 @@ struct Window {
 impl Windows {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Whether signals can be raised: from 2.31 on the first window begins that.
+    pub fn have_begun(&self) -> bool {
+        self.1 || settings().nccl_version < 23100
     }
 
     /// The communicator ends, and with it its windows.
@@ -98,7 +103,9 @@ fn register(
         }
         let handle = handles::fresh();
         memory::register(range.address, true);
-        worker.state().windows.0.insert(handle, Window { number, range });
+        let windows = &mut worker.state().windows;
+        windows.0.insert(handle, Window { number, range });
+        windows.1 = true;
         to.set(handle);
         SUCCESS
     };

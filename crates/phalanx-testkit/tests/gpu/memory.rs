@@ -2,6 +2,7 @@
 
 use crate::world::{both, done, download, expect, must, stream, upload, value, values};
 use libtest_mimic::{Failed, Trial};
+use phalanx::cudarc::driver::{CudaSlice, result};
 use phalanx::nccl::MemoryStatistic::{Persistent, Suspendable, Suspended, Total};
 use phalanx::nccl::{Graph, Registration};
 use phalanx::{Comm, Error, ReduceOp};
@@ -91,8 +92,14 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let nccl = comm.nccl().ok_or("NCCL")?;
     let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+    // The driver's pools, which cudarc allocates from, have memory that cannot be registered.
+    let mut pooled = must("register", nccl.register(upload(&comm, &[1.0f32; 10])?))?;
+    assert_eq!(pooled.registration(), Registration::Plain);
+    // Dropped with the operation in flight.
+    must("all_reduce", comm.all_reduce_in_place(&mut pooled, ReduceOp::Max))?;
+    drop(pooled);
     for len in [0, 1, 4099] {
-        let own = upload(&comm, &values::<f32>(rank, len))?;
+        let own = upload_as_others(&comm, &values::<f32>(rank, len))?;
         let mut buffer = must("register", nccl.register(own))?;
         let known = if len == 0 { Registration::Plain } else { Registration::Local };
         assert_eq!((buffer.len(), buffer.registration()), (len, known), "{buffer:?}");
@@ -102,7 +109,10 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
         expect("the sum", &download(&comm, &own)?, sum)?;
         let mut again = must("register", nccl.register(own))?;
         must("all_reduce", comm.all_reduce_in_place(&mut again, ReduceOp::Max))?;
-        // Dropped with the operation in flight.
+        let own = must("into_slice", again.into_slice())?;
+        if len > 0 {
+            free_as_others(own)?;
+        }
     }
     let refused = must("alloc", nccl.alloc::<f32>(10))?.into_slice().unwrap_err();
     assert!(refused.to_string().contains("freed with its buffer"), "{refused}");
@@ -112,6 +122,26 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     let own = must("into_slice", outliving.into_slice())?;
     expect("still there", &stream.clone_dtoh(&own).map_err(|e| e.to_string())?, |_| 1.0)?;
     done()
+}
+
+/// Memory of `cuMemAlloc`, as that of other libraries.
+fn upload_as_others(comm: &Comm, values: &[f32]) -> Result<CudaSlice<f32>, String> {
+    if values.is_empty() {
+        return upload(comm, values);
+    }
+    stream(comm).context().bind_to_thread().map_err(|e| e.to_string())?;
+    // SAFETY: so many bytes of this context, that the slice has for itself.
+    let mut slice = unsafe {
+        let start = result::malloc_sync(size_of_val(values)).map_err(|e| e.to_string())?;
+        stream(comm).upgrade_device_ptr(start, values.len())
+    };
+    stream(comm).memcpy_htod(values, &mut slice).map_err(|e| e.to_string())?;
+    Ok(slice)
+}
+
+fn free_as_others(slice: CudaSlice<f32>) -> Result<(), String> {
+    // SAFETY: allocated above; nobody has the slice any more.
+    unsafe { result::free_sync(slice.leak()) }.map_err(|e| e.to_string())
 }
 
 fn outlives(comm: Comm, _: &[String]) -> Outcome {

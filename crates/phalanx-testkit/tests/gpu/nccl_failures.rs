@@ -86,6 +86,8 @@ fn missing_signal(gpus: usize) -> Result<(), Failed> {
     let errors = world(gpus, |comm| -> Result<_, Error> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let nccl = comm.nccl().expect("NCCL");
+        // From 2.31 on there are no signals before the first window.
+        let _window = nccl.alloc::<f32>(1000)?;
         // The library connects the ranks in the first, for which all come.
         if let Err(Error::MissingFunction(_)) = nccl.signal((rank + 1) % ranks) {
             return Ok(None);

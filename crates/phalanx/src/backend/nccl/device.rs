@@ -128,6 +128,11 @@ impl Device {
         self.runtime.has(stream)
     }
 
+    /// Whether an address is of memory that came from one of the driver's pools.
+    pub fn is_of_pool(&self, address: usize) -> bool {
+        self.runtime.is_of_pool(address)
+    }
+
     /// Whether a stream's work is complete.
     pub fn is_idle(&self, stream: Stream) -> Result<bool> {
         // SAFETY: a stream of this device, which is current, kept alive by its lane.

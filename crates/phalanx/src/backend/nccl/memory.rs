@@ -173,6 +173,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         start: *mut u8,
     ) -> Result<Buffer<T, S>> {
         communicator.check_awake(Operation::Alloc)?;
+        communicator.library.need(communicator.library.ncclCommRegister, "ncclCommRegister")?;
         let bytes = slice.len() * size_of::<T>();
         let mut buffer = Buffer {
             communicator: communicator.clone(),
@@ -183,8 +184,11 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
             number: None,
             elements: PhantomData,
         };
-        let handle = if bytes == 0 { None } else { register(communicator, start, bytes)? };
-        buffer.keep(Registration::Local, handle);
+        // The library asks for the allocation's handle, since 2.30, which memory of pools does not give.
+        if bytes > 0 && !communicator.device.is_of_pool(start.addr()) {
+            let handle = register(communicator, start, bytes)?;
+            buffer.keep(Registration::Local, handle);
+        }
         Ok(buffer)
     }
 

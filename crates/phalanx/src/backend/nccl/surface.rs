@@ -101,6 +101,10 @@ impl<'a> Nccl<'a> {
     /// through the library's own: all ranks register what they use in an operation, or none. The buffer owns the slice, so that the memory
     /// is not freed while it is registered; [`Buffer::into_slice`] gives it back. Not collective.
     ///
+    /// Memory of CUDA's pools (`cuMemAllocAsync`, which is what cudarc's own slices have) cannot be registered from NCCL 2.30 on, and stays
+    /// [`Plain`](Registration::Plain) with every release, as [`Buffer::registration`] says. What can be is memory of `cuMemAlloc`, such as that of
+    /// another library, as a slice of `CudaStream::upgrade_device_ptr`.
+    ///
     /// Windows are made of the library's own memory: [`alloc`](Nccl::alloc).
     ///
     /// # Errors

@@ -79,6 +79,15 @@ impl Runtime for Cuda {
         matches!(stream, GpuStream::Cuda(stream) if stream.context().cu_ctx() == self.0.cu_ctx())
     }
 
+    fn is_of_pool(&self, address: usize) -> bool {
+        let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
+        // SAFETY: an attribute that is a handle, which is written during the call; any address may be asked for.
+        let answered =
+            unsafe { sys::cuPointerGetAttribute((&raw mut pool).cast(), attribute, address as CUdeviceptr) };
+        answered == CUresult::CUDA_SUCCESS && !pool.is_null()
+    }
+
     unsafe fn is_captured(&self, stream: Stream) -> Answer<bool> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller's contract; the out-pointer is written during the call.

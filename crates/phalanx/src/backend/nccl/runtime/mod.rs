@@ -44,6 +44,11 @@ pub(super) trait Runtime: Send + Sync {
     fn new_stream(&self) -> Result<GpuStream>;
     fn has(&self, stream: &GpuStream) -> bool;
 
+    /// Whether an address is of memory that came from one of the driver's pools (`cuMemAllocAsync`).
+    fn is_of_pool(&self, _address: usize) -> bool {
+        false
+    }
+
     unsafe fn is_captured(&self, stream: Stream) -> Answer<bool>;
     unsafe fn is_idle(&self, stream: Stream) -> Answer<bool>;
     /// The error of work that is not complete.
