@@ -84,8 +84,11 @@ fn on_the_host(comm: Comm, _: &[String]) -> Outcome {
 }
 
 fn told_the_same() -> Result<(), Failed> {
-    let launch = seeing("not_placed", ["0", "0"], "may use 1 (0)");
-    Ok(launch.arg("0").reports().map(drop)?)
+    let launch = seeing("not_placed", ["0", "0"], "may use 1 (0)").arg("0");
+    launch.reports()?;
+    // Who names a GPU does not do without, whatever backend is chosen.
+    let launch = (0..2).fold(launch, |launch, rank| launch.env_of(rank, "PHALANX_BACKEND", None));
+    Ok(launch.reports().map(drop)?)
 }
 
 /// Where NCCL can, processes share a GPU if it is told to let them; else they are told what is missing.

@@ -18,20 +18,32 @@ pub(super) struct Introduction {
     wanted: Option<String>,
     /// The GPUs that it could use with each of [`ON_GPUS`], or why none.
     gpus: [Told; ON_GPUS.len()],
+    /// Whether it was told which GPU to use, on a machine that has some.
+    insists: bool,
 }
 
 impl Introduction {
-    /// Of this process. It looks for GPUs only if they may be used.
-    pub fn own(wanted: Option<BackendKind>, gpus: impl Fn(BackendKind) -> Result<Visible>) -> Introduction {
+    /// Of this process, which may have been told its GPU. It looks for GPUs only if they may be used: `gpus` answers all of them, or
+    /// that one.
+    pub fn own(
+        wanted: Option<BackendKind>,
+        gpu: Option<usize>,
+        gpus: impl Fn(BackendKind, Option<usize>) -> Result<Visible>,
+    ) -> Introduction {
+        let may_use = |backend: BackendKind| wanted.is_none_or(|wanted| wanted == backend);
         let look = |backend: BackendKind| {
-            if wanted.is_none_or(|wanted| wanted == backend) {
-                gpus(backend).map_err(|error| error.to_string())
+            if may_use(backend) {
+                gpus(backend, gpu).map_err(|error| error.to_string())
             } else {
                 Err("they were not asked for".to_owned())
             }
         };
+        let has_some = |backend: &BackendKind| {
+            may_use(*backend) && gpus(*backend, None).is_ok_and(|gpus| !gpus.is_empty())
+        };
+        let insists = gpu.is_some() && ON_GPUS.iter().any(has_some);
         let wanted = wanted.map(|backend| backend.name().to_owned());
-        Introduction { identity: Identity::own(), wanted, gpus: ON_GPUS.map(look) }
+        Introduction { identity: Identity::own(), wanted, gpus: ON_GPUS.map(look), insists }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -58,24 +70,31 @@ pub(super) fn topology(all: &[Introduction]) -> HostTopology {
     HostTopology::of(&identities)
 }
 
-/// What carries the ranks' data: what all were told to use; a backend on GPUs if each rank has one; else `otherwise`. The same on
-/// all ranks, as is an error.
+/// What carries the ranks' data: what they were told to use (all of them, if they are on several hosts); a backend on GPUs if each
+/// rank has one; else `otherwise`. The same on all ranks, as is an error.
 pub(super) fn agree(
     all: &[Introduction],
     topology: &HostTopology,
     otherwise: BackendKind,
 ) -> Result<BackendKind> {
-    let wanted = &all[0].wanted;
-    if let Some(rank) = all.iter().position(|one| one.wanted != *wanted) {
+    // On one host those that were told nothing do as the others.
+    let first = match topology.num_hosts() {
+        1 => all.iter().position(|one| one.wanted.is_some()).unwrap_or(0),
+        _ => 0,
+    };
+    let wanted = &all[first].wanted;
+    let differs =
+        |one: &Introduction| one.wanted != *wanted && (topology.num_hosts() > 1 || one.wanted.is_some());
+    if let Some(rank) = all.iter().position(differs) {
         let name = |wanted: &Option<String>| wanted.clone().unwrap_or_else(|| "no backend".into());
         return Err(Error::bootstrap(
             format!(
-                "rank 0 was told to use {}, and rank {rank} on {} to use {}",
+                "rank {first} was told to use {}, and rank {rank} on {} to use {}",
                 name(wanted),
                 topology.name_of(topology.host_of(rank)),
                 name(&all[rank].wanted),
             ),
-            "set PHALANX_BACKEND to the same on all hosts, and Builder::backend in all ranks",
+            "set PHALANX_BACKEND to the same for all ranks, and Builder::backend in all of them",
         ));
     }
     let told = |index: usize| all.iter().map(|one| &one.gpus[index]).collect::<Vec<&Told>>();
@@ -88,8 +107,9 @@ pub(super) fn agree(
     // Some have GPUs, or all were told to use them: going on without would be a surprise.
     let has_any =
         |index: &usize| all.iter().any(|one| one.gpus[*index].as_ref().is_ok_and(|gpus| !gpus.is_empty()));
-    let is_told = wanted.is_some();
-    let meant = candidates.clone().find(|index| is_told || (topology.num_hosts() > 1 && has_any(index)));
+    let (is_told, insist) = (wanted.is_some(), all.iter().any(|one| one.insists));
+    let would_surprise = |index: &usize| insist || (topology.num_hosts() > 1 && has_any(index));
+    let meant = candidates.clone().find(|index| is_told || would_surprise(index));
     match meant {
         None => {
             let others = [BackendKind::Nvshmem, BackendKind::Host, BackendKind::Mpi];
@@ -122,6 +142,7 @@ mod tests {
             identity: Identity::new(host, Some(place)),
             wanted: wanted.map(|backend| backend.name().to_owned()),
             gpus: [seen(gpus), Err("no HIP".into())],
+            insists: false,
         }
     }
 
@@ -160,6 +181,21 @@ mod tests {
         );
         let error = agreed(&[rank("alpha", host, Ok(1)), rank("beta", None, Ok(1))]).unwrap_err().to_string();
         assert!(error.contains("told to use host, and rank 1 on beta to use no backend"), "{error}");
+        let on_one = |second| agreed(&[rank("alpha", host, Ok(2)), rank("alpha", second, Ok(2))]);
+        assert_eq!(on_one(None).unwrap().1, BackendKind::Host);
+        let error = on_one(nccl).unwrap_err().to_string();
+        assert!(error.contains("told to use host, and rank 1 on alpha to use nccl"), "{error}");
+    }
+
+    #[test]
+    fn who_names_a_gpu_does_not_do_without() {
+        let gpu = |gpus| Introduction { insists: true, ..rank("alpha", None, gpus) };
+        let error = agreed(&[gpu(Ok(1)), gpu(Ok(1))]).unwrap_err().to_string();
+        assert!(error.contains("rank 1 on alpha has no GPU of its own"), "{error}");
+        let error =
+            agreed(&[rank("alpha", None, Ok(2)), gpu(Err("there is no GPU 99"))]).unwrap_err().to_string();
+        assert!(error.contains("there is no GPU 99"), "{error}");
+        assert_eq!(agreed(&[gpu(Ok(2)), gpu(Ok(2))]).unwrap().1, BackendKind::Nccl);
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! whatever order, or only one. Each rank gets one that no other has, if it can the one with its own number on the host.
 
 use super::hosts::HostTopology;
-use crate::error::{Error, Result, UnsupportedError};
+#[cfg(any(feature = "cuda", test))]
+use crate::error::Result;
+use crate::error::{Error, UnsupportedError};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
@@ -122,7 +124,7 @@ pub(super) fn lacking(library: &str, told: &[&Told], topology: &HostTopology, ra
         what: format!("{library} for {} ranks", told.len()),
         why: format!("rank {rank} on {} has no GPU of its own: {why}", topology.name_of(host)),
         remedy: "start as many ranks on each host as it has GPUs (`phalanx doctor` there says what it finds), let processes \
-                 share them (NCCL from 2.30 on does with NCCL_MULTI_RANK_GPU_ENABLE=1), or do without: \
+                 share them (NCCL does from 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1), or do without: \
                  PHALANX_BACKEND=host, or PHALANX_BACKEND=mpi under mpirun or srun"
             .into(),
     })

@@ -52,8 +52,8 @@ pub struct Choice {
 /// The launchers that are recognised, in the order in which they count (a program that says its
 /// [`place`](crate::Builder::place) itself comes before all): `phalanx launch`, torchrun, Open MPI, Cray
 /// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
-/// this host has a GPU (the driver and NCCL are loaded to find out; ranks that see other GPUs, or are on other hosts, are asked at
-/// the start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
+/// this host has a GPU (the driver and NCCL are loaded to find out; ranks that see other GPUs, if MPI did not start them, or are on other hosts
+/// are asked at the start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
 /// MPI launcher started; else the memory of the host.
 ///
 /// # Errors
@@ -132,10 +132,11 @@ fn decide(
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
-        Some((backend, name)) if [nccl, rccl, nvshmem].contains(&backend) && !ranks.may_be_elsewhere => {
-            // Which GPUs other processes see they say when they meet.
-            let seen = if ranks.are_threads { gpus(backend) } else { gpus_for(backend, 1) };
-            seen.map(|()| (backend, format!("{name} asks for it")))
+        // Several processes say which GPUs they see when they meet.
+        Some((backend, name))
+            if [nccl, rccl, nvshmem].contains(&backend) && (ranks.are_threads || ranks.all == Some(1)) =>
+        {
+            gpus(backend).map(|()| (backend, format!("{name} asks for it")))
         }
         Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
         None => Ok(match gpus(nccl) {
@@ -213,9 +214,16 @@ fn on_one_host(
         Some(backend) => backend,
         None => {
             let topology = HostTopology::one_host(place.world_size);
-            agreement::agree(&agreement::heard(&words)?, &topology, BackendKind::Host)?
+            let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
+            let backend = agreement::agree(&agreement::heard(&words)?, &topology, otherwise)?;
+            tracing::info!(backend = backend.name(), "the ranks have agreed");
+            backend
         }
     };
+    if backend == BackendKind::Mpi {
+        drop(host);
+        return join_mpi(Some(launcher), environment, settings);
+    }
     of_host(backend, host, place.job, settings)
 }
 
@@ -251,10 +259,10 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
     across_hosts(backend, store, topology, place, settings)
 }
 
-/// What this rank says of itself to those that may be on other hosts.
+/// What this rank says of itself to the others.
 fn introduction(environment: &Environment, settings: &Settings) -> Result<agreement::Introduction> {
     let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
-    Ok(agreement::Introduction::own(wanted, |backend| visible_gpus(backend, settings)))
+    Ok(agreement::Introduction::own(wanted, told_gpu(settings), visible_gpus))
 }
 
 /// Whether a backend's ranks can be on several hosts. The same answer on all.
@@ -364,15 +372,25 @@ fn gpus_for(backend: BackendKind, _ranks: usize) -> Result<()> {
     }))
 }
 
-/// The GPUs that this rank could use with a backend.
+/// The GPUs that this process could use with a backend, or of them the one with this number.
 #[cfg(feature = "cuda")]
-fn visible_gpus(backend: BackendKind, settings: &Settings) -> Result<gpus::Visible> {
-    crate::backend::nccl::visible(flavour(backend), settings.gpu)
+fn visible_gpus(backend: BackendKind, wanted: Option<usize>) -> Result<gpus::Visible> {
+    crate::backend::nccl::visible(flavour(backend), wanted)
+}
+
+#[cfg(feature = "cuda")]
+fn told_gpu(settings: &Settings) -> Option<usize> {
+    settings.gpu
 }
 
 #[cfg(not(feature = "cuda"))]
-fn visible_gpus(backend: BackendKind, _settings: &Settings) -> Result<gpus::Visible> {
+fn visible_gpus(backend: BackendKind, _wanted: Option<usize>) -> Result<gpus::Visible> {
     gpus_for(backend, 1).map(|()| unreachable!("an error"))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn told_gpu(_settings: &Settings) -> Option<usize> {
+    None
 }
 
 /// The communicator on GPUs of the ranks of a host communicator. Collective.
@@ -438,16 +456,31 @@ pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
     let met = rendezvous::join(&place, settings.timeout)?;
     let (rank, members) = (met.rank, (0..met.world_size).collect());
     let host = HostComm::attach(met.world, met.channel, rank, members, settings.timeout);
-    let ranks = Ranks::on_this_host(met.world_size, false);
-    let (backend, reason) = decide(environment, settings.backend, &ranks)?;
-    tracing::info!(backend = backend.name(), reason, rank, "joined a communicator");
+    let backend = backend_of_members(&met.words[0], environment, &settings)?;
+    tracing::info!(backend = backend.name(), rank, "joined a communicator");
     let name = grown_name(met.number);
     match backend {
         BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, &settings),
-        BackendKind::Host => Ok(Comm::new(Arc::new(host), name)),
-        other => Err(Error::from(UnsupportedError {
-            what: format!("joining on the backend {other}"),
-            why: "the ranks that grow are those of the backends host, nccl and rccl".into(),
+        _ => Ok(Comm::new(Arc::new(host), name)),
+    }
+}
+
+/// What carries the data of a communicator that was joined: what its members say.
+fn backend_of_members(word: &[u8], environment: &Environment, settings: &Settings) -> Result<BackendKind> {
+    let name = String::from_utf8_lossy(word);
+    let kinds = [BackendKind::Host, BackendKind::Nccl, BackendKind::Rccl];
+    let Some(backend) = kinds.into_iter().find(|kind| kind.name() == name) else {
+        return Err(Error::bootstrap(
+            format!("the communicator's members do not say what carries its data, but {name:?}"),
+            "use one version of phalanx in all processes of the job",
+        ));
+    };
+    let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
+    match wanted.filter(|wanted| *wanted != backend) {
+        None => Ok(backend),
+        Some(wanted) => Err(Error::from(UnsupportedError {
+            what: format!("joining on the backend {wanted}"),
+            why: format!("the communicator that grows is on {backend}; it can be host, nccl or rccl"),
             remedy: "unset PHALANX_BACKEND, or set it to that of the others".into(),
         })),
     }

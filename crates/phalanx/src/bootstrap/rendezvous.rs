@@ -8,6 +8,7 @@
 //! they are, and to those who join rank 0 gives numbers.
 
 use super::environment::{Place, cores_from_environment};
+use crate::backend::BackendKind;
 use crate::backend::host::{MAX_RANKS, NewChannel, World};
 use crate::error::{BootstrapError, Error, Result};
 use crate::os::{Address, Connection, CpuSet, Listener, Process, SharedFile, usable_cpus, user_id};
@@ -83,6 +84,8 @@ fn growth_key(job: &str) -> u128 {
 /// A communicator that takes in new ranks.
 pub(crate) struct Growth {
     pub job: String,
+    /// What carries its data, which joiners are told.
+    pub backend: BackendKind,
     pub number: u64,
     pub rank: usize,
     pub members: usize,
@@ -103,7 +106,7 @@ impl Growth {
             world_size: self.members + self.joiners,
             members: self.members,
             number: self.number,
-            word: &[],
+            word: self.backend.name().as_bytes(),
         };
         meeting.attend(timeout)
     }
@@ -444,14 +447,16 @@ fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
     let world = World::processes(meeting.job, file.try_clone()?, Vec::new(), cores)?;
     let world_size = meeting.world_size;
     let channel = NewChannel::create(&world, world_size)?;
+    let words = std::iter::once(meeting.word).chain(guests.iter().map(|guest| &*guest.word));
+    let words: Vec<Vec<u8>> = words.map(<[u8]>::to_vec).collect();
+    let all_words: Vec<u8> = words.iter().flat_map(|word| framed(word)).collect();
     for (index, guest) in guests.iter().enumerate() {
         // The channel's id is never 0, which is a refusal.
         let rank = index + 1;
         let welcome = [channel.id(), cores as u64, rank as u64, world_size as u64, meeting.number];
-        let sent = guest
-            .connection
-            .send(&welcome.map(u64::to_le_bytes).concat())
-            .and_then(|()| guest.connection.send_handles(Some(&file), &everyone));
+        let told = [&welcome.map(u64::to_le_bytes).concat(), &all_words[..]].concat();
+        let sent =
+            guest.connection.send(&told).and_then(|()| guest.connection.send_handles(Some(&file), &everyone));
         sent.map_err(|e| {
             Error::bootstrap(
                 format!("rank {rank} cannot be given the region: {e}"),
@@ -461,12 +466,8 @@ fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
     }
     // Nobody begins before all have it: who is told of an end here has seen nothing of the region yet. One that ends
     // from here on is a rank that dies.
-    let words = std::iter::once(meeting.word).chain(guests.iter().map(|guest| &*guest.word));
-    let words: Vec<Vec<u8>> = words.map(<[u8]>::to_vec).collect();
-    let all =
-        [channel.id().to_le_bytes().to_vec(), words.iter().flat_map(|word| framed(word)).collect()].concat();
     for guest in &guests {
-        let _ = guest.connection.send(&all);
+        let _ = guest.connection.send(&channel.id().to_le_bytes());
     }
     drop(everyone);
     let processes = std::iter::once(Ok(own))
@@ -521,11 +522,11 @@ fn visit(
     if rank >= world_size || world_size > MAX_RANKS {
         return Err(lost(io::ErrorKind::InvalidData.into()));
     }
+    let words =
+        (0..world_size).map(|_| receive_word(&connection)).collect::<io::Result<_>>().map_err(lost)?;
     let (file, processes) = connection.receive_world(world_size).map_err(lost)?;
     // All have been given it.
     accepted(receive_id(&connection).map_err(lost)?)?;
-    let words =
-        (0..world_size).map(|_| receive_word(&connection)).collect::<io::Result<_>>().map_err(lost)?;
     let world = Arc::new(World::processes(job, file, processes, cores)?);
     let channel = NewChannel::open(&world, id)?;
     Ok(Met { world, channel, rank, world_size, number: number(3), words })

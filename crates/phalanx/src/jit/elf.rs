@@ -7,7 +7,7 @@ const SPECIFIC: u64 = 0x6000_0000;
 /// Bytes of a section's entry in the table.
 const ENTRY: u64 = 64;
 
-/// Whether the bytes are an ELF file of 64 bits, with all its tables and sections.
+/// Whether the bytes are an ELF file of 64 bits, with all its tables, segments and sections.
 pub(super) fn is_whole(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF\x02\x01") && File(bytes).is_whole().unwrap_or(false)
 }
@@ -25,6 +25,12 @@ impl File<'_> {
             && section_size >= ENTRY;
         if !has_tables {
             return Some(false);
+        }
+        for number in 0..program_count {
+            let entry = programs + number * program_size;
+            if !self.has(self.word(entry + 8, 8)?, self.word(entry + 32, 8)?) {
+                return Some(false);
+            }
         }
         for number in 0..section_count {
             let entry = sections + number * section_size;

@@ -92,7 +92,7 @@ pub struct Builder {
 
 impl Builder {
     /// Which GPU this PE uses, as the process numbers those it sees. Default: the communicator's, else one that no other PE of
-    /// its host; without a communicator, the number that the launcher gives it there, or GPU 0 without a launcher.
+    /// its host has; without a communicator, the number that the launcher gives it there, or GPU 0 without a launcher.
     pub fn gpu(mut self, gpu: usize) -> Builder {
         self.gpu = Some(gpu);
         self

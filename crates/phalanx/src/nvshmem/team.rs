@@ -175,7 +175,7 @@ impl<'c> Team<'c> {
     pub fn split_2d(&self, width: usize) -> Result<(SplitTeam<'c>, SplitTeam<'c>)> {
         let name = "nvshmem_team_split_2d";
         if width == 0 || width > c_int::MAX as usize {
-            let (value, expected) = (width.to_string(), "at least 1".into());
+            let (value, expected) = (width.to_string(), format!("1 to {}", c_int::MAX));
             return Err(UsageError::Setting { name: "split_2d: width".into(), value, expected }.into());
         }
         let split = self.context.library.need(self.context.library.nvshmem_team_split_2d, name)?;

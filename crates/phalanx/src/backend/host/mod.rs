@@ -257,7 +257,7 @@ impl Backend for HostComm {
 
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
         // SAFETY: the caller's contract.
-        let (grown, number) = unsafe { self.grown(joiners) }?;
+        let (grown, number) = unsafe { self.grown(joiners, BackendKind::Host) }?;
         Ok((Box::new(grown), number))
     }
 
@@ -365,11 +365,11 @@ impl HostComm {
         Ok(Some(HostComm::attach(world, channel, rank, world_ranks, timeout)))
     }
 
-    /// [`Backend::grow`], not boxed: all ranks meet again, with the joiners, in a region of their own.
+    /// [`Backend::grow`], not boxed: all ranks meet again, with the joiners, in a region of their own. Those are told the backend.
     ///
     /// # Safety
     /// As for [`Backend::split`].
-    pub unsafe fn grown(&self, joiners: usize) -> Result<(HostComm, u64)> {
+    pub unsafe fn grown(&self, joiners: usize, backend: BackendKind) -> Result<(HostComm, u64)> {
         self.endpoint.check()?;
         let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
         let Some(job) = self.endpoint.world.job() else {
@@ -391,7 +391,7 @@ impl HostComm {
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         // SAFETY: the caller's contract.
         unsafe { self.tell_all_in(call, &own, all.as_mut_slice()) }?;
-        let growth = Growth { job: job.to_owned(), number: all[0][0], rank, members, joiners };
+        let growth = Growth { job: job.to_owned(), backend, number: all[0][0], rank, members, joiners };
         let grown = growth.meet(crate::watch::deadline::of(self.timeout())).map(|met| {
             let ranks = (0..world_size).collect();
             (HostComm::attach(met.world, met.channel, rank, ranks, self.timeout()), met.number)

@@ -252,7 +252,8 @@ impl Witness {
         }
         if waited >= endpoint.deadline() {
             let signals = lock(&self.signals);
-            let suspects = if signals.is_empty() || subject.peer().is_some() { &awaited } else { &*signals };
+            let is_for_signals = subject.record.operation == Operation::WaitSignals && !signals.is_empty();
+            let suspects = if is_for_signals { &*signals } else { &awaited };
             let missing = endpoint.missing(suspects, subject.sequence, &subject.record);
             return Err(endpoint.fail(&Verdict::Timeout { missing, context: context() }));
         }

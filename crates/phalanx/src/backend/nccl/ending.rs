@@ -326,19 +326,29 @@ fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<Errand>) + Send 
     let (sender, receiver) = channel();
     let errand = Errand::new(what);
     let of_thread = errand.clone();
+    // Set by whichever comes first: the thread comes back, or is given up.
+    let settled = Arc::new(AtomicBool::new(false));
+    let of_both = settled.clone();
     INSIDE.fetch_add(1, Ordering::AcqRel);
     let thread = std::thread::Builder::new().name("phalanx-end".into()).spawn(move || {
         f(&of_thread);
         INSIDE.fetch_sub(1, Ordering::AcqRel);
+        if of_both.swap(true, Ordering::AcqRel) {
+            LOST.fetch_sub(1, Ordering::AcqRel);
+        }
         let _ = sender.send(());
     });
-    if thread.is_err() {
+    let is_started = thread.is_ok();
+    if !is_started {
         INSIDE.fetch_sub(1, Ordering::AcqRel);
     }
-    let came_back = thread.is_ok() && receiver.recv_timeout(ENDING).is_ok();
+    let came_back = is_started && receiver.recv_timeout(ENDING).is_ok();
     if !came_back {
         errand.give_up();
         LOST.fetch_add(1, Ordering::AcqRel);
+        if settled.swap(true, Ordering::AcqRel) || !is_started {
+            LOST.fetch_sub(1, Ordering::AcqRel);
+        }
         tracing::error!(
             rank,
             "{what} has not come back after {ENDING:?} (does a CUDA graph that captured the communicator still \

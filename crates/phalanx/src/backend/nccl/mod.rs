@@ -175,11 +175,11 @@ impl NcclComm {
         gpu: Option<usize>,
         settings: Arc<NcclSettings>,
     ) -> Result<NcclComm> {
-        let library = library::load(flavour)?;
         let (name, seen, topology) = (flavour.search().name, visible(flavour, gpu), control.host_topology());
         // SAFETY: nobody else uses `control` yet.
         let tell = |own: &[u8]| unsafe { control.tell_bytes(own) };
         let gpu = settle_gpu(name, seen, (control.rank(), &topology), tell)?;
+        let library = library::load(flavour)?;
         // SAFETY: as above.
         let ids = unsafe { exchange_ids(&control, library, settings.config.unique_ids.unwrap_or(1)) }?;
         let device = Device::open(flavour, gpu);
@@ -603,7 +603,8 @@ impl Backend for NcclComm {
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         let (subject, _) = self.communicator.next_collective(&call);
         // SAFETY: the caller's contract.
-        let (control, number) = self.meet(&subject, |control| unsafe { control.grown(joiners) })?;
+        let (control, number) =
+            self.meet(&subject, |control| unsafe { control.grown(joiners, self.kind()) })?;
         self.communicator.witness.complete(self.communicator.collectives());
         let flavour = self.communicator.library.flavour();
         let grown = NcclComm::join(control, flavour, Some(self.gpu()), self.settings.clone())?;
