@@ -1,6 +1,7 @@
 //! Finding a library and its functions.
 
 use std::ffi::{CStr, OsStr};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
 /// Where a library may be.
@@ -88,7 +89,7 @@ pub struct MissingFunction {
 /// whoever used it.
 #[derive(Debug)]
 pub struct Library {
-    handle: libloading::Library,
+    handle: ManuallyDrop<libloading::Library>,
     place: Place,
     path: PathBuf,
 }
@@ -112,7 +113,7 @@ impl Search {
             match open(&place.file, self.global) {
                 Ok(handle) => {
                     let path = self.path_of(&place);
-                    return Ok(Library { handle, place, path });
+                    return Ok(Library { handle: ManuallyDrop::new(handle), place, path });
                 }
                 Err(error) => tried.push(Attempt { place, error: Some(error) }),
             }

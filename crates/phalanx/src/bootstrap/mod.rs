@@ -109,9 +109,9 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// So many processes of this host, or threads of this process.
-    fn on_this_host(ranks: usize, are_threads: bool) -> Ranks {
-        Ranks { all: Some(ranks), here: ranks, may_be_elsewhere: false, are_of_mpi: false, are_threads }
+    /// So many threads of this process.
+    fn threads(ranks: usize) -> Ranks {
+        Ranks { all: Some(ranks), here: ranks, may_be_elsewhere: false, are_of_mpi: false, are_threads: true }
     }
 }
 
@@ -208,8 +208,11 @@ fn on_one_host(
     settings: &Settings,
 ) -> Result<Comm> {
     let place = launcher.place(environment)?;
-    let own = introduction(environment, settings)?;
-    let (host, words) = join(&place, &own.to_bytes(), settings.timeout)?;
+    let word = match agreed {
+        Some(_) => Vec::new(),
+        None => introduction(environment, settings)?.to_bytes(),
+    };
+    let (host, words) = join(&place, &word, settings.timeout)?;
     let backend = match agreed {
         Some(backend) => backend,
         None => {
@@ -499,8 +502,7 @@ pub(crate) fn run_threads<R: Send>(
     f: impl Fn(Comm) -> R + Sync,
 ) -> Result<Vec<R>> {
     check_world_size(ranks)?;
-    let (backend, reason) =
-        decide(&settings.environment, settings.backend, &Ranks::on_this_host(ranks, true))?;
+    let (backend, reason) = decide(&settings.environment, settings.backend, &Ranks::threads(ranks))?;
     tracing::info!(backend = backend.name(), reason, ranks, "communicator of threads");
     if backend == BackendKind::Solo {
         return Ok(vec![f(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name()))]);
