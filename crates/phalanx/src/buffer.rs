@@ -11,7 +11,7 @@ use crate::host::HostBuffer;
 use crate::lane::{Lane, Lent};
 
 /// Memory an operation can read: slices, arrays, vectors, memory from [`Comm::alloc`](crate::Comm::alloc), and
-/// GPU memory (cudarc's `CudaSlice` and its views; those of [`hip`](crate::hip)).
+/// GPU memory (cudarc's `CudaSlice` and its views; those of `phalanx::hip`).
 ///
 /// # Safety
 /// What [`lend`](Source::lend) points to are `len` initialised elements that stay where they are, and are not

@@ -380,7 +380,7 @@ impl Drop for Comm {
     }
 }
 
-/// A communicator with another deadline, or another stream: see [`Comm::within`] and [`Comm::on`].
+/// A communicator with another deadline, or another stream: see [`Comm::within`] and `Comm::on` (on GPUs).
 #[derive(Debug)]
 pub struct View<'a> {
     /// Not dropped: the communicator ends with the one it was made from.

@@ -160,7 +160,7 @@ fn check_root(operation: &'static str, rank: usize, world_size: usize) -> Result
 /// Events between the communicator's stream and the application's, to overlap computing and communicating.
 ///
 /// Events and streams are handles of the backend, as `u64`: on NCCL a stream is its `CUstream`, and has to be known to
-/// the communicator ([`Comm::on`] makes it so; 0, the default stream, always is). On solo and host there are no streams:
+/// the communicator (`Comm::on` makes it so; 0, the default stream, always is). On solo and host there are no streams:
 /// operations are complete when they return, so every event has happened when it is recorded, and waiting
 /// for one waits for nothing; handles are checked all the same.
 pub trait StreamSyncOps {

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// Where an operation runs: on the host, which is complete when the call returns, or on a stream of a GPU.
 ///
-/// A communicator on GPUs has a stream of its own; [`Comm::on`](crate::Comm::on) chooses another.
+/// A communicator on GPUs has a stream of its own; `Comm::on` chooses another.
 #[derive(Debug, Clone, Default)]
 pub struct Lane {
     #[cfg(feature = "cuda")]
