@@ -158,7 +158,7 @@ fn duplicate(_: &[String]) -> Outcome {
     }
     expect("group end", nccl().group_end(), INVALID_USAGE)?;
     assert_eq!(comms, [0; 2], "there are no communicators");
-    assert!(nccl().last_error().contains("Duplicate GPU"), "{}", nccl().last_error());
+    assert!(nccl().last_error().contains("Multiple Ranks are using the same GPU"), "{}", nccl().last_error());
     Ok(String::new())
 }
 
