@@ -193,6 +193,10 @@ fn waits_for_itself(gpus: usize) -> Result<(), Failed> {
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>, String>>()
     })?;
     must("group", all_reduce(&comms, &mut buffers))?;
+    // cudarc frees what was made on a default stream on that of whichever GPU is current, and not behind the operation on its own.
+    for comm in &comms {
+        must("sync", comm.sync())?;
+    }
     let refused = comms.remove(0).finalize().expect_err("finalize");
     assert!(refused.to_string().contains("finalize"), "{refused}");
     Ok(())
