@@ -79,8 +79,8 @@ exported! {
             return Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : invalid arguments")));
         }
         let range = given(FUNCTION, "the buffer", address, size);
-        // From 2.30 on it asks for the allocation's handle, which memory of pools does not give.
-        if settings().nccl_version >= 23003 && memory::find(address).is_some_and(|one| one.kind == Kind::Pool) {
+        // 2.30.7 asks for the allocation's handle (`ncclRegister` in its source), which memory of pools does not give.
+        if settings().nccl_version >= 23007 && memory::find(address).is_some_and(|one| one.kind == Kind::Pool) {
             return Err(fail(UNHANDLED_CUDA_ERROR, "Cuda failure 1 'invalid argument'"));
         }
         handle.set(if settings().null_registrations { 0 } else { call.state().registrations.add(range) });
