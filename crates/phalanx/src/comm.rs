@@ -478,7 +478,6 @@ pub(crate) struct Settings {
     pub environment: Environment,
     pub timeout: Duration,
     pub backend: Option<BackendKind>,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs are numbered"))]
     pub gpu: Option<usize>,
     /// Whether calls are compared before they move anything.
     pub check: bool,

@@ -265,7 +265,7 @@ fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings)
 /// What this rank says of itself to the others.
 fn introduction(environment: &Environment, settings: &Settings) -> Result<agreement::Introduction> {
     let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
-    Ok(agreement::Introduction::own(wanted, told_gpu(settings), visible_gpus))
+    Ok(agreement::Introduction::own(wanted, settings.gpu, visible_gpus))
 }
 
 /// Whether a backend's ranks can be on several hosts. The same answer on all.
@@ -381,19 +381,9 @@ fn visible_gpus(backend: BackendKind, wanted: Option<usize>) -> Result<gpus::Vis
     crate::backend::nccl::visible(flavour(backend), wanted)
 }
 
-#[cfg(feature = "cuda")]
-fn told_gpu(settings: &Settings) -> Option<usize> {
-    settings.gpu
-}
-
 #[cfg(not(feature = "cuda"))]
 fn visible_gpus(backend: BackendKind, _wanted: Option<usize>) -> Result<gpus::Visible> {
     gpus_for(backend, 1).map(|()| unreachable!("an error"))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn told_gpu(_settings: &Settings) -> Option<usize> {
-    None
 }
 
 /// The communicator on GPUs of the ranks of a host communicator. Collective.
