@@ -144,6 +144,9 @@ impl Installation {
         if !mpirun.exists() || !library.exists() {
             return Err(format!("{} has no Intel MPI", prefix.display()));
         }
+        // Its own libraries first, then those of the test, as the emulated ones.
+        let folders = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = format!("{}:{folders}", prefix.join("lib").display());
         Ok(Installation {
             name: "intel_mpi",
             mpirun,
@@ -151,7 +154,7 @@ impl Installation {
             library: Some(library),
             env: vec![
                 ("I_MPI_ROOT", prefix.display().to_string()),
-                ("LD_LIBRARY_PATH", prefix.join("lib").display().to_string()),
+                ("LD_LIBRARY_PATH", folders),
                 ("I_MPI_FABRICS", "shm".into()),
             ],
             cuda_aware: Some(&[("I_MPI_OFFLOAD", "1"), ("I_MPI_OFFLOAD_IPC", "0")]),

@@ -1,5 +1,6 @@
 //! Beginning and end.
 
+use super::pmi::ProcessManager;
 use super::process::{
     self, IS_BOOTSTRAPPED, IS_INITIALIZED, LIMITED_MPG, NOT_INITIALIZED, Pe, State, Team, alone, exit,
     inside, nvshmem,
@@ -13,7 +14,7 @@ use crate::settings::{Init, settings};
 use crate::violation::violation;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -213,15 +214,41 @@ fn by_unique_id(function: &'static str, attr: Attributes) -> Option<(World, usiz
     Some((world, attr.rank as usize, attr.ranks as usize))
 }
 
-/// As PMI answers without a process manager: this PE alone.
+/// By the process manager; without one this PE is alone.
 fn by_environment() -> Option<(World, usize, usize)> {
-    if std::env::var_os("PMI_FD").is_some() {
-        eprintln!("emulated NVSHMEM: it knows no process manager");
-        return None;
+    static MANAGER: Mutex<Option<ProcessManager>> = Mutex::new(None);
+    let mut manager = lock(&MANAGER);
+    if manager.is_none() {
+        *manager = ProcessManager::find().transpose().map_err(|error| unknown(&error)).ok()?;
     }
-    let file = world::create();
-    let (process, number) = world::place(&file);
-    Some((World::open(process, number).ok()?, 0, 1))
+    let Some(manager) = manager.as_mut() else {
+        let file = world::create();
+        let (process, number) = world::place(&file);
+        return Some((World::open(process, number).ok()?, 0, 1));
+    };
+    meet(manager).map_err(|error| unknown(&error)).ok()
+}
+
+fn unknown(error: &std::io::Error) {
+    eprintln!("emulated NVSHMEM: PMI: {error}");
+}
+
+/// PE 0 makes the shared file, and all learn where it is.
+fn meet(manager: &mut ProcessManager) -> std::io::Result<(World, usize, usize)> {
+    static MEETINGS: AtomicUsize = AtomicUsize::new(0);
+    let key = format!("world-{}", MEETINGS.fetch_add(1, Ordering::Relaxed));
+    if manager.rank == 0 {
+        let file = world::create();
+        let (process, number) = world::place(&file);
+        world::keep(file);
+        manager.put(&key, &format!("{process}:{number}"))?;
+    }
+    manager.barrier()?;
+    let place = manager.get(&key)?;
+    let (process, file) = place.split_once(':').ok_or(std::io::ErrorKind::InvalidData)?;
+    let number = |text: &str| text.parse::<u32>().map_err(std::io::Error::other);
+    let (process, file) = (number(process)?, number(file)?);
+    Ok((World::open(process, file as i32)?, manager.rank, manager.ranks))
 }
 
 impl Pe {

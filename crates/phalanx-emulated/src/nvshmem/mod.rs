@@ -5,6 +5,7 @@
 //! | `world.rs` | the memory that the PEs of a job share: heaps, barriers, what they tell each other |
 //! | `process.rs` | this process as a PE; what every exported function goes through |
 //! | `init.rs` | beginning and end, with the ways in which they fail |
+//! | `pmi.rs` | the process manager's client, for PEs that mpirun starts |
 //! | `memory.rs` | the symmetric heap, registrations, peers' addresses |
 //! | `rma.rs` | puts, gets, signals, quiet |
 //! | `team.rs`, `collective.rs` | teams, and what they do together |
@@ -16,6 +17,7 @@
 pub mod collective;
 pub mod init;
 pub mod memory;
+pub mod pmi;
 pub mod process;
 pub mod rma;
 pub mod team;

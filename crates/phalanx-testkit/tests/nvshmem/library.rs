@@ -1,5 +1,5 @@
-//! NVIDIA's own library on a machine without a GPU: loading, versions, the unique id, the bootstrap by it up to where a GPU is
-//! needed, and the error there; in processes of their own, since it ends the process in some cases.
+//! NVIDIA's own library on a machine without a GPU: loading, versions, the unique id, the bootstrap by it and by the process
+//! managers of MPIs up to where a GPU is needed, and the error there; in processes of their own, since it ends the process in some cases.
 //!
 //! `PHALANX_TEST_NVSHMEM` has folders with an installed wheel each (virtual environments), separated by colons. Without it
 //! the trials are ignored, but in CI (`CI=true`), where they have to run.
@@ -10,6 +10,7 @@ use phalanx::nvshmem::{self, Context, UniqueId};
 use phalanx::{Comm, Error};
 use phalanx_sys::nvshmem as nvshmem_sys;
 use phalanx_testkit::Scenario;
+use phalanx_testkit::mpi::Installation;
 use phalanx_testkit::processes::{Ended, Launch, describe};
 use phalanx_testkit::scenario::Outcome;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("library/asked", asked),
     Scenario::rank("library/without_a_gpu", without_a_gpu),
     Scenario::rank("library/bootstrap", bootstrap),
+    Scenario::process("library/by_environment", by_environment),
     Scenario::process("library/absent", absent),
 ];
 
@@ -36,7 +38,18 @@ pub fn trials() -> Vec<Trial> {
             trials.push(Trial::test(format!("{scenario}/{name}"), move || with(&folder, scenario)));
         }
         let folder = folder.clone();
+        let of_mpirun = folder.clone();
         trials.push(Trial::test(format!("library/bootstrap/{name}"), move || finds_peers(&folder)));
+        trials.extend(Installation::all().into_iter().map(|(mpi, found)| {
+            let (name, folder) = (format!("library/by_environment/{name}/{mpi}"), of_mpirun.clone());
+            match found {
+                Ok(found) if mpi != "open_mpi" => Trial::test(name, move || finds_peers_of(&found, &folder)),
+                found => {
+                    let reason = found.err().unwrap_or_else(|| "the wheel's plugin needs PMIx 5".into());
+                    Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason)
+                }
+            }
+        }));
     }
     if folders.is_empty() {
         let required = std::env::var("CI").is_ok_and(|ci| ci == "true");
@@ -107,9 +120,7 @@ fn without_a_gpu(comm: Comm, _: &[String]) -> Outcome {
 /// to its end at the GPU.
 fn bootstrap(comm: Comm, _: &[String]) -> Outcome {
     let api = nvshmem_sys::Api::load().map_err(|error| error.to_string())?;
-    let (get, set) = (api.nvshmemx_get_uniqueid, api.nvshmemx_set_attr_uniqueid_args);
-    let (init, status) = (api.nvshmemx_hostlib_init_attr, api.nvshmemx_init_status);
-    let Some((((get, set), init), status)) = get.zip(set).zip(init).zip(status) else {
+    let Some((get, set)) = api.nvshmemx_get_uniqueid.zip(api.nvshmemx_set_attr_uniqueid_args) else {
         return Err(format!("functions are missing: {:?}", api.missing()));
     };
     let mut id = nvshmem_sys::nvshmemx_uniqueid_t::new();
@@ -124,14 +135,47 @@ fn bootstrap(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank() as i32, comm.world_size() as i32);
     // SAFETY: the id lives until initialisation is over; a rank of so many.
     assert_eq!(unsafe { set(rank, ranks, &raw const id, &raw mut attr) }, 0);
-    // SAFETY: attributes of the version that they name, and an id that all have; needs no initialisation.
-    let (code, status) = unsafe { (init(nvshmem_sys::init_flags::WITH_UNIQUEID, &raw mut attr), status()) };
+    // SAFETY: attributes of the version that they name, and an id that all have and that lives.
+    let answer = unsafe { enter(&api, nvshmem_sys::init_flags::WITH_UNIQUEID, attr) }?;
     if std::env::var_os("TESTKIT_FINALIZE").is_some() {
         let finalize = api.nvshmemx_hostlib_finalize.ok_or("no finalize")?;
         // SAFETY: nothing is in use; what it does to this process is what is asked.
         unsafe { finalize() };
     }
+    Ok(answer)
+}
+
+/// The same by the launcher's process manager.
+fn by_environment(_: &[String]) -> Outcome {
+    let api = nvshmem_sys::Api::load().map_err(|error| error.to_string())?;
+    // SAFETY: empty attributes of the version that they name.
+    unsafe { enter(&api, 0, nvshmem_sys::nvshmemx_init_attr_t::new()) }
+}
+
+/// Begins, and says what came of it.
+///
+/// # Safety
+/// Attributes that are valid with these flags.
+unsafe fn enter(
+    api: &nvshmem_sys::Api,
+    flags: std::ffi::c_uint,
+    mut attr: nvshmem_sys::nvshmemx_init_attr_t,
+) -> Outcome {
+    let Some((init, status)) = api.nvshmemx_hostlib_init_attr.zip(api.nvshmemx_init_status) else {
+        return Err(format!("functions are missing: {:?}", api.missing()));
+    };
+    // SAFETY: the caller's contract; needs no initialisation.
+    let (code, status) = unsafe { (init(flags, &raw mut attr), status()) };
     Ok(format!("{}: code {code}, status {status}", must("version", nvshmem::version())?))
+}
+
+/// The PEs found each other, and the GPU could not be set up: 3.4 calls that a success.
+fn ends_at_the_gpu(outcome: &Outcome) -> bool {
+    match outcome.as_deref() {
+        Ok(text) if text.starts_with("3.4.") => text.ends_with(": code 0, status 1"),
+        Ok(text) => text.ends_with(": code 7, status 1"),
+        Err(_) => false,
+    }
 }
 
 fn finds_peers(folder: &Path) -> Result<(), Failed> {
@@ -141,14 +185,8 @@ fn finds_peers(folder: &Path) -> Result<(), Failed> {
         .env("VIRTUAL_ENV", &folder)
         .env("PHALANX_BACKEND", "host")
         .env("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo");
-    // The PEs found each other, and the GPU could not be set up: 3.4 calls that a success.
     let answered = launch.clone().run()?;
-    let is_known = |ended: &Ended| match ended.outcome.as_deref() {
-        Ok(text) if text.starts_with("3.4.") => text.ends_with(": code 0, status 1"),
-        Ok(text) => text.ends_with(": code 7, status 1"),
-        Err(_) => false,
-    };
-    if !answered.iter().all(is_known) {
+    if !answered.iter().all(|ended| ends_at_the_gpu(&ended.outcome)) {
         return Err(describe(&answered).into());
     }
     // What it ends the process for: a call of finalize, and a setting for which it asks the driver.
@@ -165,6 +203,16 @@ fn finds_peers(folder: &Path) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// By PMI-1, which the process managers of MPICH and its relatives speak.
+fn finds_peers_of(mpi: &Installation, folder: &Path) -> Result<(), Failed> {
+    let job = mpi.job(2).scenario("library/by_environment", &[]);
+    let ended = job.env("VIRTUAL_ENV", &folder.display().to_string()).run()?;
+    if ended.outcomes.len() == 2 && ended.outcomes.iter().all(ends_at_the_gpu) {
+        return Ok(());
+    }
+    Err(format!("{:?}\n{}", ended.outcomes, ended.output).into())
 }
 
 /// Nothing is found: an error with all places, and the variable to set.

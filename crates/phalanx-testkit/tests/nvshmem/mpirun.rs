@@ -1,33 +1,62 @@
 //! PEs that an MPI's own mpirun starts on one host: they find each other without a port.
 
-use crate::world::{are_emulated, barrier, context, done, expect, must, read, upload, values};
+use crate::world::{are_emulated, barrier, context, done, expect, gpu_of, must, read, upload, values};
 use libtest_mimic::{Failed, Trial};
+use phalanx::nvshmem::Context;
 use phalanx_sys::mpi::Mpi;
 use phalanx_testkit::Scenario;
-use phalanx_testkit::mpi::Installation;
+use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::sockets::listening;
 
-pub const SCENARIOS: &[Scenario] = &[Scenario::process("mpirun/no_port", no_port)];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::process("mpirun/no_port", no_port),
+    Scenario::process("mpirun/by_environment", by_environment),
+];
 
 /// What carries the meeting: whatever is chosen where ranks have GPUs, shared memory, MPI.
 const BACKENDS: [&str; 3] = ["auto", "host", "mpi"];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
-    let trial = |(name, found): (&str, Result<Installation, String>), backend: &'static str| {
-        let name = format!("mpirun/{name}/{backend}/no_port");
-        match found {
-            // The library of a machine with GPUs opens ports of its own.
-            Ok(_) if gpus < 2 || !are_emulated() => Trial::test(name, || Ok(())).with_ignored_flag(true),
-            Ok(mpi) => Trial::test(name, move || {
-                let job = mpi.job(2).scenario("mpirun/no_port", &[]).env("PHALANX_BACKEND", backend);
-                Ok::<(), Failed>(job.succeed().map(drop)?)
-            }),
-            Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
-        }
+    let of_each = |(name, found): (&'static str, Result<Installation, String>)| {
+        let without_port = BACKENDS.map(|backend| {
+            let mpi = match &found {
+                Ok(_) if !are_emulated() => {
+                    Err("the library of a machine with GPUs opens ports of its own".into())
+                }
+                found => found.clone(),
+            };
+            trial(format!("mpirun/{name}/{backend}/no_port"), gpus, mpi, move |mpi| {
+                mpi.job(2).scenario("mpirun/no_port", &[]).env("PHALANX_BACKEND", backend)
+            })
+        });
+        let mpi = match &found {
+            Ok(_) if are_emulated() && name == "open_mpi" => {
+                Err("the emulated library speaks PMI-1, and Open MPI's mpirun PMIx".into())
+            }
+            found => found.clone(),
+        };
+        let by_environment = trial(format!("mpirun/{name}/by_environment"), gpus, mpi, move |mpi| {
+            let job = mpi.job(2).scenario("mpirun/by_environment", &[]);
+            if name == "open_mpi" { job.env("NVSHMEM_BOOTSTRAP_PMI", "PMIX") } else { job }
+        });
+        without_port.into_iter().chain([by_environment])
     };
-    let all = |installation: (&'static str, _)| BACKENDS.map(|backend| trial(installation.clone(), backend));
-    Installation::all().into_iter().flat_map(all).collect()
+    Installation::all().into_iter().flat_map(of_each).collect()
+}
+
+/// A job that succeeds; ignored, for a reason, where it cannot be started.
+fn trial(
+    name: String,
+    gpus: usize,
+    found: Result<Installation, String>,
+    job: impl Fn(&Installation) -> Job + Send + 'static,
+) -> Trial {
+    match found {
+        Ok(mpi) => Trial::test(name, move || Ok::<(), Failed>(job(&mpi).succeed().map(drop)?))
+            .with_ignored_flag(gpus < 2),
+        Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+    }
 }
 
 /// A context in which a PE gets what its neighbour has. MPI, which opens ports of its own, is there before.
@@ -55,5 +84,26 @@ fn no_port(_: &[String]) -> Outcome {
     must("finalize", comm.finalize())?;
     // SAFETY: the last call of MPI, as the application's duty.
     assert_eq!(unsafe { (mpi.functions.finalize)() }, 0, "MPI_Finalize");
+    done()
+}
+
+/// PEs that find each other by mpirun's process manager, without phalanx's bootstrap or MPI; twice in a process.
+fn by_environment(_: &[String]) -> Outcome {
+    for round in 0..2 {
+        let context = must("init_from_environment", Context::init_from_environment())?;
+        let (pe, pes) = (context.my_pe(), context.n_pes());
+        assert!(pes == 2 && pe < 2, "PE {pe} of {pes} in round {round}");
+        assert_eq!(context.cuda_context().ordinal(), gpu_of(pe));
+        let memory = upload(&context, &values::<f32>(pe + round, 100))?;
+        let mut copy = must("alloc", context.alloc::<f32>(100))?;
+        barrier(&context)?;
+        must("get", context.get(&mut copy, &memory, 1 - pe))?;
+        let of_peer = values::<f32>(1 - pe + round, 100);
+        expect("the neighbour's", &read(&copy)?, |index| of_peer[index])?;
+        barrier(&context)?;
+        must("free", memory.free())?;
+        must("free", copy.free())?;
+        must("finalize", context.finalize())?;
+    }
     done()
 }

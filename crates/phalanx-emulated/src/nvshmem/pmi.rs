@@ -1,0 +1,79 @@
+//! A process manager's client, as the library's PMI bootstrap has one: PMI-1's lines on the descriptor that `PMI_FD` names,
+//! which Hydra (MPICH's and Intel MPI's mpirun) and Slurm's PMI-1 serve.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Error, ErrorKind, Result, Write};
+use std::os::fd::{BorrowedFd, RawFd};
+
+/// A connection to the process manager. The library has one until the process ends.
+pub struct ProcessManager {
+    reader: BufReader<std::fs::File>,
+    writer: std::fs::File,
+    names: String,
+    pub rank: usize,
+    pub ranks: usize,
+}
+
+/// The words behind the command of an answer.
+type Answer = BTreeMap<String, String>;
+
+impl ProcessManager {
+    /// The one that started this process; `None` if none did.
+    pub fn find() -> Option<Result<ProcessManager>> {
+        let descriptor = std::env::var("PMI_FD").ok()?;
+        Some(ProcessManager::connect(&descriptor))
+    }
+
+    fn connect(descriptor: &str) -> Result<ProcessManager> {
+        let descriptor: RawFd = descriptor.parse().map_err(Error::other)?;
+        let variable = |name: &str| {
+            let value = std::env::var(name).map_err(Error::other)?;
+            value.parse::<usize>().map_err(Error::other)
+        };
+        let (rank, ranks) = (variable("PMI_RANK")?, variable("PMI_SIZE")?);
+        // SAFETY: the process manager's, which this process has inherited and never closes.
+        let socket = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let writer = std::fs::File::from(socket.try_clone_to_owned()?);
+        let reader = BufReader::new(writer.try_clone()?);
+        let mut manager = ProcessManager { reader, writer, names: String::new(), rank, ranks };
+        manager.ask("init pmi_version=1 pmi_subversion=1", "response_to_init")?;
+        let answer = manager.ask("get_my_kvsname", "my_kvsname")?;
+        manager.names = word(&answer, "kvsname")?;
+        Ok(manager)
+    }
+
+    /// Says something that the others get after a barrier.
+    pub fn put(&mut self, key: &str, value: &str) -> Result<()> {
+        let names = self.names.clone();
+        self.ask(&format!("put kvsname={names} key={key} value={value}"), "put_result").map(drop)
+    }
+
+    pub fn barrier(&mut self) -> Result<()> {
+        self.ask("barrier_in", "barrier_out").map(drop)
+    }
+
+    pub fn get(&mut self, key: &str) -> Result<String> {
+        let names = self.names.clone();
+        let answer = self.ask(&format!("get kvsname={names} key={key}"), "get_result")?;
+        word(&answer, "value")
+    }
+
+    fn ask(&mut self, command: &str, expected: &str) -> Result<Answer> {
+        // In one piece.
+        self.writer.write_all(format!("cmd={command}\n").as_bytes())?;
+        let mut line = String::new();
+        self.reader.read_line(&mut line)?;
+        let words = line.split_whitespace().filter_map(|word| word.split_once('='));
+        let answer: Answer = words.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let is_expected = answer.get("cmd").is_some_and(|command| command == expected);
+        let has_failed = answer.get("rc").is_some_and(|code| code != "0");
+        if !is_expected || has_failed {
+            return Err(Error::other(format!("the process manager answers {command:?} with {line:?}")));
+        }
+        Ok(answer)
+    }
+}
+
+fn word(answer: &Answer, name: &str) -> Result<String> {
+    answer.get(name).cloned().ok_or_else(|| Error::new(ErrorKind::InvalidData, format!("no {name}")))
+}
