@@ -278,4 +278,13 @@ impl<'a> Lent<'a> {
     pub(crate) fn span(&self) -> Span {
         self.span
     }
+
+    /// The operation is complete: nobody has to be ordered behind it.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn give_back(mut self) {
+        if let Some(order) = &mut *self.order {
+            order.lift();
+        }
+    }
 }

@@ -105,5 +105,5 @@ fn by_environment(_: &[String]) -> Outcome {
         must("free", copy.free())?;
         must("finalize", context.finalize())?;
     }
-    done()
+    must("version", phalanx::nvshmem::version())
 }

@@ -21,14 +21,26 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) enum Order<'a> {
     /// cudarc records its event when this is dropped.
-    Tracked { _event: SyncOnDrop<'a> },
-    /// The slice's stream waits for the operation's when this is dropped.
-    Joined { slice: Arc<CudaStream>, operation: &'a CudaStream },
+    Tracked { event: SyncOnDrop<'a> },
+    /// The slice's stream waits for the operation's, if there is one, when this is dropped.
+    Joined { slice: Arc<CudaStream>, operation: Option<&'a CudaStream> },
+}
+
+impl Order<'_> {
+    /// The operation is complete: whoever is later need not wait for it.
+    pub fn lift(&mut self) {
+        match self {
+            Order::Tracked { event } => {
+                std::mem::forget(std::mem::replace(event, SyncOnDrop::Record(None)));
+            }
+            Order::Joined { operation, .. } => *operation = None,
+        }
+    }
 }
 
 impl Drop for Order<'_> {
     fn drop(&mut self) {
-        if let Order::Joined { slice, operation } = self {
+        if let Order::Joined { slice, operation: Some(operation) } = self {
             // An error is kept in the context, whose next call answers it.
             slice.context().record_err(slice.join(operation));
         }
@@ -62,11 +74,11 @@ impl<'a> Plan<'a> {
     fn lent(self, (address, event): (CUdeviceptr, SyncOnDrop<'a>)) -> Lent<'a> {
         let tracked = self.managed && matches!(event, SyncOnDrop::Record(Some(_)));
         let order = match self.slice {
-            _ if tracked => Some(Order::Tracked { _event: event }),
+            _ if tracked => Some(Order::Tracked { event }),
             None => None,
             Some(slice) => {
                 slice.context().record_err(self.operation.join(&slice));
-                Some(Order::Joined { slice, operation: self.operation })
+                Some(Order::Joined { slice, operation: Some(self.operation) })
             }
         };
         Lent::device(address, order)

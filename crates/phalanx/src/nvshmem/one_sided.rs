@@ -25,6 +25,17 @@ struct Strides {
     count: usize,
 }
 
+/// Behind what a put or get comes, and when its local buffer is the caller's again.
+#[derive(Clone, Copy)]
+pub(super) enum Mode<'s> {
+    /// Both by the stream.
+    OnStream(&'s Arc<CudaStream>),
+    /// The stream's work, and quiet.
+    Nbi(&'s Arc<CudaStream>),
+    /// What is under way on the buffer, and the host waits.
+    Blocking,
+}
+
 /// What puts and what gets on a stream: destination, source, bytes, PE, stream.
 type Move = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, stream_t);
 
@@ -44,8 +55,7 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        self.put_as("put", false, dest, source, pe, self.host_stream())?;
-        self.sync(self.host_stream())
+        self.put_as("put", dest, source, pe, Mode::Blocking)
     }
 
     /// As [`put`](Context::put), returning at once: the source must not be written before [`quiet`](Context::quiet).
@@ -55,7 +65,7 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        self.put_as("put_nbi", true, dest, source, pe, self.host_stream())
+        self.put_as("put_nbi", dest, source, pe, Mode::Nbi(self.host_stream()))
     }
 
     /// As [`put`](Context::put), behind the work on a stream. `nvshmemx_putmem_on_stream`
@@ -64,7 +74,7 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        self.put_as("put_on_stream", false, dest, source, pe, stream)
+        self.put_as("put_on_stream", dest, source, pe, Mode::OnStream(stream))
     }
 
     /// As [`put_on_stream`](Context::put_on_stream); the stream does not wait for it: the source must not be written
@@ -80,39 +90,41 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        self.put_as("put_nbi_on_stream", true, dest, source, pe, stream)
+        self.put_as("put_nbi_on_stream", dest, source, pe, Mode::Nbi(stream))
     }
 
     #[inline]
     fn put_as<S, D>(
         &self,
         operation: &'static str,
-        is_nbi: bool,
         dest: &D,
         source: &S,
         pe: usize,
-        stream: &Arc<CudaStream>,
+        mode: Mode<'_>,
     ) -> Result<()>
     where
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
         let library = self.library;
-        let put: Move = match is_nbi {
-            false => library.need(library.nvshmemx_putmem_on_stream, "nvshmemx_putmem_on_stream"),
-            true => library.need(library.nvshmemx_putmem_nbi_on_stream, "nvshmemx_putmem_nbi_on_stream"),
+        let put: Move = match mode {
+            Mode::Nbi(_) => {
+                library.need(library.nvshmemx_putmem_nbi_on_stream, "nvshmemx_putmem_nbi_on_stream")
+            }
+            _ => library.need(library.nvshmemx_putmem_on_stream, "nvshmemx_putmem_on_stream"),
         }?;
         let (pe, bytes) = self.check_put(operation, dest, source, pe)?;
         if bytes == 0 {
             return Ok(());
         }
+        let stream = self.stream_of(mode);
         let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent and nobody
         // writes to it; the stream is one of the device, as lending has checked; what uses the source later is ordered behind
         // it, or (nbi) memory of the library's is freed only after a barrier, registered memory after a quiet.
         unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe, raw(stream)) };
-        Ok(())
+        self.conclude(mode, lent)
     }
 
     /// Reads `source` of a PE into `dest`; complete when this returns. Waits for what cudarc knows to be under way on the
@@ -125,8 +137,7 @@ impl Context {
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        self.get_as("get", false, dest, source, pe, self.host_stream())?;
-        self.sync(self.host_stream())
+        self.get_as("get", dest, source, pe, Mode::Blocking)
     }
 
     /// As [`get`](Context::get), returning at once: what is in `dest` is not specified before [`quiet`](Context::quiet).
@@ -136,7 +147,7 @@ impl Context {
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        self.get_as("get_nbi", true, dest, source, pe, self.host_stream())
+        self.get_as("get_nbi", dest, source, pe, Mode::Nbi(self.host_stream()))
     }
 
     /// As [`get`](Context::get), behind the work on a stream. `nvshmemx_getmem_on_stream`
@@ -151,7 +162,7 @@ impl Context {
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        self.get_as("get_on_stream", false, dest, source, pe, stream)
+        self.get_as("get_on_stream", dest, source, pe, Mode::OnStream(stream))
     }
 
     /// As [`get_on_stream`](Context::get_on_stream); the stream does not wait for it: what is in `dest` is not specified
@@ -167,37 +178,39 @@ impl Context {
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
-        self.get_as("get_nbi_on_stream", true, dest, source, pe, stream)
+        self.get_as("get_nbi_on_stream", dest, source, pe, Mode::Nbi(stream))
     }
 
     #[inline]
     fn get_as<D, S>(
         &self,
         operation: &'static str,
-        is_nbi: bool,
         dest: &mut D,
         source: &S,
         pe: usize,
-        stream: &Arc<CudaStream>,
+        mode: Mode<'_>,
     ) -> Result<()>
     where
         D: LocalMut + ?Sized,
         S: Shared<Elem = D::Elem> + ?Sized,
     {
         let library = self.library;
-        let get: Move = match is_nbi {
-            false => library.need(library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream"),
-            true => library.need(library.nvshmemx_getmem_nbi_on_stream, "nvshmemx_getmem_nbi_on_stream"),
+        let get: Move = match mode {
+            Mode::Nbi(_) => {
+                library.need(library.nvshmemx_getmem_nbi_on_stream, "nvshmemx_getmem_nbi_on_stream")
+            }
+            _ => library.need(library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream"),
         }?;
         let (pe, bytes) = self.check_get(operation, dest, source, pe)?;
         if bytes == 0 {
             return Ok(());
         }
+        let stream = self.stream_of(mode);
         let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
         // SAFETY: as for `put_as`; the destination is lent, and nobody else uses it.
         unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe, raw(stream)) };
-        Ok(())
+        self.conclude(mode, lent)
     }
 
     /// Makes everything that this PE put complete, and everything it got be there; waits for it.
@@ -257,8 +270,7 @@ impl Context {
         D: Shared<Elem = S::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
-        self.iput_as("iput", dest, source, strides, pe, self.host_stream())?;
-        self.sync(self.host_stream())
+        self.iput_as("iput", dest, source, strides, pe, Mode::Blocking)
     }
 
     /// As [`iput`](Context::iput), behind the work on a stream. `nvshmemx_iput8_on_stream` to `…64…`
@@ -278,7 +290,7 @@ impl Context {
         D: Shared<Elem = S::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
-        self.iput_as("iput_on_stream", dest, source, strides, pe, stream)
+        self.iput_as("iput_on_stream", dest, source, strides, pe, Mode::OnStream(stream))
     }
 
     fn iput_as<S, D>(
@@ -288,7 +300,7 @@ impl Context {
         source: &S,
         strides: Strides,
         pe: usize,
-        stream: &Arc<CudaStream>,
+        mode: Mode<'_>,
     ) -> Result<()>
     where
         S: Local + ?Sized,
@@ -306,13 +318,14 @@ impl Context {
             4 => library.need(library.nvshmemx_iput32_on_stream, "nvshmemx_iput32_on_stream"),
             _ => library.need(library.nvshmemx_iput64_on_stream, "nvshmemx_iput64_on_stream"),
         }?;
+        let stream = self.stream_of(mode);
         let lane = OnStream::new(stream);
         let lent = source.lend(&lane)?;
         let (to, from) = (dest.place() as *mut _, address(&lent));
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
         // SAFETY: as for `put_as`; all elements lie in the buffers, and the PE's can be reached by copies.
         unsafe { iput(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
-        Ok(())
+        self.conclude(mode, lent)
     }
 
     /// Reads `count` elements, every `source_stride`-th of `source` on a PE, into every `dest_stride`-th of `dest`; complete
@@ -334,8 +347,7 @@ impl Context {
         S: Shared<Elem = D::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
-        self.iget_as("iget", dest, source, strides, pe, self.host_stream())?;
-        self.sync(self.host_stream())
+        self.iget_as("iget", dest, source, strides, pe, Mode::Blocking)
     }
 
     /// As [`iget`](Context::iget), behind the work on a stream. `nvshmemx_iget8_on_stream` to `…64…`
@@ -355,7 +367,7 @@ impl Context {
         S: Shared<Elem = D::Elem> + ?Sized,
     {
         let strides = Strides { dest: dest_stride, source: source_stride, count };
-        self.iget_as("iget_on_stream", dest, source, strides, pe, stream)
+        self.iget_as("iget_on_stream", dest, source, strides, pe, Mode::OnStream(stream))
     }
 
     fn iget_as<D, S>(
@@ -365,7 +377,7 @@ impl Context {
         source: &S,
         strides: Strides,
         pe: usize,
-        stream: &Arc<CudaStream>,
+        mode: Mode<'_>,
     ) -> Result<()>
     where
         D: LocalMut + ?Sized,
@@ -383,13 +395,14 @@ impl Context {
             4 => library.need(library.nvshmemx_iget32_on_stream, "nvshmemx_iget32_on_stream"),
             _ => library.need(library.nvshmemx_iget64_on_stream, "nvshmemx_iget64_on_stream"),
         }?;
+        let stream = self.stream_of(mode);
         let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
         let (to, from) = (address(&lent).cast_mut(), source.place() as *const _);
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
         // SAFETY: as for `get_as`; all elements lie in the buffers, and the PE's can be reached by copies.
         unsafe { iget(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
-        Ok(())
+        self.conclude(mode, lent)
     }
 
     /// Writes one element of a PE's memory. The value is there as with [`put`](Context::put).
@@ -504,6 +517,24 @@ impl Context {
     #[inline]
     pub(super) fn host_stream(&self) -> &Arc<CudaStream> {
         &self.device.host_stream
+    }
+
+    #[inline]
+    pub(super) fn stream_of<'s>(&'s self, mode: Mode<'s>) -> &'s Arc<CudaStream> {
+        match mode {
+            Mode::OnStream(stream) | Mode::Nbi(stream) => stream,
+            Mode::Blocking => self.host_stream(),
+        }
+    }
+
+    /// What comes after it was enqueued.
+    #[inline]
+    pub(super) fn conclude(&self, mode: Mode<'_>, lent: Lent<'_>) -> Result<()> {
+        if let Mode::Blocking = mode {
+            self.sync(self.host_stream())?;
+            lent.give_back();
+        }
+        Ok(())
     }
 
     /// The PE and the length in bytes; the device is current afterwards.

@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::device::raw;
 use super::memory::{Local, Shared, Symmetric, check_index};
+use super::one_sided::Mode;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::lane::OnStream;
@@ -106,21 +107,8 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        let put = self
-            .library
-            .need(self.library.nvshmemx_putmem_signal_on_stream, "nvshmemx_putmem_signal_on_stream")?;
-        let (number, bytes) = self.check_put("put_signal_on_stream", dest, source, pe)?;
-        if bytes == 0 {
-            return self.signal_op_on_stream(signal, value, op, pe, stream);
-        }
-        self.device.check(stream)?;
-        let lane = OnStream::new(stream);
-        let lent = source.lend(&lane)?;
-        let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
-        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent until the
-        // operation is enqueued, on a stream of the device, which is current.
-        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, raw(stream)) };
-        Ok(())
+        let name = "put_signal_on_stream";
+        self.put_signal_as(name, dest, source, (signal, value, op), pe, Mode::OnStream(stream))
     }
 
     /// As [`put_signal_on_stream`](Context::put_signal_on_stream), and complete on this PE only after
@@ -141,19 +129,8 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        let name = "nvshmemx_putmem_signal_nbi_on_stream";
-        let put = self.library.need(self.library.nvshmemx_putmem_signal_nbi_on_stream, name)?;
-        let (number, bytes) = self.check_put("put_signal_nbi_on_stream", dest, source, pe)?;
-        if bytes == 0 {
-            return self.signal_op_on_stream(signal, value, op, pe, stream);
-        }
-        self.device.check(stream)?;
-        let lane = OnStream::new(stream);
-        let lent = source.lend(&lane)?;
-        let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
-        // SAFETY: as above; memory of the library's is freed only after a barrier, registered memory after a quiet.
-        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, raw(stream)) };
-        Ok(())
+        let name = "put_signal_nbi_on_stream";
+        self.put_signal_as(name, dest, source, (signal, value, op), pe, Mode::Nbi(stream))
     }
 
     /// Puts and signals, and waits until that is done on this PE. As [`put`](Context::put) in what it is ordered behind.
@@ -171,8 +148,45 @@ impl Context {
         S: Local + ?Sized,
         D: Shared<Elem = S::Elem> + ?Sized,
     {
-        self.put_signal_on_stream(dest, source, signal, value, op, pe, self.host_stream())?;
-        self.sync(self.host_stream())
+        self.put_signal_as("put_signal", dest, source, (signal, value, op), pe, Mode::Blocking)
+    }
+
+    fn put_signal_as<S, D>(
+        &self,
+        operation: &'static str,
+        dest: &D,
+        source: &S,
+        (signal, value, op): (&Signal<'_>, u64, SignalOp),
+        pe: usize,
+        mode: Mode<'_>,
+    ) -> Result<()>
+    where
+        S: Local + ?Sized,
+        D: Shared<Elem = S::Elem> + ?Sized,
+    {
+        let library = self.library;
+        let (put, name) = match mode {
+            Mode::Nbi(_) => {
+                (library.nvshmemx_putmem_signal_nbi_on_stream, "nvshmemx_putmem_signal_nbi_on_stream")
+            }
+            _ => (library.nvshmemx_putmem_signal_on_stream, "nvshmemx_putmem_signal_on_stream"),
+        };
+        let put = library.need(put, name)?;
+        let (number, bytes) = self.check_put(operation, dest, source, pe)?;
+        let stream = self.stream_of(mode);
+        if bytes == 0 {
+            self.signal_op_on_stream(signal, value, op, pe, stream)?;
+            return if let Mode::Blocking = mode { self.sync(stream) } else { Ok(()) };
+        }
+        self.device.check(stream)?;
+        let lane = OnStream::new(stream);
+        let lent = source.lend(&lane)?;
+        let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
+        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent until the
+        // operation is enqueued, on a stream of the device, which is current; (nbi) memory of the library's is freed only after a
+        // barrier, registered memory after a quiet.
+        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, raw(stream)) };
+        self.conclude(mode, lent)
     }
 
     /// Changes a PE's signal, behind the work on a stream; no order with puts before it, unless a
