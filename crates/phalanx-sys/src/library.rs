@@ -274,13 +274,13 @@ pub(crate) fn python_packages() -> Vec<(PathBuf, String)> {
             roots.push((PathBuf::from(root).join("lib"), variable.to_owned()));
         }
     }
-    // The environment whose interpreter comes first in the path is active too, announced or not.
+    // An environment whose interpreter is in the path is active too, announced or not, also behind another: Open MPI's mpirun puts
+    // its own folder first.
     for folder in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
         if folder.join("python3").exists()
             && let Some(root) = folder.parent()
         {
-            roots.push((root.join("lib"), "the python3 in PATH".to_owned()));
-            break;
+            roots.push((root.join("lib"), "a python3 in PATH".to_owned()));
         }
     }
     if let Some(home) = std::env::var_os("HOME") {

@@ -19,7 +19,7 @@ const FILE: &str = "libphalanx_emulated.so";
 /// libraries stay one, and share their state, when several are loaded.
 type Names = &'static [&'static str];
 
-/// NCCL, CUDA's driver and NVSHMEM.
+/// NCCL, CUDA's driver, NVSHMEM and its plugin for PMI, whose work it does itself.
 const NVIDIA: Names = &[
     "libnccl.so.2",
     "libnccl.so",
@@ -27,6 +27,7 @@ const NVIDIA: Names = &[
     "libcuda.so",
     "libnvshmem_host.so.3",
     "libnvshmem_host.so",
+    "nvshmem_bootstrap_pmi.so.3",
 ];
 
 /// RCCL and HIP.

@@ -177,11 +177,13 @@ fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int 
         violation(function, "the library is initialised, or failed to be, already");
     }
     let Ok(context) = current() else { violation(function, "no device is current") };
-    let Some(attr) = attr.as_in().get() else { return INVALID_VALUE };
     let found = match flags {
         _ if is_kept => by_environment(),
         BY_ENVIRONMENT => by_environment(),
-        BY_UNIQUE_ID => by_unique_id(function, attr),
+        BY_UNIQUE_ID => {
+            let Some(attr) = attr.as_in().get() else { return INVALID_VALUE };
+            by_unique_id(function, attr)
+        }
         _ => violation(function, format!("the flags {flags} are none")),
     };
     let Some((world, rank, ranks)) = found else { return INTERNAL };

@@ -8,8 +8,10 @@
 
 mod api;
 pub mod kernels;
+mod plugin;
 
 pub use api::{Api, FUNCTIONS, Function, OLDEST, REDUCE_OPS, REDUCE_TYPES, Reduce};
+pub use plugin::{PLUGINS, Plugin};
 
 use crate::{Place, Search};
 use std::ffi::{c_int, c_void};

@@ -32,6 +32,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("failures/missing_function", missing_function),
     Scenario::rank("memory/mapped", memory::mapped),
     Scenario::rank("lifecycle/environment", lifecycle::environment),
+    Scenario::rank("lifecycle/no_plugin", lifecycle::no_plugin),
     Scenario::process("lifecycle/global_exit", lifecycle::global_exit),
     Scenario::rank("lifecycle/sharing", lifecycle::sharing),
 ];
@@ -90,6 +91,10 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("failures/missing_function", missing),
         Trial::test("failures/too_old", too_old),
         Trial::test("lifecycle/environment", || told("lifecycle/environment", &[])),
+        Trial::test("lifecycle/no_plugin", || {
+            let launch = launch("lifecycle/no_plugin", 2).env("NVSHMEM_BOOTSTRAP_PMI", "pmix");
+            launch.reports().map(drop).map_err(Failed::from)
+        }),
         Trial::test("lifecycle/global_exit", ends_globally),
         Trial::test("failures/left_behind", || told("lifecycle/one_at_a_time", &[("EXIT", "crash")])),
     ];

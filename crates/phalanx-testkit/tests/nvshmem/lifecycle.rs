@@ -127,6 +127,16 @@ pub fn environment(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
+/// A plugin that is not there: an error before the library is entered, so that a context can still be had.
+pub fn no_plugin(comm: Comm, _: &[String]) -> Outcome {
+    let words = ["plugin for PMIx", "nvshmem_bootstrap_pmix.so.3", "NVSHMEM_BOOTSTRAP_PMIX_PLUGIN"];
+    let error = refused("no plugin", Context::init_from_environment(), &words)?;
+    assert!(matches!(error, Error::LibraryNotFound(_)), "{error}");
+    let context = context(&comm)?;
+    must("finalize", context.finalize())?;
+    Ok(error.to_string())
+}
+
 /// The process manager, as far as there is one, is told of the end, and this process ends.
 pub fn global_exit(_: &[String]) -> Outcome {
     let context = must("init_from_environment", Context::init_from_environment())?;

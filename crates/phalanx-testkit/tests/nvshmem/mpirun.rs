@@ -4,6 +4,7 @@ use crate::world::{are_emulated, barrier, context, done, expect, gpu_of, must, r
 use libtest_mimic::{Failed, Trial};
 use phalanx::nvshmem::Context;
 use phalanx_sys::mpi::Mpi;
+use phalanx_sys::nvshmem::PLUGINS;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::scenario::Outcome;
@@ -34,6 +35,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             Ok(_) if are_emulated() && name == "open_mpi" => {
                 Err("the emulated library speaks PMI-1, and Open MPI's mpirun PMIx".into())
             }
+            // What the library has for it fits some releases of PMIx only.
+            Ok(_) if name == "open_mpi" => pmix().and(found.clone()),
             found => found.clone(),
         };
         let by_environment = trial(format!("mpirun/{name}/by_environment"), gpus, mpi, move |mpi| {
@@ -43,6 +46,13 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         without_port.into_iter().chain([by_environment])
     };
     Installation::all().into_iter().flat_map(of_each).collect()
+}
+
+/// Whether the library's plugin for PMIx loads on this machine.
+fn pmix() -> Result<(), String> {
+    let library = phalanx::nvshmem::path().map_err(|error| error.to_string())?;
+    let plugin = PLUGINS.iter().find(|plugin| plugin.pmi.contains(&"PMIX")).ok_or("no plugin for PMIx")?;
+    plugin.load(library).map_err(|error| error.to_string())
 }
 
 /// A job that succeeds; ignored, for a reason, where it cannot be started.

@@ -14,7 +14,7 @@ use crate::sync::lock;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nvshmem::{
-    OLDEST, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, version_text,
+    OLDEST, Plugin, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, version_text,
 };
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -307,6 +307,9 @@ impl Ready {
         let library = self.library;
         // What is needed afterwards is there before the library is entered.
         library.need(library.nvshmemx_hostlib_finalize, "nvshmemx_hostlib_finalize")?;
+        if let (None, Some(plugin)) = (&place, Plugin::of_environment()) {
+            plugin.load(library.path())?;
+        }
         self.claim.entered = true;
         let look = |since| control.as_ref().map_or(Ok(()), |control| control.look(since));
         let call = initialization(library, self.device.context.clone(), place)?;
@@ -383,9 +386,11 @@ fn initialization(
                 return Ok(Begun { code, function: set_name, status: 0, pe: 0, pes: 0 });
             }
         }
+        // The environment says everything by itself, and one of its ways wants no attributes.
+        let attr = if place.is_some() { &raw mut *attr } else { std::ptr::null_mut() };
         // SAFETY: the layout and its version words are those of version 1, which all libraries of version 3 accept; the
         // device is current; nothing else is inside the library.
-        let code = unsafe { init(flags, &raw mut *attr) };
+        let code = unsafe { init(flags, attr) };
         // SAFETY: needs no initialisation.
         let status = unsafe { status() };
         let (mut pe, mut pes) = (0, 0);
@@ -507,7 +512,8 @@ impl Context {
     /// ends, for every later context. As for [`init_with_id`](Context::init_with_id) in all else.
     ///
     /// # Errors
-    /// As for [`init`](Context::init).
+    /// As for [`init`](Context::init); [`Error::LibraryNotFound`], too, if the library's plugin for that way cannot be loaded (those for
+    /// PMIx in NVIDIA's wheels fit some releases of PMIx only).
     pub fn init_from_environment() -> Result<Context> {
         Context::builder().init_from_environment()
     }
