@@ -141,6 +141,7 @@ functions! {
         hipFreeAsync(start: *mut c_void, stream: hipStream_t) -> hipError_t;
         hipGetDevicePropertiesR0600(properties: *mut c_void, device: c_int) -> hipError_t;
         hipGetDeviceProperties(properties: *mut c_void, device: c_int) -> hipError_t;
+        hipDeviceGetPCIBusId(id: *mut c_char, bytes: c_int, device: c_int) -> hipError_t;
     }
 }
 
@@ -234,6 +235,19 @@ impl Api {
             architecture: text(offsets.architecture),
             memory: u64::from_ne_bytes(memory) as usize,
         })
+    }
+
+    /// Where a device is on the host's buses, as RCCL tells devices apart (`hipDeviceGetPCIBusId`).
+    pub fn bus_id(&self, device: usize) -> Result<String, hipError_t> {
+        let get = self.hipDeviceGetPCIBusId.ok_or(hipError_t::NotSupported)?;
+        let mut id = [0u8; 64];
+        // SAFETY: room for so many bytes, of which the last stays NUL.
+        match unsafe { get(id.as_mut_ptr().cast(), id.len() as c_int - 1, device as c_int) } {
+            hipError_t::Success => {}
+            error => return Err(error),
+        }
+        let text = CStr::from_bytes_until_nul(&id).expect("the last byte is NUL");
+        Ok(text.to_string_lossy().into_owned())
     }
 
     /// An answer in words: its name and HIP's text.

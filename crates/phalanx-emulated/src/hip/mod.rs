@@ -69,6 +69,11 @@ exported! {
         Ok(())
     }
 
+    fn hipDeviceGetPCIBusId(id: Out<c_char>, len: c_int, device: c_int) {
+        enter()?;
+        answered(device::cuDeviceGetPCIBusId(id, len, device))
+    }
+
     fn hipGetDevice(device: Out<c_int>) {
         enter()?;
         device.set(runtime_device() as c_int);

@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 pub const BACKEND: BackendKind = BackendKind::Nccl;
 
+/// What hides GPUs from a process, and numbers the others anew.
+pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
 pub type Slice<T> = CudaSlice<T>;
 
 /// The stream that buffers are made on.

@@ -1,6 +1,7 @@
 //! Which GPU a rank gets: launchers show each process all GPUs, in whatever order, or one.
 
-use crate::world::{DEADLINE, done, download, expect, launch, must, stream, upload, value, values};
+use crate::flavour::{BACKEND, VISIBLE, version};
+use crate::world::{DEADLINE, done, download, expect, launch, must, upload, value, values};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{BackendKind, Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
@@ -32,11 +33,11 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 /// Two ranks of this host that see these GPUs.
 fn seeing(scenario: &str, visible: [&str; 2], arg: &str) -> Launch {
     let scenario = SCENARIOS.iter().find(|other| other.name == scenario).expect("it is above");
-    let show = |launch: Launch, rank| launch.env_of(rank, "CUDA_VISIBLE_DEVICES", Some(visible[rank]));
+    let show = |launch: Launch, rank| launch.env_of(rank, VISIBLE, Some(visible[rank]));
     (0..2).fold(launch(*scenario, 2, arg).env("NCCL_MULTI_RANK_GPU_ENABLE", "0"), show)
 }
 
-/// Nobody names a backend: it is NCCL, since each rank can have a GPU.
+/// Nobody names a backend: it is this one, since each rank can have a GPU.
 fn chosen_among(visible: [&str; 2], numbers: &str) -> Result<(), Failed> {
     let launch = seeing("placed", visible, numbers);
     let launch = (0..2).fold(launch, |launch, rank| launch.env_of(rank, "PHALANX_BACKEND", None));
@@ -47,13 +48,12 @@ fn chosen_among(visible: [&str; 2], numbers: &str) -> Result<(), Failed> {
 fn placed(comm: Comm, args: &[String]) -> Outcome {
     let numbers: Vec<usize> = args[0].split(' ').filter_map(|number| number.parse().ok()).collect();
     let number = numbers[comm.rank() % numbers.len()];
-    assert_eq!((comm.backend(), comm.gpu()), (BackendKind::Nccl, Some(number)));
+    assert_eq!((comm.backend(), comm.gpu()), (BACKEND, Some(number)));
     let ranks = comm.world_size();
     let mut buffer = upload(&comm, &values::<f32>(comm.rank(), 1000))?;
     must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
     let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
     expect("all_reduce", &download(&comm, &buffer)?, sum)?;
-    assert_eq!(stream(&comm).context().ordinal(), number);
     must("finalize", comm.finalize())?;
     done()
 }
@@ -91,18 +91,19 @@ fn told_the_same() -> Result<(), Failed> {
     Ok(launch.reports().map(drop)?)
 }
 
-/// Where NCCL can, processes share a GPU if it is told to let them; else they are told what is missing.
+/// Where the library can, processes share a GPU if it is told to let them; else they are told what is missing.
 fn shared() -> Result<(), Failed> {
-    let version = phalanx::nccl::version()?;
+    let version = version()?;
     let parts: Vec<u32> = version.split('.').filter_map(|part| part.parse().ok()).collect();
-    let scenario = if parts >= vec![2, 30] { "placed" } else { "not_placed" };
+    let can = BACKEND == BackendKind::Nccl && parts >= vec![2, 30];
+    let scenario = if can { "placed" } else { "not_placed" };
     let arg = if scenario == "placed" { "0" } else { "may use 1 (0)" };
     let launch = seeing(scenario, ["0", "0"], arg);
     Ok(launch.env("NCCL_MULTI_RANK_GPU_ENABLE", "1").env("NCCL_MAX_CTAS", "4").reports().map(drop)?)
 }
 
 fn threads_that_share() -> Result<(), Failed> {
-    let builder = Comm::builder().backend(BackendKind::Nccl).timeout(DEADLINE / 2).gpu(0);
+    let builder = Comm::builder().backend(BACKEND).timeout(DEADLINE / 2).gpu(0);
     let error = builder.run(2, |_| ()).expect_err("two threads on one GPU").to_string();
     assert!(error.contains("GPU of its own"), "{error}");
     Ok(())

@@ -11,6 +11,9 @@ pub const BACKEND: BackendKind = BackendKind::Rccl;
 /// The newest version of RCCL that was looked at.
 pub const NEWEST: &str = "2.30.4";
 
+/// What hides GPUs from a process, and numbers the others anew.
+pub const VISIBLE: &str = "HIP_VISIBLE_DEVICES";
+
 pub type Slice<T> = hip::Slice<T>;
 
 /// Every element of a slice is.

@@ -14,6 +14,8 @@ mod memory;
 #[path = "../gpu/messages.rs"]
 mod messages;
 mod own;
+#[path = "../gpu/placing.rs"]
+mod placing;
 mod real;
 mod refused;
 mod versions;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         watchdog::SCENARIOS,
         memory::SCENARIOS,
         own::SCENARIOS,
+        placing::SCENARIOS,
         versions::SCENARIOS,
         refused::SCENARIOS,
     ];
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         watchdog::trials,
         memory::trials,
         own::trials,
+        placing::trials,
     ];
     let mut trials: Vec<_> = modules.into_iter().flat_map(|trials| trials(gpus)).collect();
     trials.extend(versions::trials());

@@ -107,9 +107,12 @@ pub(super) fn agree(
     // Some have GPUs, or all were told to use them: going on without would be a surprise.
     let has_any =
         |index: &usize| all.iter().any(|one| one.gpus[*index].as_ref().is_ok_and(|gpus| !gpus.is_empty()));
-    let (is_told, insist) = (wanted.is_some(), all.iter().any(|one| one.insists));
-    let would_surprise = |index: &usize| insist || (topology.num_hosts() > 1 && has_any(index));
-    let meant = candidates.clone().find(|index| is_told || would_surprise(index));
+    let with_some = candidates.clone().find(has_any);
+    let meant = if wanted.is_some() || all.iter().any(|one| one.insists) {
+        with_some.or_else(|| candidates.clone().next())
+    } else {
+        with_some.filter(|_| topology.num_hosts() > 1)
+    };
     match meant {
         None => {
             let others = [BackendKind::Nvshmem, BackendKind::Host, BackendKind::Mpi];

@@ -10,7 +10,7 @@ use crate::error::{Error, UnsupportedError};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
-/// A GPU, however processes number it: its UUID.
+/// A GPU, however processes number it: its UUID, or (AMD's) its place on the host's buses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct GpuId(pub [u8; 16]);
 

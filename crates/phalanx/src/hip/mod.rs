@@ -30,6 +30,7 @@ mod stream;
 pub use slice::{Slice, Use, View, ViewMut};
 pub use stream::{HipSource, HipTarget, Stream};
 
+use crate::bootstrap::GpuId;
 use crate::error::{Error, LibraryError, Result, UnsupportedError};
 use phalanx_sys::hip::{Api, hipError_t};
 use std::ffi::c_int;
@@ -67,6 +68,16 @@ pub fn version() -> Result<String> {
 pub fn device_count() -> Result<usize> {
     let api = api()?;
     api.device_count().map_err(|error| failed(api, "hipGetDeviceCount", error).into())
+}
+
+/// What a GPU is, whatever number HIP gives it in this process: its place on the host's buses, by which RCCL tells GPUs apart, too.
+pub(crate) fn gpu_id(number: usize) -> Result<GpuId> {
+    let api = api()?;
+    let place = api.bus_id(number).map_err(|error| failed(api, "hipDeviceGetPCIBusId", error))?;
+    // `0000:c1:00.0`; a longer one differs at its end.
+    let mut id = [0; 16];
+    place.to_lowercase().bytes().rev().zip(&mut id).for_each(|(from, to)| *to = from);
+    Ok(GpuId(id))
 }
 
 /// A GPU, as HIP numbers those that this process sees.

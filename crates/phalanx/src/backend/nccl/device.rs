@@ -29,14 +29,11 @@ pub(crate) fn count(flavour: Flavour) -> Result<usize> {
     }
 }
 
-/// What the GPUs are that this process sees. Those of AMD are told apart by their numbers, as if all processes saw the same.
+/// What the GPUs are that this process sees.
 pub(crate) fn ids(flavour: Flavour) -> Result<Vec<GpuId>> {
     match flavour {
         Flavour::Nccl => crate::driver::gpu_ids(),
-        Flavour::Rccl => {
-            let by_number = |number| GpuId((number as u128).to_le_bytes());
-            Ok((0..crate::hip::device_count()?).map(by_number).collect())
-        }
+        Flavour::Rccl => (0..crate::hip::device_count()?).map(crate::hip::gpu_id).collect(),
     }
 }
 
