@@ -268,18 +268,18 @@ fn in_packages(packages: &Path, wheel: &str) -> Vec<PathBuf> {
 
 /// Folders in which Python keeps packages, with the reason why each was looked at.
 pub(crate) fn python_packages() -> Vec<(PathBuf, String)> {
+    /// What has the system's own packages, which come last.
+    const SYSTEM: [&str; 3] = ["/", "/usr", "/usr/local"];
     let mut roots: Vec<(PathBuf, String)> = Vec::new();
     for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         if let Some(root) = std::env::var_os(variable).filter(|root| !root.is_empty()) {
             roots.push((PathBuf::from(root).join("lib"), variable.to_owned()));
         }
     }
-    // An environment whose interpreter is in the path is active too, announced or not, also behind another: Open MPI's mpirun puts
-    // its own folder first.
+    // An environment whose interpreter is in the path is active too, announced or not. (Open MPI's mpirun puts the system's before it.)
     for folder in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
-        if folder.join("python3").exists()
-            && let Some(root) = folder.parent()
-        {
+        let root = folder.parent().filter(|_| folder.join("python3").exists());
+        if let Some(root) = root.filter(|root| !SYSTEM.iter().any(|system| *root == Path::new(system))) {
             roots.push((root.join("lib"), "a python3 in PATH".to_owned()));
         }
     }

@@ -19,7 +19,7 @@ const FILE: &str = "libphalanx_emulated.so";
 /// libraries stay one, and share their state, when several are loaded.
 type Names = &'static [&'static str];
 
-/// NCCL, CUDA's driver, NVSHMEM and its plugin for PMI, whose work it does itself.
+/// NCCL, CUDA's driver, NVSHMEM and those of its plugins whose work it does itself.
 const NVIDIA: Names = &[
     "libnccl.so.2",
     "libnccl.so",
@@ -28,6 +28,7 @@ const NVIDIA: Names = &[
     "libnvshmem_host.so.3",
     "libnvshmem_host.so",
     "nvshmem_bootstrap_pmi.so.3",
+    "nvshmem_bootstrap_uid.so.3",
 ];
 
 /// RCCL and HIP.

@@ -145,8 +145,10 @@ impl Installation {
             return Err(format!("{} has no Intel MPI", prefix.display()));
         }
         // Its own libraries first, then those of the test, as the emulated ones.
-        let folders = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        let folders = format!("{}:{folders}", prefix.join("lib").display());
+        let mut folders = prefix.join("lib").display().to_string();
+        if let Ok(others) = std::env::var("LD_LIBRARY_PATH") {
+            folders = format!("{folders}:{others}");
+        }
         Ok(Installation {
             name: "intel_mpi",
             mpirun,

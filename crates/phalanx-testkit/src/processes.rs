@@ -313,9 +313,7 @@ pub fn is_launcher_variable(name: &str) -> bool {
     const PREFIXES: [&str; 7] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "PALS_", "SLURM_", "TORCHELASTIC_"];
     const NAMES: [&str; 6] =
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
-    // Where a library is belongs to the machine.
-    let is_place = name.starts_with("PHALANX_") && name.ends_with("_LIB");
-    !is_place && (PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name))
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || NAMES.contains(&name)
 }
 
 /// The processes that were started with this variable and are still there half a second from now, or later.

@@ -109,6 +109,16 @@ impl Error {
         Error::System(Box::new(SystemError { call, source: source.into(), remedy: remedy.into() }))
     }
 
+    /// For what a process has from the one that fork made it of.
+    #[cold]
+    pub(crate) fn forked() -> Error {
+        Error::from(UnsupportedError {
+            what: "a communicator of the process before fork".into(),
+            why: "the rank is the process that made it, and this is a copy".into(),
+            remedy: "make communicators after fork, or start the process with exec".into(),
+        })
+    }
+
     pub(crate) fn bootstrap(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
         Error::Bootstrap(Box::new(BootstrapError {
             problem: problem.into(),

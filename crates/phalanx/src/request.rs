@@ -47,6 +47,8 @@ impl<B> Request<B> {
     /// view, that it was started with. On an error the buffers are dropped.
     pub fn wait(mut self) -> Result<B> {
         let result = match std::mem::replace(&mut self.work, Work::Over) {
+            // Nobody carries it out in this process, and a lock may be held half-way.
+            _ if self.requests.fork.is_copy() => Err(Error::forked()),
             Work::Collective(outcome) => {
                 self.requests.finish(&outcome);
                 outcome.take()
@@ -66,6 +68,7 @@ impl<B> Request<B> {
     /// Whether [`wait`](Request::wait) would answer at once.
     pub fn is_done(&mut self) -> bool {
         match &self.work {
+            _ if self.requests.fork.is_copy() => true,
             Work::Collective(outcome) => {
                 self.requests.moving.settle(&*self.requests.backend);
                 outcome.is_there()

@@ -8,10 +8,10 @@
 
 mod api;
 pub mod kernels;
-mod plugin;
+pub mod plugin;
 
 pub use api::{Api, FUNCTIONS, Function, OLDEST, REDUCE_OPS, REDUCE_TYPES, Reduce};
-pub use plugin::{PLUGINS, Plugin};
+pub use plugin::Plugin;
 
 use crate::{Place, Search};
 use std::ffi::{c_int, c_void};

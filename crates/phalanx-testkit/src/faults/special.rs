@@ -144,13 +144,18 @@ mod linux {
         comm.send(&[7u8], next).map_err(text)?;
         request.wait().map_err(text)?;
         let buffer = comm.alloc::<u32>(100_000).map_err(text)?;
+        if comm.rank() > 0 {
+            comm.recv(&mut [0u8], 0).map_err(text)?;
+        }
+        let started = comm.start_all_reduce(vec![1u8], ReduceOp::Sum).map_err(text)?;
         if comm.rank() == 0 {
-            // SAFETY: the child makes a few calls of the library, whose locks nobody holds while this rank is
-            // here, and ends.
+            // SAFETY: the child makes a few calls of the library, which take no lock in a copy that another thread may hold,
+            // and ends.
             match unsafe { libc::fork() } {
                 -1 => return Err(std::io::Error::last_os_error().to_string()),
                 0 => {
-                    let refused = matches!(comm.barrier(), Err(Error::Unsupported(_)))
+                    let refused = matches!(started.wait(), Err(Error::Unsupported(_)))
+                        && matches!(comm.barrier(), Err(Error::Unsupported(_)))
                         && matches!(comm.send(&[1], 1), Err(Error::Unsupported(_)))
                         && comm.shrink().is_err();
                     // The copies of the communicator and its memory go, as at the end of a program.
@@ -169,6 +174,14 @@ mod linux {
                     }
                 }
             }
+            // The others come to the collective only now.
+            for rank in 1..comm.world_size() {
+                comm.send(&[1u8], rank).map_err(text)?;
+            }
+        }
+        let sum = started.wait().map_err(text)?;
+        if sum != [comm.world_size() as u8] {
+            return Err(format!("{sum:?} of a collective that was under way"));
         }
         let mut buffer = buffer;
         for _ in 0..3 {

@@ -1,9 +1,9 @@
 //! Which GPU a rank gets: launchers show each process all GPUs, in whatever order, or one.
 
 use crate::flavour::{BACKEND, VISIBLE, version};
-use crate::world::{DEADLINE, done, download, expect, launch, must, upload, value, values};
+use crate::world::{DEADLINE, done, download, expect, launch, must, stream, upload, value, values};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{BackendKind, Comm, Error, ReduceOp};
+use phalanx::{BackendKind, Comm, Error, GpuStream, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::Outcome;
@@ -49,6 +49,7 @@ fn placed(comm: Comm, args: &[String]) -> Outcome {
     let numbers: Vec<usize> = args[0].split(' ').filter_map(|number| number.parse().ok()).collect();
     let number = numbers[comm.rank() % numbers.len()];
     assert_eq!((comm.backend(), comm.gpu()), (BACKEND, Some(number)));
+    assert_eq!(GpuStream::from(stream(&comm)).gpu(), number);
     let ranks = comm.world_size();
     let mut buffer = upload(&comm, &values::<f32>(comm.rank(), 1000))?;
     must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;

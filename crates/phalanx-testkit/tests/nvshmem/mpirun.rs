@@ -4,7 +4,7 @@ use crate::world::{are_emulated, barrier, context, done, expect, gpu_of, must, r
 use libtest_mimic::{Failed, Trial};
 use phalanx::nvshmem::Context;
 use phalanx_sys::mpi::Mpi;
-use phalanx_sys::nvshmem::PLUGINS;
+use phalanx_sys::nvshmem::plugin;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::scenario::Outcome;
@@ -51,8 +51,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 /// Whether the library's plugin for PMIx loads on this machine.
 fn pmix() -> Result<(), String> {
     let library = phalanx::nvshmem::path().map_err(|error| error.to_string())?;
-    let plugin = PLUGINS.iter().find(|plugin| plugin.pmi.contains(&"PMIX")).ok_or("no plugin for PMIx")?;
-    plugin.load(library).map_err(|error| error.to_string())
+    plugin::PMIX.load(library).map_err(|error| error.to_string())
 }
 
 /// A job that succeeds; ignored, for a reason, where it cannot be started.

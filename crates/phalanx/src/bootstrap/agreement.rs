@@ -18,8 +18,8 @@ pub(super) struct Introduction {
     wanted: Option<String>,
     /// The GPUs that it could use with each of [`ON_GPUS`], or why none.
     gpus: [Told; ON_GPUS.len()],
-    /// Whether it was told which GPU to use, on a machine that has some.
-    insists: bool,
+    /// Whether it was told which GPU to use, where there are some for each of [`ON_GPUS`].
+    insists: [bool; ON_GPUS.len()],
 }
 
 impl Introduction {
@@ -38,10 +38,9 @@ impl Introduction {
                 Err("they were not asked for".to_owned())
             }
         };
-        let has_some = |backend: &BackendKind| {
-            may_use(*backend) && gpus(*backend, None).is_ok_and(|gpus| !gpus.is_empty())
-        };
-        let insists = gpu.is_some() && ON_GPUS.iter().any(has_some);
+        let has_some =
+            |backend: BackendKind| may_use(backend) && gpus(backend, None).is_ok_and(|gpus| !gpus.is_empty());
+        let insists = ON_GPUS.map(|backend| gpu.is_some() && has_some(backend));
         let wanted = wanted.map(|backend| backend.name().to_owned());
         Introduction { identity: Identity::own(), wanted, gpus: ON_GPUS.map(look), insists }
     }
@@ -107,12 +106,9 @@ pub(super) fn agree(
     // Some have GPUs, or all were told to use them: going on without would be a surprise.
     let has_any =
         |index: &usize| all.iter().any(|one| one.gpus[*index].as_ref().is_ok_and(|gpus| !gpus.is_empty()));
-    let with_some = candidates.clone().find(has_any);
-    let meant = if wanted.is_some() || all.iter().any(|one| one.insists) {
-        with_some.or_else(|| candidates.clone().next())
-    } else {
-        with_some.filter(|_| topology.num_hosts() > 1)
-    };
+    let insist = |index: &usize| all.iter().any(|one| one.insists[*index]);
+    let would_surprise = |index: &usize| insist(index) || (topology.num_hosts() > 1 && has_any(index));
+    let meant = candidates.clone().find(|index| wanted.is_some() || would_surprise(index));
     match meant {
         None => {
             let others = [BackendKind::Nvshmem, BackendKind::Host, BackendKind::Mpi];
@@ -145,7 +141,7 @@ mod tests {
             identity: Identity::new(host, Some(place)),
             wanted: wanted.map(|backend| backend.name().to_owned()),
             gpus: [seen(gpus), Err("no HIP".into())],
-            insists: false,
+            insists: [false; 2],
         }
     }
 
@@ -192,13 +188,21 @@ mod tests {
 
     #[test]
     fn who_names_a_gpu_does_not_do_without() {
-        let gpu = |gpus| Introduction { insists: true, ..rank("alpha", None, gpus) };
+        let gpu = |gpus| Introduction { insists: [true, false], ..rank("alpha", None, gpus) };
         let error = agreed(&[gpu(Ok(1)), gpu(Ok(1))]).unwrap_err().to_string();
         assert!(error.contains("rank 1 on alpha has no GPU of its own"), "{error}");
         let error =
             agreed(&[rank("alpha", None, Ok(2)), gpu(Err("there is no GPU 99"))]).unwrap_err().to_string();
         assert!(error.contains("there is no GPU 99"), "{error}");
         assert_eq!(agreed(&[gpu(Ok(2)), gpu(Ok(2))]).unwrap().1, BackendKind::Nccl);
+        // Of AMD's, where there is nothing of NVIDIA's.
+        let amd = Introduction {
+            insists: [false, true],
+            gpus: [Err("no driver".into()), Err("there is no GPU 99".into())],
+            ..rank("alpha", None, Err(""))
+        };
+        let error = agreed(&[amd]).unwrap_err().to_string();
+        assert!(error.contains("rccl") && error.contains("there is no GPU 99"), "{error}");
     }
 
     #[test]

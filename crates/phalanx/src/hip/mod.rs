@@ -70,14 +70,21 @@ pub fn device_count() -> Result<usize> {
     api.device_count().map_err(|error| failed(api, "hipGetDeviceCount", error).into())
 }
 
-/// What a GPU is, whatever number HIP gives it in this process: its place on the host's buses, by which RCCL tells GPUs apart, too.
-pub(crate) fn gpu_id(number: usize) -> Result<GpuId> {
+/// What the GPUs of this process are, whatever numbers HIP gives them in it: their places on the host's buses, by which RCCL tells
+/// them apart, too.
+pub(crate) fn gpu_ids() -> Result<Vec<GpuId>> {
     let api = api()?;
-    let place = api.bus_id(number).map_err(|error| failed(api, "hipDeviceGetPCIBusId", error))?;
-    // `0000:c1:00.0`; a longer one differs at its end.
-    let mut id = [0; 16];
-    place.to_lowercase().bytes().rev().zip(&mut id).for_each(|(from, to)| *to = from);
-    Ok(GpuId(id))
+    let mut ids = Vec::new();
+    for number in 0..device_count()? {
+        let place = api.bus_id(number).map_err(|error| failed(api, "hipDeviceGetPCIBusId", error))?;
+        // `0000:c1:00.0`; a longer one differs at its end.
+        let mut id = [0; 16];
+        place.to_lowercase().bytes().rev().zip(&mut id[1..]).for_each(|(from, to)| *to = from);
+        // Before it said which, HIP had one place for all parts of a partitioned GPU.
+        id[0] = ids.iter().filter(|GpuId(other)| other[1..] == id[1..]).count() as u8;
+        ids.push(GpuId(id));
+    }
+    Ok(ids)
 }
 
 /// A GPU, as HIP numbers those that this process sees.

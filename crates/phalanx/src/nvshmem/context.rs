@@ -14,7 +14,7 @@ use crate::sync::lock;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nvshmem::{
-    OLDEST, Plugin, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, version_text,
+    OLDEST, Plugin, init_flags, init_status, nvshmemx_init_attr_t, nvshmemx_uniqueid_t, plugin, version_text,
 };
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -53,6 +53,7 @@ impl UniqueId {
         let library = library::load()?;
         let name = "nvshmemx_get_uniqueid";
         let get = library.need(library.nvshmemx_get_uniqueid, name)?;
+        plugin::UID.load(library.path())?;
         let mut id = nvshmemx_uniqueid_t::new();
         // SAFETY: a valid out-pointer whose version word is set; the function needs no initialisation.
         library.check(name, unsafe { get(&raw mut id) })?;
@@ -307,9 +308,8 @@ impl Ready {
         let library = self.library;
         // What is needed afterwards is there before the library is entered.
         library.need(library.nvshmemx_hostlib_finalize, "nvshmemx_hostlib_finalize")?;
-        if let (None, Some(plugin)) = (&place, Plugin::of_environment()) {
-            plugin.load(library.path())?;
-        }
+        let plugin = if place.is_some() { Some(&plugin::UID) } else { Plugin::of_environment() };
+        plugin.map_or(Ok(()), |plugin| plugin.load(library.path()))?;
         self.claim.entered = true;
         let look = |since| control.as_ref().map_or(Ok(()), |control| control.look(since));
         let call = initialization(library, self.device.context.clone(), place)?;

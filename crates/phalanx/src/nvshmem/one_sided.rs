@@ -115,7 +115,7 @@ impl Context {
         }?;
         let (pe, bytes) = self.check_put(operation, dest, source, pe)?;
         if bytes == 0 {
-            return Ok(());
+            return self.conclude(mode, None);
         }
         let stream = self.stream_of(mode);
         let lane = OnStream::new(stream);
@@ -124,7 +124,7 @@ impl Context {
         // writes to it; the stream is one of the device, as lending has checked; what uses the source later is ordered behind
         // it, or (nbi) memory of the library's is freed only after a barrier, registered memory after a quiet.
         unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe, raw(stream)) };
-        self.conclude(mode, lent)
+        self.conclude(mode, Some(lent))
     }
 
     /// Reads `source` of a PE into `dest`; complete when this returns. Waits for what cudarc knows to be under way on the
@@ -203,14 +203,14 @@ impl Context {
         }?;
         let (pe, bytes) = self.check_get(operation, dest, source, pe)?;
         if bytes == 0 {
-            return Ok(());
+            return self.conclude(mode, None);
         }
         let stream = self.stream_of(mode);
         let lane = OnStream::new(stream);
         let lent = dest.lend_mut(&lane)?;
         // SAFETY: as for `put_as`; the destination is lent, and nobody else uses it.
         unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe, raw(stream)) };
-        self.conclude(mode, lent)
+        self.conclude(mode, Some(lent))
     }
 
     /// Makes everything that this PE put complete, and everything it got be there; waits for it.
@@ -309,7 +309,7 @@ impl Context {
         let (there, here) = (dest.len(), source.len());
         let pe = self.check_strided::<S::Elem>(operation, there, here, strides, pe, dest.place())?;
         if strides.count == 0 {
-            return Ok(());
+            return self.conclude(mode, None);
         }
         let library = self.library;
         let iput = match size_of::<S::Elem>() {
@@ -325,7 +325,7 @@ impl Context {
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
         // SAFETY: as for `put_as`; all elements lie in the buffers, and the PE's can be reached by copies.
         unsafe { iput(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
-        self.conclude(mode, lent)
+        self.conclude(mode, Some(lent))
     }
 
     /// Reads `count` elements, every `source_stride`-th of `source` on a PE, into every `dest_stride`-th of `dest`; complete
@@ -386,7 +386,7 @@ impl Context {
         let (here, there) = (dest.len(), source.len());
         let pe = self.check_strided::<D::Elem>(operation, here, there, strides, pe, source.place())?;
         if strides.count == 0 {
-            return Ok(());
+            return self.conclude(mode, None);
         }
         let library = self.library;
         let iget = match size_of::<D::Elem>() {
@@ -402,7 +402,7 @@ impl Context {
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
         // SAFETY: as for `get_as`; all elements lie in the buffers, and the PE's can be reached by copies.
         unsafe { iget(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
-        self.conclude(mode, lent)
+        self.conclude(mode, Some(lent))
     }
 
     /// Writes one element of a PE's memory. The value is there as with [`put`](Context::put).
@@ -527,12 +527,12 @@ impl Context {
         }
     }
 
-    /// What comes after it was enqueued.
+    /// What comes after it was enqueued, if there was something to do.
     #[inline]
-    pub(super) fn conclude(&self, mode: Mode<'_>, lent: Lent<'_>) -> Result<()> {
+    pub(super) fn conclude(&self, mode: Mode<'_>, lent: Option<Lent<'_>>) -> Result<()> {
         if let Mode::Blocking = mode {
             self.sync(self.host_stream())?;
-            lent.give_back();
+            lent.map(Lent::give_back);
         }
         Ok(())
     }

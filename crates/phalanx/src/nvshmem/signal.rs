@@ -176,7 +176,7 @@ impl Context {
         let stream = self.stream_of(mode);
         if bytes == 0 {
             self.signal_op_on_stream(signal, value, op, pe, stream)?;
-            return if let Mode::Blocking = mode { self.sync(stream) } else { Ok(()) };
+            return self.conclude(mode, None);
         }
         self.device.check(stream)?;
         let lane = OnStream::new(stream);
@@ -186,7 +186,7 @@ impl Context {
         // operation is enqueued, on a stream of the device, which is current; (nbi) memory of the library's is freed only after a
         // barrier, registered memory after a quiet.
         unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, raw(stream)) };
-        self.conclude(mode, lent)
+        self.conclude(mode, Some(lent))
     }
 
     /// Changes a PE's signal, behind the work on a stream; no order with puts before it, unless a

@@ -190,7 +190,7 @@ impl Endpoint {
 
     #[cold]
     fn refusal(&self) -> Error {
-        if self.fork.is_copy() { forked() } else { self.verdict() }
+        if self.fork.is_copy() { Error::forked() } else { self.verdict() }
     }
 
     /// Whether this process is a copy, made by fork, of the one that has the rank. It must leave what they
@@ -537,12 +537,4 @@ impl Drop for Endpoint {
         let last = self.channel.header().closed.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.ranks;
         self.world.close_segment(&self.segment, last);
     }
-}
-
-fn forked() -> Error {
-    Error::from(UnsupportedError {
-        what: "a communicator of the process before fork".into(),
-        why: "the rank is the process that made it, and this is a copy".into(),
-        remedy: "make communicators after fork, or start the process with exec".into(),
-    })
 }

@@ -33,7 +33,7 @@ pub(crate) fn count(flavour: Flavour) -> Result<usize> {
 pub(crate) fn ids(flavour: Flavour) -> Result<Vec<GpuId>> {
     match flavour {
         Flavour::Nccl => crate::driver::gpu_ids(),
-        Flavour::Rccl => (0..crate::hip::device_count()?).map(crate::hip::gpu_id).collect(),
+        Flavour::Rccl => crate::hip::gpu_ids(),
     }
 }
 
