@@ -532,7 +532,9 @@ impl Context {
     pub(super) fn conclude(&self, mode: Mode<'_>, lent: Option<Lent<'_>>) -> Result<()> {
         if let Mode::Blocking = mode {
             self.sync(self.host_stream())?;
-            lent.map(Lent::give_back);
+            if let Some(lent) = lent {
+                lent.give_back();
+            }
         }
         Ok(())
     }
