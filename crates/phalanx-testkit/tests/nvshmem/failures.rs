@@ -33,6 +33,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("memory/mapped", memory::mapped),
     Scenario::rank("lifecycle/environment", lifecycle::environment),
     Scenario::rank("lifecycle/no_plugin", lifecycle::no_plugin),
+    Scenario::rank("lifecycle/no_plugin_of_one", lifecycle::no_plugin_of_one),
     Scenario::process("lifecycle/global_exit", lifecycle::global_exit),
     Scenario::rank("lifecycle/sharing", lifecycle::sharing),
 ];
@@ -93,6 +94,12 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("lifecycle/environment", || told("lifecycle/environment", &[])),
         Trial::test("lifecycle/no_plugin", || {
             let launch = launch("lifecycle/no_plugin", 2).env("NVSHMEM_BOOTSTRAP_PMI", "pmix");
+            launch.reports().map(drop).map_err(Failed::from)
+        }),
+        Trial::test("lifecycle/no_plugin_of_one", || {
+            let nowhere = Some("/nowhere/nvshmem_bootstrap_uid.so.3");
+            let launch = launch("lifecycle/no_plugin_of_one", 2);
+            let launch = launch.env_of(1, "NVSHMEM_BOOTSTRAP_UID_PLUGIN", nowhere);
             launch.reports().map(drop).map_err(Failed::from)
         }),
         Trial::test("lifecycle/global_exit", ends_globally),

@@ -137,6 +137,14 @@ pub fn no_plugin(comm: Comm, _: &[String]) -> Outcome {
     Ok(error.to_string())
 }
 
+/// PE 1 alone has no plugin for ids: no PE enters the library.
+pub fn no_plugin_of_one(comm: Comm, _: &[String]) -> Outcome {
+    let words = if comm.rank() == 1 { "NVSHMEM_BOOTSTRAP_UID_PLUGIN" } else { "PE 1 could not begin" };
+    let error = refused("no plugin", Context::init(&comm), &[words])?;
+    must("barrier", comm.barrier())?;
+    Ok(error.to_string())
+}
+
 /// The process manager, as far as there is one, is told of the end, and this process ends.
 pub fn global_exit(_: &[String]) -> Outcome {
     let context = must("init_from_environment", Context::init_from_environment())?;

@@ -122,7 +122,7 @@ impl Builder {
         let seen = gpu_ids().and_then(|ids| Visible::here(ids, self.gpu, true));
         let gpu = settle_gpu("NVSHMEM", seen, (rank, topology), |own| control.tell_bytes(own))?;
         // Whoever cannot go on says so before the others are in the library, where they would wait for ever.
-        let ready = Ready::new(gpu);
+        let ready = Ready::new(gpu, Some(&plugin::UID));
         let agreed = control.agree(ready.is_ok(), "begin (NVSHMEM, its GPU, or an earlier context)");
         let ready = ready?;
         agreed?;
@@ -150,13 +150,14 @@ impl Builder {
             return Err(UsageError::Rank { operation, role, rank: pe, world_size: pes }.into());
         }
         let timeout = self.limit()?;
-        Ready::new(self.gpu_by_launcher()?)?.begin(Some((id, pe, pes)), None, timeout)
+        let ready = Ready::new(self.gpu_by_launcher()?, Some(&plugin::UID))?;
+        ready.begin(Some((id, pe, pes)), None, timeout)
     }
 
     /// As [`Context::init_from_environment`], with these settings.
     pub fn init_from_environment(self) -> Result<Context> {
         let timeout = self.limit()?;
-        Ready::new(self.gpu_by_launcher()?)?.begin(None, None, timeout)
+        Ready::new(self.gpu_by_launcher()?, Plugin::of_environment())?.begin(None, None, timeout)
     }
 
     fn gpu_by_launcher(&self) -> Result<usize> {
@@ -284,7 +285,7 @@ struct Begun {
 }
 
 impl Ready {
-    fn new(gpu: usize) -> Result<Ready> {
+    fn new(gpu: usize, plugin: Option<&Plugin>) -> Result<Ready> {
         let claim = Claim::new()?;
         let library = library::load()?;
         if library.version() < OLDEST {
@@ -295,6 +296,9 @@ impl Ready {
             }));
         }
         let device = Device::open(gpu)?;
+        if let Some(plugin) = plugin {
+            plugin.load(library.path())?;
+        }
         Ok(Ready { library, device, claim })
     }
 
@@ -308,8 +312,6 @@ impl Ready {
         let library = self.library;
         // What is needed afterwards is there before the library is entered.
         library.need(library.nvshmemx_hostlib_finalize, "nvshmemx_hostlib_finalize")?;
-        let plugin = if place.is_some() { Some(&plugin::UID) } else { Plugin::of_environment() };
-        plugin.map_or(Ok(()), |plugin| plugin.load(library.path()))?;
         self.claim.entered = true;
         let look = |since| control.as_ref().map_or(Ok(()), |control| control.look(since));
         let call = initialization(library, self.device.context.clone(), place)?;
