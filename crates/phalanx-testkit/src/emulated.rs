@@ -4,7 +4,7 @@
 //! [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its versions, what
 //! fails) is listed in its `settings` module.
 
-use crate::processes::Launch;
+use crate::processes::{self, Launch};
 use object::{Object, ObjectSection};
 use std::io;
 use std::ops::Range;
@@ -149,10 +149,7 @@ impl Emulated {
 
     /// The variables of a process that shall find it.
     pub fn environment(&self) -> Vec<(String, String)> {
-        let mut path = self.folder.path().display().to_string();
-        if let Ok(others) = std::env::var("LD_LIBRARY_PATH") {
-            path = format!("{path}:{others}");
-        }
+        let path = processes::library_path(self.folder.path());
         let mut environment = vec![("LD_LIBRARY_PATH".to_owned(), path)];
         environment.extend(self.settings.iter().cloned());
         environment

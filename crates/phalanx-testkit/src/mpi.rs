@@ -144,11 +144,6 @@ impl Installation {
         if !mpirun.exists() || !library.exists() {
             return Err(format!("{} has no Intel MPI", prefix.display()));
         }
-        // Its own libraries first, then those of the test, as the emulated ones.
-        let mut folders = prefix.join("lib").display().to_string();
-        if let Ok(others) = std::env::var("LD_LIBRARY_PATH") {
-            folders = format!("{folders}:{others}");
-        }
         Ok(Installation {
             name: "intel_mpi",
             mpirun,
@@ -156,11 +151,16 @@ impl Installation {
             library: Some(library),
             env: vec![
                 ("I_MPI_ROOT", prefix.display().to_string()),
-                ("LD_LIBRARY_PATH", folders),
+                ("LD_LIBRARY_PATH", processes::library_path(&prefix.join("lib"))),
                 ("I_MPI_FABRICS", "shm".into()),
             ],
             cuda_aware: Some(&[("I_MPI_OFFLOAD", "1"), ("I_MPI_OFFLOAD_IPC", "0")]),
         })
+    }
+
+    /// The interface of its process manager, by NVSHMEM's name: PMI-1 is what Hydra speaks, which all but Open MPI have.
+    pub fn process_manager(&self) -> &'static str {
+        if self.name == "open_mpi" { "PMIX" } else { "PMI" }
     }
 
     /// A job of this test binary.

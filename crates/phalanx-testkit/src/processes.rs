@@ -14,6 +14,7 @@ use crate::scenario::{Body, Outcome, Scenario};
 use crate::threads::host;
 use phalanx::store::{Server, Settings, Token};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -306,6 +307,12 @@ impl Launch {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command)
     }
+}
+
+/// `LD_LIBRARY_PATH` with this folder before what the test itself has.
+pub(crate) fn library_path(first: &Path) -> String {
+    let first = first.display();
+    std::env::var("LD_LIBRARY_PATH").map_or_else(|_| first.to_string(), |others| format!("{first}:{others}"))
 }
 
 /// Whether a launcher sets it.

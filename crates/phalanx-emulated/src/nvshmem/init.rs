@@ -216,23 +216,27 @@ fn by_unique_id(function: &'static str, attr: Attributes) -> Option<(World, usiz
     Some((world, attr.rank as usize, attr.ranks as usize))
 }
 
-/// By the process manager; without one this PE is alone.
 fn by_environment() -> Option<(World, usize, usize)> {
+    let unknown =
+        |error: &std::io::Error| eprintln!("emulated NVSHMEM: the bootstrap by the environment: {error}");
+    find_peers().inspect_err(unknown).ok()
+}
+
+/// By the process manager; without one this PE is alone.
+fn find_peers() -> std::io::Result<(World, usize, usize)> {
     static MANAGER: Mutex<Option<ProcessManager>> = Mutex::new(None);
     let mut manager = lock(&MANAGER);
     if manager.is_none() {
-        *manager = ProcessManager::find().transpose().map_err(|error| unknown(&error)).ok()?;
+        *manager = ProcessManager::find()?;
     }
-    let Some(manager) = manager.as_mut() else {
-        let file = world::create();
-        let (process, number) = world::place(&file);
-        return Some((World::open(process, number).ok()?, 0, 1));
-    };
-    meet(manager).map_err(|error| unknown(&error)).ok()
-}
-
-fn unknown(error: &std::io::Error) {
-    eprintln!("emulated NVSHMEM: PMI: {error}");
+    match manager.as_mut() {
+        Some(manager) => meet(manager),
+        None => {
+            let file = world::create();
+            let (process, number) = world::place(&file);
+            Ok((World::open(process, number)?, 0, 1))
+        }
+    }
 }
 
 /// PE 0 makes the shared file, and all learn where it is.
@@ -247,10 +251,10 @@ fn meet(manager: &mut ProcessManager) -> std::io::Result<(World, usize, usize)> 
     }
     manager.barrier()?;
     let place = manager.get(&key)?;
-    let (process, file) = place.split_once(':').ok_or(std::io::ErrorKind::InvalidData)?;
-    let number = |text: &str| text.parse::<u32>().map_err(std::io::Error::other);
-    let (process, file) = (number(process)?, number(file)?);
-    Ok((World::open(process, file as i32)?, manager.rank, manager.ranks))
+    let (process, number) = place.split_once(':').ok_or(std::io::ErrorKind::InvalidData)?;
+    let process = process.parse().map_err(std::io::Error::other)?;
+    let number = number.parse().map_err(std::io::Error::other)?;
+    Ok((World::open(process, number)?, manager.rank, manager.ranks))
 }
 
 impl Pe {

@@ -19,9 +19,8 @@ type Answer = BTreeMap<String, String>;
 
 impl ProcessManager {
     /// The one that started this process; `None` if none did.
-    pub fn find() -> Option<Result<ProcessManager>> {
-        let descriptor = std::env::var("PMI_FD").ok()?;
-        Some(ProcessManager::connect(&descriptor))
+    pub fn find() -> Result<Option<ProcessManager>> {
+        std::env::var("PMI_FD").ok().map(|descriptor| ProcessManager::connect(&descriptor)).transpose()
     }
 
     fn connect(descriptor: &str) -> Result<ProcessManager> {
@@ -44,8 +43,8 @@ impl ProcessManager {
 
     /// Says something that the others get after a barrier.
     pub fn put(&mut self, key: &str, value: &str) -> Result<()> {
-        let names = self.names.clone();
-        self.ask(&format!("put kvsname={names} key={key} value={value}"), "put_result").map(drop)
+        let command = format!("put kvsname={} key={key} value={value}", self.names);
+        self.ask(&command, "put_result").map(drop)
     }
 
     pub fn barrier(&mut self) -> Result<()> {
@@ -53,8 +52,8 @@ impl ProcessManager {
     }
 
     pub fn get(&mut self, key: &str) -> Result<String> {
-        let names = self.names.clone();
-        let answer = self.ask(&format!("get kvsname={names} key={key}"), "get_result")?;
+        let command = format!("get kvsname={} key={key}", self.names);
+        let answer = self.ask(&command, "get_result")?;
         word(&answer, "value")
     }
 

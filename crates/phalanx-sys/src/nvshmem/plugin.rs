@@ -6,40 +6,53 @@ use std::path::Path;
 /// A way to find the PEs is a library of its own, which NVSHMEM loads.
 #[derive(Debug)]
 pub struct Plugin {
-    /// Its name and its file, and the variable that names another.
-    search: Search,
-}
-
-const fn plugin(name: &'static str, files: &'static [&'static str], variable: &'static str) -> Plugin {
-    Plugin { search: Search { name, files, variable, homes: &[], wheels: &[], global: false } }
+    /// What it is called in messages.
+    name: &'static str,
+    /// The file that is NVIDIA's; empty if there is none.
+    file: &'static str,
+    /// The variable that names another.
+    variable: &'static str,
 }
 
 /// For a unique id.
-pub const UID: Plugin = plugin(
-    "NVSHMEM's plugin for unique ids",
-    &["nvshmem_bootstrap_uid.so.3"],
-    "NVSHMEM_BOOTSTRAP_UID_PLUGIN",
-);
+pub const UID: Plugin = Plugin {
+    name: "NVSHMEM's plugin for unique ids",
+    file: "nvshmem_bootstrap_uid.so.3",
+    variable: "NVSHMEM_BOOTSTRAP_UID_PLUGIN",
+};
 /// For process managers with PMI-1.
-pub const PMI: Plugin =
-    plugin("NVSHMEM's plugin for PMI", &["nvshmem_bootstrap_pmi.so.3"], "NVSHMEM_BOOTSTRAP_PMI_PLUGIN");
+pub const PMI: Plugin = Plugin {
+    name: "NVSHMEM's plugin for PMI",
+    file: "nvshmem_bootstrap_pmi.so.3",
+    variable: "NVSHMEM_BOOTSTRAP_PMI_PLUGIN",
+};
 /// For process managers with PMI-2.
-pub const PMI2: Plugin =
-    plugin("NVSHMEM's plugin for PMI-2", &["nvshmem_bootstrap_pmi2.so.3"], "NVSHMEM_BOOTSTRAP_PMI2_PLUGIN");
+pub const PMI2: Plugin = Plugin {
+    name: "NVSHMEM's plugin for PMI-2",
+    file: "nvshmem_bootstrap_pmi2.so.3",
+    variable: "NVSHMEM_BOOTSTRAP_PMI2_PLUGIN",
+};
 /// For process managers with PMIx.
-pub const PMIX: Plugin =
-    plugin("NVSHMEM's plugin for PMIx", &["nvshmem_bootstrap_pmix.so.3"], "NVSHMEM_BOOTSTRAP_PMIX_PLUGIN");
+pub const PMIX: Plugin = Plugin {
+    name: "NVSHMEM's plugin for PMIx",
+    file: "nvshmem_bootstrap_pmix.so.3",
+    variable: "NVSHMEM_BOOTSTRAP_PMIX_PLUGIN",
+};
 /// For jobs of an MPI.
-pub const MPI: Plugin =
-    plugin("NVSHMEM's plugin for MPI", &["nvshmem_bootstrap_mpi.so.3"], "NVSHMEM_BOOTSTRAP_MPI_PLUGIN");
+pub const MPI: Plugin = Plugin {
+    name: "NVSHMEM's plugin for MPI",
+    file: "nvshmem_bootstrap_mpi.so.3",
+    variable: "NVSHMEM_BOOTSTRAP_MPI_PLUGIN",
+};
 /// For jobs of an OpenSHMEM.
-pub const SHMEM: Plugin = plugin(
-    "NVSHMEM's plugin for OpenSHMEM",
-    &["nvshmem_bootstrap_shmem.so.3"],
-    "NVSHMEM_BOOTSTRAP_SHMEM_PLUGIN",
-);
+pub const SHMEM: Plugin = Plugin {
+    name: "NVSHMEM's plugin for OpenSHMEM",
+    file: "nvshmem_bootstrap_shmem.so.3",
+    variable: "NVSHMEM_BOOTSTRAP_SHMEM_PLUGIN",
+};
 /// Whatever the user has.
-pub const OTHER: Plugin = plugin("a plugin for NVSHMEM's bootstrap", &[], "NVSHMEM_BOOTSTRAP_PLUGIN");
+pub const OTHER: Plugin =
+    Plugin { name: "a plugin for NVSHMEM's bootstrap", file: "", variable: "NVSHMEM_BOOTSTRAP_PLUGIN" };
 
 impl Plugin {
     /// The one that the environment asks for (`NVSHMEM_BOOTSTRAP`, `NVSHMEM_BOOTSTRAP_PMI`); `None` for what the library refuses.
@@ -69,20 +82,22 @@ impl Plugin {
     /// [`NotFound`]. The library itself then fails, or (3.4.5) ends the process: it frees twice what it knows of a plugin that does
     /// not load.
     pub fn load(&self, library: &Path) -> Result<(), NotFound> {
-        let named = std::env::var(self.search.variable).ok();
-        let file = named.as_deref().or(self.search.files.first().copied()).unwrap_or_default();
-        let of_whom = if named.is_some() { self.search.variable } else { "the loader's path" };
-        let given = Place { file: file.into(), origin: of_whom.to_owned() };
-        let beside = library.parent().filter(|_| !file.contains('/')).map(|folder| folder.join(file));
-        let beside = beside
-            .filter(|file| file.is_file())
-            .map(|file| Place { file, origin: "NVSHMEM's own folder".to_owned() });
+        let Plugin { name, variable, .. } = *self;
+        let (file, origin) = match std::env::var(variable) {
+            Ok(named) => (named, variable),
+            Err(_) => (self.file.to_owned(), "the loader's path"),
+        };
+        let given = Place { file: file.clone().into(), origin: origin.to_owned() };
         if file.is_empty() {
             // The loader would take it for the program itself.
             let tried = vec![Attempt { place: given, error: Some("no file is named".into()) }];
-            return Err(NotFound { library: self.search.name, variable: self.search.variable, tried });
+            return Err(NotFound { library: name, variable, tried });
         }
-        self.search.open_among(beside.into_iter().chain([given]).collect()).map(drop)
+        let folder = library.parent().filter(|_| !file.contains('/'));
+        let beside = folder.map(|folder| folder.join(&file)).filter(|file| file.is_file());
+        let beside = beside.map(|file| Place { file, origin: "NVSHMEM's own folder".to_owned() });
+        let search = Search { name, files: &[], variable, homes: &[], wheels: &[], global: false };
+        search.open_among(beside.into_iter().chain([given]).collect()).map(drop)
     }
 }
 
@@ -92,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_environment_asks_for_one() {
-        let asked = |bootstrap, pmi| Plugin::asked_for(bootstrap, pmi).map(|plugin| plugin.search.variable);
+        let asked = |bootstrap, pmi| Plugin::asked_for(bootstrap, pmi).map(|plugin| plugin.variable);
         for (bootstrap, pmi, variable) in [
             (None, None, "NVSHMEM_BOOTSTRAP_PMI_PLUGIN"),
             (Some("pmi"), Some("PMIx"), "NVSHMEM_BOOTSTRAP_PMIX_PLUGIN"),
@@ -124,10 +139,23 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_librarys_own_folder_comes_first() {
-        let libm = Search { name: "the mathematical library", files: &["libm.so.6"], ..PMI.search };
-        let path = libm.open().unwrap().path().to_owned();
-        let beside = Plugin { search: Search { files: &["libm.so.6"], ..UID.search } };
-        beside.load(&path.with_file_name("libnvshmem_host.so.3")).unwrap();
+    fn the_librarys_own_folder_is_looked_at() {
+        let libm = Search {
+            name: "the mathematical library",
+            files: &["libm.so.6"],
+            variable: "PHALANX_TEST_NOWHERE_LIB",
+            homes: &[],
+            wheels: &[],
+            global: false,
+        };
+        let folder = std::env::temp_dir().join(format!("phalanx-plugin-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let plugin = Plugin { file: "a-plugin-of-a-test.so", ..UID };
+        std::fs::copy(libm.open().unwrap().path(), folder.join(plugin.file)).unwrap();
+        let error = plugin.load(Path::new("/nowhere/libnvshmem_host.so.3")).unwrap_err().to_string();
+        let loaded = plugin.load(&folder.join("libnvshmem_host.so.3"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(error.contains(plugin.file), "{error}");
+        loaded.unwrap();
     }
 }

@@ -219,9 +219,8 @@ fn finds_peers(folder: &Path) -> Result<(), Failed> {
 /// By PMI-1, which the process managers of MPICH and its relatives speak, and Open MPI's PMIx.
 fn finds_peers_of(mpi: &Installation, folder: &Path) -> Result<(), Failed> {
     let job = mpi.job(2).scenario("library/by_environment", &[]);
-    let pmi = if mpi.name == "open_mpi" { "PMIX" } else { "PMI" };
     let job = job.env("VIRTUAL_ENV", &folder.display().to_string());
-    let ended = job.env("NVSHMEM_BOOTSTRAP_PMI", pmi).run()?;
+    let ended = job.env("NVSHMEM_BOOTSTRAP_PMI", mpi.process_manager()).run()?;
     if ended.outcomes.len() == 2 && ended.outcomes.iter().all(ends_at_the_gpu) {
         return Ok(());
     }

@@ -41,7 +41,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         };
         let by_environment = trial(format!("mpirun/{name}/by_environment"), gpus, mpi, move |mpi| {
             let job = mpi.job(2).scenario("mpirun/by_environment", &[]);
-            if name == "open_mpi" { job.env("NVSHMEM_BOOTSTRAP_PMI", "PMIX") } else { job }
+            job.env("NVSHMEM_BOOTSTRAP_PMI", mpi.process_manager())
         });
         without_port.into_iter().chain([by_environment])
     };

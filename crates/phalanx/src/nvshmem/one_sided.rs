@@ -117,14 +117,11 @@ impl Context {
         if bytes == 0 {
             return self.conclude(mode, None);
         }
-        let stream = self.stream_of(mode);
-        let lane = OnStream::new(stream);
-        let lent = source.lend(&lane)?;
+        let to = dest.place() as *mut _;
         // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent and nobody
         // writes to it; the stream is one of the device, as lending has checked; what uses the source later is ordered behind
         // it, or (nbi) memory of the library's is freed only after a barrier, registered memory after a quiet.
-        unsafe { put(dest.place() as *mut _, address(&lent), bytes, pe, raw(stream)) };
-        self.conclude(mode, Some(lent))
+        self.reading(mode, source, |from, stream| unsafe { put(to, from, bytes, pe, stream) })
     }
 
     /// Reads `source` of a PE into `dest`; complete when this returns. Waits for what cudarc knows to be under way on the
@@ -205,12 +202,9 @@ impl Context {
         if bytes == 0 {
             return self.conclude(mode, None);
         }
-        let stream = self.stream_of(mode);
-        let lane = OnStream::new(stream);
-        let lent = dest.lend_mut(&lane)?;
+        let from = source.place() as *const _;
         // SAFETY: as for `put_as`; the destination is lent, and nobody else uses it.
-        unsafe { get(address(&lent).cast_mut(), source.place() as *const _, bytes, pe, raw(stream)) };
-        self.conclude(mode, Some(lent))
+        self.writing(mode, dest, |to, stream| unsafe { get(to, from, bytes, pe, stream) })
     }
 
     /// Makes everything that this PE put complete, and everything it got be there; waits for it.
@@ -318,14 +312,12 @@ impl Context {
             4 => library.need(library.nvshmemx_iput32_on_stream, "nvshmemx_iput32_on_stream"),
             _ => library.need(library.nvshmemx_iput64_on_stream, "nvshmemx_iput64_on_stream"),
         }?;
-        let stream = self.stream_of(mode);
-        let lane = OnStream::new(stream);
-        let lent = source.lend(&lane)?;
-        let (to, from) = (dest.place() as *mut _, address(&lent));
+        let to = dest.place() as *mut _;
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
-        // SAFETY: as for `put_as`; all elements lie in the buffers, and the PE's can be reached by copies.
-        unsafe { iput(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
-        self.conclude(mode, Some(lent))
+        self.reading(mode, source, |from, stream| {
+            // SAFETY: as for `put_as`; all elements lie in the buffers, and the PE's can be reached by copies.
+            unsafe { iput(to, from, to_step, from_step, strides.count, pe, stream) }
+        })
     }
 
     /// Reads `count` elements, every `source_stride`-th of `source` on a PE, into every `dest_stride`-th of `dest`; complete
@@ -395,14 +387,12 @@ impl Context {
             4 => library.need(library.nvshmemx_iget32_on_stream, "nvshmemx_iget32_on_stream"),
             _ => library.need(library.nvshmemx_iget64_on_stream, "nvshmemx_iget64_on_stream"),
         }?;
-        let stream = self.stream_of(mode);
-        let lane = OnStream::new(stream);
-        let lent = dest.lend_mut(&lane)?;
-        let (to, from) = (address(&lent).cast_mut(), source.place() as *const _);
+        let from = source.place() as *const _;
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
-        // SAFETY: as for `get_as`; all elements lie in the buffers, and the PE's can be reached by copies.
-        unsafe { iget(to, from, to_step, from_step, strides.count, pe, raw(stream)) };
-        self.conclude(mode, Some(lent))
+        self.writing(mode, dest, |to, stream| {
+            // SAFETY: as for `get_as`; all elements lie in the buffers, and the PE's can be reached by copies.
+            unsafe { iget(to, from, to_step, from_step, strides.count, pe, stream) }
+        })
     }
 
     /// Writes one element of a PE's memory. The value is there as with [`put`](Context::put).
@@ -527,6 +517,36 @@ impl Context {
         }
     }
 
+    /// Enqueues what reads a local buffer, which is lent for it, and sees to what comes after.
+    #[inline]
+    pub(super) fn reading<S: Local + ?Sized>(
+        &self,
+        mode: Mode<'_>,
+        source: &S,
+        enqueue: impl FnOnce(*const c_void, stream_t),
+    ) -> Result<()> {
+        let stream = self.stream_of(mode);
+        let lane = OnStream::new(stream);
+        let lent = source.lend(&lane)?;
+        enqueue(lent.span().start.cast_const().cast(), raw(stream));
+        self.conclude(mode, Some(lent))
+    }
+
+    /// Enqueues what writes a local buffer.
+    #[inline]
+    fn writing<D: LocalMut + ?Sized>(
+        &self,
+        mode: Mode<'_>,
+        dest: &mut D,
+        enqueue: impl FnOnce(*mut c_void, stream_t),
+    ) -> Result<()> {
+        let stream = self.stream_of(mode);
+        let lane = OnStream::new(stream);
+        let lent = dest.lend_mut(&lane)?;
+        enqueue(lent.span().start.cast(), raw(stream));
+        self.conclude(mode, Some(lent))
+    }
+
     /// What comes after it was enqueued, if there was something to do.
     #[inline]
     pub(super) fn conclude(&self, mode: Mode<'_>, lent: Option<Lent<'_>>) -> Result<()> {
@@ -642,11 +662,6 @@ impl Context {
             })),
         }
     }
-}
-
-#[inline]
-fn address(lent: &Lent<'_>) -> *const c_void {
-    lent.span().start.cast_const().cast()
 }
 
 /// The bits of an element, zero-extended.

@@ -6,7 +6,6 @@ use super::memory::{Local, Shared, Symmetric, check_index};
 use super::one_sided::Mode;
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::lane::OnStream;
 use crate::patience::Patience;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
@@ -179,14 +178,13 @@ impl Context {
             return self.conclude(mode, None);
         }
         self.device.check(stream)?;
-        let lane = OnStream::new(stream);
-        let lent = source.lend(&lane)?;
-        let (to, from) = (dest.place() as *mut _, lent.span().start.cast_const().cast());
-        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent until the
-        // operation is enqueued, on a stream of the device, which is current; (nbi) memory of the library's is freed only after a
-        // barrier, registered memory after a quiet.
-        unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, raw(stream)) };
-        self.conclude(mode, Some(lent))
+        let to = dest.place() as *mut _;
+        self.reading(mode, source, |from, stream| {
+            // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent until the
+            // operation is enqueued, on a stream of the device, which is current; (nbi) memory of the library's is freed only
+            // after a barrier, registered memory after a quiet.
+            unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, stream) }
+        })
     }
 
     /// Changes a PE's signal, behind the work on a stream; no order with puts before it, unless a
