@@ -20,7 +20,7 @@ mod rounds;
 
 use super::endpoint::Endpoint;
 use super::grid::Grid;
-use super::layout::{FEW_LINES, RING_CHUNKS, SLOT_BYTES, SLOT_LINES, SLOTS};
+use super::layout::{FEW_LINES, SLOT_BYTES, SLOT_LINES, SLOTS};
 use super::protocol::{LINE, LINE_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
@@ -31,9 +31,9 @@ use crate::error::Result;
 /// Payload of a slot's opening line that is not taken by the fingerprint and the factor.
 const INLINE: usize = LINE_PAYLOAD - 16;
 
-/// Chunks that are copied into the ring before the first is needed: enough for peers to find work.
+/// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has twice as many.
 const LEAD: usize = 1;
-const LEAD_CROWDED: usize = RING_CHUNKS / 2;
+const LEAD_CROWDED: usize = 4;
 
 /// Results larger than this are stored past the caches: the last-level cache would only pass them on.
 const STREAMING: usize = 32 << 20;
@@ -956,7 +956,7 @@ impl<'a> Collective<'a> {
     /// Waits until the ring's chunk for step `i` is no longer needed, and answers its address.
     fn wait_ring_free(&mut self, step: &Steps, i: usize, readers: Who) -> Result<*mut u8> {
         let number = step.number(i);
-        let needed = (number + 1).saturating_sub(RING_CHUNKS as u64);
+        let needed = (number + 1).saturating_sub(self.endpoint.channel.layout.ring_chunks as u64);
         if self.state.drained[step.ring] < needed {
             let mut drained = u64::MAX;
             for peer in self.endpoint.peers() {

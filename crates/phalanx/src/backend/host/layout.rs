@@ -32,17 +32,23 @@ pub(super) const SLOT_BYTES: usize = 8 << 10;
 /// a reader that polls lines takes them away from the writer: with more, plain bytes and one stamp win.
 pub(super) const FEW_LINES: usize = 9;
 
-/// Chunks of a ring.
-pub(super) const RING_CHUNKS: usize = 8;
+/// Bytes of a ring, among few ranks. Its reader takes a copy of every line into its core's cache, from which the writer has to
+/// take it back when its turn comes again; in a ring larger than that cache it finds the line in the one that both share.
+const RING_BYTES: usize = 2 << 20;
+
+/// All rings of a kind together, and the rings of a rank's mailboxes: each shrinks as the ranks grow.
+const RINGS_BYTES: usize = 64 << 20;
+const MAIL_RINGS_BYTES: usize = 8 << 20;
+
+/// The fewest chunks of a ring, and of a mailbox's: with fewer, its writer waits for its readers.
+const FEWEST_CHUNKS: usize = 8;
+const FEWEST_MAIL_CHUNKS: usize = 4;
 
 /// Message slots of a mailbox.
 pub(super) const MAIL_SLOTS: usize = 4;
 
 /// Plain bytes of a message slot.
 pub(super) const MAIL_BYTES: usize = 4 << 10;
-
-/// Chunks of a mailbox's ring.
-pub(super) const MAIL_CHUNKS: usize = 4;
 
 /// Remembered calls of each rank.
 pub(super) const RECORDS: usize = 16;
@@ -189,9 +195,11 @@ pub(super) struct Mailbox {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub ranks: usize,
-    /// Bytes of a ring's chunk.
+    /// Chunks of a rank's ring, and the bytes of each.
+    pub ring_chunks: usize,
     pub chunk: usize,
-    /// Bytes of a mailbox ring's chunk.
+    /// The same of a mailbox's ring.
+    pub mail_chunks: usize,
     pub mail_chunk: usize,
     states: usize,
     slots: usize,
@@ -207,17 +215,33 @@ const PAGE: usize = 4096;
 impl Layout {
     pub fn new(ranks: usize) -> Layout {
         debug_assert!((1..=MAX_RANKS).contains(&ranks));
+        let power = ranks.next_power_of_two();
         // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
-        let chunk = (ranks.next_power_of_two() * 2048).clamp(32 << 10, 128 << 10);
-        // Mailboxes are n²: their rings shrink as n grows.
-        let mail_chunk = ((1 << 20) / ranks.next_power_of_two()).clamp(4 << 10, 32 << 10);
+        let chunk = (power * 2048).clamp(32 << 10, 128 << 10);
+        let ring_chunks = (RINGS_BYTES / power).clamp(FEWEST_CHUNKS * chunk, RING_BYTES) / chunk;
+        // Mailboxes are n².
+        let mail_chunk = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
+        let mail_chunks =
+            (MAIL_RINGS_BYTES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, RING_BYTES) / mail_chunk;
         let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
         let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
         let rings = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
-        let mailboxes = rings + ranks * 2 * RING_CHUNKS * chunk;
+        let mailboxes = rings + ranks * 2 * ring_chunks * chunk;
         let mail_rings = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
-        let total = mail_rings + ranks * ranks * MAIL_CHUNKS * mail_chunk;
-        Layout { ranks, chunk, mail_chunk, states, slots, rings, mailboxes, mail_rings, total }
+        let total = mail_rings + ranks * ranks * mail_chunks * mail_chunk;
+        Layout {
+            ranks,
+            ring_chunks,
+            chunk,
+            mail_chunks,
+            mail_chunk,
+            states,
+            slots,
+            rings,
+            mailboxes,
+            mail_rings,
+            total,
+        }
     }
 
     /// Bytes of the channel.
@@ -282,9 +306,10 @@ impl Channel {
     #[inline(always)]
     pub fn ring_chunk(&self, rank: usize, ring: usize, number: u64) -> *mut u8 {
         debug_assert!(rank < self.layout.ranks && ring < 2);
-        let index = (rank * 2 + ring) * RING_CHUNKS + (number as usize % RING_CHUNKS);
-        // SAFETY: `rings` is an array of 2 × RING_CHUNKS chunks per rank.
-        unsafe { self.memory.as_ptr().add(self.layout.rings + index * self.layout.chunk) }
+        let Layout { ring_chunks, chunk, rings, .. } = self.layout;
+        let index = (rank * 2 + ring) * ring_chunks + (number as usize % ring_chunks);
+        // SAFETY: `rings` is an array of 2 × `ring_chunks` chunks per rank.
+        unsafe { self.memory.as_ptr().add(rings + index * chunk) }
     }
 
     #[inline(always)]
@@ -299,9 +324,10 @@ impl Channel {
     #[inline(always)]
     pub fn mail_chunk(&self, from: usize, to: usize, number: u64) -> *mut u8 {
         debug_assert!(from < self.layout.ranks && to < self.layout.ranks);
-        let index = (from * self.layout.ranks + to) * MAIL_CHUNKS + (number as usize % MAIL_CHUNKS);
-        // SAFETY: `mail_rings` is an array of MAIL_CHUNKS chunks per pair.
-        unsafe { self.memory.as_ptr().add(self.layout.mail_rings + index * self.layout.mail_chunk) }
+        let Layout { ranks, mail_chunks, mail_chunk, mail_rings, .. } = self.layout;
+        let index = (from * ranks + to) * mail_chunks + (number as usize % mail_chunks);
+        // SAFETY: `mail_rings` is an array of `mail_chunks` chunks per pair.
+        unsafe { self.memory.as_ptr().add(mail_rings + index * mail_chunk) }
     }
 }
 
@@ -318,9 +344,10 @@ mod tests {
             assert!(layout.states >= size_of::<ChannelHeader>());
             assert!(layout.slots >= layout.states + ranks * size_of::<RankState>());
             assert!(layout.rings >= layout.slots + ranks * SLOTS * size_of::<Slot>());
-            assert!(layout.mailboxes >= layout.rings + ranks * 2 * RING_CHUNKS * layout.chunk);
+            assert!(layout.mailboxes >= layout.rings + ranks * 2 * layout.ring_chunks * layout.chunk);
             assert!(layout.mail_rings >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
             assert_eq!(layout.chunk % (64 * ranks.next_power_of_two()), 0);
+            assert!(layout.ring_chunks >= FEWEST_CHUNKS && layout.mail_chunks >= FEWEST_MAIL_CHUNKS);
         }
     }
 }

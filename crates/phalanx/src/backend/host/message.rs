@@ -8,7 +8,7 @@
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
 use super::endpoint::{Endpoint, Subject};
-use super::layout::{FEW_LINES, MAIL_BYTES, MAIL_CHUNKS, MAIL_SLOTS, MailSlot};
+use super::layout::{FEW_LINES, MAIL_BYTES, MAIL_SLOTS, MailSlot};
 use super::protocol::LINE_PAYLOAD;
 use super::record::Record;
 use super::verdict::Verdict;
@@ -473,7 +473,7 @@ impl Inner {
         let chunk = endpoint.channel.layout.mail_chunk;
         let state = &mut self.peers[peer];
         while state.written < bytes {
-            if state.sent_chunks - mailbox.taken_chunks.get() >= MAIL_CHUNKS as u64 {
+            if state.sent_chunks - mailbox.taken_chunks.get() >= endpoint.channel.layout.mail_chunks as u64 {
                 endpoint.announce_progress();
                 return false;
             }

@@ -34,7 +34,7 @@ fn what_was_read_while_a_peer_gave_up_does_not_count() {
 fn nothing_is_sent_behind_a_message_that_was_given_up() {
     let [sender, _receiver] = pair();
     // More than the ring holds.
-    let message = vec![1u8; 1 << 20];
+    let message = vec![1u8; 4 << 20];
     let transfer = Transfer::host(Direction::Send(message.as_ptr()), 1, 0, DType::U8, message.len());
     // SAFETY: the message outlives the communicator.
     let [first, _second] = [0, 1].map(|_| unsafe { sender.post(transfer) }.unwrap());
