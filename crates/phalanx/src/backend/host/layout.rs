@@ -44,11 +44,9 @@ const MAIL_RINGS_BYTES: usize = 8 << 20;
 const FEWEST_CHUNKS: usize = 8;
 const FEWEST_MAIL_CHUNKS: usize = 4;
 
-/// Message slots of a mailbox.
-pub(super) const MAIL_SLOTS: usize = 4;
-
-/// Plain bytes of a message slot.
-pub(super) const MAIL_BYTES: usize = 4 << 10;
+/// Message slots of a mailbox: a sender looks how many are free when it has filled them, since looking takes the word away from the
+/// receiver.
+pub(super) const MAIL_SLOTS: usize = 16;
 
 /// Remembered calls of each rank.
 pub(super) const RECORDS: usize = 16;
@@ -150,12 +148,12 @@ pub(super) const LIFE_ALONE: u32 = 4;
 pub(super) struct Slot {
     pub opening: StampedLine,
     pub lines: [StampedLine; SLOT_LINES],
-    bytes: Bytes<SLOT_BYTES>,
+    bytes: Bytes,
 }
 
 /// Plain memory between its writer and its readers, which know from a stamp when they may touch it.
 #[repr(C, align(64))]
-struct Bytes<const N: usize>(crate::sync::UnsafeCell<[u8; N]>);
+struct Bytes(crate::sync::UnsafeCell<[u8; SLOT_BYTES]>);
 
 impl Slot {
     /// Address of the plain bytes.
@@ -164,19 +162,11 @@ impl Slot {
     }
 }
 
-/// A message's opening, and where its data goes.
+/// A message's opening, and where the data of a short one goes.
 #[repr(C, align(64))]
 pub(super) struct MailSlot {
     pub opening: StampedLine,
     pub lines: [StampedLine; FEW_LINES],
-    bytes: Bytes<MAIL_BYTES>,
-}
-
-impl MailSlot {
-    /// Address of the plain bytes.
-    pub fn bytes(&self) -> *mut u8 {
-        self.bytes.0.with_mut(|bytes| bytes.cast())
-    }
 }
 
 /// One direction between two ranks.
@@ -186,7 +176,7 @@ pub(super) struct Mailbox {
     pub taken_messages: Counter,
     /// Chunks the receiver has taken. Written by the receiver.
     pub taken_chunks: Counter,
-    /// Chunks the sender has written.
+    /// Chunks the sender has written, as of the last message that needed more than one.
     pub sent_chunks: Counter,
     pub slots: [MailSlot; MAIL_SLOTS],
 }

@@ -1,14 +1,14 @@
 //! Messages between two ranks: posted transfers that are moved along by whoever waits.
 //!
 //! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 40 bytes travel in the
-//! opening itself, a few KiB behind it, more through the mailbox's ring, or not at all if
+//! opening itself, up to 504 in lines behind it, more through the mailbox's ring, or not at all if
 //! the receiver can read the sender's buffer: then the sender waits until it has.
 //!
 //! A receiver takes a mailbox's messages in order. One that no posted receive matches (by tag) is put
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
 use super::endpoint::{Endpoint, Subject};
-use super::layout::{FEW_LINES, MAIL_BYTES, MAIL_SLOTS, MailSlot};
+use super::layout::{FEW_LINES, Layout, MAIL_SLOTS, MailSlot, Mailbox};
 use super::protocol::LINE_PAYLOAD;
 use super::record::Record;
 use super::verdict::Verdict;
@@ -24,6 +24,12 @@ use std::sync::{Mutex, MutexGuard};
 
 /// Payload of a message's opening that is not taken by its header.
 const INLINE: usize = LINE_PAYLOAD - 16;
+
+/// The most bytes in the lines behind it.
+const LINES: usize = FEW_LINES * LINE_PAYLOAD;
+
+/// A message of up to so many bytes is copied even if its receiver could read the sender's buffer: the sender need not wait.
+const SHORT: usize = 4 << 10;
 
 /// A readable buffer is copied in pieces of this size, so that giving up is noticed.
 const PIECE: usize = 256 << 10;
@@ -45,8 +51,10 @@ pub(super) enum Plane {
 enum Way {
     Inline = 0,
     Lines = 1,
-    Bytes = 2,
-    Ring = 3,
+    /// In one chunk of the ring, which was written before the opening.
+    Chunk = 2,
+    /// In chunks of the ring, which come as they are counted.
+    Chunks = 3,
     Direct = 4,
 }
 
@@ -55,8 +63,8 @@ impl Way {
         match code {
             0 => Way::Inline,
             1 => Way::Lines,
-            2 => Way::Bytes,
-            3 => Way::Ring,
+            2 => Way::Chunk,
+            3 => Way::Chunks,
             _ => Way::Direct,
         }
     }
@@ -130,9 +138,28 @@ struct Peer {
     sent_chunks: u64,
     received: u64,
     received_chunks: u64,
+    /// Of the sent ones, those that are known to be taken.
+    taken: u64,
+    taken_chunks: u64,
 }
 
 impl Peer {
+    /// Whether the mailbox has room for an opening.
+    fn has_slot(&mut self, mailbox: &Mailbox) -> bool {
+        if self.sent - self.taken >= MAIL_SLOTS as u64 {
+            self.taken = mailbox.taken_messages.get();
+        }
+        self.sent - self.taken < MAIL_SLOTS as u64
+    }
+
+    /// Whether the mailbox's ring of so many chunks has room for one.
+    fn has_chunk(&mut self, mailbox: &Mailbox, chunks: usize) -> bool {
+        if self.sent_chunks - self.taken_chunks >= chunks as u64 {
+            self.taken_chunks = mailbox.taken_chunks.get();
+        }
+        self.sent_chunks - self.taken_chunks < chunks as u64
+    }
+
     fn is_idle(&self) -> bool {
         self.sends.is_empty() && self.unread.is_empty() && self.receives.is_empty() && self.arriving.is_none()
     }
@@ -406,7 +433,8 @@ impl Inner {
         let state = &mut self.peers[peer];
 
         if !state.opened {
-            if state.sent - mailbox.taken_messages.get() >= MAIL_SLOTS as u64 {
+            let Layout { mail_chunks, mail_chunk, .. } = endpoint.channel.layout;
+            if !state.has_slot(mailbox) || (bytes > LINES && !state.has_chunk(mailbox, mail_chunks)) {
                 return false;
             }
             let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
@@ -415,7 +443,7 @@ impl Inner {
                 tag,
                 plane: plane as u8,
                 dtype: dtype as u8,
-                way: Way::Ring as u8,
+                way: Way::Chunks as u8,
                 unused: 0,
                 bytes: bytes as u64,
                 data: [0; INLINE / 8],
@@ -424,23 +452,26 @@ impl Inner {
                 opening.way = Way::Inline as u8;
                 // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
                 unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
-            } else if bytes <= FEW_LINES * LINE_PAYLOAD {
+            } else if bytes <= LINES {
                 opening.way = Way::Lines as u8;
-            } else if bytes <= MAIL_BYTES {
-                opening.way = Way::Bytes as u8;
-                // SAFETY: the slot is free, as below; the posted buffer has `bytes` bytes.
-                unsafe { super::reduce::copy(slot.bytes(), source, bytes, false) };
             } else {
-                let location = endpoint.world.locate(source, bytes);
+                let location =
+                    if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
                 if location.is_readable() {
                     opening.way = Way::Direct as u8;
                     opening.data[..2].copy_from_slice(&[location.segment, location.offset]);
+                } else if bytes <= mail_chunk {
+                    opening.way = Way::Chunk as u8;
+                    let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.sent_chunks);
+                    state.sent_chunks += 1;
+                    // SAFETY: the receiver has taken what the chunk held; the posted buffer has `bytes` bytes.
+                    unsafe { super::reduce::copy(target, source, bytes, false) };
                 }
             }
             // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
             unsafe { slot.opening.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
             match Way::from_code(opening.way) {
-                Way::Inline | Way::Bytes => {}
+                Way::Inline | Way::Chunk => {}
                 Way::Lines => write_lines(slot, state.sent, source, bytes),
                 Way::Direct => {
                     let number = state.sent;
@@ -448,7 +479,7 @@ impl Inner {
                     endpoint.announce_progress();
                     return true;
                 }
-                Way::Ring => {
+                Way::Chunks => {
                     state.opened = true;
                     return self.write_ring(endpoint, peer, index, source, bytes);
                 }
@@ -470,15 +501,15 @@ impl Inner {
         bytes: usize,
     ) -> bool {
         let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
-        let chunk = endpoint.channel.layout.mail_chunk;
+        let Layout { mail_chunks, mail_chunk, .. } = endpoint.channel.layout;
         let state = &mut self.peers[peer];
         while state.written < bytes {
-            if state.sent_chunks - mailbox.taken_chunks.get() >= endpoint.channel.layout.mail_chunks as u64 {
+            if !state.has_chunk(mailbox, mail_chunks) {
                 endpoint.announce_progress();
                 return false;
             }
             let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.sent_chunks);
-            let len = (bytes - state.written).min(chunk);
+            let len = (bytes - state.written).min(mail_chunk);
             // SAFETY: the receiver has taken what the chunk held; the posted buffer has `bytes` bytes.
             unsafe { super::reduce::copy(target, source.add(state.written), len, false) };
             state.written += len;
@@ -594,11 +625,15 @@ impl Inner {
                     arriving.moved += len;
                 }
             }
-            Way::Bytes => {
-                // SAFETY: stamped with this message; the target has `bytes` bytes, and so has the slot.
-                unsafe { super::reduce::copy(target, slot.bytes(), bytes.min(MAIL_BYTES), false) };
+            Way::Chunk => {
+                let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.received_chunks);
+                let len = bytes.min(endpoint.channel.layout.mail_chunk);
+                // SAFETY: written before the opening; the target has `bytes` bytes.
+                unsafe { super::reduce::copy(target, chunk, len, false) };
+                state.received_chunks += 1;
+                mailbox.taken_chunks.set(state.received_chunks);
             }
-            Way::Ring => {
+            Way::Chunks => {
                 while arriving.moved < bytes {
                     if mailbox.sent_chunks.get() <= state.received_chunks {
                         return Ok(false);
