@@ -11,38 +11,62 @@ use super::{Source, Target};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::{Lane, Lent};
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUcontext, CUdeviceptr};
 use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+    CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
+    SyncOnDrop, result,
 };
 use std::sync::Arc;
 
-/// What orders later users of a slice behind the operation that borrowed it.
+/// What orders later users of a slice behind the operation that borrowed it, when this is dropped.
 #[derive(Debug)]
-pub(crate) enum Order<'a> {
-    /// cudarc records its event when this is dropped.
-    Tracked { event: SyncOnDrop<'a> },
-    /// The slice's stream waits for the operation's, if there is one, when this is dropped.
-    Joined { slice: Arc<CudaStream>, operation: Option<&'a CudaStream> },
+pub(crate) struct Order<'a> {
+    /// `None` if the operation is complete: nobody has to wait for it.
+    operation: Option<&'a CudaStream>,
+    behind: Behind<'a>,
+}
+
+#[derive(Debug)]
+enum Behind<'a> {
+    /// The event that cudarc keeps for the slice: others wait for it.
+    Event(&'a CudaEvent),
+    /// The slice's stream waits.
+    Stream(Arc<CudaStream>),
 }
 
 impl Order<'_> {
     /// The operation is complete: whoever is later need not wait for it.
     pub fn lift(&mut self) {
-        match self {
-            Order::Tracked { event } => {
-                std::mem::forget(std::mem::replace(event, SyncOnDrop::Record(None)));
-            }
-            Order::Joined { operation, .. } => *operation = None,
-        }
+        self.operation = None;
     }
 }
 
 impl Drop for Order<'_> {
     fn drop(&mut self) {
-        if let Order::Joined { slice, operation: Some(operation) } = self {
-            // An error is kept in the context, whose next call answers it.
-            slice.context().record_err(slice.join(operation));
+        let Some(operation) = self.operation else { return };
+        let _current = Current::keep();
+        // An error is kept in the context, whose next call answers it.
+        operation.context().record_err(match &self.behind {
+            Behind::Event(event) => event.record(operation),
+            Behind::Stream(slice) => slice.join(operation),
+        });
+    }
+}
+
+/// The context that was current, which is so again when this is dropped: cudarc makes a stream's current to work with it.
+struct Current(Option<CUcontext>);
+
+impl Current {
+    fn keep() -> Current {
+        Current(result::ctx::get_current().unwrap_or_default())
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        if !matches!(result::ctx::get_current(), Ok(now) if now == self.0) {
+            // SAFETY: it was current on this thread; null means none.
+            let _ = unsafe { result::ctx::set_current(self.0.unwrap_or(std::ptr::null_mut())) };
         }
     }
 }
@@ -52,7 +76,7 @@ struct Plan<'a> {
     operation: &'a CudaStream,
     /// The slice's stream, if it is another.
     slice: Option<Arc<CudaStream>>,
-    /// Whether cudarc tracks the use of slices on both streams.
+    /// Whether cudarc tracks the use of slices of its context, which need not be the operation's: a program may have one of its own.
     managed: bool,
 }
 
@@ -63,25 +87,50 @@ impl<'a> Plan<'a> {
         if ours.cu_ctx() != theirs.cu_ctx() {
             return Err(wrong_memory(slice, format!("GPU {} and its primary context", theirs.ordinal())));
         }
-        Ok(Plan {
-            operation,
-            slice: (slice.cu_stream() != operation.cu_stream()).then(|| slice.clone()),
-            managed: ours.is_managing_stream_synchronization() && theirs.is_managing_stream_synchronization(),
-        })
+        let managed = ours.is_managing_stream_synchronization();
+        let slice = (slice.cu_stream() != operation.cu_stream()).then(|| slice.clone());
+        if managed || slice.is_some() {
+            // With an error that is kept, cudarc neither waits nor records.
+            ours.check_err()?;
+        }
+        Ok(Plan { operation, slice, managed })
     }
 
+    /// Lends what `pointer` answers for the operation's stream.
     #[inline(always)]
-    fn lent(self, (address, event): (CUdeviceptr, SyncOnDrop<'a>)) -> Lent<'a> {
-        let tracked = self.managed && matches!(event, SyncOnDrop::Record(Some(_)));
-        let order = match self.slice {
-            _ if tracked => Some(Order::Tracked { event }),
-            None => None,
-            Some(slice) => {
-                slice.context().record_err(self.operation.join(&slice));
-                Some(Order::Joined { slice, operation: Some(self.operation) })
+    fn lend(self, pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>)) -> Result<Lent<'a>> {
+        if self.slice.is_some() || self.managed {
+            return self.lend_in_order(pointer);
+        }
+        // The one stream keeps the order.
+        let (address, event) = pointer(self.operation);
+        std::mem::forget(event);
+        Ok(Lent::device(address, None))
+    }
+
+    fn lend_in_order(
+        self,
+        pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
+    ) -> Result<Lent<'a>> {
+        let _current = Current::keep();
+        let operation = self.operation;
+        let (address, recording) = pointer(operation);
+        let behind = match (&recording, self.slice) {
+            (SyncOnDrop::Record(Some((event, _))), _) if self.managed => Some(Behind::Event(event)),
+            (_, None) => None,
+            (_, Some(slice)) => {
+                slice.context().record_err(operation.join(&slice));
+                Some(Behind::Stream(slice))
             }
         };
-        Lent::device(address, order)
+        // The event is recorded by `Order`: cudarc leaves it out if it tracks nothing in the operation's own context.
+        std::mem::forget(recording);
+        // Those of the waits, and any before them.
+        operation.context().check_err()?;
+        if let Some(Behind::Stream(slice)) = &behind {
+            slice.context().check_err()?;
+        }
+        Ok(Lent::device(address, behind.map(|behind| Order { operation: Some(operation), behind })))
     }
 }
 
@@ -128,8 +177,7 @@ macro_rules! device_memory {
                     return lend_on_host(&own, lane, || self.device_ptr(&own).0);
                 };
                 let plan = Plan::new(DeviceSlice::stream(self), operation)?;
-                let pointer = self.device_ptr(plan.operation);
-                Ok(plan.lent(pointer))
+                plan.lend(|operation| self.device_ptr(operation))
             }
         }
     )*};
@@ -143,8 +191,7 @@ macro_rules! device_memory {
                     return lend_on_host(&own, lane, || self.device_ptr_mut(&own).0);
                 };
                 let plan = Plan::new(DeviceSlice::stream(self), operation)?;
-                let pointer = self.device_ptr_mut(plan.operation);
-                Ok(plan.lent(pointer))
+                plan.lend(|operation| self.device_ptr_mut(operation))
             }
         }
     )*};

@@ -1,12 +1,13 @@
 //! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
 
 use crate::backend::nccl::{Footprint, HeldGraph};
-use crate::backend::{Call, Direction, Space};
+use crate::backend::{Blocks, Call, Direction, Space};
 use crate::comm::{Comm, View};
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::group::{CommGroup, Group};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// Operations of a communicator on GPUs that were captured in a CUDA graph, with their buffers.
@@ -171,7 +172,7 @@ fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<
     comm.sync()
 }
 
-/// What a graph holds of a group's operations: arguments and addresses. An error if some are in host memory.
+/// What a graph holds of a group's operations: arguments, lengths of blocks and addresses. An error if some are in host memory.
 fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
     let calls = group.calls().map(|call| {
         on_device(&call.spaces)?;
@@ -179,7 +180,12 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
         let what =
             operation as u64 | (dtype as u64) << 8 | (reduction.code as u64) << 16 | (root as u64) << 32;
         let (send, recv) = (call.send.addr() as u64, call.recv.addr() as u64);
-        Ok([what, reduction.factor, call.blocks.longest() as u64, send, recv, 0])
+        let lengths = [call.blocks, call.recv_blocks].map(|blocks| match blocks {
+            Blocks::Equal(_) => 0,
+            Blocks::Each(counts) => digest(counts),
+        });
+        let lengths = lengths[0] ^ lengths[1].rotate_left(1);
+        Ok([what, reduction.factor, call.blocks.longest() as u64, send, recv, lengths << 1])
     });
     let transfers = group.transfers().map(|transfer| {
         on_device(&[transfer.space])?;
@@ -191,6 +197,12 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
         Ok([what, 0, transfer.count as u64, address as u64, 0, 1])
     });
     calls.chain(transfers).collect()
+}
+
+fn digest(counts: &[usize]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    counts.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn on_device(spaces: &[Space]) -> Result<()> {

@@ -79,9 +79,15 @@ impl Communicator {
     #[inline]
     pub(super) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         use Operation::*;
+        // For one rank the library launches at once, on the device that is current, whichever the stream's is.
+        let _current = if self.ranks == 1 { Some(self.device.enter()?) } else { None };
         // SAFETY: the caller's contract, in each.
         unsafe {
             match call.operation {
+                // Its kernel for one rank leaves the end of some lengths out: `can_multiply_alone` knows which.
+                ReduceScatterV if self.ranks == 1 => {
+                    self.reducing_alone(&Call { operation: Reduce, root: 0, ..*call }, needs)
+                }
                 AllReduce | Reduce | ReduceScatter if self.ranks == 1 => self.reducing_alone(call, needs),
                 AllReduce | Reduce | ReduceScatter => self.reducing(call, needs),
                 Broadcast | AllGather => self.moving(call),
