@@ -11,6 +11,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("movements", movements),
     Scenario::rank("in_place", in_place),
     Scenario::rank("vectors", vectors),
+    Scenario::rank("scattered_alone", scattered_alone),
     Scenario::rank("host_memory", host_memory),
 ];
 
@@ -183,6 +184,20 @@ fn in_place(comm: Comm, _: &[String]) -> Outcome {
         must("all_to_all", comm.all_to_all_in_place(&mut buffer))?;
         let expected = |index: usize| of(index / len, rank * len + index % len);
         expect("all_to_all in place", &download(&comm, &buffer)?, expected)?;
+    }
+    done()
+}
+
+/// One rank's block is all: as long as the library's kernel for one rank cannot do.
+fn scattered_alone(comm: Comm, _: &[String]) -> Outcome {
+    if comm.world_size() > 1 {
+        return done();
+    }
+    for len in [1, 8197, 100_003] {
+        let send = upload(&comm, &values::<f32>(0, len))?;
+        let mut own = upload(&comm, &values::<f32>(7, len))?;
+        must("reduce_scatter_v", comm.reduce_scatter_v(&send, &mut own, &[len], ReduceOp::Avg))?;
+        expect("the average of one", &download(&comm, &own)?, |index| value(0, index) as f32)?;
     }
     done()
 }

@@ -2,6 +2,7 @@
 
 use crate::world::{both, done, elements, expect, must, stream, upload, value, values};
 use libtest_mimic::Trial;
+use phalanx::cudarc::driver::CudaContext;
 use phalanx::nccl::Graph;
 use phalanx::{Comm, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
@@ -12,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("dropped_at_once", dropped_at_once),
     Scenario::rank("overwritten_at_once", overwritten_at_once),
     Scenario::rank("many_streams", many_streams),
+    Scenario::rank("own_context", own_context),
     Scenario::rank("current_device", current_device),
     Scenario::rank("graph", graph),
 ];
@@ -100,9 +102,23 @@ fn many_streams(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
+/// A program has a context of its own, of the same GPU: its other stream reads what the operation has written.
+fn own_context(comm: Comm, _: &[String]) -> Outcome {
+    let context = CudaContext::new(stream(&comm).context().ordinal()).map_err(|e| e.to_string())?;
+    let main = context.default_stream();
+    let reader = context.new_stream().map_err(|e| e.to_string())?;
+    for _ in 0..5 {
+        let mut buffer = main.clone_htod(&values::<f32>(comm.rank(), len())).map_err(|e| e.to_string())?;
+        must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        let got = reader.clone_dtoh(&buffer).map_err(|e| e.to_string())?;
+        expect("read on the program's other stream", &got, sum(comm.world_size()))?;
+    }
+    must("sync", comm.sync())?;
+    done()
+}
+
 /// The device that was current is current afterwards, whichever GPU the communicator has.
 fn current_device(comm: Comm, _: &[String]) -> Outcome {
-    use phalanx::cudarc::driver::CudaContext;
     use phalanx::cudarc::driver::sys::cuCtxGetCurrent;
     let current = || {
         let mut context = std::ptr::null_mut();
@@ -120,6 +136,13 @@ fn current_device(comm: Comm, _: &[String]) -> Outcome {
     let buffer = must("alloc", comm.nccl().ok_or("NCCL")?.alloc::<f32>(1000))?;
     assert_eq!(current(), before, "after making memory");
     drop(buffer);
+    let other = stream(&comm).context().new_stream().map_err(|e| e.to_string())?;
+    let mut slice = other.alloc_zeros::<f32>(1000).map_err(|e| e.to_string())?;
+    first.bind_to_thread().map_err(|e| e.to_string())?;
+    must("all_reduce", comm.all_reduce_in_place(&mut slice, ReduceOp::Sum))?;
+    assert_eq!(current(), before, "after an operation on another stream's slice");
+    drop((slice, other));
+    first.bind_to_thread().map_err(|e| e.to_string())?;
     drop(must("split", comm.split(Some(0), 0))?);
     assert_eq!(current(), before, "after splitting");
     drop(comm);
@@ -178,6 +201,23 @@ fn graph(comm: Comm, _: &[String]) -> Outcome {
     let error = graph.launch().unwrap_err();
     assert!(error.to_string().contains("capture again"), "{error}");
     drop(graph.into_buffers());
+    // The lengths of the blocks are what was captured, too: also if their sum and this rank's stay the same.
+    if ranks > 2 {
+        let counts: Vec<_> = (0..ranks).map(|rank| len - rank).collect();
+        let (send, recv) = (vec![0i32; counts[rank]], vec![0i32; counts.iter().sum()]);
+        let buffers = (upload(&comm, &send)?, upload(&comm, &recv)?, counts);
+        let mut graph = must(
+            "capture",
+            Graph::capture(&comm, buffers, |group, (send, recv, counts)| {
+                group.all_gather_v(&*send, recv, counts)
+            }),
+        )?;
+        must("launch", graph.launch())?;
+        must("sync", comm.sync())?;
+        graph.buffers_mut().2.swap((rank + 1) % ranks, (rank + 2) % ranks);
+        let error = graph.launch().unwrap_err();
+        assert!(error.to_string().contains("capture again"), "{error}");
+    }
     let host = Graph::capture(&comm, vec![0i32; len], |group, buffer| {
         group.all_reduce_in_place(buffer, ReduceOp::Sum)
     });
