@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| {
         // `phalanx perf … | head` is no failure worth a message.
         if !is_broken_pipe(&error) {
-            eprintln!("phalanx: {}", explain(&error));
+            log::say(format_args!("phalanx: {}", explain(&error)));
         }
         ExitCode::FAILURE
     })

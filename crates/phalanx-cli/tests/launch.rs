@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{eventually, is_stopped, launch, number_in, phalanx, runs, say, signal};
+use common::{eventually, is_stopped, launch, number_in, phalanx, ranks_of, runs, say, signal};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Stdio;
@@ -327,6 +327,16 @@ fn log_files_that_cannot_be_are_explained() {
 }
 
 #[test]
+fn a_log_file_that_cannot_be_is_not_the_programs_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("rank-0.out")).unwrap();
+    let said = say(launch(&format!("-n 1 --log-dir {}", folder.path().display()), "true"));
+    assert_eq!(said.code, Some(1));
+    assert!(said.stderr.contains("rank-0.out cannot be written"), "{}", said.stderr);
+    assert!(!said.stderr.contains("cannot start"), "{}", said.stderr);
+}
+
+#[test]
 fn ranks_are_told_where_the_store_is() {
     let said = say(launch("-n 2", "echo $PHALANX_STORE $PHALANX_TOKEN $PHALANX_NODE_RANK $PHALANX_NNODES"));
     let lines = sorted(&said.stdout);
@@ -342,6 +352,73 @@ fn output_that_nobody_reads_does_not_keep_the_ranks() {
     let start = Instant::now();
     eventually("the launcher has ended", || launcher.try_wait().unwrap().is_some());
     assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+/// Longer than what is waited for the last output of a rank that says nothing.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A launcher whose rank has ended and has written more than the pipe holds that nobody has read from yet.
+fn unread(options: &str) -> std::process::Child {
+    let folder = tempfile::tempdir().unwrap();
+    let script = with_pid_file(folder.path(), "exec seq 1 12000");
+    let launcher = launch(options, &script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    pids(folder.path(), 1);
+    eventually("the rank has ended", || ranks_of(launcher.id()).is_empty());
+    launcher
+}
+
+#[test]
+fn output_that_is_read_late_is_complete() {
+    let logs = tempfile::tempdir().unwrap();
+    let launcher = unread(&format!("-n 1 --log-dir {}", logs.path().display()));
+    std::thread::sleep(PAUSE);
+    let output = launcher.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.stdout.iter().filter(|byte| **byte == b'\n').count(), 12000);
+    let log = std::fs::read_to_string(logs.path().join("rank-0.out")).unwrap();
+    assert_eq!(log.lines().last(), Some("12000"));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_whoever_does_not_read() {
+    let mut launcher = unread("-n 1");
+    // The first may come while the rank is still to be reaped, and is the rank's then.
+    eventually("the launcher has ended", || {
+        signal(launcher.id() as i32, Signal::TERM);
+        launcher.try_wait().unwrap().is_some()
+    });
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn a_stream_that_a_descendant_holds_open_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid = folder.path().join("descendant");
+    let said = say(launch("-n 1", &format!("echo out; sleep 1000 & echo $! > {}", pid.display())));
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "[0] out\n"));
+    signal(number_in(&pid).unwrap(), Signal::KILL);
+}
+
+#[test]
+fn output_that_cannot_be_written_is_told() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = launch("-n 1", "echo hi").stdout(full()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("could not be passed on: No space left"), "{stderr}");
+    // Nothing can be told.
+    assert_eq!(launch("-n 2", "exit 3").stderr(full()).status().unwrap().code(), Some(3));
+}
+
+#[test]
+fn a_timeout_holds_for_ranks_that_go_on_after_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("trap '' TERM; {}", with_pid_file(folder.path(), "while :; do sleep 0.05; done"));
+    let mut launcher = launch("-n 1 --timeout 2", &script).stderr(Stdio::null()).spawn().unwrap();
+    pids(folder.path(), 1);
+    signal(launcher.id() as i32, Signal::TERM);
+    eventually("the launcher has ended", || launcher.try_wait().unwrap().is_some());
+    assert_eq!(launcher.wait().unwrap().code(), Some(124));
 }
 
 #[test]

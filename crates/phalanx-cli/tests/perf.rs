@@ -197,6 +197,10 @@ fn what_makes_no_sense_is_refused() {
         ("all_reduce -p 2 -R 2", 1, "-R 2: symmetric windows"),
         ("barrier -t 2 -G 1", 1, "-G: barrier waits"),
         ("all_reduce --backend rccl", 2, "possible values: auto, host, nccl"),
+        ("all_reduce -n 18446744073709551615", 2, "at most"),
+        ("all_reduce -p 18446744073709551615", 2, "at most"),
+        ("all_reduce -t 2 -b 4194304T -e 4194304T", 1, "lower --maxbytes"),
+        ("all_reduce -b 1 -e 64G -i 1", 1, "raise --stepbytes"),
         ("all_reduce -d f33", 2, "no element type"),
         ("all_reduce -t 2 --json /nowhere/run.json", 1, "/nowhere/run.json"),
         ("all_reduce -t 2 --compare /nowhere/run.json", 1, "/nowhere/run.json"),
@@ -250,9 +254,23 @@ fn another_launchers_ranks_are_used() {
     assert!(said.stdout.contains("[0] # 2 ranks (launched processes)"), "{}", said.stdout);
     assert!(!said.stdout.contains("[1]"), "rank 0 alone prints:\n{}", said.stdout);
 
-    let refused = say(phalanx(&format!("launch -n 1 -- {perf} -t 2")));
+    let refused = say(phalanx(&format!("launch -n 2 -- {perf} -t 2")));
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("leave out -t and -p"), "{}", refused.stderr);
+}
+
+/// As in a step of Slurm that has one task.
+#[test]
+fn a_launcher_of_one_rank_is_no_obstacle() {
+    for (ranks, says) in
+        [("-t 2", "# 2 ranks (threads)"), ("-p 2", "# 2 ranks (processes)"), ("", " ranks (threads)")]
+    {
+        let mut perf = phalanx(&format!("perf all_reduce -b 4 -e 4 {ranks} {SHORT}"));
+        perf.envs([("RANK", "0"), ("WORLD_SIZE", "1")]);
+        let said = say(perf);
+        assert_eq!(said.code, Some(0), "{ranks}: {}", said.stderr);
+        assert!(said.stdout.contains(says), "{ranks}: {}", said.stdout);
+    }
 }
 
 /// A run that goes on until it is ended, once its two ranks write rows.

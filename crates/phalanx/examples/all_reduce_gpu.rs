@@ -1,4 +1,4 @@
-//! The sum of buffers in GPU memory, one GPU to a thread: `cargo run --example all_reduce_gpu [RANKS]`.
+//! The sum of buffers in GPU memory, one GPU to a thread: `cargo run -p phalanx --example all_reduce_gpu [RANKS]`.
 
 use phalanx::{BackendKind, Comm, ReduceOp, Result};
 

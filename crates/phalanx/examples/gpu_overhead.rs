@@ -1,7 +1,7 @@
 //! What phalanx adds to NCCL: CPU time of an enqueue, time of an operation, and bus bandwidth, against the bare C
 //! call on the same communicator, stream and buffers, in alternating rounds.
 //!
-//! `cargo run --release --example gpu_overhead [RANKS] [LARGEST BYTES] [all_reduce|all_gather|reduce_scatter|all_to_all]`
+//! `cargo run --release -p phalanx --example gpu_overhead [RANKS] [LARGEST BYTES] [all_reduce|all_gather|reduce_scatter|all_to_all]`
 
 #[path = "shared/rounds.rs"]
 mod rounds;

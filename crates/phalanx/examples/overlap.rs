@@ -2,7 +2,7 @@
 //! computed. `StreamSyncOps` orders the two streams; events on the GPU prove that they ran at once.
 //!
 //! ```text
-//! cargo run --release --example overlap -- 2
+//! cargo run --release -p phalanx --example overlap -- 2
 //! phalanx launch -n 2 -- target/release/examples/overlap
 //! ```
 

@@ -2,7 +2,7 @@
 //! blocks go round the ring (a send and a receive in a group), while the GPU attends to the block that is there.
 //!
 //! ```text
-//! cargo run --release --example ring_attention -- 2
+//! cargo run --release -p phalanx --example ring_attention -- 2
 //! phalanx launch -n 2 -- target/release/examples/ring_attention
 //! ```
 

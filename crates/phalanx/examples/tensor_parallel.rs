@@ -3,7 +3,7 @@
 //! the result, which all_reduce adds. Both are compared with one GPU that has all weights.
 //!
 //! ```text
-//! cargo run --release --example tensor_parallel -- 2
+//! cargo run --release -p phalanx --example tensor_parallel -- 2
 //! phalanx launch -n 2 -- target/release/examples/tensor_parallel
 //! ```
 

@@ -114,7 +114,10 @@ fn in_processes(ranks: usize, part: &str, wait: Duration) -> Result<()> {
         Outcome::TimedOut { running, .. } => {
             bail!("ranks {running:?} still ran after {} s", patience.as_secs())
         }
-        Outcome::Interrupted { .. } | Outcome::Elsewhere(_) | Outcome::NotStarted(_) => bail!("interrupted"),
+        Outcome::Interrupted { .. }
+        | Outcome::Elsewhere(_)
+        | Outcome::NotStarted(_)
+        | Outcome::Unwritten(_) => bail!("interrupted"),
     }
 }
 

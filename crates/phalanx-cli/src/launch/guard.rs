@@ -8,6 +8,7 @@
 //! another user; and everything but the ranks, if launcher and guard are killed together.
 
 use super::part::Part;
+use crate::log::say;
 use rustix::process::{Pid, Signal};
 use std::collections::HashSet;
 use std::io::{BufRead, Write};
@@ -37,7 +38,7 @@ impl Guard {
             let pipe = child.stdin.take().expect("it is piped");
             std::io::Result::Ok((child, pipe))
         };
-        let guard = start().map_err(|e| eprintln!("phalanx launch: going on without a guard: {e}"));
+        let guard = start().map_err(|e| say(format_args!("phalanx launch: going on without a guard: {e}")));
         let mut guard = Guard(guard.ok());
         // Another node may be on the same machine: what its launcher has started is not ours.
         for mark in part.marks() {
@@ -98,7 +99,7 @@ pub fn run() -> ExitCode {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    eprintln!("phalanx launch: the launcher was killed; its ranks and what they had started were ended");
+    say("phalanx launch: the launcher was killed; its ranks and what they had started were ended");
     ExitCode::FAILURE
 }
 

@@ -6,15 +6,13 @@ use super::notice::Notice;
 use super::output::Output;
 use super::part::{self, Part};
 use super::rank::Rank;
-use super::signals::Forwarder;
-use super::supervisor::{Event, Started, Supervisor};
+use super::supervisor::{Event, Events, Started, Supervisor};
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
-use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
 /// What to start, how often on this node, and what to do with its output.
@@ -44,6 +42,8 @@ pub enum Outcome {
     Elsewhere(Notice),
     /// The program could not be started.
     NotStarted(StartError),
+    /// Every rank exited with status 0, but what they wrote could not be passed on.
+    Unwritten(io::Error),
 }
 
 /// The rank that failed first.
@@ -77,29 +77,41 @@ pub fn signal_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// The program could not be started.
+/// Why a rank could not be started.
 #[derive(Debug)]
-pub struct StartError {
-    pub program: OsString,
-    pub source: io::Error,
+pub enum StartError {
+    /// The program cannot be.
+    Program { program: OsString, source: io::Error },
+    /// A log file cannot be made, as the error says.
+    Log(io::Error),
 }
 
 impl StartError {
     /// The status of a shell for a program that is not there or cannot be run.
     pub fn exit_code(&self) -> u8 {
-        if self.source.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+        match self {
+            StartError::Program { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
+            StartError::Program { .. } => 126,
+            StartError::Log(_) => 1,
+        }
     }
 }
 
 impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&super::report::describe_start_error(&self.program, &self.source))
+        match self {
+            StartError::Program { program, source } => {
+                f.write_str(&super::report::describe_start_error(program, source))
+            }
+            StartError::Log(error) => error.fmt(f),
+        }
     }
 }
 
 impl std::error::Error for StartError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
+        let (StartError::Program { source, .. } | StartError::Log(source)) = self;
+        Some(source)
     }
 }
 
@@ -118,7 +130,8 @@ impl Job {
             }
             None
         };
-        match self.attempt(&part, None, ending) {
+        let events = Events::catch()?;
+        match self.attempt(&part, None, &events, ending) {
             Outcome::NotStarted(error) => Err(error.into()),
             outcome => Ok(outcome),
         }
@@ -132,55 +145,49 @@ impl Job {
         &self,
         part: &Part,
         nodes: Option<&Nodes>,
+        events: &Events,
         ending: impl FnMut(&Outcome) -> Option<Outcome>,
     ) -> Outcome {
-        let (sender, events) = mpsc::channel();
-        let ranks = match self.start(part, &sender) {
-            Ok(ranks) => ranks,
+        let started = match self.start(part, events) {
+            Ok(started) => started,
             Err(error) => return Outcome::NotStarted(error),
         };
         let _listening = nodes.map(|nodes| {
+            let sender = events.sender();
             nodes.listen(part.restart, move |notice| {
                 let _ = sender.send(Event::Elsewhere(notice));
             })
         });
-        Supervisor::new(self.timeout, ranks, events).run(ending)
+        Supervisor::new(self.timeout, started, events).run(ending)
     }
 
-    fn start(&self, part: &Part, sender: &Sender<Event>) -> Result<Started, StartError> {
-        let error = |source| StartError { program: self.program.clone(), source };
-        let to_queue = sender.clone();
-        // Before the first rank starts: a signal in between would end the launcher alone.
-        let forwarder = Forwarder::start(move |signal| {
-            let _ = to_queue.send(Event::Signal(signal));
-        });
-        let forwarder = forwarder.map_err(error)?;
+    fn start(&self, part: &Part, events: &Events) -> Result<Started, StartError> {
         let mut guard = Guard::start(part);
 
-        let mut ranks: Vec<Rank> = Vec::with_capacity(self.ranks);
+        let mut ranks: Vec<Rank> = Vec::new();
         for local in 0..self.ranks {
             match Rank::start(self, part, local) {
                 Ok(rank) => {
                     guard.watch(rank.group());
                     ranks.push(rank);
                 }
-                Err(source) => {
+                Err(error) => {
                     for rank in &mut ranks {
                         rank.signal(Signal::KILL);
                         // Its status is of no interest, only that no zombie stays.
                         let _ = rank.reap();
                     }
-                    return Err(error(source));
+                    return Err(error);
                 }
             }
         }
         for (index, rank) in ranks.iter().enumerate() {
-            let to_queue = sender.clone();
+            let sender = events.sender();
             rank.watch(move |succeeded| {
-                let _ = to_queue.send(Event::Ended { index, succeeded });
+                let _ = sender.send(Event::Ended { index, succeeded });
             });
         }
-        Ok(Started { ranks, guard, _forwarder: forwarder })
+        Ok(Started { ranks, guard })
     }
 }
 

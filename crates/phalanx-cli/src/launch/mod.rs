@@ -18,6 +18,7 @@ pub use job::{Job, Outcome};
 pub use output::Output;
 pub use report::{describe_status, print_end, print_failure};
 
+use crate::log::say;
 use anyhow::{Context, Result, ensure};
 use nodes::Nodes;
 use options::{LaunchArgs, NodeArgs};
@@ -25,6 +26,7 @@ use part::Part;
 use phalanx::store::{Server, Token};
 use std::process::ExitCode;
 use std::time::Duration;
+use supervisor::Events;
 
 /// Exit status when the ranks were still running at `--timeout`, as that of timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -48,15 +50,16 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         timeout: args.timeout,
     };
     let mut all = Launchers::meet(&args.nodes, args.ranks)?;
+    let events = Events::catch()?;
     let mut restart = 0;
     loop {
         let restarts_left = args.max_restarts - restart;
-        let (outcome, again) = all.attempt(&job, restart, restarts_left)?;
+        let (outcome, again) = all.attempt(&job, restart, restarts_left, &events)?;
         if !again {
             return Ok(exit_code(&outcome));
         }
         restart += 1;
-        eprintln!("phalanx launch: restart {restart} of at most {}", args.max_restarts);
+        say(format_args!("phalanx launch: restart {restart} of at most {}", args.max_restarts));
     }
 }
 
@@ -83,7 +86,13 @@ impl Launchers {
     }
 
     /// Runs the ranks of this node to their end, and answers how the job ended and whether to start it again.
-    fn attempt(&mut self, job: &Job, restart: u32, restarts_left: u32) -> Result<(Outcome, bool)> {
+    fn attempt(
+        &mut self,
+        job: &Job,
+        restart: u32,
+        restarts_left: u32,
+        events: &Events,
+    ) -> Result<(Outcome, bool)> {
         match self {
             Launchers::Alone { store, part } => {
                 if restart > 0 {
@@ -91,7 +100,7 @@ impl Launchers {
                     part.restart = restart;
                     store.iter().for_each(|store| store.begin_epoch(restart));
                 }
-                let outcome = job.attempt(part, None, |outcome| {
+                let outcome = job.attempt(part, None, events, |outcome| {
                     say_failure(outcome);
                     None
                 });
@@ -100,20 +109,27 @@ impl Launchers {
                 Ok((outcome, again))
             }
             Launchers::Several(nodes) => {
-                let part = nodes.begin(restart, job.ranks)?;
-                let outcome = job.attempt(&part, Some(nodes), |outcome| {
+                let part = match nodes.begin(restart, job.ranks, events)? {
+                    Ok(part) => part,
+                    Err(interrupted) => {
+                        print_end(&interrupted);
+                        return Ok((interrupted, false));
+                    }
+                };
+                let outcome = job.attempt(&part, Some(nodes), events, |outcome| {
                     let counts = nodes.tell(restart, outcome);
                     say_failure(counts.as_ref().unwrap_or(outcome));
                     counts
                 });
                 say_end(&outcome);
-                if matches!(outcome, Outcome::NotStarted(_)) {
+                // It may be news: the ranks had not started, or all had ended.
+                if matches!(outcome, Outcome::NotStarted(_) | Outcome::Interrupted { .. }) {
                     nodes.tell(restart, &outcome);
                 }
                 let succeeded = matches!(outcome, Outcome::Success);
-                let (outcome, again) = nodes.conclude(restart, outcome, restarts_left);
+                let (outcome, again) = nodes.conclude(restart, outcome, restarts_left, events);
                 if succeeded {
-                    say_failure(&outcome);
+                    print_end(&outcome);
                 }
                 Ok((outcome, again))
             }
@@ -154,5 +170,6 @@ pub fn exit_code(outcome: &Outcome) -> ExitCode {
         Outcome::Interrupted { signal } => ExitCode::from(job::signal_code(*signal)),
         Outcome::Elsewhere(notice) => ExitCode::from(notice.exit_code),
         Outcome::NotStarted(error) => ExitCode::from(error.exit_code()),
+        Outcome::Unwritten(_) => ExitCode::FAILURE,
     }
 }

@@ -4,13 +4,15 @@
 use super::job::Outcome;
 use super::notice::Notice;
 use super::part::{self, Part, StoreAt};
+use super::signals;
+use super::supervisor::{Event, Events};
 use anyhow::{Context, Result, ensure};
 use phalanx::store::{Host, Member, Rendezvous, Role, Server, Store, Token, server};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a launcher looks whether something has happened elsewhere.
 const TICK: Duration = Duration::from_millis(200);
@@ -18,6 +20,8 @@ const TICK: Duration = Duration::from_millis(200);
 const TELLING: Duration = Duration::from_secs(5);
 /// The other nodes may run on for as long as they like.
 const FOR_EVER: Duration = Duration::MAX;
+/// How long the others may take to end when this launcher was told to: longer than their ranks are given.
+const PARTING: Duration = Duration::from_secs(10);
 
 /// This launcher among the launchers.
 pub struct Nodes {
@@ -68,19 +72,23 @@ impl Nodes {
         Ok(Nodes { store, server, at: StoreAt { address, token }, node, nodes, host })
     }
 
-    /// Begins an attempt with the others: whose ranks have which numbers, and the attempt's id.
-    pub fn begin(&self, restart: u32, ranks: usize) -> Result<Part> {
+    /// Begins an attempt with the others: whose ranks have which numbers, and the attempt's id. Answers how the job
+    /// ends instead, if a signal came.
+    pub fn begin(&self, restart: u32, ranks: usize, events: &Events) -> Result<Result<Part, Outcome>> {
         if let Some(server) = &self.server {
             // Before the others can start ranks of the new epoch: they wait for this node below.
             server.begin_epoch(restart);
         }
         let own = serde_json::to_vec(&Beginning { ranks, job: part::job_id()? })?;
-        let all = self.store.exchange(&format!("begin {restart}"), &own, FOR_EVER)?;
+        let all = match self.exchange("begin", restart, own, events) {
+            Ok(all) => all?,
+            Err(interrupted) => return Ok(Err(interrupted)),
+        };
         let all: Vec<Beginning> =
             all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
         let sum = |nodes: &[Beginning]| nodes.iter().map(|node| node.ranks).sum::<usize>();
         ensure!(all.len() == self.nodes, "{} of {} nodes answered", all.len(), self.nodes);
-        Ok(Part {
+        Ok(Ok(Part {
             job: all[0].job.clone(),
             restart,
             first: sum(&all[..self.node]),
@@ -89,7 +97,43 @@ impl Nodes {
             node: self.node,
             nodes: self.nodes,
             store: Some(self.at.clone()),
-        })
+        }))
+    }
+
+    /// Exchanges something with the other launchers, however long they take. If a signal comes that ends the job, they
+    /// are told and given a moment to end, which a second signal ends; answers then how the job ends.
+    fn exchange(
+        &self,
+        what: &str,
+        restart: u32,
+        own: Vec<u8>,
+        events: &Events,
+    ) -> Result<Result<Vec<Vec<u8>>>, Outcome> {
+        let (store, sender, name) = (self.store.clone(), events.sender(), format!("{what} {restart}"));
+        std::thread::spawn(move || {
+            let all = store.exchange(&name, &own, FOR_EVER).map_err(Into::into);
+            let _ = sender.send(Event::Exchanged(all));
+        });
+        let mut parting: Option<(Outcome, Instant)> = None;
+        loop {
+            match (events.next(parting.as_ref().map(|(_, until)| *until)), parting.take()) {
+                (Some(Event::Exchanged(all)), None) => return Ok(all),
+                (Some(Event::Signal(signal)), None) if signals::is_ending(signal) => {
+                    let interrupted = Outcome::Interrupted { signal };
+                    let counts = self.tell(restart, &interrupted).unwrap_or(interrupted);
+                    parting = Some((counts, Instant::now() + PARTING));
+                }
+                (Some(Event::Exchanged(_)) | None, Some((outcome, _))) => return Err(outcome),
+                (Some(Event::Signal(signal)), Some((outcome, _))) if signals::is_ending(signal) => {
+                    return Err(outcome);
+                }
+                (Some(Event::Signal(signals::STOP)), waiting) => {
+                    signals::stand_still();
+                    parting = waiting;
+                }
+                (_, waiting) => parting = waiting,
+            }
+        }
     }
 
     /// Tells the others that this node's part ends before its time. If another node's did so first, answers
@@ -126,10 +170,20 @@ impl Nodes {
 
     /// Waits until the attempt has ended on all nodes. Answers how it ended for the job, and whether it is to
     /// be started again; the same on all nodes.
-    pub fn conclude(&self, restart: u32, outcome: Outcome, restarts_left: u32) -> (Outcome, bool) {
+    pub fn conclude(
+        &self,
+        restart: u32,
+        outcome: Outcome,
+        restarts_left: u32,
+        events: &Events,
+    ) -> (Outcome, bool) {
         let notice = Notice::of(&outcome, self.node, &self.host);
         let own = serde_json::to_vec(&End { notice, restarts_left }).expect("text and numbers");
-        let ends = self.store.exchange(&format!("end {restart}"), &own, FOR_EVER);
+        let ends = match self.exchange("end", restart, own, events) {
+            Ok(ends) => ends,
+            Err(interrupted) if matches!(outcome, Outcome::Success) => return (interrupted, false),
+            Err(_) => return (outcome, false),
+        };
         let ends = ends.map(|all| all.iter().filter_map(|end| serde_json::from_slice(end).ok()).collect());
         let ends: Vec<End> = match ends {
             Ok(ends) => ends,

@@ -53,6 +53,7 @@ impl Notice {
                 Some(own(format!("its launcher got {}", signals::name(*signal)), signal_code(*signal)))
             }
             Outcome::NotStarted(error) => Some(own(error.to_string(), error.exit_code())),
+            Outcome::Unwritten(error) => Some(own(report::describe_unwritten(error), 1)),
             Outcome::Elsewhere(notice) => Some(notice.clone()),
         }
     }

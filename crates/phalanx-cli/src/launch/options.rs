@@ -88,10 +88,16 @@ impl LaunchArgs {
     }
 }
 
+/// More ranks than any machine can run.
+const MOST_RANKS: usize = 1 << 16;
+/// More seconds than anybody waits, and fewer than any clock can hold: 136 years.
+const MOST_SECONDS: f64 = u32::MAX as f64;
+
 /// Reads a number of ranks: at least 1.
 pub fn parse_ranks(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("0 ranks cannot do anything: give at least 1".to_owned()),
+        Ok(ranks) if ranks > MOST_RANKS => Err(format!("{ranks} ranks are too many: at most {MOST_RANKS}")),
         Ok(ranks) => Ok(ranks),
         Err(_) => Err(format!("{text:?} is no number of ranks: expected 1, 2, 3, …")),
     }
@@ -105,9 +111,14 @@ fn parse_nodes(text: &str) -> Result<usize, String> {
 pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
+        .filter(|seconds| *seconds <= MOST_SECONDS)
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
         .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| format!("{text:?} is no duration: expected seconds above 0, like 30 or 0.5"))
+        .ok_or_else(|| {
+            format!(
+                "{text:?} is no duration: expected seconds above 0, like 30 or 0.5, at most {MOST_SECONDS}"
+            )
+        })
 }
 
 #[cfg(test)]
@@ -120,13 +131,14 @@ mod tests {
         assert!(parse_ranks("0").unwrap_err().contains("at least 1"));
         assert!(parse_ranks("-1").is_err());
         assert!(parse_ranks("two").is_err());
+        assert!(parse_ranks("9999999999999999").unwrap_err().contains("at most 65536"));
     }
 
     #[test]
     fn durations_are_positive_seconds() {
         assert_eq!(parse_seconds("2"), Ok(Duration::from_secs(2)));
         assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
-        for text in ["0", "-1", "inf", "NaN", "1e300", "soon"] {
+        for text in ["0", "-1", "inf", "NaN", "1e300", "1.8e19", "soon"] {
             assert!(parse_seconds(text).is_err(), "{text}");
         }
     }

@@ -2,13 +2,16 @@
 //!
 //! Bytes are kept as they are: a rank's output need not be UTF-8.
 
+use super::report::remedy;
+use crate::log::say;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// What happens to the output of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +44,10 @@ impl Output {
         }
     }
 }
+
+/// For how long nothing may come from a rank that has ended, until its stream is given up: its own descendants may
+/// hold it open for ever.
+pub const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
 /// How many of a rank's last lines the report of its failure shows.
 const TAIL_LINES: usize = 10;
@@ -85,12 +92,66 @@ impl LogFiles {
         let create = |ending: &str| {
             let path = dir.join(format!("{name}.{ending}"));
             let explain = |e: io::Error| {
-                io::Error::new(e.kind(), format!("the log file {} cannot be written: {e}", path.display()))
+                let (path, remedy) = (path.display(), remedy(&e));
+                io::Error::new(e.kind(), format!("the log file {path} cannot be written: {e}{remedy}"))
             };
             Ok::<_, io::Error>((File::create(&path).map_err(explain)?, path))
         };
         let ((out, _), (err, err_path)) = (create("out")?, create("err")?);
         Ok(LogFiles { out, err, err_path })
+    }
+}
+
+/// A thread that passes one of a rank's streams on.
+pub struct Reader {
+    thread: JoinHandle<()>,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Since when the thread has been waiting for the stream: not while it waits for whoever reads its own output.
+    waiting: Mutex<Option<Instant>>,
+    /// Why it could not pass something on.
+    error: Mutex<Option<io::Error>>,
+}
+
+impl Reader {
+    fn start(run: impl FnOnce(&Arc<State>) -> io::Result<()> + Send + 'static) -> Reader {
+        let state = Arc::new(State::default());
+        let of_thread = state.clone();
+        let thread = std::thread::spawn(move || *lock(&of_thread.error) = run(&of_thread).err());
+        Reader { thread, state }
+    }
+
+    /// Whether nothing more is to come from a rank that ended at this time.
+    pub fn is_done(&self, ended: Instant) -> bool {
+        let is_idle = |since: Instant| since.max(ended).elapsed() >= LAST_OUTPUT;
+        self.thread.is_finished() || lock(&self.state.waiting).is_some_and(is_idle)
+    }
+
+    /// Why it could not pass something on, unless nobody wanted it any more.
+    pub fn take_error(&self) -> Option<io::Error> {
+        lock(&self.state.error).take_if(|error| error.kind() != io::ErrorKind::BrokenPipe)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A stream that notes when it is waited for.
+struct Watched<R> {
+    stream: R,
+    state: Arc<State>,
+}
+
+impl<R: Read> Read for Watched<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        *lock(&self.state.waiting) = Some(Instant::now());
+        let read = self.stream.read(buffer);
+        *lock(&self.state.waiting) = None;
+        read
     }
 }
 
@@ -100,13 +161,14 @@ pub fn pass_stdout(
     rank: usize,
     stream: impl Read + Send + 'static,
     log: Option<File>,
-) -> JoinHandle<()> {
+) -> Reader {
     let log = log.map(Log::new);
-    std::thread::spawn(move || match output.prefix(rank) {
-        Some(prefix) => {
-            pass_on(stream, &prefix, None, log, |line| write_line(io::stdout().lock(), line));
+    Reader::start(move |state| {
+        let stream = Watched { stream, state: state.clone() };
+        match output.prefix(rank) {
+            Some(prefix) => pass_on(stream, &prefix, None, log, |line| write_line(io::stdout().lock(), line)),
+            None => pass_on(stream, "", None, log, |_| Ok(())),
         }
-        None => pass_on(stream, "", None, log, |_| Ok(())),
     })
 }
 
@@ -117,13 +179,16 @@ pub fn pass_stderr(
     stream: impl Read + Send + 'static,
     log: Option<File>,
     tail: Tail,
-) -> JoinHandle<()> {
+) -> Reader {
     let log = log.map(Log::new);
-    std::thread::spawn(move || match output.prefix(rank) {
-        Some(prefix) => {
-            pass_on(stream, &prefix, Some(&tail), log, |line| write_line(io::stderr().lock(), line));
+    Reader::start(move |state| {
+        let stream = Watched { stream, state: state.clone() };
+        match output.prefix(rank) {
+            Some(prefix) => {
+                pass_on(stream, &prefix, Some(&tail), log, |line| write_line(io::stderr().lock(), line))
+            }
+            None => pass_on(stream, "", Some(&tail), log, |_| Ok(())),
         }
-        None => pass_on(stream, "", Some(&tail), log, |_| Ok(())),
     })
 }
 
@@ -139,7 +204,7 @@ impl Log {
         if let Some(file) = &mut self.0
             && let Err(e) = file.write_all(bytes)
         {
-            eprintln!("phalanx launch: a log file cannot be written any more: {e}");
+            say(format_args!("phalanx launch: a log file cannot be written any more: {e}"));
             self.0 = None;
         }
     }
@@ -154,21 +219,22 @@ fn write_line(mut to: impl Write, line: &[u8]) -> io::Result<()> {
 /// Reads lines to the end of the stream, and hands each to `write` with `prefix` in front.
 ///
 /// It ends early when `write` fails: the stream is closed, so that the rank, too, learns that nobody
-/// reads any more.
+/// reads any more. A log is written on, unless whoever read the lines did not want more of them.
 fn pass_on(
     stream: impl Read,
     prefix: &str,
     tail: Option<&Tail>,
     mut log: Option<Log>,
     mut write: impl FnMut(&[u8]) -> io::Result<()>,
-) {
+) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
+    let mut written = Ok(());
     loop {
         line.clear();
         line.extend_from_slice(prefix.as_bytes());
         match stream.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
+            Ok(0) | Err(_) => return written,
             Ok(_) => {}
         }
         if let Some(log) = &mut log {
@@ -180,8 +246,12 @@ fn pass_on(
         if let Some(tail) = tail {
             tail.push(&line[prefix.len()..line.len() - 1]);
         }
-        if write(&line).is_err() {
-            return;
+        if written.is_ok() {
+            written = write(&line);
+        }
+        let is_closed = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+        if written.as_ref().is_err_and(|e| log.is_none() || is_closed(e)) {
+            return written;
         }
     }
 }
@@ -196,7 +266,8 @@ mod tests {
         pass_on(input, "[3] ", Some(&tail), None, |line| {
             written.extend_from_slice(line);
             Ok(())
-        });
+        })
+        .unwrap();
         (written, tail.lines())
     }
 
@@ -232,10 +303,21 @@ mod tests {
     #[test]
     fn reading_stops_when_nobody_listens() {
         let mut lines = 0;
-        pass_on(&b"1\n2\n3\n"[..], "", None, None, |_| {
+        let passed = pass_on(&b"1\n2\n3\n"[..], "", None, None, |_| {
             lines += 1;
             Err(io::ErrorKind::BrokenPipe.into())
         });
-        assert_eq!(lines, 1);
+        assert_eq!((lines, passed.unwrap_err().kind()), (1, io::ErrorKind::BrokenPipe));
+    }
+
+    #[test]
+    fn a_log_is_written_although_the_output_cannot_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let log = Log::new(File::create(&path).unwrap());
+        let passed =
+            pass_on(&b"1\n2\n"[..], "[0] ", None, Some(log), |_| Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!(passed.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(std::fs::read(path).unwrap(), b"1\n2\n");
     }
 }

@@ -68,7 +68,9 @@ pub fn alone(ranks: usize) -> Result<(Option<Server>, Part)> {
     let server = match Server::start("127.0.0.1:0", token.clone(), settings) {
         Ok(server) => Some(server),
         Err(error) => {
-            eprintln!("phalanx launch: going on without a store, which several hosts and GPUs need: {error}");
+            crate::log::say(format_args!(
+                "phalanx launch: going on without a store, which several hosts and GPUs need: {error}"
+            ));
             None
         }
     };

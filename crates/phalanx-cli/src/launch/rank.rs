@@ -3,39 +3,36 @@
 //! It dies with the launcher, and is reaped only by the thread that may also signal it: a signal
 //! can never reach a stranger that got the same process id.
 
-use super::job::Job;
-use super::output::{self, LogFiles, Tail};
+use super::job::{Job, StartError};
+use super::output::{self, LAST_OUTPUT, LogFiles, Reader, Tail};
 use super::part::Part;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// How long to wait for the last output of a rank that has ended. Its own descendants may hold the
-/// stream open for ever.
-const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
 /// A started rank.
 pub struct Rank {
     number: usize,
     child: Child,
     pid: Pid,
-    readers: Vec<JoinHandle<()>>,
+    readers: Vec<Reader>,
     tail: Tail,
     log: Option<PathBuf>,
     /// Set once the rank has ended and was reaped.
     pub status: Option<ExitStatus>,
+    /// When that was.
+    ended: Option<Instant>,
 }
 
 impl Rank {
     /// Starts this node's rank number `local` of a job.
-    pub fn start(job: &Job, part: &Part, local: usize) -> io::Result<Rank> {
+    pub fn start(job: &Job, part: &Part, local: usize) -> Result<Rank, StartError> {
         let number = part.first + local;
-        let logs =
-            job.log_dir.as_deref().map(|dir| LogFiles::create(dir, number, part.restart)).transpose()?;
+        let logs = job.log_dir.as_deref().map(|dir| LogFiles::create(dir, number, part.restart));
+        let logs = logs.transpose().map_err(StartError::Log)?;
         let mut command = Command::new(&job.program);
         part.tell(&mut command, local);
         command
@@ -48,7 +45,8 @@ impl Rank {
             .process_group(0);
         die_with_parent(&mut command);
 
-        let mut child = command.spawn()?;
+        let mut child =
+            command.spawn().map_err(|source| StartError::Program { program: job.program.clone(), source })?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id is above 0");
         let tail = Tail::default();
         let mut readers = Vec::new();
@@ -62,7 +60,7 @@ impl Rank {
         if let Some(stream) = child.stderr.take() {
             readers.push(output::pass_stderr(job.output, number, stream, err, tail.clone()));
         }
-        Ok(Rank { number, child, pid, readers, tail, log, status: None })
+        Ok(Rank { number, child, pid, readers, tail, log, status: None, ended: None })
     }
 
     /// Calls `ended` from a thread once the rank has ended, with whether it succeeded. It stays unreaped.
@@ -107,20 +105,30 @@ impl Rank {
         }
     }
 
-    /// Takes the exit status of a rank that has ended; its last output has been passed on.
+    /// Takes the exit status of a rank that has ended.
     pub fn reap(&mut self) -> io::Result<ExitStatus> {
-        let deadline = Instant::now() + LAST_OUTPUT;
-        while Instant::now() < deadline && self.readers.iter().any(|reader| !reader.is_finished()) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
         let status = self.child.wait()?;
-        self.status = Some(status);
+        (self.status, self.ended) = (Some(status), Some(Instant::now()));
         Ok(status)
     }
 
-    /// The last lines of its standard error.
+    /// Whether the rank has ended and all that it wrote was passed on.
+    pub fn is_silent(&self) -> bool {
+        self.ended.is_some_and(|ended| self.readers.iter().all(|reader| reader.is_done(ended)))
+    }
+
+    /// The last lines of its standard error, for which a rank that has ended is waited for a moment.
     pub fn last_words(&self) -> Vec<String> {
+        let deadline = Instant::now() + LAST_OUTPUT;
+        while Instant::now() < deadline && !self.is_silent() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.tail.lines()
+    }
+
+    /// Why its output could not be passed on, if somebody still wanted it.
+    pub fn take_output_error(&self) -> Option<io::Error> {
+        self.readers.iter().find_map(Reader::take_error)
     }
 }
 

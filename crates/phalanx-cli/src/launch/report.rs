@@ -5,6 +5,8 @@
 use super::job::{Failure, Outcome};
 use super::notice::Notice;
 use super::signals;
+use crate::log::say;
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -12,28 +14,41 @@ use std::process::ExitStatus;
 
 /// Says which rank failed first, how, and what it said last.
 pub fn print_failure(failure: &Failure) {
-    eprint!("{}", describe_failure(failure));
+    say(describe_failure(failure).trim_end());
 }
 
 /// Says how the job ended, where that has not been said.
 pub fn print_end(outcome: &Outcome) {
     match outcome {
         Outcome::Success | Outcome::Failed(_) => {}
-        Outcome::NotStarted(error) => eprintln!("phalanx launch: {error}"),
-        Outcome::Elsewhere(notice) => eprint!("{}", describe_notice(notice)),
+        Outcome::NotStarted(error) => say(format_args!("phalanx launch: {error}")),
+        Outcome::Unwritten(error) => print_unwritten(error),
+        Outcome::Elsewhere(notice) => say(describe_notice(notice).trim_end()),
         Outcome::TimedOut { after, running } => {
             let ranks: Vec<String> = running.iter().map(usize::to_string).collect();
             let noun = if running.len() == 1 { "rank" } else { "ranks" };
-            eprintln!(
+            say(format_args!(
                 "phalanx launch: timeout: {noun} {} still ran after {:.1} s and had to be ended",
                 ranks.join(", "),
                 after.as_secs_f64()
-            );
+            ));
         }
         Outcome::Interrupted { signal } => {
-            eprintln!("phalanx launch: {} was forwarded and the ranks have ended", signals::name(*signal));
+            say(format_args!(
+                "phalanx launch: {} was forwarded and the ranks have ended",
+                signals::name(*signal)
+            ));
         }
     }
+}
+
+/// Says that what the ranks wrote could not be passed on.
+pub fn print_unwritten(error: &io::Error) {
+    say(format_args!("phalanx launch: {}", describe_unwritten(error)));
+}
+
+pub fn describe_unwritten(error: &io::Error) -> String {
+    format!("the ranks' output could not be passed on: {error}")
 }
 
 fn describe_failure(failure: &Failure) -> String {
@@ -92,7 +107,15 @@ pub fn describe_start_error(program: &OsStr, error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             format!("cannot start {program}: it is not executable (chmod +x?)")
         }
-        _ => format!("cannot start {program}: {error}"),
+        _ => format!("cannot start {program}: {error}{}", remedy(error)),
+    }
+}
+
+/// What to do about an error that the user can mend.
+pub fn remedy(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => "; raise `ulimit -n`",
+        _ => "",
     }
 }
 
@@ -124,5 +147,11 @@ mod tests {
         let missing = io::Error::from(io::ErrorKind::NotFound);
         assert!(describe_start_error(OsStr::new("tool"), &missing).contains("./tool"));
         assert!(describe_start_error(OsStr::new("./tool"), &missing).contains("no such file"));
+    }
+
+    #[test]
+    fn too_few_descriptors_have_a_remedy() {
+        let too_few = io::Error::from(Errno::MFILE);
+        assert!(describe_start_error(OsStr::new("tool"), &too_few).ends_with("; raise `ulimit -n`"));
     }
 }

@@ -7,11 +7,21 @@ use signal_hook::iterator::{Handle, Signals};
 use std::io;
 
 /// What the ranks are to be told, and nothing else.
-pub const PASSED_ON: [i32; 3] = [SIGUSR1, SIGUSR2, SIGCONT];
+const PASSED_ON: [i32; 3] = [SIGUSR1, SIGUSR2, SIGCONT];
 /// The ranks stop, and the launcher with them: Ctrl-Z in a terminal.
 pub const STOP: i32 = SIGTSTP;
 /// The job ends.
 const ENDING: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
+
+/// Whether the job ends with this signal.
+pub fn is_ending(signal: i32) -> bool {
+    ENDING.contains(&signal)
+}
+
+/// Stops this process until it is continued.
+pub fn stand_still() {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+}
 
 /// Catches these signals while it lives.
 pub struct Forwarder(Handle);

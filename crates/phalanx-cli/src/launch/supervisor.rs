@@ -6,19 +6,22 @@ use super::guard::Guard;
 use super::job::{Failure, Outcome};
 use super::notice::Notice;
 use super::rank::Rank;
+use super::report;
 use super::signals::{self, Forwarder};
+use anyhow::{Context, Result};
 use rustix::process::Signal;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 /// How long ranks that were asked to end may take before they are killed.
 const GRACE: Duration = Duration::from_secs(5);
+/// How often to see whether the last output has been passed on.
+const GLANCE: Duration = Duration::from_millis(2);
 
 /// The ranks, and what must last as long as they do.
 pub struct Started {
     pub ranks: Vec<Rank>,
     pub guard: Guard,
-    pub _forwarder: Forwarder,
 }
 
 pub enum Event {
@@ -28,6 +31,40 @@ pub enum Event {
     Signal(i32),
     /// The job ends because of what happened on another node.
     Elsewhere(Notice),
+    /// What the launchers have told each other, which is waited for before and after an attempt.
+    Exchanged(Result<Vec<Vec<u8>>>),
+}
+
+/// The queue of events, for the launcher's life: a signal is never lost, whatever it is waiting for.
+pub struct Events {
+    sender: Sender<Event>,
+    queue: Receiver<Event>,
+    _forwarder: Forwarder,
+}
+
+impl Events {
+    /// Catches signals from now on. To be called before the first rank starts: one in between would end the
+    /// launcher alone.
+    pub fn catch() -> Result<Events> {
+        let (sender, queue) = mpsc::channel();
+        let to_queue = sender.clone();
+        let forwarder = Forwarder::start(move |signal| {
+            let _ = to_queue.send(Event::Signal(signal));
+        });
+        Ok(Events { sender, queue, _forwarder: forwarder.context("cannot catch signals")? })
+    }
+
+    pub fn sender(&self) -> Sender<Event> {
+        self.sender.clone()
+    }
+
+    /// The next event, or `None` when the deadline, if any, has passed.
+    pub fn next(&self, deadline: Option<Instant>) -> Option<Event> {
+        match deadline {
+            None => Some(self.queue.recv().expect("there is a sender beside the queue")),
+            Some(at) => self.queue.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
+        }
+    }
 }
 
 /// What the job is up to.
@@ -40,16 +77,16 @@ enum Phase {
     },
 }
 
-pub struct Supervisor {
+pub struct Supervisor<'a> {
     started: Instant,
     deadline: Option<Instant>,
     job: Started,
-    events: Receiver<Event>,
+    events: &'a Events,
     phase: Phase,
 }
 
-impl Supervisor {
-    pub fn new(timeout: Option<Duration>, job: Started, events: Receiver<Event>) -> Supervisor {
+impl Supervisor<'_> {
+    pub fn new(timeout: Option<Duration>, job: Started, events: &Events) -> Supervisor<'_> {
         let started = Instant::now();
         // A timeout too long for the clock is none.
         let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
@@ -69,7 +106,7 @@ impl Supervisor {
                 }
                 Some(Event::Signal(signal)) => self.signalled(signal),
                 Some(Event::Elsewhere(notice)) if was_running => self.end_ranks(Outcome::Elsewhere(notice)),
-                Some(Event::Elsewhere(_)) => {}
+                Some(Event::Elsewhere(_) | Event::Exchanged(_)) => {}
                 None => self.deadline_passed(),
             }
             if let Phase::Ending { outcome, .. } = &mut self.phase
@@ -79,16 +116,36 @@ impl Supervisor {
                 *outcome = counts;
             }
         }
-        match self.phase {
+        let all_succeeded = self.job.ranks.iter().all(|rank| rank.status.is_some_and(|s| s.success()));
+        let interrupted = self.pass_last_output_on();
+        let outcome = match self.phase {
             Phase::Running => Outcome::Success,
             // Ranks that handle the signal and finish in good order have not failed.
-            Phase::Ending { outcome: Outcome::Interrupted { .. }, .. }
-                if self.job.ranks.iter().all(|rank| rank.status.is_some_and(|s| s.success())) =>
-            {
-                Outcome::Success
-            }
+            Phase::Ending { outcome: Outcome::Interrupted { .. }, .. } if all_succeeded => Outcome::Success,
             Phase::Ending { outcome, .. } => outcome,
+        };
+        let unwritten = self.job.ranks.iter().find_map(Rank::take_output_error);
+        match (outcome, interrupted, unwritten) {
+            (Outcome::Success, Some(signal), _) => Outcome::Interrupted { signal },
+            (Outcome::Success, None, Some(error)) => Outcome::Unwritten(error),
+            (outcome, _, unwritten) => {
+                unwritten.iter().for_each(report::print_unwritten);
+                outcome
+            }
         }
+    }
+
+    /// Waits until all that the ranks have written is passed on, however slow its reader is. A signal that ends the
+    /// job ends that, too, and is answered.
+    fn pass_last_output_on(&mut self) -> Option<i32> {
+        while !self.job.ranks.iter().all(Rank::is_silent) {
+            match self.events.next(Some(Instant::now() + GLANCE)) {
+                Some(Event::Signal(signal)) if signals::is_ending(signal) => return Some(signal),
+                Some(Event::Signal(signal)) => self.signalled(signal),
+                _ => {}
+            }
+        }
+        None
     }
 
     /// The next event, or `None` when the next deadline has passed.
@@ -97,15 +154,7 @@ impl Supervisor {
             Phase::Running => self.deadline,
             Phase::Ending { kill_at, .. } => *kill_at,
         };
-        let received = match deadline {
-            None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => self.events.recv_timeout(at.saturating_duration_since(Instant::now())),
-        };
-        match received {
-            Ok(event) => Some(event),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => unreachable!("the signal thread holds a sender"),
-        }
+        self.events.next(deadline)
     }
 
     /// Reaps a rank; if it is the first to fail, says how.
@@ -127,14 +176,13 @@ impl Supervisor {
     }
 
     fn signalled(&mut self, signal: i32) {
-        let passed_on = signals::PASSED_ON.contains(&signal);
-        if !passed_on && signal != signals::STOP {
+        if signals::is_ending(signal) {
             return self.interrupted(signal);
         }
         Signal::from_named_raw(signal).into_iter().for_each(|signal| self.signal_all(signal));
         if signal == signals::STOP {
-            // Here the launcher stands still until it is continued, which is a signal for the ranks, too.
-            let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+            // Until the launcher is continued, which is a signal for the ranks, too.
+            signals::stand_still();
         }
     }
 
@@ -143,20 +191,21 @@ impl Supervisor {
         let signal_to_send = if again { None } else { Signal::from_named_raw(signal) };
         self.signal_all(signal_to_send.unwrap_or(Signal::KILL));
         if !again {
-            // No deadline: what a rank does with the signal is its own affair. A second one kills.
-            self.phase = Phase::Ending { outcome: Outcome::Interrupted { signal }, kill_at: None };
+            // No deadline of its own: what a rank does with the signal is its own affair. A second one kills.
+            self.phase = Phase::Ending { outcome: Outcome::Interrupted { signal }, kill_at: self.deadline };
         }
     }
 
     fn deadline_passed(&mut self) {
+        let running = self.job.ranks.iter().filter(|rank| rank.is_running()).map(Rank::number).collect();
+        let timed_out = Outcome::TimedOut { after: self.started.elapsed(), running };
         match &mut self.phase {
-            Phase::Running => {
-                let running = self.job.ranks.iter().filter(|rank| rank.is_running());
-                let running = running.map(Rank::number).collect();
-                self.end_ranks(Outcome::TimedOut { after: self.started.elapsed(), running });
-            }
-            Phase::Ending { kill_at, .. } => {
+            Phase::Running => self.end_ranks(timed_out),
+            Phase::Ending { outcome, kill_at } => {
                 *kill_at = None;
+                if matches!(outcome, Outcome::Interrupted { .. }) {
+                    *outcome = timed_out;
+                }
                 self.signal_all(Signal::KILL);
             }
         }

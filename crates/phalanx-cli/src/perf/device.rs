@@ -26,7 +26,7 @@ pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>
     };
     let context = default.context();
     let (free, _) = context.mem_get_info()?;
-    let needed = 2 * plan.largest();
+    let needed = plan.largest().saturating_mul(2);
     ensure!(
         needed <= free,
         "two buffers of {} need {}, and {} of GPU {} are free: lower --maxbytes",

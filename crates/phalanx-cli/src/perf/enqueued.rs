@@ -75,7 +75,7 @@ impl Enqueued<'_> {
         }
         let enqueued = start.elapsed();
         self.wait(&turn)?;
-        let count = (turns * operations) as f64;
+        let count = turns as f64 * operations as f64;
         let mut averages = [start.elapsed(), enqueued].map(|time| time.as_secs_f64() / count);
         comm.all_reduce_in_place(&mut averages, combined)?;
 

@@ -22,7 +22,7 @@ use phalanx::{Comm, ReduceOp};
 pub fn context(comm: &Comm, plan: &Plan) -> Result<Context> {
     let nvshmem = Context::init(comm)?;
     let (free, _) = nvshmem.cuda_context().mem_get_info()?;
-    let needed = 2 * plan.largest();
+    let needed = plan.largest().saturating_mul(2);
     ensure!(
         needed <= free,
         "two buffers of {} need {}, and {} of the GPU are free: lower --maxbytes",

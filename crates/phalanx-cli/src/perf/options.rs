@@ -73,7 +73,7 @@ pub struct PerfArgs {
     #[arg(short = 'n', long = "iters", value_name = "N", value_parser = parse_count, help_heading = MEASUREMENT)]
     iterations: Option<usize>,
     /// Iterations before that, which do not count [default: a fifth of the timed ones; on GPUs 5]
-    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", help_heading = MEASUREMENT)]
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", value_parser = parse_count_or_none, help_heading = MEASUREMENT)]
     warmup: Option<usize>,
     /// Operations in one iteration, one after the other; the time is divided by it.
     #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", value_parser = parse_count, default_value = "1", help_heading = MEASUREMENT)]
@@ -89,7 +89,7 @@ pub struct PerfArgs {
     #[arg(short = 'a', long = "average", help_heading = MEASUREMENT)]
     loop_average: bool,
     /// GPUs: put all iterations into a CUDA graph and launch it so often; 0 enqueues each operation.
-    #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0, help_heading = MEASUREMENT)]
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", value_parser = parse_count_or_none, default_value = "0", help_heading = MEASUREMENT)]
     graph_launches: usize,
     /// GPUs, 1: also print how long the call takes that enqueues an operation (or, with -G, its share of
     /// a launch).
@@ -234,11 +234,19 @@ impl PerfArgs {
     }
 }
 
+/// Each iteration's time is kept, and products of counts must have a number.
+const MOST_ITERATIONS: usize = 100_000_000;
+
 fn parse_count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count) if count > 0 => Ok(count),
-        _ => Err(format!("{text:?} is no count: expected 1, 2, 3, …")),
+    match parse_count_or_none(text) {
+        Ok(0) => Err("0 is no count: expected 1, 2, 3, …".to_owned()),
+        count => count,
     }
+}
+
+fn parse_count_or_none(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count <= MOST_ITERATIONS);
+    count.ok_or_else(|| format!("{text:?} is no count: expected a whole number, at most {MOST_ITERATIONS}"))
 }
 
 /// 0 or 1, as the reference benchmark writes off and on.
@@ -387,6 +395,15 @@ mod tests {
         assert!(parse("phalanx perf all_reduce -n 0").is_err());
         assert!(parse("phalanx perf all_reduce -t 0").is_err());
         assert!(parse("phalanx perf all_reduce --plot x.pdf").unwrap().plan().is_err());
+    }
+
+    #[test]
+    fn numbers_that_are_too_large_are_refused() {
+        for option in ["-n", "-w", "-m", "-G", "-p", "-t"] {
+            for number in ["100000000000", "18446744073709551615"] {
+                assert!(parse(&format!("phalanx perf all_reduce {option} {number}")).is_err(), "{option}");
+            }
+        }
     }
 
     #[test]

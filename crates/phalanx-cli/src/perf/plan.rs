@@ -169,6 +169,9 @@ impl std::fmt::Display for Step {
     }
 }
 
+/// More rows than anybody reads, and few enough to be kept.
+const MOST_SIZES: usize = 1_000_000;
+
 /// The sizes from `min` to `max`.
 pub fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>> {
     ensure!(min > 0, "--minbytes must be above 0");
@@ -183,7 +186,14 @@ pub fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>> {
         Step::Times(factor) => size.checked_mul(factor).filter(|&size| size <= max),
         Step::Plus(bytes) => size.checked_add(bytes).filter(|&size| size <= max),
     };
-    Ok(std::iter::successors(Some(min), next).collect())
+    let sizes: Vec<usize> = std::iter::successors(Some(min), next).take(MOST_SIZES + 1).collect();
+    ensure!(
+        sizes.len() <= MOST_SIZES,
+        "from {} to {} there are more than {MOST_SIZES} sizes: raise --stepbytes",
+        size::format(min as u64),
+        size::format(max as u64)
+    );
+    Ok(sizes)
 }
 
 #[cfg(test)]
@@ -206,6 +216,8 @@ mod tests {
         assert!(sizes(8, 16, Step::Plus(0)).is_err());
         assert!(sizes(16, 8, Step::Times(2)).is_err());
         assert!(sizes(0, 8, Step::Times(2)).is_err());
+        let too_many = sizes(1, 64 << 30, Step::Plus(1)).unwrap_err().to_string();
+        assert!(too_many.contains("raise --stepbytes"), "{too_many}");
     }
 
     #[test]

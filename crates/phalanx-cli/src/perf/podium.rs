@@ -63,7 +63,7 @@ impl Podium {
             exporter.begin(&report)?;
         }
         let cycles = self.plan.cycles.unwrap_or(1);
-        let progress = Progress::new(self.plan.rows(comm.world_size()) * cycles);
+        let progress = Progress::new(self.plan.rows(comm.world_size()).saturating_mul(cycles));
         self.stage = Some(Stage { report, exporters, progress });
         Ok(())
     }

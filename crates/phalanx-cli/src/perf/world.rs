@@ -17,6 +17,9 @@ use phalanx::Comm;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
+/// The most ranks that share memory.
+const MOST_THREADS: usize = 512;
+
 /// The ranks of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum World {
@@ -34,7 +37,8 @@ impl World {
         if args.as_rank {
             return Ok(World::Rank(RankKind::Processes));
         }
-        let launcher = phalanx::choose()?.launcher;
+        // A launcher of a single rank (an interactive step of Slurm) leaves it to the options.
+        let launcher = phalanx::choose()?.launcher.filter(|launcher| launcher.world_size != Some(1));
         let on_nvshmem = args.operation.is_one_sided() || args.backend == Backend::Nvshmem;
         match (launcher, args.threads, args.processes) {
             (None, Some(_), _) if on_nvshmem => {
@@ -49,7 +53,7 @@ impl World {
                 ensure!(gpus > 0, "{name} needs GPUs, and the CUDA driver sees none");
                 Ok(World::Processes(gpus))
             }
-            (None, None, None) => Ok(World::Threads(usual_threads(args.backend)?)),
+            (None, None, None) => Ok(World::Threads(usual_threads(args.backend)?.min(MOST_THREADS))),
             (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
             (Some(launcher), ..) => {
                 let (name, variables) = (launcher.name, launcher.recognised_by.join(", "));
@@ -87,7 +91,7 @@ impl World {
             // Each rank looks at the memory of its GPU.
             return Ok(());
         }
-        let needed = 2 * plan.largest() as u64 * ranks as u64;
+        let needed = (plan.largest() as u64).saturating_mul(2).saturating_mul(ranks as u64);
         if let Some(available) = machine::memory("MemAvailable") {
             ensure!(
                 needed <= available,
@@ -215,7 +219,7 @@ fn are_enough_gpus(ranks: usize) -> bool {
         Err(error) => crate::explain(&error),
     };
     if count > 0 {
-        eprintln!("phalanx: the GPUs are not used: {why_not}");
+        crate::log::say(format_args!("phalanx: the GPUs are not used: {why_not}"));
     }
     false
 }

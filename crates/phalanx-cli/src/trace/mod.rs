@@ -61,7 +61,7 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<FlightRecord>> {
         for file in files {
             match read(&file) {
                 Ok(record) => records.push(record),
-                Err(error) => eprintln!("phalanx: {}", crate::explain(&error)),
+                Err(error) => crate::log::say(format_args!("phalanx: {}", crate::explain(&error))),
             }
         }
     }

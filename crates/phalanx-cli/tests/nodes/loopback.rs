@@ -21,6 +21,8 @@ pub fn trials() -> Vec<Trial> {
     add("a_program_that_cannot_be_started_ends_all_nodes", a_program_that_cannot_be_started);
     add("a_restart_restarts_all_nodes", a_restart_restarts_all_nodes);
     add("a_signal_to_one_launcher_ends_all_nodes", a_signal_to_one_launcher);
+    add("a_launcher_that_waits_for_the_others_hears_a_signal", |job| a_waiting_launcher(job, 0));
+    add("another_launcher_that_waits_hears_a_signal", |job| a_waiting_launcher(job, 1));
     add("a_killed_launcher_is_a_lost_node", |job| a_killed_launcher(job, 1));
     add("the_killed_launcher_of_the_store_is_a_lost_node", |job| a_killed_launcher(job, 0));
     add("another_token_is_refused", another_token_is_refused);
@@ -175,6 +177,24 @@ fn a_signal_to_one_launcher(job: &Job) -> Result<(), Failed> {
     equal((code, other), (Some(128 + 15), Some(128 + 15)), &format!("{a}{b}"))?;
     says(&a, "node 1 (")?;
     says(&a, "its launcher got SIGTERM")
+}
+
+/// Its own ranks have ended, those of the other node have not.
+fn a_waiting_launcher(job: &Job, waiting: usize) -> Result<(), Failed> {
+    let script = |node| if node == waiting { "echo started" } else { "echo started; exec sleep 1000" };
+    let nodes = [0, 1].map(|node| job.shell(node, "-n 1", script(node)));
+    for node in &nodes {
+        node.wait_for("started")?;
+    }
+    let waits = nodes[waiting].pid();
+    eventually("its rank has ended", || common::ranks_of(waits as u32).is_empty());
+    signal(waits, Signal::TERM);
+    let [first, second] = nodes;
+    let ((code, a), (other, b)) = (first.end()?, second.end()?);
+    let said = format!("{a}{b}");
+    equal((code, other), (Some(128 + 15), Some(128 + 15)), &said)?;
+    says(&said, &format!("node {waiting} ("))?;
+    says(&said, "its launcher got SIGTERM")
 }
 
 /// The others say which node is lost and end, and nothing is left of the node itself.

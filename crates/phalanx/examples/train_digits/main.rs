@@ -2,8 +2,8 @@
 //! batch; one all_reduce per step sums the gradients, so all ranks take the same step.
 //!
 //! ```text
-//! cargo run --release --example train_digits -- --ranks 4          ranks as threads
-//! phalanx launch -n 4 -- target/release/examples/train_digits      ranks as processes
+//! cargo run --release -p phalanx --example train_digits -- --ranks 4          ranks as threads
+//! phalanx launch -n 4 -- target/release/examples/train_digits                 ranks as processes
 //! ```
 
 mod digits;

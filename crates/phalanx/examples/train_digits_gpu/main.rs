@@ -2,8 +2,8 @@
 //! step sums. The network and the images are those of `train_digits`.
 //!
 //! ```text
-//! cargo run --release --example train_digits_gpu -- 2             ranks as threads
-//! phalanx launch -n 2 -- target/release/examples/train_digits_gpu ranks as processes
+//! cargo run --release -p phalanx --example train_digits_gpu -- 2             ranks as threads
+//! phalanx launch -n 2 -- target/release/examples/train_digits_gpu            ranks as processes
 //! ```
 
 #[path = "../train_digits/digits.rs"]

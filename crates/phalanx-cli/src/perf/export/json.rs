@@ -1,46 +1,58 @@
 //! The results as JSON: what `--compare` reads.
 //!
-//! The file is replaced as a whole after every row, so that it is complete at any moment.
+//! The file is replaced as a whole after every row, so that it is complete at any moment. What is no regular file (a
+//! pipe, `/dev/stdout`) gets the results once, at the end.
 
 use super::Exporter;
 use crate::perf::report::Report;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A JSON file.
 pub struct Json {
     path: PathBuf,
+    is_replaced: bool,
 }
 
 impl Json {
     pub fn new(path: &Path) -> Json {
-        Json { path: path.to_owned() }
+        Json {
+            // A link stays one: what it leads to is replaced.
+            path: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+            is_replaced: path.metadata().map_or(true, |file| file.is_file()),
+        }
     }
 
     fn write(&self, report: &Report) -> Result<()> {
         let mut text = serde_json::to_string_pretty(report)?;
         text.push('\n');
+        let written = if self.is_replaced { self.replace(&text) } else { fs::write(&self.path, &text) };
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    fn replace(&self, text: &str) -> io::Result<()> {
         let mut unfinished = OsString::from(&self.path);
         unfinished.push(".unfinished");
-        fs::write(&unfinished, text)
-            .and_then(|()| fs::rename(&unfinished, &self.path))
-            .with_context(|| format!("cannot write {}", self.path.display()))
+        fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, &self.path)).inspect_err(|_| {
+            let _ = fs::remove_file(&unfinished);
+        })
     }
 }
 
 impl Exporter for Json {
     fn begin(&mut self, report: &Report) -> Result<()> {
-        self.write(report)
+        self.row(report)
     }
 
     fn row(&mut self, report: &Report) -> Result<()> {
-        self.write(report)
+        if self.is_replaced { self.write(report) } else { Ok(()) }
     }
 
-    fn finish(&mut self, _report: &Report) -> Result<()> {
-        Ok(())
+    fn finish(&mut self, report: &Report) -> Result<()> {
+        if self.is_replaced { Ok(()) } else { self.write(report) }
     }
 }
 
@@ -60,6 +72,37 @@ mod tests {
         report.rows.push(samples::row(4, 1.0));
         json.row(&report).unwrap();
         assert_eq!(Report::load(&path).unwrap(), report);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let report = samples::report(Vec::new());
+        Json::new(&link).begin(&report).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(Report::load(&file).unwrap(), report);
+    }
+
+    #[test]
+    fn a_pipe_gets_the_results_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let mut json = Json::new(&path);
+        let report = samples::report(Vec::new());
+        // Nobody reads: to write now would wait for ever.
+        json.begin(&report).unwrap();
+        json.row(&report).unwrap();
+        let reader = std::thread::spawn({
+            let path = path.clone();
+            move || fs::read_to_string(path).unwrap()
+        });
+        json.finish(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&reader.join().unwrap()).unwrap(), report);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 

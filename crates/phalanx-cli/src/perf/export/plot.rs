@@ -1,5 +1,7 @@
 //! The results as a picture: time and bus bandwidth against size, both axes logarithmic.
 //!
+//! It is drawn at the end of the run: of a run that is interrupted there is none.
+//!
 //! The text is set in a font that is part of the program: none has to be installed.
 
 use super::Exporter;
@@ -10,7 +12,8 @@ use crate::size;
 use anyhow::{Context, Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 const PIXELS: (u32, u32) = (1500, 900);
@@ -37,7 +40,7 @@ pub struct Plot {
 
 impl Plot {
     pub fn create(path: &Path, saved: Option<Saved>) -> Result<Plot> {
-        File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        check_writable(path).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Plot { path: path.to_owned(), saved })
     }
 
@@ -64,6 +67,13 @@ impl Exporter for Plot {
     fn finish(&mut self, report: &Report) -> Result<()> {
         self.draw(report).with_context(|| format!("cannot draw {}", self.path.display()))
     }
+}
+
+/// Sees whether a file can be written, and leaves what is there as it is.
+fn check_writable(path: &Path) -> io::Result<()> {
+    let is_new = path.symlink_metadata().is_err();
+    File::options().append(true).create(true).open(path)?;
+    if is_new { fs::remove_file(path) } else { Ok(()) }
 }
 
 /// A line of the picture.
@@ -279,6 +289,19 @@ mod tests {
         }
         assert!(!svg.contains("saved run"));
         assert!(drawn("run.png", &report(), None).starts_with(b"\x89PNG"));
+    }
+
+    #[test]
+    fn a_run_without_end_leaves_no_empty_picture() {
+        let folder = tempfile::tempdir().unwrap();
+        let [old, new] = ["old.svg", "new.svg"].map(|name| folder.path().join(name));
+        std::fs::write(&old, "old").unwrap();
+        for path in [&old, &new] {
+            Plot::create(path, None).unwrap().row(&report()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(old).unwrap(), "old");
+        assert!(!new.exists());
+        assert!(Plot::create(Path::new("/nowhere/run.svg"), None).is_err());
     }
 
     #[test]
