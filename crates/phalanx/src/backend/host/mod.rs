@@ -373,7 +373,6 @@ impl HostComm {
 
     /// The job that joiners come to, if so many can.
     fn growing_job(&self, joiners: usize) -> Result<&str> {
-        self.endpoint.check()?;
         let Some(job) = self.endpoint.world.job() else {
             return Err(Error::from(UnsupportedError {
                 what: "grow".into(),
@@ -393,6 +392,7 @@ impl HostComm {
     /// # Safety
     /// As for [`Backend::split`].
     pub unsafe fn grown(&self, joiners: usize, backend: BackendKind) -> Result<(HostComm, u64)> {
+        self.endpoint.check()?;
         let job = self.growing_job(joiners)?;
         let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
         // So that nobody meets those of an earlier attempt.
