@@ -156,11 +156,11 @@ impl Comm {
         let record = self.recorder.begin(&Call::empty(Operation::Split));
         let limited = self.limited();
         // SAFETY: as in `run_call`.
-        let part = self.recorder.end(record, unsafe { self.backend.split(color, key) })?;
+        let part = self.recorder.end(record, unsafe { self.backend.split(color, key) });
         drop(limited);
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
-        Ok(part.map(|backend| Comm::new(backend.into(), name)))
+        Ok(part?.map(|backend| Comm::new(backend.into(), name)))
     }
 
     /// A new communicator of the ranks that are still there, in the order of their ranks here: to go on after
@@ -196,14 +196,14 @@ impl Comm {
     /// [`Error::Unsupported`] for threads, a world of one, and MPI.
     pub fn grow(&self, joiners: usize) -> Result<Comm> {
         self.requests.wait_for_collectives();
+        // What is refused at once counts nowhere.
+        self.backend.check_growth(joiners)?;
         let record = self.recorder.begin(&Call::empty(Operation::Grow));
         let limited = self.limited();
         // SAFETY: as in `run_call`.
         let grown = self.recorder.end(record, unsafe { self.backend.grow(joiners) });
         drop(limited);
-        if !matches!(grown, Err(Error::Usage(_) | Error::Unsupported(_))) {
-            self.recorder.skip(self.backend.collectives_of_grow() - 1);
-        }
+        self.recorder.skip(self.backend.collectives_of_grow() - 1);
         let (backend, number) = grown?;
         Ok(Comm::new(backend.into(), grown_name(number)))
     }
@@ -214,10 +214,7 @@ impl Comm {
         let survivors = self.shrink()?;
         match self.world_size() - survivors.world_size() {
             0 => Ok(survivors),
-            joiners => {
-                survivors.set_timeout(self.timeout());
-                survivors.grow(joiners)
-            }
+            joiners => survivors.within(self.timeout()).grow(joiners),
         }
     }
 
@@ -604,5 +601,20 @@ impl Builder {
             #[cfg(feature = "cuda")]
             nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check, driver: None }),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_at_once_counts_nowhere() {
+        let of_threads = Comm::builder().backend(BackendKind::Host).run(2, |comm| {
+            let before = comm.recorder.child_name("next");
+            assert!(matches!(comm.grow(1), Err(Error::Unsupported(_))));
+            assert_eq!(comm.recorder.child_name("next"), before);
+        });
+        of_threads.unwrap();
     }
 }

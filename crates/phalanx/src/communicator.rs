@@ -11,7 +11,7 @@ use crate::error::{Error, Result, UsageError};
 use crate::op::ReduceOp;
 use crate::sync::lock;
 use crate::watch::Posted;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// Collective communication on raw memory.
@@ -160,9 +160,9 @@ fn check_root(operation: &'static str, rank: usize, world_size: usize) -> Result
 /// Events between the communicator's stream and the application's, to overlap computing and communicating.
 ///
 /// Events and streams are handles of the backend, as `u64`: on NCCL a stream is its `CUstream`, and has to be known to
-/// the communicator (`Comm::on` makes it so; 0, the default stream, always is). On solo and host there are no streams:
-/// operations are complete when they return, so every event has happened when it is recorded, and waiting
-/// for one waits for nothing; handles are checked all the same.
+/// the communicator (`Comm::on` makes it so; 0, the default stream, always is). On solo, host and MPI there are no streams:
+/// collectives are complete when they return, and who waits for an event waits at once, in the call, for the messages that
+/// were posted before it was recorded on the communicator's stream.
 pub trait StreamSyncOps {
     /// Makes an event.
     fn create_event(&self) -> Result<u64>;
@@ -192,8 +192,9 @@ pub(crate) struct Portable {
 
 struct Inner {
     comm: Comm,
-    /// Sends and receives that `sync` waits for.
+    /// Sends and receives that `sync` waits for, and how many it has waited for so far.
     pending: Vec<Posted>,
+    settled: usize,
     /// Whether a thread moves them along: their peers may need them before this rank comes to `sync`.
     moved: bool,
 }
@@ -201,7 +202,8 @@ struct Inner {
 #[derive(Default)]
 struct Events {
     next: u64,
-    alive: HashSet<u64>,
+    /// With how many messages had been posted when it was recorded.
+    alive: HashMap<u64, usize>,
 }
 
 impl Portable {
@@ -209,7 +211,7 @@ impl Portable {
         comm.make_portable();
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let streams = comm.backend.stream_sync().is_some().then(|| comm.backend.clone());
-        let inner = Mutex::new(Inner { comm, pending: Vec::new(), moved: false });
+        let inner = Mutex::new(Inner { comm, pending: Vec::new(), settled: 0, moved: false });
         Portable { rank, world_size, inner, events: Mutex::default(), streams }
     }
 
@@ -271,11 +273,27 @@ impl Portable {
     }
 
     fn check_event(&self, event: u64) -> Result<()> {
-        if lock(&self.events).alive.contains(&event) {
-            Ok(())
-        } else {
-            Err(UsageError::Event { event }.into())
-        }
+        self.messages_before(event).map(drop)
+    }
+
+    /// How many messages had been posted when it was recorded.
+    fn messages_before(&self, event: u64) -> Result<usize> {
+        let posted = lock(&self.events).alive.get(&event).copied();
+        posted.ok_or_else(|| UsageError::Event { event }.into())
+    }
+
+    fn record(&self, event: u64, posted: usize) -> Result<()> {
+        let mut events = lock(&self.events);
+        let recorded = events.alive.get_mut(&event).ok_or(UsageError::Event { event })?;
+        *recorded = posted;
+        Ok(())
+    }
+
+    fn wait_for_event(&self, event: u64) -> Result<()> {
+        let posted = self.messages_before(event)?;
+        let mut inner = lock(&self.inner);
+        let outcome = inner.settle_first(posted);
+        inner.give_up_after(outcome)
     }
 }
 
@@ -317,11 +335,23 @@ impl Inner {
         outcome
     }
 
+    /// Sends and receives so far.
+    fn posted(&self) -> usize {
+        self.settled + self.pending.len()
+    }
+
     /// Waits for what is pending.
     fn settle(&mut self) -> Result<()> {
-        let pending: Vec<_> = self.pending.drain(..).map(|posted| (&self.comm, posted)).collect();
+        self.settle_first(self.posted())
+    }
+
+    /// Waits for what is pending of so many that were posted first.
+    fn settle_first(&mut self, posted: usize) -> Result<()> {
+        let count = posted.saturating_sub(self.settled);
+        let pending: Vec<_> = self.pending.drain(..count).map(|posted| (&self.comm, posted)).collect();
         let waited = crate::p2p::wait_all(&pending);
-        if std::mem::take(&mut self.moved) {
+        self.settled += count;
+        if self.pending.is_empty() && std::mem::take(&mut self.moved) {
             self.comm.requests.end_moving();
         }
         waited
@@ -337,6 +367,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Peers are told at once, by the communicator's own end.
+            return;
+        }
+        if self.comm.requests.is_copy() {
+            // What is pending is the parent's.
             return;
         }
         if let Err(error) = self.sync() {
@@ -472,7 +506,7 @@ impl StreamSyncOps for Portable {
         let mut events = lock(&self.events);
         events.next += 1;
         let event = events.next;
-        events.alive.insert(event);
+        events.alive.insert(event, 0);
         Ok(event)
     }
 
@@ -483,19 +517,20 @@ impl StreamSyncOps for Portable {
     }
 
     fn record_on_comm_stream(&self, event: u64) -> Result<()> {
-        self.check_event(event)
+        let posted = lock(&self.inner).posted();
+        self.record(event, posted)
     }
 
     fn record_on_stream(&self, event: u64, _stream: u64) -> Result<()> {
-        self.check_event(event)
+        self.record(event, 0)
     }
 
     fn comm_stream_wait_event(&self, event: u64) -> Result<()> {
-        self.check_event(event)
+        self.wait_for_event(event)
     }
 
     fn stream_wait_event(&self, _stream: u64, event: u64) -> Result<()> {
-        self.check_event(event)
+        self.wait_for_event(event)
     }
 
     fn sync_comm_stream(&self) -> Result<()> {

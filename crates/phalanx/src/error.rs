@@ -330,8 +330,9 @@ pub enum PeerEvent {
     /// Its thread panicked with the communicator in hand.
     #[error("its thread panicked")]
     Panicked = 2,
-    /// In the middle of an operation its operating system refused it what the operation needs; its log says what.
-    #[error("its operating system refused what the operation needs (see that rank's log)")]
+    /// In the middle of an operation its operating system refused it what the operation needs; its own error says what
+    /// ([`PeerError::refusal`]), and its log.
+    #[error("its operating system refused what the operation needs (that rank's own error and log say what)")]
     Refused = 3,
     /// Its process has been stopped (SIGSTOP) for longer than `PHALANX_STOPPED_TIMEOUT`.
     #[error("its process is stopped (SIGSTOP or Ctrl-Z; PHALANX_STOPPED_TIMEOUT allows for longer stops)")]
@@ -345,7 +346,8 @@ pub enum PeerEvent {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "rank {rank} is gone: {event}; rank {reporter} needed it in {operation} (operation number \
-     {sequence}) and had waited {waited:.1?}"
+     {sequence}) and had waited {waited:.1?}{}",
+    refusal.as_ref().map_or_else(String::new, |refusal| format!("; {refusal}"))
 )]
 pub struct PeerError {
     /// The rank that is gone.
@@ -360,6 +362,8 @@ pub struct PeerError {
     pub sequence: u64,
     /// How long the reporter had waited.
     pub waited: Duration,
+    /// What the operating system refused, and the remedy: on the rank that it [refused](PeerEvent::Refused) it.
+    pub refusal: Option<String>,
 }
 
 /// A deadline passed before all ranks arrived.

@@ -94,10 +94,12 @@ impl<'env> Group<'env> {
         let mut messages = Vec::with_capacity(self.transfers.len());
         let started = self.start(&mut messages);
         // Ended also if starting failed: nothing of this thread may stay in a group.
-        let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
-        let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
-        let _limited = Limited::to(limits.min());
-        let ended = backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and);
+        let ended = {
+            let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
+            let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
+            let _limited = Limited::to(limits.min());
+            backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and)
+        };
         wait_all(&messages).and(started).and(ended)?;
         let on_host = |(comm, _): &&(&Comm, Call<'_>)| !comm.backend.is_stream_ordered();
         self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
@@ -453,5 +455,33 @@ impl<'env> CommGroup<'_, 'env> {
     {
         let call = self.comm.shape().scatter_v(send.len(), recv.len(), counts, root)?;
         self.out_of_place(call, send, recv)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BackendKind;
+    use std::time::Duration;
+
+    #[test]
+    fn a_views_deadline_is_for_its_own_operations() {
+        let (short, late) = (Duration::from_millis(1), Duration::from_millis(200));
+        let of_threads = Comm::builder().backend(BackendKind::Host).run(2, |comm| {
+            let view = comm.within(short);
+            let mut received = [0u8];
+            if comm.rank() == 1 {
+                comm.recv_tagged(&mut received, 0, 1)?;
+                std::thread::sleep(late);
+                return comm.send(&[7u8], 0);
+            }
+            group(|g| {
+                g.on(&view).send_tagged(&[1u8], 1, 1)?;
+                g.on(&comm).recv(&mut received, 1)
+            })
+        });
+        for outcome in of_threads.unwrap() {
+            outcome.unwrap();
+        }
     }
 }

@@ -98,6 +98,9 @@ impl<B> Drop for Request<B> {
             unsafe { ManuallyDrop::drop(&mut self.buffers) };
         } else {
             tracing::warn!("a request was dropped before it was complete: its buffers are leaked");
+            if let Work::Message(posted) = self.work {
+                lock(&self.requests.moving.dropped).push(posted);
+            }
         }
     }
 }
@@ -172,6 +175,8 @@ struct Moving {
     changed: Condvar,
     /// In the order of their start. A collective whose request was dropped is settled as all others are.
     started: Mutex<Vec<Started>>,
+    /// Messages whose request was dropped: they move on, and nobody else asks for their end.
+    dropped: Mutex<Vec<Posted>>,
     recorder: Arc<Recorder>,
     /// Collectives started and not complete.
     under_way: AtomicUsize,
@@ -216,6 +221,18 @@ impl Moving {
         });
     }
 
+    /// Sees which messages without a request are complete.
+    fn settle_dropped(&self, backend: &dyn Backend) {
+        lock(&self.dropped).retain(|posted| match backend.test(posted.ticket) {
+            Ok(false) => true,
+            result => {
+                // Nobody asks for it.
+                let _ = self.request_ended(posted.record, result.map(drop));
+                false
+            }
+        });
+    }
+
     /// Waits for a collective of the backend that was taken out of the list.
     fn complete(&self, backend: &dyn Backend, started: &Started) {
         let collectives = backend.start_collectives().expect("it was started there");
@@ -230,6 +247,7 @@ impl Requests {
             state: Mutex::default(),
             changed: Condvar::new(),
             started: Mutex::default(),
+            dropped: Mutex::default(),
             recorder,
             under_way: AtomicUsize::new(0),
         };
@@ -356,6 +374,11 @@ impl Requests {
         self.moving.request_ended(posted.record, self.backend.wait(posted.ticket, &|| ()))
     }
 
+    /// Whether this process is a copy, made by fork, of the one that has the communicator.
+    pub fn is_copy(&self) -> bool {
+        self.fork.is_copy()
+    }
+
     /// Ends the threads, after the collectives that were started.
     pub fn stop(&self) {
         if self.fork.is_copy() {
@@ -410,9 +433,15 @@ fn work(backend: &dyn Backend, moving: &Moving, jobs: &Receiver<Job>) {
     }
 }
 
-/// Moves requests along while their rank does something else: often at first, then every tenth of a
-/// millisecond, so that it does not take a core from the rank.
+/// Pauses of the thread that moves requests along.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// Moves requests along while their rank does something else: often while they move, else ever more rarely, so that it
+/// does not take a core from the rank.
 fn move_requests(backend: &dyn Backend, moving: &Moving) {
+    let mut pause = SHORTEST_PAUSE;
+    let mut last = (0, None);
     let mut state = lock(&moving.state);
     loop {
         if state.stop {
@@ -422,13 +451,20 @@ fn move_requests(backend: &dyn Backend, moving: &Moving) {
             state = moving.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         }
+        let requests = state.requests;
         drop(state);
-        let pause = match backend.progress() {
-            Ok(true) => Duration::from_micros(20),
+        pause = match backend.progress() {
+            Ok(true) => {
+                let seen = (requests, backend.moved());
+                let is_still = seen == last && seen.1.is_some();
+                last = seen;
+                if is_still { (2 * pause).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE }
+            }
             // Nothing under way, or failed: the requests' waits will tell.
-            Ok(false) | Err(_) => Duration::from_millis(1),
+            Ok(false) | Err(_) => LONGEST_PAUSE,
         };
         moving.settle(backend);
+        moving.settle_dropped(backend);
         std::thread::sleep(pause);
         state = lock(&moving.state);
     }
@@ -641,6 +677,28 @@ mod tests {
         }
         fn depart(&self, departure: Departure) {
             self.0.depart(departure);
+        }
+    }
+
+    #[test]
+    fn a_request_that_was_dropped_ends() {
+        let of_threads = Comm::builder().backend(BackendKind::Host).run(2, |comm| {
+            if comm.rank() == 1 {
+                comm.barrier()?;
+                return comm.send(&[7u8], 0);
+            }
+            drop(comm.start_recv(vec![0u8], 1)?);
+            assert_eq!(lock(&comm.requests.moving.state).requests, 1);
+            comm.barrier()?;
+            let since = std::time::Instant::now();
+            while lock(&comm.requests.moving.state).requests != 0 {
+                assert!(since.elapsed() < Duration::from_secs(60), "it is moved along for ever");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        for outcome in of_threads.unwrap() {
+            outcome.unwrap();
         }
     }
 

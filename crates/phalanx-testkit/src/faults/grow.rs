@@ -235,7 +235,12 @@ fn soak(args: &[String]) -> Outcome {
             drop(comm);
             phalanx::join().context(|| format!("round {round}: join"))?
         } else {
-            comm.rebuild().context(|| format!("round {round}: rebuild"))?
+            let within = DEADLINE.min(comm.timeout() / 2);
+            let rebuilt = comm.within(within).rebuild().context(|| format!("round {round}: rebuild"))?;
+            if rebuilt.timeout() != comm.timeout() {
+                return Err(format!("round {round}: the new timeout is {:?}", rebuilt.timeout()));
+            }
+            rebuilt
         };
         if comm.world_size() != ranks {
             return Err(format!("round {round}: {comm:?}"));

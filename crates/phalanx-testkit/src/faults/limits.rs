@@ -99,6 +99,7 @@ mod linux {
             let verdict = one_verdict(&reports, 2)?;
             has(&verdict, "event", "Refused")?;
             has(&verdict, "rank", 0)?;
+            says(&verdict, "text", "has come before its receive: post the receive first")?;
             all_within(&reports, Duration::from_secs(5))
         });
         add("huge_alloc", || ok(Launch::new("limits/huge_alloc", 2)));

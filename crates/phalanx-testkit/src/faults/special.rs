@@ -50,6 +50,7 @@ mod linux {
         }),
         Scenario::rank("special/refused", |comm, _| refused(comm)),
         Scenario::rank("special/stopped", |comm, _| stopped(comm)),
+        Scenario::rank("special/held_up", |comm, _| held_up(&comm)),
         Scenario::rank("special/only_messages", |comm, _| only_messages(comm)),
     ];
 
@@ -68,6 +69,7 @@ mod linux {
         cases.push(Case::new("processes/limits/memory_inside_an_operation", expect_refused));
         cases.push(Case::new("processes/stopped/for_longer_than_allowed", || expect_stopped(None)));
         cases.push(Case::new("processes/stopped/for_a_while", || expect_stopped(Some("60"))));
+        cases.push(Case::new("processes/stopped/all_together", expect_held_up));
         cases.push(Case::new("processes/only_messages", expect_only_messages));
         cases
     }
@@ -359,6 +361,40 @@ mod linux {
         has(&verdict, "event", "Stopped")?;
         has(&verdict, "rank", 1)?;
         all_within(&[reports[0].clone(), reports[2].clone()], Duration::from_millis(2500))
+    }
+
+    /// Everybody waits for rank 0 most of the time.
+    fn held_up(comm: &Comm) -> Outcome {
+        comm.set_timeout(HELD_UP - Duration::from_secs(1));
+        phase("working");
+        let began = Instant::now();
+        loop {
+            if comm.rank() == 0 {
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            let mut going = [u8::from(began.elapsed() < HELD_UP)];
+            comm.all_reduce_in_place(&mut going, ReduceOp::Min).map_err(text)?;
+            if going == [0] {
+                return Ok(String::new());
+            }
+        }
+    }
+
+    /// How long a whole job is stopped: for longer than its deadline.
+    const HELD_UP: Duration = Duration::from_secs(3);
+
+    /// A job that is stopped as a whole goes on, whoever does so first.
+    fn expect_held_up() -> Result<(), String> {
+        let mut world = Launch::new("special/held_up", 3).deadline(DEADLINE).start()?;
+        (0..3).try_for_each(|rank| world.await_phase(rank, "working"))?;
+        (0..3).try_for_each(|rank| world.inject(rank, Fault::Stop))?;
+        std::thread::sleep(HELD_UP);
+        for rank in [1, 2, 0] {
+            world.inject(rank, Fault::Continue)?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let ended = world.finish();
+        if ended.iter().all(|rank| rank.outcome.is_ok()) { Ok(()) } else { Err(describe(&ended)) }
     }
 
     // --- messages -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("messages/many_small_ones", |comm, _| many_small_ones(&comm)),
     Scenario::rank("messages/tags", |comm, _| tags(&comm)),
     Scenario::rank("messages/grouped_ring", |comm, _| grouped_ring(&comm)),
+    Scenario::rank("messages/grouped_with_a_view", |comm, _| grouped_with_a_view(&comm)),
     Scenario::rank("messages/grouped_all_pairs", |comm, _| grouped_all_pairs(&comm)),
     Scenario::rank("messages/to_oneself", |comm, _| to_oneself(&comm)),
     Scenario::rank("messages/between_collectives", |comm, _| between_collectives(&comm)),
@@ -177,6 +178,25 @@ fn grouped_ring(comm: &Comm) -> Outcome {
         .context(|| format!("{size} elements, rank {rank}"))?;
         check(&ring, &recv, start(previous, rank, i), "the long message")?;
         check(&ring, &first[..size.min(3)], start(previous, rank, i), "the short message")?;
+    }
+    Ok(String::new())
+}
+
+/// A communicator and a view of it are one, also in a group.
+fn grouped_with_a_view(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let view = comm.within(comm.timeout());
+    for size in [1, 70_001] {
+        let (sent, mut received) = (vec![rank as u64; size], vec![u64::MAX; size]);
+        phalanx::group(|g| {
+            g.on(comm).recv(&mut received, previous)?;
+            g.on(&view).send(&sent, next)
+        })
+        .context(|| format!("{size} elements, rank {rank}"))?;
+        if received != vec![previous as u64; size] {
+            return Err(format!("{size} elements from {previous} to {rank} are others"));
+        }
     }
     Ok(String::new())
 }

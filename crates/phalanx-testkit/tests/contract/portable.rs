@@ -2,7 +2,7 @@
 
 use crate::world::both;
 use libtest_mimic::Trial;
-use phalanx::communicator::Communicator;
+use phalanx::communicator::{Communicator, StreamSyncOps};
 use phalanx::{Comm, DType, Error, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::reference::Combine;
@@ -354,8 +354,41 @@ fn events(comm: &dyn Communicator) -> Outcome {
             other => return Err(format!("an event that does not exist: {other:?}")),
         }
     }
+    if comm.world_size() > 1 && comm.rank() < 2 {
+        messages_before_an_event(comm, streams, second)?;
+    }
     streams.destroy_event(second).map_err(text)?;
     Ok(String::new())
+}
+
+/// Rank 1 sends when it is told to: who waits for an event has what was posted before it, and waits for nothing else.
+fn messages_before_an_event(comm: &dyn Communicator, streams: &dyn StreamSyncOps, event: u64) -> Outcome {
+    let (go, mut told, mut first, mut last) = ([1u8], [0u8], [0u8], [0u8]);
+    let dtype = DType::U8;
+    // SAFETY: each buffer has one element, and is not touched before the call is complete.
+    unsafe {
+        if comm.rank() == 0 {
+            comm.recv(address_mut(&mut first), 1, dtype, 1, 1).map_err(text)?;
+            streams.record_on_comm_stream(event).map_err(text)?;
+            comm.recv(address_mut(&mut last), 1, dtype, 1, 2).map_err(text)?;
+            comm.send(address(&go), 1, dtype, 1, 0).map_err(text)?;
+            streams.stream_wait_event(0, event).map_err(text)?;
+            if first != [7] {
+                return Err("an event came before the message".into());
+            }
+            comm.send(address(&go), 1, dtype, 1, 0).map_err(text)?;
+        } else {
+            for (tag, message) in [(1, [7u8]), (2, [8u8])] {
+                comm.recv(address_mut(&mut told), 1, dtype, 0, 0).map_err(text)?;
+                comm.sync().map_err(text)?;
+                comm.send(address(&message), 1, dtype, 0, tag).map_err(text)?;
+                comm.sync().map_err(text)?;
+            }
+        }
+        comm.sync().map_err(text)?;
+    }
+    let right = comm.rank() == 1 || last == [8];
+    if right { Ok(String::new()) } else { Err(format!("the last message is {last:?}")) }
 }
 
 /// The trait is `Sync`: threads take turns, and the order is theirs to agree on.

@@ -462,6 +462,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Moves transfers and started collectives along; whether any is still under way.
     fn progress(&self) -> Result<bool>;
 
+    /// A number that is another one when a transfer has moved; `None` where that is not known.
+    fn moved(&self) -> Option<u64> {
+        None
+    }
+
     /// Between this and `end_group`, operations of stream-ordered backends are only queued, on this thread
     /// and over all communicators.
     fn start_group(&self) {}
@@ -516,16 +521,22 @@ pub(crate) trait Backend: Send + Sync {
         }))
     }
 
-    /// A communicator of these ranks and of so many processes that come in, and a number that no other has. Collective.
-    ///
-    /// # Safety
-    /// As for `split`.
-    unsafe fn grow(&self, _joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+    /// An error if these ranks cannot take in so many processes: before anything is counted.
+    fn check_growth(&self, _joiners: usize) -> Result<()> {
         Err(Error::from(UnsupportedError {
             what: "grow".into(),
             why: format!("the backend {} cannot take in new ranks", self.kind()),
             remedy: "start the job again with more ranks".into(),
         }))
+    }
+
+    /// A communicator of these ranks and of so many processes that come in, and a number that no other has. Collective.
+    /// [`check_growth`](Backend::check_growth) allows it.
+    ///
+    /// # Safety
+    /// As for `split`.
+    unsafe fn grow(&self, _joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        unreachable!("check_growth refuses it")
     }
 
     /// Zeroed memory that is as near to the peers as the backend has it, aligned to 64 bytes.

@@ -270,7 +270,7 @@ fn host(meeting: &Meeting<'_>, timeout: Duration, deadline: Instant) -> Result<M
             break Err(error);
         }
     };
-    match outcome.and_then(|()| welcome(meeting, &guests)) {
+    match outcome.and_then(|()| welcome(meeting, &guests, deadline)) {
         Ok(met) => Ok(met),
         Err(error) => {
             // Nobody shall wait for what will not come.
@@ -355,8 +355,12 @@ fn receive_guest(
     };
     match connection.receive_process() {
         Ok(process) => guests[rank - 1] = Some(Guest { connection, process, cpus: hello.cpus, word }),
-        // It may try again, or the deadline names it.
-        Err(e) => tracing::warn!("rank {rank} could not hand over its process handle: {e}"),
+        // Another may come in its place, or the deadline names it.
+        Err(e) => {
+            let reason = format!("rank {rank} could not hand over its process handle: {e}");
+            tracing::warn!("{reason}");
+            let _ = refuse(&connection, &reason, &[]);
+        }
     }
     Ok(())
 }
@@ -436,7 +440,7 @@ fn refuse(connection: &Connection, reason: &str, missing: &[usize]) -> io::Resul
 }
 
 /// All have come: makes the region and gives it to them.
-fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
+fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>], deadline: Instant) -> Result<Met> {
     let own = Process::current()?;
     let file = SharedFile::create()?;
     let guests: Vec<&Guest> = guests.iter().flatten().collect();
@@ -455,8 +459,9 @@ fn welcome(meeting: &Meeting<'_>, guests: &[Option<Guest>]) -> Result<Met> {
         let rank = index + 1;
         let welcome = [channel.id(), cores as u64, rank as u64, world_size as u64, meeting.number];
         let told = [&welcome.map(u64::to_le_bytes).concat(), &all_words[..]].concat();
+        let connection = &guest.connection;
         let sent =
-            guest.connection.send(&told).and_then(|()| guest.connection.send_handles(Some(&file), &everyone));
+            connection.send(&told).and_then(|()| connection.send_handles(Some(&file), &everyone, deadline));
         sent.map_err(|e| {
             Error::bootstrap(
                 format!("rank {rank} cannot be given the region: {e}"),
@@ -574,7 +579,7 @@ fn introduce(
     // A little longer than rank 0 waits, so that its reason arrives.
     connection.set_timeout(deadline.saturating_duration_since(Instant::now()) + GRACE)?;
     connection.send(&[&hello.to_bytes()[..], &framed(word)].concat())?;
-    connection.send_handles(None, &[own])?;
+    connection.send_handles(None, &[own], deadline)?;
     receive_id(connection)
 }
 

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -18,7 +19,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether processes of this host can share a region.
 pub(crate) const PROCESS_RANKS: bool = true;
@@ -167,7 +168,7 @@ impl SharedFile {
     }
 
     /// Growing past `RLIMIT_FSIZE` would kill the process with SIGXFSZ: answer an error instead.
-    fn check_limit(&self, len: u64) -> Result<()> {
+    pub fn check_limit(&self, len: u64) -> Result<()> {
         match rustix::process::getrlimit(Resource::Fsize).current {
             Some(limit) if limit < len => Err(Error::system(
                 "memfd",
@@ -387,6 +388,9 @@ pub(crate) struct Connection(UnixStream);
 /// The most file descriptors one message carries (the kernel's `SCM_MAX_FD`).
 const MAX_FDS: usize = 253;
 
+/// How long until those that are under way are looked at again.
+const TICK: Duration = Duration::from_millis(1);
+
 impl Connection {
     /// The user at the other end, as the kernel knows it.
     pub fn peer_user(&self) -> io::Result<u32> {
@@ -418,17 +422,32 @@ impl Connection {
     }
 
     /// Gives the peer handles of its own to a region's file and to processes.
-    pub fn send_handles(&self, file: Option<&SharedFile>, processes: &[&Process]) -> io::Result<()> {
+    pub fn send_handles(
+        &self,
+        file: Option<&SharedFile>,
+        processes: &[&Process],
+        deadline: Instant,
+    ) -> io::Result<()> {
         let fds: Vec<BorrowedFd<'_>> =
             file.map(|f| f.0.as_fd()).into_iter().chain(processes.iter().map(|p| p.0.as_fd())).collect();
         // A message carries only so many.
         for fds in fds.chunks(MAX_FDS) {
-            let mut space = vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(fds));
-            rustix::net::sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+            loop {
+                match self.send_fds(fds) {
+                    // Those that a user's processes have sent and nobody has taken yet count against `ulimit -n`.
+                    Err(Errno::TOOMANYREFS) if Instant::now() < deadline => std::thread::sleep(TICK),
+                    sent => break sent?,
+                }
+            }
         }
         Ok(())
+    }
+
+    fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        let mut space = vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(fds));
+        rustix::net::sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).map(drop)
     }
 
     /// What a peer sent of itself with [`send_handles`](Self::send_handles).
@@ -477,6 +496,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Rlimit, Uid};
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
@@ -490,6 +510,38 @@ mod tests {
         signal_hook::low_level::unregister(handler);
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
         assert!(!caught.load(Ordering::Relaxed));
+    }
+
+    /// On a thread of its own: its user, if it is root, becomes one to whom limits apply.
+    #[test]
+    fn handles_wait_for_those_under_way() {
+        let soft = rustix::process::getrlimit(Resource::Nofile);
+        let limit = soft.current.map_or(1024, |limit| limit.min(1024));
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..soft }).unwrap();
+        let (ours, theirs) = UnixStream::pair().map(|(a, b)| (Connection(a), Connection(b))).unwrap();
+        let own = Process::current().unwrap();
+        let sender = std::thread::spawn(move || {
+            if rustix::process::getuid().is_root() {
+                let nobody = Uid::from_raw(65534);
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            let handles = [&own; MAX_FDS];
+            let past = Instant::now();
+            let mut under_way = 0;
+            let error = loop {
+                match ours.send_handles(None, &handles, past) {
+                    Ok(()) => under_way += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.raw_os_error(), Some(Errno::TOOMANYREFS.raw_os_error()));
+            let reader = std::thread::spawn(move || {
+                (0..=under_way).for_each(|_| drop(theirs.receive_fds(MAX_FDS).unwrap()));
+            });
+            ours.send_handles(None, &handles, past + Duration::from_secs(60)).unwrap();
+            reader.join().unwrap();
+        });
+        sender.join().unwrap();
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::alloc::Layout;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether processes of this host can share a region.
 pub(crate) const PROCESS_RANKS: bool = false;
@@ -84,6 +84,9 @@ impl SharedFile {
         Err(unsupported())
     }
     pub fn try_clone(&self) -> Result<SharedFile> {
+        match *self {}
+    }
+    pub fn check_limit(&self, _len: u64) -> Result<()> {
         match *self {}
     }
     pub fn extend_to(&self, _len: u64) -> Result<()> {
@@ -218,7 +221,12 @@ impl Connection {
     pub fn send(&self, _bytes: &[u8]) -> io::Result<()> {
         match *self {}
     }
-    pub fn send_handles(&self, _file: Option<&SharedFile>, _processes: &[&Process]) -> io::Result<()> {
+    pub fn send_handles(
+        &self,
+        _file: Option<&SharedFile>,
+        _processes: &[&Process],
+        _deadline: Instant,
+    ) -> io::Result<()> {
         match *self {}
     }
     pub fn receive(&self, _bytes: &mut [u8]) -> io::Result<()> {

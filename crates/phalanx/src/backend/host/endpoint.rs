@@ -13,7 +13,7 @@ use crate::error::{Error, PeerEvent, Result, UnsupportedError};
 use crate::sync::{AtomicU32, Ordering, fence, lock};
 use crate::watch::deadline;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Polls before anything else when every rank has a core: about a microsecond, no instruction wasted.
@@ -28,6 +28,8 @@ const YIELDING: Duration = Duration::from_millis(10);
 /// Sleeps end after this time at first, and after this time at last, to look whether the peers live.
 const FIRST_SLEEP: Duration = Duration::from_millis(1);
 const LAST_SLEEP: Duration = Duration::from_millis(50);
+/// A turn of a wait that takes so much longer than its sleep: the rank did not run.
+const HELD_UP: Duration = Duration::from_secs(1);
 /// A rank that waits says so in the log, this often.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -49,6 +51,8 @@ pub(super) struct Endpoint {
     link: Option<Link>,
     /// Held by the thread that writes this rank's verdict.
     failing: Mutex<()>,
+    /// What the operating system refused this rank in the middle of an operation.
+    refusal: OnceLock<String>,
 }
 
 /// What a rank waits in, for errors: the number of the operation and what it is.
@@ -86,6 +90,7 @@ impl Endpoint {
             fork: crate::os::ForkMark::of_this_process(),
             link,
             failing: Mutex::default(),
+            refusal: OnceLock::new(),
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
@@ -199,6 +204,12 @@ impl Endpoint {
         self.fork.is_copy()
     }
 
+    /// An error in such a copy.
+    #[inline(always)]
+    pub fn check_owner(&self) -> Result<()> {
+        if self.is_copy() { Err(Error::forked()) } else { Ok(()) }
+    }
+
     /// The ranks that the channel's verdict, if there is one, says are gone or did not come.
     pub fn lost(&self) -> Vec<usize> {
         match self.channel.header().verdict.load(Ordering::Acquire) {
@@ -212,6 +223,7 @@ impl Endpoint {
     #[cold]
     pub fn fail_refused(&self, error: &Error) -> Error {
         tracing::error!(rank = self.rank, "{error}");
+        self.refusal.get_or_init(|| error.to_string());
         let context = Context::of_last(self.own(), self.rank);
         self.fail(&Verdict::Peer { rank: self.rank, event: PeerEvent::Refused, context })
     }
@@ -219,8 +231,16 @@ impl Endpoint {
     #[cold]
     fn verdict(&self) -> Error {
         let winner = self.channel.header().verdict.load(Ordering::Acquire) as usize - 1;
-        Verdict::read(self.channel.state(winner))
-            .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)))
+        let verdict = Verdict::read(self.channel.state(winner))
+            .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)));
+        match verdict {
+            Error::Peer(mut peer) if peer.event == PeerEvent::Refused && peer.rank == self.rank => {
+                // The words of a verdict have no room for it.
+                peer.refusal = self.refusal.get().cloned();
+                Error::Peer(peer)
+            }
+            verdict => verdict,
+        }
     }
 
     /// Fails the channel for all ranks, and answers with the verdict that holds (another rank's, if it was
@@ -281,14 +301,16 @@ impl Endpoint {
             }
         }
         let subject = || self.own().last_announced().expect("a rank that waits has announced why");
-        self.wait_long(&mut || Ok(ready()), &|| vec![peer], &subject)
+        self.wait_long(&mut || Ok(ready()), &|| vec![peer], &|| vec![peer], &subject)
     }
 
-    /// Waits until `ready`, which any of `awaited` may make true; polls, yields and then sleeps.
+    /// Waits until `ready`, which needs all of `awaited`; polls, yields and then sleeps, until any of `wakers` has done
+    /// something.
     #[cold]
     pub fn wait_long(
         &self,
         ready: &mut dyn FnMut() -> Result<bool>,
+        wakers: &dyn Fn() -> Vec<usize>,
         awaited: &dyn Fn() -> Vec<usize>,
         subject: &dyn Fn() -> Subject,
     ) -> Result<()> {
@@ -308,23 +330,24 @@ impl Endpoint {
             }
             self.check()?;
         }
-        self.sleep_until(ready, awaited, subject, since)
+        self.sleep_until(ready, wakers, awaited, subject, since)
     }
 
     fn sleep_until(
         &self,
         ready: &mut dyn FnMut() -> Result<bool>,
+        wakers: &dyn Fn() -> Vec<usize>,
         awaited: &dyn Fn() -> Vec<usize>,
         subject: &dyn Fn() -> Subject,
-        since: Instant,
+        mut since: Instant,
     ) -> Result<()> {
         let mut slice = FIRST_SLEEP;
-        let mut logged = since;
+        let (mut logged, mut looked) = (since, since);
         let mut liveness = Liveness::new();
         let mut waiting = Waiting { word: &self.standing(self.rank).waits_for, said: 0 };
         loop {
-            let peers = awaited();
-            let parks = || peers.iter().map(|peer| &self.channel.state(*peer).park);
+            let (wakers, peers) = (wakers(), awaited());
+            let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
             if let Some(first) = peers.first() {
                 waiting.say(self.members[*first] as u32 + 1);
             }
@@ -339,6 +362,12 @@ impl Endpoint {
                 return Ok(());
             }
             self.check()?;
+            let held_up = looked.elapsed().saturating_sub(slice);
+            if held_up > HELD_UP {
+                // This rank was stopped, and perhaps the whole job: that is not time in which the peers did not come.
+                since += held_up;
+            }
+            looked = Instant::now();
             if let Some(verdict) = self.find_reason(&awaited(), subject, since, &mut liveness) {
                 // It may have become ready while the reason was found: a peer that has left had done its part.
                 return if ready()? { Ok(()) } else { Err(self.fail(&verdict)) };

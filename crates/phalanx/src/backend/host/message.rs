@@ -95,7 +95,15 @@ impl Opening {
 struct Posted {
     transfer: Transfer,
     plane: Plane,
+    /// Of the user's messages to or from that peer, from 1. A block of a collective has the collective's.
+    number: u64,
     done: bool,
+}
+
+impl Posted {
+    fn subject(&self) -> Subject {
+        (self.number, record(&self.transfer, self.plane))
+    }
 }
 
 /// Of a message that nobody expected: written when it has arrived.
@@ -133,6 +141,8 @@ struct Peer {
     receives: VecDeque<usize>,
     arriving: Option<Arriving>,
     unexpected: VecDeque<Unexpected>,
+    /// The user's sends and receives that were posted so far.
+    posted: [u64; 2],
     /// Messages and chunks sent and received so far.
     sent: u64,
     sent_chunks: u64,
@@ -165,7 +175,8 @@ impl Peer {
     }
 }
 
-/// One rank's messages.
+/// One rank's messages. A copy of its process, made by fork, leaves them alone: they are the parent's, and the lock may be
+/// held by a thread that the copy has not.
 pub(super) struct Messages {
     inner: Mutex<Inner>,
 }
@@ -211,13 +222,21 @@ impl Messages {
 
     /// Moves all transfers along; whether any is still under way.
     pub fn progress(&self, endpoint: &Endpoint) -> Result<bool> {
+        endpoint.check_owner()?;
         let mut inner = self.lock();
         inner.progress(endpoint)?;
         Ok(!inner.active.is_empty())
     }
 
+    /// How much has been sent and received so far, in messages and chunks. The caller has moved them: this is no copy.
+    pub fn moved(&self) -> u64 {
+        let moved = |peer: &Peer| peer.sent + peer.sent_chunks + peer.received + peer.received_chunks;
+        self.lock().peers.iter().map(moved).sum()
+    }
+
     /// Whether the transfer is done; then its ticket is spent.
     pub fn test(&self, endpoint: &Endpoint, ticket: Ticket) -> Result<bool> {
+        endpoint.check_owner()?;
         let mut inner = self.lock();
         let outcome = endpoint.check().and_then(|()| inner.progress(endpoint));
         inner.settle(ticket, outcome)
@@ -225,10 +244,7 @@ impl Messages {
 
     /// Waits until all of this rank's transfers are done. Their tickets are not spent.
     pub fn finish(&self, endpoint: &Endpoint) -> Result<()> {
-        if endpoint.is_copy() {
-            // Of fork: they are the parent's.
-            return endpoint.check();
-        }
+        endpoint.check_owner()?;
         let Some(first) = self.lock().under_way() else { return Ok(()) };
         endpoint.wait_long(
             &mut || {
@@ -236,12 +252,14 @@ impl Messages {
                 inner.progress(endpoint)?;
                 Ok(inner.under_way().is_none())
             },
-            &|| self.lock().awaited(),
+            &|| self.lock().active.clone(),
+            &|| self.lock().active.clone(),
             &|| self.lock().under_way().unwrap_or(first),
         )
     }
 
     pub fn wait(&self, endpoint: &Endpoint, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        endpoint.check_owner()?;
         self.wait_from(self.lock(), endpoint, ticket, meanwhile)
     }
 
@@ -260,12 +278,9 @@ impl Messages {
             }
             meanwhile();
         }
+        let waited_for = inner.posted(ticket.0);
+        let (peer, subject) = (waited_for.transfer.peer, waited_for.subject());
         drop(inner);
-        let subject = || {
-            let inner = self.lock();
-            let posted = inner.posted[ticket.0].as_ref().expect("a ticket is waited for once");
-            inner.subject(posted)
-        };
         let waited = endpoint.wait_long(
             &mut || {
                 meanwhile();
@@ -273,8 +288,10 @@ impl Messages {
                 inner.progress(endpoint)?;
                 Ok(inner.is_done(ticket))
             },
-            &|| self.lock().awaited(),
-            &subject,
+            // Any message that moves may be what this one's peer waits for; this one needs its peer alone.
+            &|| self.lock().active.clone(),
+            &|| vec![peer],
+            &|| subject,
         );
         self.lock().settle(ticket, waited).map(drop)
     }
@@ -286,11 +303,19 @@ fn matches(opening: &Opening, plane: Plane, tag: u32) -> bool {
 
 impl Inner {
     fn post(&mut self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
-        if plane == Plane::User {
-            self.announced += 1;
-            endpoint.own().announce_message(self.announced, &record(&transfer, plane));
-        }
-        let ticket = self.insert(Posted { transfer, plane, done: false });
+        let number = match plane {
+            Plane::User => {
+                self.announced += 1;
+                endpoint.own().announce_message(self.announced, &record(&transfer, plane));
+                let posted = &mut self.peers[transfer.peer].posted;
+                let posted = &mut posted[usize::from(matches!(transfer.direction, Direction::Recv(_)))];
+                *posted += 1;
+                *posted
+            }
+            // The library's own messages have the number of their collective as tag.
+            Plane::Internal => transfer.tag.into(),
+        };
+        let ticket = self.insert(Posted { transfer, plane, number, done: false });
         let peer = &mut self.peers[transfer.peer];
         match transfer.direction {
             Direction::Send(_) => peer.sends.push_back(ticket),
@@ -366,25 +391,9 @@ impl Inner {
         if done { Ok(true) } else { outcome.map(|()| false) }
     }
 
-    /// The peers that a transfer is under way with.
-    fn awaited(&self) -> Vec<usize> {
-        self.active.clone()
-    }
-
     /// What is under way, if anything is.
     fn under_way(&self) -> Option<Subject> {
-        self.posted.iter().flatten().find(|posted| !posted.done).map(|posted| self.subject(posted))
-    }
-
-    fn subject(&self, posted: &Posted) -> Subject {
-        let Transfer { direction, peer, .. } = posted.transfer;
-        let number = match direction {
-            Direction::Send(_) => self.peers[peer].sent,
-            Direction::Recv(_) => self.peers[peer].received,
-        };
-        // A block of a collective belongs to that collective's number, which is its tag.
-        let number = if posted.plane == Plane::Internal { posted.transfer.tag.into() } else { number + 1 };
-        (number, record(&posted.transfer, posted.plane))
+        self.posted.iter().flatten().find(|posted| !posted.done).map(Posted::subject)
     }
 
     fn progress(&mut self, endpoint: &Endpoint) -> Result<()> {
@@ -540,7 +549,8 @@ impl Inner {
                 return Ok(());
             }
             let slot = &mailbox.slots[state.received as usize % MAIL_SLOTS];
-            if !slot.opening.is(state.received + 1) {
+            // After a failure it may be the message of a receive that was given up, and never of the next one.
+            if !slot.opening.is(state.received + 1) || endpoint.has_failed() {
                 return Ok(());
             }
             let mut opening =
@@ -565,7 +575,7 @@ impl Inner {
 
     /// The receive must expect what was sent.
     fn check_match(&self, endpoint: &Endpoint, peer: usize, index: usize, opening: &Opening) -> Result<()> {
-        let transfer = &self.posted(index).transfer;
+        let Posted { transfer, plane, number, .. } = self.posted(index);
         let same_type = opening.dtype == transfer.dtype as u8;
         if same_type && opening.bytes == (transfer.count * transfer.dtype.size()) as u64 {
             return Ok(());
@@ -578,15 +588,9 @@ impl Inner {
             count: opening.bytes as usize / dtype.size(),
             ..*transfer
         };
-        let plane = self.posted(index).plane;
-        let (ours, theirs) = ((endpoint.rank, record(transfer, plane)), (peer, record(&sent, plane)));
+        let (ours, theirs) = ((endpoint.rank, record(transfer, *plane)), (peer, record(&sent, *plane)));
         let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
-        // The library's own messages have the number of their collective as tag.
-        let sequence = match plane {
-            Plane::User => self.peers[peer].received + 1,
-            Plane::Internal => transfer.tag.into(),
-        };
-        Err(endpoint.fail(&Verdict::Mismatch { sequence, lower, higher }))
+        Err(endpoint.fail(&Verdict::Mismatch { sequence: *number, lower, higher }))
     }
 
     /// Takes what there is of the arriving message; whether that was all.

@@ -223,6 +223,10 @@ impl Backend for HostComm {
         self.messages.progress(&self.endpoint).map_err(|error| self.closing(error))
     }
 
+    fn moved(&self) -> Option<u64> {
+        Some(self.messages.moved())
+    }
+
     fn sync(&self) -> Result<()> {
         self.messages.finish(&self.endpoint).map_err(|error| self.closing(error))
     }
@@ -248,11 +252,13 @@ impl Backend for HostComm {
     }
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
-        if self.endpoint.is_copy() {
-            self.endpoint.check()?;
-        }
+        self.endpoint.check_owner()?;
         let (shrunk, round) = self.shrink_rounds()?;
         Ok((Box::new(shrunk), round))
+    }
+
+    fn check_growth(&self, joiners: usize) -> Result<()> {
+        self.growing_job(joiners).map(drop)
     }
 
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
@@ -365,13 +371,8 @@ impl HostComm {
         Ok(Some(HostComm::attach(world, channel, rank, world_ranks, timeout)))
     }
 
-    /// [`Backend::grow`], not boxed: all ranks meet again, with the joiners, in a region of their own. Those are told the backend.
-    ///
-    /// # Safety
-    /// As for [`Backend::split`].
-    pub unsafe fn grown(&self, joiners: usize, backend: BackendKind) -> Result<(HostComm, u64)> {
-        self.endpoint.check()?;
-        let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
+    /// The job that joiners come to, if so many can.
+    fn growing_job(&self, joiners: usize) -> Result<&str> {
         let Some(job) = self.endpoint.world.job() else {
             return Err(Error::from(UnsupportedError {
                 what: "grow".into(),
@@ -379,10 +380,21 @@ impl HostComm {
                 remedy: "start them as processes, with `phalanx launch`, on one host".into(),
             }));
         };
-        let world_size = members.saturating_add(joiners);
+        let world_size = self.endpoint.ranks.saturating_add(joiners);
         if world_size > MAX_RANKS {
             return Err(crate::UsageError::WorldSize { world_size, limit: MAX_RANKS }.into());
         }
+        Ok(job)
+    }
+
+    /// [`Backend::grow`], not boxed: all ranks meet again, with the joiners, in a region of their own. Those are told the backend.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    pub unsafe fn grown(&self, joiners: usize, backend: BackendKind) -> Result<(HostComm, u64)> {
+        self.endpoint.check()?;
+        let job = self.growing_job(joiners)?;
+        let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
         // So that nobody meets those of an earlier attempt.
         let own = [getrandom::u64().map_err(|e| {
             Error::system("getrandom", std::io::Error::other(e), "each meeting needs a number of its own")
@@ -393,7 +405,7 @@ impl HostComm {
         unsafe { self.tell_all_in(call, &own, all.as_mut_slice()) }?;
         let growth = Growth { job: job.to_owned(), backend, number: all[0][0], rank, members, joiners };
         let grown = growth.meet(crate::watch::deadline::of(self.timeout())).map(|met| {
-            let ranks = (0..world_size).collect();
+            let ranks = (0..members + joiners).collect();
             (HostComm::attach(met.world, met.channel, rank, ranks, self.timeout()), met.number)
         });
         // A joiner may have died when some members had met it already: all go on in the new world, or none.

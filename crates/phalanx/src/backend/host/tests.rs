@@ -50,6 +50,81 @@ fn nothing_is_sent_behind_a_message_that_was_given_up() {
     assert_eq!(mailbox.sent_chunks.get(), written);
 }
 
+fn sent(message: &[u8]) -> Transfer {
+    Transfer::host(Direction::Send(message.as_ptr()), 1, 0, DType::U8, message.len())
+}
+
+fn received(message: &mut [u8]) -> Transfer {
+    Transfer::host(Direction::Recv(message.as_mut_ptr()), 0, 0, DType::U8, message.len())
+}
+
+#[test]
+fn a_receive_that_was_given_up_leaves_its_message_to_no_other() {
+    let [sender, receiver] = pair();
+    let (message, mut short, mut right) = ([1u8; 8], [0u8; 4], [0u8; 8]);
+    // SAFETY: the messages are used by nobody else until all tickets are settled.
+    let [first, second] =
+        unsafe { [receiver.post(received(&mut short)), receiver.post(received(&mut right))] };
+    // SAFETY: as above.
+    unsafe { sender.transfer(sent(&message)) }.unwrap();
+    for ticket in [first, second] {
+        let error = receiver.wait(ticket.unwrap(), &|| ()).unwrap_err();
+        assert!(matches!(error, Error::Mismatch(_)), "{error}");
+    }
+    assert_eq!(right, [0; 8]);
+}
+
+#[test]
+fn a_wait_for_a_message_is_for_its_peer_and_has_its_number() {
+    let world = Arc::new(World::threads().unwrap());
+    let made = NewChannel::create(&world, 3).unwrap();
+    let [rank, _other, _awaited] = [0, 1, 2].map(|rank| {
+        let channel = NewChannel::open(&world, made.id()).unwrap();
+        HostComm::attach(world.clone(), channel, rank, vec![0, 1, 2], Duration::from_millis(1))
+    });
+    let mut words = [[0u8; 1]; 3];
+    let [other, before, awaited] = &mut words;
+    let from = |peer: usize, word: &mut [u8; 1]| Transfer { peer, ..received(word) };
+    // SAFETY: the words are used by nobody else until the communicator is gone.
+    let posted = unsafe {
+        [(1, other), (2, before), (2, awaited)].map(|(peer, word)| rank.post(from(peer, word)).unwrap())
+    };
+    let Err(Error::Timeout(timeout)) = rank.wait(posted[2], &|| ()) else { panic!("nobody sends") };
+    let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
+    assert_eq!((missing, timeout.sequence), (vec![2], 2));
+}
+
+#[test]
+fn a_copy_of_a_rank_takes_no_message() {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+        fn _exit(status: i32) -> !;
+    }
+    let [sender, receiver] = pair();
+    let (message, mut target) = ([7u8; 3], [0u8; 3]);
+    // SAFETY: the messages are used by nobody else until the ticket is settled.
+    let ticket = unsafe { receiver.post(received(&mut target)) }.unwrap();
+    // SAFETY: as above.
+    unsafe { sender.transfer(sent(&message)) }.unwrap();
+    // SAFETY: the copy asks for what it is refused, and ends.
+    let child = unsafe { fork() };
+    if child == 0 {
+        let refused = |outcome: Result<bool>| matches!(outcome, Err(Error::Unsupported(_)));
+        let all = refused(receiver.progress())
+            && refused(receiver.test(ticket))
+            && refused(receiver.wait(ticket, &|| ()).map(|()| true));
+        // SAFETY: always sound.
+        unsafe { _exit(i32::from(!all)) };
+    }
+    let mut status = -1;
+    // SAFETY: the child is this process's, and the status is written.
+    assert_eq!(unsafe { waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the copy is refused everything");
+    receiver.wait(ticket, &|| ()).unwrap();
+    assert_eq!(target, message);
+}
+
 #[test]
 fn threads_of_a_rank_that_fail_at_once_have_one_verdict() {
     for _ in 0..3000 {

@@ -170,6 +170,7 @@ impl Verdict {
                 operation: context.record.to_string(),
                 sequence: context.sequence,
                 waited: context.waited,
+                refusal: None,
             }
             .into(),
             Verdict::Timeout { missing, context } => TimeoutError {

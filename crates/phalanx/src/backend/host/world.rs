@@ -309,9 +309,11 @@ impl ProcessWorld {
             ));
         }
         let len = (len as u64).max(GRAIN).next_power_of_two();
+        // Before it takes a place, which is given out once.
+        self.file.check_limit(self.next().load(Ordering::Relaxed) + len)?;
         let offset = self.next().fetch_add(len, Ordering::Relaxed);
-        self.file.extend_to(offset + len)?;
-        let memory = Arc::new(self.file.map(offset, len as usize)?);
+        let mapped = self.file.extend_to(offset + len).and_then(|()| self.file.map(offset, len as usize));
+        let memory = Arc::new(mapped.inspect_err(|_| self.file.release(offset, len))?);
         Ok(Segment { id: offset | u64::from(len.trailing_zeros()), memory })
     }
 
@@ -427,7 +429,8 @@ impl ProcessWorld {
     fn commit(&self, arena: &mut Arena) -> Result<()> {
         if !arena.committed {
             let (offset, len) = place(arena.segment.id);
-            self.file.commit(offset, len)?;
+            // Nothing uses the arena: what was allocated of it goes back.
+            self.file.commit(offset, len).inspect_err(|_| self.file.release(offset, len))?;
             arena.committed = true;
         }
         Ok(())

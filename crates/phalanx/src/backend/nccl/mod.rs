@@ -597,8 +597,11 @@ impl Backend for NcclComm {
         Ok((Box::new(part), round))
     }
 
+    fn check_growth(&self, _joiners: usize) -> Result<()> {
+        self.check_driver(Operation::Grow)
+    }
+
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
-        self.check_driver(Operation::Grow)?;
         self.sync()?;
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         let (subject, _) = self.communicator.next_collective(&call);
