@@ -40,6 +40,8 @@ pub(crate) struct Communicator {
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
     failed: OnceLock<Error>,
+    /// Held by a thread that revokes the communicator, and by one that frees it.
+    pub(super) revoking: Arc<Mutex<()>>,
     /// The C communicator is not there, or not any more. Changes only in the device's turn.
     pub(super) ended: Arc<AtomicBool>,
     /// How often a thread went into the library with it, and came out: odd while one is inside.
@@ -146,6 +148,7 @@ impl Communicator {
             streams: Mutex::default(),
             failing: Mutex::default(),
             failed: OnceLock::new(),
+            revoking: Arc::default(),
             ended: Arc::new(AtomicBool::new(true)),
             visits: AtomicU64::new(0),
             queued: Arc::default(),

@@ -14,9 +14,9 @@ use crate::error::Error;
 use crate::patience::Patience;
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// `NCCL_REVOKE_DEFAULT`, the only kind there is.
@@ -53,7 +53,7 @@ impl Communicator {
         }
         self.destroy_graphs();
         let (handle, turn) = (Raw(self.handle()), self.device.turn);
-        let (ended, queued) = (self.ended.clone(), self.queued.clone());
+        let (ended, queued, revoking) = (self.ended.clone(), self.queued.clone(), self.revoking.clone());
         bounded(self.rank, "ncclCommAbort", move |errand| {
             let Raw(handle) = { handle };
             let Ok(_turn) = turn.enter_on(errand) else { return };
@@ -61,8 +61,9 @@ impl Communicator {
                 // Since this was begun.
                 return;
             }
+            let _not_revoked = lock(&revoking);
             if !ended.swap(true, Ordering::AcqRel) {
-                // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn.
+                // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn and the lock.
                 unsafe { abort(handle) };
             }
         });
@@ -86,9 +87,14 @@ impl Communicator {
         bounded(self.rank, "ncclCommRevoke", move |_| {
             let Raw(handle) = { handle };
             let Ok(_current) = device.enter() else { return };
-            // SAFETY: a communicator that a thread is inside of, so that nobody ends it before that one is out; it first
-            // sets the flags that all loops of the library look at, which is what it is for.
-            unsafe { revoke(handle, REVOKE_DEFAULT) };
+        let (ended, revoking) = (self.ended.clone(), self.revoking.clone());
+            // The thread that it makes come out would free the communicator while this one is still inside.
+            let _not_freed = lock(&revoking);
+            if !ended.load(Ordering::Acquire) {
+                // SAFETY: a communicator that is there until the lock is dropped; it first sets the flags that all loops of the
+                // library look at, which is what it is for.
+                unsafe { revoke(handle, REVOKE_DEFAULT) };
+            }
         })
     }
 
@@ -218,6 +224,7 @@ impl Communicator {
             rank: self.rank,
         };
         let (sender, finalized) = channel();
+            revoking: self.revoking.clone(),
         let came_back = bounded(self.rank, "the end of a communicator", move |errand| {
             let is_finalized = ending.finalize(errand);
             if is_finalized {
@@ -241,6 +248,7 @@ struct Ending {
     rank: usize,
 }
 
+    revoking: Arc<Mutex<()>>,
 impl Ending {
     /// Peers that have gone meanwhile do not matter any more.
     fn finalize(&self, errand: &Arc<Errand>) -> bool {
@@ -306,8 +314,9 @@ impl Ending {
         };
         let Ok(_turn) = self.device.turn.enter_on(errand) else { return };
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn.
+            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn and the lock.
             unsafe { destroy(self.handle.0) };
+        let _not_revoked = lock(&self.revoking);
         }
     }
 }
