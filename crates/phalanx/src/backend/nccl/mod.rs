@@ -213,8 +213,9 @@ impl NcclComm {
         let (config, ()) = (config?, agreed?);
         communicator.make(origin, config)?;
         // SAFETY: as above.
-        unsafe { control.collective(&Call::empty(Operation::Barrier)) }?;
-        watchdog::watch(&communicator)?;
+        let met = unsafe { control.collective(&Call::empty(Operation::Barrier)) };
+        // One that is not looked after, or that the others do not have, is not left behind in the library.
+        met.and_then(|()| watchdog::watch(&communicator)).map_err(|error| communicator.fail(error))?;
         Ok(NcclComm {
             communicator,
             control,
