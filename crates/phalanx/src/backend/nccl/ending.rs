@@ -70,10 +70,13 @@ impl Communicator {
         self.drain();
     }
 
-    /// Waits, for a while, until the last stream has nothing left of an aborted operation.
+    /// Waits, for a while, until the streams have nothing left of an aborted operation.
     fn drain(&self) {
-        let stream = lock(&self.last).stream;
-        let drained = self.device.enter().and_then(|_current| self.device.wait_idle(stream, ENDING));
+        let mut streams = self.streams_beside_the_last();
+        streams.push(lock(&self.last).stream);
+        let drained = self.device.enter().and_then(|_current| {
+            streams.into_iter().try_for_each(|stream| self.device.wait_idle(stream, ENDING))
+        });
         if let Err(error) = drained {
             tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
         }
@@ -84,10 +87,10 @@ impl Communicator {
     pub(super) fn revoke(&self) -> bool {
         let Some(revoke) = self.library.ncclCommRevoke else { return false };
         let (handle, device) = (Raw(self.handle()), self.device);
+        let (ended, revoking) = (self.ended.clone(), self.revoking.clone());
         bounded(self.rank, "ncclCommRevoke", move |_| {
             let Raw(handle) = { handle };
             let Ok(_current) = device.enter() else { return };
-        let (ended, revoking) = (self.ended.clone(), self.revoking.clone());
             // The thread that it makes come out would free the communicator while this one is still inside.
             let _not_freed = lock(&revoking);
             if !ended.load(Ordering::Acquire) {
@@ -221,10 +224,10 @@ impl Communicator {
             device: self.device,
             ended: self.ended.clone(),
             queued: self.queued.clone(),
+            revoking: self.revoking.clone(),
             rank: self.rank,
         };
         let (sender, finalized) = channel();
-            revoking: self.revoking.clone(),
         let came_back = bounded(self.rank, "the end of a communicator", move |errand| {
             let is_finalized = ending.finalize(errand);
             if is_finalized {
@@ -245,10 +248,10 @@ struct Ending {
     ended: Arc<AtomicBool>,
     /// The library looks at the communicator at the end of a group, or of a split (of another thread, where the process exits).
     queued: Arc<AtomicBool>,
+    revoking: Arc<Mutex<()>>,
     rank: usize,
 }
 
-    revoking: Arc<Mutex<()>>,
 impl Ending {
     /// Peers that have gone meanwhile do not matter any more.
     fn finalize(&self, errand: &Arc<Errand>) -> bool {
@@ -313,10 +316,10 @@ impl Ending {
             return;
         };
         let Ok(_turn) = self.device.turn.enter_on(errand) else { return };
+        let _not_revoked = lock(&self.revoking);
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
             // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn and the lock.
             unsafe { destroy(self.handle.0) };
-        let _not_revoked = lock(&self.revoking);
         }
     }
 }

@@ -111,40 +111,8 @@ impl NcclSettings {
     }
 }
 
-/// Messages that were posted and not enqueued: those posted until the next operation, or wait, go together.
-#[derive(Default)]
-struct Messages {
-    queued: Vec<Transfer>,
-    /// Number of the next ticket, and of the first that is not enqueued yet.
-    next: usize,
-    first_queued: usize,
-    /// Those that were not enqueued.
-    failed: Vec<Failed>,
-}
-
-/// Messages that went together and failed.
-struct Failed {
-    tickets: Range<usize>,
-    /// How many of them nobody has waited for yet.
-    unsettled: usize,
-    error: Error,
-}
-
-impl Messages {
-    /// How the message of a ticket fared, which is asked once.
-    fn settle(&mut self, ticket: Ticket) -> Result<()> {
-        let Some(index) = self.failed.iter().position(|failed| failed.tickets.contains(&ticket.0)) else {
-            return Ok(());
-        };
-        let failed = &mut self.failed[index];
-        failed.unsettled -= 1;
-        let error = failed.error.clone();
-        if failed.unsettled == 0 {
-            self.failed.swap_remove(index);
-        }
-        Err(error)
-    }
-}
+/// The handle of a stream that is another one in each thread (`CU_STREAM_PER_THREAD`, `hipStreamPerThread`).
+const PER_THREAD: usize = 2;
 
 /// The GPUs that a rank can use, or of them the one that it was told to; an error if they, or the library, cannot be used.
 pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible> {
@@ -243,6 +211,16 @@ impl NcclComm {
     }
 
     /// Keeps a stream alive on which operations will be enqueued.
+        if stream.raw().0.addr() == PER_THREAD {
+            return Err(UsageError::Setting {
+                name: "Comm::on".into(),
+                value: "the per-thread default stream (0x2)".into(),
+                expected: "a stream that is the same in every thread, since others wait for it, too: CudaContext::new_stream, \
+                           or default_stream"
+                    .into(),
+            }
+            .into());
+        }
     pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
         let device = &self.communicator.device;
         if !device.has(stream) {
