@@ -180,6 +180,10 @@ fn graph(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let len = 1000;
     let buffers = (upload(&comm, &vec![0i32; len])?, upload(&comm, &vec![0i32; len * ranks])?);
+    // Messages that were posted before are no part of it.
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let received = must("start_recv", comm.start_recv(vec![7i32; len], left))?;
+    let sent = must("start_send", comm.start_send(values::<i32>(rank, len), right))?;
     let mut graph = must(
         "capture",
         Graph::capture(&comm, buffers, |group, (sum, all)| {
@@ -188,6 +192,8 @@ fn graph(comm: Comm, _: &[String]) -> Outcome {
             group.broadcast_in_place(all, 0)
         }),
     )?;
+    must("wait", sent.wait())?;
+    expect("the message", &must("wait", received.wait())?, |index| value(left, index))?;
     for round in 0..5usize {
         let (sum, all) = graph.buffers_mut();
         let mine = |rank: usize| -> Vec<i32> { (0..len).map(|index| value(rank, index + round)).collect() };
