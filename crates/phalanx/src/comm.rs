@@ -277,7 +277,8 @@ impl Comm {
     /// stream has to be one of the communicator's GPU; communicators of host memory ignore it.
     ///
     /// # Errors
-    /// [`UsageError::Memory`] for a stream of another GPU.
+    /// [`UsageError::Memory`] for a stream of another GPU; [`UsageError::Setting`] for the per-thread default stream, which is
+    /// another one in the threads that wait for it.
     #[cfg(feature = "cuda")]
     pub fn on<'s, S: 's>(&self, stream: &'s S) -> Result<View<'_>>
     where

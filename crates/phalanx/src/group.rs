@@ -80,10 +80,7 @@ impl<'env> Group<'env> {
         let comms =
             self.transfers.iter().map(|(comm, _)| comm).chain(self.calls.iter().map(|(comm, _)| comm));
         for comm in comms {
-            if comm.backend.is_stream_ordered() {
-                // What was started before is enqueued before; its thread would take the group's messages with it.
-                comm.requests.wait_for_collectives();
-            }
+            comm.requests.make_way_for_message();
             if !backends.iter().any(|known| std::ptr::addr_eq(*known, &*comm.backend)) {
                 backends.push(&*comm.backend);
             }

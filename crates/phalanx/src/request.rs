@@ -263,6 +263,15 @@ impl Requests {
         }
     }
 
+    /// Comes before a message: where operations are carried out in the order of the calls, what was started comes first, and its
+    /// thread would take the message with it.
+    #[inline]
+    pub fn make_way_for_message(&self) {
+        if self.moving.under_way.load(Ordering::Acquire) != 0 && self.backend.is_stream_ordered() {
+            self.finish_all();
+        }
+    }
+
     #[cold]
     fn finish_all(&self) {
         if self.fork.is_copy() {

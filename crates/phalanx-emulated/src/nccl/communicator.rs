@@ -142,9 +142,9 @@ pub fn end(function: &'static str, communicator: &Communicator) {
 }
 
 /// The communicator that a handle stood for a moment ago; whoever ended it since broke a rule.
-pub fn still_there(function: &'static str, communicator: &Communicator) {
+pub fn still_there(function: &'static str, communicator: &Communicator, meanwhile: &str) {
     if COMMUNICATORS.find(communicator.handle).is_none() {
-        violation(function, "a communicator was ended while a group had operations on it");
+        violation(function, format!("a communicator was ended while {meanwhile}"));
     }
 }
 

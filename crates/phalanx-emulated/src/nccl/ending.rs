@@ -1,6 +1,6 @@
 //! How communicators end.
 
-use super::communicator::{Communicator, Need, Phase, end, enter, find};
+use super::communicator::{Communicator, Need, Phase, end, enter, find, still_there};
 use super::group::{self, Job, note};
 use super::result::*;
 use super::transport;
@@ -174,6 +174,9 @@ fn revoke(communicator: Arc<Communicator>) -> Answer {
     communicator.state().phase = Phase::Revoked;
     if communicator.config.blocking {
         communicator.give_up_operations();
+        // Those who were inside are out now, and this thread is still here.
+        std::thread::sleep(Duration::from_millis(100));
+        still_there("ncclCommRevoke", &communicator, "another thread was revoking it");
         return Ok(());
     }
     let worker = Arc::clone(&communicator);

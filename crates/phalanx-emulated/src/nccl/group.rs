@@ -151,7 +151,7 @@ fn finish(function: &'static str) -> Answer {
 fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
     let mut communicators: Vec<Arc<Communicator>> = Vec::new();
     for Queued { operation, .. } in &queued {
-        still_there(function, &operation.communicator);
+        still_there(function, &operation.communicator, "a group had operations on it");
         operation.check_buffers();
         if !communicators.iter().any(|other| other.handle == operation.communicator.handle) {
             communicators.push(Arc::clone(&operation.communicator));

@@ -3,7 +3,8 @@
 //!
 //! What is not here, because NCCL does not have it: tags, results in rank order (so inputs are such that any order is
 //! right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a smallest or largest is made of, communicators of one GPU that several
-//! threads use at once (their operations would wait for each other in different orders). The portable trait takes
+//! threads use at once (their operations would wait for each other in different orders), a barrier between a receive and the send
+//! that it waits for (all operations are carried out in the order of the calls). The portable trait takes
 //! addresses of GPU memory, and is tested there.
 
 use crate::mpi::MATRIX;
@@ -24,11 +25,12 @@ const RANKS: usize = 2;
 /// Scenarios that one world performs.
 type Group = (&'static str, fn() -> Launch);
 
-const GROUPS: [Group; 6] = [
+const GROUPS: [Group; 7] = [
     ("matrix", || of(MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", || all(vectors::SCENARIOS)),
     ("messages", || all(messages::SCENARIOS)),
     ("requests", || all(requests::SCENARIOS)),
+    ("requests_among_messages", || all(requests::AMONG_MESSAGES)),
     ("communicators", || all(communicators::SCENARIOS)),
     ("programs", || of([("programs/short_blocks", "1"), ("programs/long_blocks", "2")].into_iter())),
 ];
@@ -47,7 +49,8 @@ fn of(scenarios: impl Iterator<Item = (&'static str, &'static str)>) -> Launch {
         .env(NO_NAN, "1")
 }
 
-const NOT_PROMISED: [&str; 2] = ["messages/tags", "communicators/on_threads_at_once"];
+const NOT_PROMISED: [&str; 3] =
+    ["messages/tags", "communicators/on_threads_at_once", "requests/behind_a_barrier"];
 
 fn all(scenarios: &'static [Scenario]) -> Launch {
     let promised = scenarios.iter().filter(|scenario| !NOT_PROMISED.contains(&scenario.name));

@@ -25,7 +25,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("requests/finalized", |comm, _| finalized(comm)),
 ];
 
-/// Where operations are not carried out in the order of the calls, whatever they are.
+/// Where messages may be posted beside collectives.
 pub const AMONG_MESSAGES: &[Scenario] = &[
     Scenario::rank("requests/among_messages", |comm, _| among_messages(&comm)),
     Scenario::rank("requests/synced", |comm, _| synced(&comm)),

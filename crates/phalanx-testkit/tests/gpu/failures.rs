@@ -21,6 +21,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let trials = [
         Trial::test("threads/absent", move || absent(gpus)),
         Trial::test("threads/panic", move || panic(gpus)),
+        Trial::test("threads/panic_with_a_request", move || panic_with_a_request(gpus)),
         Trial::test("threads/abort", move || abort(gpus)),
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
@@ -88,6 +89,27 @@ fn panic(gpus: usize) -> Result<(), Failed> {
             }
             let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).expect("upload");
             let result = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync());
+            let Err(Error::Peer(peer)) = result else { panic!("{result:?}") };
+            assert_eq!((peer.rank, peer.event), (0, PeerEvent::Panicked));
+        })
+    });
+    assert!(
+        ended.is_err_and(|panic| panic.downcast_ref::<&str>() == Some(&"on purpose")),
+        "rank 0's own panic"
+    );
+    Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// Whoever panics does not wait for the messages that it has posted.
+fn panic_with_a_request(gpus: usize) -> Result<(), Failed> {
+    let ended = std::panic::catch_unwind(|| {
+        world(gpus, |comm| {
+            comm.set_timeout(TIMEOUT * 10);
+            if comm.rank() == 0 {
+                let _request = comm.start_recv(vec![0.0f32; 100], 1).expect("start_recv");
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+            let result = comm.barrier();
             let Err(Error::Peer(peer)) = result else { panic!("{result:?}") };
             assert_eq!((peer.rank, peer.event), (0, PeerEvent::Panicked));
         })

@@ -12,6 +12,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("one_way", one_way),
     Scenario::rank("groups", groups),
     Scenario::rank("started", started),
+    Scenario::rank("beside_collectives", beside_collectives),
 ];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
@@ -117,6 +118,34 @@ fn started(comm: Comm, _: &[String]) -> Outcome {
     let received = must("start_recv", comm.start_recv(vec![7; 3000], left))?;
     must("wait", sent.wait())?;
     expect("the message", &must("wait", received.wait())?, |index| value(left, index))?;
+    done()
+}
+
+/// A message that the thread of a started collective carries out is complete when that has done so, whoever waits for it; one that is
+/// posted behind the collective comes behind it.
+fn beside_collectives(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>();
+    let received = match rank {
+        0 => {
+            // The others' threads are at their receives by then.
+            std::thread::sleep(Duration::from_millis(300));
+            let own = values::<i32>(0, 3000);
+            (1..ranks).try_for_each(|peer| must("send", comm.send(&own, peer)))?;
+            None
+        }
+        _ => Some(must("start_recv", comm.start_recv(vec![7i32; 3000], 0))?),
+    };
+    let started = must("start", comm.start_all_reduce(values::<i32>(rank, 3000), ReduceOp::Sum))?;
+    if let Some(received) = received {
+        std::thread::sleep(Duration::from_millis(50));
+        expect("the message", &must("wait", received.wait())?, |index| value(0, index))?;
+    }
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let mut recv = vec![7i32; 3000];
+    must("send_recv", comm.send_recv(&values::<i32>(rank, 3000), right, &mut recv, left))?;
+    expect("the message behind it", &recv, |index| value(left, index))?;
+    expect("the sum", &must("wait", started.wait())?, sum)?;
     done()
 }
 

@@ -15,6 +15,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("many_streams", many_streams),
     Scenario::rank("own_context", own_context),
     Scenario::rank("current_device", current_device),
+    Scenario::rank("synced", synced),
     Scenario::rank("graph", graph),
 ];
 
@@ -46,6 +47,35 @@ fn other_stream(comm: Comm, _: &[String]) -> Outcome {
         expect("read on the other stream", &got, sum(comm.world_size()))?;
     }
     must("sync", on.sync())?;
+    done()
+}
+
+/// `sync` waits for what is under way, on whatever stream the last call was.
+fn synced(comm: Comm, _: &[String]) -> Outcome {
+    let context = stream(&comm).context().clone();
+    let new_stream = || context.new_stream().map_err(|e| e.to_string());
+    let (busy, idle) = (new_stream()?, new_stream()?);
+    let (on_busy, on_idle) = (must("on", comm.on(&busy))?, must("on", comm.on(&idle))?);
+    let send = upload(&comm, &values::<f32>(comm.rank(), len()))?;
+    let mut recv = upload(&comm, &vec![0.0f32; len()])?;
+    let (some, mut small) = (upload(&comm, &[1.0f32])?, upload(&comm, &[0.0f32])?);
+    let mut nothing = upload(&comm, &[0.0f32; 0])?;
+    for round in 0..6 {
+        must("all_reduce", on_busy.all_reduce(&send, &mut recv, ReduceOp::Sum))?;
+        match (comm.world_size(), round % 2) {
+            // Of several ranks the library orders it behind the first, on whose stream cudarc's events may still follow.
+            (2.., _) | (_, 0) => {
+                must("of nothing", on_idle.all_reduce_in_place(&mut nothing, ReduceOp::Sum))?
+            }
+            _ => must("of some", on_idle.all_reduce(&some, &mut small, ReduceOp::Sum))?,
+        }
+        must("sync", comm.sync())?;
+        // SAFETY: a stream that is alive; nothing but a question.
+        let state = unsafe { phalanx::cudarc::driver::sys::cuStreamQuery(busy.cu_stream()) };
+        assert_eq!(state, phalanx::cudarc::driver::sys::CUresult::CUDA_SUCCESS, "round {round}");
+    }
+    let error = comm.on(&context.per_thread_stream()).map(drop).unwrap_err();
+    assert!(error.to_string().contains("new_stream"), "{error}");
     done()
 }
 
@@ -173,6 +203,10 @@ fn graph(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let len = 1000;
     let buffers = (upload(&comm, &vec![0i32; len])?, upload(&comm, &vec![0i32; len * ranks])?);
+    // Messages that were posted before are no part of it.
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let received = must("start_recv", comm.start_recv(vec![7i32; len], left))?;
+    let sent = must("start_send", comm.start_send(values::<i32>(rank, len), right))?;
     let mut graph = must(
         "capture",
         Graph::capture(&comm, buffers, |group, (sum, all)| {
@@ -181,6 +215,8 @@ fn graph(comm: Comm, _: &[String]) -> Outcome {
             group.broadcast_in_place(all, 0)
         }),
     )?;
+    must("wait", sent.wait())?;
+    expect("the message", &must("wait", received.wait())?, |index| value(left, index))?;
     for round in 0..5usize {
         let (sum, all) = graph.buffers_mut();
         let mine = |rank: usize| -> Vec<i32> { (0..len).map(|index| value(rank, index + round)).collect() };

@@ -81,6 +81,9 @@ where
             let mut group = Group::new();
             describe(&mut group.on(&comm), &mut buffers)?;
             let captured = signatures(&group)?;
+            // What was posted before is carried out before, and is no part of the graph.
+            comm.requests.wait_for_collectives();
+            nccl.flush()?;
             rehearse(&group, &comm, &stream)?;
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
             let started = group.start_all();

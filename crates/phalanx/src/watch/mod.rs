@@ -42,6 +42,7 @@ impl Comm {
     /// As for the backend's.
     #[inline]
     pub(crate) unsafe fn post(&self, transfer: Transfer) -> Result<Posted> {
+        self.requests.make_way_for_message();
         let record = self.recorder.begin_message(&transfer);
         let _limited = self.limited();
         // SAFETY: the caller's contract.
@@ -57,6 +58,7 @@ impl Comm {
     /// As for the backend's.
     #[inline]
     pub(crate) unsafe fn transfer(&self, transfer: Transfer) -> Result<()> {
+        self.requests.make_way_for_message();
         let record = self.recorder.begin_message(&transfer);
         let _limited = self.limited();
         // SAFETY: the caller's contract.

@@ -3,6 +3,7 @@
 //! A communicator is either usable, or has failed (then it was aborted and every call answers the same error), or
 //! has ended. How it is made, waited for and ended is in `making.rs`, `waiting.rs` and `ending.rs`.
 
+use super::Footprint;
 use super::device::Device;
 use super::graphs::Graphs;
 use super::library::Library;
@@ -39,6 +40,8 @@ pub(crate) struct Communicator {
     streams: Mutex<Vec<GpuStream>>,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
+    /// Held by a thread that revokes the communicator, and by one that frees it.
+    pub(super) revoking: Arc<Mutex<()>>,
     failed: OnceLock<Error>,
     /// The C communicator is not there, or not any more. Changes only in the device's turn.
     pub(super) ended: Arc<AtomicBool>,
@@ -81,7 +84,7 @@ pub(super) struct Last {
     /// Number of the last collective, and of the last message.
     pub collectives: u64,
     pub messages: u64,
-    /// The last of both that may not be complete, and where.
+    /// The last of both that may not be complete, and where. What has no data enqueues nothing, and does not count.
     pub subject: Option<Subject>,
     pub stream: Stream,
     /// What the ranks are connected for.
@@ -145,6 +148,7 @@ impl Communicator {
             }),
             streams: Mutex::default(),
             failing: Mutex::default(),
+            revoking: Arc::default(),
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
             visits: AtomicU64::new(0),
@@ -272,6 +276,15 @@ impl Communicator {
         }
     }
 
+    /// The streams on which operations may be under way that the last one did not come behind: the library orders them, but not those
+    /// of a single rank.
+    pub(super) fn streams_beside_the_last(&self) -> Vec<Stream> {
+        match self.ranks {
+            1 => lock(&self.streams).iter().map(GpuStream::raw).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// A stream that it keeps, by its C handle.
     pub fn stream_of(&self, handle: u64) -> Option<GpuStream> {
         lock(&self.streams).iter().find(|stream| stream.raw().0 as u64 == handle).cloned()
@@ -289,7 +302,8 @@ impl Communicator {
         let mut last = lock(&self.last);
         last.collectives += 1;
         let subject = Subject::call(last.collectives, call);
-        if !call.operation.is_empty_handed() && call.operation != Operation::Alloc {
+        let Footprint { send, recv } = Footprint::of(call, self.rank, self.ranks);
+        if send + recv > 0 {
             (last.subject, last.stream) = (Some(subject), call.stream);
         }
         self.witness.announce(&subject);
@@ -302,7 +316,9 @@ impl Communicator {
         let mut last = lock(&self.last);
         last.messages += 1;
         let subject = Subject::message(last.messages, transfer);
-        (last.subject, last.stream) = (Some(subject), transfer.stream);
+        if transfer.count > 0 {
+            (last.subject, last.stream) = (Some(subject), transfer.stream);
+        }
         subject
     }
 

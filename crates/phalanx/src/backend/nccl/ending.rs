@@ -14,9 +14,9 @@ use crate::error::Error;
 use crate::patience::Patience;
 use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// `NCCL_REVOKE_DEFAULT`, the only kind there is.
@@ -53,7 +53,7 @@ impl Communicator {
         }
         self.destroy_graphs();
         let (handle, turn) = (Raw(self.handle()), self.device.turn);
-        let (ended, queued) = (self.ended.clone(), self.queued.clone());
+        let (ended, queued, revoking) = (self.ended.clone(), self.queued.clone(), self.revoking.clone());
         bounded(self.rank, "ncclCommAbort", move |errand| {
             let Raw(handle) = { handle };
             let Ok(_turn) = turn.enter_on(errand) else { return };
@@ -61,18 +61,22 @@ impl Communicator {
                 // Since this was begun.
                 return;
             }
+            let _not_revoked = lock(&revoking);
             if !ended.swap(true, Ordering::AcqRel) {
-                // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn.
+                // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn and the lock.
                 unsafe { abort(handle) };
             }
         });
         self.drain();
     }
 
-    /// Waits, for a while, until the last stream has nothing left of an aborted operation.
+    /// Waits, for a while, until the streams have nothing left of an aborted operation.
     fn drain(&self) {
-        let stream = lock(&self.last).stream;
-        let drained = self.device.enter().and_then(|_current| self.device.wait_idle(stream, ENDING));
+        let mut streams = self.streams_beside_the_last();
+        streams.push(lock(&self.last).stream);
+        let drained = self.device.enter().and_then(|_current| {
+            streams.into_iter().try_for_each(|stream| self.device.wait_idle(stream, ENDING))
+        });
         if let Err(error) = drained {
             tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
         }
@@ -83,12 +87,17 @@ impl Communicator {
     pub(super) fn revoke(&self) -> bool {
         let Some(revoke) = self.library.ncclCommRevoke else { return false };
         let (handle, device) = (Raw(self.handle()), self.device);
+        let (ended, revoking) = (self.ended.clone(), self.revoking.clone());
         bounded(self.rank, "ncclCommRevoke", move |_| {
             let Raw(handle) = { handle };
             let Ok(_current) = device.enter() else { return };
-            // SAFETY: a communicator that a thread is inside of, so that nobody ends it before that one is out; it first
-            // sets the flags that all loops of the library look at, which is what it is for.
-            unsafe { revoke(handle, REVOKE_DEFAULT) };
+            // The thread that it makes come out would free the communicator while this one is still inside.
+            let _not_freed = lock(&revoking);
+            if !ended.load(Ordering::Acquire) {
+                // SAFETY: a communicator that is there until the lock is dropped; it first sets the flags that all loops of the
+                // library look at, which is what it is for.
+                unsafe { revoke(handle, REVOKE_DEFAULT) };
+            }
         })
     }
 
@@ -215,6 +224,7 @@ impl Communicator {
             device: self.device,
             ended: self.ended.clone(),
             queued: self.queued.clone(),
+            revoking: self.revoking.clone(),
             rank: self.rank,
         };
         let (sender, finalized) = channel();
@@ -238,6 +248,7 @@ struct Ending {
     ended: Arc<AtomicBool>,
     /// The library looks at the communicator at the end of a group, or of a split (of another thread, where the process exits).
     queued: Arc<AtomicBool>,
+    revoking: Arc<Mutex<()>>,
     rank: usize,
 }
 
@@ -305,8 +316,9 @@ impl Ending {
             return;
         };
         let Ok(_turn) = self.device.turn.enter_on(errand) else { return };
+        let _not_revoked = lock(&self.revoking);
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn.
+            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn and the lock.
             unsafe { destroy(self.handle.0) };
         }
     }

@@ -2,7 +2,7 @@
 //! often the one that waits for the abort: so the communicator destroys them.
 
 use super::communicator::Communicator;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::lock;
 use cudarc::driver::CudaGraph;
 use std::sync::{Arc, Mutex, Weak};
@@ -32,11 +32,12 @@ impl Communicator {
     /// Launches a graph, in this device's turn.
     pub fn launch(&self, graph: &HeldGraph) -> Result<()> {
         let _current = self.device.enter()?;
-        let _turn = self.turn()?;
-        match &*lock(&graph.0) {
-            Some(graph) => Ok(graph.launch()?),
-            None => Err(self.failure()),
-        }
+        let launched = {
+            let _turn = self.turn()?;
+            lock(&graph.0).as_ref().map(CudaGraph::launch)
+        };
+        // The communicator has failed, and its abort needs the turn.
+        launched.ok_or_else(|| self.failure())?.map_err(Error::from)
     }
 
     /// Destroys all graphs, beside what this thread does next: a launch may hold one until the GPU goes on. What a graph still does is

@@ -4,21 +4,24 @@
 //! back, `ncclInProgress` to wait for) is kept in the thread's list.
 
 use super::communicator::{Communicator, Visit};
+use super::messages::{Carrying, Messages};
 use super::operation::{Aftermath, Started};
 use super::turn::{self, Turnstile};
 use crate::error::{Error, Result};
-use phalanx_sys::nccl::ncclDataType_t;
+use phalanx_sys::nccl::{ncclDataType_t, ncclResult_t};
 use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    static OPEN: RefCell<Group> = const { RefCell::new(Group { depth: 0, started: Vec::new() }) };
+    static OPEN: RefCell<Group> = const { RefCell::new(Group { depth: 0, started: Vec::new(), carrying: Vec::new() }) };
 }
 
 /// The group that this thread is in.
 struct Group {
     depth: usize,
     started: Vec<Started>,
+    /// Until its end no other thread carries messages of its communicators out, or takes those in it for complete.
+    carrying: Vec<Carrying>,
 }
 
 /// Whether this thread is in a group.
@@ -33,8 +36,12 @@ pub(super) fn defer(started: Started) {
 }
 
 /// Enters a group, or a deeper level of it.
-pub(super) fn start(communicator: &Communicator) {
-    OPEN.with_borrow_mut(|group| group.depth += 1);
+pub(super) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
+    let carrying = messages.carry();
+    OPEN.with_borrow_mut(|group| {
+        group.depth += 1;
+        group.carrying.extend(carrying);
+    });
     if let Some(start) = communicator.library.ncclGroupStart {
         // SAFETY: `end` follows on this thread: groups exist only inside `phalanx::group`'s own end.
         unsafe { start() };
@@ -47,12 +54,24 @@ pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
     let Some(end) = library.ncclGroupEnd else { return Ok(()) };
     let outermost = OPEN.with_borrow_mut(|group| {
         group.depth -= 1;
-        (group.depth == 0).then(|| std::mem::take(&mut group.started))
+        (group.depth == 0).then(|| (std::mem::take(&mut group.started), std::mem::take(&mut group.carrying)))
     });
-    let Some(mut started) = outermost else {
+    let Some((started, carrying)) = outermost else {
         // SAFETY: the level was entered on this thread.
         return communicator.progress(unsafe { end() }, "ncclGroupEnd").map(drop);
     };
+    // SAFETY: the level was entered on this thread.
+    let outcome = start_all(communicator, started, || unsafe { end() });
+    carrying.into_iter().for_each(|messages| messages.end_group(&outcome));
+    outcome
+}
+
+/// Starts what was queued, with the library's end of the group.
+fn start_all(
+    communicator: &Communicator,
+    mut started: Vec<Started>,
+    end: impl FnOnce() -> ncclResult_t,
+) -> Result<()> {
     let met = started.iter().try_for_each(|one| match &one.meeting {
         Some(meeting) => one.communicator.meet(meeting),
         None => one.communicator.check(),
@@ -63,8 +82,8 @@ pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
         if met.is_err() {
             spoil(communicator);
         }
-        // SAFETY: the level was entered on this thread. Where a thread is lost inside a device, the library only forgets what was queued.
-        (met, communicator.progress(unsafe { end() }, "ncclGroupEnd"))
+        // Where a thread is lost inside a device, the library only forgets what was queued.
+        (met, communicator.progress(end(), "ncclGroupEnd"))
     };
     for one in &started {
         one.communicator.leave_group();

@@ -17,7 +17,7 @@
 //! | `staging.rs` | host memory on its way to the GPU |
 //! | `communicator.rs` | the C communicator, and what is known of it |
 //! | `making.rs`, `waiting.rs`, `ending.rs` | how it begins, is waited for and ends |
-//! | `operation.rs`, `group.rs` | an operation from its call to its end; several at once |
+//! | `operation.rs`, `group.rs`, `messages.rs` | an operation from its call to its end; several at once; what is posted |
 //! | `meeting.rs`, `watchdog.rs`, `turn.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind who does |
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
@@ -36,6 +36,7 @@ mod library;
 mod making;
 mod meeting;
 mod memory;
+mod messages;
 mod operation;
 mod rccl;
 mod runtime;
@@ -71,9 +72,9 @@ use cudarc::driver::CudaGraph;
 use device::{Device, PinnedMemory};
 use library::Library;
 use making::Origin;
+use messages::Messages;
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -85,9 +86,7 @@ pub(crate) struct NcclComm {
     control: Arc<HostComm>,
     stream: GpuStream,
     settings: Arc<NcclSettings>,
-    messages: Mutex<Messages>,
-    /// Whether some are queued.
-    has_messages: AtomicBool,
+    messages: Arc<Messages>,
     events: Events,
     /// The stream of the portable trait, if there is one.
     portable: Mutex<Option<GpuStream>>,
@@ -111,40 +110,8 @@ impl NcclSettings {
     }
 }
 
-/// Messages that were posted and not enqueued: those posted until the next operation, or wait, go together.
-#[derive(Default)]
-struct Messages {
-    queued: Vec<Transfer>,
-    /// Number of the next ticket, and of the first that is not enqueued yet.
-    next: usize,
-    first_queued: usize,
-    /// Those that were not enqueued.
-    failed: Vec<Failed>,
-}
-
-/// Messages that went together and failed.
-struct Failed {
-    tickets: Range<usize>,
-    /// How many of them nobody has waited for yet.
-    unsettled: usize,
-    error: Error,
-}
-
-impl Messages {
-    /// How the message of a ticket fared, which is asked once.
-    fn settle(&mut self, ticket: Ticket) -> Result<()> {
-        let Some(index) = self.failed.iter().position(|failed| failed.tickets.contains(&ticket.0)) else {
-            return Ok(());
-        };
-        let failed = &mut self.failed[index];
-        failed.unsettled -= 1;
-        let error = failed.error.clone();
-        if failed.unsettled == 0 {
-            self.failed.swap_remove(index);
-        }
-        Err(error)
-    }
-}
+/// The handle of a stream that is another one in each thread (`CU_STREAM_PER_THREAD`, `hipStreamPerThread`).
+const PER_THREAD: usize = 2;
 
 /// The GPUs that a rank can use, or of them the one that it was told to; an error if they, or the library, cannot be used.
 pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible> {
@@ -213,15 +180,15 @@ impl NcclComm {
         let (config, ()) = (config?, agreed?);
         communicator.make(origin, config)?;
         // SAFETY: as above.
-        unsafe { control.collective(&Call::empty(Operation::Barrier)) }?;
-        watchdog::watch(&communicator)?;
+        let met = unsafe { control.collective(&Call::empty(Operation::Barrier)) };
+        // One that is not looked after, or that the others do not have, is not left behind in the library.
+        met.and_then(|()| watchdog::watch(&communicator)).map_err(|error| communicator.fail(error))?;
         Ok(NcclComm {
             communicator,
             control,
             stream,
             settings,
-            messages: Mutex::default(),
-            has_messages: AtomicBool::new(false),
+            messages: Arc::default(),
             events: Events::default(),
             portable: Mutex::default(),
         })
@@ -244,6 +211,16 @@ impl NcclComm {
     /// Keeps a stream alive on which operations will be enqueued.
     pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
         let device = &self.communicator.device;
+        if stream.raw().0.addr() == PER_THREAD {
+            return Err(UsageError::Setting {
+                name: "Comm::on".into(),
+                value: "the per-thread default stream (0x2)".into(),
+                expected: "a stream that is the same in every thread, since others wait for it, too: CudaContext::new_stream, \
+                           or default_stream"
+                    .into(),
+            }
+            .into());
+        }
         if !device.has(stream) {
             return Err(UsageError::Memory {
                 memory: format!("a stream of {}", stream.describe()),
@@ -374,29 +351,26 @@ impl NcclComm {
         })
     }
 
-    /// Enqueues the messages that were posted.
+    /// Carries the messages out that were posted, or waits for the thread that does.
     #[inline(always)]
-    fn flush(&self) -> Result<()> {
-        if self.has_messages.load(Ordering::Acquire) { self.flush_messages() } else { Ok(()) }
+    pub fn flush(&self) -> Result<()> {
+        if self.messages.are_pending() { self.flush_messages() } else { Ok(()) }
     }
 
     #[cold]
     fn flush_messages(&self) -> Result<()> {
-        let (transfers, tickets) = {
-            let mut messages = lock(&self.messages);
-            self.has_messages.store(false, Ordering::Release);
-            let tickets = messages.first_queued..messages.next;
-            messages.first_queued = messages.next;
-            (std::mem::take(&mut messages.queued), tickets)
-        };
-        let allowed = transfers.first().map_or(Ok(()), |first| self.check_driver(first.operation()));
-        let result = allowed.and_then(|()| {
-            // SAFETY: the contract of `post`: the memory is valid until its ticket is settled, which `wait` does after this.
+        let _carrying = self.messages.carry();
+        let (transfers, tickets) = self.messages.take();
+        let Some(first) = transfers.first() else { return Ok(()) };
+        let result = self.check_driver(first.operation()).and_then(|()| {
+            // SAFETY: the contract of `post`: the memory is valid until its ticket is settled, which `wait` and `test` do when it
+            // is complete: when `_carrying` is dropped, or the group ends that this thread has open.
             unsafe { operation::messages(&self.communicator, &transfers) }
         });
-        if let Err(error) = &result {
-            let failed = Failed { unsettled: tickets.len(), tickets, error: error.clone() };
-            lock(&self.messages).failed.push(failed);
+        match &result {
+            Err(error) => self.messages.fail(tickets, error),
+            Ok(()) if group::is_open() => self.messages.leave_to_group(tickets),
+            Ok(()) => {}
         }
         result
     }
@@ -516,28 +490,35 @@ impl Backend for NcclComm {
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
         self.communicator.check()?;
-        let mut messages = lock(&self.messages);
-        messages.queued.push(transfer);
-        self.has_messages.store(true, Ordering::Release);
-        messages.next += 1;
-        Ok(Ticket(messages.next - 1))
+        Ok(self.messages.post(transfer))
     }
 
     fn wait(&self, ticket: Ticket, _meanwhile: &dyn Fn()) -> Result<()> {
-        let is_queued = ticket.0 >= lock(&self.messages).first_queued;
-        if is_queued {
+        if !self.messages.is_complete(ticket) {
             // What fails is kept for each.
             let _ = self.flush();
         }
-        lock(&self.messages).settle(ticket)
+        self.messages.settle(ticket)
     }
 
+    /// Does not wait: what is not complete is left to `progress`, but for the peers of a rank that panics, who do not come.
     fn test(&self, ticket: Ticket) -> Result<bool> {
-        self.wait(ticket, &|| ()).map(|()| true)
+        if !self.messages.is_complete(ticket) {
+            if !std::thread::panicking() {
+                self.messages.want(ticket);
+            }
+            return Ok(false);
+        }
+        self.messages.settle(ticket).map(|()| true)
     }
 
-    /// Nothing moves on its own: the order of messages and collectives is that of the rank's calls.
+    /// Nothing moves on its own, since the order of messages and collectives is that of the rank's calls; but what somebody asks for is
+    /// carried out, as if that were a wait.
     fn progress(&self) -> Result<bool> {
+        if self.messages.are_wanted() {
+            // What fails is kept for each.
+            let _ = self.flush();
+        }
         self.communicator.check().map(|()| false)
     }
 
@@ -546,7 +527,7 @@ impl Backend for NcclComm {
     }
 
     fn start_group(&self) {
-        group::start(&self.communicator);
+        group::start(&self.communicator, &self.messages);
     }
 
     fn end_group(&self) -> Result<()> {
@@ -637,7 +618,10 @@ impl Backend for NcclComm {
     }
 
     fn depart(&self, departure: Departure) {
-        if let Err(error) = self.flush() {
+        // A rank that panics tells the others at once: they do not come to its messages.
+        if departure == Departure::Left
+            && let Err(error) = self.flush()
+        {
             tracing::error!("messages were posted and not waited for, and failed: {error}");
         }
         self.communicator.depart(departure);

@@ -181,7 +181,12 @@ impl Communicator {
     fn rescue(&self, verdict: Error) {
         let visits = self.visits();
         let is_stuck = || visits % 2 == 1 && self.visits() == visits;
-        if is_stuck() && !self.revoke() && is_stuck() {
+        if !is_stuck() || self.revoke() {
+            self.fail(verdict);
+        } else if !is_stuck() {
+            // The revocation has not come back, but the thread has.
+            self.leak(verdict);
+        } else {
             // Freeing its memory while the thread runs in it is not an option.
             let name = self.library.name();
             eprintln!(
@@ -191,6 +196,5 @@ impl Communicator {
             );
             std::process::abort();
         }
-        self.fail(verdict);
     }
 }

@@ -1,0 +1,195 @@
+//! Messages between their post and their end. Those that are posted until the next operation, or wait, go together.
+//!
+//! One thread at a time carries them out: the rank's, the one of its started collectives, or any that waits for a request. Each takes all
+//! that are there, so that messages and collectives keep the order of the calls, and the others wait for it: a message is complete
+//! only when whoever took it says so. A group carries messages out at its end, and until then nobody else does.
+
+use crate::backend::{Ticket, Transfer};
+use crate::error::{Error, Result};
+use crate::sync::lock;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::ThreadId;
+
+/// The messages of one rank's communicator.
+#[derive(Default)]
+pub(super) struct Messages {
+    state: Mutex<State>,
+    /// Nobody carries messages out any more.
+    carried_out: Condvar,
+    /// Whether some are not complete.
+    are_pending: AtomicBool,
+    /// Whether somebody wants them carried out, and does not wait for it.
+    are_wanted: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    queued: Vec<Transfer>,
+    /// Number of the next ticket; of the first that nobody has taken; of the first that is not complete.
+    next: usize,
+    first_queued: usize,
+    first_pending: usize,
+    /// Who carries messages out, or has a group open in which they will be.
+    carrier: Option<ThreadId>,
+    /// Those that wait for the end of the carrier's group.
+    grouped: Vec<Range<usize>>,
+    failed: Vec<Failed>,
+}
+
+/// Messages that went together and failed.
+struct Failed {
+    tickets: Range<usize>,
+    /// How many of them nobody has waited for yet.
+    unsettled: usize,
+    error: Error,
+}
+
+impl State {
+    fn fail(&mut self, tickets: Range<usize>, error: &Error) {
+        self.failed.push(Failed { unsettled: tickets.len(), tickets, error: error.clone() });
+    }
+}
+
+impl Messages {
+    pub fn post(&self, transfer: Transfer) -> Ticket {
+        let mut state = lock(&self.state);
+        state.queued.push(transfer);
+        self.are_pending.store(true, Ordering::Release);
+        state.next += 1;
+        Ticket(state.next - 1)
+    }
+
+    #[inline(always)]
+    pub fn are_pending(&self) -> bool {
+        self.are_pending.load(Ordering::Acquire)
+    }
+
+    /// Has a message carried out by the thread that moves requests along, unless somebody has taken it.
+    pub fn want(&self, ticket: Ticket) {
+        let state = lock(&self.state);
+        if ticket.0 >= state.first_queued {
+            self.are_wanted.store(true, Ordering::Release);
+        }
+    }
+
+    pub fn are_wanted(&self) -> bool {
+        self.are_wanted.load(Ordering::Acquire)
+    }
+
+    pub fn is_complete(&self, ticket: Ticket) -> bool {
+        ticket.0 < lock(&self.state).first_pending
+    }
+
+    /// The right to carry messages out, when no other thread has it. `None` if this one has it already, for its group.
+    pub fn carry(self: &Arc<Self>) -> Option<Carrying> {
+        let me = std::thread::current().id();
+        let mut state = lock(&self.state);
+        while state.carrier.is_some_and(|carrier| carrier != me) {
+            state = self.carried_out.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let is_new = state.carrier.replace(me).is_none();
+        is_new.then(|| Carrying(self.clone()))
+    }
+
+    /// Those that nobody has taken. Whoever takes them has the right to carry them out.
+    pub fn take(&self) -> (Vec<Transfer>, Range<usize>) {
+        let mut state = lock(&self.state);
+        self.are_wanted.store(false, Ordering::Release);
+        let tickets = state.first_queued..state.next;
+        state.first_queued = state.next;
+        (std::mem::take(&mut state.queued), tickets)
+    }
+
+    /// They could not be carried out.
+    pub fn fail(&self, tickets: Range<usize>, error: &Error) {
+        lock(&self.state).fail(tickets, error);
+    }
+
+    /// They fare as the carrier's group does.
+    pub fn leave_to_group(&self, tickets: Range<usize>) {
+        lock(&self.state).grouped.push(tickets);
+    }
+
+    /// How a complete message fared, which is asked once.
+    pub fn settle(&self, ticket: Ticket) -> Result<()> {
+        let mut state = lock(&self.state);
+        let Some(index) = state.failed.iter().position(|failed| failed.tickets.contains(&ticket.0)) else {
+            return Ok(());
+        };
+        let failed = &mut state.failed[index];
+        failed.unsettled -= 1;
+        let error = failed.error.clone();
+        if failed.unsettled == 0 {
+            state.failed.swap_remove(index);
+        }
+        Err(error)
+    }
+}
+
+/// The right to carry messages out. When it is dropped all that were taken are complete.
+pub(super) struct Carrying(Arc<Messages>);
+
+impl Carrying {
+    /// The group has ended, and with it the messages in it.
+    pub fn end_group(self, outcome: &Result<()>) {
+        let mut state = lock(&self.0.state);
+        for tickets in std::mem::take(&mut state.grouped) {
+            if let Err(error) = outcome {
+                state.fail(tickets, error);
+            }
+        }
+    }
+}
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.first_pending = state.first_queued;
+        state.carrier = None;
+        self.0.are_pending.store(!state.queued.is_empty(), Ordering::Release);
+        drop(state);
+        self.0.carried_out.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Direction;
+    use crate::dtype::DType;
+
+    fn posted() -> (Arc<Messages>, Ticket) {
+        let messages = Arc::new(Messages::default());
+        let transfer = Transfer::host(Direction::Send(std::ptr::null()), 1, 0, DType::U8, 0);
+        let ticket = messages.post(transfer);
+        (messages, ticket)
+    }
+
+    #[test]
+    fn a_message_is_complete_when_whoever_took_it_says_so() {
+        let (messages, ticket) = posted();
+        let carrying = messages.carry().expect("nobody else has it");
+        assert_eq!(messages.take().1, 0..1);
+        assert!(messages.are_pending() && !messages.is_complete(ticket));
+        messages.want(ticket);
+        assert!(!messages.are_wanted(), "what is posted later is not meant");
+        drop(carrying);
+        assert!(!messages.are_pending() && messages.is_complete(ticket));
+        messages.settle(ticket).unwrap();
+    }
+
+    #[test]
+    fn messages_of_a_group_fare_as_it_does() {
+        let (messages, ticket) = posted();
+        let carrying = messages.carry().expect("nobody else has it");
+        assert!(messages.carry().is_none(), "the group's own thread");
+        let (_, tickets) = messages.take();
+        messages.leave_to_group(tickets);
+        assert!(!messages.is_complete(ticket));
+        carrying.end_group(&Err(Error::Aborted { rank: 3 }));
+        assert!(messages.is_complete(ticket));
+        assert!(matches!(messages.settle(ticket), Err(Error::Aborted { rank: 3 })));
+    }
+}
