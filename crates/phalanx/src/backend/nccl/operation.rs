@@ -280,7 +280,11 @@ pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Tra
     let mut moved = Vec::with_capacity(transfers.len());
     let mut last = None;
     for transfer in transfers {
-        last = Some((communicator.next_message(transfer), transfer.stream));
+        let subject = communicator.next_message(transfer);
+        if last.is_none() || transfer.count > 0 {
+            // Where nothing is enqueued, nothing would be waited for.
+            last = Some((subject, transfer.stream));
+        }
         let bytes = transfer.count * transfer.dtype.size();
         if transfer.space == Space::Device {
             moved.push(*transfer);
