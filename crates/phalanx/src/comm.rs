@@ -218,8 +218,10 @@ impl Comm {
         }
     }
 
-    /// Memory in which operations are fastest: shared by the ranks of the host, so that nothing is copied in
-    /// and out. `len` elements, zero.
+    /// The host memory in which operations are fastest. On the backend host it is shared by the ranks of the host, so that
+    /// nothing is copied in and out. On GPUs it is page-locked, and copied to the GPU and back like any host memory: there the
+    /// memory to use is the GPU's, a `CudaSlice`, or registered and symmetric memory of `comm.nccl()?.alloc` and
+    /// `comm.nvshmem()?.alloc`. `len` elements, zero.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {

@@ -595,7 +595,7 @@ impl Backend for NcclComm {
         Ok((Box::new(grown), number))
     }
 
-    /// Pinned memory, which the GPU reads without a copy in between.
+    /// Page-locked memory, staged like any of the host.
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let device = &self.communicator.device;
         let _current = device.enter()?;
