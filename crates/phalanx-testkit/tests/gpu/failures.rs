@@ -7,6 +7,7 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, World, phase};
 use phalanx_testkit::scenario::Outcome;
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] =
@@ -82,38 +83,36 @@ fn absent(gpus: usize) -> Result<(), Failed> {
 }
 
 fn panic(gpus: usize) -> Result<(), Failed> {
-    let ended = std::panic::catch_unwind(|| {
-        world(gpus, |comm| {
-            if comm.rank() == 0 {
-                std::panic::resume_unwind(Box::new("on purpose"));
-            }
-            let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).expect("upload");
-            let result = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync());
-            let Err(Error::Peer(peer)) = result else { panic!("{result:?}") };
-            assert_eq!((peer.rank, peer.event), (0, PeerEvent::Panicked));
-        })
-    });
-    assert!(
-        ended.is_err_and(|panic| panic.downcast_ref::<&str>() == Some(&"on purpose")),
-        "rank 0's own panic"
-    );
-    Ok((0..gpus).try_for_each(still_works)?)
+    rank_0_panics(gpus, |comm| {
+        if comm.rank() == 0 {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).expect("upload");
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync())
+    })
 }
 
 /// Whoever panics does not wait for the messages that it has posted.
 fn panic_with_a_request(gpus: usize) -> Result<(), Failed> {
-    let ended = std::panic::catch_unwind(|| {
+    rank_0_panics(gpus, |comm| {
+        comm.set_timeout(TIMEOUT * 10);
+        if comm.rank() == 0 {
+            let _request = comm.start_recv(vec![0.0f32; 100], 1).expect("start_recv");
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        comm.barrier()
+    })
+}
+
+/// The panic comes through, and the other ranks, whose answers these are, have learnt of it.
+fn rank_0_panics(gpus: usize, rank: impl Fn(Comm) -> phalanx::Result<()> + Sync) -> Result<(), Failed> {
+    let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
         world(gpus, |comm| {
-            comm.set_timeout(TIMEOUT * 10);
-            if comm.rank() == 0 {
-                let _request = comm.start_recv(vec![0.0f32; 100], 1).expect("start_recv");
-                std::panic::resume_unwind(Box::new("on purpose"));
-            }
-            let result = comm.barrier();
+            let result = rank(comm);
             let Err(Error::Peer(peer)) = result else { panic!("{result:?}") };
             assert_eq!((peer.rank, peer.event), (0, PeerEvent::Panicked));
         })
-    });
+    }));
     assert!(
         ended.is_err_and(|panic| panic.downcast_ref::<&str>() == Some(&"on purpose")),
         "rank 0's own panic"

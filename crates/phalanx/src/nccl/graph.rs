@@ -183,12 +183,13 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
         let what =
             operation as u64 | (dtype as u64) << 8 | (reduction.code as u64) << 16 | (root as u64) << 32;
         let (send, recv) = (call.send.addr() as u64, call.recv.addr() as u64);
-        let lengths = [call.blocks, call.recv_blocks].map(|blocks| match blocks {
-            Blocks::Equal(_) => 0,
-            Blocks::Each(counts) => digest(counts),
-        });
-        let lengths = lengths[0] ^ lengths[1].rotate_left(1);
-        Ok([what, reduction.factor, call.blocks.longest() as u64, send, recv, lengths << 1])
+        let mut lengths = DefaultHasher::new();
+        for blocks in [call.blocks, call.recv_blocks] {
+            if let Blocks::Each(counts) = blocks {
+                counts.hash(&mut lengths);
+            }
+        }
+        Ok([what, reduction.factor, call.blocks.longest() as u64, send, recv, lengths.finish() << 1])
     });
     let transfers = group.transfers().map(|transfer| {
         on_device(&[transfer.space])?;
@@ -200,12 +201,6 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
         Ok([what, 0, transfer.count as u64, address as u64, 0, 1])
     });
     calls.chain(transfers).collect()
-}
-
-fn digest(counts: &[usize]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    counts.hash(&mut hasher);
-    hasher.finish()
 }
 
 fn on_device(spaces: &[Space]) -> Result<()> {
