@@ -20,7 +20,7 @@ mod rounds;
 
 use super::endpoint::Endpoint;
 use super::grid::Grid;
-use super::layout::{FEW_LINES, SLOT_BYTES, SLOT_LINES, SLOTS};
+use super::layout::{CONTRIBUTIONS, FEW_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS};
 use super::protocol::{LINE, LINE_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
@@ -59,10 +59,6 @@ const OPEN_TO_PUSHES: u64 = 1;
 /// The most bytes of a block in stamped lines.
 const FEW_BYTES: usize = FEW_LINES * LINE_PAYLOAD;
 
-/// The rings of a rank.
-const CONTRIBUTIONS: usize = 0;
-const RESULTS: usize = 1;
-
 /// How a small operation's data travels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
@@ -83,9 +79,9 @@ pub(super) struct State {
     /// Every peer is known to have completed this operation.
     heard: u64,
     /// Number of the next chunk of each ring.
-    next_chunk: [u64; 2],
+    next_chunk: [u64; RINGS],
     /// Chunks of each ring that every peer is known to have read.
-    drained: [u64; 2],
+    drained: [u64; RINGS],
     /// For each rank: what its opening said.
     openings: Vec<Opening>,
     /// Where this rank stands if small all_reduces go in rounds.
@@ -128,8 +124,8 @@ impl State {
             sequence: 0,
             history: 0,
             heard: 0,
-            next_chunk: [0; 2],
-            drained: [0; 2],
+            next_chunk: [0; RINGS],
+            drained: [0; RINGS],
             openings: vec![Opening::EMPTY; ranks],
             grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * FEW_BYTES],
@@ -400,7 +396,6 @@ impl<'a> Collective<'a> {
     #[inline(always)]
     unsafe fn write_small(&self, call: &Call<'_>, flow: &Flow<'_>, form: Form) {
         let rank = self.endpoint.rank;
-        let slot = self.endpoint.channel.slot(rank, self.state.sequence);
         let factor = call.reduction.factor;
         let mut data = [0; INLINE / 8];
         match form {
@@ -420,9 +415,10 @@ impl<'a> Collective<'a> {
                 self.endpoint.announce_progress();
             }
             Form::Bytes(stride) => {
+                let bytes = self.endpoint.channel.slot_bytes(rank, self.state.sequence);
                 self.each_block(call, flow, |index, source, len| {
                     // SAFETY: the form says that all blocks fit; the slot is free.
-                    unsafe { reduce::copy(slot.bytes().add(index * stride), source, len, false) };
+                    unsafe { reduce::copy(bytes.add(index * stride), source, len, false) };
                 });
                 self.open(factor, data);
             }
@@ -492,9 +488,9 @@ impl<'a> Collective<'a> {
     /// Where a writer's block for this rank lies in its slot's plain bytes.
     #[inline(always)]
     fn small_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize) -> *const u8 {
-        let slot = self.endpoint.channel.slot(writer, self.state.sequence);
+        let bytes = self.endpoint.channel.slot_bytes(writer, self.state.sequence);
         let index = if flow.scattered { self.endpoint.rank } else { 0 };
-        slot.bytes().wrapping_add(index * stride)
+        bytes.wrapping_add(index * stride)
     }
 
     /// # Safety
@@ -674,28 +670,30 @@ impl<'a> Collective<'a> {
     /// As for `bulk`, after the openings.
     unsafe fn one_phase(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
         let rank = self.endpoint.rank;
-        let stages = flow.writers.includes(rank) && !send.is_readable();
+        let stages = flow.writers.includes(rank) && flow.readers != Who::Only(rank) && !send.is_readable();
         let reads = flow.readers.includes(rank);
         let chunk = self.step_len(flow.scattered);
         let steps = flow.longest().div_ceil(chunk);
-        let step = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
+        let both_ways = flow.writers == Who::All && flow.readers == Who::All;
+        let ring = if both_ways { CONTRIBUTIONS } else { ONE_WAY };
+        let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
         let lead = if reads { self.lead() } else { 0 };
         let streaming = flow.longest() >= STREAMING;
         for i in 0..steps + lead {
             if stages && i < steps {
                 let range = |reader| step.range(i, flow.block_len(rank, reader));
-                let chunk = self.wait_ring_free(&step, i, flow.readers)?;
+                self.wait_ring_free(&step, i, flow.readers)?;
                 // SAFETY: the blocks lie in `send`, the pieces in the chunk, which is free.
                 unsafe {
                     if flow.scattered {
                         for reader in self.endpoint.peers().filter(|r| flow.readers.includes(*r)) {
                             let (offset, len) = range(reader);
                             let source = call.send.add(flow.source_offset(reader) + offset);
-                            reduce::copy(chunk.add(reader * step.chunk), source, len, false);
+                            reduce::copy(self.piece(rank, reader, &step, i), source, len, false);
                         }
                     } else {
                         let (offset, len) = range(rank);
-                        reduce::copy(chunk, call.send.add(offset), len, false);
+                        reduce::copy(self.chunk(rank, &step, i), call.send.add(offset), len, false);
                     }
                 }
                 self.publish(&step, i);
@@ -725,27 +723,19 @@ impl<'a> Collective<'a> {
         if flow.reduced {
             let (offset, len) = step.range(i, flow.block_len(rank, rank));
             let base = flow.source_offset(rank) + offset;
-            let scatter = if flow.scattered { rank * step.chunk } else { 0 };
+            let scattered = flow.scattered;
             // SAFETY: own and peers' blocks contain `base..base + len`; `recv` has room for its block.
-            unsafe { self.reduce_step(call, step, i, base, scatter, call.recv.add(offset), len, streaming) }?;
+            unsafe { self.reduce_step(call, step, i, base, scattered, call.recv.add(offset), len, streaming) }?;
         } else {
             for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
                 let (offset, len) = step.range(i, flow.block_len(writer, rank));
-                let source = self.source_of(writer, 0, step, i)?;
+                let base = flow.source_offset(rank) + offset;
+                let source = self.source_of(writer, 0, step, i, base, flow.scattered)?;
                 let location = self.state.openings[writer].locations()[0];
                 // SAFETY: the writer's block contains the range, and `recv` has room for it.
                 unsafe {
                     let target = call.recv.add(flow.target_offset(writer) + offset);
-                    let inner = if location.is_readable() {
-                        flow.source_offset(rank) + offset
-                    } else if flow.scattered {
-                        rank * step.chunk
-                    } else {
-                        0
-                    };
-                    self.guarded(location.is_readable(), || {
-                        reduce::copy(target, source.add(inner), len, streaming);
-                    })?;
+                    self.guarded(location.is_readable(), || reduce::copy(target, source, len, streaming))?;
                 }
             }
             if flow.writers.includes(rank) {
@@ -760,7 +750,7 @@ impl<'a> Collective<'a> {
 
     /// Reduces all ranks' contributions of one step, in rank order.
     ///
-    /// `base` is where the step's elements start in a readable `send`, `scatter` where they start in a chunk.
+    /// `base` is where the step's elements start in a readable `send`; `scattered`, whether they have a piece of a chunk.
     ///
     /// # Safety
     /// `len` bytes are there in every contribution, and room for them at `target`.
@@ -771,7 +761,7 @@ impl<'a> Collective<'a> {
         step: &Steps,
         i: usize,
         base: usize,
-        scatter: usize,
+        scattered: bool,
         target: *mut u8,
         len: usize,
         streaming: bool,
@@ -779,15 +769,11 @@ impl<'a> Collective<'a> {
         let mut direct = false;
         self.state.sources.clear();
         for writer in 0..self.endpoint.ranks {
-            // SAFETY: the caller's contract.
-            let source = unsafe {
-                if writer == self.endpoint.rank {
-                    call.send.add(base)
-                } else {
-                    let readable = self.state.openings[writer].locations()[0].is_readable();
-                    direct |= readable;
-                    self.source_of(writer, 0, step, i)?.add(if readable { base } else { scatter })
-                }
+            let source = if writer == self.endpoint.rank {
+                call.send.wrapping_add(base)
+            } else {
+                direct |= self.state.openings[writer].locations()[0].is_readable();
+                self.source_of(writer, 0, step, i, base, scattered)?
             };
             self.state.sources.push(source);
         }
@@ -800,9 +786,17 @@ impl<'a> Collective<'a> {
         })
     }
 
-    /// Where a writer's data of a step starts: its buffer, or its ring's chunk once it is written.
-    /// `which` buffer: 0 for `send`, 1 for `recv`.
-    fn source_of(&self, writer: usize, which: usize, step: &Steps, i: usize) -> Result<*const u8> {
+    /// Where a writer's data of a step for this rank starts: at `base` in its buffer, or in its ring once it is written there, in a piece of
+    /// its own if `scattered`. `which` buffer: 0 for `send`, 1 for `recv`.
+    fn source_of(
+        &self,
+        writer: usize,
+        which: usize,
+        step: &Steps,
+        i: usize,
+        base: usize,
+        scattered: bool,
+    ) -> Result<*const u8> {
         let location = self.state.openings[writer].locations()[which];
         // Results lie in `recv`, but are there only when published.
         if !location.is_readable() || step.ring == RESULTS {
@@ -811,10 +805,24 @@ impl<'a> Collective<'a> {
             self.endpoint.wait(writer, || published.get() > number)?;
         }
         if location.is_readable() {
-            self.endpoint.world.resolve(location)
+            Ok(self.endpoint.world.resolve(location)?.wrapping_add(base))
+        } else if scattered {
+            Ok(self.piece(writer, self.endpoint.rank, step, i))
         } else {
-            Ok(self.endpoint.channel.ring_chunk(writer, step.ring, step.number(i)))
+            Ok(self.chunk(writer, step, i))
         }
+    }
+
+    /// Where a writer's data of a step lies in its ring.
+    #[inline(always)]
+    fn chunk(&self, writer: usize, step: &Steps, i: usize) -> *mut u8 {
+        self.endpoint.channel.ring_chunk(writer, step.ring, step.number(i))
+    }
+
+    /// Where its data for one reader lies.
+    #[inline(always)]
+    fn piece(&self, writer: usize, reader: usize, step: &Steps, i: usize) -> *mut u8 {
+        self.endpoint.channel.ring_piece(writer, reader, step.ring, step.number(i), step.chunk)
     }
 
     /// Does `work`, inside the gate if it touches a peer's own memory.
@@ -847,13 +855,13 @@ impl<'a> Collective<'a> {
         let lead = self.lead();
         for i in 0..steps + 2 * lead {
             if i < steps && !send.is_readable() {
-                let chunk = self.wait_ring_free(&gives, i, Who::All)?;
+                self.wait_ring_free(&gives, i, Who::All)?;
                 for reader in self.endpoint.peers() {
                     let (offset, len) = gives.range(i, part_len(reader));
                     // An empty part may begin behind the buffer.
                     let source = call.send.wrapping_add(reader * part + offset);
                     // SAFETY: the part lies in `send`, the piece in the chunk, which is free.
-                    unsafe { reduce::copy(chunk.add(reader * gives.chunk), source, len, false) };
+                    unsafe { reduce::copy(self.piece(rank, reader, &gives, i), source, len, false) };
                 }
                 self.publish(&gives, i);
             }
@@ -865,13 +873,13 @@ impl<'a> Collective<'a> {
                 let target = unsafe { call.recv.add(if len == 0 { 0 } else { base }) };
                 if len > 0 {
                     // SAFETY: as above. The own part is kept in the cache for the peers.
-                    unsafe { self.reduce_step(call, &gives, j, base, rank * chunk, target, len, false) }?;
+                    unsafe { self.reduce_step(call, &gives, j, base, true, target, len, false) }?;
                 }
                 self.endpoint.own().done_chunk[CONTRIBUTIONS].set(gives.number(j) + 1);
                 if !recv.is_readable() {
-                    let chunk = self.wait_ring_free(&results, j, Who::All)?;
+                    self.wait_ring_free(&results, j, Who::All)?;
                     // SAFETY: the result was just written; the chunk is free.
-                    unsafe { reduce::copy(chunk, target, len, false) };
+                    unsafe { reduce::copy(self.chunk(rank, &results, j), target, len, false) };
                 }
                 self.publish(&results, j);
             }
@@ -882,12 +890,11 @@ impl<'a> Collective<'a> {
                     if len == 0 {
                         continue;
                     }
-                    let source = self.source_of(writer, 1, &results, j)?;
-                    let readable = self.state.openings[writer].locations()[1].is_readable();
                     let base = writer * part + offset;
+                    let source = self.source_of(writer, 1, &results, j, base, false)?;
+                    let readable = self.state.openings[writer].locations()[1].is_readable();
                     // SAFETY: the writer's part lies in its `recv` and in this rank's.
                     unsafe {
-                        let source = source.add(if readable { base } else { 0 });
                         let target = call.recv.add(base);
                         self.guarded(readable, || reduce::copy(target, source, len, streaming))?;
                     }
@@ -953,10 +960,10 @@ impl<'a> Collective<'a> {
         if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk }
     }
 
-    /// Waits until the ring's chunk for step `i` is no longer needed, and answers its address.
-    fn wait_ring_free(&mut self, step: &Steps, i: usize, readers: Who) -> Result<*mut u8> {
+    /// Waits until what was given in the place of step `i`'s chunk is no longer needed, whoever gave it.
+    fn wait_ring_free(&mut self, step: &Steps, i: usize, readers: Who) -> Result<()> {
         let number = step.number(i);
-        let needed = (number + 1).saturating_sub(self.endpoint.channel.layout.ring_chunks as u64);
+        let needed = (number + 1).saturating_sub(self.endpoint.channel.layout.ring_chunks[step.ring] as u64);
         if self.state.drained[step.ring] < needed {
             let mut drained = u64::MAX;
             for peer in self.endpoint.peers() {
@@ -972,7 +979,7 @@ impl<'a> Collective<'a> {
             }
             self.state.drained[step.ring] = drained.min(number);
         }
-        Ok(self.endpoint.channel.ring_chunk(self.endpoint.rank, step.ring, number))
+        Ok(())
     }
 
     fn publish(&self, step: &Steps, i: usize) {

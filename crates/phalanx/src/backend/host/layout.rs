@@ -3,12 +3,17 @@
 //! A channel holds, for n ranks:
 //! - a header with the verdict, and a [`RankState`] for each rank: its counters, its records, its sleep;
 //! - for each rank two *slots* (small operations, and the opening of every operation);
-//! - for each rank two *rings* of chunks (contributions, and results of two-phase reductions);
+//! - for each rank three *rings* of chunks (contributions, results of two-phase reductions, and what goes one way);
 //! - for each ordered pair of ranks a mailbox (messages).
+//!
+//! **Plain memory changes hands.** Whoever reads a line takes it into its core's cache, and on some processors becomes its owner: then
+//! the next one to write it pays for getting it back, several times what the reading took if the two cores share no cache. So a rank that
+//! comes to a piece of a slot or ring again does not write where it wrote before, but where its neighbour wrote and it has read. (Lines
+//! that are polled stay with their writers: whoever polls takes them away again in any case.)
 //!
 //! The file is sparse: pages that were never touched cost nothing.
 
-use super::protocol::{Counter, Gate, LINE, NumberedWords, Park, StampedLine};
+use super::protocol::{Counter, Gate, LINE, NumberedWords, Park, StampedLine, StampedWord};
 use crate::os::Mapping;
 #[cfg(feature = "cuda")]
 use crate::sync::Ordering;
@@ -32,17 +37,37 @@ pub(super) const SLOT_BYTES: usize = 8 << 10;
 /// a reader that polls lines takes them away from the writer: with more, plain bytes and one stamp win.
 pub(super) const FEW_LINES: usize = 9;
 
-/// Bytes of a ring, among few ranks. Its reader takes a copy of every line into its core's cache, from which the writer has to
-/// take it back when its turn comes again; in a ring larger than that cache it finds the line in the one that both share.
-const RING_BYTES: usize = 2 << 20;
+/// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
+/// nothing.
+pub(super) const CONTRIBUTIONS: usize = 0;
+pub(super) const RESULTS: usize = 1;
+pub(super) const ONE_WAY: usize = 2;
+pub(super) const RINGS: usize = 3;
 
-/// All rings of a kind together, and the rings of a rank's mailboxes: each shrinks as the ranks grow.
+/// Chunks of a ring, at least: with fewer, its writer waits for its readers. With more, a ring that changes hands does not stay in the
+/// caches.
+const CHUNKS: usize = 8;
+
+/// Bytes of a ring for one way, and of a mailbox's, among few ranks. There a writer gets lines back from its readers' caches, unless the
+/// ring is larger than those: then it finds them in one that both share.
+const ONE_WAY_BYTES: usize = 2 << 20;
+
+/// All such rings together, and the memory of a rank's mailboxes: each shrinks as the ranks grow.
 const RINGS_BYTES: usize = 64 << 20;
-const MAIL_RINGS_BYTES: usize = 8 << 20;
+const MAIL_BYTES: usize = 8 << 20;
 
-/// The fewest chunks of a ring, and of a mailbox's: with fewer, its writer waits for its readers.
-const FEWEST_CHUNKS: usize = 8;
+/// The fewest chunks of a mailbox, which both directions between two ranks share.
 const FEWEST_MAIL_CHUNKS: usize = 4;
+
+/// The queues of a mailbox: of the chunks in which messages come, and of those that come back empty.
+pub(super) const FULL: usize = 0;
+pub(super) const EMPTY: usize = 1;
+const QUEUES: usize = 2;
+
+/// Bytes of a queue for so many chunks.
+fn queue_len(chunks: usize) -> usize {
+    (chunks * size_of::<StampedWord>()).next_multiple_of(2 * LINE)
+}
 
 /// Message slots of a mailbox: a sender looks how many are free when it has filled them, since looking takes the word away from the
 /// receiver.
@@ -74,11 +99,11 @@ pub(super) struct ChannelHeader {
 #[repr(C, align(128))]
 pub(super) struct RankState {
     /// Chunks written to each ring.
-    pub published: [Counter; 2],
+    pub published: [Counter; RINGS],
     /// Operations completed.
     pub done_operation: Counter,
     /// Chunks of each ring that this rank has read from everyone.
-    pub done_chunk: [Counter; 2],
+    pub done_chunk: [Counter; RINGS],
     pub park: Park,
     /// Inside a peer's memory: from a collective, from a message.
     pub gates: [Gate; 2],
@@ -155,13 +180,6 @@ pub(super) struct Slot {
 #[repr(C, align(64))]
 struct Bytes(crate::sync::UnsafeCell<[u8; SLOT_BYTES]>);
 
-impl Slot {
-    /// Address of the plain bytes.
-    pub fn bytes(&self) -> *mut u8 {
-        self.bytes.0.with_mut(|bytes| bytes.cast())
-    }
-}
-
 /// A message's opening, and where the data of a short one goes.
 #[repr(C, align(64))]
 pub(super) struct MailSlot {
@@ -174,10 +192,6 @@ pub(super) struct MailSlot {
 pub(super) struct Mailbox {
     /// Messages the receiver has taken. Written by the receiver.
     pub taken_messages: Counter,
-    /// Chunks the receiver has taken. Written by the receiver.
-    pub taken_chunks: Counter,
-    /// Chunks the sender has written, as of the last message that needed more than one.
-    pub sent_chunks: Counter,
     pub slots: [MailSlot; MAIL_SLOTS],
 }
 
@@ -185,17 +199,18 @@ pub(super) struct Mailbox {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub ranks: usize,
-    /// Chunks of a rank's ring, and the bytes of each.
-    pub ring_chunks: usize,
+    /// Chunks of each ring of a rank, and the bytes of each.
+    pub ring_chunks: [usize; RINGS],
     pub chunk: usize,
-    /// The same of a mailbox's ring.
+    /// Chunks for the messages of a pair of ranks, those of both directions together, and the bytes of each.
     pub mail_chunks: usize,
     pub mail_chunk: usize,
     states: usize,
     slots: usize,
     rings: usize,
     mailboxes: usize,
-    mail_rings: usize,
+    mail_words: usize,
+    mail_memory: usize,
     total: usize,
 }
 
@@ -208,17 +223,20 @@ impl Layout {
         let power = ranks.next_power_of_two();
         // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
         let chunk = (power * 2048).clamp(32 << 10, 128 << 10);
-        let ring_chunks = (RINGS_BYTES / power).clamp(FEWEST_CHUNKS * chunk, RING_BYTES) / chunk;
+        let one_way = (RINGS_BYTES / power).clamp(CHUNKS * chunk, ONE_WAY_BYTES) / chunk;
+        let ring_chunks = [CHUNKS, CHUNKS, one_way];
         // Mailboxes are n².
         let mail_chunk = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
         let mail_chunks =
-            (MAIL_RINGS_BYTES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, RING_BYTES) / mail_chunk;
+            2 * (MAIL_BYTES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, ONE_WAY_BYTES) / mail_chunk;
         let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
         let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
         let rings = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
-        let mailboxes = rings + ranks * 2 * ring_chunks * chunk;
-        let mail_rings = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
-        let total = mail_rings + ranks * ranks * mail_chunks * mail_chunk;
+        let mailboxes = rings + ranks * ring_chunks.iter().sum::<usize>() * chunk;
+        let mail_words = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
+        let mail_memory =
+            (mail_words + ranks * ranks * QUEUES * queue_len(mail_chunks)).next_multiple_of(PAGE);
+        let total = mail_memory + ranks * ranks * mail_chunks / 2 * mail_chunk;
         Layout {
             ranks,
             ring_chunks,
@@ -229,9 +247,17 @@ impl Layout {
             slots,
             rings,
             mailboxes,
-            mail_rings,
+            mail_words,
+            mail_memory,
             total,
         }
+    }
+
+    /// Whose memory a rank writes to when it comes to it for the `lap`th time, from 0.
+    #[inline(always)]
+    fn owner(&self, rank: usize, lap: usize) -> usize {
+        let neighbour = rank ^ 1;
+        if lap % 2 == 1 && neighbour < self.ranks { neighbour } else { rank }
     }
 
     /// Bytes of the channel.
@@ -292,13 +318,49 @@ impl Channel {
         unsafe { self.at(self.layout.slots + index * size_of::<Slot>()) }
     }
 
-    /// Address of a ring's chunk. Who may touch it when is told by `published` and `done_chunk`.
+    /// Address of the plain bytes of a rank's slot. Who may touch them when is told by the slot's opening and by `done_operation`.
     #[inline(always)]
-    pub fn ring_chunk(&self, rank: usize, ring: usize, number: u64) -> *mut u8 {
-        debug_assert!(rank < self.layout.ranks && ring < 2);
+    pub fn slot_bytes(&self, rank: usize, sequence: u64) -> *mut u8 {
+        let owner = self.layout.owner(rank, sequence as usize / SLOTS);
+        self.slot(owner, sequence).bytes.0.with_mut(|bytes| bytes.cast())
+    }
+
+    /// Address of a chunk that `writer` gives to all. Who may touch it when is told by `published` and `done_chunk`.
+    #[inline(always)]
+    pub fn ring_chunk(&self, writer: usize, ring: usize, number: u64) -> *mut u8 {
+        let owner = self.layout.owner(writer, self.lap(ring, number));
+        self.chunk_of(owner, ring, number)
+    }
+
+    /// Address of a piece of a chunk, of so many bytes: what `writer` gives to `reader` alone. It changes hands between these two.
+    #[inline(always)]
+    pub fn ring_piece(
+        &self,
+        writer: usize,
+        reader: usize,
+        ring: usize,
+        number: u64,
+        bytes: usize,
+    ) -> *mut u8 {
+        debug_assert!(reader < self.layout.ranks && self.layout.ranks * bytes <= self.layout.chunk);
+        let is_odd = self.lap(ring, number) % 2 == 1;
+        let (owner, place) = if is_odd { (reader, writer) } else { (writer, reader) };
+        self.chunk_of(owner, ring, number).wrapping_add(place * bytes)
+    }
+
+    /// How often a ring has been gone through before its chunk of this number.
+    #[inline(always)]
+    fn lap(&self, ring: usize, number: u64) -> usize {
+        number as usize / self.layout.ring_chunks[ring]
+    }
+
+    #[inline(always)]
+    fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
+        debug_assert!(owner < self.layout.ranks && ring < RINGS);
         let Layout { ring_chunks, chunk, rings, .. } = self.layout;
-        let index = (rank * 2 + ring) * ring_chunks + (number as usize % ring_chunks);
-        // SAFETY: `rings` is an array of 2 × `ring_chunks` chunks per rank.
+        let before: usize = ring_chunks[..ring].iter().sum();
+        let index = owner * ring_chunks.iter().sum::<usize>() + before + number as usize % ring_chunks[ring];
+        // SAFETY: `rings` is an array of the chunks of all rings per rank.
         unsafe { self.memory.as_ptr().add(rings + index * chunk) }
     }
 
@@ -310,14 +372,27 @@ impl Channel {
         unsafe { self.at(self.layout.mailboxes + index * size_of::<Mailbox>()) }
     }
 
-    /// Address of a mailbox ring's chunk. Who may touch it when is told by the mailbox's counters.
+    /// A word of one of a mailbox's queues.
     #[inline(always)]
-    pub fn mail_chunk(&self, from: usize, to: usize, number: u64) -> *mut u8 {
-        debug_assert!(from < self.layout.ranks && to < self.layout.ranks);
-        let Layout { ranks, mail_chunks, mail_chunk, mail_rings, .. } = self.layout;
-        let index = (from * ranks + to) * mail_chunks + (number as usize % mail_chunks);
-        // SAFETY: `mail_rings` is an array of `mail_chunks` chunks per pair.
-        unsafe { self.memory.as_ptr().add(mail_rings + index * mail_chunk) }
+    pub fn mail_word(&self, from: usize, to: usize, queue: usize, number: u64) -> &StampedWord {
+        debug_assert!(from < self.layout.ranks && to < self.layout.ranks && queue < QUEUES);
+        let Layout { ranks, mail_chunks, mail_words, .. } = self.layout;
+        let queue = (from * ranks + to) * QUEUES + queue;
+        let place = number as usize % mail_chunks * size_of::<StampedWord>();
+        // SAFETY: `mail_words` is an array of QUEUES queues per pair, each of a word for every chunk.
+        unsafe { self.at(mail_words + queue * queue_len(mail_chunks) + place) }
+    }
+
+    /// Address of one of the chunks that two ranks share. It is the one's or the other's: see `message.rs`.
+    #[inline(always)]
+    pub fn mail_chunk(&self, one: usize, other: usize, chunk: u16) -> *mut u8 {
+        debug_assert!(one < self.layout.ranks && other < self.layout.ranks);
+        let Layout { ranks, mail_chunks, mail_chunk, mail_memory, .. } = self.layout;
+        let (low, high) = (one.min(other), one.max(other));
+        let (chunk, half) = (usize::from(chunk), mail_chunks / 2);
+        let pair = if chunk < half { low * ranks + high } else { high * ranks + low };
+        // SAFETY: `mail_memory` is an array of half the chunks of a pair for each order of its ranks.
+        unsafe { self.memory.as_ptr().add(mail_memory + (pair * half + chunk % half) * mail_chunk) }
     }
 }
 
@@ -334,10 +409,14 @@ mod tests {
             assert!(layout.states >= size_of::<ChannelHeader>());
             assert!(layout.slots >= layout.states + ranks * size_of::<RankState>());
             assert!(layout.rings >= layout.slots + ranks * SLOTS * size_of::<Slot>());
-            assert!(layout.mailboxes >= layout.rings + ranks * 2 * layout.ring_chunks * layout.chunk);
-            assert!(layout.mail_rings >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
+            let chunks: usize = layout.ring_chunks.iter().sum();
+            assert!(layout.mailboxes >= layout.rings + ranks * chunks * layout.chunk);
+            assert!(layout.mail_words >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
+            let words = ranks * ranks * QUEUES * layout.mail_chunks * size_of::<StampedWord>();
+            assert!(layout.mail_memory >= layout.mail_words + words);
             assert_eq!(layout.chunk % (64 * ranks.next_power_of_two()), 0);
-            assert!(layout.ring_chunks >= FEWEST_CHUNKS && layout.mail_chunks >= FEWEST_MAIL_CHUNKS);
+            assert!(layout.ring_chunks.iter().all(|chunks| *chunks >= CHUNKS));
+            assert!(layout.mail_chunks >= 2 * FEWEST_MAIL_CHUNKS);
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Messages between two ranks: posted transfers that are moved along by whoever waits.
 //!
 //! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 40 bytes travel in the
-//! opening itself, up to 504 in lines behind it, more through the mailbox's ring, or not at all if
+//! opening itself, up to 504 in lines behind it, more in chunks of memory (`chunks.rs`), or not at all if
 //! the receiver can read the sender's buffer: then the sender waits until it has.
 //!
 //! A receiver takes a mailbox's messages in order. One that no posted receive matches (by tag) is put
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
+use super::chunks::Chunks;
 use super::endpoint::{Endpoint, Subject};
 use super::layout::{FEW_LINES, Layout, MAIL_SLOTS, MailSlot, Mailbox};
 use super::protocol::LINE_PAYLOAD;
@@ -51,9 +52,9 @@ pub(super) enum Plane {
 enum Way {
     Inline = 0,
     Lines = 1,
-    /// In one chunk of the ring, which was written before the opening.
+    /// In one chunk, which was written before the opening.
     Chunk = 2,
-    /// In chunks of the ring, which come as they are counted.
+    /// In chunks, which come one by one.
     Chunks = 3,
     Direct = 4,
 }
@@ -129,7 +130,6 @@ struct Unexpected {
 }
 
 /// Both directions between this rank and one other.
-#[derive(Default)]
 struct Peer {
     /// Posted sends that are not written yet, in order; of the first, whether its opening is, and how many
     /// bytes.
@@ -143,31 +143,38 @@ struct Peer {
     unexpected: VecDeque<Unexpected>,
     /// The user's sends and receives that were posted so far.
     posted: [u64; 2],
-    /// Messages and chunks sent and received so far.
+    /// Messages sent and received so far.
     sent: u64,
-    sent_chunks: u64,
     received: u64,
-    received_chunks: u64,
     /// Of the sent ones, those that are known to be taken.
     taken: u64,
-    taken_chunks: u64,
+    chunks: Chunks,
 }
 
 impl Peer {
+    fn new(chunks: Chunks) -> Peer {
+        Peer {
+            sends: VecDeque::new(),
+            opened: false,
+            written: 0,
+            unread: VecDeque::new(),
+            receives: VecDeque::new(),
+            arriving: None,
+            unexpected: VecDeque::new(),
+            posted: [0; 2],
+            sent: 0,
+            received: 0,
+            taken: 0,
+            chunks,
+        }
+    }
+
     /// Whether the mailbox has room for an opening.
     fn has_slot(&mut self, mailbox: &Mailbox) -> bool {
         if self.sent - self.taken >= MAIL_SLOTS as u64 {
             self.taken = mailbox.taken_messages.get();
         }
         self.sent - self.taken < MAIL_SLOTS as u64
-    }
-
-    /// Whether the mailbox's ring of so many chunks has room for one.
-    fn has_chunk(&mut self, mailbox: &Mailbox, chunks: usize) -> bool {
-        if self.sent_chunks - self.taken_chunks >= chunks as u64 {
-            self.taken_chunks = mailbox.taken_chunks.get();
-        }
-        self.sent_chunks - self.taken_chunks < chunks as u64
     }
 
     fn is_idle(&self) -> bool {
@@ -192,8 +199,9 @@ struct Inner {
 }
 
 impl Messages {
-    pub fn new(ranks: usize) -> Messages {
-        let peers = (0..ranks).map(|_| Peer::default()).collect();
+    pub fn new(rank: usize, layout: &Layout) -> Messages {
+        let peer = |peer| Peer::new(Chunks::new(rank, peer, layout.mail_chunks));
+        let peers = (0..layout.ranks).map(peer).collect();
         let inner = Inner { posted: Vec::new(), free: Vec::new(), peers, active: Vec::new(), announced: 0 };
         Messages { inner: Mutex::new(inner) }
     }
@@ -230,7 +238,7 @@ impl Messages {
 
     /// How much has been sent and received so far, in messages and chunks. The caller has moved them: this is no copy.
     pub fn moved(&self) -> u64 {
-        let moved = |peer: &Peer| peer.sent + peer.sent_chunks + peer.received + peer.received_chunks;
+        let moved = |peer: &Peer| peer.sent + peer.received + peer.chunks.moved;
         self.lock().peers.iter().map(moved).sum()
     }
 
@@ -441,67 +449,68 @@ impl Inner {
         let bytes = count * dtype.size();
         let state = &mut self.peers[peer];
 
-        if !state.opened {
-            let Layout { mail_chunks, mail_chunk, .. } = endpoint.channel.layout;
-            if !state.has_slot(mailbox) || (bytes > LINES && !state.has_chunk(mailbox, mail_chunks)) {
-                return false;
-            }
-            let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
-            state.sent += 1;
-            let mut opening = Opening {
-                tag,
-                plane: plane as u8,
-                dtype: dtype as u8,
-                way: Way::Chunks as u8,
-                unused: 0,
-                bytes: bytes as u64,
-                data: [0; INLINE / 8],
-            };
-            if bytes <= INLINE {
-                opening.way = Way::Inline as u8;
-                // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
-                unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
-            } else if bytes <= LINES {
-                opening.way = Way::Lines as u8;
-            } else {
-                let location =
-                    if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
-                if location.is_readable() {
-                    opening.way = Way::Direct as u8;
-                    opening.data[..2].copy_from_slice(&[location.segment, location.offset]);
-                } else if bytes <= mail_chunk {
-                    opening.way = Way::Chunk as u8;
-                    let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.sent_chunks);
-                    state.sent_chunks += 1;
-                    // SAFETY: the receiver has taken what the chunk held; the posted buffer has `bytes` bytes.
-                    unsafe { super::reduce::copy(target, source, bytes, false) };
-                }
-            }
-            // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
-            unsafe { slot.opening.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
-            match Way::from_code(opening.way) {
-                Way::Inline | Way::Chunk => {}
-                Way::Lines => write_lines(slot, state.sent, source, bytes),
-                Way::Direct => {
-                    let number = state.sent;
-                    state.unread.push_back((number, index));
-                    endpoint.announce_progress();
-                    return true;
-                }
-                Way::Chunks => {
-                    state.opened = true;
-                    return self.write_ring(endpoint, peer, index, source, bytes);
-                }
-            }
-            endpoint.announce_progress();
-            self.finish(index);
-            return true;
+        if state.opened {
+            return self.write_chunks(endpoint, peer, index, source, bytes);
         }
-        self.write_ring(endpoint, peer, index, source, bytes)
+        if !state.has_slot(mailbox) {
+            return false;
+        }
+        let mut opening = Opening {
+            tag,
+            plane: plane as u8,
+            dtype: dtype as u8,
+            way: Way::Chunks as u8,
+            unused: 0,
+            bytes: bytes as u64,
+            data: [0; INLINE / 8],
+        };
+        if bytes <= INLINE {
+            opening.way = Way::Inline as u8;
+            // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
+            unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
+        } else if bytes <= LINES {
+            opening.way = Way::Lines as u8;
+        } else {
+            let location =
+                if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
+            if location.is_readable() {
+                opening.way = Way::Direct as u8;
+                opening.data[..2].copy_from_slice(&[location.segment, location.offset]);
+            } else if bytes <= endpoint.channel.layout.mail_chunk {
+                let Some(chunk) = state.chunks.take(&endpoint.channel) else { return false };
+                let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
+                // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
+                unsafe { super::reduce::copy(target, source, bytes, false) };
+                state.chunks.give_named();
+                opening.way = Way::Chunk as u8;
+                opening.data[0] = chunk.into();
+            }
+        }
+        let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
+        state.sent += 1;
+        // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
+        unsafe { slot.opening.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
+        match Way::from_code(opening.way) {
+            Way::Inline | Way::Chunk => {}
+            Way::Lines => write_lines(slot, state.sent, source, bytes),
+            Way::Direct => {
+                let number = state.sent;
+                state.unread.push_back((number, index));
+                endpoint.announce_progress();
+                return true;
+            }
+            Way::Chunks => {
+                state.opened = true;
+                return self.write_chunks(endpoint, peer, index, source, bytes);
+            }
+        }
+        endpoint.announce_progress();
+        self.finish(index);
+        true
     }
 
-    /// Writes what the ring has room for; whether the message is all written.
-    fn write_ring(
+    /// Writes what there are chunks for; whether the message is all written.
+    fn write_chunks(
         &mut self,
         endpoint: &Endpoint,
         peer: usize,
@@ -509,21 +518,18 @@ impl Inner {
         source: *const u8,
         bytes: usize,
     ) -> bool {
-        let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
-        let Layout { mail_chunks, mail_chunk, .. } = endpoint.channel.layout;
         let state = &mut self.peers[peer];
         while state.written < bytes {
-            if !state.has_chunk(mailbox, mail_chunks) {
+            let Some(chunk) = state.chunks.take(&endpoint.channel) else {
                 endpoint.announce_progress();
                 return false;
-            }
-            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.sent_chunks);
-            let len = (bytes - state.written).min(mail_chunk);
-            // SAFETY: the receiver has taken what the chunk held; the posted buffer has `bytes` bytes.
+            };
+            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
+            let len = (bytes - state.written).min(endpoint.channel.layout.mail_chunk);
+            // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
             unsafe { super::reduce::copy(target, source.add(state.written), len, false) };
             state.written += len;
-            state.sent_chunks += 1;
-            mailbox.sent_chunks.set(state.sent_chunks);
+            state.chunks.give(&endpoint.channel, chunk);
         }
         endpoint.announce_progress();
         state.opened = false;
@@ -630,25 +636,22 @@ impl Inner {
                 }
             }
             Way::Chunk => {
-                let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.received_chunks);
+                let chunk = arriving.opening.data[0] as u16;
+                let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
                 let len = bytes.min(endpoint.channel.layout.mail_chunk);
-                // SAFETY: written before the opening; the target has `bytes` bytes.
-                unsafe { super::reduce::copy(target, chunk, len, false) };
-                state.received_chunks += 1;
-                mailbox.taken_chunks.set(state.received_chunks);
+                // SAFETY: written before the opening, and this rank's since; the target has `bytes` bytes.
+                unsafe { super::reduce::copy(target, source, len, false) };
+                state.chunks.keep(&endpoint.channel, chunk);
             }
             Way::Chunks => {
                 while arriving.moved < bytes {
-                    if mailbox.sent_chunks.get() <= state.received_chunks {
-                        return Ok(false);
-                    }
-                    let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.received_chunks);
+                    let Some(chunk) = state.chunks.full(&endpoint.channel) else { return Ok(false) };
+                    let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
                     let len = (bytes - arriving.moved).min(endpoint.channel.layout.mail_chunk);
-                    // SAFETY: the sender has written the chunk; in bounds of the target.
-                    unsafe { super::reduce::copy(target.add(arriving.moved), chunk, len, false) };
+                    // SAFETY: the sender has written the chunk, which is this rank's since; in bounds of the target.
+                    unsafe { super::reduce::copy(target.add(arriving.moved), source, len, false) };
                     arriving.moved += len;
-                    state.received_chunks += 1;
-                    mailbox.taken_chunks.set(state.received_chunks);
+                    state.chunks.keep(&endpoint.channel, chunk);
                     endpoint.announce_progress();
                 }
             }

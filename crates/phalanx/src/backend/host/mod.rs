@@ -13,12 +13,13 @@
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
 //! | `collective/rounds.rs`, `grid.rs` | small all_reduces of many ranks, in rows and columns |
-//! | `message.rs` | point to point |
+//! | `message.rs`, `chunks.rs` | point to point |
 //! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
 
 pub(in crate::backend) mod arithmetic;
 mod blame;
+mod chunks;
 mod collective;
 mod endpoint;
 mod grid;
@@ -115,7 +116,8 @@ impl HostComm {
         let channel = unsafe { Channel::new(Layout::new(ranks), segment.memory.clone()) };
         let endpoint = Endpoint::attach(world, segment, channel, rank, members, timeout);
         let state = UnsafeCell::new(State::new(&endpoint));
-        HostComm { endpoint, state, messages: Messages::new(ranks) }
+        let messages = Messages::new(endpoint.rank, &endpoint.channel.layout);
+        HostComm { endpoint, state, messages }
     }
 
     /// Before an error that ends the communicator reaches the caller, who may then free the buffers. What the

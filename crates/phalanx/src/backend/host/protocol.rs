@@ -103,6 +103,32 @@ impl Counter {
     }
 }
 
+/// A word of a queue of numbers: it says itself which entry of the queue it holds. One rank puts entries in, another takes them out.
+/// The queue has a word for each entry that can be under way.
+#[repr(transparent)]
+pub(crate) struct StampedWord(AtomicU64);
+
+impl StampedWord {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the models")]
+    pub fn new() -> StampedWord {
+        StampedWord(AtomicU64::new(0))
+    }
+
+    /// Writes entry number `number`, from 1.
+    #[inline(always)]
+    pub fn put(&self, number: u64, value: u16) {
+        self.0.store(number << 16 | u64::from(value), Ordering::Release);
+    }
+
+    /// What entry number `number` says, once it is there.
+    #[inline(always)]
+    pub fn get(&self, number: u64) -> Option<u16> {
+        let word = self.0.load(Ordering::Acquire);
+        (word >> 16 == number).then_some(word as u16)
+    }
+}
+
 /// Words that one writer changes whenever it likes: a reader gets those of the number that it asks for, or learns that they are gone.
 #[repr(C, align(64))]
 pub(crate) struct NumberedWords {

@@ -1,0 +1,91 @@
+//! The memory that long messages go through: chunks that change hands with them.
+//!
+//! Each of two ranks begins with half of their chunks. Who sends fills one and gives it away; who receives empties it and keeps it for a
+//! message of its own: a rank writes best where it has just read, since the lines are its core's (see `layout.rs`). Who receives more
+//! than it sends gives the oldest back, so that a sender never loses more than half of its own for good.
+
+use super::layout::{Channel, EMPTY, FULL};
+use std::collections::VecDeque;
+
+/// The chunks of one rank, of those that it shares with a peer.
+pub(super) struct Chunks {
+    rank: usize,
+    peer: usize,
+    /// Those that it has emptied, the last one last.
+    warm: VecDeque<u16>,
+    /// Those that it had from the beginning or got back.
+    cold: VecDeque<u16>,
+    /// More are given back.
+    most: usize,
+    /// Entries of the queues so far: written and read, of full chunks and of empty ones.
+    written: [u64; 2],
+    read: [u64; 2],
+    /// Chunks filled and emptied so far.
+    pub moved: u64,
+}
+
+impl Chunks {
+    /// As they are before the first message between `rank` and `peer`, who share so many.
+    pub fn new(rank: usize, peer: usize, chunks: usize) -> Chunks {
+        let half = chunks as u16 / 2;
+        let mut cold = VecDeque::with_capacity(chunks);
+        cold.extend(if rank <= peer { 0..half } else { half..2 * half });
+        let warm = VecDeque::with_capacity(chunks);
+        Chunks { rank, peer, warm, cold, most: chunks / 4 * 3, written: [0; 2], read: [0; 2], moved: 0 }
+    }
+
+    /// One to fill, if there is one.
+    #[inline]
+    pub fn take(&mut self, channel: &Channel) -> Option<u16> {
+        self.warm.pop_back().or_else(|| self.cold.pop_front()).or_else(|| self.arrived(channel, EMPTY))
+    }
+
+    /// Gives a full one away: the receiver finds it in the queue.
+    #[inline]
+    pub fn give(&mut self, channel: &Channel, chunk: u16) {
+        self.moved += 1;
+        self.write(channel, FULL, chunk);
+    }
+
+    /// The same, of one that a message's opening names.
+    #[inline]
+    pub fn give_named(&mut self) {
+        self.moved += 1;
+    }
+
+    /// The next full one in the queue.
+    #[inline]
+    pub fn full(&mut self, channel: &Channel) -> Option<u16> {
+        self.arrived(channel, FULL)
+    }
+
+    /// Keeps one that this rank has emptied.
+    #[inline]
+    pub fn keep(&mut self, channel: &Channel, chunk: u16) {
+        self.moved += 1;
+        self.warm.push_back(chunk);
+        // The peer counts those that it has given back as this rank's.
+        while let Some(empty) = self.arrived(channel, EMPTY) {
+            self.cold.push_back(empty);
+        }
+        if self.warm.len() + self.cold.len() > self.most
+            && let Some(oldest) = self.warm.pop_front()
+        {
+            self.write(channel, EMPTY, oldest);
+        }
+    }
+
+    fn write(&mut self, channel: &Channel, queue: usize, chunk: u16) {
+        self.written[queue] += 1;
+        let number = self.written[queue];
+        channel.mail_word(self.rank, self.peer, queue, number).put(number, chunk);
+    }
+
+    #[inline]
+    fn arrived(&mut self, channel: &Channel, queue: usize) -> Option<u16> {
+        let number = self.read[queue] + 1;
+        let chunk = channel.mail_word(self.peer, self.rank, queue, number).get(number)?;
+        self.read[queue] = number;
+        Some(chunk)
+    }
+}
