@@ -26,7 +26,7 @@ mod protocol;
 
 use loom::sync::Arc;
 use loom::thread;
-use protocol::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, StampedLine};
+use protocol::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, StampedLine, StampedWord};
 use sync::{AtomicU32, Ordering, UnsafeCell};
 
 /// A reader that sees the stamp sees the payload, also when the writer writes the line again after the reader
@@ -59,6 +59,47 @@ fn a_stamp_covers_its_payload() {
             done.set(stamp);
         }
         writer.join().unwrap();
+    });
+}
+
+/// Memory changes hands with the number that names it: who gets it reads it, and writes it again for the one who gave it, or gives it back
+/// empty.
+#[test]
+fn a_chunk_is_whose_number_says_so() {
+    loom::model(|| {
+        let chunk = Arc::new(UnsafeCell::new(0));
+        let [there, back, empty] = std::array::from_fn(|_| Arc::new(StampedWord::new()));
+        let wait = |word: &StampedWord, number| {
+            while word.get(number).is_none() {
+                thread::yield_now();
+            }
+            assert_eq!(word.get(number), Some(7));
+        };
+        // SAFETY: who has the number has the chunk; loom looks whether that is so.
+        let read = |chunk: &UnsafeCell<u32>| chunk.with(|value| unsafe { *value });
+        // SAFETY: as above.
+        let write = |chunk: &UnsafeCell<u32>, new| chunk.with_mut(|value| unsafe { *value = new });
+        let peer = {
+            let (chunk, there, back, empty) = (chunk.clone(), there.clone(), back.clone(), empty.clone());
+            thread::spawn(move || {
+                wait(&there, 1);
+                assert_eq!(read(&chunk), 1);
+                write(&chunk, 2);
+                back.put(1, 7);
+                wait(&there, 2);
+                assert_eq!(read(&chunk), 3);
+                empty.put(1, 7);
+            })
+        };
+        write(&chunk, 1);
+        there.put(1, 7);
+        wait(&back, 1);
+        assert_eq!(read(&chunk), 2);
+        write(&chunk, 3);
+        there.put(2, 7);
+        wait(&empty, 1);
+        write(&chunk, 4);
+        peer.join().unwrap();
     });
 }
 

@@ -725,7 +725,9 @@ impl<'a> Collective<'a> {
             let base = flow.source_offset(rank) + offset;
             let scattered = flow.scattered;
             // SAFETY: own and peers' blocks contain `base..base + len`; `recv` has room for its block.
-            unsafe { self.reduce_step(call, step, i, base, scattered, call.recv.add(offset), len, streaming) }?;
+            unsafe {
+                self.reduce_step(call, step, i, base, scattered, call.recv.add(offset), len, streaming)
+            }?;
         } else {
             for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
                 let (offset, len) = step.range(i, flow.block_len(writer, rank));

@@ -222,7 +222,7 @@ impl Layout {
         debug_assert!((1..=MAX_RANKS).contains(&ranks));
         let power = ranks.next_power_of_two();
         // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
-        let chunk = (power * 2048).clamp(32 << 10, 128 << 10);
+        let chunk = (power * 2048).clamp(64 << 10, 128 << 10);
         let one_way = (RINGS_BYTES / power).clamp(CHUNKS * chunk, ONE_WAY_BYTES) / chunk;
         let ring_chunks = [CHUNKS, CHUNKS, one_way];
         // Mailboxes are n².

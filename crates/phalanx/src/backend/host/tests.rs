@@ -3,6 +3,9 @@
 use super::*;
 use crate::os::{Process, SharedFile};
 use crate::sync::Ordering;
+use chunks::Chunks;
+use layout::EMPTY;
+use proptest::prelude::*;
 
 /// Two ranks that take each other for processes.
 fn pair() -> [HostComm; 2] {
@@ -33,7 +36,7 @@ fn what_was_read_while_a_peer_gave_up_does_not_count() {
 #[test]
 fn nothing_is_sent_behind_a_message_that_was_given_up() {
     let [sender, _receiver] = pair();
-    // More than the ring holds.
+    // More than there are chunks for.
     let message = vec![1u8; 4 << 20];
     let transfer = Transfer::host(Direction::Send(message.as_ptr()), 1, 0, DType::U8, message.len());
     // SAFETY: the message outlives the communicator.
@@ -42,12 +45,59 @@ fn nothing_is_sent_behind_a_message_that_was_given_up() {
     sender.set_timeout(Duration::from_millis(1));
     assert!(sender.wait(first, &|| ()).unwrap_err().is_fatal());
 
-    let mailbox = sender.endpoint.channel.mailbox(0, 1);
-    let written = mailbox.sent_chunks.get();
-    assert!(written > 0);
-    mailbox.taken_chunks.set(written);
+    let moved = sender.messages.moved();
+    assert!(moved > 0);
+    for number in 1..=8 {
+        sender.endpoint.channel.mail_word(1, 0, EMPTY, number).put(number, number as u16);
+    }
     sender.progress().unwrap();
-    assert_eq!(mailbox.sent_chunks.get(), written);
+    assert_eq!(sender.messages.moved(), moved);
+}
+
+/// What one of two ranks does: fills so many chunks for the other, or empties so many.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Fill(usize, usize),
+    Empty(usize, usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = (any::<bool>(), 0..2usize, 1..200usize).prop_map(|(fills, rank, count)| match fills {
+        true => Step::Fill(rank, count),
+        false => Step::Empty(rank, count),
+    });
+    prop::collection::vec(step, 0..60)
+}
+
+proptest! {
+    /// Whatever two ranks do, every chunk is one's, and once both have emptied what has come both have chunks to fill.
+    #[test]
+    fn chunks_change_hands_and_are_not_lost(steps in steps()) {
+        let comms = pair();
+        let channel = &comms[0].endpoint.channel;
+        let count = channel.layout.mail_chunks;
+        let mut ranks = [0, 1].map(|rank| Chunks::new(rank, 1 - rank, count));
+        let everything = [Step::Empty(0, count), Step::Empty(1, count)];
+        for step in steps.into_iter().chain(everything) {
+            match step {
+                Step::Fill(rank, most) => for _ in 0..most {
+                    let Some(chunk) = ranks[rank].take(channel) else { break };
+                    ranks[rank].give(channel, chunk);
+                },
+                Step::Empty(rank, most) => for _ in 0..most {
+                    let Some(chunk) = ranks[rank].full(channel) else { break };
+                    ranks[rank].keep(channel, chunk);
+                },
+            }
+        }
+        let had = ranks.each_mut().map(|chunks| {
+            std::iter::from_fn(|| chunks.take(channel)).collect::<Vec<u16>>()
+        });
+        prop_assert!(had.iter().all(|had| had.len() >= count / 4), "{} and {}", had[0].len(), had[1].len());
+        let mut all = had.concat();
+        all.sort_unstable();
+        prop_assert_eq!(all, (0..count as u16).collect::<Vec<u16>>());
+    }
 }
 
 fn sent(message: &[u8]) -> Transfer {
