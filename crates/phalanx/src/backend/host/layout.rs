@@ -348,10 +348,10 @@ impl Channel {
         self.chunk_of(owner, ring, number).wrapping_add(place * bytes)
     }
 
-    /// How often a ring has been gone through before its chunk of this number.
+    /// How often a ring has changed hands before its chunk of this number: in an exchange, whenever all chunks were used.
     #[inline(always)]
     fn lap(&self, ring: usize, number: u64) -> usize {
-        number as usize / self.layout.ring_chunks[ring]
+        if ring == ONE_WAY { 0 } else { number as usize / self.layout.ring_chunks[ring] }
     }
 
     #[inline(always)]
