@@ -415,10 +415,10 @@ impl<'a> Collective<'a> {
                 self.endpoint.announce_progress();
             }
             Form::Bytes(stride) => {
-                let bytes = self.endpoint.channel.slot_bytes(rank, self.state.sequence);
-                self.each_block(call, flow, |index, source, len| {
+                self.each_block(call, flow, |reader, source, len| {
+                    let target = self.small_bytes(flow, stride, rank, reader);
                     // SAFETY: the form says that all blocks fit; the slot is free.
-                    unsafe { reduce::copy(bytes.add(index * stride), source, len, false) };
+                    unsafe { reduce::copy(target, source, len, false) };
                 });
                 self.open(factor, data);
             }
@@ -485,12 +485,15 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Where a writer's block for this rank lies in its slot's plain bytes.
+    /// Where a writer's block for a reader lies in plain bytes.
     #[inline(always)]
-    fn small_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize) -> *const u8 {
-        let bytes = self.endpoint.channel.slot_bytes(writer, self.state.sequence);
-        let index = if flow.scattered { self.endpoint.rank } else { 0 };
-        bytes.wrapping_add(index * stride)
+    fn small_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize, reader: usize) -> *mut u8 {
+        let (channel, sequence) = (&self.endpoint.channel, self.state.sequence);
+        if flow.scattered {
+            channel.slot_piece(writer, reader, sequence, stride)
+        } else {
+            channel.slot_bytes(writer, sequence)
+        }
     }
 
     /// # Safety
@@ -513,7 +516,7 @@ impl<'a> Collective<'a> {
                 _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
                 Form::Inline => self.state.openings[writer].data.as_ptr().cast(),
                 Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * FEW_BYTES),
-                Form::Bytes(stride) => self.small_bytes(flow, stride, writer),
+                Form::Bytes(stride) => self.small_bytes(flow, stride, writer, rank),
             };
             self.state.sources.push(source);
         }
@@ -540,7 +543,7 @@ impl<'a> Collective<'a> {
                     }
                     Form::Lines(per_block) => self.read_block(flow, per_block, writer, target)?,
                     Form::Bytes(stride) => {
-                        reduce::copy(target, self.small_bytes(flow, stride, writer), len, false);
+                        reduce::copy(target, self.small_bytes(flow, stride, writer, rank), len, false);
                     }
                 }
             }
@@ -672,10 +675,10 @@ impl<'a> Collective<'a> {
         let rank = self.endpoint.rank;
         let stages = flow.writers.includes(rank) && flow.readers != Who::Only(rank) && !send.is_readable();
         let reads = flow.readers.includes(rank);
-        let chunk = self.step_len(flow.scattered);
-        let steps = flow.longest().div_ceil(chunk);
         let both_ways = flow.writers == Who::All && flow.readers == Who::All;
         let ring = if both_ways { CONTRIBUTIONS } else { ONE_WAY };
+        let chunk = self.step_len(ring, flow.scattered);
+        let steps = flow.longest().div_ceil(chunk);
         let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
         let lead = if reads { self.lead() } else { 0 };
         let streaming = flow.longest() >= STREAMING;
@@ -849,7 +852,7 @@ impl<'a> Collective<'a> {
         let part_len = |rank: usize| bytes.saturating_sub(rank * part).min(part);
         let recv = self.state.openings[rank].locations()[1];
         let staged = !self.all_readable(0);
-        let chunk = self.step_len(staged);
+        let chunk = self.step_len(CONTRIBUTIONS, staged);
         let steps = part.div_ceil(chunk);
         let gives = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
         let results = Steps { ring: RESULTS, first: self.state.next_chunk[RESULTS], chunk };
@@ -957,8 +960,8 @@ impl<'a> Collective<'a> {
     // --- steps ----------------------------------------------------------------------------------------
 
     /// Bytes of a block that one step moves; a chunk of the ring holds a piece for each rank if scattered.
-    fn step_len(&self, scattered: bool) -> usize {
-        let chunk = self.endpoint.channel.layout.chunk;
+    fn step_len(&self, ring: usize, scattered: bool) -> usize {
+        let chunk = self.endpoint.channel.layout.chunk[ring];
         if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk }
     }
 

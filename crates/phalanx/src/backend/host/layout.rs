@@ -201,7 +201,7 @@ pub(super) struct Layout {
     pub ranks: usize,
     /// Chunks of each ring of a rank, and the bytes of each.
     pub ring_chunks: [usize; RINGS],
-    pub chunk: usize,
+    pub chunk: [usize; RINGS],
     /// Chunks for the messages of a pair of ranks, those of both directions together, and the bytes of each.
     pub mail_chunks: usize,
     pub mail_chunk: usize,
@@ -214,6 +214,18 @@ pub(super) struct Layout {
     total: usize,
 }
 
+/// Whose memory, and which place in it, holds what `writer` gives to `reader` alone when it comes to it for the `lap`th time: where it has
+/// got something from that one the time before.
+#[inline(always)]
+fn swapped(writer: usize, reader: usize, lap: usize) -> (usize, usize) {
+    if lap % 2 == 1 { (reader, writer) } else { (writer, reader) }
+}
+
+/// Bytes of the first `rings` rings of a rank.
+fn rings_len(ring_chunks: &[usize; RINGS], chunk: &[usize; RINGS], rings: usize) -> usize {
+    ring_chunks.iter().zip(chunk).take(rings).map(|(chunks, chunk)| chunks * chunk).sum()
+}
+
 /// Offsets of parts that are not of the same kind keep to pages.
 const PAGE: usize = 4096;
 
@@ -222,9 +234,12 @@ impl Layout {
         debug_assert!((1..=MAX_RANKS).contains(&ranks));
         let power = ranks.next_power_of_two();
         // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
-        let chunk = (power * 2048).clamp(64 << 10, 128 << 10);
-        let one_way = (RINGS_BYTES / power).clamp(CHUNKS * chunk, ONE_WAY_BYTES) / chunk;
-        let ring_chunks = [CHUNKS, CHUNKS, one_way];
+        let piece = power * 2048;
+        let exchanged = piece.clamp(64 << 10, 128 << 10);
+        // Shorter ones, since its readers have nothing else to do until the first is there.
+        let one_way = piece.clamp(32 << 10, 128 << 10);
+        let one_way_chunks = (RINGS_BYTES / power).clamp(CHUNKS * one_way, ONE_WAY_BYTES) / one_way;
+        let (ring_chunks, chunk) = ([CHUNKS, CHUNKS, one_way_chunks], [exchanged, exchanged, one_way]);
         // Mailboxes are n².
         let mail_chunk = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
         let mail_chunks =
@@ -232,7 +247,7 @@ impl Layout {
         let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
         let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
         let rings = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
-        let mailboxes = rings + ranks * ring_chunks.iter().sum::<usize>() * chunk;
+        let mailboxes = rings + ranks * rings_len(&ring_chunks, &chunk, RINGS);
         let mail_words = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
         let mail_memory =
             (mail_words + ranks * ranks * QUEUES * queue_len(mail_chunks)).next_multiple_of(PAGE);
@@ -318,10 +333,24 @@ impl Channel {
         unsafe { self.at(self.layout.slots + index * size_of::<Slot>()) }
     }
 
-    /// Address of the plain bytes of a rank's slot. Who may touch them when is told by the slot's opening and by `done_operation`.
+    /// Address of the plain bytes that `writer` gives to all in an operation. Who may touch them when is told by the slot's opening and by
+    /// `done_operation`.
     #[inline(always)]
-    pub fn slot_bytes(&self, rank: usize, sequence: u64) -> *mut u8 {
-        let owner = self.layout.owner(rank, sequence as usize / SLOTS);
+    pub fn slot_bytes(&self, writer: usize, sequence: u64) -> *mut u8 {
+        let owner = self.layout.owner(writer, sequence as usize / SLOTS);
+        self.bytes_of(owner, sequence)
+    }
+
+    /// Address of a piece of them, of so many bytes: what `writer` gives to `reader` alone.
+    #[inline(always)]
+    pub fn slot_piece(&self, writer: usize, reader: usize, sequence: u64, bytes: usize) -> *mut u8 {
+        debug_assert!(self.layout.ranks * bytes <= SLOT_BYTES);
+        let (owner, place) = swapped(writer, reader, sequence as usize / SLOTS);
+        self.bytes_of(owner, sequence).wrapping_add(place * bytes)
+    }
+
+    #[inline(always)]
+    fn bytes_of(&self, owner: usize, sequence: u64) -> *mut u8 {
         self.slot(owner, sequence).bytes.0.with_mut(|bytes| bytes.cast())
     }
 
@@ -342,9 +371,8 @@ impl Channel {
         number: u64,
         bytes: usize,
     ) -> *mut u8 {
-        debug_assert!(reader < self.layout.ranks && self.layout.ranks * bytes <= self.layout.chunk);
-        let is_odd = self.lap(ring, number) % 2 == 1;
-        let (owner, place) = if is_odd { (reader, writer) } else { (writer, reader) };
+        debug_assert!(reader < self.layout.ranks && self.layout.ranks * bytes <= self.layout.chunk[ring]);
+        let (owner, place) = swapped(writer, reader, self.lap(ring, number));
         self.chunk_of(owner, ring, number).wrapping_add(place * bytes)
     }
 
@@ -357,11 +385,12 @@ impl Channel {
     #[inline(always)]
     fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
         debug_assert!(owner < self.layout.ranks && ring < RINGS);
-        let Layout { ring_chunks, chunk, rings, .. } = self.layout;
-        let before: usize = ring_chunks[..ring].iter().sum();
-        let index = owner * ring_chunks.iter().sum::<usize>() + before + number as usize % ring_chunks[ring];
+        let Layout { ring_chunks, chunk, rings, .. } = &self.layout;
+        let all = rings_len(ring_chunks, chunk, RINGS);
+        let offset = owner * all + rings_len(ring_chunks, chunk, ring);
+        let place = number as usize % ring_chunks[ring] * chunk[ring];
         // SAFETY: `rings` is an array of the chunks of all rings per rank.
-        unsafe { self.memory.as_ptr().add(rings + index * chunk) }
+        unsafe { self.memory.as_ptr().add(rings + offset + place) }
     }
 
     #[inline(always)]
@@ -409,12 +438,12 @@ mod tests {
             assert!(layout.states >= size_of::<ChannelHeader>());
             assert!(layout.slots >= layout.states + ranks * size_of::<RankState>());
             assert!(layout.rings >= layout.slots + ranks * SLOTS * size_of::<Slot>());
-            let chunks: usize = layout.ring_chunks.iter().sum();
-            assert!(layout.mailboxes >= layout.rings + ranks * chunks * layout.chunk);
+            let rings = rings_len(&layout.ring_chunks, &layout.chunk, RINGS);
+            assert!(layout.mailboxes >= layout.rings + ranks * rings);
             assert!(layout.mail_words >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
             let words = ranks * ranks * QUEUES * layout.mail_chunks * size_of::<StampedWord>();
             assert!(layout.mail_memory >= layout.mail_words + words);
-            assert_eq!(layout.chunk % (64 * ranks.next_power_of_two()), 0);
+            assert!(layout.chunk.iter().all(|chunk| chunk % (64 * ranks.next_power_of_two()) == 0));
             assert!(layout.ring_chunks.iter().all(|chunks| *chunks >= CHUNKS));
             assert!(layout.mail_chunks >= 2 * FEWEST_MAIL_CHUNKS);
         }
