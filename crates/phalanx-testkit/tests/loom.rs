@@ -103,22 +103,20 @@ fn a_chunk_is_whose_number_says_so() {
     });
 }
 
-/// Two ranks exchange chunks through rings that swap owners: each writes where the other wrote the time before, when it has read that and
-/// the other says that it is done.
+/// Two ranks exchange chunks through rings, of one chunk each, that swap owners: each writes where the other wrote the time before, when it has
+/// read that and the other says that it is done.
 #[test]
 fn rings_that_change_hands_keep_what_is_to_be_read() {
-    const CHUNKS: u64 = 2;
-    loom::model(|| {
-        struct Rank {
-            ring: [UnsafeCell<u64>; CHUNKS as usize],
-            published: Counter,
-            done: Counter,
-        }
-        let rank = || Rank {
-            ring: std::array::from_fn(|_| UnsafeCell::new(0)),
-            published: Counter::new(),
-            done: Counter::new(),
-        };
+    struct Rank {
+        chunk: UnsafeCell<u64>,
+        published: Counter,
+        done: Counter,
+    }
+    let mut explorer = loom::model::Builder::new();
+    // All interleavings take hours.
+    explorer.preemption_bound = Some(3);
+    explorer.check(|| {
+        let rank = || Rank { chunk: UnsafeCell::new(0), published: Counter::new(), done: Counter::new() };
         let ranks = Arc::new([rank(), rank()]);
         let run = |own: usize, ranks: &[Rank; 2]| {
             let wait = |counter: &Counter, value| {
@@ -126,20 +124,18 @@ fn rings_that_change_hands_keep_what_is_to_be_read() {
                     thread::yield_now();
                 }
             };
-            let chunk = |writer: usize, number: u64| {
-                let owner = writer ^ (number / CHUNKS % 2) as usize;
-                &ranks[owner].ring[(number % CHUNKS) as usize]
-            };
-            for number in 0..CHUNKS + 1 {
-                wait(&ranks[1 - own].done, (number + 1).saturating_sub(CHUNKS));
+            let (rank, peer) = (&ranks[own], &ranks[1 - own]);
+            let chunk = |writer: usize, number: u64| &ranks[writer ^ (number % 2) as usize].chunk;
+            for number in 0..3 {
+                wait(&peer.done, number);
                 // SAFETY: nobody reads it any more; loom looks whether that is so.
                 chunk(own, number).with_mut(|value| unsafe { *value = number * 2 + own as u64 });
-                ranks[own].published.set(number + 1);
-                wait(&ranks[1 - own].published, number + 1);
+                rank.published.set(number + 1);
+                wait(&peer.published, number + 1);
                 // SAFETY: published.
                 let read = chunk(1 - own, number).with(|value| unsafe { *value });
                 assert_eq!(read, number * 2 + 1 - own as u64);
-                ranks[own].done.set(number + 1);
+                rank.done.set(number + 1);
             }
         };
         let peer = {
