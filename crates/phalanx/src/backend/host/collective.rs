@@ -20,7 +20,9 @@ mod rounds;
 
 use super::endpoint::Endpoint;
 use super::grid::Grid;
-use super::layout::{CONTRIBUTIONS, FEW_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS};
+use super::layout::{
+    CONTRIBUTIONS, FEW_LINES, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS,
+};
 use super::protocol::{LINE, LINE_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
@@ -57,7 +59,7 @@ const PUSH_STEP: usize = 64 << 10;
 const OPEN_TO_PUSHES: u64 = 1;
 
 /// The most bytes of a block in stamped lines.
-const FEW_BYTES: usize = FEW_LINES * LINE_PAYLOAD;
+const LINES_BYTES: usize = MOST_LINES * LINE_PAYLOAD;
 
 /// How a small operation's data travels.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,7 +130,7 @@ impl State {
             drained: [0; RINGS],
             openings: vec![Opening::EMPTY; ranks],
             grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
-            scratch: vec![0; ranks * FEW_BYTES],
+            scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
             factors: Vec::with_capacity(ranks),
@@ -282,7 +284,8 @@ impl<'a> Collective<'a> {
             return None;
         }
         let lines = longest.div_ceil(LINE_PAYLOAD);
-        if lines <= FEW_LINES && blocks * lines <= SLOT_LINES {
+        let few = if self.endpoint.shares_memory() { FEW_LINES } else { MOST_LINES };
+        if lines <= few && blocks * lines <= SLOT_LINES {
             return Some(Form::Lines(lines));
         }
         let stride = longest.next_multiple_of(LINE);
@@ -502,8 +505,8 @@ impl<'a> Collective<'a> {
         let rank = self.endpoint.rank;
         if let Form::Lines(per_block) = form {
             for writer in self.endpoint.peers() {
-                let target = self.state.scratch.as_mut_ptr().wrapping_add(writer * FEW_BYTES);
-                // SAFETY: the scratch has FEW_BYTES for each rank.
+                let target = self.state.scratch.as_mut_ptr().wrapping_add(writer * LINES_BYTES);
+                // SAFETY: the scratch has LINES_BYTES for each rank.
                 unsafe { self.read_block(flow, per_block, writer, target) }?;
             }
         }
@@ -515,7 +518,7 @@ impl<'a> Collective<'a> {
             let source = match form {
                 _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
                 Form::Inline => self.state.openings[writer].data.as_ptr().cast(),
-                Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * FEW_BYTES),
+                Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * LINES_BYTES),
                 Form::Bytes(stride) => self.small_bytes(flow, stride, writer, rank),
             };
             self.state.sources.push(source);

@@ -33,9 +33,10 @@ pub(super) const SLOT_LINES: usize = 144;
 /// Plain bytes of a slot behind its lines.
 pub(super) const SLOT_BYTES: usize = 8 << 10;
 
-/// A block travels in stamped lines if it needs no more than this. They spare the reader a second wait, but
-/// a reader that polls lines takes them away from the writer: with more, plain bytes and one stamp win.
-pub(super) const FEW_LINES: usize = 9;
+/// A block travels in a stamped line if one holds it: that spares its reader a second wait. With more, plain bytes and one stamp win, since a
+/// reader that polls lines takes them away from the writer. Between ranks that share no memory there is nothing but lines.
+pub(super) const FEW_LINES: usize = 1;
+pub(super) const MOST_LINES: usize = 9;
 
 /// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
 /// nothing.
@@ -180,19 +181,13 @@ pub(super) struct Slot {
 #[repr(C, align(64))]
 struct Bytes(crate::sync::UnsafeCell<[u8; SLOT_BYTES]>);
 
-/// A message's opening, and where the data of a short one goes.
-#[repr(C, align(64))]
-pub(super) struct MailSlot {
-    pub opening: StampedLine,
-    pub lines: [StampedLine; FEW_LINES],
-}
-
 /// One direction between two ranks.
 #[repr(C, align(128))]
 pub(super) struct Mailbox {
     /// Messages the receiver has taken. Written by the receiver.
     pub taken_messages: Counter,
-    pub slots: [MailSlot; MAIL_SLOTS],
+    /// The messages' openings.
+    pub slots: [StampedLine; MAIL_SLOTS],
 }
 
 /// Sizes and offsets of a channel for a number of ranks: the same in every process.

@@ -1,15 +1,15 @@
 //! Messages between two ranks: posted transfers that are moved along by whoever waits.
 //!
 //! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 40 bytes travel in the
-//! opening itself, up to 504 in lines behind it, more in chunks of memory (`chunks.rs`), or not at all if
-//! the receiver can read the sender's buffer: then the sender waits until it has.
+//! opening itself, more in chunks of memory (`chunks.rs`), or not at all if the receiver can read the
+//! sender's buffer: then the sender waits until it has.
 //!
 //! A receiver takes a mailbox's messages in order. One that no posted receive matches (by tag) is put
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
 use super::chunks::Chunks;
 use super::endpoint::{Endpoint, Subject};
-use super::layout::{FEW_LINES, Layout, MAIL_SLOTS, MailSlot, Mailbox};
+use super::layout::{Layout, MAIL_SLOTS, Mailbox};
 use super::protocol::LINE_PAYLOAD;
 use super::record::Record;
 use super::verdict::Verdict;
@@ -25,9 +25,6 @@ use std::sync::{Mutex, MutexGuard};
 
 /// Payload of a message's opening that is not taken by its header.
 const INLINE: usize = LINE_PAYLOAD - 16;
-
-/// The most bytes in the lines behind it.
-const LINES: usize = FEW_LINES * LINE_PAYLOAD;
 
 /// A message of up to so many bytes is copied even if its receiver could read the sender's buffer: the sender need not wait.
 const SHORT: usize = 4 << 10;
@@ -51,21 +48,19 @@ pub(super) enum Plane {
 #[repr(u8)]
 enum Way {
     Inline = 0,
-    Lines = 1,
     /// In one chunk, which was written before the opening.
-    Chunk = 2,
+    Chunk = 1,
     /// In chunks, which come one by one.
-    Chunks = 3,
-    Direct = 4,
+    Chunks = 2,
+    Direct = 3,
 }
 
 impl Way {
     fn from_code(code: u8) -> Way {
         match code {
             0 => Way::Inline,
-            1 => Way::Lines,
-            2 => Way::Chunk,
-            3 => Way::Chunks,
+            1 => Way::Chunk,
+            2 => Way::Chunks,
             _ => Way::Direct,
         }
     }
@@ -468,8 +463,6 @@ impl Inner {
             opening.way = Way::Inline as u8;
             // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
             unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
-        } else if bytes <= LINES {
-            opening.way = Way::Lines as u8;
         } else {
             let location =
                 if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
@@ -489,10 +482,9 @@ impl Inner {
         let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
         state.sent += 1;
         // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
-        unsafe { slot.opening.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
+        unsafe { slot.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
         match Way::from_code(opening.way) {
             Way::Inline | Way::Chunk => {}
-            Way::Lines => write_lines(slot, state.sent, source, bytes),
             Way::Direct => {
                 let number = state.sent;
                 state.unread.push_back((number, index));
@@ -556,13 +548,13 @@ impl Inner {
             }
             let slot = &mailbox.slots[state.received as usize % MAIL_SLOTS];
             // After a failure it may be the message of a receive that was given up, and never of the next one.
-            if !slot.opening.is(state.received + 1) || endpoint.has_failed() {
+            if !slot.is(state.received + 1) || endpoint.has_failed() {
                 return Ok(());
             }
             let mut opening =
                 Opening { tag: 0, plane: 0, dtype: 0, way: 0, unused: 0, bytes: 0, data: [0; INLINE / 8] };
             // SAFETY: stamped with this message; an opening is 56 bytes, of which any value is valid.
-            unsafe { slot.opening.read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD) };
+            unsafe { slot.read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD) };
             let posted = state.receives.iter().position(|index| {
                 let posted = self.posted[*index].as_ref().expect("queues hold posted transfers");
                 matches(&opening, posted.plane, posted.transfer.tag)
@@ -615,25 +607,12 @@ impl Inner {
             }
         };
         let number = state.received + 1;
-        let slot = &mailbox.slots[state.received as usize % MAIL_SLOTS];
         let bytes = arriving.opening.bytes as usize;
         match Way::from_code(arriving.opening.way) {
             Way::Inline => {
                 let data = arriving.opening.data.as_ptr().cast();
                 // SAFETY: the target has `bytes` bytes, checked or allocated so; they fit the opening.
                 unsafe { super::reduce::copy_small(target, data, bytes) };
-            }
-            Way::Lines => {
-                while arriving.moved < bytes {
-                    let line = &slot.lines[arriving.moved / LINE_PAYLOAD];
-                    if !line.is(number) {
-                        return Ok(false);
-                    }
-                    let len = (bytes - arriving.moved).min(LINE_PAYLOAD);
-                    // SAFETY: stamped with this message; in bounds of the target.
-                    unsafe { line.read(target.add(arriving.moved), len) };
-                    arriving.moved += len;
-                }
             }
             Way::Chunk => {
                 let chunk = arriving.opening.data[0] as u16;
@@ -717,13 +696,6 @@ fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<Memory> 
     // SAFETY: there is room, and bytes that may be anything need not be written.
     unsafe { memory.set_len(bytes) };
     Ok(memory)
-}
-
-fn write_lines(slot: &MailSlot, stamp: u64, source: *const u8, bytes: usize) {
-    for (line, offset) in slot.lines.iter().zip((0..bytes).step_by(LINE_PAYLOAD)) {
-        // SAFETY: the slot is free; in bounds of the posted buffer.
-        unsafe { line.write(stamp, source.add(offset), (bytes - offset).min(LINE_PAYLOAD)) };
-    }
 }
 
 /// A transfer as errors show it: a message, or a block of the collective that it carries out.

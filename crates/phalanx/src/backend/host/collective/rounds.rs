@@ -10,7 +10,7 @@
 //! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
 //! reduction goes: the bits are the same, and for small floats there is one rounding.
 
-use super::{Collective, FEW_BYTES, Flow, INLINE, State};
+use super::{Collective, Flow, INLINE, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
 use crate::backend::host::protocol::LINE_PAYLOAD;
 use crate::backend::host::reduce::Reducer;
@@ -121,13 +121,13 @@ impl Collective<'_> {
         for peer in grid.row_peers() {
             self.hear(peer, Some((first, last)))?;
             let target = self.scratch_of(peer);
-            // SAFETY: the scratch has FEW_BYTES for each rank: enough for a slice and what is before it in its line.
+            // SAFETY: the scratch has LINES_BYTES for each rank: enough for a slice and what is before it in its line.
             unsafe { self.read_lines(peer, first, target, inner + own.len()) }?;
         }
         let row = grid.ranks_of(grid.row);
         let start = self.scratch_of(row.start);
         for (column, rank) in row.clone().enumerate() {
-            // SAFETY: the slices move to where they or earlier ones lie: the places are FEW_BYTES apart, which is more than a slice.
+            // SAFETY: the slices move to where they or earlier ones lie: the places are LINES_BYTES apart, which is more than a slice.
             unsafe {
                 let source = if rank == self.endpoint.rank {
                     call.send.add(own.start)
@@ -160,7 +160,7 @@ impl Collective<'_> {
             let len = members.len() * own.len();
             self.hear(writer, Some((slices.row, slices.row + (len - 1) / LINE_PAYLOAD)))?;
             let target = self.scratch_of(members.start);
-            // SAFETY: the scratch has FEW_BYTES for each member of the row.
+            // SAFETY: the scratch has LINES_BYTES for each member of the row.
             unsafe { self.read_lines(writer, slices.row, target, len) }?;
         }
         self.state.sources.clear();
@@ -196,10 +196,10 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Room for FEW_BYTES of a rank, and of those that follow.
+    /// Room for LINES_BYTES of a rank, and of those that follow.
     #[inline(always)]
     fn scratch_of(&mut self, rank: usize) -> *mut u8 {
-        self.state.scratch.as_mut_ptr().wrapping_add(rank * FEW_BYTES)
+        self.state.scratch.as_mut_ptr().wrapping_add(rank * LINES_BYTES)
     }
 }
 
@@ -226,7 +226,7 @@ mod tests {
                     let lines = slices.result + slices.slice.div_ceil(LINE_PAYLOAD);
                     assert!(lines <= SLOT_LINES, "{lines} lines for {count} × {size} bytes of {ranks} ranks");
                     assert!(
-                        LINE_PAYLOAD + slices.slice <= FEW_BYTES,
+                        LINE_PAYLOAD + slices.slice <= LINES_BYTES,
                         "{} bytes of {ranks} ranks",
                         slices.slice
                     );
