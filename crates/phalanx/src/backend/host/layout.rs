@@ -33,9 +33,9 @@ pub(super) const SLOT_LINES: usize = 144;
 /// Plain bytes of a slot behind its lines.
 pub(super) const SLOT_BYTES: usize = 8 << 10;
 
-/// A block travels in a stamped line if one holds it: that spares its reader a second wait. With more, plain bytes and one stamp win, since a
+/// A block travels in stamped lines if so many hold it: that spares its reader a second wait. With more, plain bytes and one stamp win, since a
 /// reader that polls lines takes them away from the writer. Between ranks that share no memory there is nothing but lines.
-pub(super) const FEW_LINES: usize = 1;
+pub(super) const FEW_LINES: usize = 2;
 pub(super) const MOST_LINES: usize = 9;
 
 /// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
