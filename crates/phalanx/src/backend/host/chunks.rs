@@ -34,23 +34,19 @@ impl Chunks {
         Chunks { rank, peer, warm, cold, most: chunks / 4 * 3, written: [0; 2], read: [0; 2], moved: 0 }
     }
 
-    /// One to fill, if there is one.
+    /// One to fill, if there is one: it is the receiver's who finds it in the queue, or named in a message's opening.
     #[inline]
     pub fn take(&mut self, channel: &Channel) -> Option<u16> {
-        self.warm.pop_back().or_else(|| self.cold.pop_front()).or_else(|| self.arrived(channel, EMPTY))
+        let own = self.warm.pop_back().or_else(|| self.cold.pop_front());
+        let chunk = own.or_else(|| self.arrived(channel, EMPTY))?;
+        self.moved += 1;
+        Some(chunk)
     }
 
-    /// Gives a full one away: the receiver finds it in the queue.
+    /// Puts a full one in the queue.
     #[inline]
     pub fn give(&mut self, channel: &Channel, chunk: u16) {
-        self.moved += 1;
         self.write(channel, FULL, chunk);
-    }
-
-    /// The same, of one that a message's opening names.
-    #[inline]
-    pub fn give_named(&mut self) {
-        self.moved += 1;
     }
 
     /// The next full one in the queue.

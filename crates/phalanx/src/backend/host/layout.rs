@@ -202,7 +202,7 @@ pub(super) struct Layout {
     pub mail_chunk: usize,
     states: usize,
     slots: usize,
-    rings: usize,
+    rings: [usize; RINGS],
     mailboxes: usize,
     mail_words: usize,
     mail_memory: usize,
@@ -214,11 +214,6 @@ pub(super) struct Layout {
 #[inline(always)]
 fn swapped(writer: usize, reader: usize, lap: usize) -> (usize, usize) {
     if lap % 2 == 1 { (reader, writer) } else { (writer, reader) }
-}
-
-/// Bytes of the first `rings` rings of a rank.
-fn rings_len(ring_chunks: &[usize; RINGS], chunk: &[usize; RINGS], rings: usize) -> usize {
-    ring_chunks.iter().zip(chunk).take(rings).map(|(chunks, chunk)| chunks * chunk).sum()
 }
 
 /// Offsets of parts that are not of the same kind keep to pages.
@@ -241,8 +236,12 @@ impl Layout {
             2 * (MAIL_BYTES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, ONE_WAY_BYTES) / mail_chunk;
         let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
         let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
-        let rings = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
-        let mailboxes = rings + ranks * rings_len(&ring_chunks, &chunk, RINGS);
+        let mut mailboxes = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
+        let rings = std::array::from_fn(|ring| {
+            let start = mailboxes;
+            mailboxes += ranks * ring_chunks[ring] * chunk[ring];
+            start
+        });
         let mail_words = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
         let mail_memory =
             (mail_words + ranks * ranks * QUEUES * queue_len(mail_chunks)).next_multiple_of(PAGE);
@@ -380,12 +379,10 @@ impl Channel {
     #[inline(always)]
     fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
         debug_assert!(owner < self.layout.ranks && ring < RINGS);
-        let Layout { ring_chunks, chunk, rings, .. } = &self.layout;
-        let all = rings_len(ring_chunks, chunk, RINGS);
-        let offset = owner * all + rings_len(ring_chunks, chunk, ring);
-        let place = number as usize % ring_chunks[ring] * chunk[ring];
-        // SAFETY: `rings` is an array of the chunks of all rings per rank.
-        unsafe { self.memory.as_ptr().add(rings + offset + place) }
+        let (chunks, chunk) = (self.layout.ring_chunks[ring], self.layout.chunk[ring]);
+        let index = owner * chunks + number as usize % chunks;
+        // SAFETY: at each of `rings` is an array of that ring's chunks per rank.
+        unsafe { self.memory.as_ptr().add(self.layout.rings[ring] + index * chunk) }
     }
 
     #[inline(always)]
@@ -432,9 +429,11 @@ mod tests {
             let layout = Layout::new(ranks);
             assert!(layout.states >= size_of::<ChannelHeader>());
             assert!(layout.slots >= layout.states + ranks * size_of::<RankState>());
-            assert!(layout.rings >= layout.slots + ranks * SLOTS * size_of::<Slot>());
-            let rings = rings_len(&layout.ring_chunks, &layout.chunk, RINGS);
-            assert!(layout.mailboxes >= layout.rings + ranks * rings);
+            assert!(layout.rings[0] >= layout.slots + ranks * SLOTS * size_of::<Slot>());
+            let ends = [layout.rings[1], layout.rings[2], layout.mailboxes];
+            for (ring, end) in ends.into_iter().enumerate() {
+                assert!(end >= layout.rings[ring] + ranks * layout.ring_chunks[ring] * layout.chunk[ring]);
+            }
             assert!(layout.mail_words >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
             let words = ranks * ranks * QUEUES * layout.mail_chunks * size_of::<StampedWord>();
             assert!(layout.mail_memory >= layout.mail_words + words);

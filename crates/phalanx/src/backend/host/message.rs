@@ -474,7 +474,6 @@ impl Inner {
                 let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
                 // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
                 unsafe { super::reduce::copy(target, source, bytes, false) };
-                state.chunks.give_named();
                 opening.way = Way::Chunk as u8;
                 opening.data[0] = chunk.into();
             }
