@@ -18,7 +18,7 @@ pub fn watch_nccl() {
         }
     }
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| register(exit));
+    ONCE.call_once(|| watch(exit));
 }
 
 /// Looks at the process's exit whether NVSHMEM was not finalized. It registers that with every initialisation, so the last looks before
@@ -29,15 +29,27 @@ pub fn watch_nvshmem() {
             violation("exit", "NVSHMEM was not finalized");
         }
     }
+    watch(exit);
+}
+
+/// Has the process manager told at the process's exit that nothing failed: Hydra ends the other ranks of one that is gone without that.
+pub fn leave_process_manager() {
+    extern "C" fn exit() {
+        nvshmem::init::leave_process_manager();
+    }
     register(exit);
+}
+
+fn watch(function: extern "C" fn()) {
+    if settings().exit_crashes {
+        register(function);
+    }
 }
 
 fn register(function: extern "C" fn()) {
     unsafe extern "C" {
         fn atexit(function: extern "C" fn()) -> c_int;
     }
-    if settings().exit_crashes {
-        // SAFETY: the function stays: this library is never unloaded.
-        assert_eq!(unsafe { atexit(function) }, 0);
-    }
+    // SAFETY: the function stays: this library is never unloaded.
+    assert_eq!(unsafe { atexit(function) }, 0);
 }

@@ -222,12 +222,17 @@ fn by_environment() -> Option<(World, usize, usize)> {
     find_peers().inspect_err(unknown).ok()
 }
 
+/// The process manager, from the first time that peers are found by it until the process ends.
+static MANAGER: Mutex<Option<ProcessManager>> = Mutex::new(None);
+
 /// By the process manager; without one this PE is alone.
 fn find_peers() -> std::io::Result<(World, usize, usize)> {
-    static MANAGER: Mutex<Option<ProcessManager>> = Mutex::new(None);
     let mut manager = lock(&MANAGER);
     if manager.is_none() {
         *manager = ProcessManager::find()?;
+        if manager.is_some() {
+            crate::exit::leave_process_manager();
+        }
     }
     match manager.as_mut() {
         Some(manager) => meet(manager),
@@ -236,6 +241,13 @@ fn find_peers() -> std::io::Result<(World, usize, usize)> {
             let (process, number) = world::place(&file);
             Ok((World::open(process, number)?, 0, 1))
         }
+    }
+}
+
+/// The end of the process: nobody hears whether it worked.
+pub fn leave_process_manager() {
+    if let Some(manager) = lock(&MANAGER).as_mut() {
+        let _ = manager.leave();
     }
 }
 

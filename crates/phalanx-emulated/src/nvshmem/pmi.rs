@@ -57,6 +57,11 @@ impl ProcessManager {
         word(&answer, "value")
     }
 
+    /// The last that is said to it.
+    pub fn leave(&mut self) -> Result<()> {
+        self.ask("finalize", "finalize_ack").map(drop)
+    }
+
     fn ask(&mut self, command: &str, expected: &str) -> Result<Answer> {
         // In one piece.
         self.writer.write_all(format!("cmd={command}\n").as_bytes())?;
