@@ -32,6 +32,7 @@ const KINDS: [&str; 9] = [
 
 /// Among so many ranks that they do not all hear each other.
 const IN_ROUNDS: &str = "all_reduce_in_rounds";
+const MANY: usize = 25;
 
 /// The ranks of these trials and the one that something happens to.
 const RANKS: usize = 4;
@@ -39,7 +40,7 @@ const VICTIM: usize = 2;
 
 /// Processes that do a kind of work, and how many.
 fn workers(kind: &str, timeout_ms: u64) -> (Launch, usize) {
-    let ranks = if kind == IN_ROUNDS { 16 } else { RANKS };
+    let ranks = if kind == IN_ROUNDS { MANY } else { RANKS };
     let launch = Launch::new("gone/work", ranks).arg(kind).arg(timeout_ms).deadline(DEADLINE);
     // As if each had a core of its own; else they go another way.
     let launch = if kind == IN_ROUNDS { launch.env("PHALANX_CORES", &ranks.to_string()) } else { launch };
@@ -56,7 +57,8 @@ pub fn cases() -> Vec<Case> {
             }));
         }
         cases.push(Case::new("processes/killed/rank_0", || killed(KINDS[0], 0)));
-        cases.push(Case::seeded("processes/killed/in_rounds", |random| killed(IN_ROUNDS, random.below(16))));
+        cases
+            .push(Case::seeded("processes/killed/in_rounds", |random| killed(IN_ROUNDS, random.below(MANY))));
         // Where peers read and write the memory itself, again and again: each time they are stopped elsewhere.
         cases.push(Case::new("processes/stopped/buffers_used_again", || {
             (0..4).try_for_each(|_| stopped(KINDS[0], "use", Duration::ZERO))

@@ -14,13 +14,13 @@ pub const SCENARIOS: &[Scenario] = &[Scenario::rank("mismatch", one_case)];
 /// The rank that does something else.
 const DEVIANT: usize = 1;
 
-/// Ranks of which not all hear each other: four rows of four.
-const MANY: usize = 16;
+/// Ranks of which not all hear each other: five rows of five.
+const MANY: usize = 25;
 
 /// Which of them do something else.
 type Deviants = fn(usize) -> bool;
 const MANY_DEVIANTS: [(&str, Deviants); 3] =
-    [("a_rank", |rank| rank == 6), ("a_row", |rank| rank / 4 == 2), ("a_column", |rank| rank % 4 == 3)];
+    [("a_rank", |rank| rank == 6), ("a_row", |rank| rank / 5 == 2), ("a_column", |rank| rank % 5 == 3)];
 
 fn is_deviant(rank: usize, who: Option<&str>) -> bool {
     let many = MANY_DEVIANTS.iter().find(|(name, _)| Some(*name) == who);

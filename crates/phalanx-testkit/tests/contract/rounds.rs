@@ -21,11 +21,11 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// Without a rank to spare, with longer and shorter rows, and at the numbers where ranks begin to go in rounds.
-const THREADS: [usize; 6] = [9, 11, 12, 16, 33, 64];
-const PROCESSES: [usize; 3] = [12, 16, 33];
+const THREADS: [usize; 6] = [9, 23, 24, 25, 33, 64];
+const PROCESSES: [usize; 3] = [24, 25, 33];
 
 /// Bytes of a block: around what fits in an opening and in lines, around 32 for each rank, and to the largest that goes in rounds.
-const BYTES: [usize; 9] = [40, 41, 57, 64, 257, 384, 505, 1056, 2048];
+const BYTES: [usize; 9] = [40, 41, 57, 64, 257, 505, 768, 1056, 2048];
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();

@@ -16,12 +16,13 @@
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
 //! rank order.
 
+mod pairs;
 mod rounds;
 
 use super::endpoint::Endpoint;
 use super::grid::Grid;
 use super::layout::{
-    CONTRIBUTIONS, FEW_LINES, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS,
+    CHUNKS, CONTRIBUTIONS, FEW_LINES, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS,
 };
 use super::protocol::{LINE, LINE_PAYLOAD};
 use super::record::Record;
@@ -29,6 +30,7 @@ use super::reduce::{self, Reducer};
 use super::world::Location;
 use crate::backend::{Blocks, Call, Operation};
 use crate::error::Result;
+use pairs::Place;
 
 /// Payload of a slot's opening line that is not taken by the fingerprint and the factor.
 const INLINE: usize = LINE_PAYLOAD - 16;
@@ -37,8 +39,10 @@ const INLINE: usize = LINE_PAYLOAD - 16;
 const LEAD: usize = 1;
 const LEAD_CROWDED: usize = 4;
 
-/// Results larger than this are stored past the caches: the last-level cache would only pass them on.
-const STREAMING: usize = 32 << 20;
+/// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
+/// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
+const STREAMING: usize = 8 << 20;
+const STREAMING_ONE_WAY: usize = 32 << 20;
 
 /// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
 /// rank reducing everything, unless two phases spare them more than so many and they have cores of their own.
@@ -84,6 +88,8 @@ pub(super) struct State {
     next_chunk: [u64; RINGS],
     /// Chunks of each ring that every peer is known to have read.
     drained: [u64; RINGS],
+    /// Where the chunks of exchanges in pairs lie.
+    places: [Place; CHUNKS],
     /// For each rank: what its opening said.
     openings: Vec<Opening>,
     /// Where this rank stands if small all_reduces go in rounds.
@@ -128,6 +134,7 @@ impl State {
             heard: 0,
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
+            places: [Place::default(); CHUNKS],
             openings: vec![Opening::EMPTY; ranks],
             grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * LINES_BYTES],
@@ -621,6 +628,7 @@ impl<'a> Collective<'a> {
                 Operation::AllReduce if !self.one_phase_pays(flow.longest()) || self.any_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
+                Operation::AllToAll if self.goes_in_pairs(flow) => self.pairs(call, flow)?,
                 _ => self.one_phase(call, flow, send)?,
             }
         }
@@ -684,7 +692,7 @@ impl<'a> Collective<'a> {
         let steps = flow.longest().div_ceil(chunk);
         let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
         let lead = if reads { self.lead() } else { 0 };
-        let streaming = flow.longest() >= STREAMING;
+        let streaming = flow.longest() >= if both_ways { STREAMING } else { STREAMING_ONE_WAY };
         for i in 0..steps + lead {
             if stages && i < steps {
                 let range = |reader| step.range(i, flow.block_len(rank, reader));

@@ -47,7 +47,7 @@ pub(super) const RINGS: usize = 3;
 
 /// Chunks of a ring, at least: with fewer, its writer waits for its readers. With more, a ring that changes hands does not stay in the
 /// caches.
-const CHUNKS: usize = 8;
+pub(super) const CHUNKS: usize = 8;
 
 /// Bytes of a ring for one way, and of a mailbox's, among few ranks. There a writer gets lines back from its readers' caches, unless the
 /// ring is larger than those: then it finds them in one that both share.
@@ -376,8 +376,9 @@ impl Channel {
         if ring == ONE_WAY { 0 } else { number as usize / self.layout.ring_chunks[ring] }
     }
 
+    /// Address of a chunk in a rank's memory.
     #[inline(always)]
-    fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
+    pub fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
         debug_assert!(owner < self.layout.ranks && ring < RINGS);
         let (chunks, chunk) = (self.layout.ring_chunks[ring], self.layout.chunk[ring]);
         let index = owner * chunks + number as usize % chunks;
