@@ -1,4 +1,4 @@
-//! The collectives: one description of who gives what to whom ([`Flow`]), and three ways to carry it out.
+//! The collectives: one description of who gives what to whom ([`Flow`]), and four ways to carry it out.
 //!
 //! *Small* (up to 16 KiB): every writer puts its blocks into its slot, every reader takes them out. One
 //! transfer and no closing barrier: two slots alternate. Up to 40 bytes travel in the slot's opening line.
@@ -12,7 +12,9 @@
 //! read it. All_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk; the largest, on
 //! buffers that all can reach, in one and a half: each rank stores its part of the result everywhere.
 //!
-//! With that one exception no rank writes into another's memory, so a rank that is stopped half-way and
+//! *Pairs* ([`pairs`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
+//!
+//! But for those largest all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
 //! rank order.
 

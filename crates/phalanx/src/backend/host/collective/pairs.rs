@@ -1,8 +1,8 @@
 //! All_to_alls of long blocks, pair by pair.
 //!
 //! In round `k` of n, ranks whose numbers add up to `k` (modulo n) exchange their blocks; where a number alone does, that rank copies its
-//! own. So every rank moves one block at a time, in pieces of a chunk each, from and to addresses that follow each other, through as few
-//! chunks as one pair needs; moving a piece of every block in each step takes up to twice the time with many ranks.
+//! own. So every rank moves one block at a time, from and to addresses that follow each other, through as few chunks as one pair needs;
+//! moving a piece of every block in each step takes up to twice the time with many ranks.
 //!
 //! The chunks change hands here too: a rank writes the next round's where it has read the last one's, whoever wrote it. So it needs
 //! nobody's leave, but where another collective wrote before.
@@ -13,8 +13,8 @@ use crate::backend::host::layout::{CHUNKS, CONTRIBUTIONS};
 use crate::backend::host::reduce;
 use crate::error::Result;
 
-/// Bytes that a step moves, at most.
-const PIECE: usize = 32 << 10;
+/// Bytes of a block that a step moves, at most. With 128 KiB what is under way does not stay in the caches.
+const PART: usize = 32 << 10;
 
 /// Whose memory a chunk's writers use, as of late: `rank`'s is that of the rank `offset + rank`, or `offset - rank`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,74 +44,112 @@ fn partner(rank: usize, round: usize, ranks: usize) -> usize {
 }
 
 impl Collective<'_> {
-    /// Whether a block takes several steps if each step moves a piece of every block.
+    /// Whether an all_to_all does: if its blocks go through the rings, in several steps of a piece of every block.
     pub(super) fn goes_in_pairs(&self, flow: &Flow<'_>) -> bool {
-        flow.scattered
-            && flow.gathered
-            && flow.longest() > self.step_len(CONTRIBUTIONS, true)
-            && !self.any_readable(0)
+        flow.longest() > self.step_len(CONTRIBUTIONS, true) && !self.any_readable(0)
     }
 
     /// # Safety
     /// As for `bulk`, after the openings, for an all_to_all.
     pub(super) unsafe fn pairs(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
-        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
-        let channel = &self.endpoint.channel;
-        let block = flow.longest();
-        let chunk = PIECE.min(channel.layout.chunk[CONTRIBUTIONS]);
-        let step = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
-        let pieces = block.div_ceil(chunk);
-        let (steps, lead) = (ranks * pieces, self.lead());
-        let streaming = block >= STREAMING;
-        // Everybody's own block comes last or in between.
-        let round = |i: usize| (i / pieces + 1) % ranks;
-        let range = |i: usize| step.range(i % pieces, block);
+        let rank = self.endpoint.rank;
+        let exchange = Exchange::new(self, flow.longest());
+        let (steps, lead) = (exchange.steps(), self.lead());
         for i in 0..steps + lead {
             if i < steps {
-                let partner = partner(rank, round(i), ranks);
                 if i < CHUNKS {
-                    self.wait_ring_free(&step, i, Who::All)?;
+                    self.wait_ring_free(&exchange.step, i, Who::All)?;
                 }
+                let (partner, offset, len) = exchange.part(rank, i);
                 if partner != rank {
-                    let (offset, len) = range(i);
-                    let owner = self.place(&step, i).owner(rank, ranks);
-                    let target = channel.chunk_of(owner, CONTRIBUTIONS, step.number(i));
-                    // SAFETY: the block lies in `send`. What was in the chunk has been read: by this rank if it was one of these steps.
+                    // SAFETY: the block lies in `send`. What was in the chunk has been read: by this rank, if it was one of these steps.
                     unsafe {
-                        reduce::copy(target, call.send.add(partner * block + offset), len, false);
+                        let source = call.send.add(flow.source_offset(partner) + offset);
+                        reduce::copy(self.exchanged_chunk(rank, &exchange.step, i), source, len, false);
                     }
-                    self.publish(&step, i);
+                    self.publish(&exchange.step, i);
                 }
             }
             if i >= lead {
-                let i = i - lead;
-                let partner = partner(rank, round(i), ranks);
-                let (offset, len) = range(i);
-                if partner == rank {
-                    // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
-                    unsafe { copy_own(call, flow, rank, offset, len, streaming) };
-                } else {
-                    let number = step.number(i);
-                    let published = &channel.state(partner).published[CONTRIBUTIONS];
-                    self.endpoint.wait(partner, || published.get() > number)?;
-                    let owner = self.place(&step, i).owner(partner, ranks);
-                    let source = channel.chunk_of(owner, CONTRIBUTIONS, number);
-                    // SAFETY: the partner has written its piece, and `recv` has room for it.
-                    unsafe {
-                        reduce::copy(call.recv.add(partner * block + offset), source, len, streaming);
-                    }
-                }
-                *self.place(&step, i) = self.place(&step, i).exchanged(round(i), ranks);
-                self.endpoint.own().done_chunk[CONTRIBUTIONS].set(step.number(i) + 1);
-                self.endpoint.announce_progress();
+                // SAFETY: the caller's contract; the step before was read.
+                unsafe { self.read_part(call, flow, &exchange, i - lead) }?;
             }
         }
-        self.finish_steps(&step, steps);
+        self.finish_steps(&exchange.step, steps);
         Ok(())
     }
 
-    fn place(&mut self, step: &Steps, i: usize) -> &mut Place {
-        &mut self.state.places[step.number(i) as usize % CHUNKS]
+    /// Takes what the partner of a step gives.
+    ///
+    /// # Safety
+    /// As for `pairs`; steps are read in their order.
+    unsafe fn read_part(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        exchange: &Exchange,
+        i: usize,
+    ) -> Result<()> {
+        let (rank, step) = (self.endpoint.rank, &exchange.step);
+        let streaming = flow.longest() >= STREAMING;
+        let (partner, offset, len) = exchange.part(rank, i);
+        if partner == rank {
+            // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+            unsafe { copy_own(call, flow, rank, offset, len, streaming) };
+        } else {
+            let published = &self.endpoint.channel.state(partner).published[step.ring];
+            self.endpoint.wait(partner, || published.get() > step.number(i))?;
+            // SAFETY: the partner has written its part, and `recv` has room for it.
+            unsafe {
+                let target = call.recv.add(flow.target_offset(partner) + offset);
+                reduce::copy(target, self.exchanged_chunk(partner, step, i), len, streaming);
+            }
+        }
+        let place = &mut self.state.places[step.number(i) as usize % CHUNKS];
+        *place = place.exchanged(exchange.round(i), self.endpoint.ranks);
+        self.endpoint.own().done_chunk[step.ring].set(step.number(i) + 1);
+        self.endpoint.announce_progress();
+        Ok(())
+    }
+
+    /// Where what a rank gives in a step lies.
+    fn exchanged_chunk(&self, writer: usize, step: &Steps, i: usize) -> *mut u8 {
+        let number = step.number(i);
+        let owner = self.state.places[number as usize % CHUNKS].owner(writer, self.endpoint.ranks);
+        self.endpoint.channel.chunk_of(owner, step.ring, number)
+    }
+}
+
+/// All steps of an all_to_all: round by round, in each the parts of a block.
+struct Exchange {
+    ranks: usize,
+    block: usize,
+    /// Steps of a round.
+    parts: usize,
+    step: Steps,
+}
+
+impl Exchange {
+    fn new(collective: &Collective<'_>, block: usize) -> Exchange {
+        let chunk = PART.min(collective.endpoint.channel.layout.chunk[CONTRIBUTIONS]);
+        let first = collective.state.next_chunk[CONTRIBUTIONS];
+        let step = Steps { ring: CONTRIBUTIONS, first, chunk };
+        Exchange { ranks: collective.endpoint.ranks, block, parts: block.div_ceil(chunk), step }
+    }
+
+    fn steps(&self) -> usize {
+        self.ranks * self.parts
+    }
+
+    /// Round 0, in which rank 0 copies its own block, comes last: two ranks begin with what both wait for.
+    fn round(&self, i: usize) -> usize {
+        (i / self.parts + 1) % self.ranks
+    }
+
+    /// With whom a rank exchanges what of their blocks: offset and length.
+    fn part(&self, rank: usize, i: usize) -> (usize, usize, usize) {
+        let (offset, len) = self.step.range(i % self.parts, self.block);
+        (partner(rank, self.round(i), self.ranks), offset, len)
     }
 }
 
