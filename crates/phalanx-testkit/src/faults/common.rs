@@ -11,6 +11,14 @@ use std::time::{Duration, Instant};
 /// A world that takes longer hangs.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Ranks of which not all hear each other, if each has a core of its own: five rows of five.
+pub const MANY: usize = 25;
+
+/// As if so many ranks had a core of their own each; else they go another way.
+pub fn with_cores(launch: Launch, ranks: usize) -> Launch {
+    launch.env("PHALANX_CORES", &ranks.to_string())
+}
+
 /// How long dropping a failed communicator may take.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
 

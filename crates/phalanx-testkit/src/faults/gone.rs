@@ -1,7 +1,7 @@
 //! Ranks that are killed, stopped, or go away while others need them.
 
 use super::Case;
-use super::common::{DEADLINE, all_within, has, one_verdict, report, says};
+use super::common::{DEADLINE, MANY, all_within, has, one_verdict, report, says, with_cores};
 use crate::fault::Fault;
 use crate::processes::{Ended, Launch, describe, phase};
 use crate::scenario::Outcome;
@@ -30,9 +30,8 @@ const KINDS: [&str; 9] = [
     "requests",
 ];
 
-/// Among so many ranks that they do not all hear each other.
+/// Among [`MANY`] ranks.
 const IN_ROUNDS: &str = "all_reduce_in_rounds";
-const MANY: usize = 25;
 
 /// The ranks of these trials and the one that something happens to.
 const RANKS: usize = 4;
@@ -42,8 +41,7 @@ const VICTIM: usize = 2;
 fn workers(kind: &str, timeout_ms: u64) -> (Launch, usize) {
     let ranks = if kind == IN_ROUNDS { MANY } else { RANKS };
     let launch = Launch::new("gone/work", ranks).arg(kind).arg(timeout_ms).deadline(DEADLINE);
-    // As if each had a core of its own; else they go another way.
-    let launch = if kind == IN_ROUNDS { launch.env("PHALANX_CORES", &ranks.to_string()) } else { launch };
+    let launch = if kind == IN_ROUNDS { with_cores(launch, ranks) } else { launch };
     (launch, ranks)
 }
 

@@ -1,6 +1,6 @@
 //! Ranks that do not do the same: an error that names both calls, on every rank.
 
-use super::common::{DEADLINE, Ground, has, one_verdict, report, says};
+use super::common::{DEADLINE, Ground, MANY, has, one_verdict, report, says, with_cores};
 use super::{Backend, Case, Effort};
 use crate::mpi::Installation;
 use crate::processes::Launch;
@@ -14,10 +14,7 @@ pub const SCENARIOS: &[Scenario] = &[Scenario::rank("mismatch", one_case)];
 /// The rank that does something else.
 const DEVIANT: usize = 1;
 
-/// Ranks of which not all hear each other: five rows of five.
-const MANY: usize = 25;
-
-/// Which of them do something else.
+/// Which of [`MANY`] do something else.
 type Deviants = fn(usize) -> bool;
 const MANY_DEVIANTS: [(&str, Deviants); 3] =
     [("a_rank", |rank| rank == 6), ("a_row", |rank| rank / 5 == 2), ("a_column", |rank| rank % 5 == 3)];
@@ -323,7 +320,7 @@ fn on_processes(backend: Backend, case: &'static Call, ranks: usize) -> std::res
 
 fn in_rounds(case: &'static Call, who: &str) -> std::result::Result<(), String> {
     let launch = Launch::new("mismatch", MANY).arg(case.name).arg(who).deadline(DEADLINE);
-    let reports = launch.env("PHALANX_CORES", &MANY.to_string()).reports()?;
+    let reports = with_cores(launch, MANY).reports()?;
     expect(case, &reports, MANY, Some(who)).map_err(|problem| format!("{}: {problem}", case.name))
 }
 

@@ -100,7 +100,6 @@ fn no_port(_: &[String]) -> Outcome {
 /// PEs that find each other by mpirun's process manager, without phalanx's bootstrap or MPI; twice in a process. One of
 /// them ends later than the others.
 fn by_environment(_: &[String]) -> Outcome {
-    let mut last = false;
     for round in 0..2 {
         let context = must("init_from_environment", Context::init_from_environment())?;
         let (pe, pes) = (context.my_pe(), context.n_pes());
@@ -116,11 +115,10 @@ fn by_environment(_: &[String]) -> Outcome {
         must("free", memory.free())?;
         must("free", copy.free())?;
         must("finalize", context.finalize())?;
-        last = pe == pes - 1;
-    }
-    // An mpirun ends the ranks of one that is gone without its process manager's leave.
-    if last {
-        std::thread::sleep(Duration::from_millis(300));
+        // An mpirun ends the ranks of one that is gone without its process manager's leave.
+        if pe == pes - 1 {
+            std::thread::sleep(Duration::from_millis(300));
+        }
     }
     must("version", phalanx::nvshmem::version())
 }

@@ -40,6 +40,7 @@ const INLINE: usize = LINE_PAYLOAD - 16;
 /// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has twice as many.
 const LEAD: usize = 1;
 const LEAD_CROWDED: usize = 4;
+const _: () = assert!(LEAD_CROWDED < CHUNKS);
 
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
 /// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
