@@ -32,6 +32,10 @@ const SHORT: usize = 4 << 10;
 /// A readable buffer is copied in pieces of this size, so that giving up is noticed.
 const PIECE: usize = 256 << 10;
 
+/// Of a message from this size on, every other chunk is stored past the caches. All of them would be best between cores that share a
+/// cache, and none between others: the loads of such copies leave their lines with the reader, and the sender has to get them back.
+const STREAMING: usize = 8 << 20;
+
 /// Polls before a wait is a long one.
 const POLLS: u32 = 200;
 
@@ -622,12 +626,14 @@ impl Inner {
                 state.chunks.keep(&endpoint.channel, chunk);
             }
             Way::Chunks => {
+                let most = endpoint.channel.layout.mail_chunk;
                 while arriving.moved < bytes {
                     let Some(chunk) = state.chunks.full(&endpoint.channel) else { return Ok(false) };
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let len = (bytes - arriving.moved).min(endpoint.channel.layout.mail_chunk);
+                    let len = (bytes - arriving.moved).min(most);
+                    let streaming = bytes >= STREAMING && arriving.moved / most % 2 == 0;
                     // SAFETY: the sender has written the chunk, which is this rank's since; in bounds of the target.
-                    unsafe { super::reduce::copy(target.add(arriving.moved), source, len, false) };
+                    unsafe { super::reduce::copy(target.add(arriving.moved), source, len, streaming) };
                     arriving.moved += len;
                     state.chunks.keep(&endpoint.channel, chunk);
                     endpoint.announce_progress();
