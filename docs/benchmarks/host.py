@@ -1,0 +1,103 @@
+"""Tables of phalanx's host backend and its peers, all programs in turns: the best of several rounds for everybody, in microseconds.
+
+A peer is a name and a command that prints mpibench.c's lines; {ranks}, {op}, {max} and {min} are filled in.
+
+    python3 docs/benchmarks/host.py --ranks 2 --rounds 5 --max 16777216 \\
+        --peer 'Intel MPI=DIRTY=1 PIN=1 mpiexec.hydra -n {ranks} ./mpibench intel 1 {op} {max} {min}'
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+import tempfile
+
+# Names here and in mpibench.c, and the fewest bytes of a rank.
+OPERATIONS = {
+    "all_reduce": ("allreduce", 4),
+    "all_gather": ("allgather", 8),
+    "reduce_scatter": ("reduce_scatter", 8),
+    "broadcast": ("bcast", 4),
+    "all_to_all": ("alltoall", 8),
+    "ping_pong": ("pingpong", 4),
+    "barrier": ("barrier", 4),
+}
+MODES = {"processes": "-p {ranks}", "processes, `Comm::alloc`": "-p {ranks} -R 1", "threads": "-t {ranks}"}
+
+
+def output(command):
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        print(f"{command}: exit status {done.returncode}\n{done.stderr}", file=sys.stderr)
+    return done.stdout
+
+
+def peer_times(command, operation, args):
+    theirs, fewest = OPERATIONS[operation]
+    largest = 4 if operation == "barrier" else args.max
+    smallest = max(args.min, fewest * args.ranks if fewest > 4 else fewest)
+    lines = output(command.format(ranks=args.ranks, op=theirs, max=largest, min=smallest)).splitlines()
+    rows = [line.split(",") for line in lines if line.count(",") >= 5]
+    return {int(row[4]): float(row[5]) for row in rows if row[2] == theirs}
+
+
+def own_times(mode, operation, args):
+    _, fewest = OPERATIONS[operation]
+    smallest = max(args.min, fewest * args.ranks if fewest > 4 else fewest)
+    with tempfile.NamedTemporaryFile("r", suffix=".csv") as file:
+        ranks = MODES[mode].format(ranks=args.ranks)
+        sizes = "" if operation == "barrier" else f"-b {smallest} -e {args.max} -f 4"
+        output(f"{args.phalanx} perf {operation} {ranks} --pin {sizes} -c 0 --csv {file.name}")
+        rows = list(csv.DictReader(file))
+    # MPI_Bcast has one buffer.
+    place = "in-place" if operation == "broadcast" else "out-of-place"
+    return {int(row["size"]): float(row["time_us"]) for row in rows if operation == "barrier" or row["place"] == place}
+
+
+def shown(time):
+    return "" if time is None else f"{time:.2f}" if time < 100 else f"{time:,.0f}"
+
+
+def table(operation, peers, modes, best):
+    header = ["bytes", *peers]
+    for mode in modes:
+        header += [mode, "ratio"]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    sizes = sorted({size for times in best.values() for size in times})
+    for size in sizes:
+        theirs = [best[peer].get(size) for peer in peers]
+        fastest = min((time for time in theirs if time is not None), default=None)
+        row = [f"{size:,}", *map(shown, theirs)]
+        for mode in modes:
+            time = best[mode].get(size)
+            row += [shown(time), f"{time / fastest:.2f}" if time and fastest else ""]
+        lines.append("| " + " | ".join(row) + " |")
+    return f"\n### {operation}\n\n" + "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--phalanx", default="target/release/phalanx")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--min", type=int, default=4)
+    parser.add_argument("--max", type=int, default=16 << 20)
+    parser.add_argument("--operations", default=",".join(OPERATIONS))
+    parser.add_argument("--modes", default=",".join(mode.split(", ")[-1].strip("`") for mode in MODES))
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    args = parser.parse_args()
+    peers = dict(peer.split("=", 1) for peer in args.peer)
+    modes = [mode for mode in MODES if mode.split(", ")[-1].strip("`") in args.modes.split(",")]
+
+    for operation in args.operations.split(","):
+        best = {program: {} for program in [*peers, *modes]}
+        for _ in range(args.rounds):
+            measured = {peer: peer_times(command, operation, args) for peer, command in peers.items()}
+            measured |= {mode: own_times(mode, operation, args) for mode in modes}
+            for program, times in measured.items():
+                for size, time in times.items():
+                    best[program][size] = min(time, best[program].get(size, time))
+        print(table(operation, peers, modes, best), flush=True)
+
+
+main()
