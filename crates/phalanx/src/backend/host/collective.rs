@@ -32,6 +32,7 @@ use super::reduce::{self, Reducer};
 use super::world::Location;
 use crate::backend::{Blocks, Call, Operation};
 use crate::error::Result;
+use crate::op::ReductionCode;
 use pairs::Place;
 
 /// Payload of a slot's opening line that is not taken by the fingerprint and the factor.
@@ -93,8 +94,6 @@ pub(super) struct State {
     drained: [u64; RINGS],
     /// Where the chunks of exchanges in pairs lie.
     places: [Place; CHUNKS],
-    /// For each rank: what its opening said.
-    openings: Vec<Opening>,
     /// Where this rank stands if small all_reduces go in rounds.
     grid: Option<Grid>,
     /// Room for what small reductions read from each rank's lines.
@@ -118,8 +117,6 @@ struct Opening {
 }
 
 impl Opening {
-    const EMPTY: Opening = Opening { history: 0, factor: 0, data: [0; INLINE / 8] };
-
     fn locations(&self) -> [Location; 2] {
         let [a, b, c, d, _] = self.data;
         [Location { segment: a, offset: b }, Location { segment: c, offset: d }]
@@ -138,7 +135,6 @@ impl State {
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
             places: [Place::default(); CHUNKS],
-            openings: vec![Opening::EMPTY; ranks],
             grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
@@ -318,16 +314,38 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Opens this rank's slot for all to see.
+    /// Opens this rank's slot for all to see, with up to 40 bytes of data.
+    ///
+    /// # Safety
+    /// `len` bytes are readable at `data`, and `wait_slot_free` was called.
     #[inline(always)]
-    fn open(&self, factor: u64, data: [u64; INLINE / 8]) {
-        let opening = Opening { history: self.state.history, factor, data };
+    unsafe fn open(&self, factor: u64, data: *const u8, len: usize) {
+        debug_assert!(len <= INLINE);
         let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
-        // SAFETY: `wait_slot_free` was called; the opening is 56 bytes long.
+        // SAFETY: the slot is free, says the caller; an opening is what its line has room for. Its fields are written where they lie:
+        // to put them together elsewhere first takes several times as long.
         unsafe {
-            slot.opening.write(self.state.sequence, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD);
+            slot.opening.fill(self.state.sequence, |line| {
+                let opening = line.cast::<Opening>();
+                (&raw mut (*opening).history).write(self.state.history);
+                (&raw mut (*opening).factor).write(factor);
+                reduce::copy_small((&raw mut (*opening).data).cast(), data, len);
+            });
         }
         self.endpoint.announce_progress();
+    }
+
+    /// What a rank's opening says. It was heard, or is this rank's own; it stays until this rank has completed the operation.
+    #[inline(always)]
+    fn opening(&self, rank: usize) -> *const Opening {
+        self.endpoint.channel.slot(rank, self.state.sequence).opening.payload().cast()
+    }
+
+    /// Where a rank's buffers lie, says its opening.
+    #[inline(always)]
+    fn locations(&self, rank: usize) -> [Location; 2] {
+        // SAFETY: as `opening` says; any bytes are an opening.
+        unsafe { *self.opening(rank) }.locations()
     }
 
     /// Waits for a writer's opening and compares histories; waits at the same time for some of the lines
@@ -345,11 +363,9 @@ impl<'a> Collective<'a> {
                     .wait(writer, || slot.opening.is(sequence) & first.is(sequence) & last.is(sequence))?;
             }
         }
-        let opening = &mut self.state.openings[writer];
-        // SAFETY: stamped with this operation; the writer leaves it until this rank is done. An opening is
-        // 56 bytes, all of whose bit patterns are valid.
-        unsafe { slot.opening.read(std::ptr::from_mut(opening).cast(), LINE_PAYLOAD) };
-        if opening.history != self.state.history {
+        // SAFETY: stamped with this operation; the writer leaves it until this rank is done.
+        let history = unsafe { (*self.opening(writer)).history };
+        if history != self.state.history {
             return Err(self.endpoint.fail_mismatch(writer, sequence));
         }
         Ok(())
@@ -409,18 +425,13 @@ impl<'a> Collective<'a> {
     #[inline(always)]
     unsafe fn write_small(&self, call: &Call<'_>, flow: &Flow<'_>, form: Form) {
         let rank = self.endpoint.rank;
-        let factor = call.reduction.factor;
-        let mut data = [0; INLINE / 8];
+        // SAFETY: the call's block is readable, and fits the opening if it goes with it; the slot is free.
+        let open = |len| unsafe { self.open(call.reduction.factor, call.send, len) };
         match form {
-            Form::Inline => {
-                let len = flow.block_len(rank, rank);
-                // SAFETY: the call's block is readable; `data` holds an inline block.
-                unsafe { reduce::copy_small(data.as_mut_ptr().cast(), call.send, len) };
-                self.open(factor, data);
-            }
+            Form::Inline => open(flow.block_len(rank, rank)),
             Form::Lines(per_block) => {
                 // The opening goes first: its readers find it while the lines are being written.
-                self.open(factor, data);
+                open(0);
                 self.each_block(call, flow, |index, source, len| {
                     // SAFETY: the block is readable; the slot is free.
                     unsafe { self.write_lines(index * per_block, source, len) };
@@ -433,7 +444,7 @@ impl<'a> Collective<'a> {
                     // SAFETY: the form says that all blocks fit; the slot is free.
                     unsafe { reduce::copy(target, source, len, false) };
                 });
-                self.open(factor, data);
+                open(0);
             }
         }
     }
@@ -527,7 +538,7 @@ impl<'a> Collective<'a> {
         for writer in 0..self.endpoint.ranks {
             let source = match form {
                 _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
-                Form::Inline => self.state.openings[writer].data.as_ptr().cast(),
+                Form::Inline => self.inline_data(writer),
                 Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * LINES_BYTES),
                 Form::Bytes(stride) => self.small_bytes(flow, stride, writer, rank),
             };
@@ -551,8 +562,7 @@ impl<'a> Collective<'a> {
             unsafe {
                 match form {
                     Form::Inline => {
-                        let data = self.state.openings[writer].data.as_ptr().cast();
-                        reduce::copy_small(target, data, len);
+                        reduce::copy_small(target, self.inline_data(writer), len);
                     }
                     Form::Lines(per_block) => self.read_block(flow, per_block, writer, target)?,
                     Form::Bytes(stride) => {
@@ -568,10 +578,23 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
+    /// The data in an opening.
+    #[inline(always)]
+    fn inline_data(&self, writer: usize) -> *const u8 {
+        // SAFETY: a slot holds an opening.
+        unsafe { (&raw const (*self.opening(writer)).data).cast() }
+    }
+
+    /// The ranks' factors of a pre-multiplied sum; of other reductions, none.
+    #[inline(always)]
     fn gather_factors(&mut self, call: &Call<'_>) {
         self.state.factors.clear();
-        self.state.factors.extend(self.state.openings.iter().map(|opening| opening.factor));
-        self.state.factors[self.endpoint.rank] = call.reduction.factor;
+        if call.reduction.code == ReductionCode::PreMulSum {
+            for rank in 0..self.endpoint.ranks {
+                // SAFETY: as `opening` says.
+                self.state.factors.push(unsafe { (*self.opening(rank)).factor });
+            }
+        }
     }
 
     // --- bulk -----------------------------------------------------------------------------------------
@@ -600,8 +623,8 @@ impl<'a> Collective<'a> {
                 data[4] = OPEN_TO_PUSHES;
             }
             self.wait_slot_free()?;
-            self.open(call.reduction.factor, data);
-            self.state.openings[rank].data = data;
+            // SAFETY: as many bytes; the slot is free.
+            unsafe { self.open(call.reduction.factor, data.as_ptr().cast(), size_of_val(&data)) };
         }
         // SAFETY: the caller's contract.
         let outcome = unsafe { self.move_bulk(call, flow, send) };
@@ -635,9 +658,7 @@ impl<'a> Collective<'a> {
                 _ => self.one_phase(call, flow, send)?,
             }
         }
-        if flow.writers.includes(rank)
-            && self.state.openings[rank].locations().into_iter().any(Location::is_readable)
-        {
+        if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_readable) {
             // Peers read this rank's memory: it must not return before they are done.
             let sequence = self.state.sequence;
             self.endpoint.own().done_operation.set(sequence);
@@ -662,21 +683,26 @@ impl<'a> Collective<'a> {
     fn takes_pushes(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
         call.operation == Operation::AllReduce
             && flow.longest() >= PUSH
-            && self.state.openings[self.endpoint.rank].data[4] == OPEN_TO_PUSHES
+            && self.is_open_to_pushes(self.endpoint.rank)
     }
 
     fn all_take_pushes(&self) -> bool {
-        self.all_readable(0) && self.state.openings.iter().all(|opening| opening.data[4] == OPEN_TO_PUSHES)
+        self.all_readable(0) && (0..self.endpoint.ranks).all(|rank| self.is_open_to_pushes(rank))
+    }
+
+    fn is_open_to_pushes(&self, rank: usize) -> bool {
+        // SAFETY: as `opening` says.
+        unsafe { (*self.opening(rank)).data[4] == OPEN_TO_PUSHES }
     }
 
     /// Whether any rank's buffer can be read by its peers.
     fn any_readable(&self, which: usize) -> bool {
-        self.state.openings.iter().any(|opening| opening.locations()[which].is_readable())
+        (0..self.endpoint.ranks).any(|rank| self.locations(rank)[which].is_readable())
     }
 
     /// Whether every rank's buffer (0: `send`, 1: `recv`) can be read by its peers.
     fn all_readable(&self, which: usize) -> bool {
-        self.state.openings.iter().all(|opening| opening.locations()[which].is_readable())
+        (0..self.endpoint.ranks).all(|rank| self.locations(rank)[which].is_readable())
     }
 
     fn lead(&self) -> usize {
@@ -750,7 +776,7 @@ impl<'a> Collective<'a> {
                 let (offset, len) = step.range(i, flow.block_len(writer, rank));
                 let base = flow.source_offset(rank) + offset;
                 let source = self.source_of(writer, 0, step, i, base, flow.scattered)?;
-                let location = self.state.openings[writer].locations()[0];
+                let location = self.locations(writer)[0];
                 // SAFETY: the writer's block contains the range, and `recv` has room for it.
                 unsafe {
                     let target = call.recv.add(flow.target_offset(writer) + offset);
@@ -791,7 +817,7 @@ impl<'a> Collective<'a> {
             let source = if writer == self.endpoint.rank {
                 call.send.wrapping_add(base)
             } else {
-                direct |= self.state.openings[writer].locations()[0].is_readable();
+                direct |= self.locations(writer)[0].is_readable();
                 self.source_of(writer, 0, step, i, base, scattered)?
             };
             self.state.sources.push(source);
@@ -816,7 +842,7 @@ impl<'a> Collective<'a> {
         base: usize,
         scattered: bool,
     ) -> Result<*const u8> {
-        let location = self.state.openings[writer].locations()[which];
+        let location = self.locations(writer)[which];
         // Results lie in `recv`, but are there only when published.
         if !location.is_readable() || step.ring == RESULTS {
             let number = step.number(i);
@@ -864,7 +890,7 @@ impl<'a> Collective<'a> {
         let bytes = flow.longest();
         let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
         let part_len = |rank: usize| bytes.saturating_sub(rank * part).min(part);
-        let recv = self.state.openings[rank].locations()[1];
+        let recv = self.locations(rank)[1];
         let staged = !self.all_readable(0);
         let chunk = self.step_len(CONTRIBUTIONS, staged);
         let steps = part.div_ceil(chunk);
@@ -911,7 +937,7 @@ impl<'a> Collective<'a> {
                     }
                     let base = writer * part + offset;
                     let source = self.source_of(writer, 1, &results, j, base, false)?;
-                    let readable = self.state.openings[writer].locations()[1].is_readable();
+                    let readable = self.locations(writer)[1].is_readable();
                     // SAFETY: the writer's part lies in its `recv` and in this rank's.
                     unsafe {
                         let target = call.recv.add(base);
@@ -945,7 +971,7 @@ impl<'a> Collective<'a> {
             let (source, target) = if peer == rank {
                 (call.send, call.recv)
             } else {
-                let [send, recv] = self.state.openings[peer].locations();
+                let [send, recv] = self.locations(peer);
                 (self.endpoint.world.resolve(send)?, self.endpoint.world.resolve(recv)?.cast_mut())
             };
             self.state.sources.push(source.wrapping_add(start));

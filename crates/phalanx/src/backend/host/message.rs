@@ -631,7 +631,7 @@ impl Inner {
                     let Some(chunk) = state.chunks.full(&endpoint.channel) else { return Ok(false) };
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
                     let len = (bytes - arriving.moved).min(most);
-                    let streaming = bytes >= STREAMING && arriving.moved / most % 2 == 0;
+                    let streaming = bytes >= STREAMING && arriving.moved / most % 2 == 1;
                     // SAFETY: the sender has written the chunk, which is this rank's since; in bounds of the target.
                     unsafe { super::reduce::copy(target.add(arriving.moved), source, len, streaming) };
                     arriving.moved += len;

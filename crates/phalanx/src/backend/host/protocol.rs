@@ -38,18 +38,26 @@ impl StampedLine {
     #[inline(always)]
     pub unsafe fn write(&self, stamp: u64, bytes: *const u8, len: usize) {
         debug_assert!(len <= LINE_PAYLOAD);
-        self.payload.with_mut(|payload| {
-            let payload = payload.cast::<u8>();
-            // SAFETY: the caller's contract; the payload is 56 bytes long. A full line is by far the most
-            // frequent case, and a copy of constant length is a handful of vector moves.
-            unsafe {
-                if len == LINE_PAYLOAD {
-                    std::ptr::copy_nonoverlapping(bytes, payload, LINE_PAYLOAD);
-                } else {
-                    std::ptr::copy_nonoverlapping(bytes, payload, len);
-                }
+        // A full line is by far the most frequent case, and a copy of constant length is a handful of vector moves.
+        let fill = |payload: *mut u8| unsafe {
+            // SAFETY: the caller's contract; the payload is 56 bytes long.
+            if len == LINE_PAYLOAD {
+                std::ptr::copy_nonoverlapping(bytes, payload, LINE_PAYLOAD);
+            } else {
+                std::ptr::copy_nonoverlapping(bytes, payload, len);
             }
-        });
+        };
+        // SAFETY: the caller's contract.
+        unsafe { self.fill(stamp, fill) }
+    }
+
+    /// Has the payload written in its place, and writes the stamp.
+    ///
+    /// # Safety
+    /// As for [`write`](Self::write); `fill` writes to the 56 bytes that it is given.
+    #[inline(always)]
+    pub unsafe fn fill(&self, stamp: u64, fill: impl FnOnce(*mut u8)) {
+        self.payload.with_mut(|payload| fill(payload.cast()));
         self.stamp.store(stamp, Ordering::Release);
     }
 
@@ -57,6 +65,13 @@ impl StampedLine {
     #[inline(always)]
     pub fn is(&self, stamp: u64) -> bool {
         self.stamp.load(Ordering::Acquire) == stamp
+    }
+
+    /// Where the 56 bytes of payload lie. Who may read them, and for how long, is as for [`read`](Self::read).
+    #[inline(always)]
+    #[allow(dead_code, reason = "the models copy")]
+    pub fn payload(&self) -> *const u8 {
+        self.payload.with(|payload| payload.cast())
     }
 
     /// Copies up to 56 bytes out.

@@ -1,6 +1,6 @@
 //! The arithmetic: many arrays combined into one, in rank order, and copies.
 //!
-//! A block of 64 elements at a time (8 of what is left, and then one) is taken from each source into accumulators that stay
+//! A block of 64 elements at a time (16 of what is left, then four, and then one) is taken from each source into accumulators that stay
 //! in registers, and stored once. The same code is compiled for several instruction sets and chosen at run time.
 
 use super::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod, Sum};
@@ -9,7 +9,8 @@ use crate::op::{ReductionCode, element_from_bits};
 
 /// Elements per block, and of those that come after the last.
 const BLOCK: usize = 64;
-const SHORT: usize = 8;
+const SHORT: usize = 16;
+const SHORTER: usize = 4;
 
 /// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
 type Kernel =
@@ -65,16 +66,38 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
 ) {
     // SAFETY: the caller's contract, and the instruction set was detected.
     unsafe {
+        // Short ones need no registers but those that every processor has, and are over before others are set up.
+        let done = if count < BLOCK { 0 } else { long::<T, C>(targets, sources, factors, count, streaming) };
+        let done = blocks::<T, C, SHORT>(targets, sources, factors, done, count, false);
+        let done = blocks::<T, C, SHORTER>(targets, sources, factors, done, count, false);
+        blocks::<T, C, 1>(targets, sources, factors, done, count, false);
+    }
+}
+
+/// Combines as many blocks of 64 elements as there are, and answers how many elements are done then.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn long<T: Number, C: Combine<T>>(
+    targets: &[*mut u8],
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+    streaming: bool,
+) -> usize {
+    // SAFETY: the caller's contract, and the instruction set was detected.
+    unsafe {
         #[cfg(target_arch = "x86_64")]
         {
-            if count >= BLOCK && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
                 return avx512::<T, C>(targets, sources, factors, count, streaming);
             }
-            if count >= BLOCK && is_x86_feature_detected!("avx2") {
+            if is_x86_feature_detected!("avx2") {
                 return avx2::<T, C>(targets, sources, factors, count, streaming);
             }
         }
-        body::<T, C>(targets, sources, factors, count, streaming);
+        blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming)
     }
 }
 
@@ -86,9 +109,9 @@ unsafe fn avx512<T: Number, C: Combine<T>>(
     factors: &[u64],
     count: usize,
     streaming: bool,
-) {
+) -> usize {
     // SAFETY: the caller's contract.
-    unsafe { body::<T, C>(targets, sources, factors, count, streaming) }
+    unsafe { blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -99,30 +122,9 @@ unsafe fn avx2<T: Number, C: Combine<T>>(
     factors: &[u64],
     count: usize,
     streaming: bool,
-) {
+) -> usize {
     // SAFETY: the caller's contract.
-    unsafe { body::<T, C>(targets, sources, factors, count, streaming) }
-}
-
-/// # Safety
-/// As for [`Reducer::run`].
-#[inline(always)]
-unsafe fn body<T: Number, C: Combine<T>>(
-    targets: &[*mut u8],
-    sources: &[*const u8],
-    factors: &[u64],
-    count: usize,
-    streaming: bool,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let done = blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming);
-        let done = blocks::<T, C, SHORT>(targets, sources, factors, done, count, streaming);
-        blocks::<T, C, 1>(targets, sources, factors, done, count, streaming);
-    }
-    if streaming {
-        streaming_fence();
-    }
+    unsafe { blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming) }
 }
 
 /// Combines as many blocks of `N` elements as there are behind the first `done`, and answers how many elements are done then.
@@ -170,6 +172,9 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize>(
         }
         done += N;
     }
+    if streaming {
+        streaming_fence();
+    }
     done
 }
 
@@ -190,20 +195,32 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, stream
     }
 }
 
-/// Copies up to 40 bytes.
+/// Copies up to 40 bytes: without a call, in pieces that may overlap each other.
 ///
 /// # Safety
 /// As for [`copy`].
 #[inline(always)]
 pub(super) unsafe fn copy_small(target: *mut u8, source: *const u8, len: usize) {
-    // SAFETY: the caller's contract. The frequent lengths need no call.
+    debug_assert!(len <= 40);
+    // SAFETY: the caller's contract; the pieces cover the bytes and nothing else.
     unsafe {
         match len {
-            4 => target.cast::<[u8; 4]>().write(source.cast::<[u8; 4]>().read()),
-            8 => target.cast::<[u8; 8]>().write(source.cast::<[u8; 8]>().read()),
-            _ => std::ptr::copy_nonoverlapping(source, target, len),
+            0 => {}
+            1..4 => (0..len).for_each(|at| copy_piece::<1>(target, source, at)),
+            4..8 => [0, len - 4].into_iter().for_each(|at| copy_piece::<4>(target, source, at)),
+            8..16 => [0, len - 8].into_iter().for_each(|at| copy_piece::<8>(target, source, at)),
+            16..32 => [0, len - 16].into_iter().for_each(|at| copy_piece::<16>(target, source, at)),
+            _ => [0, 16, len - 16].into_iter().for_each(|at| copy_piece::<16>(target, source, at)),
         }
     }
+}
+
+/// # Safety
+/// As for [`copy`], of the `N` bytes at `at`.
+#[inline(always)]
+unsafe fn copy_piece<const N: usize>(target: *mut u8, source: *const u8, at: usize) {
+    // SAFETY: the caller's contract; arrays of bytes lie anywhere.
+    unsafe { target.add(at).cast::<[u8; N]>().write(source.add(at).cast::<[u8; N]>().read()) }
 }
 
 /// Copies with stores that do not go through the caches. Follow with [`streaming_fence`].
@@ -264,6 +281,18 @@ mod tests {
                 assert_eq!(target[start..start + len], source[3..3 + len]);
                 assert!(target[start + len..].iter().all(|byte| *byte == 0));
             }
+        }
+    }
+
+    #[test]
+    fn small_copies_are_as_long_as_they_should() {
+        let source: Vec<u8> = (1..=50).collect();
+        for len in 0..=40 {
+            let mut target = [0u8; 50];
+            // SAFETY: in bounds of both.
+            unsafe { copy_small(target.as_mut_ptr().add(3), source.as_ptr().add(1), len) };
+            assert_eq!(target[3..3 + len], source[1..1 + len]);
+            assert!(target[..3].iter().chain(&target[3 + len..]).all(|byte| *byte == 0));
         }
     }
 

@@ -83,9 +83,11 @@ impl Collective<'_> {
         let slices = Slices::new(call.blocks.len(0), call.dtype.size(), &grid);
         let own = slices.of(grid.column);
         self.wait_slot_free()?;
-        self.open(0, [0; INLINE / 8]);
         // SAFETY: the caller's contract; the slot is free.
-        unsafe { self.write_lines(0, call.send, slices.block) };
+        unsafe {
+            self.open(0, call.send, 0);
+            self.write_lines(0, call.send, slices.block);
+        }
         self.endpoint.announce_progress();
         // SAFETY: the caller's contract; the own slice is in bounds of the block.
         unsafe {
