@@ -51,10 +51,10 @@ const STREAMING_ONE_WAY: usize = 32 << 20;
 /// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
 /// rank reducing everything, unless two phases spare them more than so many and they have cores of their own.
 const ONE_PHASE: usize = 64 << 10;
-const SPARED: usize = 32 << 10;
+const SPARED: usize = 8 << 10;
 
-/// The most bytes a rank reads from its peers in a small reduction.
-const SMALL_READS: usize = 32 << 10;
+/// The most bytes a rank with a core of its own reads from its peers in a small reduction.
+const SMALL_READS: usize = 16 << 10;
 
 /// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer
 /// of the all-gather is saved. Below, the results are better in their reader's cache.
@@ -286,7 +286,9 @@ impl<'a> Collective<'a> {
             return Some(Form::Inline);
         }
         // Many ranks that reduce everything for themselves read more than if each reduced a part.
-        if flow.reduced && !flow.scattered && (self.endpoint.ranks - 1) * longest > SMALL_READS {
+        let most = if self.endpoint.crowded { ONE_PHASE } else { SMALL_READS };
+        let all_read_all = flow.reduced && flow.readers == Who::All && !flow.scattered;
+        if all_read_all && (self.endpoint.ranks - 1) * longest > most {
             return None;
         }
         let lines = longest.div_ceil(LINE_PAYLOAD);
