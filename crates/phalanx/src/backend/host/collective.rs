@@ -285,14 +285,15 @@ impl<'a> Collective<'a> {
         if longest <= INLINE && !flow.scattered {
             return Some(Form::Inline);
         }
+        let shares_memory = self.endpoint.shares_memory();
         // Many ranks that reduce everything for themselves read more than if each reduced a part.
         let most = if self.endpoint.crowded { ONE_PHASE } else { SMALL_READS };
         let all_read_all = flow.reduced && flow.readers == Who::All && !flow.scattered;
-        if all_read_all && (self.endpoint.ranks - 1) * longest > most {
+        if shares_memory && all_read_all && (self.endpoint.ranks - 1) * longest > most {
             return None;
         }
         let lines = longest.div_ceil(LINE_PAYLOAD);
-        let few = if self.endpoint.shares_memory() { FEW_LINES } else { MOST_LINES };
+        let few = if shares_memory { FEW_LINES } else { MOST_LINES };
         if lines <= few && blocks * lines <= SLOT_LINES {
             return Some(Form::Lines(lines));
         }
