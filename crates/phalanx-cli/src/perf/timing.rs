@@ -63,7 +63,7 @@ impl<T: Value> Bench<'_, T> {
         case.perform(place, &send, &mut recv)
     }
 
-    /// What a call needs: it is put together before the clock starts, since it takes a tenth of the time of a short operation.
+    /// What a call needs: it is put together before the clock starts, since it takes some 10 ns, and a short operation 200.
     fn prepared(&mut self, part: usize) -> (&Case<'_, T>, Place, View<'_, T>, ViewMut<'_, T>) {
         let range = |len: usize| len * part..len * (part + 1);
         let (send, recv) = (range(self.read_len()), range(self.written_len()));
