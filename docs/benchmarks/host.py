@@ -27,15 +27,16 @@ MODES = {"processes": "-p {ranks}", "processes, `Comm::alloc`": "-p {ranks} -R 1
 
 def output(command):
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=600)
-    if done.returncode != 0:
+    if done.returncode != 0 or "WRONG" in done.stderr:
         print(f"{command}: exit status {done.returncode}\n{done.stderr}", file=sys.stderr)
     return done.stdout
 
 
 def peer_times(command, operation, args):
     theirs, fewest = OPERATIONS[operation]
-    largest = 4 if operation == "barrier" else args.max
-    smallest = max(args.min, fewest * args.ranks if fewest > 4 else fewest)
+    smallest, largest = max(args.min, fewest * args.ranks if fewest > 4 else fewest), args.max
+    if operation == "barrier":
+        smallest = largest = 4
     lines = output(command.format(ranks=args.ranks, op=theirs, max=largest, min=smallest)).splitlines()
     rows = [line.split(",") for line in lines if line.count(",") >= 5]
     return {int(row[4]): float(row[5]) for row in rows if row[2] == theirs}

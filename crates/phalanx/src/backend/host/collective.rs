@@ -49,11 +49,11 @@ const STREAMING: usize = 8 << 20;
 const STREAMING_ONE_WAY: usize = 32 << 20;
 
 /// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
-/// rank reducing everything, unless two phases spare them more than so many and they have cores of their own.
+/// rank reducing everything; beyond [`SMALL_READS`] only if two phases spare them no more than so many, or they share cores.
 const ONE_PHASE: usize = 64 << 10;
 const SPARED: usize = 8 << 10;
 
-/// The most bytes a rank with a core of its own reads from its peers in a small reduction.
+/// The most bytes a rank with a core of its own reads from its peers in a small all_reduce.
 const SMALL_READS: usize = 16 << 10;
 
 /// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer
@@ -261,14 +261,24 @@ impl<'a> Collective<'a> {
         unsafe {
             match this.small_form(&flow) {
                 _ if this.goes_in_rounds(call, &flow) => this.rounds(call)?,
-                Some(Form::Bytes(_)) | None if !endpoint.shares_memory() => return Err(endpoint.too_long()),
+                Some(Form::Bytes(_)) | None if !endpoint.shares_memory() => {
+                    // Nothing was opened, and nobody waits for this rank's part of it.
+                    this.complete();
+                    return Err(endpoint.too_long());
+                }
                 Some(form) => this.small(call, &flow, form)?,
                 None => this.bulk(call, &flow)?,
             }
         }
-        this.endpoint.own().done_operation.set(this.state.sequence);
-        this.endpoint.announce_progress();
+        this.complete();
         Ok(())
+    }
+
+    /// Says that this rank is done with the operation.
+    #[inline(always)]
+    fn complete(&self) {
+        self.endpoint.own().done_operation.set(self.state.sequence);
+        self.endpoint.announce_progress();
     }
 
     fn begin(&mut self, record: &Record) {
@@ -588,7 +598,7 @@ impl<'a> Collective<'a> {
         unsafe { (&raw const (*self.opening(writer)).data).cast() }
     }
 
-    /// The ranks' factors of a pre-multiplied sum; of other reductions, none.
+    /// The ranks' factors of a pre-multiplied sum, once all are heard; of other reductions, none.
     #[inline(always)]
     fn gather_factors(&mut self, call: &Call<'_>) {
         self.state.factors.clear();
@@ -644,8 +654,8 @@ impl<'a> Collective<'a> {
         let rank = self.endpoint.rank;
         if flow.readers.includes(rank) {
             self.hear_all(flow.writers, None)?;
+            self.gather_factors(call);
         }
-        self.gather_factors(call);
         // All ranks choose alike: they have heard the same openings.
         // SAFETY: the caller's contract.
         unsafe {
@@ -664,8 +674,7 @@ impl<'a> Collective<'a> {
         if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_readable) {
             // Peers read this rank's memory: it must not return before they are done.
             let sequence = self.state.sequence;
-            self.endpoint.own().done_operation.set(sequence);
-            self.endpoint.announce_progress();
+            self.complete();
             for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
                 let done = &self.endpoint.channel.state(peer).done_operation;
                 self.endpoint.wait(peer, || done.get() >= sequence)?;

@@ -64,7 +64,7 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
     count: usize,
     streaming: bool,
 ) {
-    // SAFETY: the caller's contract, and the instruction set was detected.
+    // SAFETY: the caller's contract.
     unsafe {
         // Short ones need no registers but those that every processor has, and are over before others are set up.
         let done = if count < BLOCK { 0 } else { long::<T, C>(targets, sources, factors, count, streaming) };
