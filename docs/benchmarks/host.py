@@ -12,17 +12,24 @@ import subprocess
 import sys
 import tempfile
 
-# Names here and in mpibench.c, and the fewest bytes of a rank.
+# Names here and in mpibench.c.
 OPERATIONS = {
-    "all_reduce": ("allreduce", 4),
-    "all_gather": ("allgather", 8),
-    "reduce_scatter": ("reduce_scatter", 8),
-    "broadcast": ("bcast", 4),
-    "all_to_all": ("alltoall", 8),
-    "ping_pong": ("pingpong", 4),
-    "barrier": ("barrier", 4),
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reduce_scatter",
+    "broadcast": "bcast",
+    "all_to_all": "alltoall",
+    "ping_pong": "pingpong",
+    "barrier": "barrier",
 }
-MODES = {"processes": "-p {ranks}", "processes, `Comm::alloc`": "-p {ranks} -R 1", "threads": "-t {ranks}"}
+# In which each rank has a block for each; the others have one.
+OF_BLOCKS = ["all_gather", "reduce_scatter", "all_to_all"]
+# The heading of each, and how phalanx perf is told.
+MODES = {
+    "processes": ("processes", "-p {ranks}"),
+    "alloc": ("processes, `Comm::alloc`", "-p {ranks} -R 1"),
+    "threads": ("threads", "-t {ranks}"),
+}
 
 
 def output(command):
@@ -32,23 +39,26 @@ def output(command):
     return done.stdout
 
 
-def peer_times(command, operation, args):
-    theirs, fewest = OPERATIONS[operation]
-    smallest, largest = max(args.min, fewest * args.ranks if fewest > 4 else fewest), args.max
+def sizes(operation, args):
+    """The smallest and the largest, in bytes; mpibench wants some for a barrier, too."""
     if operation == "barrier":
-        smallest = largest = 4
+        return 4, 4
+    return max(args.min, 8 * args.ranks if operation in OF_BLOCKS else 4), args.max
+
+
+def peer_times(command, operation, args):
+    theirs = OPERATIONS[operation]
+    smallest, largest = sizes(operation, args)
     lines = output(command.format(ranks=args.ranks, op=theirs, max=largest, min=smallest)).splitlines()
     rows = [line.split(",") for line in lines if line.count(",") >= 5]
     return {int(row[4]): float(row[5]) for row in rows if row[2] == theirs}
 
 
 def own_times(mode, operation, args):
-    _, fewest = OPERATIONS[operation]
-    smallest = max(args.min, fewest * args.ranks if fewest > 4 else fewest)
+    smallest, largest = sizes(operation, args)
     with tempfile.NamedTemporaryFile("r", suffix=".csv") as file:
-        ranks = MODES[mode].format(ranks=args.ranks)
-        sizes = "" if operation == "barrier" else f"-b {smallest} -e {args.max} -f 4"
-        output(f"{args.phalanx} perf {operation} {ranks} --pin {sizes} -c 0 --csv {file.name}")
+        ranks = MODES[mode][1].format(ranks=args.ranks)
+        output(f"{args.phalanx} perf {operation} {ranks} --pin -b {smallest} -e {largest} -f 4 -c 0 --csv {file.name}")
         rows = list(csv.DictReader(file))
     # MPI_Bcast has one buffer.
     place = "in-place" if operation == "broadcast" else "out-of-place"
@@ -62,10 +72,9 @@ def shown(time):
 def table(operation, peers, modes, best):
     header = ["bytes", *peers]
     for mode in modes:
-        header += [mode, "ratio"]
+        header += [MODES[mode][0], "ratio"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    sizes = sorted({size for times in best.values() for size in times})
-    for size in sizes:
+    for size in sorted({size for times in best.values() for size in times}):
         theirs = [best[peer].get(size) for peer in peers]
         fastest = min((time for time in theirs if time is not None), default=None)
         row = [f"{size:,}", *map(shown, theirs)]
@@ -84,11 +93,11 @@ def main():
     parser.add_argument("--min", type=int, default=4)
     parser.add_argument("--max", type=int, default=16 << 20)
     parser.add_argument("--operations", default=",".join(OPERATIONS))
-    parser.add_argument("--modes", default=",".join(mode.split(", ")[-1].strip("`") for mode in MODES))
+    parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     args = parser.parse_args()
     peers = dict(peer.split("=", 1) for peer in args.peer)
-    modes = [mode for mode in MODES if mode.split(", ")[-1].strip("`") in args.modes.split(",")]
+    modes = args.modes.split(",")
 
     for operation in args.operations.split(","):
         best = {program: {} for program in [*peers, *modes]}

@@ -1,6 +1,6 @@
 //! The collectives: one description of who gives what to whom ([`Flow`]), and four ways to carry it out.
 //!
-//! *Small* (up to 16 KiB): every writer puts its blocks into its slot, every reader takes them out. One
+//! *Small* (up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
 //! transfer and no closing barrier: two slots alternate. Up to 40 bytes travel in the slot's opening line.
 //!
 //! *Rounds* ([`rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
