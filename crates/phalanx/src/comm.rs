@@ -130,11 +130,12 @@ impl Comm {
     #[inline(always)]
     pub(crate) fn run_call(&self, call: &Call<'_>) -> Result<()> {
         self.requests.wait_for_collectives();
-        let record = self.recorder.begin(call);
+        let record = self.recorder.open(call);
+        let begun = || self.recorder.begun(record);
         let _limited = self.limited();
         // SAFETY: `collective.rs` has checked the call against its buffers, which are borrowed by the method
         // that called this; `Comm` is not `Sync` and no job is under way, so no other thread is inside.
-        self.recorder.end(record, unsafe { self.backend.collective(call) })
+        self.recorder.end(record, unsafe { self.backend.recorded_collective(call, &begun) })
     }
 
     /// Waits until this rank's operations are complete: those that were started with `start_…`, and those on

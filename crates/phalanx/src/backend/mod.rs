@@ -431,6 +431,17 @@ pub(crate) trait Backend: Send + Sync {
     /// `collective` or `split` of this object.
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()>;
 
+    /// [`collective`](Self::collective) for a record: calls `begun`, once, before it waits or moves more than a few KiB; not if it
+    /// does neither.
+    ///
+    /// # Safety
+    /// As for `collective`.
+    unsafe fn recorded_collective(&self, call: &Call<'_>, begun: &dyn Fn()) -> Result<()> {
+        begun();
+        // SAFETY: the caller's contract.
+        unsafe { self.collective(call) }
+    }
+
     /// Collectives that go on meanwhile by themselves. Without, those that are started have a thread of the communicator.
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
         None
@@ -446,11 +457,13 @@ pub(crate) trait Backend: Send + Sync {
     /// Waits for a transfer, moving all others along; calls `meanwhile` again and again.
     fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()>;
 
-    /// A transfer from its start to its end.
+    /// A transfer from its start to its end, for a record: calls `begun` as
+    /// [`recorded_collective`](Self::recorded_collective) does.
     ///
     /// # Safety
     /// As for `post`.
-    unsafe fn transfer(&self, transfer: Transfer) -> Result<()> {
+    unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
+        begun();
         // SAFETY: the caller's contract.
         let ticket = unsafe { self.post(transfer) }?;
         self.wait(ticket, &|| ())

@@ -16,7 +16,7 @@ pub(super) struct Clock {
 /// A moment in ticks and in nanoseconds of the monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
-    ticks: Ticks,
+    pub ticks: Ticks,
     nanos: u64,
 }
 

@@ -52,17 +52,18 @@ impl Comm {
         }
     }
 
-    /// [`Backend::transfer`](crate::backend::Backend::transfer), recorded.
+    /// [`Backend::recorded_transfer`](crate::backend::Backend::recorded_transfer).
     ///
     /// # Safety
     /// As for the backend's.
     #[inline]
     pub(crate) unsafe fn transfer(&self, transfer: Transfer) -> Result<()> {
         self.requests.make_way_for_message();
-        let record = self.recorder.begin_message(&transfer);
+        let record = self.recorder.open_message(&transfer);
+        let begun = || self.recorder.begun(record);
         let _limited = self.limited();
         // SAFETY: the caller's contract.
-        self.recorder.end(record, unsafe { self.backend.transfer(transfer) })
+        self.recorder.end(record, unsafe { self.backend.recorded_transfer(transfer, &begun) })
     }
 
     /// [`Backend::wait`](crate::backend::Backend::wait), recorded.

@@ -6,7 +6,7 @@
 //! carries the operation out, and only as long as the ring has not come round to it. Anybody may read at any time:
 //! a record that changes meanwhile is told by its number, as in a sequence lock, and left out.
 
-use super::clock::{Clock, Moment, Scale};
+use super::clock::{Clock, Moment, Scale, Ticks};
 use super::dump;
 use crate::backend::{BackendKind, Call, Direction, Operation, Transfer};
 use crate::dtype::DType;
@@ -36,6 +36,18 @@ struct Slot {
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
+
+impl Slot {
+    #[inline(always)]
+    fn set_begun(&self, at: Ticks) {
+        self.enqueued.store(at, Ordering::Relaxed);
+        self.started.store(at, Ordering::Relaxed);
+    }
+}
+
+/// When an operation began that has not said so yet, and in the end has not: it neither waited nor moved much. To ask the clock takes a
+/// tenth of the time of the shortest operations, so they do while they wait for their peers.
+const JUST_NOW: Ticks = 0;
 
 /// A record's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,36 +150,53 @@ impl Recorder {
     /// Records a collective that is being carried out.
     #[inline]
     pub fn begin(&self, call: &Call<'_>) -> RecordId {
-        self.collective(call, State::Started)
+        self.collective(call, State::Started, self.clock.now())
+    }
+
+    /// Records a collective that is being carried out, of which [`begun`](Self::begun) says when it began.
+    #[inline]
+    pub fn open(&self, call: &Call<'_>) -> RecordId {
+        self.collective(call, State::Started, JUST_NOW)
     }
 
     /// Records a collective that is waiting for its turn.
     #[inline]
     pub fn enqueue(&self, call: &Call<'_>) -> RecordId {
-        self.collective(call, State::Enqueued)
+        self.collective(call, State::Enqueued, self.clock.now())
     }
 
     #[inline(always)]
-    fn collective(&self, call: &Call<'_>, state: State) -> RecordId {
+    fn collective(&self, call: &Call<'_>, state: State, at: Ticks) -> RecordId {
         let count = match call.blocks {
             crate::backend::Blocks::Equal(count) => count,
             crate::backend::Blocks::Each(counts) => counts.iter().sum(),
         };
         let sequence = next(&self.collectives, 1);
         let head = head(call.operation, call.dtype, call.reduction.code, state, call.root);
-        self.write(head, sequence, count, 0)
+        self.write(head, sequence, count, 0, at)
     }
 
     /// Records a message that is being posted.
     #[inline]
     pub fn begin_message(&self, transfer: &Transfer) -> RecordId {
+        self.message(transfer, self.clock.now())
+    }
+
+    /// Records a message that is being posted, of which [`begun`](Self::begun) says when.
+    #[inline]
+    pub fn open_message(&self, transfer: &Transfer) -> RecordId {
+        self.message(transfer, JUST_NOW)
+    }
+
+    #[inline(always)]
+    fn message(&self, transfer: &Transfer, at: Ticks) -> RecordId {
         let (operation, direction) = match transfer.direction {
             Direction::Send(_) => (Operation::Send, 0),
             Direction::Recv(_) => (Operation::Recv, 1),
         };
         let sequence = next(&self.messages[transfer.peer][direction], 1);
         let head = head(operation, transfer.dtype, ReductionCode::Sum, State::Started, transfer.peer);
-        self.write(head, sequence, transfer.count, transfer.tag)
+        self.write(head, sequence, transfer.count, transfer.tag, at)
     }
 
     /// Leaves numbers out of which the backend has made use itself.
@@ -176,17 +205,15 @@ impl Recorder {
     }
 
     #[inline(always)]
-    fn write(&self, head: u64, sequence: u64, count: usize, tag: u32) -> RecordId {
+    fn write(&self, head: u64, sequence: u64, count: usize, tag: u32, at: Ticks) -> RecordId {
         let number = next(&self.made, 1);
         let slot = self.slot(number);
-        let now = self.clock.now();
         slot.number.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         slot.head.store(head, Ordering::Relaxed);
         slot.sequence.store(sequence, Ordering::Relaxed);
         slot.count.store(count as u64, Ordering::Relaxed);
-        slot.enqueued.store(now, Ordering::Relaxed);
-        slot.started.store(now, Ordering::Relaxed);
+        slot.set_begun(at);
         slot.ended.store(0, Ordering::Relaxed);
         slot.tag.store(tag.into(), Ordering::Relaxed);
         slot.number.store(number, Ordering::Release);
@@ -196,6 +223,14 @@ impl Recorder {
     #[inline(always)]
     fn slot(&self, number: u64) -> &Slot {
         &self.slots[number as usize % RECORDS]
+    }
+
+    /// An operation that was opened is under way.
+    pub fn begun(&self, RecordId(number): RecordId) {
+        let slot = self.slot(number);
+        if slot.number.load(Ordering::Relaxed) == number {
+            slot.set_begun(self.clock.now());
+        }
     }
 
     /// An operation that was enqueued begins.
@@ -212,7 +247,11 @@ impl Recorder {
     pub fn end<T>(&self, RecordId(number): RecordId, result: Result<T>) -> Result<T> {
         let slot = self.slot(number);
         if slot.number.load(Ordering::Relaxed) == number {
-            slot.ended.store(self.clock.now(), Ordering::Relaxed);
+            let now = self.clock.now();
+            if slot.enqueued.load(Ordering::Relaxed) == JUST_NOW {
+                slot.set_begun(now);
+            }
+            slot.ended.store(now, Ordering::Relaxed);
             set_state(slot, if result.is_ok() { State::Completed } else { State::Failed });
         }
         if let Err(error) = &result {
@@ -243,13 +282,14 @@ impl Recorder {
 
     /// What is remembered, oldest first.
     pub(super) fn records(&self) -> Vec<Record> {
-        let scale = Scale::between(self.born, self.clock.moment());
+        let now = self.clock.moment();
+        let scale = Scale::between(self.born, now);
         let last = self.made();
         let first = last.saturating_sub(RECORDS as u64) + 1;
-        (first..=last).filter_map(|number| self.read(number, &scale)).collect()
+        (first..=last).filter_map(|number| self.read(number, now, &scale)).collect()
     }
 
-    fn read(&self, number: u64, scale: &Scale) -> Option<Record> {
+    fn read(&self, number: u64, now: Moment, scale: &Scale) -> Option<Record> {
         let slot = self.slot(number);
         if slot.number.load(Ordering::Acquire) != number {
             return None;
@@ -257,7 +297,8 @@ impl Recorder {
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let (head, sequence, count, tag) =
             (get(&slot.head), get(&slot.sequence), get(&slot.count), get(&slot.tag));
-        let (enqueued, started, ended) = (get(&slot.enqueued), get(&slot.started), get(&slot.ended));
+        let began = |word: &AtomicU64| if get(word) == JUST_NOW { now.ticks } else { get(word) };
+        let (enqueued, started, ended) = (began(&slot.enqueued), began(&slot.started), get(&slot.ended));
         fence(Ordering::Acquire);
         if slot.number.load(Ordering::Relaxed) != number {
             return None;

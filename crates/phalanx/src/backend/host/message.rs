@@ -19,6 +19,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReductionCode;
 use crate::sync::lock;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard};
@@ -70,26 +71,27 @@ impl Way {
     }
 }
 
-/// A message's opening.
+/// What a message is, says its opening.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Opening {
+struct Header {
     tag: u32,
     plane: u8,
     dtype: u8,
     way: u8,
     unused: u8,
     bytes: u64,
+}
+
+/// A message's opening: written and read where it lies, in a slot of the mailbox.
+#[repr(C)]
+struct Opening {
+    header: Header,
+    /// The message itself, or where it is.
     data: [u64; INLINE / 8],
 }
 
 const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
-
-impl Opening {
-    fn location(&self) -> Location {
-        Location { segment: self.data[0], offset: self.data[1] }
-    }
-}
 
 /// A posted transfer.
 struct Posted {
@@ -115,16 +117,18 @@ enum Destination {
     Aside(Memory),
 }
 
-/// A message that is being received.
+/// A message that is received in pieces.
 struct Arriving {
-    opening: Opening,
+    header: Header,
+    /// Where its receiver reads it, if it does not come in chunks.
+    location: Option<Location>,
     destination: Destination,
     moved: usize,
 }
 
 /// A message that came before its receive.
 struct Unexpected {
-    opening: Opening,
+    header: Header,
     bytes: Memory,
 }
 
@@ -219,12 +223,21 @@ impl Messages {
     /// A user's transfer from its start to its end: under one lock, if it does not take long.
     ///
     /// # Safety
-    /// As for [`Backend::transfer`](crate::backend::Backend::transfer).
-    pub unsafe fn transfer(&self, endpoint: &Endpoint, transfer: Transfer) -> Result<()> {
+    /// As for [`Backend::recorded_transfer`](crate::backend::Backend::recorded_transfer).
+    pub unsafe fn transfer(&self, endpoint: &Endpoint, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         endpoint.check()?;
+        let to_tell = Cell::new(Some(begun));
+        let has_begun = || {
+            if let Some(begun) = to_tell.take() {
+                begun();
+            }
+        };
+        if transfer.count * transfer.dtype.size() > SHORT {
+            has_begun();
+        }
         let mut inner = self.lock();
         let ticket = inner.post(endpoint, transfer, Plane::User)?;
-        self.wait_from(inner, endpoint, ticket, &|| ())
+        self.wait_from(inner, endpoint, ticket, &has_begun)
     }
 
     /// Moves all transfers along; whether any is still under way.
@@ -304,8 +317,8 @@ impl Messages {
     }
 }
 
-fn matches(opening: &Opening, plane: Plane, tag: u32) -> bool {
-    opening.plane == plane as u8 && opening.tag == tag
+fn matches(header: &Header, plane: Plane, tag: u32) -> bool {
+    header.plane == plane as u8 && header.tag == tag
 }
 
 impl Inner {
@@ -330,7 +343,7 @@ impl Inner {
                 let found = peer
                     .unexpected
                     .iter()
-                    .position(|message| matches(&message.opening, plane, transfer.tag))
+                    .position(|message| matches(&message.header, plane, transfer.tag))
                     .and_then(|index| peer.unexpected.remove(index));
                 match found {
                     Some(message) => {
@@ -454,39 +467,48 @@ impl Inner {
         if !state.has_slot(mailbox) {
             return false;
         }
-        let mut opening = Opening {
-            tag,
-            plane: plane as u8,
-            dtype: dtype as u8,
-            way: Way::Chunks as u8,
-            unused: 0,
-            bytes: bytes as u64,
-            data: [0; INLINE / 8],
-        };
-        if bytes <= INLINE {
-            opening.way = Way::Inline as u8;
-            // SAFETY: the posted buffer has `bytes` bytes, which fit the opening.
-            unsafe { super::reduce::copy_small(opening.data.as_mut_ptr().cast(), source, bytes) };
+        let (way, data) = if bytes <= INLINE {
+            (Way::Inline, [0; 2])
         } else {
             let location =
                 if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
             if location.is_readable() {
-                opening.way = Way::Direct as u8;
-                opening.data[..2].copy_from_slice(&[location.segment, location.offset]);
+                (Way::Direct, [location.segment, location.offset])
             } else if bytes <= endpoint.channel.layout.mail_chunk {
                 let Some(chunk) = state.chunks.take(&endpoint.channel) else { return false };
                 let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
                 // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
                 unsafe { super::reduce::copy(target, source, bytes, false) };
-                opening.way = Way::Chunk as u8;
-                opening.data[0] = chunk.into();
+                (Way::Chunk, [chunk.into(), 0])
+            } else {
+                (Way::Chunks, [0; 2])
             }
-        }
+        };
+        let header = Header {
+            tag,
+            plane: plane as u8,
+            dtype: dtype as u8,
+            way: way as u8,
+            unused: 0,
+            bytes: bytes as u64,
+        };
         let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
         state.sent += 1;
-        // SAFETY: the slot is free, since the receiver has taken its last message; 56 bytes.
-        unsafe { slot.write(state.sent, std::ptr::from_ref(&opening).cast(), LINE_PAYLOAD) };
-        match Way::from_code(opening.way) {
+        // SAFETY: the slot is free, since the receiver has taken its last message; an opening is what its line has room for, and so is
+        // an inline message.
+        unsafe {
+            slot.fill(state.sent, |line| {
+                let opening = line.cast::<Opening>();
+                (&raw mut (*opening).header).write(header);
+                let room = (&raw mut (*opening).data).cast::<u64>();
+                if way == Way::Inline {
+                    super::reduce::copy_small(room.cast(), source, bytes);
+                } else {
+                    room.cast::<[u64; 2]>().write(data);
+                }
+            });
+        }
+        match way {
             Way::Inline | Way::Chunk => {}
             Way::Direct => {
                 let number = state.sent;
@@ -554,39 +576,83 @@ impl Inner {
             if !slot.is(state.received + 1) || endpoint.has_failed() {
                 return Ok(());
             }
-            let mut opening =
-                Opening { tag: 0, plane: 0, dtype: 0, way: 0, unused: 0, bytes: 0, data: [0; INLINE / 8] };
-            // SAFETY: stamped with this message; an opening is 56 bytes, of which any value is valid.
-            unsafe { slot.read(std::ptr::from_mut(&mut opening).cast(), LINE_PAYLOAD) };
-            let posted = state.receives.iter().position(|index| {
-                let posted = self.posted[*index].as_ref().expect("queues hold posted transfers");
-                matches(&opening, posted.plane, posted.transfer.tag)
-            });
-            let destination = match posted {
-                Some(position) => {
-                    let index = state.receives.remove(position).expect("just found");
-                    self.check_match(endpoint, peer, index, &opening)?;
-                    Destination::Posted(index)
+            let opening = slot.payload().cast::<Opening>();
+            // SAFETY: stamped with this message, and the sender's again only when it is taken; any value is valid.
+            let header = unsafe { (*opening).header };
+            // SAFETY: as above.
+            let data = unsafe { &(*opening).data };
+            let mut destination = self.destination(endpoint, peer, &header)?;
+            let target = self.target(&mut destination);
+            let location = match Way::from_code(header.way) {
+                Way::Inline => {
+                    // SAFETY: the target has as many bytes, checked or allocated so; they fit the opening.
+                    unsafe {
+                        super::reduce::copy_small(target, data.as_ptr().cast(), header.bytes as usize);
+                    };
+                    self.arrived(endpoint, peer, header, destination)?;
+                    continue;
                 }
-                None => Destination::Aside(memory_for(endpoint, peer, opening.bytes as usize)?),
+                Way::Chunk => {
+                    let chunk = data[0] as u16;
+                    let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
+                    let len = (header.bytes as usize).min(endpoint.channel.layout.mail_chunk);
+                    // SAFETY: written before the opening, and this rank's since; the target has as many bytes.
+                    unsafe { super::reduce::copy(target, source, len, false) };
+                    self.peers[peer].chunks.keep(&endpoint.channel, chunk);
+                    self.arrived(endpoint, peer, header, destination)?;
+                    continue;
+                }
+                Way::Chunks => None,
+                Way::Direct => Some(Location { segment: data[0], offset: data[1] }),
             };
-            self.peers[peer].arriving = Some(Arriving { opening, destination, moved: 0 });
+            self.peers[peer].arriving = Some(Arriving { header, location, destination, moved: 0 });
+        }
+    }
+
+    /// The receive that a message is for, or memory to put it aside.
+    fn destination(&mut self, endpoint: &Endpoint, peer: usize, header: &Header) -> Result<Destination> {
+        match self.take_receive(peer, header) {
+            Some(index) => {
+                self.check_match(endpoint, peer, index, header)?;
+                Ok(Destination::Posted(index))
+            }
+            None => Ok(Destination::Aside(memory_for(endpoint, peer, header.bytes as usize)?)),
+        }
+    }
+
+    /// The first of the posted receives that a message matches.
+    fn take_receive(&mut self, peer: usize, header: &Header) -> Option<usize> {
+        let position = self.peers[peer].receives.iter().position(|index| {
+            let posted = self.posted(*index);
+            matches(header, posted.plane, posted.transfer.tag)
+        });
+        self.peers[peer].receives.remove(position?)
+    }
+
+    /// Where a message is written.
+    fn target(&self, destination: &mut Destination) -> *mut u8 {
+        match destination {
+            Destination::Aside(bytes) => bytes.as_mut_ptr().cast(),
+            Destination::Posted(index) => match self.posted(*index).transfer.direction {
+                Direction::Recv(target) => target,
+                Direction::Send(_) => unreachable!("the queue holds receives"),
+            },
         }
     }
 
     /// The receive must expect what was sent.
-    fn check_match(&self, endpoint: &Endpoint, peer: usize, index: usize, opening: &Opening) -> Result<()> {
+    fn check_match(&self, endpoint: &Endpoint, peer: usize, index: usize, header: &Header) -> Result<()> {
         let Posted { transfer, plane, number, .. } = self.posted(index);
-        let same_type = opening.dtype == transfer.dtype as u8;
-        if same_type && opening.bytes == (transfer.count * transfer.dtype.size()) as u64 {
+        let same_type = header.dtype == transfer.dtype as u8;
+        if same_type && header.bytes == (transfer.count * transfer.dtype.size()) as u64 {
             return Ok(());
         }
-        let dtype = DType::from_code(opening.dtype).unwrap_or(DType::U8);
+        let dtype = DType::from_code(header.dtype).unwrap_or(DType::U8);
         let sent = Transfer {
             direction: Direction::Send(std::ptr::null()),
             peer: endpoint.rank,
             dtype,
-            count: opening.bytes as usize / dtype.size(),
+            count: header.bytes as usize / dtype.size(),
             ..*transfer
         };
         let (ours, theirs) = ((endpoint.rank, record(transfer, *plane)), (peer, record(&sent, *plane)));
@@ -596,36 +662,31 @@ impl Inner {
 
     /// Takes what there is of the arriving message; whether that was all.
     fn read_arriving(&mut self, endpoint: &Endpoint, peer: usize) -> Result<bool> {
-        let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
-        let Inner { posted, peers, .. } = self;
-        let state = &mut peers[peer];
-        let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
-        let target = match &mut arriving.destination {
-            Destination::Aside(bytes) => bytes.as_mut_ptr().cast(),
-            Destination::Posted(index) => {
-                match posted[*index].as_ref().expect("queues hold posted transfers").transfer.direction {
-                    Direction::Recv(target) => target,
-                    Direction::Send(_) => unreachable!("the queue holds receives"),
-                }
-            }
+        let Some(mut arriving) = self.peers[peer].arriving.take() else {
+            unreachable!("asked by the caller")
         };
-        let number = state.received + 1;
-        let bytes = arriving.opening.bytes as usize;
-        match Way::from_code(arriving.opening.way) {
-            Way::Inline => {
-                let data = arriving.opening.data.as_ptr().cast();
-                // SAFETY: the target has `bytes` bytes, checked or allocated so; they fit the opening.
-                unsafe { super::reduce::copy_small(target, data, bytes) };
+        let target = self.target(&mut arriving.destination);
+        let outcome = self.read_pieces(endpoint, peer, &mut arriving, target);
+        match outcome {
+            Ok(true) => self.arrived(endpoint, peer, arriving.header, arriving.destination).map(|()| true),
+            outcome => {
+                self.peers[peer].arriving = Some(arriving);
+                outcome
             }
-            Way::Chunk => {
-                let chunk = arriving.opening.data[0] as u16;
-                let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                let len = bytes.min(endpoint.channel.layout.mail_chunk);
-                // SAFETY: written before the opening, and this rank's since; the target has `bytes` bytes.
-                unsafe { super::reduce::copy(target, source, len, false) };
-                state.chunks.keep(&endpoint.channel, chunk);
-            }
-            Way::Chunks => {
+        }
+    }
+
+    fn read_pieces(
+        &mut self,
+        endpoint: &Endpoint,
+        peer: usize,
+        arriving: &mut Arriving,
+        target: *mut u8,
+    ) -> Result<bool> {
+        let bytes = arriving.header.bytes as usize;
+        let state = &mut self.peers[peer];
+        match arriving.location {
+            None => {
                 let most = endpoint.channel.layout.mail_chunk;
                 while arriving.moved < bytes {
                     let Some(chunk) = state.chunks.full(&endpoint.channel) else { return Ok(false) };
@@ -639,8 +700,8 @@ impl Inner {
                     endpoint.announce_progress();
                 }
             }
-            Way::Direct => {
-                let source = endpoint.world.resolve(arriving.opening.location());
+            Some(location) => {
+                let source = endpoint.world.resolve(location);
                 let source = source.map_err(|error| endpoint.fail_refused(&error))?;
                 while arriving.moved < bytes {
                     let len = (bytes - arriving.moved).min(PIECE);
@@ -654,32 +715,40 @@ impl Inner {
                 }
             }
         }
-        state.received = number;
-        mailbox.taken_messages.set(number);
+        Ok(true)
+    }
+
+    /// A message is all there: its receive is done, or it waits for one.
+    #[inline]
+    fn arrived(
+        &mut self,
+        endpoint: &Endpoint,
+        peer: usize,
+        header: Header,
+        destination: Destination,
+    ) -> Result<()> {
+        let state = &mut self.peers[peer];
+        state.received += 1;
+        endpoint.channel.mailbox(peer, endpoint.rank).taken_messages.set(state.received);
         endpoint.announce_progress();
-        let arrived = state.arriving.take().expect("asked by the caller");
-        match arrived.destination {
+        match destination {
             Destination::Posted(index) => self.finish(index),
             Destination::Aside(bytes) => {
-                let message = Unexpected { opening: arrived.opening, bytes };
+                let message = Unexpected { header, bytes };
                 // Its receive may have been posted while it came.
-                let late = state.receives.iter().position(|index| {
-                    let posted = posted[*index].as_ref().expect("queues hold posted transfers");
-                    matches(&message.opening, posted.plane, posted.transfer.tag)
-                });
-                match late.and_then(|position| state.receives.remove(position)) {
+                match self.take_receive(peer, &header) {
                     Some(index) => self.deliver_unexpected(endpoint, index, &message)?,
-                    None => state.unexpected.push_back(message),
+                    None => self.peers[peer].unexpected.push_back(message),
                 }
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Gives a message that was put aside to its receive.
     fn deliver_unexpected(&mut self, endpoint: &Endpoint, ticket: usize, message: &Unexpected) -> Result<()> {
         let transfer = self.posted(ticket).transfer;
-        self.check_match(endpoint, transfer.peer, ticket, &message.opening)?;
+        self.check_match(endpoint, transfer.peer, ticket, &message.header)?;
         let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
         // SAFETY: the target has as many bytes as were sent, just checked; the message has arrived.
         unsafe { super::reduce::copy(target, message.bytes.as_ptr().cast(), message.bytes.len(), false) };

@@ -190,10 +190,15 @@ impl Backend for HostComm {
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.recorded_collective(call, &|| ()) }
+    }
+
+    unsafe fn recorded_collective(&self, call: &Call<'_>, begun: &dyn Fn()) -> Result<()> {
         // SAFETY: one thread at a time is inside, says the caller.
         let state = unsafe { &mut *self.state.get() };
         // SAFETY: the caller's contract.
-        let result = unsafe { Collective::run(&self.endpoint, state, call) };
+        let result = unsafe { Collective::run(&self.endpoint, state, call, begun) };
         if result.is_ok() && call.operation == Operation::AllToAllV {
             // SAFETY: the caller's contract; the ranks have agreed on the call.
             return unsafe { self.all_to_all_v(call) }.map_err(|error| self.closing(error));
@@ -207,9 +212,9 @@ impl Backend for HostComm {
         posted.map_err(|error| self.closing(error))
     }
 
-    unsafe fn transfer(&self, transfer: Transfer) -> Result<()> {
+    unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         // SAFETY: the caller's contract.
-        let done = unsafe { self.messages.transfer(&self.endpoint, transfer) };
+        let done = unsafe { self.messages.transfer(&self.endpoint, transfer, begun) };
         done.map_err(|error| self.closing(error))
     }
 
