@@ -386,6 +386,26 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_that_does_not_say_when_it_began_was_short() {
+        let recorder = recorder();
+        let barrier = Call::empty(Operation::Barrier);
+        let last = || *recorder.records().last().unwrap();
+        let before = crate::os::monotonic_nanos();
+        let silent = recorder.open(&barrier);
+        assert!(last().started >= before.saturating_sub(1_000_000));
+        recorder.end(silent, Ok(())).unwrap();
+        let short = last();
+        assert!(short.enqueued == short.started && short.started == short.ended && short.ended != 0);
+
+        let waiting = recorder.open(&barrier);
+        recorder.begun(waiting);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        recorder.end(waiting, Ok(())).unwrap();
+        let long = last();
+        assert!(long.enqueued == long.started && long.ended - long.started > 15_000_000);
+    }
+
+    #[test]
     fn messages_are_counted_by_peer_and_direction() {
         let recorder = recorder();
         let send = Transfer::host(Direction::Send(std::ptr::null()), 1, 7, DType::F32, 3);

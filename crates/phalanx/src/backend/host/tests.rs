@@ -116,7 +116,7 @@ fn a_receive_that_was_given_up_leaves_its_message_to_no_other() {
     let [first, second] =
         unsafe { [receiver.post(received(&mut short)), receiver.post(received(&mut right))] };
     // SAFETY: as above.
-    unsafe { sender.transfer(sent(&message)) }.unwrap();
+    unsafe { sender.recorded_transfer(sent(&message), &|| ()) }.unwrap();
     for ticket in [first, second] {
         let error = receiver.wait(ticket.unwrap(), &|| ()).unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
@@ -156,7 +156,7 @@ fn a_copy_of_a_rank_takes_no_message() {
     // SAFETY: the messages are used by nobody else until the ticket is settled.
     let ticket = unsafe { receiver.post(received(&mut target)) }.unwrap();
     // SAFETY: as above.
-    unsafe { sender.transfer(sent(&message)) }.unwrap();
+    unsafe { sender.recorded_transfer(sent(&message), &|| ()) }.unwrap();
     // SAFETY: the copy asks for what it is refused, and ends.
     let child = unsafe { fork() };
     if child == 0 {
