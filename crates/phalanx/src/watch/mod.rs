@@ -9,7 +9,8 @@
 //! | `signal.rs` | files on a signal |
 //!
 //! The front calls [`Recorder::begin`] and [`Recorder::end`] around what it hands to a backend, so every backend
-//! is recorded in the same way.
+//! is recorded in the same way. Of what is short it calls [`Recorder::open`], and the backend says when it has
+//! [begun](Recorder::begun).
 
 mod clock;
 pub(crate) mod deadline;
