@@ -431,8 +431,8 @@ pub(crate) trait Backend: Send + Sync {
     /// `collective` or `split` of this object.
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()>;
 
-    /// [`collective`](Self::collective) for a record: calls `begun`, once, before it waits or moves more than a few KiB; not if it
-    /// does neither.
+    /// [`collective`](Self::collective) for a record: calls `begun` before it waits or moves more than a few KiB (the first call
+    /// counts), and perhaps not at all if it does neither.
     ///
     /// # Safety
     /// As for `collective`.

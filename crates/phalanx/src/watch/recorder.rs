@@ -39,6 +39,11 @@ const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
     #[inline(always)]
+    fn has_not_said(&self) -> bool {
+        self.enqueued.load(Ordering::Relaxed) == JUST_NOW
+    }
+
+    #[inline(always)]
     fn set_begun(&self, at: Ticks) {
         self.enqueued.store(at, Ordering::Relaxed);
         self.started.store(at, Ordering::Relaxed);
@@ -225,10 +230,10 @@ impl Recorder {
         &self.slots[number as usize % RECORDS]
     }
 
-    /// An operation that was opened is under way.
+    /// An operation that was opened is under way. What has been said once stays.
     pub fn begun(&self, RecordId(number): RecordId) {
         let slot = self.slot(number);
-        if slot.number.load(Ordering::Relaxed) == number {
+        if slot.number.load(Ordering::Relaxed) == number && slot.has_not_said() {
             slot.set_begun(self.clock.now());
         }
     }
@@ -248,7 +253,7 @@ impl Recorder {
         let slot = self.slot(number);
         if slot.number.load(Ordering::Relaxed) == number {
             let now = self.clock.now();
-            if slot.enqueued.load(Ordering::Relaxed) == JUST_NOW {
+            if slot.has_not_said() {
                 slot.set_begun(now);
             }
             slot.ended.store(now, Ordering::Relaxed);
@@ -400,6 +405,7 @@ mod tests {
         let waiting = recorder.open(&barrier);
         recorder.begun(waiting);
         std::thread::sleep(std::time::Duration::from_millis(20));
+        recorder.begun(waiting);
         recorder.end(waiting, Ok(())).unwrap();
         let long = last();
         assert!(long.enqueued == long.started && long.ended - long.started > 15_000_000);

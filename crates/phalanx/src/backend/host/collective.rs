@@ -246,8 +246,8 @@ impl<'a> Flow<'a> {
 pub(super) struct Collective<'a> {
     endpoint: &'a Endpoint,
     state: &'a mut State,
-    /// Whom to tell that it has begun, until they are told.
-    to_tell: Option<&'a dyn Fn()>,
+    /// Told as soon as a wait or much work comes next.
+    begun: &'a dyn Fn(),
 }
 
 impl<'a> Collective<'a> {
@@ -261,7 +261,7 @@ impl<'a> Collective<'a> {
         begun: &'a dyn Fn(),
     ) -> Result<()> {
         endpoint.check()?;
-        let mut this = Collective { endpoint, state, to_tell: Some(begun) };
+        let mut this = Collective { endpoint, state, begun };
         this.begin(&Record::of(call));
         let flow = Flow::of(call);
         // SAFETY: the caller's contract.
@@ -279,14 +279,6 @@ impl<'a> Collective<'a> {
         }
         this.complete();
         Ok(())
-    }
-
-    /// Tells that it has begun, as soon as there is time for it or nothing to lose: here a wait or much work comes next.
-    #[inline(always)]
-    fn has_begun(&mut self) {
-        if let Some(begun) = self.to_tell.take() {
-            begun();
-        }
     }
 
     /// Says that this rank is done with the operation.
@@ -333,7 +325,7 @@ impl<'a> Collective<'a> {
     fn wait_slot_free(&mut self) -> Result<()> {
         let needed = self.state.sequence.saturating_sub(SLOTS as u64);
         if self.state.heard < needed {
-            self.has_begun();
+            (self.begun)();
             for peer in self.endpoint.peers() {
                 let done = &self.endpoint.channel.state(peer).done_operation;
                 self.endpoint.wait(peer, || done.get() >= needed)?;
@@ -429,7 +421,7 @@ impl<'a> Collective<'a> {
             unsafe { self.write_small(call, flow, form) };
         }
         if flow.readers.includes(rank) {
-            self.has_begun();
+            (self.begun)();
             let lines = match form {
                 // Blocks of different lengths end in different lines.
                 Form::Lines(per_block) if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 => {
@@ -632,7 +624,7 @@ impl<'a> Collective<'a> {
     /// # Safety
     /// As for `run`.
     unsafe fn bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
-        self.has_begun();
+        (self.begun)();
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
         let writes = flow.writers.includes(rank);
         let mut send = Location::NOWHERE;

@@ -19,7 +19,6 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReductionCode;
 use crate::sync::lock;
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard};
@@ -226,18 +225,12 @@ impl Messages {
     /// As for [`Backend::recorded_transfer`](crate::backend::Backend::recorded_transfer).
     pub unsafe fn transfer(&self, endpoint: &Endpoint, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         endpoint.check()?;
-        let to_tell = Cell::new(Some(begun));
-        let has_begun = || {
-            if let Some(begun) = to_tell.take() {
-                begun();
-            }
-        };
         if transfer.count * transfer.dtype.size() > SHORT {
-            has_begun();
+            begun();
         }
         let mut inner = self.lock();
         let ticket = inner.post(endpoint, transfer, Plane::User)?;
-        self.wait_from(inner, endpoint, ticket, &has_begun)
+        self.wait_from(inner, endpoint, ticket, begun)
     }
 
     /// Moves all transfers along; whether any is still under way.
@@ -582,30 +575,28 @@ impl Inner {
             // SAFETY: as above.
             let data = unsafe { &(*opening).data };
             let mut destination = self.destination(endpoint, peer, &header)?;
-            let target = self.target(&mut destination);
-            let location = match Way::from_code(header.way) {
+            let (target, bytes) = (target(&self.posted, &mut destination), header.bytes as usize);
+            match Way::from_code(header.way) {
                 Way::Inline => {
                     // SAFETY: the target has as many bytes, checked or allocated so; they fit the opening.
-                    unsafe {
-                        super::reduce::copy_small(target, data.as_ptr().cast(), header.bytes as usize);
-                    };
-                    self.arrived(endpoint, peer, header, destination)?;
-                    continue;
+                    unsafe { super::reduce::copy_small(target, data.as_ptr().cast(), bytes) }
                 }
                 Way::Chunk => {
                     let chunk = data[0] as u16;
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let len = (header.bytes as usize).min(endpoint.channel.layout.mail_chunk);
+                    let len = bytes.min(endpoint.channel.layout.mail_chunk);
                     // SAFETY: written before the opening, and this rank's since; the target has as many bytes.
                     unsafe { super::reduce::copy(target, source, len, false) };
                     self.peers[peer].chunks.keep(&endpoint.channel, chunk);
-                    self.arrived(endpoint, peer, header, destination)?;
+                }
+                way @ (Way::Chunks | Way::Direct) => {
+                    let location =
+                        (way == Way::Direct).then(|| Location { segment: data[0], offset: data[1] });
+                    self.peers[peer].arriving = Some(Arriving { header, location, destination, moved: 0 });
                     continue;
                 }
-                Way::Chunks => None,
-                Way::Direct => Some(Location { segment: data[0], offset: data[1] }),
-            };
-            self.peers[peer].arriving = Some(Arriving { header, location, destination, moved: 0 });
+            }
+            self.arrived(endpoint, peer, header, destination)?;
         }
     }
 
@@ -627,17 +618,6 @@ impl Inner {
             matches(header, posted.plane, posted.transfer.tag)
         });
         self.peers[peer].receives.remove(position?)
-    }
-
-    /// Where a message is written.
-    fn target(&self, destination: &mut Destination) -> *mut u8 {
-        match destination {
-            Destination::Aside(bytes) => bytes.as_mut_ptr().cast(),
-            Destination::Posted(index) => match self.posted(*index).transfer.direction {
-                Direction::Recv(target) => target,
-                Direction::Send(_) => unreachable!("the queue holds receives"),
-            },
-        }
     }
 
     /// The receive must expect what was sent.
@@ -662,29 +642,10 @@ impl Inner {
 
     /// Takes what there is of the arriving message; whether that was all.
     fn read_arriving(&mut self, endpoint: &Endpoint, peer: usize) -> Result<bool> {
-        let Some(mut arriving) = self.peers[peer].arriving.take() else {
-            unreachable!("asked by the caller")
-        };
-        let target = self.target(&mut arriving.destination);
-        let outcome = self.read_pieces(endpoint, peer, &mut arriving, target);
-        match outcome {
-            Ok(true) => self.arrived(endpoint, peer, arriving.header, arriving.destination).map(|()| true),
-            outcome => {
-                self.peers[peer].arriving = Some(arriving);
-                outcome
-            }
-        }
-    }
-
-    fn read_pieces(
-        &mut self,
-        endpoint: &Endpoint,
-        peer: usize,
-        arriving: &mut Arriving,
-        target: *mut u8,
-    ) -> Result<bool> {
-        let bytes = arriving.header.bytes as usize;
         let state = &mut self.peers[peer];
+        let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
+        let target = target(&self.posted, &mut arriving.destination);
+        let bytes = arriving.header.bytes as usize;
         match arriving.location {
             None => {
                 let most = endpoint.channel.layout.mail_chunk;
@@ -715,6 +676,8 @@ impl Inner {
                 }
             }
         }
+        let arrived = state.arriving.take().expect("asked by the caller");
+        self.arrived(endpoint, peer, arrived.header, arrived.destination)?;
         Ok(true)
     }
 
@@ -754,6 +717,19 @@ impl Inner {
         unsafe { super::reduce::copy(target, message.bytes.as_ptr().cast(), message.bytes.len(), false) };
         self.finish(ticket);
         Ok(())
+    }
+}
+
+/// Where a message is written.
+fn target(posted: &[Option<Posted>], destination: &mut Destination) -> *mut u8 {
+    match destination {
+        Destination::Aside(bytes) => bytes.as_mut_ptr().cast(),
+        Destination::Posted(index) => {
+            match posted[*index].as_ref().expect("queues hold posted transfers").transfer.direction {
+                Direction::Recv(target) => target,
+                Direction::Send(_) => unreachable!("the queue holds receives"),
+            }
+        }
     }
 }
 

@@ -89,7 +89,7 @@ impl Collective<'_> {
             self.write_lines(0, call.send, slices.block);
         }
         self.endpoint.announce_progress();
-        self.has_begun();
+        (self.begun)();
         // SAFETY: the caller's contract; the own slice is in bounds of the block.
         unsafe {
             if own.is_empty() {
