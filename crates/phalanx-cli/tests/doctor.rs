@@ -94,6 +94,24 @@ fn a_launchers_variables_are_shown_but_not_its_secret() {
 }
 
 #[test]
+fn ranks_that_would_not_find_each_other_are_an_error() {
+    let job = ("PHALANX_JOB", "job");
+    let of_two_hosts = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
+    let store = [("MASTER_ADDR", "alpha"), ("MASTER_PORT", "29500")];
+    let cases = [
+        (vec![("PHALANX_RANK", "1"), ("PHALANX_WORLD_SIZE", "4")], "an error: PHALANX_JOB=\"\" is not valid"),
+        (vec![("PHALANX_RANK", "1"), ("PHALANX_WORLD_SIZE", "600"), job], "1 to 512 ranks"),
+        ([&of_two_hosts[..], &store].concat(), "neither PHALANX_TOKEN nor PHALANX_TOKEN_FILE is set"),
+    ];
+    for (variables, text) in cases {
+        let mut command = without_gpus(phalanx("doctor"));
+        command.envs(variables);
+        let said = say(command);
+        assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
+    }
+}
+
+#[test]
 fn the_launcher_of_an_mpi_job_is_named_with_the_reason() {
     let mut command = without_gpus(phalanx("doctor"));
     command.envs([("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "3")]);

@@ -1,7 +1,7 @@
 //! [`Comm`]: one rank's communicator; making one, and how it ends.
 
 use crate::backend::{Backend, BackendKind, Call, Departure, Operation};
-use crate::bootstrap::{self, Environment, HostTopology};
+use crate::bootstrap::{self, Environment, HostTopology, UniqueId};
 use crate::collective::Shape;
 use crate::communicator::{Communicator, Portable};
 use crate::dtype::Element;
@@ -466,6 +466,8 @@ pub struct Builder {
 struct Meeting {
     address: String,
     token: String,
+    /// Whether the process of rank 0 listens there already.
+    is_begun: bool,
 }
 
 impl std::fmt::Debug for Meeting {
@@ -510,7 +512,8 @@ impl Builder {
 
     /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
     /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. On NCCL
-    /// and MPI it costs a meeting of the ranks for each operation. NVSHMEM's backend always does it. The host's always compares,
+    /// and MPI it costs a meeting of the ranks for each operation, and neither messages nor the counts of `all_to_all_v` are
+    /// compared on NCCL. NVSHMEM's backend always does it. The host's always compares,
     /// with this setting or without, but ranks that exchange nothing in an operation (two that are both the root of a broadcast)
     /// notice the difference in the next.
     pub fn check(mut self, check: bool) -> Builder {
@@ -523,8 +526,7 @@ impl Builder {
     /// with no other job, such as a random number that the launcher gives them. Ranks that may be on several hosts need a
     /// [`store`](Builder::store), too.
     ///
-    /// It is what `ncclCommInitRank` does with an id that the caller carries from rank to rank; here ranks that do not come are
-    /// named.
+    /// Where the ranks have nothing in common yet, one of them makes a [`unique_id`](Builder::unique_id).
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
@@ -547,7 +549,21 @@ impl Builder {
     /// (docs/security.md in the repository). Which ranks share a host is found out there. As `PHALANX_STORE` and
     /// `PHALANX_TOKEN`.
     pub fn store(mut self, address: &str, token: &str) -> Builder {
-        self.store = Some(Meeting { address: address.to_owned(), token: token.to_owned() });
+        self.store = Some(Meeting { address: address.to_owned(), token: token.to_owned(), is_begun: false });
+        self
+    }
+
+    /// Which rank this process is, of how many, and whom it meets: those with the same [`UniqueId`], on one host or on several, as the
+    /// id was made. Takes the place of [`place`](Builder::place) and [`store`](Builder::store). It is what `ncclCommInitRank` does;
+    /// here it works for every backend, and ranks that do not come are named.
+    ///
+    /// # Errors
+    /// [`init`](Builder::init) answers what it does for [`place`](Builder::place); at rank 0 also
+    /// [`UsageError::Setting`](crate::UsageError::Setting) for an id of [`UniqueId::listen`] that another process made, or that was used before.
+    pub fn unique_id(mut self, id: &UniqueId, rank: usize, world_size: usize) -> Builder {
+        self.place = Some((rank, world_size, id.job()));
+        self.store =
+            id.store().map(|(address, token)| Meeting { address: address.to_owned(), token, is_begun: true });
         self
     }
 
@@ -585,7 +601,10 @@ impl Builder {
         if let Some((rank, world_size, job)) = &self.place {
             environment = environment.placed(*rank, *world_size, job);
         }
-        if let Some(Meeting { address, token }) = &self.store {
+        if let Some(Meeting { address, token, is_begun }) = &self.store {
+            if *is_begun && self.place.as_ref().is_some_and(|(rank, ..)| *rank == 0) {
+                bootstrap::check_listening(address)?;
+            }
             if self.place.is_none() {
                 let expected = "Builder::place beside it: which rank this is, of how many".to_owned();
                 let (name, value) = ("Builder::store".to_owned(), address.clone());

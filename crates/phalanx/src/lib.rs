@@ -1,7 +1,7 @@
 //! Collective communication for Rust: ranks that move data together.
 //!
 //! A *rank* is one of n equal participants: a thread of this process ([`run`]) or a process of its own
-//! ([`init`], under `phalanx launch`, torchrun, mpirun or srun). A [`Comm`] is a rank's end of a communicator. All ranks
+//! ([`init`], under `phalanx launch`, torchrun, mpirun or srun, or by a [`UniqueId`]). A [`Comm`] is a rank's end of a communicator. All ranks
 //! make the same calls in the same order; a rank that is missing, dead, or calls something else is an error
 //! on every rank that names it, never a hang.
 //!
@@ -62,7 +62,8 @@
 //! On the host, a communicator uses memory that its ranks share: 550 KiB for each rank (2 MiB among 64 and more) and, for each
 //! pair that exchanges messages, 150 KiB (35 KiB among 256 and more) in each direction. A page of it costs memory when it is first
 //! used, and goes back when all ranks have dropped the communicator. [`Comm::alloc`] takes pieces of 1 MiB and more, allocated at
-//! once. A message that comes before its receive, while another one is received, is kept on the heap until then.
+//! once; among process ranks, more than the host or the container's limit has is an error. A message that comes before its receive,
+//! while another one is received, is kept on the heap until then.
 //!
 //! # Platforms
 //! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that part has been
@@ -101,7 +102,7 @@ mod sync;
 mod watch;
 
 pub use backend::BackendKind;
-pub use bootstrap::{Choice, HostTopology, Launcher, choose};
+pub use bootstrap::{Choice, HostTopology, Launcher, UniqueId, choose};
 /// For `phalanx launch` and the tests: no part of the interface.
 #[doc(hidden)]
 pub use bootstrap::{launched, store};
@@ -129,7 +130,7 @@ pub use cudarc;
 /// The communicator of this process, from the launcher's variables; a world of one if there are none.
 ///
 /// Understands `phalanx launch`, torchrun, the launchers of MPI, and Slurm; [`choose`] tells what it would do and why. A program
-/// with a launcher of its own says who it is with [`Builder::place`].
+/// with a launcher of its own says who it is with [`Builder::place`] or [`Builder::unique_id`].
 /// Waits until all ranks have come, with the usual deadline; an error names the ranks that have not.
 pub fn init() -> Result<Comm> {
     Comm::builder().init()

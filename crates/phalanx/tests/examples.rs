@@ -3,10 +3,18 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Builds an example (a matter of moments when it is built already) and answers where it is.
+/// Builds an example (a matter of moments when it is built already) and answers where it is. That it is not built again, with all below it,
+/// takes the features of the whole workspace, and nothing of what cargo says to a test: build scripts look at such variables (ring's).
 fn example(name: &str) -> PathBuf {
-    let output = Command::new(env!("CARGO"))
-        .args(["build", "--package", "phalanx", "--example", name, "--message-format", "json"])
+    let mut cargo = Command::new(env!("CARGO"));
+    for (variable, _) in std::env::vars_os() {
+        let text = variable.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&variable);
+        }
+    }
+    let output = cargo
+        .args(["build", "--workspace", "--example", name, "--message-format", "json"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");

@@ -28,6 +28,7 @@ pub fn trials() -> Vec<Trial> {
     add("launchers_that_differ_in_encryption_say_so", half_encrypted);
     add("host_memory_between_hosts_is_mpis_work", host_memory_is_mpis_work);
     add("torchrun_on_two_hosts_meets_and_is_told_of_mpi", torchrun_on_two_hosts);
+    add("ranks_with_an_id_on_two_hosts_meet", by_an_id);
     add("ranks_cut_off_both_ways_are_named", |network| ranks_cut_off(network, Network::cut));
     add("ranks_that_cannot_be_heard_are_named", |network| ranks_cut_off(network, |n| n.cut_from(1)));
     add("ranks_that_hear_nothing_are_named", |network| ranks_cut_off(network, |n| n.cut_from(0)));
@@ -71,14 +72,9 @@ fn with_encryption(network: &Network, wanted: [&str; 2]) -> Result<[String; 2], 
     Ok([first.end()?.1, second.end()?.1])
 }
 
-/// They came as far as without: the ranks are on two hosts, and have told each other so.
+/// They came as far as without.
 fn encrypted(network: &Network) -> Result<(), Failed> {
-    for said in with_encryption(network, ["1", "1"])? {
-        if !said.contains("2 ranks without GPUs on 2 hosts or containers") {
-            return Err(said.into());
-        }
-    }
-    Ok(())
+    have_met(with_encryption(network, ["1", "1"])?)
 }
 
 fn half_encrypted(network: &Network) -> Result<(), Failed> {
@@ -101,19 +97,34 @@ fn host_memory_is_mpis_work(network: &Network) -> Result<(), Failed> {
     Ok(())
 }
 
-/// torchrun's variables on two hosts: rank 0 hosts the store, beside torchrun's own.
-fn torchrun_on_two_hosts(network: &Network) -> Result<(), Failed> {
-    let ranks = [0, 1].map(|rank| {
-        let command = torchrun::rank(rank, network.address(0), 29500);
-        Node::start(network.inside(rank, &command))
-    });
-    for rank in ranks {
-        let (_, said) = rank.end()?;
+/// The ranks have told each other that they are on two hosts.
+fn have_met(said: [String; 2]) -> Result<(), Failed> {
+    for said in said {
         if !said.contains("2 ranks without GPUs on 2 hosts or containers") {
             return Err(said.into());
         }
     }
     Ok(())
+}
+
+/// torchrun's variables on two hosts: rank 0 hosts the store, beside torchrun's own.
+fn torchrun_on_two_hosts(network: &Network) -> Result<(), Failed> {
+    let [first, second] = [0, 1].map(|rank| {
+        let command = torchrun::rank(rank, network.address(0), 29500);
+        Node::start(network.inside(rank, &command))
+    });
+    have_met([first.end()?.1, second.end()?.1])
+}
+
+/// Ranks that a program has given an id, and no launcher anything.
+fn by_an_id(network: &Network) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("id");
+    let [first, second] = [0, 1].map(|rank| {
+        let command = rank::identified_command(rank, 2, network.address(0), &file);
+        Node::start(network.inside(rank, &command))
+    });
+    have_met([first.end()?.1, second.end()?.1])
 }
 
 /// Ranks 0 (with the store) and 1 on one side, rank 2 on the other.

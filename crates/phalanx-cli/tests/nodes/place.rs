@@ -1,7 +1,7 @@
 //! Ranks whose program says itself which they are (`Builder::place`), without a launcher.
 
 use super::node::Node;
-use super::rank::placed_command;
+use super::rank::{identified_command, placed_command};
 use libtest_mimic::{Failed, Trial};
 use std::net::TcpListener;
 
@@ -14,6 +14,8 @@ pub fn trials() -> Vec<Trial> {
         trial("other_launchers_variables_do_not_count", beside_a_launcher),
         trial("ranks_meet_at_a_store", at_a_store),
         trial("a_rank_with_another_token_is_refused", with_another_token),
+        trial("ranks_meet_by_a_unique_id", || by_an_id("")),
+        trial("ranks_meet_by_a_unique_id_that_listens", || by_an_id("127.0.0.1")),
         trial("what_makes_no_sense_is_named", senseless),
     ]
 }
@@ -71,6 +73,20 @@ fn with_another_token() -> Result<(), Failed> {
     for (said, what) in [(said, "these ranks have not come: [1]"), (refused, "token")] {
         if !said.contains("error: ") || !said.contains(what) {
             return Err(format!("it should say {what:?}:\n{said}").into());
+        }
+    }
+    Ok(())
+}
+
+/// The last rank comes first.
+fn by_an_id(address: &str) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("id");
+    let start = |rank| Node::start(identified_command(rank, 3, address, &file));
+    for rank in (0..3).rev().map(start).collect::<Vec<_>>() {
+        let (_, said) = rank.end()?;
+        if !said.contains("sum 6 on 1 host") {
+            return Err(said.into());
         }
     }
     Ok(())

@@ -1,8 +1,10 @@
 //! What this test program does when it is started as a rank.
 
 use super::common::forget_settings;
+use phalanx::UniqueId;
 use phalanx::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,8 @@ pub const PART: &str = "NODES_TEST_PART";
 const MEMBER: &str = "NODES_TEST_MEMBER";
 /// For the part `place`: what the program knows of itself, see [`placed_command`].
 const PLACE: &str = "NODES_TEST_PLACE";
+/// For the part `identified`: what a program has that carries an id, see [`identified_command`].
+const ID: &str = "NODES_TEST_ID";
 /// Longer than anything here takes when it works.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -24,13 +28,21 @@ pub fn member_command(address: &str, rank: usize, size: usize) -> Command {
 
 /// This test program as a rank that nothing but the program itself knows of: rank, number of ranks, job, and where its store is.
 pub fn placed_command(rank: usize, ranks: usize, job: &str, store: Option<(&str, &str)>) -> Command {
+    let (address, token) = store.unwrap_or_default();
+    unlaunched_command("place", PLACE, &[&rank.to_string(), &ranks.to_string(), job, address, token])
+}
+
+/// This test program as a rank that meets others by an id, which rank 0 makes and leaves in a file; with an address, it listens there.
+pub fn identified_command(rank: usize, ranks: usize, address: &str, file: &Path) -> Command {
+    let file = file.to_str().unwrap();
+    unlaunched_command("identified", ID, &[&rank.to_string(), &ranks.to_string(), address, file])
+}
+
+/// This test program in a part of which a variable of its own says more, and none of a launcher's.
+fn unlaunched_command(part: &str, variable: &str, words: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     forget_settings(&mut command);
-    let (address, token) = store.unwrap_or_default();
-    command
-        .env(PART, "place")
-        .env(PLACE, [&*rank.to_string(), &ranks.to_string(), job, address, token].join("|"));
-    command.env("PHALANX_BACKEND", "host");
+    command.env(PART, part).env(variable, words.join("|")).env("PHALANX_BACKEND", "host");
     command
 }
 
@@ -39,6 +51,7 @@ pub fn serve() -> Option<ExitCode> {
     match std::env::var(PART).ok()?.as_str() {
         "init" => init(phalanx::Comm::builder()),
         "place" => place(),
+        "identified" => identified(),
         // One rank goes before the others meet it, in the first attempt.
         "init, and fail at first" => {
             let is = |name: &str, value: &str| std::env::var(name).as_deref() == Ok(value);
@@ -77,6 +90,26 @@ fn place() {
     let [rank, ranks] = [0, 1].map(|i| words[i].parse().unwrap());
     let builder = phalanx::Comm::builder().place(rank, ranks, words[2]);
     init(if words[3].is_empty() { builder } else { builder.store(words[3], words[4]) });
+}
+
+/// A rank by an id that came in a file.
+fn identified() {
+    let known = std::env::var(ID).unwrap();
+    let words: Vec<&str> = known.split('|').collect();
+    let [rank, ranks] = [0, 1].map(|i| words[i].parse().unwrap());
+    let (address, file) = (words[2], Path::new(words[3]));
+    if rank == 0 {
+        let id = if address.is_empty() { UniqueId::new() } else { UniqueId::listen(address) }.unwrap();
+        // Whoever sees the file sees all of it.
+        std::fs::write(file.with_extension("part"), id.to_bytes()).unwrap();
+        std::fs::rename(file.with_extension("part"), file).unwrap();
+    }
+    let started = Instant::now();
+    while !file.exists() && started.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let bytes = std::fs::read(file).unwrap().try_into().unwrap();
+    init(phalanx::Comm::builder().unique_id(&UniqueId::from_bytes(&bytes).unwrap(), rank, ranks));
 }
 
 /// A rank in a store, which rank 0 hosts: says when all are there, and whom it loses.

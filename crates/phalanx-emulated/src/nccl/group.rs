@@ -271,15 +271,25 @@ exported! {
     }
 
     fn ncclGroupSimulateEnd(info: Out<SimInfo>) {
+        let blocks = |group: &Group| {
+            group.queued.iter().all(|queued| queued.operation.communicator.config.blocking)
+        };
+        if !GROUP.with_borrow(blocks) {
+            // As in NCCL, whose thread for what does not block ends the group as any other.
+            return finish(FUNCTION);
+        }
         let Some(group) = leave()? else { return Ok(()) };
         if group.error != SUCCESS {
             return Err(group.error);
+        }
+        if group.queued.iter().any(|queued| !queued.operation.kind.is_collective()) {
+            violation(FUNCTION, "messages are simulated, which the library then keeps in mind");
         }
         let Some(mut known) = info.as_in().get() else { return Ok(()) };
         if known.magic != 0x7468_5283 {
             return Err(fail(INVALID_ARGUMENT, "ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER"));
         }
-        known.estimated_time = group.queued.len() as f32;
+        known.estimated_time = if group.queued.is_empty() { -1.0 } else { group.queued.len() as f32 };
         info.set(known);
         Ok(())
     }

@@ -14,6 +14,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("cycles", cycles),
     Scenario::rank("portable", portable),
     Scenario::rank("finalize", finalize),
+    Scenario::rank("estimate", estimate),
 ];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
@@ -30,6 +31,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     trials.push(Trial::test("last_error", last_error).with_ignored_flag(gpus < 1));
     let unique_ids = Trial::test("unique_ids", move || unique_ids(gpus));
     trials.push(unique_ids.with_ignored_flag(gpus < 2));
+    let non_blocking = Trial::test("non_blocking", move || non_blocking(gpus));
+    trials.push(non_blocking.with_ignored_flag(gpus < 2));
     trials
 }
 
@@ -263,6 +266,80 @@ fn last_error() -> Result<(), libtest_mimic::Failed> {
         Ok(())
     })?;
     Ok(outcomes.into_iter().collect::<Result<(), String>>()?)
+}
+
+/// What the library believes is an answer that changes nothing, and what it cannot believe anything of is refused.
+fn estimate(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("the backend's own features")?;
+    let data = values::<f32>(rank, 1 << 20);
+    let (mut all, mut few) = (upload(&comm, &data)?, upload(&comm, &data[..256])?);
+    let long = match nccl.estimate(|g| g.all_reduce_in_place(&mut all, ReduceOp::Sum)) {
+        Err(Error::MissingFunction(missing)) if nccl.version().as_str() < "2.22" => {
+            assert_eq!(missing.function, "ncclGroupSimulateEnd");
+            return done();
+        }
+        answer => must("estimate", answer)?,
+    };
+    let short = must("estimate", nccl.estimate(|g| g.all_reduce_in_place(&mut few, ReduceOp::Sum)))?;
+    assert_eq!((long.is_some(), short.is_some()), (ranks > 1, ranks > 1));
+    assert!(long >= short, "4 MiB {long:?}, 1 KiB {short:?}");
+    assert!(download(&comm, &all)? == data && download(&comm, &few)? == data[..256]);
+
+    let mut other = upload(&comm, &data[..256])?;
+    let (send, mut on_host) = ([1.0f32], [0.0f32]);
+    let refused = [
+        ("nothing", nccl.estimate(|_| Ok(()))),
+        ("messages", nccl.estimate(|g| g.send(&few, (rank + 1) % ranks))),
+        (
+            "several operations",
+            nccl.estimate(|g| {
+                g.broadcast_in_place(&mut few, 0)?;
+                g.broadcast_in_place(&mut other, 0)
+            }),
+        ),
+        ("GPU memory", nccl.estimate(|g| g.all_reduce(&send, &mut on_host, ReduceOp::Sum))),
+    ];
+    for (what, answer) in refused {
+        let text = answer.err().ok_or(what)?.to_string();
+        assert!(text.contains(what), "{what}: {text}");
+    }
+    // What was estimated has not been left to the next operation.
+    must("all_reduce", comm.all_reduce_in_place(&mut all, ReduceOp::Sum))?;
+    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+    expect("the sum", &download(&comm, &all)?, sum)?;
+    assert!(download(&comm, &few)? == data[..256]);
+    done()
+}
+
+/// Communicators whose calls the library never holds do the same work.
+fn non_blocking(gpus: usize) -> Result<(), libtest_mimic::Failed> {
+    let mut config = Config::default();
+    config.non_blocking = true;
+    let works = |comm: Comm| -> Outcome {
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let mut buffer = upload(&comm, &values::<f32>(rank, 1000))?;
+        must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+        expect("the sum", &download(&comm, &buffer)?, sum)?;
+        let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+        let (mine, mut theirs) = (upload(&comm, &[rank as u32])?, upload(&comm, &[0u32])?);
+        must("send_recv", comm.send_recv(&mine, right, &mut theirs, left))?;
+        assert_eq!(download(&comm, &theirs)?, [left as u32]);
+        let part = must("split", comm.split(Some(0), -(rank as i64)))?.ok_or("in it")?;
+        must("the part's barrier", part.barrier())?;
+        let nccl = comm.nccl().ok_or("the backend's own features")?;
+        let estimate = nccl.estimate(|g| g.all_reduce_in_place(&mut buffer, ReduceOp::Sum));
+        let text = estimate.err().ok_or("an estimate, for which the library would do the work")?.to_string();
+        assert!(text.contains("non_blocking"), "{text}");
+        must("finalize", part.finalize())?;
+        must("finalize", comm.finalize())?;
+        done()
+    };
+    for outcome in Comm::builder().backend(BackendKind::Nccl).nccl(config).run(gpus, works)? {
+        outcome?;
+    }
+    Ok(())
 }
 
 /// Ranks that are spread over every number of unique ids (a library that has it; `releases.rs` has those that do not).

@@ -102,6 +102,9 @@ fn release(comm: Comm, args: &[String]) -> Outcome {
         let windows = is_since(version, "2.27.3");
         assert_eq!(best, if windows { Registration::Symmetric } else { Registration::Local });
     }
+    let mut block = upload(&comm, &[1.0f32])?;
+    let estimate = nccl.estimate(|g| g.all_reduce_in_place(&mut block, ReduceOp::Sum));
+    since(estimate.map(drop), "ncclGroupSimulateEnd", "2.22.3")?;
     since(nccl.memory(MemoryStatistic::Total).map(drop), "ncclCommMemStats", "2.29.7")?;
     since(nccl.suspend(), "ncclCommSuspend", "2.29.7")?;
     since(nccl.resume(), "ncclCommResume", "2.29.7")?;

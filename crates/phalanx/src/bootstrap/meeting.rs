@@ -5,6 +5,7 @@
 //! | `phalanx launch` | the (first) launcher | `PHALANX_STORE` | `PHALANX_TOKEN`, set by the launcher |
 //! | torchrun, one host | rank 0 | told over the Unix socket of `rendezvous.rs` | made there, told with it |
 //! | torchrun, several hosts | rank 0 | `MASTER_ADDR` and `MASTER_PORT` + 1000 | `PHALANX_TOKEN` or `PHALANX_TOKEN_FILE`, by the user |
+//! | the program, with a `UniqueId` | rank 0 | in the id | in the id |
 //! | MPI's, several hosts | rank 0 | no port: MPI carries the bytes | made there, told over MPI |
 //!
 //! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
@@ -13,6 +14,7 @@
 use super::environment::{Environment, Place, setting};
 use super::store::cipher::encrypted_from;
 use super::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
+use super::unique_id::take_listener;
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 use super::{
     HostTopology,
@@ -54,9 +56,12 @@ fn settings(place: &Place, silence: Duration) -> Settings {
 }
 
 fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Result<Server> {
+    let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
+    if let Some(listener) = take_listener(&rendezvous.address) {
+        return Server::on(listener, rendezvous.token.clone(), settings);
+    }
     server::check_reachable(&rendezvous.address)?;
     let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
-    let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
     loop {
         match Server::start(&rendezvous.address, rendezvous.token.clone(), settings.clone()) {
             Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),

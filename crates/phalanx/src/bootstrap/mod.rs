@@ -7,6 +7,7 @@ mod hosts;
 mod meeting;
 mod rendezvous;
 pub mod store;
+mod unique_id;
 
 pub use environment::Launcher;
 pub(crate) use environment::{
@@ -17,6 +18,8 @@ pub(crate) use environment::{
 pub(crate) use gpus::{GpuId, Visible, settle as settle_gpu};
 pub use hosts::HostTopology;
 pub(crate) use rendezvous::Growth;
+pub use unique_id::UniqueId;
+pub(crate) use unique_id::check_listening;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
@@ -57,9 +60,13 @@ pub struct Choice {
 /// MPI launcher started; else the memory of the host.
 ///
 /// # Errors
-/// [`UsageError::Setting`] names a variable that makes no sense.
+/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing; [`Error::Bootstrap`]: ranks of several hosts have no
+/// token by which they know each other.
 pub fn choose() -> Result<Choice> {
-    Choice::from(&Environment::current(), None)
+    let environment = Environment::current();
+    let choice = Choice::from(&environment, None)?;
+    choice.check_meeting(&environment)?;
+    Ok(choice)
 }
 
 impl Choice {
@@ -79,6 +86,18 @@ impl Choice {
         };
         let (backend, reason) = decide(environment, wanted, &ranks)?;
         Ok(Choice { backend, reason, launcher })
+    }
+
+    /// The error that `init` meets on its way if the launcher, or the user, has not said what the ranks need to find each other.
+    fn check_meeting(&self, environment: &Environment) -> Result<()> {
+        let without_us = matches!(self.backend, BackendKind::Solo | BackendKind::Mpi);
+        let launcher = self.launcher.as_ref().filter(|launcher| {
+            let is_alone = launcher.world_size == Some(1) && launcher.is_one_host();
+            !(without_us || is_alone || launcher.meets_over_mpi(environment))
+        });
+        let Some(launcher) = launcher else { return Ok(()) };
+        let place = launcher.place(environment)?;
+        if place.one_host { Ok(()) } else { environment.rendezvous(&place).map(drop) }
     }
 }
 

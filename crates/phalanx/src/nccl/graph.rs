@@ -1,6 +1,6 @@
 //! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
 
-use crate::backend::nccl::{Footprint, HeldGraph};
+use crate::backend::nccl::{Footprint, HeldGraph, check_on_device};
 use crate::backend::{Blocks, Call, Direction, Space};
 use crate::comm::{Comm, View};
 use crate::error::{Error, Result, UnsupportedError, UsageError};
@@ -177,8 +177,11 @@ fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<
 
 /// What a graph holds of a group's operations: arguments, lengths of blocks and addresses. An error if some are in host memory.
 fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
+    let on_gpu = |spaces: &[Space]| {
+        check_on_device(spaces, "the memory of a GPU, for a CUDA graph", "use a CudaSlice or nccl::Buffer")
+    };
     let calls = group.calls().map(|call| {
-        on_device(&call.spaces)?;
+        on_gpu(&call.spaces)?;
         let Call { operation, dtype, reduction, root, .. } = *call;
         let what =
             operation as u64 | (dtype as u64) << 8 | (reduction.code as u64) << 16 | (root as u64) << 32;
@@ -192,7 +195,7 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
         Ok([what, reduction.factor, call.blocks.longest() as u64, send, recv, lengths.finish() << 1])
     });
     let transfers = group.transfers().map(|transfer| {
-        on_device(&[transfer.space])?;
+        on_gpu(&[transfer.space])?;
         let (way, address) = match transfer.direction {
             Direction::Send(source) => (1, source.addr()),
             Direction::Recv(target) => (2, target.addr()),
@@ -201,16 +204,4 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
         Ok([what, 0, transfer.count as u64, address as u64, 0, 1])
     });
     calls.chain(transfers).collect()
-}
-
-fn on_device(spaces: &[Space]) -> Result<()> {
-    if spaces.iter().all(|space| *space == Space::Device) {
-        return Ok(());
-    }
-    Err(UsageError::Memory {
-        memory: "host memory".into(),
-        wanted: "the memory of a GPU, for a CUDA graph".into(),
-        remedy: "use a CudaSlice or nccl::Buffer",
-    }
-    .into())
 }

@@ -126,20 +126,29 @@ impl SharedFile {
     pub fn extend_to(&self, len: u64) -> Result<()> {
         self.check_limit(len)?;
         // Writing the last byte, unlike ftruncate, cannot shrink a file that a peer just extended.
-        rustix::io::pwrite(&self.0, &[0], len - 1).map(drop).map_err(|e| out_of_memory("pwrite", e, len))
+        rustix::io::pwrite(&self.0, &[0], len - 1)
+            .map(drop)
+            .map_err(|e| out_of_memory("pwrite", e, len, None))
     }
 
-    /// Allocates the pages of a range, so that using them later cannot fail.
+    /// Allocates the pages of a range, so that using them later cannot fail. What is more than there is, is an error before the system
+    /// ends somebody for it.
     pub fn commit(&self, offset: u64, len: u64) -> Result<()> {
         self.check_limit(offset + len)?;
+        // Others allocate at the same time.
+        const LOOK: u64 = 64 << 20;
         // A signal ends the call, and takes back what it has allocated: in steps that come to their end between two signals.
         const STEP: u64 = 1 << 20;
         for start in (offset..offset + len).step_by(STEP as usize) {
-            let step = STEP.min(offset + len - start);
+            let left = offset + len - start;
+            if left >= LOOK && (start - offset).is_multiple_of(LOOK) {
+                check_available(left)?;
+            }
+            let step = STEP.min(left);
             rustix::io::retry_on_intr(|| {
                 rustix::fs::fallocate(&self.0, FallocateFlags::empty(), start, step)
             })
-            .map_err(|e| out_of_memory("fallocate", e, len))?;
+            .map_err(|e| out_of_memory("fallocate", e, len, None))?;
         }
         Ok(())
     }
@@ -150,6 +159,12 @@ impl SharedFile {
         if let Err(e) = rustix::fs::fallocate(&self.0, flags, offset, len) {
             tracing::warn!("cannot give {len} bytes of shared memory back: {e}");
         }
+    }
+
+    /// Bytes of its pages.
+    #[cfg(test)]
+    pub fn allocated(&self) -> u64 {
+        rustix::fs::fstat(&self.0).unwrap().st_blocks as u64 * 512
     }
 
     pub fn map(&self, offset: u64, len: usize) -> Result<Mapping> {
@@ -180,14 +195,25 @@ impl SharedFile {
     }
 }
 
-fn out_of_memory(call: &'static str, e: rustix::io::Errno, len: u64) -> Error {
+fn out_of_memory(call: &'static str, e: rustix::io::Errno, len: u64, available: Option<u64>) -> Error {
+    let available = available.map_or(String::new(), |available| format!(", and {available} can be had"));
     Error::system(
         call,
         e.into(),
         format!(
-            "{len} bytes of shared memory are needed: free memory, raise the container's limit, or ask for less"
+            "{len} bytes of shared memory are needed{available}: free memory, raise the container's limit, or ask for less"
         ),
     )
+}
+
+/// Whether there are so many bytes to be had, as far as is known.
+fn check_available(len: u64) -> Result<()> {
+    match super::memory::available() {
+        Some(available) if available < len => {
+            Err(out_of_memory("fallocate", rustix::io::Errno::NOMEM, len, Some(available)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Sleeps until `word` is no longer `expected`, somebody wakes it, or `timeout` has passed.
@@ -542,6 +568,15 @@ mod tests {
             reader.join().unwrap();
         });
         sender.join().unwrap();
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_an_error() {
+        let (file, len) = (SharedFile::create().unwrap(), crate::os::memory::available().unwrap() * 2);
+        let error = file.commit(0, len).unwrap_err().to_string();
+        assert!(error.contains(&format!("{len} bytes")) && error.contains("can be had"), "{error}");
+        assert_eq!(file.allocated(), 0);
+        file.commit(0, 1 << 20).unwrap();
     }
 
     #[test]

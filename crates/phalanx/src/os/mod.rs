@@ -8,6 +8,8 @@
 mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::*;
+#[cfg(target_os = "linux")]
+mod memory;
 
 #[cfg(not(target_os = "linux"))]
 mod portable;

@@ -386,13 +386,13 @@ impl ProcessWorld {
         }
         // Arenas double, so that peers map a handful of them and not one per buffer.
         let arena_len = len.max(FIRST_ARENA << heap.len().min(6));
-        let segment = self.create_segment(arena_len)?;
         let mut arena = Arena {
-            free: BTreeMap::from([(0, segment.memory.len())]),
+            segment: self.create_segment(arena_len)?,
+            len: arena_len,
+            committed: false,
+            free: BTreeMap::from([(0, arena_len)]),
             used: BTreeMap::new(),
             withdrawn: Vec::new(),
-            segment,
-            committed: false,
         };
         self.commit(&mut arena)?;
         let offset = arena.take(len).expect("a new arena holds what it was made for");
@@ -419,8 +419,7 @@ impl ProcessWorld {
         arena.give(offset, block_len(len));
         if arena.is_empty() {
             // The pages go back; the place stays, so that peers need not map another one next time.
-            let (offset, len) = place(arena.segment.id);
-            self.file.release(offset, len);
+            self.file.release(place(arena.segment.id).0, arena.len as u64);
             arena.committed = false;
         }
     }
@@ -428,7 +427,7 @@ impl ProcessWorld {
     /// Allocates the arena's pages, so that a lack of memory is an error here and not a signal later.
     fn commit(&self, arena: &mut Arena) -> Result<()> {
         if !arena.committed {
-            let (offset, len) = place(arena.segment.id);
+            let (offset, len) = (place(arena.segment.id).0, arena.len as u64);
             // Nothing uses the arena: what was allocated of it goes back.
             self.file.commit(offset, len).inspect_err(|_| self.file.release(offset, len))?;
             arena.committed = true;
@@ -460,6 +459,8 @@ fn block_align(len: usize) -> usize {
 /// A segment from which this rank gives out blocks. First fit; neighbours are joined when freed.
 struct Arena {
     segment: Segment,
+    /// How much of the segment it has, whose length is a power of two: what is behind is never used.
+    len: usize,
     /// Whether its pages are allocated.
     committed: bool,
     /// Free ranges: offset and length.
@@ -523,7 +524,7 @@ impl Arena {
     }
 
     fn is_empty(&self) -> bool {
-        self.free.get(&0) == Some(&self.segment.memory.len())
+        self.free.get(&0) == Some(&self.len)
     }
 }
 
@@ -592,6 +593,19 @@ mod tests {
         assert!(lock(&processes.heap).iter().all(|arena| arena.is_empty() && !arena.committed));
         let _again: Vec<_> = (0..100).map(|i| world.alloc(i * 100_000).unwrap()).collect();
         assert_eq!(lock(&processes.heap).len(), arenas);
+    }
+
+    #[test]
+    fn a_large_block_takes_the_memory_that_it_needs() {
+        let world = world();
+        let Kind::Processes(processes) = &world.kind else { unreachable!() };
+        let taken = || processes.file.allocated();
+        let (before, len) = (taken(), 65 << 20);
+        let block = world.alloc(len).unwrap();
+        assert!((len as u64..(66 << 20)).contains(&(taken() - before)), "{} bytes", taken() - before);
+        drop(block);
+        // The file's last page is there by its length.
+        assert!(taken() - before <= PAGE as u64, "{} bytes", taken() - before);
     }
 
     #[test]

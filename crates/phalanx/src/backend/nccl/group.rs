@@ -50,18 +50,25 @@ pub(super) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
 
 /// Leaves a level; at the outermost, starts what was queued and sees to what comes after.
 pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
-    let library = communicator.library;
-    let Some(end) = library.ncclGroupEnd else { return Ok(()) };
+    let Some(end) = communicator.library.ncclGroupEnd else { return Ok(()) };
+    // SAFETY: the level was entered on this thread.
+    end_with(communicator, "ncclGroupEnd", || unsafe { end() })
+}
+
+/// [`end`] by a function of the library that ends groups.
+pub(super) fn end_with(
+    communicator: &Arc<Communicator>,
+    function: &'static str,
+    end: impl FnOnce() -> ncclResult_t,
+) -> Result<()> {
     let outermost = OPEN.with_borrow_mut(|group| {
         group.depth -= 1;
         (group.depth == 0).then(|| (std::mem::take(&mut group.started), std::mem::take(&mut group.carrying)))
     });
     let Some((started, carrying)) = outermost else {
-        // SAFETY: the level was entered on this thread.
-        return communicator.progress(unsafe { end() }, "ncclGroupEnd").map(drop);
+        return communicator.progress(end(), function).map(drop);
     };
-    // SAFETY: the level was entered on this thread.
-    let outcome = start_all(communicator, started, || unsafe { end() });
+    let outcome = start_all(communicator, started, function, end);
     carrying.into_iter().for_each(|messages| messages.end_group(&outcome));
     outcome
 }
@@ -70,6 +77,7 @@ pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
 fn start_all(
     communicator: &Communicator,
     mut started: Vec<Started>,
+    function: &'static str,
     end: impl FnOnce() -> ncclResult_t,
 ) -> Result<()> {
     let met = started.iter().try_for_each(|one| match &one.meeting {
@@ -83,7 +91,7 @@ fn start_all(
             spoil(communicator);
         }
         // Where a thread is lost inside a device, the library only forgets what was queued.
-        (met, communicator.progress(end(), "ncclGroupEnd"))
+        (met, communicator.progress(end(), function))
     };
     for one in &started {
         one.communicator.leave_group();

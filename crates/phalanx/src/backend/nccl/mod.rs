@@ -22,7 +22,7 @@
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
-//! | `memory.rs`, `surface.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
+//! | `memory.rs`, `surface.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
 
 mod collective;
 mod collective_config;
@@ -30,6 +30,7 @@ mod communicator;
 mod config;
 mod device;
 mod ending;
+mod estimate;
 mod graphs;
 mod group;
 mod library;
@@ -58,7 +59,7 @@ pub use surface::{MemoryStatistic, Nccl, Surface, encrypt_sockets, init_all, ver
 
 use crate::backend::host::{HostComm, Subject, Witness};
 use crate::backend::{
-    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
+    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Space, Ticket, Transfer,
 };
 use crate::bootstrap::{HostTopology, Visible, settle_gpu};
 use crate::collective::Shape;
@@ -374,6 +375,14 @@ impl NcclComm {
         }
         result
     }
+}
+
+/// An error for buffers in host memory where only those of the GPU will do.
+pub(crate) fn check_on_device(spaces: &[Space], wanted: &str, remedy: &'static str) -> Result<()> {
+    if spaces.iter().all(|space| *space == Space::Device) {
+        return Ok(());
+    }
+    Err(UsageError::Memory { memory: "host memory".into(), wanted: wanted.into(), remedy }.into())
 }
 
 #[cold]

@@ -1,10 +1,9 @@
 //! [`Rccl`]: what only RCCL has, for one communicator.
 
-use super::NcclSettings;
 use super::collective::Needs;
 use super::memory::{Buffer, Registration};
 use super::surface::Surface;
-use crate::backend::Space;
+use super::{NcclSettings, check_on_device};
 use crate::comm::{Comm, DEFAULT_TIMEOUT};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
@@ -107,14 +106,12 @@ impl<'a> Rccl<'a> {
         let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
         let bias = bias.lend(self.lane)?;
         let call = call.between::<S::Elem>(&send, &recv, self.lane);
-        if bias.span().space == Space::Host || call.spaces != [Space::Device; 2] {
-            return Err(UsageError::Memory {
-                memory: "host memory".into(),
-                wanted: "GPU memory, for the buffers and the bias".into(),
-                remedy: "copy them to the GPU (hip::Stream::clone_htod)",
-            }
-            .into());
-        }
+        let [send_space, recv_space] = call.spaces;
+        check_on_device(
+            &[bias.span().space, send_space, recv_space],
+            "GPU memory, for the buffers and the bias",
+            "copy them to the GPU (hip::Stream::clone_htod)",
+        )?;
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
         unsafe { self.prepare_collective(&call) }?;
         let needs = Needs::with_bias(bias.span().start.cast_const().cast());

@@ -4,8 +4,8 @@ use super::collective::{Needs, can_multiply_alone};
 use super::collective_config::CollectiveConfig;
 use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
-use super::{NcclComm, NcclSettings};
-use crate::backend::{Backend, Blocks, Call, Operation, Space};
+use super::{NcclComm, NcclSettings, check_on_device};
+use crate::backend::{Backend, Blocks, Call, Operation};
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
 use crate::dtype::Element;
@@ -329,15 +329,11 @@ impl<'a> Surface<'a> {
             Call { reduction, ..call }.between::<S::Elem>(&send, &recv, self.lane).configured(self.lane);
         let gets_nothing = call.operation == Operation::Reduce && call.root != communicator.rank;
         let [send_space, recv_space] = call.spaces;
-        let used = [Some(factor.span().space), Some(send_space), (!gets_nothing).then_some(recv_space)];
-        if used.contains(&Some(Space::Host)) {
-            return Err(UsageError::Memory {
-                memory: "host memory".into(),
-                wanted: "GPU memory, for the buffers and the factor".into(),
-                remedy: "use PreMulSum for a factor on the host",
-            }
-            .into());
-        }
+        check_on_device(
+            &[factor.span().space, send_space, if gets_nothing { send_space } else { recv_space }],
+            "GPU memory, for the buffers and the factor",
+            "use PreMulSum for a factor on the host",
+        )?;
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
         unsafe { self.prepare_collective(&call) }?;
         let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;

@@ -55,6 +55,9 @@ struct Rule {
     job_more: &'static [&'static str],
 }
 
+/// Has the numbers of all hosts of a step.
+const SLURM_STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
+
 /// The launchers, in the order in which they count. The more a variable was meant for us the earlier it comes; then
 /// those that are started by the ones below them: torchrun and mpirun run inside of Slurm's steps, and Open MPI and
 /// PALS set the variables of PMIx and PMI too.
@@ -135,7 +138,7 @@ const RULES: [Rule; 9] = [
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
-        local_world_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"],
+        local_world_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", SLURM_STEP_TASKS],
         mpi: true,
         job: &[],
         job_more: &[],
@@ -158,7 +161,7 @@ const RULES: [Rule; 9] = [
         rank: "SLURM_PROCID",
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: &["SLURM_LOCALID"],
-        local_world_size: &["SLURM_STEP_TASKS_PER_NODE"],
+        local_world_size: &[SLURM_STEP_TASKS],
         mpi: false,
         job: &["SLURM_JOB_ID"],
         job_more: &["SLURM_STEP_ID"],
@@ -233,10 +236,27 @@ impl Environment {
     fn local_world_size(&self, rule: &Rule) -> Result<Option<usize>> {
         let Some(name) = self.first_set(rule.local_world_size) else { return Ok(None) };
         let value = self.get(name).unwrap_or_default();
-        // Slurm's has the numbers of all hosts: `4`, `2(x3)`, `3,2`. More than one host shows in the first number.
-        let first = value.split(['(', ',']).next().unwrap_or_default().trim().parse();
-        first.map(Some).map_err(|_| setting(name, value, "a number, 0 or greater").into())
+        let Some(hosts) = ranks_of_hosts(value) else {
+            return Err(
+                setting(name, value, "a number, 0 or greater, or one for each host (2(x3), 3,2)").into()
+            );
+        };
+        let own = if name == SLURM_STEP_TASKS { self.number("SLURM_NODEID")?.unwrap_or(0) } else { 0 };
+        let here = hosts.iter().flat_map(|(ranks, times)| std::iter::repeat_n(*ranks, *times)).nth(own);
+        // Which of them this is Slurm may count otherwise: then the first is as good.
+        Ok(Some(here.unwrap_or(hosts[0].0)))
     }
+}
+
+/// How many ranks hosts have, and how many hosts have as many, of a list as Slurm writes it: `4`, `2(x3)`, `3,2`.
+fn ranks_of_hosts(list: &str) -> Option<Vec<(usize, usize)>> {
+    let entry = |entry: &str| match entry.trim().strip_suffix(')') {
+        Some(entry) => {
+            entry.split_once("(x").and_then(|(n, times)| Some((n.parse().ok()?, times.parse().ok()?)))
+        }
+        None => Some((entry.trim().parse().ok()?, 1)),
+    };
+    list.split(',').map(entry).collect()
 }
 
 impl Launcher {

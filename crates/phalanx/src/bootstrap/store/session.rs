@@ -26,7 +26,7 @@ impl Token {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
         // As text it passes through environment variables and files.
-        Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into_bytes()))
+        Ok(Token(hex(&bytes).into_bytes()))
     }
 
     /// Any text of at least [`MIN_LEN`](Token::MIN_LEN) bytes; white space around it does not count.
@@ -39,6 +39,11 @@ impl Token {
     pub fn reveal(&self) -> &str {
         std::str::from_utf8(&self.0).expect("a token is made of text")
     }
+}
+
+/// Bytes as text, two hexadecimal digits each.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The token itself is never shown.

@@ -182,6 +182,25 @@ fn slurm_steps() {
 }
 
 #[test]
+fn slurm_says_how_many_ranks_each_host_has() {
+    let of_host = |list, host| {
+        let kept = SLURM_STEP.iter().copied().filter(|(name, _)| *name != SLURM_STEP_TASKS);
+        let own: Vec<_> = kept.chain([(SLURM_STEP_TASKS, list), ("SLURM_NODEID", host)]).collect();
+        environment(&own).launcher().map(|launcher| launcher.expect("a step").local_world_size)
+    };
+    for (list, host, ranks) in
+        [("3,1", "0", 3), ("3,1", "1", 1), ("1(x2),2", "1", 1), ("1(x2),2", "2", 2), ("2(x2)", "7", 2)]
+    {
+        assert_eq!(of_host(list, host).unwrap(), Some(ranks), "{list} on host {host}");
+    }
+    for list in ["", "two", "2(x", "2(3)", "2,", "2(x)"] {
+        let error = of_host(list, "0").unwrap_err().to_string();
+        assert!(error.contains(SLURM_STEP_TASKS) && error.contains("3,2"), "{list:?}: {error}");
+    }
+    assert!(of_host("2(x2)", "here").unwrap_err().to_string().contains("SLURM_NODEID"));
+}
+
+#[test]
 fn the_order_of_the_table_decides() {
     let both = |first: Variables, second: Variables| {
         let all: Vec<_> = first.iter().chain(second).copied().collect();

@@ -90,7 +90,11 @@ impl Server {
     /// # Errors
     /// [`Error::Bootstrap`] if the address is taken or is none of this host's.
     pub fn start(address: &str, token: Token, settings: Settings) -> Result<Server> {
-        let listener = bind(address)?;
+        Server::on(bind(address)?, token, settings)
+    }
+
+    /// Listens where somebody has begun to.
+    pub(crate) fn on(listener: TcpListener, token: Token, settings: Settings) -> Result<Server> {
         listener.set_nonblocking(true).map_err(refused("preparing the store's listener"))?;
         let bound = listener.local_addr().map_err(refused("asking for the store's address"))?;
         Server::run(Some(bound), Some(listener), Vec::new(), token, settings)
@@ -189,7 +193,8 @@ pub fn check_reachable(address: &str) -> Result<()> {
     ))
 }
 
-fn bind(address: &str) -> Result<TcpListener> {
+/// Begins to listen.
+pub(crate) fn bind(address: &str) -> Result<TcpListener> {
     let problem = |problem: String| {
         Error::bootstrap(problem, "give the store an address of this host with a free port (host:port)")
     };
