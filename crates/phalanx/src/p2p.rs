@@ -58,8 +58,8 @@ pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
 ///
 /// A message is matched with a receive of the peer that has the same tag, in the order of posting. It must
 /// have the length and the type that the receive expects: a difference is an error on both ranks. On NCCL
-/// such a difference is not noticed (NCCL waits for what does not come, or leaves a part of the buffer as it was), and
-/// tags do not exist; programs for every backend post receives in the order of the sends.
+/// such a difference is noticed in [checked mode](crate::Builder::check) only (NCCL waits for what does not come, or leaves a part of
+/// the buffer as it was), and tags do not exist; programs for every backend post receives in the order of the sends.
 ///
 /// On the host, short messages (up to 4 KiB) are sent before the peer receives them, four in each direction; `send` of a longer one
 /// may wait for the receive. A message that comes while the peer receives another one (of another tag) is put aside in heap memory of

@@ -29,7 +29,7 @@ mod linux {
     use crate::random::Random;
     use crate::scenario::Outcome;
     use crate::{Fields, Scenario, threads, verdict};
-    use phalanx::{Comm, Error, ReduceOp};
+    use phalanx::{BackendKind, Comm, Error, ReduceOp};
     use rustix::process::{Resource, Rlimit};
     use std::time::{Duration, Instant};
 
@@ -80,7 +80,11 @@ mod linux {
             let launch = Launch::new("special/absent", 3).without_rank(2).deadline(DEADLINE);
             Ground::new(Backend::Nccl)?.launch(launch).reports().map(drop)
         });
-        two_aborts_cases(Backend::Nccl).into_iter().chain([absent]).collect()
+        let fork = Case::new("processes/fork", || {
+            let launch = Launch::new("special/fork", 3).deadline(DEADLINE);
+            Ground::new(Backend::Nccl)?.launch(launch).reports().map(drop)
+        });
+        two_aborts_cases(Backend::Nccl).into_iter().chain([absent, fork]).collect()
     }
 
     fn two_aborts_cases(backend: Backend) -> [Case; 2] {
@@ -146,7 +150,10 @@ mod linux {
         comm.send(&[7u8], next).map_err(text)?;
         request.wait().map_err(text)?;
         let buffer = comm.alloc::<u32>(100_000).map_err(text)?;
-        if comm.rank() > 0 {
+        let mut window = comm.nccl().map(|nccl| nccl.alloc::<u32>(1000)).transpose().map_err(text)?;
+        // On GPUs messages come behind collectives that were started before.
+        let is_held = comm.backend() == BackendKind::Host;
+        if is_held && comm.rank() > 0 {
             comm.recv(&mut [0u8], 0).map_err(text)?;
         }
         let started = comm.start_all_reduce(vec![1u8], ReduceOp::Sum).map_err(text)?;
@@ -163,7 +170,7 @@ mod linux {
                     // The copies of the communicator and its memory go, as at the end of a program.
                     // SAFETY: `comm` is not used again: the child ends here.
                     drop(unsafe { std::ptr::read(comm) });
-                    drop(buffer);
+                    drop((buffer, window));
                     // SAFETY: always sound.
                     unsafe { libc::_exit(if refused { 0 } else { 9 }) };
                 }
@@ -178,7 +185,9 @@ mod linux {
             }
             // The others come to the collective only now.
             for rank in 1..comm.world_size() {
-                comm.send(&[1u8], rank).map_err(text)?;
+                if is_held {
+                    comm.send(&[1u8], rank).map_err(text)?;
+                }
             }
         }
         let sum = started.wait().map_err(text)?;
@@ -188,6 +197,9 @@ mod linux {
         let mut buffer = buffer;
         for _ in 0..3 {
             works(comm)?;
+            if let Some(window) = &mut window {
+                comm.all_reduce_in_place(window, ReduceOp::Sum).map_err(text)?;
+            }
             buffer.fill(1);
             comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).map_err(text)?;
             if buffer.iter().any(|sum| *sum != comm.world_size() as u32) {

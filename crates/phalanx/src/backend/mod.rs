@@ -321,6 +321,16 @@ pub(crate) enum Direction {
     Recv(*mut u8),
 }
 
+impl Direction {
+    /// What the call is called.
+    pub fn operation(self) -> Operation {
+        match self {
+            Direction::Send(_) => Operation::Send,
+            Direction::Recv(_) => Operation::Recv,
+        }
+    }
+}
+
 /// One message to or from a peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Transfer {
@@ -339,12 +349,8 @@ pub(crate) struct Transfer {
 
 impl Transfer {
     /// What it is called.
-    #[cfg(feature = "cuda")]
     pub fn operation(&self) -> Operation {
-        match self.direction {
-            Direction::Send(_) => Operation::Send,
-            Direction::Recv(_) => Operation::Recv,
-        }
+        self.direction.operation()
     }
 
     /// A message between buffers in host memory.

@@ -247,6 +247,9 @@ impl Endpoint {
     /// first).
     #[cold]
     pub fn fail(&self, verdict: &Verdict) -> Error {
+        if self.is_copy() {
+            return Error::forked();
+        }
         let failing = lock(&self.failing);
         if !self.has_failed() {
             match &self.link {

@@ -750,10 +750,7 @@ fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<Memory> 
 
 /// A transfer as errors show it: a message, or a block of the collective that it carries out.
 fn record(transfer: &Transfer, plane: Plane) -> Record {
-    let message = match transfer.direction {
-        Direction::Send(_) => Operation::Send,
-        Direction::Recv(_) => Operation::Recv,
-    };
+    let message = transfer.operation();
     let (operation, counts) = match plane {
         Plane::User => (message, 0),
         Plane::Internal => (Operation::AllToAllV, message as u64),

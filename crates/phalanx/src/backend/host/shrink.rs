@@ -39,6 +39,7 @@ struct Decision {
 
 impl HostComm {
     pub(super) fn shrink_rounds(&self) -> Result<(HostComm, u64)> {
+        self.endpoint.check_owner()?;
         self.endpoint.check_connected()?;
         let joined = &self.endpoint.own().shrink.joined;
         loop {

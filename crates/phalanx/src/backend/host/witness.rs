@@ -1,6 +1,10 @@
 //! A channel on which nothing is moved: the ranks of another backend's communicator tell each other here what
 //! they call, see who is gone, and give up together, with one verdict.
 
+mod offer;
+
+pub(crate) use offer::Offer;
+
 use super::HostComm;
 use super::endpoint::Endpoint;
 use super::layout::RECORDS;
@@ -80,6 +84,12 @@ impl Subject {
         Subject { sequence, record: Record::of(&call) }
     }
 
+    /// A block of this all_to_all_v: a message to or from a peer.
+    pub fn block(&self, message: Operation, (peer, count): (usize, usize)) -> Subject {
+        let record = Record { root: peer as u32, count: count as u64, counts: message as u64, ..self.record };
+        Subject { record, ..*self }
+    }
+
     /// How many words a subject has on its way to the other ranks.
     pub const WORDS: usize = 4;
 
@@ -93,14 +103,17 @@ impl Subject {
         [self.sequence, head, count, counts]
     }
 
+    fn from_words([sequence, head, count, counts]: [u64; Subject::WORDS]) -> Option<Subject> {
+        Record::from_words([head, count, counts]).map(|record| Subject { sequence, record })
+    }
+
     /// The error for what two ranks call under one number.
     pub fn mismatch(
         lower: (usize, &[u64; Subject::WORDS]),
         higher: (usize, &[u64; Subject::WORDS]),
     ) -> Error {
-        let text = |[_, head, count, counts]: [u64; Subject::WORDS]| {
-            Record::from_words([head, count, counts]).map_or("an unknown call".into(), |r| r.to_string())
-        };
+        let text =
+            |words| Subject::from_words(words).map_or("an unknown call".into(), |s| s.record.to_string());
         MismatchError {
             rank: higher.0,
             theirs: text(*higher.1),
@@ -142,6 +155,11 @@ impl Witness {
     /// Says that a collective, and all before it, is complete.
     pub fn complete(&self, sequence: u64) {
         self.channel.endpoint.own().done_operation.set(sequence);
+    }
+
+    /// Whether this process is a copy, made by fork, of the one that has the rank.
+    pub fn is_copy(&self) -> bool {
+        self.channel.endpoint.is_copy()
     }
 
     /// The verdict, if there is one.
@@ -337,20 +355,27 @@ impl Witness {
         lower: (usize, &[u64; Subject::WORDS]),
         higher: (usize, &[u64; Subject::WORDS]),
     ) -> Error {
-        let record =
-            |[_, head, count, counts]: [u64; Subject::WORDS]| Record::from_words([head, count, counts]);
-        match (record(*lower.1), record(*higher.1)) {
-            (Some(low), Some(high)) => {
-                let _judging = lock(&self.judging);
-                let (lower, higher, sequence) = ((lower.0, low), (higher.0, high), lower.1[0]);
-                self.channel.endpoint.fail(&Verdict::Mismatch { sequence, lower, higher })
-            }
+        match (Subject::from_words(*lower.1), Subject::from_words(*higher.1)) {
+            (Some(low), Some(high)) => self.reject((lower.0, low), (higher.0, high)),
             _ => Subject::mismatch(lower, higher),
         }
     }
 
+    fn reject(&self, lower: (usize, Subject), higher: (usize, Subject)) -> Error {
+        let _judging = lock(&self.judging);
+        self.channel.endpoint.fail(&Verdict::Mismatch {
+            sequence: lower.1.sequence,
+            lower: (lower.0, lower.1.record),
+            higher: (higher.0, higher.1.record),
+        })
+    }
+
     /// Gives up for all ranks, because this one failed; answers the verdict that holds.
     pub fn give_up(&self) -> Error {
+        if self.is_copy() {
+            // Another thread may have held the lock when the copy was made.
+            return Error::forked();
+        }
         let _judging = lock(&self.judging);
         let endpoint = &self.channel.endpoint;
         let verdict = endpoint.fail(&Verdict::Aborted { rank: endpoint.rank });

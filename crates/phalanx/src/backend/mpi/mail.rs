@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const LOOKS: u32 = 4;
 
 /// How long messages may take that are under way when the process exits.
-const FINISHING: Duration = Duration::from_millis(500);
+const FINISHING: Duration = Duration::from_millis(1500);
 
 /// The only kind of message.
 const TAG: c_int = 0;
@@ -167,8 +167,9 @@ impl Mail for MpiMail {
 
     fn give_up(&mut self) {
         self.has_given_up = true;
-        // Finalising it could wait for whoever is gone.
-        self.comm.process.set_failed();
+        self.comm
+            .process
+            .leave_unfinished("what the job's store said last has not been heard by all, or heard from all");
     }
 }
 

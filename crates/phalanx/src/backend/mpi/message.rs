@@ -11,7 +11,7 @@ use super::{Failure, MpiComm, check};
 #[cfg(feature = "cuda")]
 use crate::backend::Space;
 use crate::backend::host::Record;
-use crate::backend::{Blocks, Call, Direction, Operation, Ticket, Transfer};
+use crate::backend::{Blocks, Call, Direction, Ticket, Transfer};
 use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
 use crate::sync::lock;
 use phalanx_sys::mpi::{Handle, Status};
@@ -87,16 +87,9 @@ impl Posted {
     }
 
     fn record(&self) -> Record {
-        let operation = operation(&self.transfer);
+        let operation = self.transfer.operation();
         let Transfer { peer: root, dtype, count, .. } = self.transfer;
         Record::of(&Call { root, dtype, blocks: Blocks::Equal(count), ..Call::empty(operation) })
-    }
-}
-
-fn operation(transfer: &Transfer) -> Operation {
-    match transfer.direction {
-        Direction::Send(_) => Operation::Send,
-        Direction::Recv(_) => Operation::Recv,
     }
 }
 

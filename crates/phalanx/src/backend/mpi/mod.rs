@@ -160,7 +160,7 @@ impl MpiComm {
         if let (Failure::Verdict, Some(error)) = (failure, self.failed.get()) {
             return error.clone();
         }
-        self.process.set_failed();
+        self.process.leave_unfinished("a communicator has failed");
         self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
     }
 

@@ -46,8 +46,8 @@ pub(super) struct Process {
     pub is_ending: AtomicBool,
     /// Whether it takes addresses of CUDA memory, or why not: the one place to ask before it gets any.
     pub cuda: std::result::Result<Aware, String>,
-    /// A communicator has failed, or a deadline is not to be waited for twice.
-    failed: AtomicBool,
+    /// Why MPI is not finalised: that could wait for somebody who is gone.
+    unfinished: OnceLock<&'static str>,
     /// The last deadline, in nanoseconds: finalising has it too.
     timeout: AtomicU64,
     /// In the world.
@@ -94,7 +94,6 @@ impl Process {
                 "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators"
             );
         }
-        let failed = AtomicBool::new(false);
         let process = Process {
             plans,
             own_type,
@@ -104,7 +103,7 @@ impl Process {
             mails: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
             cuda: aware::ask(&mpi, told_of_cuda),
-            failed,
+            unfinished: OnceLock::new(),
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
             mpi,
@@ -203,8 +202,9 @@ impl Process {
         finalized != 0
     }
 
-    pub fn set_failed(&self) {
-        self.failed.store(true, Ordering::Relaxed);
+    /// MPI is not to be finalised: that could wait for somebody who is gone.
+    pub fn leave_unfinished(&self, why: &'static str) {
+        let _ = self.unfinished.set(why);
     }
 }
 
@@ -268,55 +268,62 @@ fn max_bytes() -> Result<usize> {
 /// Finalises MPI at the end of a process that ends well. Where the exit status is not known, a rank that fails waits in
 /// `MPI_Finalize`, at most for the deadline.
 fn end(status: Option<c_int>) {
-    match (end_calls(), status.unwrap_or(0)) {
-        (true, 0) => finalise(),
-        (false, 0) => {}
-        (_, status) => say_goodbye(status),
+    let Some(process) = PROCESS.get() else { return };
+    if !process.end_calls() {
+        process.leave_unfinished("a thread of phalanx's own did not come out of MPI");
     }
-}
-
-/// Waits until no thread of phalanx's own calls MPI any more; false if one does not come to its end.
-fn end_calls() -> bool {
-    let Some(process) = PROCESS.get() else { return true };
-    process.is_ending.store(true, Ordering::Release);
-    // Longer than their last words take.
-    let until = Instant::now() + Duration::from_secs(3);
-    while process.mails.load(Ordering::Acquire) > 0 {
-        if Instant::now() >= until {
-            return false;
+    match (status.unwrap_or(0), process.unfinished.get()) {
+        (0, None) => process.finalise(),
+        (0, Some(why)) => {
+            process.say(&format!("does not finalise MPI, which its launcher may report: {why}"))
         }
-        std::thread::sleep(Duration::from_micros(100));
-    }
-    true
-}
-
-/// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
-/// be in the middle of `MPI_Abort`.
-fn say_goodbye(status: c_int) {
-    let Some(process) = PROCESS.get() else { return };
-    let rank = process.rank.load(Ordering::Relaxed);
-    if !super::guard::is_ending_job() {
-        eprintln!("phalanx: rank {rank} ends with status {status}, and with it the job");
+        (status, _) => process.say(&format!("ends with status {status}, and with it the job")),
     }
 }
 
-fn finalise() {
-    let Some(process) = PROCESS.get() else { return };
-    if process.failed.load(Ordering::Relaxed) || process.is_finalized() || process.check_thread().is_err() {
-        return;
+impl Process {
+    /// Waits until no thread of phalanx's own calls MPI any more; false if one does not come to its end.
+    fn end_calls(&self) -> bool {
+        self.is_ending.store(true, Ordering::Release);
+        // Longer than their last words take.
+        let until = Instant::now() + Duration::from_secs(4);
+        while self.mails.load(Ordering::Acquire) > 0 {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        true
     }
-    let timeout = Duration::from_nanos(process.timeout.load(Ordering::Relaxed));
-    let Ok((rank, _)) = process.place_in(process.world()) else { return };
-    // MPI_Finalize may wait for all ranks.
-    let Ok(guard) = Guard::watch(Some(process.abort_of(process.world())), rank, timeout) else { return };
-    let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
-    let mut own_type = process.own_type;
-    // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before another.
-    // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
-    // exits.
-    unsafe {
-        (process.mpi.functions.type_free)(&raw mut own_type);
-        (process.mpi.functions.barrier)(process.world());
-        (process.mpi.functions.finalize)();
+
+    /// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
+    /// be in the middle of `MPI_Abort`.
+    fn say(&self, what: &str) {
+        if !super::guard::is_ending_job() {
+            eprintln!("phalanx: rank {} {what}", self.rank.load(Ordering::Relaxed));
+        }
+    }
+
+    fn finalise(&self) {
+        if self.is_finalized() {
+            return;
+        }
+        if self.check_thread().is_err() {
+            return self.say("does not finalise MPI: another thread than MPI's ends the process");
+        }
+        let timeout = Duration::from_nanos(self.timeout.load(Ordering::Relaxed));
+        let Ok((rank, _)) = self.place_in(self.world()) else { return };
+        // MPI_Finalize may wait for all ranks.
+        let Ok(guard) = Guard::watch(Some(self.abort_of(self.world())), rank, timeout) else { return };
+        let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
+        let mut own_type = self.own_type;
+        // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before another.
+        // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
+        // exits.
+        unsafe {
+            (self.mpi.functions.type_free)(&raw mut own_type);
+            (self.mpi.functions.barrier)(self.world());
+            (self.mpi.functions.finalize)();
+        }
     }
 }

@@ -224,6 +224,12 @@ impl Communicator {
         Ok(())
     }
 
+    /// An error in a copy of the process, made by fork: what the library and the driver have is the original's, and another
+    /// thread may have held a lock when the copy was made.
+    pub fn check_owner(&self) -> Result<()> {
+        if self.witness.is_copy() { Err(Error::forked()) } else { Ok(()) }
+    }
+
     /// [`check`](Communicator::check), and an error for an operation while it is suspended: its kernels would read memory that is
     /// not there.
     #[inline]
@@ -247,6 +253,9 @@ impl Communicator {
     /// comes second waits until that is done.
     #[cold]
     pub fn fail(&self, error: Error) -> Error {
+        if self.witness.is_copy() {
+            return Error::forked();
+        }
         let _failing = lock(&self.failing);
         if self.failed.get().is_none() {
             self.witness.give_up();
@@ -388,6 +397,7 @@ impl Communicator {
     /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
     /// until the communicator's end.
     pub fn end_registration(&self, number: u64) -> Result<()> {
+        self.check_owner()?;
         let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(()) };
         if self.ended.load(Ordering::Acquire) {
             return Ok(());

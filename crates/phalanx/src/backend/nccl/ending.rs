@@ -48,7 +48,7 @@ impl Communicator {
     /// With operations in an open group, or while it is split, the library looks at it until the end of that, which aborts it.
     pub(super) fn abort(&self) {
         let Some(abort) = self.library.ncclCommAbort else { return };
-        if self.is_queued() || self.ended.load(Ordering::Acquire) {
+        if self.witness.is_copy() || self.is_queued() || self.ended.load(Ordering::Acquire) {
             return;
         }
         self.destroy_graphs();

@@ -6,10 +6,11 @@
 
 use super::collective::parts;
 use super::communicator::Communicator;
-use crate::backend::host::{Subject, Way};
+use crate::backend::host::{Offer, Subject, Way};
 use crate::backend::{Blocks, Call, Direction, Operation, Transfer};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 /// What the ranks have been through together.
 #[derive(Default)]
@@ -44,8 +45,8 @@ struct Kind {
 pub(super) enum Meeting {
     /// All, in this collective.
     All(Subject),
-    /// Single peers, in messages to or from them.
-    Peers(Subject, Vec<(usize, Way)>),
+    /// Single peers, in messages to or from them; in checked mode these are compared, too.
+    Peers(Subject, Vec<(usize, Way)>, Vec<Offer>),
 }
 
 impl Communicator {
@@ -63,35 +64,47 @@ impl Communicator {
         }
         if matches!(call.operation, AllGatherV | AllToAllV | GatherV | ScatterV) {
             let parts = parts(call, self.rank, self.ranks);
-            return self.greet(subject, parts.iter().map(|part| (part.peer, part.direction, part.bytes)));
+            let new = self.greet(parts.iter().map(|part| (part.peer, part.direction, part.bytes)));
+            return (!new.is_empty()).then_some(Meeting::Peers(*subject, new, Vec::new()));
         }
         let lengths = lengths(&call.blocks, call.dtype.size(), self.ranks);
         let kind = Kind { call: subject.call_word(), lengths };
         (lengths != 0 && acquainted.add(kind)).then_some(Meeting::All(*subject))
     }
 
-    /// The meeting before messages, if some are the first on their way between two ranks.
-    pub(super) fn meeting_of(&self, transfers: &[Transfer], subject: &Subject) -> Option<Meeting> {
-        let messages = transfers.iter().map(|t| (t.peer, t.direction, t.count * t.dtype.size()));
-        self.greet(subject, messages)
+    /// The meeting before messages, if some are the first on their way between two ranks, or are compared.
+    pub(super) fn meeting_of(
+        &self,
+        transfers: &[Transfer],
+        subject: &Subject,
+        offers: Vec<Offer>,
+    ) -> Option<Meeting> {
+        let new = self.greet(transfers.iter().map(|t| (t.peer, t.direction, t.count * t.dtype.size())));
+        (!new.is_empty() || !offers.is_empty()).then_some(Meeting::Peers(*subject, new, offers))
     }
 
-    fn greet(
-        &self,
-        subject: &Subject,
-        messages: impl Iterator<Item = (usize, Direction, usize)>,
-    ) -> Option<Meeting> {
-        let mut new = Vec::new();
-        for (peer, direction, bytes) in messages {
-            let way = match direction {
-                Direction::Send(_) => Way::Out,
-                Direction::Recv(_) => Way::In,
-            };
-            if bytes > 0 && peer != self.rank && self.witness.greet(peer, way) {
-                new.push((peer, way));
-            }
+    /// Those whom this rank greets for the first time.
+    fn greet(&self, messages: impl Iterator<Item = (usize, Direction, usize)>) -> Vec<(usize, Way)> {
+        let ways = messages.map(|(peer, direction, bytes)| (peer, way(direction), bytes));
+        ways.filter(|(peer, way, bytes)| *bytes > 0 && *peer != self.rank && self.witness.greet(*peer, *way))
+            .map(|(peer, way, _)| (peer, way))
+            .collect()
+    }
+
+    /// Tells its peer of a message, to be compared before it is enqueued.
+    pub(super) fn offer(&self, message: &Subject, direction: Direction) -> Result<Option<Offer>> {
+        let since = Instant::now();
+        self.witness.offer(message, way(direction)).map_err(|error| self.judge(message, since, error))
+    }
+
+    /// What the end of a meeting means for the communicator, which the subject needed.
+    #[cold]
+    pub(super) fn judge(&self, subject: &Subject, since: Instant, error: Error) -> Error {
+        if !error.is_fatal() {
+            return error;
         }
-        (!new.is_empty()).then_some(Meeting::Peers(*subject, new))
+        let error = self.witness.judge_meeting(subject, since, error);
+        self.fail(error)
     }
 
     /// Waits until all have come.
@@ -99,11 +112,26 @@ impl Communicator {
     pub(super) fn meet(&self, meeting: &Meeting) -> Result<()> {
         match meeting {
             Meeting::All(subject) => self.wait_until(|| self.witness.have_all_arrived(subject), subject),
-            Meeting::Peers(subject, peers) => {
+            Meeting::Peers(subject, peers, offers) => {
                 let have_all = || peers.iter().all(|(peer, way)| self.witness.is_greeted_by(*peer, *way));
-                self.wait_until(have_all, subject)
+                self.wait_until(have_all, subject)?;
+                self.compare_offers(subject, offers)
             }
         }
+    }
+
+    /// Waits for what the peers say of messages; an error if it is something else.
+    pub(super) fn compare_offers(&self, subject: &Subject, offers: &[Offer]) -> Result<()> {
+        let since = Instant::now();
+        let compared = offers.iter().try_for_each(|offer| self.witness.settle(offer));
+        compared.map_err(|error| self.judge(subject, since, error))
+    }
+}
+
+fn way(direction: Direction) -> Way {
+    match direction {
+        Direction::Send(_) => Way::Out,
+        Direction::Recv(_) => Way::In,
     }
 }
 

@@ -409,6 +409,7 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     /// Waits until neither the streams nor the library have any more to do with the memory.
     fn release(&mut self) -> Result<()> {
+        self.communicator.check_owner()?;
         self.wait_for_users()?;
         self.number.map_or(Ok(()), |number| self.communicator.end_registration(number))
     }

@@ -258,7 +258,20 @@ impl NcclComm {
         let mut all = vec![[0u64; Subject::WORDS]; communicator.ranks];
         // SAFETY: the caller's contract.
         self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
-        communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))
+        communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))?;
+        if call.operation == Operation::AllToAllV { self.compare_blocks(&own, call) } else { Ok(()) }
+    }
+
+    /// Compares what each rank sends to each with what that expects. All ranks come here.
+    fn compare_blocks(&self, own: &Subject, call: &Call<'_>) -> Result<()> {
+        let communicator = &self.communicator;
+        let mut offers = Vec::new();
+        for part in collective::parts(call, communicator.rank, communicator.ranks) {
+            let count = part.bytes / call.dtype.size();
+            let block = own.block(part.direction.operation(), (part.peer, count));
+            offers.extend(communicator.offer(&block, part.direction)?);
+        }
+        communicator.compare_offers(own, &offers)
     }
 
     /// What comes before a collective.
@@ -343,13 +356,7 @@ impl NcclComm {
     /// A meeting of the ranks, which an operation needs.
     fn meet<R>(&self, subject: &Subject, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
         let since = Instant::now();
-        meeting(&self.control).map_err(|error| {
-            if !error.is_fatal() {
-                return error;
-            }
-            let error = self.communicator.witness.judge_meeting(subject, since, error);
-            self.communicator.fail(error)
-        })
+        meeting(&self.control).map_err(|error| self.communicator.judge(subject, since, error))
     }
 
     /// Carries the messages out that were posted, or waits for the thread that does.
@@ -360,13 +367,14 @@ impl NcclComm {
 
     #[cold]
     fn flush_messages(&self) -> Result<()> {
+        self.communicator.check_owner()?;
         let _carrying = self.messages.carry();
         let (transfers, tickets) = self.messages.take();
         let Some(first) = transfers.first() else { return Ok(()) };
         let result = self.check_driver(first.operation()).and_then(|()| {
             // SAFETY: the contract of `post`: the memory is valid until its ticket is settled, which `wait` and `test` do when it
             // is complete: when `_carrying` is dropped, or the group ends that this thread has open.
-            unsafe { operation::messages(&self.communicator, &transfers) }
+            unsafe { operation::messages(&self.communicator, &transfers, self.settings.check) }
         });
         match &result {
             Err(error) => self.messages.fail(tickets, error),
@@ -627,6 +635,9 @@ impl Backend for NcclComm {
     }
 
     fn depart(&self, departure: Departure) {
+        if self.communicator.witness.is_copy() {
+            return;
+        }
         // A rank that panics tells the others at once: they do not come to its messages.
         if departure == Departure::Left
             && let Err(error) = self.flush()

@@ -269,18 +269,25 @@ unsafe fn bring<'a>(
     Ok(moved)
 }
 
-/// Carries messages out together, or queues them in a group.
+/// Carries messages out together, or queues them in a group; in checked mode both ends of each compare it before.
 ///
 /// # Safety
 /// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is complete.
-pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Transfer]) -> Result<()> {
+pub(super) unsafe fn messages(
+    communicator: &Arc<Communicator>,
+    transfers: &[Transfer],
+    is_checked: bool,
+) -> Result<()> {
     communicator.check_awake(Operation::Send)?;
     let (device, stages) = (&communicator.device, &communicator.stages);
     let mut returns = Vec::new();
     let mut moved = Vec::with_capacity(transfers.len());
-    let mut last = None;
+    let (mut last, mut offers) = (None, Vec::new());
     for transfer in transfers {
         let subject = communicator.next_message(transfer);
+        if is_checked {
+            offers.extend(communicator.offer(&subject, transfer.direction)?);
+        }
         if last.is_none() || transfer.count > 0 {
             // Where nothing is enqueued, nothing would be waited for.
             last = Some((subject, transfer.stream));
@@ -306,6 +313,6 @@ pub(super) unsafe fn messages(communicator: &Arc<Communicator>, transfers: &[Tra
     let Some((subject, stream)) = last else { return Ok(()) };
     // SAFETY: the caller's contract; the addresses are on the device now.
     let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
-    let meeting = communicator.meeting_of(transfers, &subject);
+    let meeting = communicator.meeting_of(transfers, &subject, offers);
     launch(communicator, (&subject, meeting), stream, &mut Needs::default(), &mut returns, enqueue)
 }

@@ -25,8 +25,10 @@ const MOST_UNSENT: usize = 256;
 const SOON: Duration = Duration::from_micros(20);
 const LATER: Duration = Duration::from_millis(2);
 
-/// How long the last words may take, to a peer that may be gone.
+/// How long the last words may take, to a peer that may be gone: nothing was heard from it for this time, ...
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// ... or, from one that is still heard, for this time.
+const LAST_WORDS_HEARD: Duration = Duration::from_secs(10);
 
 /// What has the messages. Nothing here waits. Messages of one sender arrive in order.
 pub trait Mail: Send + 'static {
@@ -62,6 +64,8 @@ struct Line {
     wire: Wire,
     /// Came from the peer, and is not written yet.
     input: Vec<u8>,
+    /// When something came last.
+    heard: Instant,
     /// Whether this end has said all, ...
     has_said_all: bool,
     /// ... and the peer.
@@ -77,7 +81,8 @@ impl Carrier {
         let shared = Arc::new(Shared { is_ending: AtomicBool::new(false), waker });
         let line = |(peer, wire): (usize, Wire)| {
             wire.set_nonblocking(true)?;
-            Ok(Line { peer, wire, input: Vec::new(), has_said_all: false, has_heard_all: false })
+            let heard = Instant::now();
+            Ok(Line { peer, wire, input: Vec::new(), heard, has_said_all: false, has_heard_all: false })
         };
         let lines: io::Result<Vec<Line>> = wires.into_iter().map(line).collect();
         let lines = lines.map_err(refused("preparing the store's carrier"))?;
@@ -107,14 +112,16 @@ impl Drop for Carrier {
 /// The thread.
 fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
     let mut pause = SOON;
-    let mut until = None;
+    let mut ending = None;
     while !lines.iter().all(Line::is_over) {
-        let now = Instant::now();
-        if shared.is_ending.load(Ordering::Acquire) && now >= *until.get_or_insert(now + LAST_WORDS) {
-            let gone: Vec<usize> =
-                lines.iter().filter(|line| !line.is_over()).map(|line| line.peer).collect();
-            tracing::warn!("the store's connections did not end in good order: ranks {gone:?}");
-            return mail.give_up();
+        if shared.is_ending.load(Ordering::Acquire) {
+            let since = *ending.get_or_insert_with(Instant::now);
+            let open: Vec<usize> =
+                lines.iter().filter(|line| line.is_late(since)).map(|line| line.peer).collect();
+            if !open.is_empty() {
+                tracing::warn!("the store's connections did not end in good order: ranks {open:?}");
+                return mail.give_up();
+            }
         }
         let received = deliver(&mut mail, &mut lines);
         let sent: usize = lines.iter_mut().map(|line| line.collect(&mut mail)).sum();
@@ -149,6 +156,7 @@ fn deliver(mail: &mut impl Mail, lines: &mut [Line]) -> std::result::Result<usiz
         received += 1;
         if let Ok(index) = lines.binary_search_by_key(&from, |line| line.peer) {
             let line = &mut lines[index];
+            line.heard = Instant::now();
             line.has_heard_all |= bytes.is_empty();
             line.input.extend(bytes);
         }
@@ -162,6 +170,12 @@ fn deliver(mail: &mut impl Mail, lines: &mut [Line]) -> std::result::Result<usiz
 impl Line {
     fn is_over(&self) -> bool {
         self.has_said_all && self.has_heard_all && self.input.is_empty()
+    }
+
+    /// Whether the peer has had its time for the last words, since the end began.
+    fn is_late(&self, since: Instant) -> bool {
+        let is_silent = since.max(self.heard).elapsed() >= LAST_WORDS;
+        !self.is_over() && (is_silent || since.elapsed() >= LAST_WORDS_HEARD)
     }
 
     /// Writes to the socket what it takes.

@@ -1,0 +1,60 @@
+//! Checked mode: both ends of a message tell each other what they call, before either of them enqueues it.
+
+use super::{Subject, Way, Witness};
+use crate::backend::{Backend, Direction, Operation, Ticket, Transfer};
+use crate::dtype::DType;
+use crate::error::Result;
+
+/// What goes each way.
+type Words = [u64; Subject::WORDS];
+
+/// One end of a message, which has told the other what it calls, and is told the same by it.
+pub(crate) struct Offer {
+    peer: usize,
+    /// Ours and theirs, in a box: the transfers have it until both are done, and keep it if they fail.
+    words: *mut [Words; 2],
+    tickets: [Ticket; 2],
+}
+
+impl Witness {
+    /// Tells a peer of a message with it, and lets it tell; does not wait. Both offer their messages with each other in one order.
+    ///
+    /// `None` for a message to oneself, and between hosts, where ranks tell each other a few words, and tell them to all.
+    pub fn offer(&self, own: &Subject, way: Way) -> Result<Option<Offer>> {
+        let (endpoint, peer) = (&self.meetings.endpoint, own.record.root as usize);
+        if peer == endpoint.rank || !endpoint.shares_memory() {
+            return Ok(None);
+        }
+        // Only the two ends of one message have these tags.
+        let of_block = if own.record.operation == Operation::AllToAllV { 2 } else { 0 };
+        let tag = |end: Way| of_block + u32::from(end == Way::In);
+        let words = Box::into_raw(Box::new([own.words(), Words::default()]));
+        let [ours, theirs] = [0, 1].map(|half| words.cast::<Words>().wrapping_add(half).cast::<u8>());
+        let half = |direction, end| Transfer::host(direction, peer, tag(end), DType::U64, Subject::WORDS);
+        // SAFETY: nobody else has the box until both are done.
+        let tickets = unsafe {
+            [
+                self.meetings.post(half(Direction::Send(ours.cast_const()), way))?,
+                self.meetings.post(half(Direction::Recv(theirs), way.reverse()))?,
+            ]
+        };
+        Ok(Some(Offer { peer, words, tickets }))
+    }
+
+    /// Waits for what the other end says: the verdict if that is another type or count.
+    pub fn settle(&self, offer: &Offer) -> Result<()> {
+        for ticket in offer.tickets {
+            self.meetings.wait(ticket, &|| ())?;
+        }
+        // SAFETY: `offer` made the box, and both transfers are done with it; an offer is settled once.
+        let subjects = unsafe { Box::from_raw(offer.words) }.map(Subject::from_words);
+        let [Some(ours), Some(theirs)] = subjects else { return Ok(()) };
+        let arguments = |subject: &Subject| (subject.record.dtype, subject.record.count);
+        if arguments(&ours) == arguments(&theirs) {
+            return Ok(());
+        }
+        let (ours, theirs) = ((self.channel.endpoint.rank, ours), (offer.peer, theirs));
+        let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
+        Err(self.reject(lower, higher))
+    }
+}
