@@ -121,12 +121,20 @@ impl Search {
         Err(NotFound { library: self.name, variable: self.variable, tried })
     }
 
-    /// The places in their order: files that exist, and names for the loader.
+    /// The places in their order: files that exist, and names for the loader. The variable, if it is set, names the only place: a file,
+    /// or the folder that has it.
     pub fn places(&self) -> Vec<Place> {
-        if let Some(file) = std::env::var_os(self.variable).filter(|file| !file.is_empty()) {
-            return vec![Place { file: file.into(), origin: self.variable.to_owned() }];
-        }
         let mut places: Vec<Place> = Vec::new();
+        if let Some(told) = std::env::var_os(self.variable).filter(|told| !told.is_empty()) {
+            let told = PathBuf::from(told);
+            let files = if told.is_dir() {
+                self.files.iter().map(|file| told.join(file)).collect()
+            } else {
+                vec![told]
+            };
+            places.extend(files.into_iter().map(|file| Place { file, origin: self.variable.to_owned() }));
+            return places;
+        }
         for file in self.files {
             places.push(Place { file: file.into(), origin: "the loader's path".to_owned() });
         }

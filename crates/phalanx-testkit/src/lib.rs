@@ -18,6 +18,7 @@ pub mod emulated;
 pub mod fault;
 pub mod faults;
 pub mod fields;
+pub mod gpus;
 pub mod hosts;
 pub mod minifloat;
 pub mod mpi;

@@ -76,6 +76,8 @@ mod collective;
 mod comm;
 pub mod communicator;
 #[cfg(feature = "cuda")]
+mod copies;
+#[cfg(feature = "cuda")]
 mod driver;
 mod dtype;
 mod error;

@@ -21,6 +21,8 @@ mod shrink;
 mod special;
 mod usage;
 
+pub use special::FORK;
+
 use crate::Scenario;
 use crate::random::Random;
 

@@ -4,10 +4,12 @@
 use super::Case;
 
 #[cfg(target_os = "linux")]
-pub use linux::{SCENARIOS, cases, nccl_cases};
+pub use linux::{FORK, SCENARIOS, cases, nccl_cases};
 
 #[cfg(not(target_os = "linux"))]
 pub const SCENARIOS: &[crate::Scenario] = &[];
+#[cfg(not(target_os = "linux"))]
+pub const FORK: crate::Scenario = crate::Scenario::rank("special/fork", |_, _| Err("for Linux".into()));
 
 #[cfg(not(target_os = "linux"))]
 pub fn cases() -> Vec<Case> {
@@ -33,8 +35,11 @@ mod linux {
     use rustix::process::{Resource, Rlimit};
     use std::time::{Duration, Instant};
 
+    /// A rank's process is copied in the middle of everything; on GPUs, too.
+    pub const FORK: Scenario = Scenario::rank("special/fork", |comm, _| fork(&comm));
+
     pub const SCENARIOS: &[Scenario] = &[
-        Scenario::rank("special/fork", |comm, _| fork(&comm)),
+        FORK,
         Scenario::rank("special/two_aborts", two_aborts),
         Scenario::process("special/two_aborts_of_threads", |args| {
             let outcomes = phalanx::run(4, |comm| two_aborts(comm, args)).map_err(text)?;
@@ -80,11 +85,7 @@ mod linux {
             let launch = Launch::new("special/absent", 3).without_rank(2).deadline(DEADLINE);
             Ground::new(Backend::Nccl)?.launch(launch).reports().map(drop)
         });
-        let fork = Case::new("processes/fork", || {
-            let launch = Launch::new("special/fork", 3).deadline(DEADLINE);
-            Ground::new(Backend::Nccl)?.launch(launch).reports().map(drop)
-        });
-        two_aborts_cases(Backend::Nccl).into_iter().chain([absent, fork]).collect()
+        two_aborts_cases(Backend::Nccl).into_iter().chain([absent]).collect()
     }
 
     fn two_aborts_cases(backend: Backend) -> [Case; 2] {

@@ -1,7 +1,7 @@
 //! GPU memory in operations of MPI: on an emulated GPU, whose memory any MPI can read, and phalanx is told that the library
 //! takes it; and, where there is a GPU and a CUDA-aware MPI, on the machine's GPUs, and the library is asked.
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, Lane, Lent, ReduceOp, Source, Target};
 use phalanx_testkit::emulated::Emulated;
@@ -93,9 +93,7 @@ fn on_gpus(name: &str, found: Result<Installation, String>) -> Vec<Trial> {
     else {
         return Vec::new();
     };
-    // SAFETY: it looks for the driver's library, and loads it.
-    let has_gpu =
-        unsafe { sys::is_culib_present() } && CudaContext::device_count().is_ok_and(|gpus| gpus > 0);
+    let has_gpu = phalanx_testkit::gpus::count().is_ok();
     let trial = |(test, ranks, add): Test| {
         let (installation, name) = (installation.clone(), format!("mpi/{name}/gpus/{test}/{ranks}"));
         if !has_gpu {

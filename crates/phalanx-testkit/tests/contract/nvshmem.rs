@@ -86,8 +86,5 @@ fn perform(launch: Launch, ranks: usize) -> Result<(), Failed> {
 
 /// How many ranks can have a GPU of the machine's.
 fn gpus() -> usize {
-    if phalanx::nvshmem::version().is_err() || phalanx_sys::cuda::DRIVER.open().is_err() {
-        return 0;
-    }
-    phalanx::cudarc::driver::CudaContext::device_count().map_or(0, |gpus| gpus as usize)
+    if phalanx::nvshmem::version().is_err() { 0 } else { phalanx_testkit::gpus::count().unwrap_or(0) }
 }

@@ -1,6 +1,6 @@
 //! What goes wrong is an error that names the rank, on all ranks, within the deadline; GPUs are usable afterwards.
 
-use crate::world::{BACKEND, Slice, done, elements, expect, launch, must, stream, upload, values};
+use crate::world::{BACKEND, Slice, done, download, elements, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
@@ -47,9 +47,7 @@ pub fn still_works(gpu: usize) -> Result<(), String> {
         builder.run(1, |comm| -> Result<(), String> {
             let mut buffer = upload(&comm, &values::<f32>(1, 1000))?;
             must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
-            expect("afterwards", &crate::world::download(&comm, &buffer)?, |index| {
-                values::<f32>(1, 1000)[index]
-            })
+            expect("afterwards", &download(&comm, &buffer)?, |index| values::<f32>(1, 1000)[index])
         }),
     )?;
     results.into_iter().collect()
@@ -240,9 +238,30 @@ fn endless(comm: Comm, _: &[String]) -> Outcome {
     let again = comm.all_reduce_in_place(&mut buffer, ReduceOp::Max).unwrap_err();
     assert_eq!(again.to_string(), error.to_string());
     stream(&comm).clone_dtoh(&buffer).map_err(|e| e.to_string())?;
-    drop((buffer, comm));
+    drop(buffer);
+    go_on(&comm, &error)?;
+    drop(comm);
     still_works(gpu)?;
     Ok(format!("{}\t{error}", waited.as_secs_f64()))
+}
+
+/// The survivors have a new communicator, without the rank that was named.
+fn go_on(comm: &Comm, error: &Error) -> Result<(), String> {
+    let Error::Peer(lost) = error else { return Err(format!("not about a rank: {error}")) };
+    let shrunk = comm.shrink();
+    if comm.rank() == lost.rank {
+        return match shrunk {
+            Err(Error::LeftBehind { .. }) => Ok(()),
+            other => Err(format!("the rank that was given up: {:?}", other.map(|comm| comm.world_size()))),
+        };
+    }
+    let survivors = must("shrink", shrunk)?;
+    assert_eq!(survivors.world_size(), comm.world_size() - 1);
+    let own = upload(&survivors, &values::<f32>(survivors.rank(), 1000))?;
+    let mut all = upload(&survivors, &vec![0.0f32; 1000 * survivors.world_size()])?;
+    must("all_gather", survivors.all_gather(&own, &mut all))?;
+    let gathered = download(&survivors, &all)?;
+    expect("among the survivors", &gathered, |index| values::<f32>(index / 1000, 1000)[index % 1000])
 }
 
 /// Starts the endless scenario, and lets it run for a moment.

@@ -26,6 +26,11 @@ pub fn is_reduced(dtype: DType) -> bool {
     !matches!(dtype, DType::I16 | DType::U16)
 }
 
+/// How many GPUs there are, or why there is none.
+pub fn gpus() -> Result<usize, String> {
+    phalanx_testkit::gpus::count()
+}
+
 pub fn emulated() -> io::Result<Emulated> {
     Emulated::new()
 }

@@ -24,6 +24,7 @@ mod world;
 
 use libtest_mimic::{Arguments, Trial};
 use phalanx_testkit::emulated::Emulated;
+use phalanx_testkit::faults::FORK;
 use phalanx_testkit::processes::{self, ranks_per_gpu};
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         streams::SCENARIOS,
         memory::SCENARIOS,
         failures::SCENARIOS,
+        &[FORK],
         hosts::SCENARIOS,
         mpirun::SCENARIOS,
         placing::SCENARIOS,

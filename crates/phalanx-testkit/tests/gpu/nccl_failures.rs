@@ -1,10 +1,11 @@
 //! Failures amid what only NCCL has: symmetric memory, CUDA graphs.
 
 use crate::failures::{SLACK, TIMEOUT, still_works, world};
-use crate::world::{are_emulated, stream};
+use crate::world::{are_emulated, launch, stream};
 use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::{Graph, Registration};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
+use phalanx_testkit::faults::FORK;
 use std::time::Instant;
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
@@ -12,6 +13,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/absent_at_alloc", move || absent_at_alloc(gpus)),
         Trial::test("threads/graph_alive", move || graph_alive(gpus)),
         Trial::test("threads/missing_signal", move || missing_signal(gpus)),
+        Trial::test("processes/fork", move || Ok(launch(FORK, gpus, "").reports().map(drop)?)),
     ];
     trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
 }

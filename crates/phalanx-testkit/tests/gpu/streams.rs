@@ -2,9 +2,9 @@
 
 use crate::world::{both, done, elements, expect, must, stream, upload, value, values};
 use libtest_mimic::Trial;
-use phalanx::cudarc::driver::CudaContext;
+use phalanx::cudarc::driver::{CudaContext, CudaSlice};
 use phalanx::nccl::Graph;
-use phalanx::{Comm, ReduceOp, UsageError};
+use phalanx::{Comm, PreMulSum, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
 
@@ -157,8 +157,30 @@ fn current_device(comm: Comm, _: &[String]) -> Outcome {
         context as usize
     };
     let first = CudaContext::new(0).map_err(|e| e.to_string())?;
+    let ranks = comm.world_size();
+    let (right, left) = ((comm.rank() + 1) % ranks, (comm.rank() + ranks - 1) % ranks);
+    let one = upload(&comm, &values::<f32>(comm.rank(), 100))?;
+    let all = upload(&comm, &vec![0f32; 100 * ranks])?;
     first.bind_to_thread().map_err(|e| e.to_string())?;
     let before = current();
+    type Buffers = (CudaSlice<f32>, CudaSlice<f32>);
+    type Step<'a> = (&'static str, &'a dyn Fn(&Comm, &mut Buffers) -> phalanx::Result<()>);
+    let steps: [Step<'_>; 9] = [
+        ("all_reduce", &|comm, (one, _)| comm.all_reduce_in_place(one, ReduceOp::Max)),
+        ("a pre-multiplied sum", &|comm, (one, _)| comm.all_reduce_in_place(one, PreMulSum(0.5))),
+        ("broadcast", &|comm, (one, _)| comm.broadcast_in_place(one, ranks - 1)),
+        ("all_gather", &|comm, (one, all)| comm.all_gather(one, all)),
+        ("reduce_scatter", &|comm, (one, all)| comm.reduce_scatter(all, one, ReduceOp::Sum)),
+        ("scatter", &|comm, (one, all)| comm.scatter(all, one, 0)),
+        ("gather", &|comm, (one, all)| comm.gather(one, all, 0)),
+        ("messages", &|comm, (one, all)| comm.send_recv(one, right, &mut all.slice_mut(0..100), left)),
+        ("sync", &|comm, _| comm.sync()),
+    ];
+    let mut buffers = (one, all);
+    for (name, step) in steps {
+        must(name, step(&comm, &mut buffers))?;
+        assert_eq!(current(), before, "after {name}");
+    }
     let mut host = vec![1.0f32; 1000];
     must("all_reduce", comm.all_reduce_in_place(&mut host, ReduceOp::Sum))?;
     assert_eq!(current(), before, "after an operation");
@@ -173,8 +195,20 @@ fn current_device(comm: Comm, _: &[String]) -> Outcome {
     assert_eq!(current(), before, "after an operation on another stream's slice");
     drop((slice, other));
     first.bind_to_thread().map_err(|e| e.to_string())?;
-    drop(must("split", comm.split(Some(0), 0))?);
+    let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
     assert_eq!(current(), before, "after splitting");
+    if comm.rank() == 0 {
+        part.abort();
+    } else {
+        let enqueued = part.all_reduce_in_place(&mut buffers.0, ReduceOp::Sum);
+        enqueued.and_then(|()| part.sync()).unwrap_err();
+        assert_eq!(current(), before, "after an operation that failed");
+        drop(part);
+    }
+    assert_eq!(current(), before, "after an abort");
+    // The driver makes the GPU of what it frees current.
+    drop(buffers);
+    first.bind_to_thread().map_err(|e| e.to_string())?;
     drop(comm);
     assert_eq!(current(), before, "after the end");
     done()

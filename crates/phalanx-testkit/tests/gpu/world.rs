@@ -29,19 +29,10 @@ pub fn elements(len: usize) -> usize {
     if are_emulated() { len / 128 } else { len }
 }
 
-/// How many ranks can have a GPU, or why none can.
+/// How many ranks can have a GPU, or why none can. Whether a world of them can be made is for the trials to find out.
 pub fn gpus() -> Result<usize, String> {
     flavour::version().map_err(|error| error.to_string())?;
-    (1..=MOST)
-        .rev()
-        .find(|ranks| {
-            let world = Comm::builder().backend(BACKEND).timeout(DEADLINE).run(*ranks, |_| ());
-            world.is_ok()
-        })
-        .ok_or_else(|| {
-            let one = Comm::builder().backend(BACKEND).run(1, |_| ());
-            one.err().map_or_else(|| "no GPU".into(), |error| error.to_string())
-        })
+    flavour::gpus().map(|gpus| gpus.min(MOST))
 }
 
 /// A scenario on threads and on processes, with every number of ranks from `fewest`.

@@ -22,13 +22,7 @@ pub const TRIALS: &[Case] = &[
 
 /// Why no kernel can be launched here.
 pub fn objection() -> Option<String> {
-    // cudarc panics without the driver.
-    let driver = phalanx_sys::cuda::DRIVER.open();
-    match driver.map(|driver| (CudaContext::device_count(), driver)) {
-        Ok((Ok(count), _)) if count > 0 => None,
-        Ok((count, _)) => Some(format!("no GPU ({count:?})")),
-        Err(_) => Some("no CUDA driver".to_owned()),
-    }
+    phalanx_testkit::gpus::count().err().map(|why| format!("no GPU ({why})"))
 }
 
 const AXPY: &str = "extern \"C\" __global__ void axpy(float a, const float* x, float* y, int n) {

@@ -7,6 +7,7 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::Outcome;
 use std::ffi::CStr;
+use std::sync::{Arc, Mutex};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("missing", |_| Ok(names(&load()?.missing()).join(" "))),
@@ -14,6 +15,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("init_all", init_all),
     Scenario::process("front", front),
     Scenario::process("encryption", encryption),
+    Scenario::process("another_copy", another_copy),
     Scenario::process("place", |_| {
         let api = load()?;
         Ok(format!("{}\t{}", api.library().place().origin, api.path().display()))
@@ -121,19 +123,100 @@ fn front(_: &[String]) -> Outcome {
     Ok(text)
 }
 
-/// The wheel's place in an environment that is active.
-pub fn is_found_in_a_virtual_environment(release: &Release) -> Result<(), String> {
-    if Api::load(&NCCL).is_ok_and(|api| api.library().place().origin == "the loader's path") {
-        // The loader finds another one first.
-        return Ok(());
+/// Where it is looked for: a variable of the environment, what it names, and where the library is below that.
+const PLACES: [(&str, &str, &str); 10] = [
+    ("VIRTUAL_ENV", "", "lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"),
+    ("CONDA_PREFIX", "", "lib/libnccl.so.2"),
+    ("CONDA_PREFIX", "", "lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"),
+    ("NCCL_HOME", "", "lib/libnccl.so.2"),
+    ("NCCL_ROOT", "", "lib64/libnccl.so"),
+    ("CUDA_HOME", "", "targets/x86_64-linux/lib/libnccl.so.2"),
+    ("CUDA_PATH", "", "lib64/libnccl.so.2"),
+    ("PHALANX_NCCL_LIB", "", "libnccl.so.2"),
+    ("PHALANX_NCCL_LIB", "", "libnccl.so"),
+    ("PHALANX_NCCL_LIB", "any/name", "any/name"),
+];
+
+pub fn is_found_in_its_places(release: &Release) -> Result<(), String> {
+    let text = |error: std::io::Error| error.to_string();
+    let is_in_the_loaders_path =
+        Api::load(&NCCL).is_ok_and(|api| api.library().place().origin == "the loader's path");
+    for (variable, named, place) in PLACES {
+        if is_in_the_loaders_path && variable != NCCL.variable {
+            // The loader finds another one first.
+            continue;
+        }
+        let home = tempfile::tempdir().map_err(text)?;
+        let file = home.path().join(place);
+        std::fs::create_dir_all(file.parent().expect("below the home")).map_err(text)?;
+        std::os::unix::fs::symlink(release.library(), &file).map_err(text)?;
+        let reports = alone("place").env(variable, &home.path().join(named).to_string_lossy()).reports()?;
+        let expected = format!("{variable}\t{}", file.display());
+        if reports[0] != expected {
+            return Err(format!("{variable}, {place}: {}, expected {expected}", reports[0]));
+        }
     }
-    let environment = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let python = environment.path().join("lib/python3.12");
-    std::fs::create_dir_all(&python).map_err(|error| error.to_string())?;
-    std::os::unix::fs::symlink(&release.packages, python.join("site-packages"))
-        .map_err(|error| error.to_string())?;
-    let reports = alone("place").env("VIRTUAL_ENV", &environment.path().to_string_lossy()).reports()?;
-    let file = python.join("site-packages/nvidia/nccl/lib/libnccl.so.2");
-    let expected = format!("VIRTUAL_ENV\t{}", file.display());
-    if reports[0] == expected { Ok(()) } else { Err(format!("{}, expected {expected}", reports[0])) }
+    Ok(())
+}
+
+/// Another copy, that the program loads before or after, is noticed, once.
+pub fn notices_another_copy(release: &Release) -> Result<(), String> {
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let copy = folder.path().join("libnccl.so.2");
+    std::fs::copy(release.library(), &copy).map_err(|error| error.to_string())?;
+    for order in ["before", "after"] {
+        let launch = alone("another_copy").arg(order).arg(copy.display());
+        let report = launch.env("PHALANX_NCCL_LIB", &release.library().to_string_lossy()).reports()?;
+        if report[0].matches("another NCCL").count() != 1 || !report[0].contains(&copy.display().to_string())
+        {
+            return Err(format!("loaded {order}: the log has {:?}", report[0]));
+        }
+    }
+    Ok(())
+}
+
+fn another_copy(args: &[String]) -> Outcome {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .init();
+    let load = || phalanx::nccl::version().map_err(|error| error.to_string());
+    // SAFETY: a library's own initialisation.
+    let load_other =
+        || unsafe { libloading::Library::new(&args[1]) }.map(std::mem::forget).map_err(|e| e.to_string());
+    if args[0] == "before" {
+        load_other()?;
+    }
+    load()?;
+    if args[0] == "after" {
+        assert_eq!(log.text(), "");
+        load_other()?;
+    }
+    for _ in 0..2 {
+        load()?;
+    }
+    Ok(log.text())
+}
+
+/// What the library notes.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

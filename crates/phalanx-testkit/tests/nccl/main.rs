@@ -15,14 +15,15 @@ use std::process::ExitCode;
 /// What a trial does with a release.
 type Check = fn(&Release) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 7] = [
+const CHECKS: [(&str, Check); 8] = [
     ("header", headers::agree_with_the_bindings),
     ("differences", headers::notices_differences),
     ("functions", library::has_the_functions_of_its_version),
     ("version_and_id", library::tells_its_version_and_makes_ids),
     ("encryption", library::takes_a_key_for_sockets),
     ("no_gpu", library::says_that_there_is_no_gpu),
-    ("found_in_a_virtual_environment", library::is_found_in_a_virtual_environment),
+    ("places", library::is_found_in_its_places),
+    ("another_copy", library::notices_another_copy),
 ];
 
 fn main() -> ExitCode {

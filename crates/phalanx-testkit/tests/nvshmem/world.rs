@@ -1,12 +1,12 @@
 //! Worlds of PEs with a GPU each, and memory to fill and check.
 
 use libtest_mimic::Trial;
-use phalanx::cudarc::driver::{CudaContext, DeviceRepr};
+use phalanx::cudarc::driver::DeviceRepr;
 use phalanx::nvshmem::{Context, Symmetric};
 use phalanx::{Comm, Error};
 use phalanx_testkit::processes::{Launch, ranks_per_gpu};
 use phalanx_testkit::scenario::{Context as _, Outcome};
-use phalanx_testkit::{Number, Scenario};
+use phalanx_testkit::{Number, Scenario, gpus};
 use std::time::Duration;
 
 /// What a trial may take; the PEs' own deadline is half of it.
@@ -25,12 +25,7 @@ pub fn are_emulated() -> bool {
 /// How many PEs can have a GPU (where they share it, MPS has to run), or why none can.
 pub fn gpus() -> Result<usize, String> {
     phalanx::nvshmem::version().map_err(|error| error.to_string())?;
-    phalanx_sys::cuda::DRIVER.open().map_err(|error| error.to_string())?;
-    match CudaContext::device_count() {
-        Ok(0) => Err("the driver sees none".into()),
-        Ok(gpus) => Ok(MOST.min(gpus as usize * ranks_per_gpu())),
-        Err(error) => Err(error.to_string()),
-    }
+    Ok(MOST.min(gpus::count()? * ranks_per_gpu()))
 }
 
 /// Processes that are PEs; they meet through shared memory.
@@ -54,7 +49,7 @@ pub fn trial(scenario: Scenario, gpus: usize) -> Trial {
 
 /// The GPU that a PE has, as processes number them that see all.
 pub fn gpu_of(pe: usize) -> usize {
-    pe % CudaContext::device_count().map_or(1, |gpus| gpus as usize)
+    pe % gpus::count().unwrap_or(1)
 }
 
 /// A context for a communicator.

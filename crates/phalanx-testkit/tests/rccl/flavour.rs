@@ -31,6 +31,14 @@ pub fn is_reduced(dtype: DType) -> bool {
     !matches!(dtype, DType::I16 | DType::U16 | DType::F8E4M3 | DType::F8E5M2)
 }
 
+/// How many GPUs there are, or why there is none.
+pub fn gpus() -> Result<usize, String> {
+    match hip::device_count() {
+        Ok(0) => Err("HIP sees none".into()),
+        gpus => gpus.map_err(|error| error.to_string()),
+    }
+}
+
 pub fn emulated() -> io::Result<Emulated> {
     // Ranks of an odd number; four would take twice as long.
     Ok(Emulated::rccl(NEWEST)?.set("DEVICES", 3))

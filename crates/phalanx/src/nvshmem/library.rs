@@ -1,5 +1,6 @@
 //! The loaded library, its answers as errors, and calls that are given a time limit.
 
+use crate::copies::Copies;
 use crate::error::{Error, LibraryError, Result};
 use crate::sync::lock;
 use phalanx_sys::nvshmem::{Api, NVSHMEM, version_text};
@@ -29,8 +30,10 @@ impl std::ops::Deref for Library {
 /// Loads NVSHMEM, once for the process; a failure is not remembered.
 pub(crate) fn load() -> Result<&'static Library> {
     static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
+    static COPIES: Copies = Copies::new();
     let mut loaded = lock(&LOADED);
     if let Some(library) = *loaded {
+        COPIES.look(&NVSHMEM, library.path());
         return Ok(library);
     }
     let api = Api::load()?;
@@ -40,13 +43,7 @@ pub(crate) fn load() -> Result<&'static Library> {
         found = api.library().place().origin,
         "NVSHMEM"
     );
-    let others = NVSHMEM.loaded_beside(api.path());
-    if !others.is_empty() {
-        tracing::warn!(
-            "this process has loaded another NVSHMEM too: {others:?} beside {:?}; they know nothing of each other",
-            api.path()
-        );
-    }
+    COPIES.look(&NVSHMEM, api.path());
     let library: &'static Library = Box::leak(Box::new(Library { api }));
     *loaded = Some(library);
     Ok(library)

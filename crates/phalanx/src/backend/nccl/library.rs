@@ -1,6 +1,7 @@
 //! The loaded library, and its answers as errors.
 
 use crate::backend::host::Subject;
+use crate::copies::Copies;
 use crate::error::{Error, LibraryError, Result};
 use phalanx_sys::nccl::{Api, Flavour, ncclComm_t, ncclResult_t, version_code};
 use std::ffi::CStr;
@@ -27,11 +28,12 @@ impl std::ops::Deref for Library {
 /// Loads a flavour of the library, once for the process; a failure is not remembered.
 pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
     static LOADED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
-    let mut loaded = crate::sync::lock(&LOADED);
+    static COPIES: Copies = Copies::new();
+    let (search, mut loaded) = (flavour.search(), crate::sync::lock(&LOADED));
     if let Some(library) = loaded.iter().find(|library| library.flavour() == flavour) {
+        COPIES.look(search, library.path());
         return Ok(library);
     }
-    let search = flavour.search();
     let api = Api::load(search)?;
     tracing::info!(
         version = phalanx_sys::nccl::version_text(api.version()),
@@ -40,15 +42,7 @@ pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
         "{}",
         api.name()
     );
-    let others = search.loaded_beside(api.path());
-    if !others.is_empty() {
-        tracing::warn!(
-            "this process has loaded another {} too: {others:?} beside {:?}; communicators of the two know \
-             nothing of each other",
-            api.name(),
-            api.path()
-        );
-    }
+    COPIES.look(search, api.path());
     let library: &'static Library = Box::leak(Box::new(Library { api, ending: Once::new() }));
     loaded.push(library);
     Ok(library)

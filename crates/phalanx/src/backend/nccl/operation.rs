@@ -92,10 +92,14 @@ impl Started {
     /// The library has dropped it; copies to the device may still be under way, and are waited for.
     pub fn cancel(&mut self) {
         self.meeting = None;
-        if !self.is_simple() {
-            let _ = self.communicator.wait_for(self.stream, &self.subject);
-            self.abandon();
+        if self.is_simple() {
+            return;
         }
+        if self.communicator.wait_for(self.stream, &self.subject).is_err() {
+            return self.abandon();
+        }
+        self.communicator.release(&mut self.needs);
+        self.returns.drain(..).for_each(|back| back.discard(&self.communicator.stages));
     }
 
     /// It failed: what the GPU may still use is never freed.

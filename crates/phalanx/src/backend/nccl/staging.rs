@@ -102,6 +102,11 @@ impl Return {
         }
     }
 
+    /// Gives the stage back, and the caller nothing. The stream's work is complete.
+    pub fn discard(self, stages: &Stages) {
+        stages.put(self.stage);
+    }
+
     /// Gives the caller its bytes, and the stage back. The stream's work is complete.
     pub fn finish(self, stages: &Stages) {
         if !self.target.is_null() {

@@ -334,6 +334,7 @@ impl<'a> Surface<'a> {
             "GPU memory, for the buffers and the factor",
             "use PreMulSum for a factor on the host",
         )?;
+        communicator.check_awake(call.operation)?;
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
         unsafe { self.prepare_collective(&call) }?;
         let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;
