@@ -155,7 +155,7 @@ fn mismatch(gpus: usize) -> Result<(), Failed> {
 /// In checked mode, calls that differ are an error before anything is enqueued, the same on all ranks.
 fn checked(gpus: usize) -> Result<(), Failed> {
     type Differs = fn(&Comm, &mut Slice<f32>) -> phalanx::Result<()>;
-    let cases: [(Differs, Differs, &str, &str); 4] = [
+    let cases: [(Differs, Differs, &str, &str); 6] = [
         (
             |comm, buffer| comm.all_reduce_in_place(buffer, ReduceOp::Sum),
             |comm, buffer| comm.all_reduce_in_place(&mut buffer.slice_mut(1..), ReduceOp::Sum),
@@ -180,25 +180,53 @@ fn checked(gpus: usize) -> Result<(), Failed> {
             "all_reduce(f32 × 1200, sum)",
             "broadcast(f32 × 1200, root 0)",
         ),
+        (
+            |comm, buffer| comm.send(buffer, 1),
+            |comm, buffer| match comm.rank() {
+                1 => comm.recv(&mut buffer.slice_mut(1..), 0),
+                _ => comm.barrier(),
+            },
+            "send(f32 × 1200, to rank 1)",
+            "recv(f32 × 1199, from rank 0)",
+        ),
+        (
+            |comm, buffer| all_to_all_v(comm, buffer, |peer| if peer == 1 { 7 } else { 5 }),
+            |comm, buffer| all_to_all_v(comm, buffer, |_| 5),
+            "all_to_all_v(f32 × 7, to rank 1)",
+            "all_to_all_v(f32 × 5, from rank 0)",
+        ),
     ];
     for (first, others, ours, theirs) in cases {
         let builder = Comm::builder().backend(BACKEND).timeout(TIMEOUT).check(true);
         let errors = must(
             "run",
-            builder.run(gpus, |comm| {
-                let mut buffer = upload(&comm, &vec![1.0f32; 1200]).ok()?;
-                must("the same on all", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)).ok()?;
+            builder.run(gpus, |comm| -> Result<Option<Error>, String> {
+                let mut buffer = upload(&comm, &vec![1.0f32; 1200])?;
+                must("the same on all", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+                must("the same on all", all_to_all_v(&comm, &buffer, |_| 3))?;
                 let call = if comm.rank() == 0 { first } else { others };
-                call(&comm, &mut buffer).err()
+                Ok(call(&comm, &mut buffer).err())
             }),
         )?;
         for error in errors {
-            let Some(Error::Mismatch(mismatch)) = error else { return Err(format!("{error:?}").into()) };
+            let Some(Error::Mismatch(mismatch)) = error? else {
+                return Err(format!("no mismatch of {ours}").into());
+            };
             assert_eq!((&*mismatch.ours, &*mismatch.theirs), (ours, theirs));
-            assert_eq!((mismatch.other_rank, mismatch.rank, mismatch.sequence), (0, 1, 2));
+            // Messages have numbers of their own.
+            let sequence = if ours.starts_with("send") { 1 } else { 3 };
+            assert_eq!((mismatch.other_rank, mismatch.rank, mismatch.sequence), (0, 1, sequence));
         }
     }
     Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// So many elements to each rank, and from each as many as to oneself.
+fn all_to_all_v(comm: &Comm, buffer: &Slice<f32>, to: impl Fn(usize) -> usize) -> phalanx::Result<()> {
+    let ranks = comm.world_size();
+    let (to, from) = ((0..ranks).map(&to).collect::<Vec<_>>(), vec![to(comm.rank()); ranks]);
+    let mut received = stream(comm).alloc_zeros::<f32>(from.iter().sum())?;
+    comm.all_to_all_v(&buffer.slice(..to.iter().sum::<usize>()), &to, &mut received, &from)
 }
 
 /// A rank that leaves before the others need it no more.

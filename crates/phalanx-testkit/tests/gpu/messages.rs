@@ -1,6 +1,6 @@
 //! Messages and groups on GPU memory.
 
-use crate::world::{Slice, both, done, download, expect, init_all, must, upload, value, values};
+use crate::world::{Slice, both, done, download, expect, init_all, launch, must, upload, value, values};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
@@ -20,9 +20,17 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let several = [
         Trial::test("one_thread_for_all_gpus", move || one_thread(gpus)),
         Trial::test("one_thread_waits_for_itself", move || waits_for_itself(gpus)),
+        Trial::test("processes/checked_messages", move || checked(gpus)),
     ];
     trials.extend(several.map(|trial| trial.with_ignored_flag(gpus < 2)));
     trials
+}
+
+/// Right programs are right in checked mode.
+fn checked(gpus: usize) -> Result<(), Failed> {
+    let first = launch(SCENARIOS[0], gpus, "").env("PHALANX_CHECK", "1");
+    let all = SCENARIOS[1..].iter().fold(first, |launch, scenario| launch.then(scenario.name).arg(""));
+    Ok(all.reports().map(drop)?)
 }
 
 /// Everybody sends to the right, in GPU and host memory.

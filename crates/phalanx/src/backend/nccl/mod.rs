@@ -259,11 +259,18 @@ impl NcclComm {
         // SAFETY: the caller's contract.
         self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
         communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))?;
-        if call.operation == Operation::AllToAllV { self.compare_blocks(&own, call) } else { Ok(()) }
+        if call.operation != Operation::AllToAllV {
+            return Ok(());
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.compare_blocks(&own, call) }
     }
 
     /// Compares what each rank sends to each with what that expects. All ranks come here.
-    fn compare_blocks(&self, own: &Subject, call: &Call<'_>) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    unsafe fn compare_blocks(&self, own: &Subject, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
         let mut offers = Vec::new();
         for part in collective::parts(call, communicator.rank, communicator.ranks) {
@@ -271,7 +278,10 @@ impl NcclComm {
             let block = own.block(part.direction.operation(), (part.peer, count));
             offers.extend(communicator.offer(&block, part.direction)?);
         }
-        communicator.compare_offers(own, &offers)
+        communicator.compare_offers(own, &offers)?;
+        // A rank whose own blocks agree learns that others' do not.
+        // SAFETY: the caller's contract.
+        self.meet(own, |control| unsafe { control.collective(&Call::empty(Operation::Barrier)) })
     }
 
     /// What comes before a collective.
