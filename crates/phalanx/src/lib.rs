@@ -36,7 +36,7 @@
 //! | `PHALANX_TIMEOUT` | seconds a wait may take; default 300 |
 //! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl`, `rccl`, `nvshmem` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), else MPI under an MPI launcher, else the host, else solo for one rank |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (on NVSHMEM they always do, and on the host they always compare: see [`Builder::check`]) |
-//! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries of NCCL, of the CUDA driver, of MPI and of NVSHMEM, if they are not where they are looked for |
+//! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries (files, or the folders that have them) of NCCL, of the CUDA driver, of MPI and of NVSHMEM, if they are not where they are looked for |
 //! | `PHALANX_RCCL_LIB`, `PHALANX_HIP_LIB` | the same of RCCL and of the HIP runtime |
 //! | `PHALANX_NVRTC_LIB`, `PHALANX_NVJITLINK_LIB` | the shared libraries of NVRTC and nvJitLink, for kernels compiled at run time |
 //! | `PHALANX_CUDA_INCLUDE`, `PHALANX_CCCL_INCLUDE`, `PHALANX_NVSHMEM_INCLUDE`, `PHALANX_NVSHMEM_DEVICE` | the folders with the headers of CUDA, CCCL and NVSHMEM, and with `libnvshmem_device.a`, likewise |
