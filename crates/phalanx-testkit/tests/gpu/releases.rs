@@ -315,35 +315,76 @@ fn encryption(args: &[String]) -> Outcome {
     }
 }
 
-/// A setting that came later is an error with its name, and the version that has it.
+/// A field of [`Config`]: how it is set, its name here and in C, the release that has it, and a value that it can have.
+type Setting = (fn(&mut Config, i32), &'static str, &'static str, &'static str, i32);
+
+macro_rules! settings {
+    ($($name:ident $c_name:literal since $since:literal, such as $value:expr;)*) => {
+        [$((|config, value| config.$name = Some(value), stringify!($name), $c_name, $since, $value)),*]
+    };
+}
+
+const SETTINGS: [Setting; 20] = settings! {
+    cga_cluster_size "cgaClusterSize" since "2.17.1", such as 4;
+    min_ctas "minCTAs" since "2.17.1", such as 2;
+    max_ctas "maxCTAs" since "2.17.1", such as 4;
+    split_share "splitShare" since "2.18.1", such as 1;
+    traffic_class "trafficClass" since "2.26.2", such as 1;
+    collnet_enable "collnetEnable" since "2.27.3", such as 0;
+    cta_policy "CTAPolicy" since "2.27.3", such as 1;
+    shrink_share "shrinkShare" since "2.27.3", such as 1;
+    nvls_ctas "nvlsCTAs" since "2.27.3", such as 2;
+    channels_per_net_peer "nChannelsPerNetPeer" since "2.28.3", such as 2;
+    nvlink_centric_sched "nvlinkCentricSched" since "2.28.3", such as 1;
+    graph_usage_mode "graphUsageMode" since "2.29.2", such as 1;
+    rma_contexts "numRmaCtx" since "2.29.2", such as 2;
+    max_p2p_peers "maxP2pPeers" since "2.30.3", such as 8;
+    graph_stream_ordering "graphStreamOrdering" since "2.30.7", such as 1;
+    launch_order_implicit "launchOrderImplicit" since "2.31.0", such as 1;
+    rma_signals "numRmaSig" since "2.31.0", such as 2;
+    rma_eager_init "rmaEagerInit" since "2.31.0", such as 1;
+    host_cft_mode "hostCftMode" since "2.31.0", such as 2;
+    nvls_host_mode "nvlsHostMode" since "2.32.0", such as i32::MAX;
+};
+
+/// A setting that came later is an error with its name, and the version that has it. One that is there arrives as the field of that
+/// name: NCCL names it when the value is none that it can have.
 fn setting(args: &[String]) -> Outcome {
+    const NEVER: i32 = -7;
     let version = args[0].as_str();
-    /// What is set, its name, and the release that has it.
-    type Setting = (fn(&mut Config), &'static str, &'static str);
-    let settings: [Setting; 9] = [
-        (|config| config.traffic_class = Some(1), "traffic_class", "2.26.2"),
-        (|config| config.comm_name = Some("name".into()), "comm_name", "2.27.3"),
-        (|config| config.channels_per_net_peer = Some(2), "channels_per_net_peer", "2.28.3"),
-        (|config| config.graph_usage_mode = Some(1), "graph_usage_mode", "2.29.2"),
-        (|config| config.launch_order_implicit = Some(1), "launch_order_implicit", "2.31.0"),
-        (|config| config.rma_signals = Some(2), "rma_signals", "2.31.0"),
-        (|config| config.rma_eager_init = Some(1), "rma_eager_init", "2.31.0"),
-        (|config| config.host_cft_mode = Some(2), "host_cft_mode", "2.31.0"),
-        (|config| config.nvls_host_mode = Some(i32::MAX), "nvls_host_mode", "2.32.0"),
-    ];
-    for (change, name, since) in settings {
-        let mut config = Config::default();
-        change(&mut config);
-        match Comm::builder().backend(BackendKind::Nccl).nccl(config).run(1, |comm| comm.barrier()) {
-            Ok(_) if is_since(version, since) => {}
-            Err(error @ Error::Unsupported(_)) if !is_since(version, since) => {
-                let text = error.to_string();
-                assert!([name, since, version].iter().all(|part| text.contains(part)), "{text}");
+    let made = |config: Config| {
+        Comm::builder().backend(BackendKind::Nccl).nccl(config).run(1, |comm| comm.barrier())
+    };
+    let is_refused =
+        |error: &Error, parts: &[&str]| parts.iter().all(|part| error.to_string().contains(part));
+    for (set, name, c_name, since, value) in SETTINGS {
+        let with = |value| {
+            let mut config = Config::default();
+            set(&mut config, value);
+            made(config)
+        };
+        match (with(value), with(NEVER)) {
+            (Ok(_), Err(error)) if is_since(version, since) => {
+                assert!(is_refused(&error, &[c_name, "-7"]), "{name}: {error}");
+            }
+            (Err(error), Err(_)) if !is_since(version, since) => {
+                assert!(is_refused(&error, &[name, since, version]), "{name}: {error}");
             }
             other => return Err(format!("{name} in {version}: {other:?}")),
         }
     }
-    done()
+    let mut config = Config::default();
+    config.net_name = Some("Socket".into());
+    must("net_name", made(config.clone()))?;
+    config.comm_name = Some("name".into());
+    match made(config) {
+        Ok(_) if is_since(version, "2.27.3") => done(),
+        Err(error) if !is_since(version, "2.27.3") => {
+            assert!(is_refused(&error, &["comm_name", "2.27.3", version]), "{error}");
+            done()
+        }
+        other => Err(format!("comm_name in {version}: {other:?}")),
+    }
 }
 
 /// A communicator whose ranks are spread over several unique ids.
