@@ -21,5 +21,5 @@ pub use graph::Graph;
 
 pub use crate::backend::nccl::{
     Buffer, CollectiveConfig, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Surface,
-    encrypt_sockets, init_all, version,
+    encrypt_sockets, init_all, parameters, version,
 };

@@ -15,6 +15,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("init_all", init_all),
     Scenario::process("front", front),
     Scenario::process("encryption", encryption),
+    Scenario::process("parameters", parameters),
     Scenario::process("another_copy", another_copy),
     Scenario::process("place", |_| {
         let api = load()?;
@@ -90,6 +91,23 @@ fn encryption(_: &[String]) -> Outcome {
         other => return Err(format!("a short key: {other:?}")),
     }
     phalanx::nccl::encrypt_sockets(&key).map(|()| "taken".into()).map_err(|error| error.to_string())
+}
+
+/// As the environment has them.
+pub fn tells_its_parameters(release: &Release) -> Result<(), String> {
+    let has = release.version >= version_code(2, 30, 4);
+    let expected = if has { "INIT,P2P" } else { "missing ncclParamGetAllParameterKeys" };
+    let launch = alone("parameters").env("NCCL_DEBUG_SUBSYS", "INIT,P2P");
+    let report = launch.env("PHALANX_NCCL_LIB", &release.library().to_string_lossy()).reports()?;
+    if report[0] == expected { Ok(()) } else { Err(format!("{}, expected {expected}", report[0])) }
+}
+
+fn parameters(_: &[String]) -> Outcome {
+    match phalanx::nccl::parameters() {
+        Ok(all) => all.get("NCCL_DEBUG_SUBSYS").cloned().ok_or(format!("not in {all:?}")),
+        Err(Error::MissingFunction(missing)) => Ok(format!("missing {}", missing.function)),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// The C call and ours: errors that say what is missing, and no crash.

@@ -15,12 +15,13 @@ use std::process::ExitCode;
 /// What a trial does with a release.
 type Check = fn(&Release) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 9] = [
     ("header", headers::agree_with_the_bindings),
     ("differences", headers::notices_differences),
     ("functions", library::has_the_functions_of_its_version),
     ("version_and_id", library::tells_its_version_and_makes_ids),
     ("encryption", library::takes_a_key_for_sockets),
+    ("parameters", library::tells_its_parameters),
     ("no_gpu", library::says_that_there_is_no_gpu),
     ("places", library::is_found_in_its_places),
     ("another_copy", library::notices_another_copy),

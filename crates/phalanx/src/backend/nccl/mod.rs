@@ -39,6 +39,7 @@ mod meeting;
 mod memory;
 mod messages;
 mod operation;
+mod parameters;
 mod rccl;
 mod runtime;
 mod staging;
@@ -54,6 +55,7 @@ pub use config::Config;
 pub(crate) use graphs::HeldGraph;
 pub use memory::{Buffer, GpuSlice, Registration};
 pub(crate) use operation::Footprint;
+pub use parameters::parameters;
 pub use rccl::{Rccl, init_all as rccl_init_all, version as rccl_version};
 pub use surface::{MemoryStatistic, Nccl, Surface, encrypt_sockets, init_all, version};
 
