@@ -41,11 +41,20 @@ enum Failed {
 
 /// Connects and joins; tries again until `deadline` while nobody answers.
 pub fn join(rendezvous: &Rendezvous, member: Member, deadline: Instant) -> Result<Session> {
+    join_in_attempts(rendezvous, member, deadline, ATTEMPT)
+}
+
+fn join_in_attempts(
+    rendezvous: &Rendezvous,
+    member: Member,
+    deadline: Instant,
+    longest: Duration,
+) -> Result<Session> {
     let started = Instant::now();
     let mut closures = 0;
     let mut pause = Duration::from_millis(10);
     loop {
-        let (problem, remedy) = match attempt(rendezvous, member, deadline) {
+        let (problem, remedy) = match attempt(rendezvous, member, deadline, longest) {
             Ok(session) => return Ok(session),
             Err(Failed::Final(error)) => return Err(error),
             Err(Failed::Closed(e)) => {
@@ -80,10 +89,11 @@ fn attempt(
     rendezvous: &Rendezvous,
     member: Member,
     deadline: Instant,
+    longest: Duration,
 ) -> std::result::Result<Session, Failed> {
     let patience = || {
         let left = deadline.saturating_duration_since(Instant::now());
-        left.clamp(Duration::from_millis(10), ATTEMPT)
+        left.min(longest).max(Duration::from_millis(10))
     };
     let stream = open(&rendezvous.address, patience).map_err(Failed::Absent)?;
     greet(stream, rendezvous, member, patience())
@@ -116,10 +126,15 @@ fn greet(
     let encrypted = rendezvous.encrypted;
     let ours = Greeting { side: Side::Client, version: VERSION, encrypted, nonce };
     let mut bytes = [0; Greeting::LEN];
-    (&stream)
-        .write_all(&ours.encode())
-        .and_then(|()| (&stream).read_exact(&mut bytes))
-        .map_err(Failed::Closed)?;
+    (&stream).write_all(&ours.encode()).and_then(|()| (&stream).read_exact(&mut bytes)).map_err(|e| {
+        match e.kind() {
+            // The kernel accepts connections to a store that is bound and does not run yet: that of a `UniqueId`.
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                Failed::Absent(io::Error::new(ErrorKind::TimedOut, "it is connected, and says nothing"))
+            }
+            _ => Failed::Closed(e),
+        }
+    })?;
     let stranger = |Malformed(why): Malformed| {
         Failed::Final(Error::bootstrap(
             format!("what answers at {} is no store of phalanx: {why}", rendezvous.address),
@@ -242,5 +257,40 @@ fn first_reply(
                 )));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::store::server::bind;
+    use crate::bootstrap::store::{Host, Server, Settings, Token};
+
+    #[test]
+    fn a_store_that_is_bound_and_does_not_run_yet_is_waited_for() {
+        let listener = bind("127.0.0.1:0").unwrap();
+        let rendezvous = Rendezvous {
+            address: listener.local_addr().unwrap().to_string(),
+            token: Token::random().unwrap(),
+            epoch: 0,
+            host: Host::Rank(0),
+            encrypted: false,
+        };
+        let joined = |rank: usize, timeout: Duration| {
+            let (member, deadline) = (Member::of_ranks(rank, 2), Instant::now() + timeout);
+            join_in_attempts(&rendezvous, member, deadline, Duration::from_millis(100))
+        };
+        let error = joined(1, Duration::from_millis(800)).err().expect("nobody is there").to_string();
+        assert!(error.contains("cannot be reached") && error.contains("says nothing"), "{error}");
+        std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|rank| scope.spawn(move || joined(rank, Duration::from_secs(20))));
+            // Attempts enough for the kernel to have connections that were given up, and that the store then finds.
+            std::thread::sleep(Duration::from_millis(800));
+            let settings = Settings { ranks: Some(2), ..Settings::default() };
+            let _server = Server::on(listener, rendezvous.token.clone(), settings).unwrap();
+            for rank in ranks {
+                rank.join().unwrap().map(drop).unwrap();
+            }
+        });
     }
 }
