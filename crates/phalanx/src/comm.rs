@@ -16,6 +16,7 @@ use crate::watch::{self, Recorder};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -484,6 +485,8 @@ pub(crate) struct Settings {
     pub gpu: Option<usize>,
     /// Whether calls are compared before they move anything.
     pub check: bool,
+    /// What rank 0 listens on, if its id does.
+    pub listener: Option<TcpListener>,
     #[cfg(feature = "cuda")]
     pub nccl: Arc<crate::backend::nccl::NcclSettings>,
 }
@@ -577,23 +580,33 @@ impl Builder {
 
     /// As [`phalanx::init`](crate::init), with these settings.
     pub fn init(self) -> Result<Comm> {
+        let settings = self.settings()?;
         watch::listen()?;
-        bootstrap::init(self.settings()?)
+        bootstrap::init(settings)
     }
 
     /// As [`phalanx::join`](crate::join), with these settings.
     pub fn join(self) -> Result<Comm> {
+        let settings = self.settings()?;
         watch::listen()?;
-        bootstrap::join_grown(self.settings()?)
+        bootstrap::join_grown(settings)
     }
 
     /// As [`phalanx::run`](crate::run), with these settings.
     pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
+        let settings = self.settings()?;
         watch::listen()?;
-        bootstrap::run_threads(ranks, &self.settings()?, f)
+        bootstrap::run_threads(ranks, &settings, f)
     }
 
     fn settings(self) -> Result<Settings> {
+        // First of all, so that it is closed by any error.
+        let listener = match (&self.store, &self.place) {
+            (Some(Meeting { address, is_begun: true, .. }), Some((0, ..))) => {
+                Some(bootstrap::take_listener(address)?)
+            }
+            _ => None,
+        };
         let check = match self.check {
             Some(check) => check,
             None => bootstrap::check_from_environment().map_err(Error::from)?,
@@ -603,15 +616,16 @@ impl Builder {
             environment = environment.placed(*rank, *world_size, job);
         }
         if let Some(Meeting { address, token, is_begun }) = &self.store {
-            if *is_begun && self.place.as_ref().is_some_and(|(rank, ..)| *rank == 0) {
-                bootstrap::check_listening(address)?;
-            }
             if self.place.is_none() {
                 let expected = "Builder::place beside it: which rank this is, of how many".to_owned();
                 let (name, value) = ("Builder::store".to_owned(), address.clone());
                 return Err(UsageError::Setting { name, value, expected }.into());
             }
-            environment = environment.with_store(address, token);
+            environment = if *is_begun {
+                environment.with_id(address, token)
+            } else {
+                environment.with_store(address, token)
+            };
         }
         Ok(Settings {
             environment,
@@ -622,6 +636,7 @@ impl Builder {
             backend: self.backend,
             gpu: self.gpu,
             check,
+            listener,
             #[cfg(feature = "cuda")]
             nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check, driver: None }),
         })

@@ -11,10 +11,9 @@
 //! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
 //! host. `PHALANX_STORE` names another address for any launcher.
 
-use super::environment::{Environment, Place, setting};
+use super::environment::{Environment, Place, RESTART_COUNT, setting};
 use super::store::cipher::encrypted_from;
 use super::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
-use super::unique_id::take_listener;
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
 use super::{
     HostTopology,
@@ -26,6 +25,7 @@ use crate::comm::Comm;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::watch::deadline::after;
 use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,15 +35,21 @@ const PORT_OFFSET: u16 = 1000;
 /// How long rank 0 tries to get the store's port: that of a job before may still be ending.
 const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Joins the job's store; as rank 0 of a job that our launcher did not start, begins it.
-pub(crate) fn open_store(environment: &Environment, place: &Place, timeout: Duration) -> Result<Store> {
+/// Joins the job's store; as rank 0 of a job that our launcher did not start, begins it, where this process listens already if it
+/// does.
+pub(crate) fn open_store(
+    environment: &Environment,
+    place: &Place,
+    listener: Option<TcpListener>,
+    timeout: Duration,
+) -> Result<Store> {
     let deadline = after(Instant::now(), timeout);
     let rendezvous = environment.rendezvous(place)?;
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
     let encrypted = environment.encrypted()?;
     match rendezvous {
         Some(rendezvous) if rendezvous.host == Host::Rank(0) && place.rank == 0 => {
-            let server = host(&rendezvous, settings(place, silence), deadline)?;
+            let server = host(&rendezvous, settings(place, silence), listener, deadline)?;
             Ok(Store::connect(&rendezvous, 0, place.world_size, timeout)?.hosting(server))
         }
         Some(rendezvous) => Store::connect(&rendezvous, place.rank, place.world_size, timeout),
@@ -55,9 +61,14 @@ fn settings(place: &Place, silence: Duration) -> Settings {
     Settings { ranks: u32::try_from(place.world_size).ok(), silence, ..Settings::default() }
 }
 
-fn host(rendezvous: &Rendezvous, settings: Settings, deadline: Instant) -> Result<Server> {
+fn host(
+    rendezvous: &Rendezvous,
+    settings: Settings,
+    listener: Option<TcpListener>,
+    deadline: Instant,
+) -> Result<Server> {
     let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
-    if let Some(listener) = take_listener(&rendezvous.address) {
+    if let Some(listener) = listener {
         return Server::on(listener, rendezvous.token.clone(), settings);
     }
     server::check_reachable(&rendezvous.address)?;
@@ -202,7 +213,7 @@ impl Environment {
             None if place.one_host => return Ok(None),
             None => (self.beside_torchruns_store()?, Host::Rank(0)),
         };
-        let restarts = ["PHALANX_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"];
+        let restarts = [RESTART_COUNT, "TORCHELASTIC_RESTART_COUNT"];
         let epoch = match self.number(restarts[0])? {
             Some(epoch) => epoch,
             None => self.number(restarts[1])?.unwrap_or(0),
@@ -310,6 +321,11 @@ mod tests {
         let found = torchrun("alpha", "29500", &several).unwrap().unwrap();
         assert_eq!((&*found.address, found.epoch, found.host), ("alpha:30500", 1, Host::Rank(0)));
         assert_eq!(torchrun("fe80::1", "65000", &several).unwrap().unwrap().address, "[fe80::1]:64000");
+        // An id is for one communicator, however often its ranks were restarted.
+        let restarted =
+            Environment::of(&[("PHALANX_RESTART_COUNT", "1"), ("TORCHELASTIC_RESTART_COUNT", "2")]);
+        let found = restarted.with_id("alpha:5", TOKEN.1).rendezvous(&several).unwrap().unwrap();
+        assert_eq!((&*found.address, found.epoch), ("alpha:5", 0));
         assert!(torchrun("alpha", "many", &several).unwrap_err().to_string().contains("MASTER_PORT"));
         // On one host no port has to be agreed on.
         assert!(torchrun("localhost", "29500", &place("torchrun", 1, true)).unwrap().is_none());
@@ -355,7 +371,9 @@ mod tests {
         let stores = std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| {
                 let job = Place { rank, ..job.clone() };
-                scope.spawn(move || open_store(&Environment::of(&[]), &job, Duration::from_secs(20)).unwrap())
+                scope.spawn(move || {
+                    open_store(&Environment::of(&[]), &job, None, Duration::from_secs(20)).unwrap()
+                })
             });
             ranks.map(|rank| rank.join().unwrap())
         });

@@ -19,7 +19,7 @@ pub(crate) use gpus::{GpuId, Visible, settle as settle_gpu};
 pub use hosts::HostTopology;
 pub(crate) use rendezvous::Growth;
 pub use unique_id::UniqueId;
-pub(crate) use unique_id::check_listening;
+pub(crate) use unique_id::take_listener;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
 #[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
@@ -34,6 +34,7 @@ pub(crate) use environment::Environment;
 use environment::Place;
 #[cfg(feature = "cuda")]
 use phalanx_sys::nccl::Flavour;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -188,7 +189,9 @@ fn decide(
 }
 
 /// What [`Comm`] answers to the environment of this process.
-pub(crate) fn init(settings: Settings) -> Result<Comm> {
+pub(crate) fn init(mut settings: Settings) -> Result<Comm> {
+    // Closed at the end of this, if what is made needs no port.
+    let listener = settings.listener.take();
     let environment = &settings.environment;
     let choice = Choice::from(environment, settings.backend)?;
     let launcher = choice.launcher.as_ref();
@@ -207,7 +210,7 @@ pub(crate) fn init(settings: Settings) -> Result<Comm> {
         BackendKind::Host | BackendKind::Nccl | BackendKind::Rccl | BackendKind::Nvshmem
             if launcher.is_some_and(|launcher| !launcher.is_one_host()) =>
         {
-            on_hosts(launcher.expect("asked just now"), environment, &settings)
+            on_hosts(launcher.expect("asked just now"), environment, &settings, listener)
         }
         BackendKind::Solo => Ok(Comm::new(Arc::new(SoloComm::new(settings.timeout)), own_name())),
         BackendKind::Mpi => join_mpi(launcher, environment, &settings),
@@ -259,10 +262,15 @@ fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settin
 }
 
 /// The communicator of ranks that are on several hosts, as far as the launcher knows.
-fn on_hosts(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
+fn on_hosts(
+    launcher: &Launcher,
+    environment: &Environment,
+    settings: &Settings,
+    listener: Option<TcpListener>,
+) -> Result<Comm> {
     let (place, timeout) = (launcher.place(environment)?, settings.timeout);
     let own = introduction(environment, settings)?;
-    let store = meeting::open_store(environment, &place, timeout)?;
+    let store = meeting::open_store(environment, &place, listener, timeout)?;
     let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
     let told = agreement::heard(&store.exchange("phalanx/hosts", &own.to_bytes(), timeout)?)?;
     let topology = agreement::topology(&told);

@@ -3,6 +3,7 @@
 use super::store::server::{bind, check_reachable};
 use super::store::session::hex;
 use crate::error::{Error, Result, UsageError};
+use crate::os::ForkMark;
 use crate::sync::lock;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, TcpListener};
@@ -36,8 +37,15 @@ pub struct UniqueId {
 /// What the bytes begin with; the last is the version.
 const MAGIC: [u8; 8] = *b"phalanx\x01";
 
-/// What this process listens on for ids that it made, by their addresses, until rank 0 takes it.
-static LISTENERS: Mutex<Vec<(String, TcpListener)>> = Mutex::new(Vec::new());
+/// What this process listens on for ids that it made, until rank 0 takes it.
+static LISTENERS: Mutex<Vec<Listening>> = Mutex::new(Vec::new());
+
+struct Listening {
+    address: String,
+    listener: TcpListener,
+    /// A copy of the process has a descriptor of it, too, and could answer in the place of rank 0.
+    fork: ForkMark,
+}
 
 impl UniqueId {
     /// Size in bytes; that of NCCL's.
@@ -57,6 +65,8 @@ impl UniqueId {
 
     /// A new one for ranks of several hosts, made by the process of rank 0. It begins to listen at once, at the address of this host
     /// (`host` or `host:port`; without a port a free one) by which the other ranks reach it; what comes before rank 0 has begun waits.
+    /// The port is open until rank 0's communicator has ended, or could not be made, or needs no port; of an id that rank 0 never
+    /// uses, as long as the process lives.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] if the address is none of this host's, taken, or one that no other host could reach;
@@ -78,7 +88,7 @@ impl UniqueId {
             let expected = "at most 70 characters with the port, as an id has room for: an IP address".into();
             UsageError::Setting { name: "UniqueId::listen(address)".into(), value: address.clone(), expected }
         })?;
-        lock(&LISTENERS).push((address, listener));
+        lock(&LISTENERS).push(Listening { address, listener, fork: ForkMark::of_this_process() });
         Ok(id)
     }
 
@@ -120,23 +130,18 @@ impl UniqueId {
     }
 }
 
-/// Whether this process listens at the address of an id, as that of rank 0 has to.
-pub(crate) fn check_listening(address: &str) -> Result<()> {
-    if lock(&LISTENERS).iter().any(|(known, _)| known == address) {
-        return Ok(());
-    }
-    let expected =
-        "made by UniqueId::listen in the process of rank 0, for one communicator: this process does not (or \
-                    no longer) listen for it"
-            .into();
-    Err(UsageError::Setting { name: "the unique id".into(), value: address.to_owned(), expected }.into())
-}
-
-/// What this process listens on at the address of an id.
-pub(super) fn take_listener(address: &str) -> Option<TcpListener> {
+/// What this process listens on at the address of an id, as that of rank 0 has to. It is given once, so that an id is for one
+/// communicator, and the port is closed with whatever becomes of that.
+pub(crate) fn take_listener(address: &str) -> Result<TcpListener> {
     let mut listeners = lock(&LISTENERS);
-    let place = listeners.iter().position(|(known, _)| known == address)?;
-    Some(listeners.swap_remove(place).1)
+    listeners.retain(|listening| !listening.fork.is_copy());
+    let place = listeners.iter().position(|listening| listening.address == address).ok_or_else(|| {
+        let expected = "made by UniqueId::listen in the process of rank 0, for one communicator: this process \
+                        does not (or no longer) listen for it";
+        let (name, value) = ("the unique id".into(), address.to_owned());
+        UsageError::Setting { name, value, expected: expected.into() }
+    })?;
+    Ok(listeners.swap_remove(place).listener)
 }
 
 /// The host and the port of an address; 0 if it has none.
@@ -159,6 +164,8 @@ impl std::fmt::Debug for UniqueId {
 mod tests {
     use super::*;
     use crate::{BackendKind, Comm, ReduceOp};
+    use std::net::TcpStream;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn bytes_are_an_id_or_an_error() {
@@ -214,5 +221,54 @@ mod tests {
         assert_eq!(sums, [3, 3]);
         let again = sum_of(0).unwrap_err().to_string();
         assert!(again.contains("one communicator"), "{again}");
+    }
+
+    #[test]
+    fn an_id_is_used_up_by_whatever_rank_0_makes_of_it() {
+        // One that needs no port, one that fails early, and one that nobody joins.
+        for (ranks, builder) in [
+            (1, Comm::builder()),
+            (0, Comm::builder()),
+            (2, Comm::builder().timeout(Duration::from_millis(50))),
+        ] {
+            let id = UniqueId::listen("127.0.0.1").unwrap();
+            let address = id.store().unwrap().0.to_owned();
+            let made = builder.clone().unique_id(&id, 0, ranks).init();
+            assert_eq!(made.is_ok(), ranks == 1, "{made:?}");
+            // A copy of this process that another test makes has the descriptor, too, until it ends.
+            let until = Instant::now() + Duration::from_secs(10);
+            while TcpStream::connect(&address).is_ok() {
+                assert!(Instant::now() < until, "{ranks}: {address} is open");
+            }
+            let again = builder.unique_id(&id, 0, ranks).init().unwrap_err().to_string();
+            assert!(again.contains("one communicator"), "{again}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_copy_of_the_process_does_not_listen() {
+        unsafe extern "C" {
+            fn fork() -> i32;
+            fn waitpid(child: i32, status: *mut i32, options: i32) -> i32;
+            fn _exit(status: i32) -> !;
+        }
+        let id = UniqueId::listen("127.0.0.1").unwrap();
+        let address = id.store().unwrap().0;
+        // So that the copy does not find it locked by a thread that it has not.
+        let listeners = lock(&LISTENERS);
+        // SAFETY: the copy asks for what it is refused, and ends.
+        let child = unsafe { fork() };
+        drop(listeners);
+        if child == 0 {
+            let is_refused = take_listener(address).is_err();
+            // SAFETY: ends the copy at once.
+            unsafe { _exit(i32::from(!is_refused)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is this process's, and the variable takes its status.
+        assert_eq!(unsafe { waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert!(take_listener(address).is_ok());
     }
 }

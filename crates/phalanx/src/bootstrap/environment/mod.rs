@@ -86,6 +86,9 @@ mod place {
     pub const LOCAL_WORLD_SIZE: &str = "Builder::store(ranks of this host)";
 }
 
+/// How often the job was restarted: counts before what torchrun says of that.
+pub(super) const RESTART_COUNT: &str = "PHALANX_RESTART_COUNT";
+
 pub(super) fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
     UsageError::Setting { name: name.into(), value: value.into(), expected: expected.into() }
 }
@@ -116,6 +119,14 @@ impl Environment {
         // They learn there who shares a host with whom; so much is known before.
         self.set(place::LOCAL_WORLD_SIZE, "1");
         self
+    }
+
+    /// The same for the store of an id, which is for one communicator: launchers that share it may have restarted their ranks more
+    /// or less often.
+    pub fn with_id(self, address: &str, token: &str) -> Environment {
+        let mut environment = self.with_store(address, token);
+        environment.set(RESTART_COUNT, "0");
+        environment
     }
 
     fn set(&mut self, name: &str, value: &str) {
