@@ -3,14 +3,20 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes that can be had: what the host has available, or what the control groups of this process leave it, if that is less; and what
-/// can be swapped. Unknown where the kernel does not say.
+/// Bytes that can be had: what the host has available, or what the control groups of this process leave it, if that is less; and the
+/// same of what can be swapped. Unknown where the kernel does not say.
 pub(super) fn available() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok()?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let of_groups = groups.lines().filter_map(group_of).flat_map(|group| group.lefts());
-    let without_swapping = of_groups.fold(figure(&host, "MemAvailable")?, u64::min);
-    Some(without_swapping + figure(&host, "SwapFree").unwrap_or(0))
+    let groups: Vec<Group> = groups.lines().filter_map(group_of).collect();
+    left_by(&groups, &host)
+}
+
+fn left_by(groups: &[Group], meminfo: &str) -> Option<u64> {
+    let memory = groups.iter().flat_map(|group| group.lefts(Group::memory_left));
+    let swap = groups.iter().flat_map(|group| group.lefts(Group::swap_left));
+    let memory = memory.fold(figure(meminfo, "MemAvailable")?, u64::min);
+    Some(memory + swap.fold(figure(meminfo, "SwapFree").unwrap_or(0), u64::min))
 }
 
 /// A figure of `/proc/meminfo`, in bytes.
@@ -27,8 +33,10 @@ struct Group {
     path: PathBuf,
     limit: &'static str,
     usage: &'static str,
-    /// Of the usage, what the kernel gives back when it is needed.
-    idle: &'static str,
+    /// Of the usage, what the kernel gives back when it is needed: the page cache, used lately or not, and what can be made anew.
+    idle: &'static [&'static str],
+    /// Limit and usage of swap, where they are told apart from those of memory.
+    swap: Option<[&'static str; 2]>,
 }
 
 /// The group of a line of `/proc/self/cgroup`, `number:controllers:path`, if it is one of memory.
@@ -37,35 +45,55 @@ fn group_of(line: &str) -> Option<Group> {
     let path = path.trim_start_matches('/').into();
     let root = Path::new("/sys/fs/cgroup");
     if controllers.is_empty() {
-        let (limit, usage, idle) = ("memory.max", "memory.current", "inactive_file");
-        return Some(Group { root: root.into(), path, limit, usage, idle });
+        return Some(Group {
+            root: root.into(),
+            path,
+            limit: "memory.max",
+            usage: "memory.current",
+            idle: &["inactive_file", "active_file", "slab_reclaimable"],
+            swap: Some(["memory.swap.max", "memory.swap.current"]),
+        });
     }
     controllers.split(',').any(|name| name == "memory").then(|| Group {
         root: root.join("memory"),
         path,
         limit: "memory.limit_in_bytes",
         usage: "memory.usage_in_bytes",
-        idle: "total_inactive_file",
+        idle: &["total_inactive_file", "total_active_file"],
+        swap: None,
     })
 }
 
 impl Group {
     /// What it leaves, and what those that it is in leave. No limit is no number, or an enormous one.
-    fn lefts(&self) -> Vec<u64> {
+    fn lefts(&self, left: fn(&Group, &Path) -> Option<u64>) -> Vec<u64> {
         let folders = self.path.ancestors().map(|path| self.root.join(path));
-        folders.filter_map(|folder| self.left_of(&folder)).collect()
+        folders.filter_map(|folder| left(self, &folder)).collect()
     }
 
-    fn left_of(&self, folder: &Path) -> Option<u64> {
-        let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
-        let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
-        let (limit, usage) = (number(self.limit)?, number(self.usage)?);
-        let idle = text("memory.stat").and_then(|stat| {
-            let value = stat.lines().find_map(|line| line.strip_prefix(self.idle)?.strip_prefix(' '));
-            value?.trim().parse::<u64>().ok()
-        });
-        Some(limit.saturating_sub(usage.saturating_sub(idle.unwrap_or(0))))
+    fn memory_left(&self, folder: &Path) -> Option<u64> {
+        let (limit, usage) = (number(&folder.join(self.limit))?, number(&folder.join(self.usage))?);
+        let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+        Some(limit.saturating_sub(usage.saturating_sub(sum_of(&stat, self.idle))))
     }
+
+    fn swap_left(&self, folder: &Path) -> Option<u64> {
+        let [limit, usage] = self.swap?;
+        Some(number(&folder.join(limit))?.saturating_sub(number(&folder.join(usage))?))
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The sum of those figures of a `memory.stat` that have these names.
+fn sum_of(stat: &str, names: &[&str]) -> u64 {
+    let figures = stat.lines().filter_map(|line| line.split_once(' '));
+    figures
+        .filter(|(name, _)| names.contains(name))
+        .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+        .sum()
 }
 
 #[cfg(test)]
@@ -88,14 +116,27 @@ mod tests {
             fs::create_dir_all(root.join(path)).unwrap();
             files.iter().for_each(|(name, text)| fs::write(root.join(path).join(name), text).unwrap());
         };
-        write("a", &[("memory.max", "1000\n"), ("memory.current", "900\n")]);
-        write("a/b", &[("memory.max", "max\n"), ("memory.current", "500\n")]);
-        let stat = "anon 1\ninactive_file 100\nactive_file 7\n";
-        write("a/b/c", &[("memory.max", "700"), ("memory.current", "500"), ("memory.stat", stat)]);
+        write("a", &[("memory.max", "9000\n"), ("memory.current", "8900\n"), ("memory.swap.max", "max\n")]);
+        let swap = [("memory.swap.max", "70\n"), ("memory.swap.current", "30\n")];
+        write("a/b", &[&[("memory.max", "max\n"), ("memory.current", "500\n")], &swap[..]].concat());
+        let stat = "anon 1\ninactive_file 100\nactive_file 20\nslab_reclaimable 3\nslab 5\n";
+        write("a/b/c", &[("memory.max", "700"), ("memory.current", "650"), ("memory.stat", stat)]);
         let group = |line| Group { root: root.clone(), ..group_of(line).unwrap() };
-        assert_eq!(group("0::/a/b/c").lefts(), [300, 100]);
+        let nested = group("0::/a/b/c");
+        assert_eq!(nested.lefts(Group::memory_left), [173, 100]);
+        assert_eq!(nested.lefts(Group::swap_left), [40]);
         // As a container sees it that has the group for its root.
-        assert_eq!(group("0::/elsewhere").lefts(), [0; 0]);
+        assert_eq!(group("0::/elsewhere").lefts(Group::memory_left), [0; 0]);
+        // The least of all, each for itself.
+        let host = |swap| format!("MemAvailable: 1 kB\nSwapFree: {swap} kB\n");
+        assert_eq!(left_by(&[nested], &host(1)), Some(100 + 40));
+        assert_eq!(left_by(&[group("0::/a/b/c")], &host(0)), Some(100));
+        assert_eq!(left_by(&[], &host(1)), Some(2048));
+        let stat = "inactive_file 1\ntotal_inactive_file 10\ntotal_active_file 5\n";
+        let files = [("memory.limit_in_bytes", "50"), ("memory.usage_in_bytes", "45"), ("memory.stat", stat)];
+        write("memory/old", &files);
+        let old = Group { root: root.join("memory"), ..group_of("4:memory:/old").unwrap() };
+        assert_eq!(left_by(&[old], &host(1)), Some(20 + 1024));
         fs::remove_dir_all(&root).unwrap();
         assert!(group_of("4:memory:/x").is_some() && group_of("5:devices:/x").is_none());
         assert!(group_of("no group").is_none());
