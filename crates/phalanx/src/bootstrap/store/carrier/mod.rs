@@ -113,14 +113,14 @@ impl Drop for Carrier {
 fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
     let mut pause = SOON;
     let mut ending = None;
+    let mut late = Vec::new();
     while !lines.iter().all(Line::is_over) {
         if shared.is_ending.load(Ordering::Acquire) {
             let since = *ending.get_or_insert_with(Instant::now);
-            let open: Vec<usize> =
-                lines.iter().filter(|line| line.is_late(since)).map(|line| line.peer).collect();
-            if !open.is_empty() {
-                tracing::warn!("the store's connections did not end in good order: ranks {open:?}");
-                return mail.give_up();
+            // The others have their time yet.
+            for line in lines.iter_mut().filter(|line| line.is_late(since)) {
+                line.break_off();
+                late.push(line.peer);
             }
         }
         let received = deliver(&mut mail, &mut lines);
@@ -141,11 +141,16 @@ fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
     }
     // What was said last may still be under way.
     let until = Instant::now() + LAST_WORDS;
-    while !mail.flush() {
+    let is_awaited = |line: &Line| !late.contains(&line.peer);
+    while !mail.flush() && lines.iter().any(|line| is_awaited(line) && mail.unsent(line.peer) > 0) {
         if Instant::now() >= until {
             return mail.give_up();
         }
         std::thread::sleep(SOON);
+    }
+    if !late.is_empty() {
+        tracing::warn!("the store's connections did not end in good order: ranks {late:?}");
+        mail.give_up();
     }
 }
 
@@ -209,13 +214,17 @@ impl Line {
             self.has_said_all = read == 0;
             if let Err(why) = mail.send(self.peer, &bytes[..read]) {
                 tracing::warn!("rank {} is out of reach: {why}", self.peer);
-                // This end finds the connection closed.
-                (self.has_said_all, self.has_heard_all) = (true, true);
-                self.input.clear();
-                let _ = self.wire.shutdown(Shutdown::Both);
+                self.break_off();
             }
         }
         sent
+    }
+
+    /// It is over: this end finds the connection closed.
+    fn break_off(&mut self) {
+        (self.has_said_all, self.has_heard_all) = (true, true);
+        self.input.clear();
+        let _ = self.wire.shutdown(Shutdown::Both);
     }
 }
 

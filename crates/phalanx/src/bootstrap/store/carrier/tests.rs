@@ -183,3 +183,33 @@ fn a_store_that_has_ended_is_known_to_all() {
     assert!(error.contains("rank 0 has ended in good order"), "{error}");
     assert_eq!(stores[0].lost(), []);
 }
+
+#[test]
+fn a_silent_peer_takes_no_time_from_one_that_is_heard() {
+    let fate = Arc::new(Fate::default());
+    let (to, from): (Vec<_>, Vec<_>) = (0..3).map(|_| channel()).unzip();
+    let from = from.into_iter().next().unwrap();
+    let mail = Queues { rank: 0, to: to.clone(), from, fate: fate.clone() };
+    let (ends, carried): (Vec<_>, Vec<_>) = [1, 2]
+        .map(|peer| {
+            let (end, other) = Wire::pair().unwrap();
+            (end, (peer, other))
+        })
+        .into_iter()
+        .unzip();
+    let carrier = Carrier::start(mail, carried).unwrap();
+    ends.iter().for_each(|end| end.shutdown(Shutdown::Write).unwrap());
+    let ending = std::thread::spawn(move || drop(carrier));
+    // Longer than the silent one is waited for.
+    let words = 3 * LAST_WORDS.as_secs();
+    for word in 0..words {
+        to[0].send((1, vec![word as u8])).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    to[0].send((1, Vec::new())).unwrap();
+    ending.join().unwrap();
+    let mut heard = Vec::new();
+    (&ends[0]).read_to_end(&mut heard).unwrap();
+    assert_eq!(heard, (0..words as u8).collect::<Vec<_>>());
+    assert_eq!(*lock(&fate.gave_up), [0]);
+}
