@@ -273,6 +273,7 @@ fn end(status: Option<c_int>) {
         process.leave_unfinished("a thread of phalanx's own did not come out of MPI");
     }
     match (status.unwrap_or(0), process.unfinished.get()) {
+        (0, _) if process.is_finalized() => {}
         (0, None) => process.finalise(),
         (0, Some(why)) => {
             process.say(&format!("does not finalise MPI, which its launcher may report: {why}"))
@@ -305,9 +306,6 @@ impl Process {
     }
 
     fn finalise(&self) {
-        if self.is_finalized() {
-            return;
-        }
         if self.check_thread().is_err() {
             return self.say("does not finalise MPI: another thread than MPI's ends the process");
         }
