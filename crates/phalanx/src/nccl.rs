@@ -20,6 +20,6 @@ mod graph;
 pub use graph::Graph;
 
 pub use crate::backend::nccl::{
-    Buffer, CollectiveConfig, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Surface,
+    Buffer, CollectiveConfig, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Signal, Surface,
     encrypt_sockets, init_all, parameters, version,
 };

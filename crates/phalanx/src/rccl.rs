@@ -17,7 +17,7 @@
 //!
 //! None of this has run on an AMD GPU so far: see docs/rccl.md in the repository.
 
-pub use crate::backend::nccl::{Config, MemoryStatistic, Rccl, Registration, Surface};
+pub use crate::backend::nccl::{Config, MemoryStatistic, Rccl, Registration, Signal, Surface};
 pub use crate::backend::nccl::{rccl_init_all as init_all, rccl_version as version};
 
 /// GPU memory from RCCL, registered with a communicator as far as the library can.

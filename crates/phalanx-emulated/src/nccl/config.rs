@@ -30,6 +30,9 @@ const LONGEST: usize = 120;
 #[derive(Debug, Clone)]
 pub struct Config {
     pub blocking: bool,
+    /// How many contexts for put and signal there are, and signals in each.
+    pub contexts: c_int,
+    pub signals: c_int,
     name: Option<Name>,
 }
 
@@ -42,7 +45,7 @@ struct Name {
 
 impl Default for Config {
     fn default() -> Config {
-        Config { blocking: settings().blocking.unwrap_or(true), name: None }
+        Config { blocking: settings().blocking.unwrap_or(true), contexts: 1, signals: 1, name: None }
     }
 }
 
@@ -154,6 +157,8 @@ impl Fields {
         });
         Ok(Config {
             blocking: settings().blocking.unwrap_or(blocking),
+            contexts: self.int(84).unwrap_or(base.contexts),
+            signals: self.int(100).unwrap_or(base.signals),
             name: name.or_else(|| base.name.clone()),
         })
     }

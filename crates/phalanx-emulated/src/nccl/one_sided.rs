@@ -9,14 +9,27 @@ use super::window;
 use crate::call::Answer;
 use crate::handles::Handle;
 use crate::pointers::In;
+use crate::settings::settings;
 use std::ffi::{c_int, c_uint};
 
-/// There is one signal of each peer, in one context.
-fn check_signal(function: &str, signal: c_int, context: c_int) -> Answer {
-    if (signal, context) == (0, 0) {
-        return Ok(());
-    }
-    Err(fail(INVALID_ARGUMENT, format!("{function} : signal {signal} of context {context} must be 0 of 0")))
+/// The release from which on there is more than the first signal of the first context, whatever is configured.
+const SEVERAL: c_int = 23100;
+
+/// There are as many contexts, and signals of each peer in one, as the communicator is configured to have.
+fn check_signal(function: &str, call: &Call, signal: c_int, context: c_int) -> Answer {
+    let has_several = settings().nccl_version >= SEVERAL;
+    let check = |what, number, configured| {
+        let count = if has_several { configured } else { 1 };
+        if (0..count).contains(&number) {
+            return Ok(());
+        }
+        Err(fail(
+            INVALID_ARGUMENT,
+            format!("{function} : {what} {number} is invalid (must be in [0, {count}))"),
+        ))
+    };
+    check("Context", context, call.config.contexts)?;
+    check("Signal index", signal, call.config.signals)
 }
 
 fn nothing() -> Arguments {
@@ -39,7 +52,7 @@ fn wait(function: &'static str, to: To, awaited: Vec<Awaited>) -> Answer {
     check_begun(function, &call)?;
     for one in &awaited {
         peer(function, &call, one.peer)?;
-        check_signal(function, one.signal, one.context)?;
+        check_signal(function, &call, one.signal, one.context)?;
         if one.number < 1 {
             return Err(fail(
                 INVALID_ARGUMENT,
@@ -60,7 +73,7 @@ exported! {
             refuse_flags(FUNCTION, flags)?;
             let call = enter(FUNCTION, comm, Need::Ready)?;
             let peer = peer(FUNCTION, &call, to)?;
-            check_signal(FUNCTION, signal, context)?;
+            check_signal(FUNCTION, &call, signal, context)?;
             window::check_source(FUNCTION, &call, send)?;
             let window = window::number(FUNCTION, &call, window)?;
             drop(call);
@@ -75,7 +88,7 @@ exported! {
             let call = enter(FUNCTION, comm, Need::Ready)?;
             check_begun(FUNCTION, &call)?;
             let peer = peer(FUNCTION, &call, to)?;
-            check_signal(FUNCTION, signal, context)?;
+            check_signal(FUNCTION, &call, signal, context)?;
             drop(call);
             operate(FUNCTION, To { comm, stream }, Kind::Signal { peer, signal, context }, nothing())
         })())

@@ -17,6 +17,7 @@ mod nccl_failures;
 mod placing;
 mod programs;
 mod releases;
+mod signals;
 mod sockets;
 mod streams;
 mod watchdog;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         mpirun::SCENARIOS,
         placing::SCENARIOS,
         releases::SCENARIOS,
+        signals::SCENARIOS,
         injected::SCENARIOS,
         watchdog::SCENARIOS,
     ];
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         programs::trials,
         watchdog::trials,
         releases::of_the_loaded_one,
+        signals::trials,
     ] {
         trials.extend(module(ranks));
     }

@@ -2,7 +2,7 @@
 //! What a release lacks is a typed error, or is built from what it has.
 
 use crate::world::{both, done, download, expect, launch, must, upload, value, values};
-use crate::{collectives, messages, streams};
+use crate::{collectives, messages, signals, streams};
 use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::{CollectiveConfig, Config, MemoryStatistic, Registration, encrypt_sockets};
 use phalanx::{BackendKind, Comm, Error, ReduceOp};
@@ -49,6 +49,10 @@ pub fn trials() -> Vec<Trial> {
             trials.push(Trial::test(title, || perform(*scenario, 2, RELEASES[0], "")));
         }
     }
+    for version in ["2.30.7", "2.31.2"] {
+        let title = format!("releases/{version}/signals");
+        trials.push(Trial::test(title, move || perform(signals::SCENARIOS[0], 1, version, "2")));
+    }
     for version in IN_A_PROCESS {
         for scenario in SCENARIOS.iter().filter(|scenario| matches!(scenario.body, Body::Process(_))) {
             let title = format!("releases/{version}/{}", scenario.name);
@@ -71,7 +75,7 @@ fn perform(scenario: Scenario, ranks: usize, version: &str, arg: &str) -> Result
 }
 
 /// Whether a version is at least another.
-fn is_since(version: &str, since: &str) -> bool {
+pub fn is_since(version: &str, since: &str) -> bool {
     let numbers =
         |text: &str| text.split('.').map(|number| number.parse().unwrap_or(0)).collect::<Vec<u32>>();
     numbers(version) >= numbers(since)

@@ -52,7 +52,8 @@ pub struct Config {
     pub nvlink_centric_sched: Option<i32>,
     /// How the communicator is used in CUDA graphs: 0 never, 1 in one at a time, 2 mixed (2.29).
     pub graph_usage_mode: Option<i32>,
-    /// Number of contexts for put and signal (2.29).
+    /// Number of contexts for put and signal, which [`Signal::context`](super::Signal::context) says one of (2.29; only the first is of use
+    /// before 2.31; default 1).
     pub rma_contexts: Option<i32>,
     /// Most peers for point-to-point (2.30).
     pub max_p2p_peers: Option<i32>,
@@ -61,7 +62,7 @@ pub struct Config {
     /// Whether operations of several communicators are launched in the order of the calls (2.31). Communicators of one GPU that
     /// overlap have the same.
     pub launch_order_implicit: Option<i32>,
-    /// Number of signals for put and signal (2.31).
+    /// Number of signals of each peer and context, which [`Signal::index`](super::Signal::index) says one of (2.31; default 1).
     pub rma_signals: Option<i32>,
     /// Whether what put and signal need is made with the communicator, and not by the first of them (2.31).
     pub rma_eager_init: Option<i32>,

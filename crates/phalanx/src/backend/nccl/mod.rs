@@ -22,7 +22,7 @@
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
-//! | `memory.rs`, `surface.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
+//! | `memory.rs`, `surface.rs`, `one_sided.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
 
 mod collective;
 mod collective_config;
@@ -38,6 +38,7 @@ mod making;
 mod meeting;
 mod memory;
 mod messages;
+mod one_sided;
 mod operation;
 mod parameters;
 mod rccl;
@@ -54,6 +55,7 @@ pub(crate) use collective_config::RawCollectiveConfig;
 pub use config::Config;
 pub(crate) use graphs::HeldGraph;
 pub use memory::{Buffer, GpuSlice, Registration};
+pub use one_sided::Signal;
 pub(crate) use operation::Footprint;
 pub use parameters::parameters;
 pub use rccl::{Rccl, init_all as rccl_init_all, version as rccl_version};

@@ -15,11 +15,10 @@ use crate::op::{RawReduction, ReductionCode};
 use crate::{Source, Target};
 use cudarc::driver::{CudaContext, CudaSlice};
 use phalanx_sys::nccl::{
-    Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclDataType_t, ncclEncryptionConfig_t,
-    ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclWaitSignalDesc_t, version_text,
+    Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclEncryptionConfig_t, ncclRedOp_t,
+    ncclResult_t, ncclScalarDevice, version_text,
 };
 use std::ffi::c_void;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -234,7 +233,7 @@ impl<'a> Surface<'a> {
     }
 
     /// Before what is enqueued: what was started, and what was posted, comes first.
-    fn prepare(&self) -> Result<()> {
+    pub(super) fn prepare(&self) -> Result<()> {
         self.front.requests().wait_for_collectives();
         self.comm.flush()
     }
@@ -397,123 +396,6 @@ impl<'a> Surface<'a> {
         // SAFETY: a usable communicator; the out-pointer is written during the call.
         communicator.call(name, |comm| unsafe { stats(comm, statistic, &raw mut value) })?;
         Ok(value)
-    }
-
-    /// Writes a range of a buffer into a peer's part of a window, at an offset in elements, and then raises the peer's
-    /// signal (`ncclPutSignal`, 2.29.2). The peer sees the data after [`wait_signals`](Surface::wait_signals).
-    ///
-    /// Both buffers are symmetric windows of this communicator. A communicator's first one-sided operation is collective:
-    /// the library connects the ranks in it. When the target may be written is between the ranks: a peer that reads its part before it has
-    /// waited for the signal sees something of both, and one that drops it waits only for operations of its own.
-    ///
-    /// # Errors
-    /// Before anything is enqueued: a peer that is not there, a range that does not fit, a buffer that is no window
-    /// of this communicator ([`Unsupported`](crate::Error::Unsupported)).
-    pub fn put_signal<T: Element, M: GpuSlice<T>>(
-        &self,
-        source: &Buffer<T, M>,
-        range: Range<usize>,
-        peer: usize,
-        target: &Buffer<T, M>,
-        offset: usize,
-    ) -> Result<()> {
-        let communicator = &self.comm.communicator;
-        let name = "ncclPutSignal";
-        let put = communicator.library.need(communicator.library.ncclPutSignal, name)?;
-        self.comm.shape().check_rank("put_signal", "peer", peer)?;
-        let count = range.end.saturating_sub(range.start);
-        // Nothing may be anywhere, but an address behind the window would be refused.
-        let start = if count == 0 { 0 } else { range.start };
-        let fits = |buffer, actual, expected: Option<usize>, rule| match expected {
-            Some(expected) if expected <= actual => Ok(()),
-            _ => {
-                let expected = expected.unwrap_or(usize::MAX);
-                Err(UsageError::Length { operation: "put_signal", buffer, actual, expected, rule })
-            }
-        };
-        fits("source", source.len(), Some(range.end), "the end of the range")?;
-        fits("range", range.end, Some(range.start), "its start, behind which it ends")?;
-        fits("target", target.len(), offset.checked_add(count), "the offset and the length of the range")?;
-        source.window_of(communicator)?;
-        let window = target.window_of(communicator)?;
-        self.comm.refuse_driver("put_signal")?;
-        self.prepare()?;
-        communicator.check_awake(Operation::Send)?;
-        // The target, too: it must not be given back before.
-        let (lent, _kept) = (source.lend(self.lane)?, target.lend(self.lane)?);
-        let source = lent.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
-        let stream = self.lane.stream().0;
-        let (bytes, offset) = (count * size_of::<T>(), offset * size_of::<T>());
-        communicator.used(self.lane.stream());
-        // SAFETY: the source is lent until the operation is enqueued, and the range is in it; the window holds the target
-        // range on every rank.
-        communicator.call(name, |comm| unsafe {
-            put(
-                source.cast(),
-                bytes,
-                ncclDataType_t::Uint8,
-                peer as i32,
-                window,
-                offset,
-                0,
-                0,
-                0,
-                comm,
-                stream,
-            )
-        })
-    }
-
-    /// Raises a peer's signal without data (`ncclSignal`, 2.29.2).
-    pub fn signal(&self, peer: usize) -> Result<()> {
-        let communicator = &self.comm.communicator;
-        let signal = communicator.library.need(communicator.library.ncclSignal, "ncclSignal")?;
-        self.comm.shape().check_rank("signal", "peer", peer)?;
-        self.comm.refuse_driver("signal")?;
-        self.prepare()?;
-        communicator.check_awake(Operation::Send)?;
-        communicator.used(self.lane.stream());
-        let stream = self.lane.stream().0;
-        // SAFETY: a usable communicator and a stream of its device.
-        communicator.call("ncclSignal", |comm| unsafe { signal(peer as i32, 0, 0, 0, comm, stream) })
-    }
-
-    /// The stream goes on when so many signals of each peer have come (`ncclWaitSignal`, 2.29.2): pairs of peer and
-    /// number. To wait for none is no operation, which matters for the first. Where [`Comm::sync`] ends at its deadline, since
-    /// signals do not come, the error names these peers.
-    pub fn wait_signals(&self, signals: &[(usize, u32)]) -> Result<()> {
-        let communicator = &self.comm.communicator;
-        let wait = communicator.library.need(communicator.library.ncclWaitSignal, "ncclWaitSignal")?;
-        let mut descriptions = Vec::with_capacity(signals.len());
-        for &(peer, count) in signals {
-            self.comm.shape().check_rank("wait_signals", "peer", peer)?;
-            let count = i32::try_from(count).map_err(|_| UsageError::Overflow {
-                operation: "wait_signals",
-                what: "the number of signals",
-                value: count.to_string(),
-                limit: i32::MAX.to_string(),
-            })?;
-            // The library refuses to wait for none.
-            if count > 0 {
-                descriptions.push(ncclWaitSignalDesc_t {
-                    opCnt: count,
-                    peer: peer as i32,
-                    sigIdx: 0,
-                    ctx: 0,
-                });
-            }
-        }
-        self.comm.refuse_driver("wait_signals")?;
-        self.prepare()?;
-        if descriptions.is_empty() {
-            return Ok(());
-        }
-        communicator.check_awake(Operation::WaitSignals)?;
-        communicator.awaits(self.lane.stream(), descriptions.iter().map(|signals| signals.peer as usize));
-        let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
-        // SAFETY: a usable communicator; the descriptions are read during the call.
-        communicator
-            .call("ncclWaitSignal", |comm| unsafe { wait(count, descriptions.as_mut_ptr(), comm, stream) })
     }
 }
 
