@@ -166,6 +166,17 @@ impl Comm {
 }
 
 impl<'env> CommGroup<'_, 'env> {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn comm(&self) -> &'env Comm {
+        self.comm
+    }
+
+    /// Collects a checked call, and its memory until the group's end.
+    pub(crate) fn push(&mut self, call: Call<'env>, lent: impl IntoIterator<Item = Lent<'env>>) {
+        self.group.calls.push((self.comm, call));
+        self.group.lent.extend(lent);
+    }
+
     fn out_of_place<S, R>(&mut self, call: Call<'env>, send: &'env S, recv: &'env mut R) -> Result<()>
     where
         S: Source + ?Sized,
@@ -174,8 +185,7 @@ impl<'env> CommGroup<'_, 'env> {
         let lane = &self.comm.lane;
         let (send, recv) = (send.lend(lane)?, recv.lend_mut(lane)?);
         let call = call.between::<S::Elem>(&send, &recv, lane).configured(lane);
-        self.group.calls.push((self.comm, call));
-        self.group.lent.extend([send, recv]);
+        self.push(call, [send, recv]);
         Ok(())
     }
 
@@ -183,8 +193,7 @@ impl<'env> CommGroup<'_, 'env> {
         let lane = &self.comm.lane;
         let lent = buf.lend_mut(lane)?;
         let call = call.inside::<R::Elem>(&lent, lane, self.comm.rank()).configured(lane);
-        self.group.calls.push((self.comm, call));
-        self.group.lent.push(lent);
+        self.push(call, [lent]);
         Ok(())
     }
 

@@ -15,6 +15,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("registered", registered),
     Scenario::rank("outlives_its_communicator", outlives),
     Scenario::rank("scaled", scaled),
+    Scenario::rank("scaled_together", scaled_together),
     Scenario::rank("newer_functions", newer_functions),
     Scenario::rank("large", large),
 ];
@@ -199,6 +200,76 @@ fn scaled(comm: Comm, _: &[String]) -> Outcome {
     assert!(refused.to_string().contains("GPU memory"), "{refused}");
     let refused = nccl.all_reduce_scaled(&send, &mut recv, &send).unwrap_err();
     assert!(refused.to_string().contains("one factor"), "{refused}");
+    done()
+}
+
+/// Factors in GPU memory in groups, and in CUDA graphs, which read them at each launch.
+fn scaled_together(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks, len) = (comm.rank(), comm.world_size(), 4096);
+    let scale = |round: usize| (1..=ranks).map(|rank| (rank + round) as f32).sum::<f32>();
+    let buffers = (
+        upload(&comm, &vec![2.0f32; len])?,
+        upload(&comm, &vec![0.0f32; len])?,
+        upload(&comm, &vec![0.0f32; len])?,
+        upload(&comm, &(0..len * ranks).map(|index| (index / len) as f32).collect::<Vec<_>>())?,
+        upload(&comm, &vec![0.0f32; len])?,
+        upload(&comm, &[(rank + 1) as f32])?,
+    );
+    let (send, mut sum, mut at_root, blocks, mut block, mut factor) = buffers;
+    let together = comm.group(|group| {
+        group.all_reduce_scaled(&send, &mut sum, &factor)?;
+        group.reduce_scaled(&send, &mut at_root, &factor, ranks - 1)?;
+        group.reduce_scatter_scaled(&blocks, &mut block, &factor)
+    });
+    must("the group", together)?;
+    expect("all_reduce_scaled", &download(&comm, &sum)?, |_| scale(0) * 2.0)?;
+    if rank == ranks - 1 {
+        expect("reduce_scaled", &download(&comm, &at_root)?, |_| scale(0) * 2.0)?;
+    }
+    expect("reduce_scatter_scaled", &download(&comm, &block)?, |_| scale(0) * rank as f32)?;
+
+    let mut shorter = at_root.slice_mut(1..);
+    let wrong = [
+        ("one factor", comm.group(|group| group.all_reduce_scaled(&send, &mut sum, &send))),
+        ("GPU memory", comm.group(|group| group.all_reduce_scaled(&send, &mut sum, &[1.0f32]))),
+        ("root", comm.group(|group| group.reduce_scaled(&send, &mut sum, &factor, ranks))),
+        ("send", comm.group(|group| group.reduce_scatter_scaled(&blocks, &mut shorter, &factor))),
+    ];
+    for (part, refused) in wrong {
+        let text = refused.expect_err(part).to_string();
+        assert!(text.contains(part), "{text}");
+    }
+
+    stream(&comm).memset_zeros(&mut factor).map_err(|e| e.to_string())?;
+    let mut graph = must(
+        "capture",
+        Graph::capture(
+            &comm,
+            (send, sum, factor, block, blocks),
+            |group, (send, sum, factor, block, blocks)| {
+                group.all_reduce_scaled(send, sum, factor)?;
+                group.reduce_scatter_scaled(blocks, block, factor)
+            },
+        ),
+    )?;
+    for round in 0..4 {
+        let (_, _, factor, ..) = graph.buffers_mut();
+        stream(&comm).memcpy_htod(&[(rank + 1 + round) as f32], factor).map_err(|e| e.to_string())?;
+        must("launch", graph.launch())?;
+        let (_, sum, _, block, _) = graph.buffers();
+        expect("the sum, launched", &download(&comm, sum)?, |_| scale(round) * 2.0)?;
+        expect("the block, launched", &download(&comm, block)?, |_| scale(round) * rank as f32)?;
+    }
+    // A factor elsewhere is not what was captured.
+    graph.buffers_mut().2 = upload(&comm, &[1.0f32])?;
+    let refused = graph.launch().expect_err("another factor").to_string();
+    assert!(refused.contains("capture again"), "{refused}");
+    let host = must("host", Comm::builder().backend(phalanx::BackendKind::Host).run(1, |comm| comm))?;
+    let mut on_host = [0.0f32];
+    let refused = host[0].group(|group| group.all_reduce_scaled(&[1.0f32], &mut on_host, &[1.0f32]));
+    let refused = refused.expect_err("on the host").to_string();
+    assert!(refused.contains("all_reduce_scaled") && refused.contains("PreMulSum"), "{refused}");
+    must("afterwards", comm.barrier())?;
     done()
 }
 

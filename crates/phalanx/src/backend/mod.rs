@@ -254,6 +254,10 @@ pub(crate) struct Call<'a> {
     /// Behind whose work the operation comes.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: Stream,
+    /// Where the factor of a pre-multiplied sum is: in `reduction`, or on the GPU at the address that is there, which is read when the
+    /// operation is carried out.
+    #[cfg(feature = "cuda")]
+    pub factor_space: Space,
     /// Settings of this call.
     #[cfg(feature = "cuda")]
     pub config: Option<&'a nccl::RawCollectiveConfig>,
@@ -308,6 +312,8 @@ impl<'a> Call<'a> {
             blocks: Blocks::Equal(0),
             recv_blocks: Blocks::Equal(0),
             stream: Stream::NONE,
+            #[cfg(feature = "cuda")]
+            factor_space: Space::Host,
             #[cfg(feature = "cuda")]
             config: None,
         }

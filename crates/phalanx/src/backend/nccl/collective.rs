@@ -2,12 +2,12 @@
 
 use super::communicator::Communicator;
 use super::device::StreamMemory;
-use crate::backend::{Blocks, Call, Direction, Operation, Stream, Transfer};
+use crate::backend::{Blocks, Call, Direction, Operation, Space, Stream, Transfer};
 use crate::dtype::DType;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::op::{RawReduction, ReductionCode};
 use phalanx_sys::nccl::{
-    Flavour, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarHostImmediate, red_op,
+    Flavour, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate, red_op,
 };
 use std::ffi::c_void;
 
@@ -29,11 +29,6 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// A reduction that was made already.
-    pub fn with_reduction(op: ncclRedOp_t) -> Needs {
-        Needs { reduction: Some(op), ..Needs::default() }
-    }
-
     pub fn with_bias(bias: *const c_void) -> Needs {
         Needs { bias: Some(bias), ..Needs::default() }
     }
@@ -105,8 +100,7 @@ impl Communicator {
     }
 
     unsafe fn reducing(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        let (dtype, op) =
-            (self.reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
+        let (dtype, op) = self.reduction(call, needs)?;
         let (send, recv, count, root) =
             (call.send.cast(), call.recv.cast(), call.blocks.longest(), call.root as i32);
         let (comm, stream) = (self.handle(), call.stream.0);
@@ -206,8 +200,7 @@ impl Communicator {
 
     /// One reduce for each block, to the rank that gets it.
     unsafe fn reduce_scatter_v(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        let (dtype, op) =
-            (self.reduced_type(call.dtype)?, self.reduction(call.dtype, call.reduction, needs)?);
+        let (dtype, op) = self.reduction(call, needs)?;
         self.grouped(|| {
             for rank in (0..self.ranks).filter(|rank| call.blocks.len(*rank) > 0) {
                 let (count, offset) = (call.blocks.len(rank), call.blocks.offset(rank) * call.dtype.size());
@@ -307,12 +300,10 @@ impl Communicator {
         called.and(ended)
     }
 
-    /// The library's reduction; a pre-multiplied sum is made for the operation.
-    fn reduction(&self, dtype: DType, reduction: RawReduction, needs: &mut Needs) -> Result<ncclRedOp_t> {
-        if let Some(made) = needs.reduction {
-            return Ok(made);
-        }
-        Ok(match reduction.code {
+    /// The type and the library's reduction; a pre-multiplied sum is made for the operation.
+    fn reduction(&self, call: &Call<'_>, needs: &mut Needs) -> Result<(ncclDataType_t, ncclRedOp_t)> {
+        let dtype = self.reduced_type(call.dtype)?;
+        let op = match call.reduction.code {
             ReductionCode::Sum => red_op::Sum,
             ReductionCode::Prod => red_op::Prod,
             ReductionCode::Min => red_op::Min,
@@ -321,16 +312,20 @@ impl Communicator {
             ReductionCode::PreMulSum => {
                 let name = "ncclRedOpCreatePreMulSum";
                 let create = self.library.need(self.library.ncclRedOpCreatePreMulSum, name)?;
-                let (mut op, mut factor) = (0, reduction.factor);
-                let (dtype, scalar) = (self.reduced_type(dtype)?, (&raw mut factor).cast());
-                // SAFETY: the factor has the type's bits at its start (little endian) and is read during the call.
-                let result =
-                    unsafe { create(&raw mut op, scalar, dtype, ncclScalarHostImmediate, self.handle()) };
+                let (mut op, mut factor) = (0, call.reduction.factor);
+                let (scalar, residence) = match call.factor_space {
+                    Space::Host => ((&raw mut factor).cast(), ncclScalarHostImmediate),
+                    Space::Device => (factor as *mut c_void, ncclScalarDevice),
+                };
+                // SAFETY: a factor on the host has the type's bits at its start (little endian) and is read during the call; one on the
+                // device is read when the operation is carried out, by the caller's contract.
+                let result = unsafe { create(&raw mut op, scalar, dtype, residence, self.handle()) };
                 self.progress(result, name)?;
                 needs.reduction = Some(op);
                 op
             }
-        })
+        };
+        Ok((dtype, op))
     }
 
     /// Gives back what was needed only until the operation was enqueued.
@@ -383,7 +378,7 @@ pub(super) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
 /// Whether the kernel that multiplies for one rank does so with all elements. It has none for 8-bit floats, and it
 /// gives each of its blocks the length's quotient, rounded down, so that the last elements of some lengths are left
 /// out (`oneRankReduce` in the source, up to 2.30 at least).
-pub(super) fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
+fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
     let bytes = len * dtype.size();
     let blocks = bytes.div_ceil(16 * 1024).clamp(1, 32);
     let covered = (len / blocks).next_multiple_of(16 / dtype.size()) * blocks;

@@ -22,7 +22,7 @@
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
-//! | `memory.rs`, `surface.rs`, `one_sided.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
+//! | `memory.rs`, `surface.rs`, `scaled.rs`, `one_sided.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
 
 mod collective;
 mod collective_config;
@@ -43,6 +43,7 @@ mod operation;
 mod parameters;
 mod rccl;
 mod runtime;
+mod scaled;
 mod staging;
 mod streams;
 mod surface;

@@ -149,7 +149,7 @@ pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
     unsafe { collective_with(communicator, call, Needs::default()) }
 }
 
-/// [`collective`] with a reduction that was made for it.
+/// [`collective`] with what was made for it.
 ///
 /// # Safety
 /// As for [`collective`].

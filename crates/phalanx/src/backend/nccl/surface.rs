@@ -1,22 +1,19 @@
 //! What only NCCL and RCCL have, for one communicator: [`Surface`], and [`Nccl`], which adds what is CUDA's.
 
-use super::collective::{Needs, can_multiply_alone};
 use super::collective_config::CollectiveConfig;
 use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
-use super::{NcclComm, NcclSettings, check_on_device};
+use super::{NcclComm, NcclSettings};
 use crate::backend::{Backend, Blocks, Call, Operation};
 use crate::bootstrap;
 use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
 use crate::dtype::Element;
-use crate::error::{Error, Result, UnsupportedError, UsageError};
+use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::{GpuStream, Lane};
-use crate::op::{RawReduction, ReductionCode};
-use crate::{Source, Target};
 use cudarc::driver::{CudaContext, CudaSlice};
 use phalanx_sys::nccl::{
-    Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclEncryptionConfig_t, ncclRedOp_t,
-    ncclResult_t, ncclScalarDevice, version_text,
+    Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclEncryptionConfig_t, ncclResult_t,
+    version_text,
 };
 use std::ffi::c_void;
 use std::path::Path;
@@ -256,103 +253,6 @@ impl<'a> Surface<'a> {
 
     fn stream(&self) -> &'a GpuStream {
         self.lane.gpu_stream().expect("a communicator of GPUs has a stream")
-    }
-
-    /// Sums the ranks' buffers, each multiplied by a factor that is in GPU memory and read when the operation is
-    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`): one element, this rank's. For a factor known on the host use
-    /// [`PreMulSum`](crate::PreMulSum). All buffers are in GPU memory.
-    ///
-    /// # Errors
-    /// As [`Comm::all_reduce`] with [`PreMulSum`](crate::PreMulSum); [`UsageError::Length`] for more or less than one factor;
-    /// [`UsageError::Memory`] for host memory.
-    pub fn all_reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-        F: Source<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().all_reduce(send.len(), recv.len())?;
-        self.scaled("all_reduce_scaled", call, send, recv, factor)
-    }
-
-    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which only the root gets the result. As in [`Comm::reduce`], `recv` is used
-    /// at the root only.
-    pub fn reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F, root: usize) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-        F: Source<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().reduce(send.len(), recv.len(), root)?;
-        self.scaled("reduce_scaled", call, send, recv, factor)
-    }
-
-    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which each rank gets its block. As in [`Comm::reduce_scatter`], `send` has as
-    /// many elements as `recv` for each rank.
-    pub fn reduce_scatter_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-        F: Source<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().reduce_scatter(send.len(), recv.len())?;
-        self.scaled("reduce_scatter_scaled", call, send, recv, factor)
-    }
-
-    fn scaled<S, R, F>(
-        &self,
-        operation: &'static str,
-        call: Call<'_>,
-        send: &S,
-        recv: &mut R,
-        factor: &F,
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-        F: Source<Elem = S::Elem> + ?Sized,
-    {
-        if factor.len() != 1 {
-            let (actual, expected) = (factor.len(), 1);
-            let (buffer, rule) = ("factor", "one factor");
-            return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
-        }
-        let communicator = &self.comm.communicator;
-        if communicator.ranks == 1 {
-            can_multiply_alone(S::Elem::DTYPE, send.len())?;
-        }
-        let reduction = RawReduction { code: ReductionCode::PreMulSum, factor: 0 };
-        let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
-        let factor = factor.lend(self.lane)?;
-        let call =
-            Call { reduction, ..call }.between::<S::Elem>(&send, &recv, self.lane).configured(self.lane);
-        let gets_nothing = call.operation == Operation::Reduce && call.root != communicator.rank;
-        let [send_space, recv_space] = call.spaces;
-        check_on_device(
-            &[factor.span().space, send_space, if gets_nothing { send_space } else { recv_space }],
-            "GPU memory, for the buffers and the factor",
-            "use PreMulSum for a factor on the host",
-        )?;
-        communicator.check_awake(call.operation)?;
-        // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
-        unsafe { self.prepare_collective(&call) }?;
-        let op = self.create_scale::<S::Elem>(factor.span().start.cast())?;
-        let needs = Needs::with_reduction(op);
-        // SAFETY: the buffers and the factor are lent until the operation is enqueued; this is the one thread inside.
-        unsafe { super::operation::collective_with(communicator, &call, needs) }
-    }
-
-    fn create_scale<T: Element>(&self, factor: *mut c_void) -> Result<ncclRedOp_t> {
-        let communicator = &self.comm.communicator;
-        let (library, name) = (communicator.library, "ncclRedOpCreatePreMulSum");
-        let create = library.need(library.ncclRedOpCreatePreMulSum, name)?;
-        let mut op = 0;
-        let dtype = communicator.reduced_type(T::DTYPE)?;
-        let _turn = communicator.turn()?;
-        // SAFETY: a usable communicator; the scalar is read on the device when the operation is carried out.
-        let result = unsafe { create(&raw mut op, factor, dtype, ncclScalarDevice, communicator.handle()) };
-        communicator.progress(result, name)?;
-        Ok(op)
     }
 
     /// Frees GPU memory that the communicator does not need while it is not used (`ncclCommSuspend`, 2.29.7).
