@@ -1,11 +1,11 @@
 //! Calls of the libraries that fail: each is a typed error with the function's name and the library's words, on the rank
 //! where it happened; the others do not hang; nothing is freed that is in use (the emulated libraries would say so).
 
-use crate::world::{done, expect, launch, must, value, values};
+use crate::world::{done, download, expect, launch, must, upload, value, values};
 use crate::{exits, failures, messages, streams};
 use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::DriverError;
-use phalanx::nccl::Registration;
+use phalanx::nccl::{MemoryStatistic, Registration};
 use phalanx::{Comm, Error, PreMulSum, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -18,10 +18,14 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("null_handles", null_handles),
     Scenario::process("init_hangs", init_hangs),
     Scenario::process("lost_in_abort", lost_in_abort),
+    Scenario::process("unknown_result", unknown_result),
 ];
 
 /// The ranks' deadline.
 const TIMEOUT: Duration = Duration::from_secs(6);
+
+/// A result of no release so far.
+const UNKNOWN: i32 = 4242;
 
 /// Functions whose failure is the caller's error, at their first call.
 const FATAL: [&str; 21] = [
@@ -111,6 +115,28 @@ pub fn trials() -> Vec<Trial> {
         let emulated = Emulated::new()?.set("ABORT", "hang");
         Ok(emulated.launch(launch(SCENARIOS[3], 1, "")).reports().map(drop)?)
     }));
+    trials.push(Trial::test("injected/unknown_result", || {
+        let failures = format!("ncclCommMemStats:1:{UNKNOWN},ncclAllReduce@1:2:{UNKNOWN}");
+        Ok(with(&[("FAIL", &failures)])?.launch(impatient(SCENARIOS[4])).reports().map(drop)?)
+    }));
+    trials.push(Trial::test("injected/unknown_result/asynchronous", || {
+        fatal(&format!("answered {UNKNOWN} ("), &[("ASYNC_ERROR", &format!("2:{UNKNOWN}@1"))], "1", true)
+    }));
+    for function in ["ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommSplit", "ncclGroupEnd"] {
+        trials.push(Trial::test(format!("injected/unknown_result/{function}"), move || {
+            fatal(
+                &format!("{function} answered {UNKNOWN} ("),
+                &[("FAIL", &format!("{function}:1:{UNKNOWN}"))],
+                "1",
+                false,
+            )
+        }));
+    }
+    for function in ["ncclCommDestroy", "ncclCommFinalize", "ncclMemFree"] {
+        trials.push(Trial::test(format!("injected/unknown_result/{function}"), move || {
+            harmless(&[("FAIL", &format!("{function}:1:{UNKNOWN}"))])
+        }));
+    }
     trials.push(Trial::test("injected/exit_crashes", || {
         let emulated = Emulated::new()?.set("EXIT", "crash");
         exits::well(2, |launch| emulated.launch(launch))?;
@@ -302,6 +328,43 @@ fn lost_in_abort(_: &[String]) -> Outcome {
     let refused = on_gpu(|comm| comm.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum)).unwrap_err();
     assert!(since.elapsed() < TIMEOUT, "after {:?}", since.elapsed());
     assert!(refused.to_string().contains("has not come back from ncclCommAbort"), "{refused}");
+    done()
+}
+
+/// A result that no release has: of a query it is the caller's error, and the communicator goes on; of an operation it ends the
+/// communicator on all ranks, and those go on with another.
+fn unknown_result(_: &[String]) -> Outcome {
+    let comm = must("init", phalanx::init())?;
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let is_named = |error: &Error, function: &str, fatal: bool| {
+        let text = error.to_string();
+        let Error::Library(known) = error else { panic!("{error:?}") };
+        assert_eq!((known.function, known.code, known.fatal), (function, UNKNOWN, fatal), "{text}");
+        assert!(text.contains(&format!("{function} answered {UNKNOWN} (unknown result code")), "{text}");
+    };
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    is_named(&nccl.memory(MemoryStatistic::Total).expect_err("the first"), "ncclCommMemStats", false);
+    must("the second", nccl.memory(MemoryStatistic::Total))?;
+
+    let mut buffer = upload(&comm, &values::<f32>(rank, 1000))?;
+    let mut sum = || comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync());
+    must("the first", sum())?;
+    // Nobody is still in the first when rank 1 fails in the second.
+    must("barrier", comm.barrier())?;
+    let error = sum().expect_err("rank 1 fails");
+    match rank {
+        1 => is_named(&error, "ncclAllReduce", true),
+        _ => assert!(matches!(error, Error::Aborted { rank: 1 }), "{error:?}"),
+    }
+    let again = sum().expect_err("it has failed");
+    assert_eq!(again.to_string(), error.to_string());
+
+    let survivors = must("shrink", comm.shrink())?;
+    assert_eq!(survivors.world_size(), ranks);
+    let mut buffer = upload(&survivors, &values::<f32>(rank, 1000))?;
+    must("afterwards", survivors.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+    expect("the sum", &download(&survivors, &buffer)?, sum)?;
     done()
 }
 
