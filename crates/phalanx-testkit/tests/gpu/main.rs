@@ -1,7 +1,7 @@
 //! The GPU suite: NCCL on GPU memory, with ranks as threads and as processes, one GPU each.
 //!
-//! It runs on the machine's GPUs, as many as four. Without any it runs, in a process of its own, on the emulated CUDA
-//! driver and NCCL of the test kit, which are loaded in the same way.
+//! It runs on the machine's GPUs, as many as four; where NCCL is missing beside them it fails. Without any it runs, in a process of its
+//! own, on the emulated CUDA driver and NCCL of the test kit, which are loaded in the same way.
 
 mod collectives;
 mod communicators;
@@ -23,7 +23,7 @@ mod streams;
 mod watchdog;
 mod world;
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::faults::FORK;
 use phalanx_testkit::processes::{self, ranks_per_gpu};
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     args.test_threads = Some(1);
     let gpus = match world::gpus() {
         Ok(gpus) => gpus,
-        Err(reason) => return world::on_emulated_gpus(&reason),
+        Err(code) => return code,
     };
     let ranks = gpus * ranks_per_gpu();
     let mut trials = Vec::new();
@@ -84,9 +84,12 @@ fn main() -> ExitCode {
     }
     // These have emulated GPUs of their own, whatever the machine has.
     match Emulated::new() {
-        Ok(_) => trials.extend(releases::trials().into_iter().chain(injected::trials())),
+        Ok(_) => {
+            trials.extend(releases::trials().into_iter().chain(injected::trials()));
+            trials.push(Trial::test("missing_nccl", missing_nccl));
+        }
         Err(why) => {
-            let names = ["releases", "injected"];
+            let names = ["releases", "injected", "missing_nccl"];
             let left_out =
                 |name: &str| Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(why.to_string());
             trials.extend(names.map(left_out));
@@ -104,6 +107,20 @@ fn main() -> ExitCode {
             .collect();
     }
     libtest_mimic::run(&args, trials).exit_code()
+}
+
+/// This suite, where the driver counts GPUs and NCCL is not to be had: it fails, says why, and runs nothing.
+fn missing_nccl() -> Result<(), Failed> {
+    let emulated = Emulated::new()?;
+    let mut suite = emulated.command(std::env::current_exe()?);
+    suite.args(["--list"]).env_remove(world::EMULATED).env("PHALANX_NCCL_LIB", "/nowhere/libnccl.so.2");
+    let ended = suite.output()?;
+    let (listed, told) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    let is_told = told.contains("GPUs that nccl cannot use") && told.contains("/nowhere/libnccl.so.2");
+    if ended.status.success() || !listed.is_empty() || !is_told {
+        return Err(format!("{}: {listed}{told}", ended.status).into());
+    }
+    Ok(())
 }
 
 /// Threads do not share a GPU.

@@ -29,10 +29,17 @@ pub fn elements(len: usize) -> usize {
     if are_emulated() { len / 128 } else { len }
 }
 
-/// How many ranks can have a GPU, or why none can. Whether a world of them can be made is for the trials to find out.
-pub fn gpus() -> Result<usize, String> {
-    flavour::version().map_err(|error| error.to_string())?;
-    flavour::gpus().map(|gpus| gpus.min(MOST))
+/// How many ranks can have a GPU; without GPUs, how the trials ended on emulated ones. GPUs whose library is missing or cannot be used
+/// are a failure: nobody would notice that the trials ran on others. Whether a world of them can be made is for the trials to find out.
+pub fn gpus() -> Result<usize, ExitCode> {
+    let gpus = flavour::gpus().map_err(|reason| on_emulated_gpus(&reason))?;
+    match flavour::version() {
+        Ok(_) => Ok(gpus.min(MOST)),
+        Err(error) => {
+            eprintln!("{gpus} GPUs that {} cannot use: {error}", BACKEND.name());
+            Err(ExitCode::FAILURE)
+        }
+    }
 }
 
 /// A scenario on threads and on processes, with every number of ranks from `fewest`.
@@ -89,7 +96,7 @@ pub fn download<T: Number + DeviceRepr>(comm: &Comm, buffer: &Slice<T>) -> Resul
 }
 
 /// Runs this program again, where it finds the emulated libraries.
-pub fn on_emulated_gpus(reason: &str) -> ExitCode {
+fn on_emulated_gpus(reason: &str) -> ExitCode {
     if are_emulated() {
         eprintln!("not even emulated GPUs: {reason}");
         return ExitCode::FAILURE;
