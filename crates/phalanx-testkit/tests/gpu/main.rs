@@ -20,6 +20,7 @@ mod releases;
 mod signals;
 mod sockets;
 mod streams;
+mod usage;
 mod watchdog;
 mod world;
 
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         placing::SCENARIOS,
         releases::SCENARIOS,
         signals::SCENARIOS,
+        usage::SCENARIOS,
         injected::SCENARIOS,
         watchdog::SCENARIOS,
     ];
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         watchdog::trials,
         releases::of_the_loaded_one,
         signals::trials,
+        usage::trials,
     ] {
         trials.extend(module(ranks));
     }
