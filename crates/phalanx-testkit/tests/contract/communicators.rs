@@ -6,6 +6,7 @@ use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Fields, Scenario};
+use std::time::{Duration, SystemTime};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("communicators/split_by_parity", |comm, _| split_by_parity(&comm)),
@@ -18,6 +19,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("communicators/parent_dropped_first", |comm, _| parent_dropped_first(comm)),
     Scenario::rank("communicators/every_collective_in_a_group", |comm, _| every_collective_in_a_group(&comm)),
     Scenario::rank("communicators/messages_in_splits", |comm, _| messages_in_splits(&comm)),
+    Scenario::rank("communicators/barrier_waits", |comm, _| barrier_waits(&comm)),
 ];
 
 /// Run in processes of their own, which nothing else disturbs.
@@ -52,6 +54,31 @@ pub fn trials() -> Vec<Trial> {
 
 fn text(error: phalanx::Error) -> String {
     error.to_string()
+}
+
+/// Nobody leaves a barrier before the last rank has come to it, in the world or in a part of it.
+fn barrier_waits(comm: &Comm) -> Outcome {
+    // The clock is the machine's, for all its processes.
+    let nanos = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos() as u64;
+    let part = some(comm.split(Some(0), -(comm.rank() as i64)).map_err(text)?)?;
+    for comm in [comm, &part] {
+        let rank = comm.rank();
+        for late in 0..comm.world_size() {
+            if rank == late {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let came = nanos();
+            comm.barrier().map_err(text)?;
+            let left = nanos();
+            let mut last = [came];
+            comm.all_reduce_in_place(&mut last, ReduceOp::Max).map_err(text)?;
+            if left < last[0] {
+                let early = Duration::from_nanos(last[0] - left);
+                return Err(format!("rank {rank} left the barrier {early:?} before rank {late} came"));
+            }
+        }
+    }
+    Ok(String::new())
 }
 
 /// The world ranks of a communicator's ranks, in its order, learnt by using it.
