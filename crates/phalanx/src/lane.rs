@@ -206,6 +206,14 @@ impl GpuStream {
         })
     }
 
+    /// Whether nobody else has it. Who had it is done with it.
+    pub(crate) fn is_nobody_elses(&mut self) -> bool {
+        match self {
+            GpuStream::Cuda(stream) => Arc::get_mut(stream).is_some(),
+            GpuStream::Hip(stream) => stream.is_nobody_elses(),
+        }
+    }
+
     pub(crate) fn describe(&self) -> String {
         let whose = if matches!(self, GpuStream::Cuda(_)) { "NVIDIA" } else { "AMD" };
         format!("{whose} GPU {}", self.gpu())

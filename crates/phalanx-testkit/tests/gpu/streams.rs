@@ -1,12 +1,16 @@
 //! Buffers and streams: nothing is freed, overwritten or read while an operation runs.
 
-use crate::world::{both, done, elements, expect, must, stream, upload, value, values};
+use crate::world::{
+    BACKEND, are_emulated, both, done, elements, expect, must, stream, upload, value, values,
+};
 use libtest_mimic::Trial;
+use phalanx::cudarc::driver::sys::{CUresult, cuStreamQuery};
 use phalanx::cudarc::driver::{CudaContext, CudaSlice};
-use phalanx::nccl::Graph;
+use phalanx::nccl::{Config, Graph};
 use phalanx::{Comm, PreMulSum, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use std::sync::Arc;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("other_stream", other_stream),
@@ -17,6 +21,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("current_device", current_device),
     Scenario::rank("synced", synced),
     Scenario::rank("graph", graph),
+    Scenario::rank("stream_for_each_step", stream_for_each_step),
 ];
 
 /// Large enough that an operation takes a while.
@@ -26,6 +31,9 @@ fn len() -> usize {
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
+    // Real GPUs would do at once what NCCL does not order.
+    let apart = Trial::test("threads/graphs_apart", || Ok(graphs_apart()?));
+    trials.push(apart.with_ignored_flag(gpus < 2 || !are_emulated()));
     trials.push(Trial::test("wrong_memory", move || Ok(wrong_memory(gpus)?)).with_ignored_flag(gpus < 2));
     trials
 }
@@ -71,8 +79,8 @@ fn synced(comm: Comm, _: &[String]) -> Outcome {
         }
         must("sync", comm.sync())?;
         // SAFETY: a stream that is alive; nothing but a question.
-        let state = unsafe { phalanx::cudarc::driver::sys::cuStreamQuery(busy.cu_stream()) };
-        assert_eq!(state, phalanx::cudarc::driver::sys::CUresult::CUDA_SUCCESS, "round {round}");
+        let state = unsafe { cuStreamQuery(busy.cu_stream()) };
+        assert_eq!(state, CUresult::CUDA_SUCCESS, "round {round}");
     }
     let error = comm.on(&context.per_thread_stream()).map(drop).unwrap_err();
     assert!(error.to_string().contains("new_stream"), "{error}");
@@ -230,6 +238,80 @@ fn wrong_memory(gpus: usize) -> Result<(), String> {
     assert!(refused.to_string().contains("host memory"), "{refused}");
     comms.clear();
     Ok(())
+}
+
+/// A stream that is made for a step, and dropped after it, lives as long as it has something to do.
+fn stream_for_each_step(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let context = stream(&comm).context().clone();
+    let new_stream = || context.new_stream().map_err(|e| e.to_string());
+    let mut buffer = upload(&comm, &[1i32; 1000])?;
+    let alive = || Arc::strong_count(&context);
+    let before = alive();
+    for step in 1..=100 {
+        // Dropped with the operation in flight.
+        must(
+            "all_reduce",
+            must("on", comm.on(&new_stream()?))?.all_reduce_in_place(&mut buffer, ReduceOp::Max),
+        )?;
+        if step % 10 == 0 {
+            // And before its messages are carried out.
+            let step_of = |rank| vec![(step * 100 + rank) as i32; 10];
+            let (received, sent) = {
+                let on = new_stream()?;
+                let on = must("on", comm.on(&on))?;
+                (on.start_recv(vec![0; 10], left), on.start_send(step_of(rank), right))
+            };
+            for _ in 0..3 {
+                must("on", comm.on(&new_stream()?))?;
+            }
+            must("send", must("start_send", sent)?.wait())?;
+            expect("the message", &must("recv", must("start_recv", received)?.wait())?, |_| {
+                step_of(left)[0]
+            })?;
+        }
+        if step % 20 == 0 {
+            must("sync", comm.sync())?;
+        }
+    }
+    must("sync", comm.sync())?;
+    context.synchronize().map_err(|e| e.to_string())?;
+    let last = new_stream()?;
+    let on = must("on", comm.on(&last))?;
+    must("all_reduce", on.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    must("sync", comm.sync())?;
+    expect("the sum", &stream(&comm).clone_dtoh(&buffer).map_err(|e| e.to_string())?, |_| ranks as i32)?;
+    // This one, and the one before.
+    assert!(alive() <= before + 2, "{} streams are left", alive() - before);
+    done()
+}
+
+/// Where the library was told that there are no graphs among other operations it does not order them, and `sync` waits for each.
+fn graphs_apart() -> Result<(), String> {
+    let mut config = Config::default();
+    config.graph_usage_mode = Some(1);
+    let ranks = Comm::builder().backend(BACKEND).nccl(config).run(2, |comm| -> Result<(), String> {
+        let busy = stream(&comm).context().new_stream().map_err(|e| e.to_string())?;
+        let on_busy = must("on", comm.on(&busy))?;
+        let mut long = upload(&comm, &vec![1.0f32; 1 << 20])?;
+        let short = upload(&comm, &[1.0f32; 1])?;
+        let mut graph = must(
+            "capture",
+            Graph::capture(&comm, short, |group, short| group.all_reduce_in_place(short, ReduceOp::Max)),
+        )?;
+        must("sync", comm.sync())?;
+        for round in 0..5 {
+            must("all_reduce", on_busy.all_reduce_in_place(&mut long, ReduceOp::Max))?;
+            must("launch", graph.launch())?;
+            must("sync", comm.sync())?;
+            // SAFETY: a stream that is alive; nothing but a question.
+            let state = unsafe { cuStreamQuery(busy.cu_stream()) };
+            assert_eq!(state, CUresult::CUDA_SUCCESS, "round {round}");
+        }
+        Ok(())
+    });
+    must("ranks", ranks)?.into_iter().collect()
 }
 
 /// Operations of a graph, launched several times with other data, between other users of the buffers.

@@ -110,6 +110,11 @@ impl Stream {
         self.0.device
     }
 
+    /// Whether there are no other clones.
+    pub(crate) fn is_nobody_elses(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
+    }
+
     /// Whether both are one stream.
     #[inline]
     pub(crate) fn is(&self, other: &Stream) -> bool {

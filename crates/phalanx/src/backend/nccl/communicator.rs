@@ -4,6 +4,7 @@
 //! has ended. How it is made, waited for and ended is in `making.rs`, `waiting.rs` and `ending.rs`.
 
 use super::Footprint;
+use super::config::Config;
 use super::device::Device;
 use super::graphs::Graphs;
 use super::library::Library;
@@ -36,8 +37,11 @@ pub(crate) struct Communicator {
     pub stages: Stages,
     pub(super) handle: Arc<HandleCell>,
     pub(super) last: Mutex<Last>,
-    /// Every stream on which operations were enqueued: whoever ends the communicator may have to wait for them.
+    /// Every stream on which operations may be under way, or that somebody may enqueue some on: whoever ends the communicator may have to
+    /// wait for them.
     streams: Mutex<Vec<GpuStream>>,
+    /// Whether the library carries operations out one behind the other, on whatever streams they are.
+    orders_streams: bool,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
     /// Held by a thread that revokes the communicator, and by one that frees it.
@@ -130,6 +134,7 @@ impl Communicator {
         device: Device,
         witness: Witness,
         (rank, ranks): (usize, usize),
+        config: &Config,
     ) -> Communicator {
         Communicator {
             library,
@@ -147,6 +152,8 @@ impl Communicator {
                 acquainted: Acquainted::default(),
             }),
             streams: Mutex::default(),
+            // For one rank it launches at once; and graphs come behind other operations only if it was told of both.
+            orders_streams: ranks > 1 && config.mixes_graphs(),
             failing: Mutex::default(),
             revoking: Arc::default(),
             failed: OnceLock::new(),
@@ -281,22 +288,32 @@ impl Communicator {
     pub fn adopt(&self, stream: &GpuStream) {
         let mut streams = lock(&self.streams);
         if !streams.iter().any(|known| known.raw() == stream.raw()) {
+            // A program may make one for each of its steps.
+            self.let_go_of_idle(&mut streams);
             streams.push(stream.clone());
         }
     }
 
-    /// The streams on which operations may be under way that the last one did not come behind: the library orders them, but not those
-    /// of a single rank.
-    pub(super) fn streams_beside_the_last(&self) -> Vec<Stream> {
-        match self.ranks {
-            1 => lock(&self.streams).iter().map(GpuStream::raw).collect(),
-            _ => Vec::new(),
-        }
+    /// Lets go of the streams that nobody else has, with nothing left to do. Whoever enqueues something by a stream's handle has a lane,
+    /// and with it the stream; those who only look have the handle of the last one, or find the stream here.
+    fn let_go_of_idle(&self, streams: &mut Vec<GpuStream>) {
+        // The end of a stream makes its context current.
+        let Ok(_current) = self.device.enter() else { return };
+        let last = lock(&self.last).stream;
+        streams.retain_mut(|stream| {
+            let raw = stream.raw();
+            raw == last || !stream.is_nobody_elses() || self.device.is_busy(raw).unwrap_or(true)
+        });
+    }
+
+    /// The streams on which operations may be under way that the last one did not come behind.
+    pub(super) fn streams_beside_the_last(&self) -> Vec<GpuStream> {
+        if self.orders_streams { Vec::new() } else { lock(&self.streams).clone() }
     }
 
     /// A stream that it keeps, by its C handle.
-    pub fn stream_of(&self, handle: u64) -> Option<GpuStream> {
-        lock(&self.streams).iter().find(|stream| stream.raw().0 as u64 == handle).cloned()
+    pub fn stream_of(&self, handle: Stream) -> Option<GpuStream> {
+        lock(&self.streams).iter().find(|stream| stream.raw() == handle).cloned()
     }
 
     /// What was enqueued last and may not be complete, and where.

@@ -50,7 +50,9 @@ pub struct Config {
     pub channels_per_net_peer: Option<i32>,
     /// Whether scheduling is centred on NVLink (2.28).
     pub nvlink_centric_sched: Option<i32>,
-    /// How the communicator is used in CUDA graphs: 0 never, 1 in one at a time, 2 mixed (2.29).
+    /// How the communicator is used in CUDA graphs: 0 never, 1 in one at a time, 2 mixed (2.29; default 2; `NCCL_GRAPH_MIXING_SUPPORT`
+    /// overrides it). Unless mixed, NCCL does not order a launch and operations outside of it: [`Comm::sync`](crate::Comm::sync), which then waits
+    /// for all streams that the communicator was used on, comes between them.
     pub graph_usage_mode: Option<i32>,
     /// Number of contexts for put and signal, which [`Signal::context`](super::Signal::context) says one of (2.29; only the first is of use
     /// before 2.31; default 1).
@@ -86,6 +88,15 @@ impl RawConfig {
 }
 
 impl Config {
+    /// Whether the library orders launches of CUDA graphs among its other operations.
+    pub(super) fn mixes_graphs(&self) -> bool {
+        // What the variable says counts more.
+        match std::env::var("NCCL_GRAPH_MIXING_SUPPORT") {
+            Ok(told) => told.trim() != "0",
+            Err(_) => self.graph_usage_mode.is_none_or(|mode| mode == 2),
+        }
+    }
+
     /// In the layout of the loaded library; `None` if it has no settings and none is set.
     pub(crate) fn raw(&self, library: &Library) -> Result<Option<RawConfig>> {
         let version = library.version();

@@ -73,9 +73,10 @@ impl Communicator {
     /// Waits, for a while, until the streams have nothing left of an aborted operation.
     fn drain(&self) {
         let mut streams = self.streams_beside_the_last();
-        streams.push(lock(&self.last).stream);
+        let last = lock(&self.last).stream;
+        streams.extend(self.stream_of(last));
         let drained = self.device.enter().and_then(|_current| {
-            streams.into_iter().try_for_each(|stream| self.device.wait_idle(stream, ENDING))
+            streams.iter().try_for_each(|stream| self.device.wait_idle(stream.raw(), ENDING))
         });
         if let Err(error) = drained {
             tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");

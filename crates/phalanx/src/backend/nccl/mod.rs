@@ -178,7 +178,8 @@ impl NcclComm {
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
         let control = Arc::new(control);
         let witness = Witness::new(witness, control.clone());
-        let communicator = Arc::new(Communicator::new(library, device, witness, (rank, ranks)));
+        let communicator =
+            Arc::new(Communicator::new(library, device, witness, (rank, ranks), &settings.config));
         communicator.adopt(&stream);
         let config = settings.config.raw(library);
         // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.

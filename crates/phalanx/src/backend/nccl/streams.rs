@@ -2,12 +2,13 @@
 
 use super::NcclComm;
 use super::device::Event;
-use crate::backend::Backend;
+use crate::backend::{Backend, Stream};
 use crate::communicator::StreamSyncOps;
 use crate::error::{Result, UsageError};
 use crate::lane::GpuStream;
 use crate::sync::lock;
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 /// The events that were made and not destroyed.
@@ -27,7 +28,9 @@ impl NcclComm {
 
     /// A stream by its C handle, among those that the communicator knows: a number alone proves nothing.
     fn stream_of(&self, handle: u64) -> Result<GpuStream> {
-        self.communicator.stream_of(handle).ok_or_else(|| UsageError::Stream { stream: handle }.into())
+        self.communicator
+            .stream_of(Stream(handle as *mut c_void))
+            .ok_or_else(|| UsageError::Stream { stream: handle }.into())
     }
 }
 

@@ -118,7 +118,8 @@ impl Communicator {
             return self.check();
         };
         self.wait_for(stream, &subject)?;
-        self.streams_beside_the_last().into_iter().try_for_each(|stream| self.wait_for(stream, &subject))?;
+        let beside = self.streams_beside_the_last();
+        beside.iter().try_for_each(|stream| self.wait_for(stream.raw(), &subject))?;
         let mut now = lock(&self.last);
         if now.collectives == collectives && now.messages == messages {
             now.subject = None;

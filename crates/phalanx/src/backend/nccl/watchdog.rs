@@ -154,9 +154,10 @@ impl Watched {
             return None;
         }
         if communicator.witness.suspects(&subject, self.enqueued) {
-            let is_busy =
-                communicator.device.enter().and_then(|_current| communicator.device.is_busy(stream));
-            return match is_busy {
+            // What the communicator has let go of meanwhile had nothing to do.
+            let stream = communicator.stream_of(stream)?;
+            let device = &communicator.device;
+            return match device.enter().and_then(|_current| device.is_busy(stream.raw())) {
                 Ok(true) => communicator.witness.look(&subject, self.enqueued).err(),
                 Ok(false) => None,
                 Err(error) => Some(error),
