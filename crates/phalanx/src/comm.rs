@@ -278,7 +278,8 @@ impl Comm {
     /// operations on GPU memory are enqueued there.
     ///
     /// Operations of one communicator are carried out in the order of the calls, whatever their streams. The
-    /// stream has to be one of the communicator's GPU; communicators of host memory ignore it.
+    /// stream has to be one of the communicator's GPU; communicators of host memory ignore it. It can be dropped with operations under way:
+    /// the communicator has it, too, until they are complete.
     ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU; [`UsageError::Setting`] for the per-thread default stream, which is

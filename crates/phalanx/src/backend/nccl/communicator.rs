@@ -289,16 +289,23 @@ impl Communicator {
         let mut streams = lock(&self.streams);
         if !streams.iter().any(|known| known.raw() == stream.raw()) {
             // A program may make one for each of its steps.
-            self.let_go_of_idle(&mut streams);
+            self.let_go_of_idle(&mut streams, stream);
             streams.push(stream.clone());
         }
     }
 
-    /// Lets go of the streams that nobody else has, with nothing left to do. Whoever enqueues something by a stream's handle has a lane,
-    /// and with it the stream; those who only look have the handle of the last one, or find the stream here.
-    fn let_go_of_idle(&self, streams: &mut Vec<GpuStream>) {
+    /// Lets go of the streams that nobody else has, with nothing left to do, when there is another one. Whoever enqueues something by a
+    /// stream's handle has a lane, and with it the stream; those who only look have the handle of the last one, or find the stream here.
+    fn let_go_of_idle(&self, streams: &mut Vec<GpuStream>, other: &GpuStream) {
+        if streams.is_empty() || self.check_owner().is_err() {
+            return;
+        }
         // The end of a stream makes its context current.
         let Ok(_current) = self.device.enter() else { return };
+        // Amid a capture the driver refuses much of what it is asked.
+        if self.device.is_captured(other.raw()).unwrap_or(true) {
+            return;
+        }
         let last = lock(&self.last).stream;
         streams.retain_mut(|stream| {
             let raw = stream.raw();

@@ -55,7 +55,7 @@ pub struct Config {
     /// for all streams that the communicator was used on, comes between them.
     pub graph_usage_mode: Option<i32>,
     /// Number of contexts for put and signal, which [`Signal::context`](super::Signal::context) says one of (2.29; only the first is of use
-    /// before 2.31; default 1).
+    /// before 2.31; default 1; more by `NCCL_NUM_RMA_CTX` alone are not known here).
     pub rma_contexts: Option<i32>,
     /// Most peers for point-to-point (2.30).
     pub max_p2p_peers: Option<i32>,

@@ -138,9 +138,13 @@ impl Device {
 
     /// Whether a stream has work to do. One that is captured has none, and must not be asked.
     pub fn is_busy(&self, stream: Stream) -> Result<bool> {
+        Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)
+    }
+
+    /// Whether what is enqueued on a stream goes into a graph.
+    pub fn is_captured(&self, stream: Stream) -> Result<bool> {
         // SAFETY: as in `is_idle`.
-        let is_captured = unsafe { self.runtime.is_captured(stream) }?;
-        Ok(!is_captured && !self.is_idle(stream)?)
+        Ok(unsafe { self.runtime.is_captured(stream) }?)
     }
 
     /// Waits until a stream's work is complete, without any rank in mind.
