@@ -104,7 +104,7 @@ impl<'a> Nccl<'a> {
     /// Windows are made of the library's own memory: [`alloc`](Nccl::alloc).
     ///
     /// # Errors
-    /// [`UsageError::Memory`] for memory of another GPU; [`Error::MissingFunction`](crate::Error) if the library is too old for it. The
+    /// [`UsageError::Memory`](crate::UsageError) for memory of another GPU; [`Error::MissingFunction`](crate::Error) if the library is too old for it. The
     /// slice is dropped then.
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Buffer<T>> {
         self.registered(slice)
