@@ -515,10 +515,13 @@ impl Builder {
     }
 
     /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
-    /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`. On NCCL
-    /// and MPI it costs a meeting of the ranks for each operation. On NCCL the two ends of a message, and of a block of an
+    /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`.
+    ///
+    /// On NCCL and MPI it costs a meeting of the ranks for each operation, at its call: all ranks call the collectives of several
+    /// communicators in one order, in a group, too. On NCCL the two ends of a message, and of a block of an
     /// `all_to_all_v`, compare its type and count, too, if all ranks are on one host: a `send` then waits until the peer has come to
-    /// its `recv`. NVSHMEM's backend always does it. The host's always compares,
+    /// its `recv`, and messages that go together (of a group, or posted before a wait or an
+    /// [`is_done`](crate::Request::is_done)) wait until all their peers have. NVSHMEM's backend always compares. The host's does,
     /// with this setting or without, but ranks that exchange nothing in an operation (two that are both the root of a broadcast)
     /// notice the difference in the next.
     pub fn check(mut self, check: bool) -> Builder {

@@ -26,6 +26,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/abort", move || abort(gpus)),
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
+        Trial::test("threads/group_with_a_failed_one", move || group_with_a_failed_one(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
@@ -155,7 +156,7 @@ fn mismatch(gpus: usize) -> Result<(), Failed> {
 /// In checked mode, calls that differ are an error before anything is enqueued, the same on all ranks.
 fn checked(gpus: usize) -> Result<(), Failed> {
     type Differs = fn(&Comm, &mut Slice<f32>) -> phalanx::Result<()>;
-    let cases: [(Differs, Differs, &str, &str); 6] = [
+    let cases: [(Differs, Differs, &str, &str); 8] = [
         (
             |comm, buffer| comm.all_reduce_in_place(buffer, ReduceOp::Sum),
             |comm, buffer| comm.all_reduce_in_place(&mut buffer.slice_mut(1..), ReduceOp::Sum),
@@ -189,6 +190,22 @@ fn checked(gpus: usize) -> Result<(), Failed> {
             "send(f32 × 1200, to rank 1)",
             "recv(f32 × 1199, from rank 0)",
         ),
+        // One end has nothing to enqueue.
+        (
+            |comm, buffer| comm.send(&buffer.slice(..0), 1),
+            |comm, buffer| if comm.rank() == 1 { comm.recv(buffer, 0) } else { comm.barrier() },
+            "send(f32 × 0, to rank 1)",
+            "recv(f32 × 1200, from rank 0)",
+        ),
+        (
+            |comm, buffer| comm.send(buffer, 1),
+            |comm, buffer| match comm.rank() {
+                1 => comm.recv(&mut buffer.slice_mut(..0), 0),
+                _ => comm.barrier(),
+            },
+            "send(f32 × 1200, to rank 1)",
+            "recv(f32 × 0, from rank 0)",
+        ),
         (
             |comm, buffer| all_to_all_v(comm, buffer, |peer| if peer == 1 { 7 } else { 5 }),
             |comm, buffer| all_to_all_v(comm, buffer, |_| 5),
@@ -202,10 +219,13 @@ fn checked(gpus: usize) -> Result<(), Failed> {
             "run",
             builder.run(gpus, |comm| -> Result<Option<Error>, String> {
                 let mut buffer = upload(&comm, &vec![1.0f32; 1200])?;
-                must("the same on all", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
-                must("the same on all", all_to_all_v(&comm, &buffer, |_| 3))?;
                 let call = if comm.rank() == 0 { first } else { others };
-                Ok(call(&comm, &mut buffer).err())
+                // A rank that is slow hears the verdict in a call before.
+                let called = comm
+                    .all_reduce_in_place(&mut buffer, ReduceOp::Sum)
+                    .and_then(|()| all_to_all_v(&comm, &buffer, |_| 3))
+                    .and_then(|()| call(&comm, &mut buffer));
+                Ok(called.err())
             }),
         )?;
         for error in errors {
@@ -227,6 +247,37 @@ fn all_to_all_v(comm: &Comm, buffer: &Slice<f32>, to: impl Fn(usize) -> usize) -
     let (to, from) = ((0..ranks).map(&to).collect::<Vec<_>>(), vec![to(comm.rank()); ranks]);
     let mut received = stream(comm).alloc_zeros::<f32>(from.iter().sum())?;
     comm.all_to_all_v(&buffer.slice(..to.iter().sum::<usize>()), &to, &mut received, &from)
+}
+
+/// Nothing of a group is started if one of its communicators has failed: the others' ranks do not wait for what was called in it,
+/// nor take what is called afterwards for it.
+fn group_with_a_failed_one(gpus: usize) -> Result<(), Failed> {
+    let errors = world(gpus, |comm| -> Result<Option<Error>, String> {
+        let split = || must("split", comm.split(Some(0), 0))?.ok_or("everybody is in it".to_owned());
+        let (one, other) = (split()?, split()?);
+        let (mut a, mut b) = (vec![1.0f32; 1000], vec![1.0f32; 1000]);
+        if comm.rank() == 0 {
+            let grouped = phalanx::group(|g| {
+                g.on(&one).all_reduce_in_place(&mut a, ReduceOp::Sum)?;
+                g.on(&other).all_reduce_in_place(&mut b, ReduceOp::Sum)
+            });
+            let Err(Error::Aborted { rank: 1 }) = grouped else { return Err(format!("{grouped:?}")) };
+            return Ok(one.all_reduce_in_place(&mut a, ReduceOp::Sum).err());
+        }
+        // Rank 0 waits for the others in both.
+        std::thread::sleep(Duration::from_millis(300));
+        if comm.rank() == 1 {
+            other.abort();
+        }
+        Ok(one.all_reduce_in_place(&mut a, ReduceOp::Sum).err())
+    })?;
+    for (rank, error) in errors.into_iter().enumerate() {
+        // The first knows why.
+        let blamed = usize::from(rank == 0);
+        let error = error?;
+        assert!(matches!(error, Some(Error::Aborted { rank }) if rank == blamed), "{error:?}");
+    }
+    Ok((0..gpus).try_for_each(still_works)?)
 }
 
 /// A rank that leaves before the others need it no more.

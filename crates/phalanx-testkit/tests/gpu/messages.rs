@@ -1,6 +1,8 @@
 //! Messages and groups on GPU memory.
 
-use crate::world::{Slice, both, done, download, expect, init_all, launch, must, upload, value, values};
+use crate::world::{
+    Slice, both, done, download, expect, init_all, launch, must, stream, upload, value, values,
+};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
@@ -11,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("ring", ring),
     Scenario::rank("one_way", one_way),
     Scenario::rank("groups", groups),
+    Scenario::rank("in_other_orders", in_other_orders),
     Scenario::rank("started", started),
     Scenario::rank("beside_collectives", beside_collectives),
 ];
@@ -112,6 +115,37 @@ fn groups(comm: Comm, _: &[String]) -> Outcome {
     assert!(panicked.is_err());
     must("afterwards", comm.all_reduce(&send, &mut sum, ReduceOp::Max))?;
     expect("afterwards", &download(&comm, &sum)?, |index| all(index).max().unwrap_or(0) as f32)?;
+    done()
+}
+
+/// Messages of several communicators in one group, which the ranks make in different orders.
+fn in_other_orders(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let split = |_| must("split", comm.split(Some(0), rank as i64))?.ok_or("everybody is in it".into());
+    let comms: Vec<Comm> = (0..3).map(split).collect::<Result<_, String>>()?;
+    // Streams of their own: the library starts communicators in the order of the calls.
+    let streams: Vec<_> = comms.iter().map(|_| stream(&comm).context().new_stream().unwrap()).collect();
+    let on = |(comm, stream)| must("on", Comm::on(comm, stream));
+    let comms: Vec<_> = comms.iter().zip(&streams).map(on).collect::<Result<_, _>>()?;
+    for len in [0, 3000, 3001] {
+        let send: Vec<_> = (0..3).map(|index| values::<i32>(rank + index, len)).collect();
+        let mut recv = vec![vec![7i32; len]; 3];
+        must(
+            "group",
+            phalanx::group(|g| {
+                let mut all: Vec<_> = comms.iter().zip(&send).zip(&mut recv).collect();
+                all.rotate_left(rank % 3);
+                all.into_iter().try_for_each(|((comm, send), recv)| {
+                    g.on(comm).send(send, right)?;
+                    g.on(comm).recv(recv, left)
+                })
+            }),
+        )?;
+        for (index, recv) in recv.iter().enumerate() {
+            expect(format!("on {index}"), recv, |at| value(left + index, at))?;
+        }
+    }
     done()
 }
 

@@ -32,8 +32,9 @@ const SHORT: usize = 4 << 10;
 /// A readable buffer is copied in pieces of this size, so that giving up is noticed.
 const PIECE: usize = 256 << 10;
 
-/// Of a message from this size on, every other chunk is stored past the caches. All of them would be best between cores that share a
-/// cache, and none between others: the loads of such copies leave their lines with the reader, and the sender has to get them back.
+/// A message from this size on is stored past the caches; of one that comes in chunks every other. All of these would be best between
+/// cores that share a cache, and none between others: the loads of such copies leave their lines with the reader, and the sender, which
+/// writes to the same chunks again, has to get them back.
 const STREAMING: usize = 8 << 20;
 
 /// Polls before a wait is a long one.
@@ -664,13 +665,14 @@ impl Inner {
             Some(location) => {
                 let source = endpoint.world.resolve(location);
                 let source = source.map_err(|error| endpoint.fail_refused(&error))?;
+                let streaming = bytes >= STREAMING;
                 while arriving.moved < bytes {
                     let len = (bytes - arriving.moved).min(PIECE);
                     // SAFETY: the sender keeps its buffer until the message is taken, or until it has
                     // failed and this rank has left the gate; in bounds of the target.
                     endpoint.inside(1, || unsafe {
                         let source = source.add(arriving.moved);
-                        super::reduce::copy(target.add(arriving.moved), source, len, false);
+                        super::reduce::copy(target.add(arriving.moved), source, len, streaming);
                     })?;
                     arriving.moved += len;
                 }

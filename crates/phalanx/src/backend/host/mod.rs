@@ -43,7 +43,7 @@ pub(crate) use layout::MAX_RANKS;
 pub(in crate::backend) use record::Record;
 pub(crate) use reduce::Reducer;
 #[cfg(feature = "cuda")]
-pub(crate) use witness::{Offer, Subject, Way, Witness};
+pub(crate) use witness::{Offer, Subject, Waiting, Way, Witness};
 pub(crate) use world::World;
 
 use crate::backend::{

@@ -256,10 +256,8 @@ impl Communicator {
     pub(super) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
         self.grouped(|| {
             transfers.iter().try_for_each(|transfer| {
-                let Transfer { direction, peer, .. } = *transfer;
-                let part = Part { direction, peer, bytes: transfer.count * transfer.dtype.size() };
                 // SAFETY: the caller's contract.
-                unsafe { self.message(part, transfer.stream) }
+                unsafe { self.message(Part::of(transfer), transfer.stream) }
             })
         })
     }
@@ -345,6 +343,13 @@ pub(super) struct Part {
     pub direction: Direction,
     pub peer: usize,
     pub bytes: usize,
+}
+
+impl Part {
+    pub fn of(transfer: &Transfer) -> Part {
+        let Transfer { direction, peer, count, dtype, .. } = *transfer;
+        Part { direction, peer, bytes: count * dtype.size() }
+    }
 }
 
 /// This rank's messages in a collective that is made of them: for each peer what it gets, and what comes from it.

@@ -285,19 +285,21 @@ impl Communicator {
     }
 
     /// Keeps a stream alive, on which operations will be enqueued.
-    pub fn adopt(&self, stream: &GpuStream) {
+    pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
+        self.check_owner()?;
         let mut streams = lock(&self.streams);
         if !streams.iter().any(|known| known.raw() == stream.raw()) {
             // A program may make one for each of its steps.
             self.let_go_of_idle(&mut streams, stream);
             streams.push(stream.clone());
         }
+        Ok(())
     }
 
     /// Lets go of the streams that nobody else has, with nothing left to do, when there is another one. Whoever enqueues something by a
     /// stream's handle has a lane, and with it the stream; those who only look have the handle of the last one, or find the stream here.
     fn let_go_of_idle(&self, streams: &mut Vec<GpuStream>, other: &GpuStream) {
-        if streams.is_empty() || self.check_owner().is_err() {
+        if streams.is_empty() {
             return;
         }
         // The end of a stream makes its context current.

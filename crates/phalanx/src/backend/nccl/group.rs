@@ -4,6 +4,7 @@
 //! back, `ncclInProgress` to wait for) is kept in the thread's list.
 
 use super::communicator::{Communicator, Visit};
+use super::meeting::meet_all;
 use super::messages::{Carrying, Messages};
 use super::operation::{Aftermath, Started};
 use super::turn::{self, Turnstile};
@@ -80,10 +81,7 @@ fn start_all(
     function: &'static str,
     end: impl FnOnce() -> ncclResult_t,
 ) -> Result<()> {
-    let met = started.iter().try_for_each(|one| match &one.meeting {
-        Some(meeting) => one.communicator.meet(meeting),
-        None => one.communicator.check(),
-    });
+    let met = meet(&mut started);
     let (met, ended) = {
         let inside = Inside::all(&started);
         let met = met.and(inside.lost.clone().map_or(Ok(()), Err));
@@ -105,6 +103,18 @@ fn start_all(
             Err(error)
         }
     }
+}
+
+/// Waits for all whom the operations need.
+fn meet(started: &mut [Started]) -> Result<()> {
+    let (mut open, mut outcome) = (Vec::new(), Ok(()));
+    for Started { communicator, meeting, .. } in started {
+        match meeting {
+            Some(meeting) => open.push((&**communicator, meeting)),
+            None => outcome = outcome.and(communicator.check()),
+        }
+    }
+    outcome.and_then(|()| meet_all(open))
 }
 
 /// This thread inside the library, with all communicators of a group.

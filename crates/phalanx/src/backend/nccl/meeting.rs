@@ -4,11 +4,12 @@
 //! a deadline. So the ranks see first, by what they announce, that all of them have come to the call; that costs
 //! microseconds, once for each kind of operation. What can still go wrong inside is the watchdog's.
 
-use super::collective::parts;
+use super::collective::{Part, parts};
 use super::communicator::Communicator;
 use crate::backend::host::{Offer, Subject, Way};
-use crate::backend::{Blocks, Call, Direction, Operation, Transfer};
+use crate::backend::{Blocks, Call, Direction, Operation};
 use crate::error::{Error, Result};
+use crate::patience::Patience;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -45,8 +46,32 @@ struct Kind {
 pub(super) enum Meeting {
     /// All, in this collective.
     All(Subject),
-    /// Single peers, in messages to or from them; in checked mode these are compared, too.
-    Peers(Subject, Vec<(usize, Way)>, Vec<Offer>),
+    /// Single peers, each in what this rank exchanges with it.
+    Peers(Vec<Awaited>),
+}
+
+/// A peer that has to come to its end of a message.
+pub(super) struct Awaited {
+    subject: Subject,
+    peer: usize,
+    way: Way,
+    /// What both ends say of the message, in checked mode, if they can: whoever has said it has come.
+    offer: Option<Offer>,
+}
+
+impl Meeting {
+    /// With these peers, if there are any.
+    pub(super) fn with(peers: Vec<Awaited>) -> Option<Meeting> {
+        (!peers.is_empty()).then_some(Meeting::Peers(peers))
+    }
+
+    /// What is waited for, until it is over.
+    fn subject(&self) -> &Subject {
+        match self {
+            Meeting::All(subject) => subject,
+            Meeting::Peers(peers) => &peers[0].subject,
+        }
+    }
 }
 
 impl Communicator {
@@ -64,37 +89,30 @@ impl Communicator {
         }
         if matches!(call.operation, AllGatherV | AllToAllV | GatherV | ScatterV) {
             let parts = parts(call, self.rank, self.ranks);
-            let new = self.greet(parts.iter().map(|part| (part.peer, part.direction, part.bytes)));
-            return (!new.is_empty()).then_some(Meeting::Peers(*subject, new, Vec::new()));
+            return Meeting::with(parts.iter().filter_map(|part| self.greet(subject, part)).collect());
         }
         let lengths = lengths(&call.blocks, call.dtype.size(), self.ranks);
         let kind = Kind { call: subject.call_word(), lengths };
         (lengths != 0 && acquainted.add(kind)).then_some(Meeting::All(*subject))
     }
 
-    /// The meeting before messages, if some are the first on their way between two ranks, or are compared.
-    pub(super) fn meeting_of(
-        &self,
-        transfers: &[Transfer],
-        subject: &Subject,
-        offers: Vec<Offer>,
-    ) -> Option<Meeting> {
-        let new = self.greet(transfers.iter().map(|t| (t.peer, t.direction, t.count * t.dtype.size())));
-        (!new.is_empty() || !offers.is_empty()).then_some(Meeting::Peers(*subject, new, offers))
+    /// Tells a peer of the first message of a way between two ranks, which it has to come to.
+    pub(super) fn greet(&self, subject: &Subject, part: &Part) -> Option<Awaited> {
+        let (peer, way) = (part.peer, way(part.direction));
+        let is_new = part.bytes > 0 && peer != self.rank && self.witness.greet(peer, way);
+        is_new.then_some(Awaited { subject: *subject, peer, way, offer: None })
     }
 
-    /// Those whom this rank greets for the first time.
-    fn greet(&self, messages: impl Iterator<Item = (usize, Direction, usize)>) -> Vec<(usize, Way)> {
-        let ways = messages.map(|(peer, direction, bytes)| (peer, way(direction), bytes));
-        ways.filter(|(peer, way, bytes)| *bytes > 0 && *peer != self.rank && self.witness.greet(*peer, *way))
-            .map(|(peer, way, _)| (peer, way))
-            .collect()
-    }
-
-    /// Tells its peer of a message, to be compared before it is enqueued.
-    pub(super) fn offer(&self, message: &Subject, direction: Direction) -> Result<Option<Offer>> {
-        let since = Instant::now();
-        self.witness.offer(message, way(direction)).map_err(|error| self.judge(message, since, error))
+    /// Tells a peer what this rank calls, which it compares before either enqueues it. Where that cannot be told, it is only
+    /// greeted.
+    pub(super) fn offer(&self, message: &Subject, part: &Part) -> Result<Option<Awaited>> {
+        let (since, greeted) = (Instant::now(), self.greet(message, part));
+        let (peer, way) = (part.peer, way(part.direction));
+        let offer = self.witness.offer(message, way).map_err(|error| self.judge(message, since, error))?;
+        Ok(match offer {
+            Some(offer) => Some(Awaited { subject: *message, peer, way, offer: Some(offer) }),
+            None => greeted,
+        })
     }
 
     /// What the end of a meeting means for the communicator, which the subject needed.
@@ -109,23 +127,60 @@ impl Communicator {
 
     /// Waits until all have come.
     #[cold]
-    pub(super) fn meet(&self, meeting: &Meeting) -> Result<()> {
+    pub(super) fn meet(&self, meeting: &mut Meeting) -> Result<()> {
+        meet_all(vec![(self, meeting)])
+    }
+
+    /// Whether all have come. An error if one calls something else.
+    fn is_over(&self, meeting: &mut Meeting, since: Instant) -> Result<bool> {
         match meeting {
-            Meeting::All(subject) => self.wait_until(|| self.witness.have_all_arrived(subject), subject),
-            Meeting::Peers(subject, peers, offers) => {
-                let have_all = || peers.iter().all(|(peer, way)| self.witness.is_greeted_by(*peer, *way));
-                self.wait_until(have_all, subject)?;
-                self.compare_offers(subject, offers)
+            Meeting::All(subject) => Ok(self.witness.have_all_arrived(subject)),
+            Meeting::Peers(peers) => {
+                all_asked(peers, |awaited| self.has_come(awaited, since))?;
+                Ok(peers.is_empty())
             }
         }
     }
 
-    /// Waits for what the peers say of messages; an error if it is something else.
-    pub(super) fn compare_offers(&self, subject: &Subject, offers: &[Offer]) -> Result<()> {
-        let since = Instant::now();
-        let compared = offers.iter().try_for_each(|offer| self.witness.settle(offer));
-        compared.map_err(|error| self.judge(subject, since, error))
+    fn has_come(&self, awaited: &mut Awaited, since: Instant) -> Result<bool> {
+        match &mut awaited.offer {
+            Some(offer) => {
+                self.witness.settle(offer).map_err(|error| self.judge(&awaited.subject, since, error))
+            }
+            None => Ok(self.witness.is_greeted_by(awaited.peer, awaited.way)),
+        }
     }
+}
+
+/// Waits for the meetings of several communicators, all at once: their other ranks may come to them in another order.
+pub(super) fn meet_all(mut open: Vec<(&Communicator, &mut Meeting)>) -> Result<()> {
+    let since = Instant::now();
+    let mut patience = Patience::since(since);
+    let _waiting: Vec<_> = open.iter().map(|(communicator, _)| communicator.begin_wait()).collect();
+    loop {
+        all_asked(&mut open, |(communicator, meeting)| communicator.is_over(meeting, since))?;
+        if open.is_empty() {
+            return Ok(());
+        }
+        if patience.pause() {
+            for (communicator, meeting) in &open {
+                communicator.look(meeting.subject(), since)?;
+            }
+        }
+    }
+}
+
+/// Forgets what is over. Every one is asked, also after an error: what has come and is not what it should be is why another does not.
+fn all_asked<T>(open: &mut Vec<T>, mut is_over: impl FnMut(&mut T) -> Result<bool>) -> Result<()> {
+    let mut outcome = Ok(());
+    open.retain_mut(|one| match is_over(one) {
+        Ok(is_over) => !is_over,
+        Err(error) => {
+            outcome = Err(error);
+            false
+        }
+    });
+    outcome
 }
 
 fn way(direction: Direction) -> Way {

@@ -78,6 +78,7 @@ use cudarc::driver::CudaGraph;
 use device::{Device, PinnedMemory};
 use library::Library;
 use making::Origin;
+use meeting::Meeting;
 use messages::Messages;
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::atomic::Ordering;
@@ -180,7 +181,7 @@ impl NcclComm {
         let witness = Witness::new(witness, control.clone());
         let communicator =
             Arc::new(Communicator::new(library, device, witness, (rank, ranks), &settings.config));
-        communicator.adopt(&stream);
+        communicator.adopt(&stream)?;
         let config = settings.config.raw(library);
         // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
         let agreed = unsafe { agree(&control, config.is_ok(), "make the settings") };
@@ -236,8 +237,7 @@ impl NcclComm {
             }
             .into());
         }
-        self.communicator.adopt(stream);
-        Ok(())
+        self.communicator.adopt(stream)
     }
 
     /// A stream of its own for the portable trait, so that communication runs beside what the application computes.
@@ -278,13 +278,13 @@ impl NcclComm {
     /// As for [`Backend::collective`].
     unsafe fn compare_blocks(&self, own: &Subject, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
-        let mut offers = Vec::new();
+        let mut peers = Vec::new();
         for part in collective::parts(call, communicator.rank, communicator.ranks) {
             let count = part.bytes / call.dtype.size();
             let block = own.block(part.direction.operation(), (part.peer, count));
-            offers.extend(communicator.offer(&block, part.direction)?);
+            peers.extend(communicator.offer(&block, &part)?);
         }
-        communicator.compare_offers(own, &offers)?;
+        communicator.meet(&mut Meeting::Peers(peers))?;
         // A rank whose own blocks agree learns that others' do not.
         // SAFETY: the caller's contract.
         self.meet(own, |control| unsafe { control.collective(&Call::empty(Operation::Barrier)) })

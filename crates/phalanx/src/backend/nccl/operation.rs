@@ -1,6 +1,6 @@
 //! An operation from its call to its end: host memory in, the library, host memory out.
 
-use super::collective::{Needs, Progress};
+use super::collective::{Needs, Part, Progress};
 use super::communicator::Communicator;
 use super::group;
 use super::meeting::Meeting;
@@ -95,7 +95,9 @@ impl Started {
         if self.is_simple() {
             return;
         }
-        if self.communicator.wait_for(self.stream, &self.subject).is_err() {
+        // The library has not joined the streams.
+        let mut streams = self.returns.iter().map(Return::stream).chain([self.stream]);
+        if streams.any(|stream| self.communicator.wait_for(stream, &self.subject).is_err()) {
             return self.abandon();
         }
         self.communicator.release(&mut self.needs);
@@ -180,14 +182,14 @@ pub(super) unsafe fn collective_with(
 #[inline(always)]
 fn launch(
     communicator: &Arc<Communicator>,
-    (subject, meeting): (&Subject, Option<Meeting>),
+    (subject, mut meeting): (&Subject, Option<Meeting>),
     stream: Stream,
     needs: &mut Needs,
     returns: &mut Vec<Return>,
     enqueue: impl FnOnce(&mut Needs) -> Result<Progress>,
 ) -> Result<()> {
     let grouped = group::is_open();
-    let met = match &meeting {
+    let met = match &mut meeting {
         Some(meeting) if !grouped => communicator.meet(meeting),
         _ => Ok(()),
     };
@@ -255,7 +257,7 @@ unsafe fn bring<'a>(
         moved.send = stage.address().wrapping_add(send - start.addr());
         moved.recv = stage.address().wrapping_add(recv - start.addr());
         let target = if bytes.recv == 0 { std::ptr::null_mut() } else { call.recv };
-        returns.push(stage.returning(recv - start.addr(), target, bytes.recv));
+        returns.push(stage.returning(call.stream, (recv - start.addr(), target, bytes.recv)));
         return Ok(moved);
     }
     if call.spaces[0] == Space::Host && bytes.send > 0 {
@@ -263,12 +265,12 @@ unsafe fn bring<'a>(
         // SAFETY: the caller's contract: readable where it is read.
         unsafe { stage.fill(device, call.send, bytes.send, call.stream) }?;
         moved.send = stage.address();
-        returns.push(stage.returning(0, std::ptr::null_mut(), 0));
+        returns.push(stage.returning(call.stream, (0, std::ptr::null_mut(), 0)));
     }
     if call.spaces[1] == Space::Host && bytes.recv > 0 {
         let stage = stages.take(device, bytes.recv)?;
         moved.recv = stage.address();
-        returns.push(stage.returning(0, call.recv, bytes.recv));
+        returns.push(stage.returning(call.stream, (0, call.recv, bytes.recv)));
     }
     Ok(moved)
 }
@@ -283,40 +285,58 @@ pub(super) unsafe fn messages(
     is_checked: bool,
 ) -> Result<()> {
     communicator.check_awake(Operation::Send)?;
-    let (device, stages) = (&communicator.device, &communicator.stages);
     let mut returns = Vec::new();
-    let mut moved = Vec::with_capacity(transfers.len());
-    let (mut last, mut offers) = (None, Vec::new());
+    // SAFETY: the caller's contract.
+    let moved =
+        transfers.iter().map(|transfer| unsafe { bring_message(communicator, transfer, &mut returns) });
+    // The peers would wait for this rank.
+    let moved: Vec<_> = moved.collect::<Result<_>>().map_err(|error| communicator.fail(error))?;
+    // They are told of messages last: what fails before would leave them with what does not come.
+    let (mut last, mut peers) = (None, Vec::new());
     for transfer in transfers {
         let subject = communicator.next_message(transfer);
-        if is_checked {
-            offers.extend(communicator.offer(&subject, transfer.direction)?);
-        }
+        let part = Part::of(transfer);
+        let awaited = match is_checked {
+            true => communicator.offer(&subject, &part)?,
+            false => communicator.greet(&subject, &part),
+        };
+        peers.extend(awaited);
         if last.is_none() || transfer.count > 0 {
             // Where nothing is enqueued, nothing would be waited for.
             last = Some((subject, transfer.stream));
         }
-        let bytes = transfer.count * transfer.dtype.size();
-        if transfer.space == Space::Device {
-            moved.push(*transfer);
-            continue;
-        }
-        let _current = device.enter()?;
-        let stage = stages.take(device, bytes)?;
-        let (direction, back) = match transfer.direction {
-            Direction::Send(source) => {
-                // SAFETY: the caller's contract.
-                unsafe { stage.fill(device, source, bytes, transfer.stream) }?;
-                (Direction::Send(stage.address()), (std::ptr::null_mut(), 0))
-            }
-            Direction::Recv(target) => (Direction::Recv(stage.address()), (target, bytes)),
-        };
-        moved.push(Transfer { direction, space: Space::Device, ..*transfer });
-        returns.push(stage.returning(0, back.0, back.1));
     }
     let Some((subject, stream)) = last else { return Ok(()) };
     // SAFETY: the caller's contract; the addresses are on the device now.
     let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
-    let meeting = communicator.meeting_of(transfers, &subject, offers);
+    let meeting = Meeting::with(peers);
     launch(communicator, (&subject, meeting), stream, &mut Needs::default(), &mut returns, enqueue)
+}
+
+/// The message with an address on the device; brings host memory there.
+///
+/// # Safety
+/// The contract of `Backend::post`.
+unsafe fn bring_message(
+    communicator: &Communicator,
+    transfer: &Transfer,
+    returns: &mut Vec<Return>,
+) -> Result<Transfer> {
+    if transfer.space == Space::Device {
+        return Ok(*transfer);
+    }
+    let (device, stream) = (&communicator.device, transfer.stream);
+    let bytes = transfer.count * transfer.dtype.size();
+    let _current = device.enter()?;
+    let stage = communicator.stages.take(device, bytes)?;
+    let (direction, back) = match transfer.direction {
+        Direction::Send(source) => {
+            // SAFETY: the caller's contract.
+            unsafe { stage.fill(device, source, bytes, stream) }?;
+            (Direction::Send(stage.address()), (std::ptr::null_mut(), 0))
+        }
+        Direction::Recv(target) => (Direction::Recv(stage.address()), (target, bytes)),
+    };
+    returns.push(stage.returning(stream, (0, back.0, back.1)));
+    Ok(Transfer { direction, space: Space::Device, ..*transfer })
 }

@@ -26,6 +26,8 @@ const SMALLEST: usize = 64 * 1024;
 /// What has to be done after an operation on host memory.
 pub(crate) struct Return {
     stage: Stage,
+    /// What brings the caller's bytes to the device is on it.
+    stream: Stream,
     /// Where it starts in the stage, and where it goes; null if nothing is to come back.
     offset: usize,
     target: *mut u8,
@@ -83,13 +85,17 @@ impl Stage {
         }
     }
 
-    /// What brings bytes of the stage back to `target` (if it is not null) after the operation.
-    pub fn returning(self, offset: usize, target: *mut u8, bytes: usize) -> Return {
-        Return { stage: self, offset, target, bytes }
+    /// What brings bytes of the stage, from an offset on, back to a target (if it is not null) after the stream's operation.
+    pub fn returning(self, stream: Stream, (offset, target, bytes): (usize, *mut u8, usize)) -> Return {
+        Return { stage: self, stream, offset, target, bytes }
     }
 }
 
 impl Return {
+    pub fn stream(&self) -> Stream {
+        self.stream
+    }
+
     /// Copies to pinned memory, behind the stream's work.
     pub fn download(&self, device: &Device, stream: Stream) -> Result<()> {
         if self.target.is_null() || self.bytes == 0 {

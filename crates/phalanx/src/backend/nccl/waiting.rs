@@ -2,7 +2,7 @@
 
 use super::communicator::{Communicator, Turn};
 use crate::backend::Stream;
-use crate::backend::host::Subject;
+use crate::backend::host::{Subject, Waiting};
 use crate::error::{Error, LibraryError, Result};
 use crate::patience::{LOOK, Patience};
 use crate::sync::lock;
@@ -77,6 +77,8 @@ impl Communicator {
             Error::Library(error) if !is_refusal(&error) => {
                 self.fail(error.as_ref().clone().within(self.rank, subject).fatal())
             }
+            // Another communicator of the group has failed. The others have been told of a call that does not come.
+            error if error.is_fatal() => self.fail(error),
             // What is wrong with the arguments is so on all ranks, where it counts as a call.
             error => error,
         }
@@ -89,27 +91,20 @@ impl Communicator {
     }
 
     /// Looks for a reason to give up; if there is one, fails.
-    fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
+    pub(super) fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
         self.witness.tell_wait(subject);
         self.witness.look(subject, since).map_err(|verdict| self.fail(verdict))
     }
 
-    /// Waits for what the other ranks have to announce, too.
-    pub(super) fn wait_until(&self, ready: impl Fn() -> bool, subject: &Subject) -> Result<()> {
-        let since = Instant::now();
-        let mut patience = Patience::since(since);
+    /// A wait begins for what the other ranks have to announce, too.
+    pub(super) fn begin_wait(&self) -> Waiting<'_> {
         self.witness.tell();
-        let _waiting = self.witness.waiting();
-        while !ready() {
-            if patience.pause() {
-                self.look(subject, since)?;
-            }
-        }
-        Ok(())
+        self.witness.waiting()
     }
 
     /// Waits until this rank's operations are complete.
     pub fn sync(&self) -> Result<()> {
+        self.check_owner()?;
         let (subject, stream, collectives, messages) = {
             let last = lock(&self.last);
             (last.subject, last.stream, last.collectives, last.messages)

@@ -13,7 +13,8 @@ pub(crate) struct Offer {
     peer: usize,
     /// Ours and theirs, in a box: the transfers have it until both are done, and keep it if they fail.
     words: *mut [Words; 2],
-    tickets: [Ticket; 2],
+    /// Of the halves that are under way.
+    tickets: [Option<Ticket>; 2],
 }
 
 impl Witness {
@@ -34,24 +35,30 @@ impl Witness {
         // SAFETY: nobody else has the box until both are done.
         let tickets = unsafe {
             [
-                self.meetings.post(half(Direction::Send(ours.cast_const()), way))?,
-                self.meetings.post(half(Direction::Recv(theirs), way.reverse()))?,
+                Some(self.meetings.post(half(Direction::Send(ours.cast_const()), way))?),
+                Some(self.meetings.post(half(Direction::Recv(theirs), way.reverse()))?),
             ]
         };
         Ok(Some(Offer { peer, words, tickets }))
     }
 
-    /// Waits for what the other end says: the verdict if that is another type or count.
-    pub fn settle(&self, offer: &Offer) -> Result<()> {
-        for ticket in offer.tickets {
-            self.meetings.wait(ticket, &|| ())?;
+    /// Whether the other end has said what it calls: the verdict if that is another type or count. Moves all offers of this
+    /// communicator along; it is not asked about the same one again after it has.
+    pub fn settle(&self, offer: &mut Offer) -> Result<bool> {
+        for ticket in &mut offer.tickets {
+            if let Some(under_way) = *ticket {
+                if !self.meetings.test(under_way)? {
+                    return Ok(false);
+                }
+                *ticket = None;
+            }
         }
-        // SAFETY: `offer` made the box, and both transfers are done with it; an offer is settled once.
+        // SAFETY: `offer` made the box, and both transfers are done with it; nobody asks again.
         let subjects = unsafe { Box::from_raw(offer.words) }.map(Subject::from_words);
-        let [Some(ours), Some(theirs)] = subjects else { return Ok(()) };
+        let [Some(ours), Some(theirs)] = subjects else { return Ok(true) };
         let arguments = |subject: &Subject| (subject.record.dtype, subject.record.count);
         if arguments(&ours) == arguments(&theirs) {
-            return Ok(());
+            return Ok(true);
         }
         let (ours, theirs) = ((self.channel.endpoint.rank, ours), (offer.peer, theirs));
         let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
