@@ -65,7 +65,7 @@ fn a_library_that_hangs_does_not_hang_the_doctor() {
         "FAILED: no answer after 2 s: the driver or a library hangs",
         "not available: the questions about GPUs were not answered",
         "all_reduce, 2 processes             OK",
-        "1 test failed",
+        "1 FAILED.",
     ] {
         assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
     }
@@ -90,7 +90,31 @@ fn a_launchers_variables_are_shown_but_not_its_secret() {
 
     let mut command = phalanx("doctor");
     command.envs([("PHALANX_RANK", "one"), ("PHALANX_WORLD_SIZE", "4")]);
-    assert!(say(command).stdout.contains("an error: PHALANX_RANK=\"one\" is not valid"));
+    let said = say(command);
+    assert!(said.stdout.contains("FAILED: PHALANX_RANK=\"one\" is not valid"), "{}", said.stdout);
+    assert_eq!(said.code, Some(1), "{}", said.stdout);
+}
+
+#[test]
+fn settings_that_init_would_refuse_are_a_failure() {
+    for (name, value) in [
+        ("PHALANX_BACKEND", "carrier-pigeon"),
+        ("PHALANX_TIMEOUT", "soon"),
+        ("PHALANX_STOPPED_TIMEOUT", "-1"),
+        ("PHALANX_CORES", "0"),
+        ("PHALANX_CHECK", "perhaps"),
+        ("PHALANX_HEARTBEAT_TIMEOUT", "never"),
+        ("PHALANX_STORE_TLS", "2"),
+        ("PHALANX_TRACE_SIGNAL", "KILL"),
+        ("PHALANX_TRACE_DIR", "/proc/self/status/traces"),
+    ] {
+        let mut command = without_gpus(phalanx("doctor"));
+        command.env(name, value);
+        let said = say(command);
+        let text = format!("FAILED: {name}={value:?} is not valid: expected");
+        assert!(said.stdout.contains(&text), "{text} is missing in\n{}", said.stdout);
+        assert_eq!(said.code, Some(1), "{}", said.stdout);
+    }
 }
 
 #[test]
@@ -99,7 +123,7 @@ fn ranks_that_would_not_find_each_other_are_an_error() {
     let of_two_hosts = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
     let store = [("MASTER_ADDR", "alpha"), ("MASTER_PORT", "29500")];
     let cases = [
-        (vec![("PHALANX_RANK", "1"), ("PHALANX_WORLD_SIZE", "4")], "an error: PHALANX_JOB=\"\" is not valid"),
+        (vec![("PHALANX_RANK", "1"), ("PHALANX_WORLD_SIZE", "4")], "FAILED: PHALANX_JOB=\"\" is not valid"),
         (vec![("PHALANX_RANK", "1"), ("PHALANX_WORLD_SIZE", "600"), job], "1 to 512 ranks"),
         ([&of_two_hosts[..], &store].concat(), "neither PHALANX_TOKEN nor PHALANX_TOKEN_FILE is set"),
     ];
@@ -142,5 +166,5 @@ fn what_does_not_work_is_named() {
     assert_eq!(said.code, Some(1), "{}", said.stdout);
     assert!(said.stdout.contains("FAILED"), "{}", said.stdout);
     assert!(said.stdout.contains("Too many open files"), "{}", said.stdout);
-    assert!(said.stdout.contains("1 test failed"), "{}", said.stdout);
+    assert!(said.stdout.contains("1 FAILED."), "{}", said.stdout);
 }

@@ -110,6 +110,21 @@ fn ranks_that_ignore_the_request_to_end_are_killed() {
 }
 
 #[test]
+fn a_stopped_rank_hears_the_request_to_end() {
+    let folder = tempfile::tempdir().unwrap();
+    // In the words of its handler: one that was killed would have none.
+    let stops = with_pid_file(folder.path(), "kill -STOP $$; sleep 1000 & wait");
+    let script = format!(
+        "trap 'echo ended; exit 0' TERM; [ $PHALANX_RANK = 1 ] && {{ {stops}; }}; echo $$ > {0}/0; \
+         until grep -q 'T (stopped)' /proc/$(cat {0}/1)/status; do sleep 0.05; done; exit 3",
+        folder.path().display()
+    );
+    let said = say(launch("-n 2", &script));
+    assert_eq!(said.stdout, "[1] ended\n", "{}", said.stderr);
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
+}
+
+#[test]
 fn descendants_of_a_rank_end_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let descendant = folder.path().join("descendant");

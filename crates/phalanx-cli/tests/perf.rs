@@ -58,6 +58,13 @@ fn the_librarys_notes_are_shown_when_they_are_asked_for() {
 }
 
 #[test]
+fn a_file_is_for_results_of_one_form() {
+    let said = say(phalanx("perf all_reduce --json results --csv results"));
+    assert_eq!((said.code, &*said.stdout), (Some(1), ""));
+    assert!(said.stderr.contains("results is named twice"), "{}", said.stderr);
+}
+
+#[test]
 fn a_table_has_the_reference_benchmarks_columns() {
     for ranks in ["-t 2", "-p 2", "-t 3 -R 1", "-p 3 -R 1"] {
         let rows = rows(&format!("all_reduce -b 4 -e 64 {ranks}"));

@@ -585,21 +585,21 @@ impl Builder {
     /// As [`phalanx::init`](crate::init), with these settings.
     pub fn init(self) -> Result<Comm> {
         let settings = self.settings()?;
-        watch::listen()?;
+        watch::begin()?;
         bootstrap::init(settings)
     }
 
     /// As [`phalanx::join`](crate::join), with these settings.
     pub fn join(self) -> Result<Comm> {
         let settings = self.settings()?;
-        watch::listen()?;
+        watch::begin()?;
         bootstrap::join_grown(settings)
     }
 
     /// As [`phalanx::run`](crate::run), with these settings.
     pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
         let settings = self.settings()?;
-        watch::listen()?;
+        watch::begin()?;
         bootstrap::run_threads(ranks, &settings, f)
     }
 

@@ -191,6 +191,7 @@ impl Supervisor<'_> {
         let signal_to_send = if again { None } else { Signal::from_named_raw(signal) };
         self.signal_all(signal_to_send.unwrap_or(Signal::KILL));
         if !again {
+            self.wake_all();
             // No deadline of its own: what a rank does with the signal is its own affair. A second one kills.
             self.phase = Phase::Ending { outcome: Outcome::Interrupted { signal }, kill_at: self.deadline };
         }
@@ -213,7 +214,13 @@ impl Supervisor<'_> {
 
     fn end_ranks(&mut self, outcome: Outcome) {
         self.signal_all(Signal::TERM);
+        self.wake_all();
         self.phase = Phase::Ending { outcome, kill_at: Some(Instant::now() + GRACE) };
+    }
+
+    /// One that is stopped does not hear what it was told.
+    fn wake_all(&self) {
+        self.signal_all(Signal::CONT);
     }
 
     fn signal_all(&self, signal: Signal) {

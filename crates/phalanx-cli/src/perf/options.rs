@@ -7,7 +7,7 @@ use super::plan::{self, Backend, Plan, Registration, Roots, Step};
 use super::reduction::RedOp;
 use crate::launch::options::{parse_ranks, parse_seconds};
 use crate::size;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use phalanx::DType;
 use std::path::PathBuf;
@@ -190,6 +190,10 @@ impl PerfArgs {
             operation != Operation::PutSignal || self.graph_launches == 0,
             "-G: put_signal waits for a value that is another one each time, which a CUDA graph cannot"
         );
+        let files: Vec<&PathBuf> = [&self.json, &self.csv, &self.plot].into_iter().flatten().collect();
+        if let Some(twice) = (1..files.len()).find(|at| files[..*at].contains(&files[*at])) {
+            bail!("{} is named twice: results of two forms need a file each", files[twice].display());
+        }
         if let Some(path) = &self.plot {
             let extension = path.extension().and_then(|extension| extension.to_str());
             ensure!(

@@ -179,7 +179,7 @@ pub fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>> {
     let stands_still = matches!(step, Step::Times(..=1) | Step::Plus(0));
     ensure!(
         min == max || !stands_still,
-        "with a --stepfactor of 1, or --stepbytes of 0, the largest size is never reached"
+        "the largest size is never reached in steps of {step}: give a --stepfactor of 2 or more, or --stepbytes of 1 or more"
     );
     let next = |&size: &usize| match step {
         _ if stands_still => None,

@@ -223,7 +223,7 @@ impl Environment {
         Ok(Some(Rendezvous { address, token: self.token()?, epoch, host, encrypted: self.encrypted()? }))
     }
 
-    fn encrypted(&self) -> Result<bool> {
+    pub(super) fn encrypted(&self) -> Result<bool> {
         encrypted_from(self.get("PHALANX_STORE_TLS"))
     }
 

@@ -67,7 +67,19 @@ pub fn choose() -> Result<Choice> {
     let environment = Environment::current();
     let choice = Choice::from(&environment, None)?;
     choice.check_meeting(&environment)?;
+    check_settings(&environment)?;
     Ok(choice)
+}
+
+/// The error that `init` meets on its way if another setting makes no sense.
+fn check_settings(environment: &Environment) -> Result<()> {
+    timeout_from_environment()?;
+    stopped_timeout_from_environment()?;
+    cores_from_environment()?;
+    check_from_environment()?;
+    store::server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    environment.encrypted()?;
+    crate::watch::check_settings()
 }
 
 impl Choice {

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result, UnsupportedError};
 use std::alloc::Layout;
 use std::io;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +23,16 @@ fn unsupported() -> Error {
 pub(crate) fn monotonic_nanos() -> u64 {
     static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+}
+
+/// An error if this process cannot make files in a folder, as far as is known before it does.
+pub(crate) fn check_writable(folder: &Path) -> io::Result<()> {
+    let folder = folder.metadata()?;
+    match (folder.is_dir(), folder.permissions().readonly()) {
+        (true, false) => Ok(()),
+        (true, true) => Err(io::ErrorKind::PermissionDenied.into()),
+        (false, _) => Err(io::ErrorKind::NotADirectory.into()),
+    }
 }
 
 /// Every process has a clock of its own.

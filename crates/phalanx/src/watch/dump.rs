@@ -7,7 +7,8 @@
 use super::TRACE_DIR;
 use super::recorder::{Record, Recorder};
 use crate::backend::Operation;
-use crate::error::{Error, PeerEvent, Result};
+use crate::error::{Error, PeerEvent, Result, UsageError};
+use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -35,11 +36,29 @@ impl Reason<'_> {
     }
 }
 
+fn folder() -> Option<OsString> {
+    std::env::var_os(TRACE_DIR).filter(|folder| !folder.is_empty())
+}
+
+/// An error if a folder is set in which nothing can be written.
+pub(super) fn check_folder() -> Result<()> {
+    let Some(folder) = folder() else { return Ok(()) };
+    // It is made when there is something to write.
+    let here = Path::new(".");
+    let made_in = Path::new(&folder).ancestors().find(|folder| folder.exists()).unwrap_or(here);
+    crate::os::check_writable(made_in).map_err(|error| {
+        let expected =
+            format!("a folder that is there or can be made, and written ({}: {error})", made_in.display());
+        let (name, value) = (TRACE_DIR.to_owned(), folder.to_string_lossy().into_owned());
+        UsageError::Setting { name, value, expected }.into()
+    })
+}
+
 /// Something has happened to the communicator: its record is written if a folder is set, else the log tells how
 /// to get it next time.
 pub(super) fn on_event(recorder: &Recorder, reason: &Reason<'_>) {
     let rank = recorder.rank;
-    match std::env::var_os(TRACE_DIR).filter(|folder| !folder.is_empty()) {
+    match folder() {
         None => tracing::info!(
             rank,
             "set {TRACE_DIR} to a folder to have every rank's last operations written there on a failure, for \

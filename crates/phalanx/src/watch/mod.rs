@@ -19,7 +19,6 @@ mod recorder;
 mod signal;
 
 pub(crate) use recorder::{RecordId, Recorder};
-pub(crate) use signal::listen;
 
 use crate::backend::{Ticket, Transfer};
 use crate::comm::Comm;
@@ -28,6 +27,18 @@ use std::path::{Path, PathBuf};
 
 /// The folder for flight records, if one is set.
 pub(crate) const TRACE_DIR: &str = "PHALANX_TRACE_DIR";
+
+/// An error for settings that would let a flight record get lost, found out before there is one.
+pub(crate) fn check_settings() -> Result<()> {
+    signal::wanted()?;
+    dump::check_folder()
+}
+
+/// Does what the environment asks for, from the first communicator on.
+pub(crate) fn begin() -> Result<()> {
+    dump::check_folder()?;
+    signal::listen()
+}
 
 /// A posted message and its record.
 #[derive(Debug, Clone, Copy)]

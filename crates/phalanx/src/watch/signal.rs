@@ -35,25 +35,33 @@ fn write_all() {
     }
 }
 
-/// Listens for the signal that the environment names, if it does.
+/// The signal that the environment names, if it does.
 #[cfg(unix)]
-pub(crate) fn listen() -> Result<()> {
-    use crate::error::{Error, UsageError};
+pub(super) fn wanted() -> Result<Option<i32>> {
+    use crate::error::UsageError;
     use signal_hook::consts::{SIGUSR1, SIGUSR2};
-    use signal_hook::iterator::Signals;
 
     let Some(value) = std::env::var_os(TRACE_SIGNAL).filter(|value| !value.is_empty()) else {
-        return Ok(());
+        return Ok(None);
     };
     let value = value.to_string_lossy();
-    let signal = match value.trim().trim_start_matches("SIG") {
-        "USR1" => SIGUSR1,
-        "USR2" => SIGUSR2,
+    match value.trim().trim_start_matches("SIG") {
+        "USR1" => Ok(Some(SIGUSR1)),
+        "USR2" => Ok(Some(SIGUSR2)),
         _ => {
             let (name, expected) = (TRACE_SIGNAL.into(), "USR1 or USR2".into());
-            return Err(UsageError::Setting { name, value: value.into_owned(), expected }.into());
+            Err(UsageError::Setting { name, value: value.into_owned(), expected }.into())
         }
-    };
+    }
+}
+
+/// Listens for that signal.
+#[cfg(unix)]
+pub(super) fn listen() -> Result<()> {
+    use crate::error::Error;
+    use signal_hook::iterator::Signals;
+
+    let Some(signal) = wanted()? else { return Ok(()) };
     // Once in a process.
     if LISTENING.swap(true, Ordering::Relaxed) {
         return Ok(());
@@ -69,7 +77,12 @@ pub(crate) fn listen() -> Result<()> {
 }
 
 #[cfg(not(unix))]
-pub(crate) fn listen() -> Result<()> {
+pub(super) fn wanted() -> Result<Option<i32>> {
     // There are no such signals.
+    Ok(None)
+}
+
+#[cfg(not(unix))]
+pub(super) fn listen() -> Result<()> {
     Ok(())
 }

@@ -1,20 +1,21 @@
 //! The results as CSV: a line for each size and place, with what identifies it in front.
 //!
-//! What is not known is an empty field.
+//! What is not known is an empty field. What the file had before is lost only to results.
 
-use super::Exporter;
+use super::{Exporter, check_writable};
 use crate::perf::operation::{Operation, Place};
 use crate::perf::reduction::RedOp;
 use crate::perf::report::{RankKind, Report};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A CSV file.
-pub struct Csv<W: Write> {
-    writer: csv::Writer<W>,
+pub struct Csv {
+    path: PathBuf,
+    /// From the first row on.
+    writer: Option<csv::Writer<File>>,
 }
 
 /// One line. Times in microseconds, bandwidths in GB/s.
@@ -46,28 +47,39 @@ struct Line<'a> {
     enqueue_us: Option<f64>,
 }
 
-impl Csv<File> {
-    pub fn create(path: &Path) -> Result<Csv<File>> {
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Csv { writer: csv::Writer::from_writer(file) })
+impl Csv {
+    pub fn new(path: &Path) -> Csv {
+        Csv { path: path.to_owned(), writer: None }
+    }
+
+    fn refused(&self) -> String {
+        format!("cannot write {}", self.path.display())
+    }
+
+    fn open(&self) -> Result<csv::Writer<File>> {
+        // The header row comes from the fields' names, with the first line.
+        Ok(csv::Writer::from_writer(File::create(&self.path).with_context(|| self.refused())?))
     }
 }
 
-impl<W: Write + Send> Exporter for Csv<W> {
+impl Exporter for Csv {
     fn begin(&mut self, _report: &Report) -> Result<()> {
-        // The header row comes from the fields' names, with the first line.
-        Ok(())
+        check_writable(&self.path).with_context(|| self.refused())
     }
 
     fn row(&mut self, report: &Report) -> Result<()> {
         let Some(row) = report.rows.last() else {
             return Ok(());
         };
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => &mut *self.writer.insert(self.open()?),
+        };
         for place in [Place::OutOfPlace, Place::InPlace] {
             let Some(measurement) = row.measurement(place) else {
                 continue;
             };
-            self.writer.serialize(Line {
+            writer.serialize(Line {
                 operation: report.options.operation,
                 ranks: report.options.ranks,
                 ranks_are: report.options.ranks_are,
@@ -94,7 +106,7 @@ impl<W: Write + Send> Exporter for Csv<W> {
                 enqueue_us: measurement.enqueue,
             })?;
         }
-        self.writer.flush().context("cannot write the CSV file")
+        writer.flush().with_context(|| self.refused())
     }
 
     fn finish(&mut self, _report: &Report) -> Result<()> {
@@ -109,9 +121,13 @@ mod tests {
 
     #[test]
     fn a_run_survives_csv() {
-        let mut exporter = Csv { writer: csv::Writer::from_writer(Vec::new()) };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.csv");
+        std::fs::write(&path, "the results of before").unwrap();
+        let mut exporter = Csv::new(&path);
         let mut report = samples::report(vec![samples::row(4, 1.25)]);
         exporter.begin(&report).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "the results of before");
         exporter.row(&report).unwrap();
         report.rows.push(samples::row(16, 2.5));
         report.rows[1].in_place = None;
@@ -119,7 +135,7 @@ mod tests {
         exporter.row(&report).unwrap();
         exporter.finish(&report).unwrap();
 
-        let bytes = exporter.writer.into_inner().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
         let mut reader = csv::Reader::from_reader(&bytes[..]);
         assert_eq!(reader.headers().unwrap().get(0), Some("operation"));
         let records: Vec<csv::StringRecord> = reader.records().collect::<Result<_, _>>().unwrap();

@@ -1,9 +1,9 @@
 //! The results as JSON: what `--compare` reads.
 //!
-//! The file is replaced as a whole after every row, so that it is complete at any moment. What is no regular file (a
-//! pipe, `/dev/stdout`) gets the results once, at the end.
+//! The file is replaced as a whole after every row, so that it is complete at any moment, and what it had before is lost
+//! only to results. What is no regular file (a pipe, `/dev/stdout`) gets the results once, at the end.
 
-use super::Exporter;
+use super::{Exporter, check_writable};
 use crate::perf::report::Report;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
@@ -30,21 +30,34 @@ impl Json {
         let mut text = serde_json::to_string_pretty(report)?;
         text.push('\n');
         let written = if self.is_replaced { self.replace(&text) } else { fs::write(&self.path, &text) };
-        written.with_context(|| format!("cannot write {}", self.path.display()))
+        written.with_context(|| self.refused())
     }
 
     fn replace(&self, text: &str) -> io::Result<()> {
-        let mut unfinished = OsString::from(&self.path);
-        unfinished.push(".unfinished");
+        let unfinished = self.unfinished();
         fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, &self.path)).inspect_err(|_| {
             let _ = fs::remove_file(&unfinished);
         })
     }
+
+    fn unfinished(&self) -> OsString {
+        let mut unfinished = OsString::from(&self.path);
+        unfinished.push(".unfinished");
+        unfinished
+    }
+
+    fn refused(&self) -> String {
+        format!("cannot write {}", self.path.display())
+    }
 }
 
 impl Exporter for Json {
-    fn begin(&mut self, report: &Report) -> Result<()> {
-        self.row(report)
+    fn begin(&mut self, _report: &Report) -> Result<()> {
+        if self.is_replaced {
+            check_writable(Path::new(&self.unfinished())).with_context(|| self.refused())
+        } else {
+            Ok(())
+        }
     }
 
     fn row(&mut self, report: &Report) -> Result<()> {
@@ -67,8 +80,9 @@ mod tests {
         let path = folder.path().join("run.json");
         let mut json = Json::new(&path);
         let mut report = samples::report(Vec::new());
+        fs::write(&path, "the results of before").unwrap();
         json.begin(&report).unwrap();
-        assert_eq!(Report::load(&path).unwrap(), report);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "the results of before");
         report.rows.push(samples::row(4, 1.0));
         json.row(&report).unwrap();
         assert_eq!(Report::load(&path).unwrap(), report);
@@ -82,7 +96,7 @@ mod tests {
         fs::write(&file, "old").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let report = samples::report(Vec::new());
-        Json::new(&link).begin(&report).unwrap();
+        Json::new(&link).row(&report).unwrap();
         assert!(link.is_symlink());
         assert_eq!(Report::load(&file).unwrap(), report);
     }

@@ -11,6 +11,9 @@ use super::compare::Saved;
 use super::options::PerfArgs;
 use super::report::Report;
 use anyhow::Result;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
 
 /// A format that results are written in.
 pub trait Exporter: Send {
@@ -22,6 +25,13 @@ pub trait Exporter: Send {
     fn finish(&mut self, report: &Report) -> Result<()>;
 }
 
+/// Sees whether a file can be written, and leaves what is there as it is.
+fn check_writable(path: &Path) -> io::Result<()> {
+    let is_new = path.symlink_metadata().is_err();
+    File::options().append(true).create(true).open(path)?;
+    if is_new { fs::remove_file(path) } else { Ok(()) }
+}
+
 /// The exporters that the options ask for. Files that cannot be written are an error now, not after
 /// the run.
 pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Result<Vec<Box<dyn Exporter>>> {
@@ -30,7 +40,7 @@ pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Result<Vec<Box<dyn Ex
         exporters.push(Box::new(json::Json::new(path)));
     }
     if let Some(path) = &args.csv {
-        exporters.push(Box::new(csv::Csv::create(path)?));
+        exporters.push(Box::new(csv::Csv::new(path)));
     }
     if let Some(path) = &args.plot {
         exporters.push(Box::new(plot::Plot::create(path, saved.clone())?));

@@ -4,7 +4,7 @@
 //!
 //! The text is set in a font that is part of the program: none has to be installed.
 
-use super::Exporter;
+use super::{Exporter, check_writable};
 use crate::perf::compare::Saved;
 use crate::perf::operation::Place;
 use crate::perf::report::{Measurement, Report, Row};
@@ -12,8 +12,6 @@ use crate::size;
 use anyhow::{Context, Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
-use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 
 const PIXELS: (u32, u32) = (1500, 900);
@@ -67,13 +65,6 @@ impl Exporter for Plot {
     fn finish(&mut self, report: &Report) -> Result<()> {
         self.draw(report).with_context(|| format!("cannot draw {}", self.path.display()))
     }
-}
-
-/// Sees whether a file can be written, and leaves what is there as it is.
-fn check_writable(path: &Path) -> io::Result<()> {
-    let is_new = path.symlink_metadata().is_err();
-    File::options().append(true).create(true).open(path)?;
-    if is_new { fs::remove_file(path) } else { Ok(()) }
 }
 
 /// A line of the picture.
