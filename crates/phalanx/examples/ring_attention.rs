@@ -103,10 +103,8 @@ fn one_rank(comm: Comm) -> Result<()> {
         for step in 0..ranks {
             // What the block that comes overwrites, the step before has used.
             exchange.join(&attention.compute)?;
-            let begin = mark(&attention.compute)?;
-            attention.to(&here)?;
-            times.add("attending", begin, mark(&attention.compute)?);
             if step + 1 < ranks {
+                // Before the kernel: what comes on this stream after a read waits for who read the same before, too.
                 let begin = mark(&exchange)?;
                 ring.group(|ring| {
                     ring.send(&here, right)?;
@@ -114,6 +112,9 @@ fn one_rank(comm: Comm) -> Result<()> {
                 })?;
                 times.add("exchanging", begin, mark(&exchange)?);
             }
+            let begin = mark(&attention.compute)?;
+            attention.to(&here)?;
+            times.add("attending", begin, mark(&attention.compute)?);
             attention.compute.join(&exchange)?;
             std::mem::swap(&mut here, &mut next);
         }

@@ -281,6 +281,11 @@ impl Comm {
     /// stream has to be one of the communicator's GPU; communicators of host memory ignore it. It can be dropped with operations under way:
     /// the communicator has it, too, until they are complete.
     ///
+    /// A buffer's users on other streams wait for the operation, and it for them. Of several readers cudarc remembers the last one: an
+    /// operation that reads remembers those before it (what comes after it on its stream waits for them, too), but a kernel or a copy of
+    /// the program's that reads the same buffer afterwards, on another stream, makes cudarc forget the operation. Who then overwrites or
+    /// drops the buffer makes one of these streams wait for the other before (`CudaStream::join`), or waits for the operation.
+    ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU; [`UsageError::Setting`] for the per-thread default stream, which is
     /// another one in the threads that wait for it.

@@ -12,20 +12,22 @@ use crate::op::ReduceOp;
 use crate::sync::lock;
 use crate::watch::Posted;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Collective communication on raw memory.
 ///
 /// Pointers are addresses in the memory of the backend (host memory on solo and host; device memory on
 /// GPUs), counts are elements of `dtype`. When an operation completes is the backend's: portable code calls
-/// [`sync`](Communicator::sync) before it reads a result or reuses a send buffer. Several threads may call;
-/// the order of their calls is then theirs to agree on. Dropping with work pending waits for it, bounded by
+/// [`sync`](Communicator::sync) before it reads a result or reuses a send buffer. Several threads may call; the order of their calls is
+/// then theirs to agree on, and while one is in a collective the others wait (not while it waits in `sync` or for an event). Dropping with work pending waits for it, bounded by
 /// the deadline, logs what failed, and never panics.
 ///
 /// # Safety
 /// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
 /// stay so until `sync` or `barrier` has returned or any call has failed with an error that [is
-/// fatal](crate::Error::is_fatal), and not be touched by others in the meantime.
+/// fatal](crate::Error::is_fatal), and not be touched by others in the meantime. The send and the recv buffer of a call do not
+/// overlap ([`UsageError::Overlap`] otherwise), but for the form in place of all_gather, reduce_scatter, and at the root of
+/// gather and scatter: there the block of the rank is at its place in the larger buffer.
 #[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
 pub trait Communicator: Send + Sync {
     /// How many ranks there are.
@@ -86,7 +88,7 @@ pub trait Communicator: Send + Sync {
     }
 
     /// Block `j` of rank `i` becomes block `i` of rank `j`; a block has `count` elements, each buffer
-    /// `count × world_size`. The buffers must not overlap.
+    /// `count × world_size`.
     unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         for rank in 0..self.world_size() {
             let offset = (rank * count * dtype.size()) as u64;
@@ -180,11 +182,14 @@ pub trait StreamSyncOps {
     fn sync_comm_stream(&self) -> Result<()>;
 }
 
-/// A [`Comm`] behind the portable trait: one thread at a time is let in.
+/// A [`Comm`] behind the portable trait: one thread at a time is let in, and others while it waits for messages or a stream.
 pub(crate) struct Portable {
     rank: usize,
     world_size: usize,
+    backend: Arc<dyn Backend>,
     inner: Mutex<Inner>,
+    /// A thread has waited for messages.
+    waited: Condvar,
     events: Mutex<Events>,
     /// The backend, if it has streams of its own.
     streams: Option<Arc<dyn Backend>>,
@@ -192,9 +197,13 @@ pub(crate) struct Portable {
 
 struct Inner {
     comm: Comm,
-    /// Sends and receives that `sync` waits for, and how many it has waited for so far.
+    /// Sends and receives that nobody waits for yet.
     pending: Vec<Posted>,
+    /// How many were posted, and waited for, so far.
+    posted: usize,
     settled: usize,
+    /// A thread has taken those before the pending ones, and waits for them.
+    is_waiting: bool,
     /// Whether a thread moves them along: their peers may need them before this rank comes to `sync`.
     moved: bool,
 }
@@ -210,9 +219,19 @@ impl Portable {
     pub fn new(mut comm: Comm) -> Portable {
         comm.make_portable();
         let (rank, world_size) = (comm.rank(), comm.world_size());
-        let streams = comm.backend.stream_sync().is_some().then(|| comm.backend.clone());
-        let inner = Mutex::new(Inner { comm, pending: Vec::new(), settled: 0, moved: false });
-        Portable { rank, world_size, inner, events: Mutex::default(), streams }
+        let backend = comm.backend.clone();
+        let streams = backend.stream_sync().is_some().then(|| backend.clone());
+        let (pending, posted, settled) = (Vec::new(), 0, 0);
+        let inner = Mutex::new(Inner { comm, pending, posted, settled, is_waiting: false, moved: false });
+        Portable {
+            rank,
+            world_size,
+            backend,
+            inner,
+            waited: Condvar::new(),
+            events: Mutex::default(),
+            streams,
+        }
     }
 
     /// Checks what can be checked of raw buffers, and carries the call out.
@@ -236,11 +255,36 @@ impl Portable {
                 return Err(UsageError::NullPointer { operation, buffer, count }.into());
             }
         }
-        let mut inner = lock(&self.inner);
+        self.check_overlap(&call, count * call.dtype.size())?;
+        let inner = lock(&self.inner);
         let space = inner.space();
         let call = Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call };
         let outcome = inner.comm.run_call(&call);
-        inner.give_up_after(outcome)
+        drop(inner);
+        self.give_up_after(outcome)
+    }
+
+    /// An error for a send and a recv buffer that overlap, and not so that the block of this rank is at its place in the larger one.
+    fn check_overlap(&self, call: &Call<'_>, block: usize) -> Result<()> {
+        const IN_PLACE: &str = "in place, the rank's own block is at its place in the larger buffer";
+        use Operation::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        let (send, recv) = (call.send as u64, call.recv as u64);
+        let own = (self.rank * block) as u64;
+        let (blocks, is_in_place, rule) = match call.operation {
+            Gather | Scatter if self.rank != call.root => return Ok(()),
+            AllGather | Gather => ([1, self.world_size], recv.checked_add(own) == Some(send), IN_PLACE),
+            ReduceScatter | Scatter => ([self.world_size, 1], send.checked_add(own) == Some(recv), IN_PLACE),
+            AllToAll => ([self.world_size; 2], false, "it has no form in place"),
+            _ => return Ok(()),
+        };
+        let [send_bytes, recv_bytes] = blocks.map(|blocks| blocks * block);
+        let apart =
+            send.saturating_add(send_bytes as u64) <= recv || recv.saturating_add(recv_bytes as u64) <= send;
+        if apart || is_in_place {
+            return Ok(());
+        }
+        let operation = call.operation.name();
+        Err(UsageError::Overlap { operation, send, send_bytes, recv, recv_bytes, rule }.into())
     }
 
     fn check_len(&self, operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<()> {
@@ -269,7 +313,8 @@ impl Portable {
         if null && count > 0 {
             return Err(UsageError::NullPointer { operation, buffer, count }.into());
         }
-        lock(&self.inner).post(transfer)
+        let posted = lock(&self.inner).post(transfer);
+        self.give_up_after(posted)
     }
 
     fn check_event(&self, event: u64) -> Result<()> {
@@ -291,9 +336,50 @@ impl Portable {
 
     fn wait_for_event(&self, event: u64) -> Result<()> {
         let posted = self.messages_before(event)?;
-        let mut inner = lock(&self.inner);
-        let outcome = inner.settle_first(posted);
-        inner.give_up_after(outcome)
+        let outcome = self.settle_first(posted);
+        self.give_up_after(outcome)
+    }
+
+    /// After an error that ends the communicator callers may take back all their buffers.
+    fn give_up_after(&self, outcome: Result<()>) -> Result<()> {
+        if outcome.as_ref().is_err_and(Error::is_fatal) {
+            // The error is known.
+            let _ = self.settle();
+        }
+        outcome
+    }
+
+    /// Waits for all that was posted.
+    fn settle(&self) -> Result<()> {
+        let posted = lock(&self.inner).posted;
+        self.settle_first(posted)
+    }
+
+    /// Waits for so many that were posted first. A peer may do its part only after what other threads of this rank call, so they are let
+    /// in meanwhile.
+    fn settle_first(&self, posted: usize) -> Result<()> {
+        let (mut inner, mut outcome) = (lock(&self.inner), Ok(()));
+        while inner.settled < posted {
+            if inner.is_waiting {
+                inner = self.waited.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let count = posted - inner.settled;
+            let taken: Vec<Posted> = inner.pending.drain(..count).collect();
+            inner.is_waiting = true;
+            drop(inner);
+            let waited: Vec<_> =
+                taken.iter().map(|posted| self.backend.wait(posted.ticket, &|| ())).collect();
+            inner = lock(&self.inner);
+            inner.is_waiting = false;
+            inner.settled += count;
+            for (posted, waited) in taken.iter().zip(waited) {
+                outcome = outcome.and(inner.comm.recorder.end(posted.record, waited));
+            }
+            self.waited.notify_all();
+        }
+        inner.stop_moving();
+        outcome
     }
 }
 
@@ -314,6 +400,7 @@ impl Inner {
         let posted = unsafe { self.comm.post(transfer) };
         let started = posted.and_then(|posted| {
             self.pending.push(posted);
+            self.posted += 1;
             // What is small is gone at once.
             self.comm.backend.progress()
         });
@@ -323,53 +410,25 @@ impl Inner {
             self.moved = true;
             requests.begin_moving();
         }
-        self.give_up_after(started.map(drop))
+        started.map(drop)
     }
 
-    /// After an error that ends the communicator callers may take back all their buffers.
-    fn give_up_after(&mut self, outcome: Result<()>) -> Result<()> {
-        if outcome.as_ref().is_err_and(Error::is_fatal) {
-            // The error is known.
-            let _ = self.settle();
-        }
-        outcome
-    }
-
-    /// Sends and receives so far.
-    fn posted(&self) -> usize {
-        self.settled + self.pending.len()
-    }
-
-    /// Waits for what is pending.
-    fn settle(&mut self) -> Result<()> {
-        self.settle_first(self.posted())
-    }
-
-    /// Waits for what is pending of so many that were posted first.
-    fn settle_first(&mut self, posted: usize) -> Result<()> {
-        let count = posted.saturating_sub(self.settled);
-        let pending: Vec<_> = self.pending.drain(..count).map(|posted| (&self.comm, posted)).collect();
-        let waited = crate::p2p::wait_all(&pending);
-        self.settled += count;
-        if self.pending.is_empty() && std::mem::take(&mut self.moved) {
+    /// Nobody has to move messages along when none is under way.
+    fn stop_moving(&mut self) {
+        if self.settled == self.posted && std::mem::take(&mut self.moved) {
             self.comm.requests.end_moving();
         }
-        waited
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        self.settle()?;
-        self.comm.sync()
     }
 }
 
-impl Drop for Inner {
+impl Drop for Portable {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Peers are told at once, by the communicator's own end.
             return;
         }
-        if self.comm.requests.is_copy() {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if inner.comm.requests.is_copy() {
             // What is pending is the parent's.
             return;
         }
@@ -438,13 +497,15 @@ impl Communicator for Portable {
     }
 
     fn sync(&self) -> Result<()> {
-        lock(&self.inner).sync()
+        self.settle()?;
+        // Other operations on the host are complete when they return.
+        let is_on_host = lock(&self.inner).comm.lane.is_host();
+        if is_on_host { Ok(()) } else { self.backend.sync() }
     }
 
     fn barrier(&self) -> Result<()> {
-        let mut inner = lock(&self.inner);
-        inner.sync()?;
-        inner.comm.barrier()
+        self.sync()?;
+        lock(&self.inner).comm.barrier()
     }
 
     fn split(&self, color: u32, key: u32) -> Result<Option<Box<dyn Communicator>>> {
@@ -517,7 +578,7 @@ impl StreamSyncOps for Portable {
     }
 
     fn record_on_comm_stream(&self, event: u64) -> Result<()> {
-        let posted = lock(&self.inner).posted();
+        let posted = lock(&self.inner).posted;
         self.record(event, posted)
     }
 

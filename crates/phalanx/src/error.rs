@@ -276,6 +276,25 @@ pub enum UsageError {
         /// Elements announced.
         count: usize,
     },
+    /// Raw buffers of one call that overlap.
+    #[error(
+        "{operation}: the send buffer ({send_bytes} bytes at {send:#x}) and the recv buffer ({recv_bytes} bytes at {recv:#x}) \
+         overlap; {rule}"
+    )]
+    Overlap {
+        /// The operation that was called.
+        operation: &'static str,
+        /// Where the send buffer starts.
+        send: u64,
+        /// How long it is, in bytes.
+        send_bytes: usize,
+        /// Where the recv buffer starts.
+        recv: u64,
+        /// How long it is, in bytes.
+        recv_bytes: usize,
+        /// How they may lie.
+        rule: &'static str,
+    },
     /// A kernel that is not there, or arguments that do not fit it.
     #[error("kernel {kernel}: {problem}; {remedy}")]
     Kernel {

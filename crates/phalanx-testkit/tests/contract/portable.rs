@@ -28,8 +28,12 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// Where a receive that nobody answers fails the communicator and not the job.
-pub const BOUNDED: &[Scenario] =
-    &[Scenario::rank("portable/dropped_with_a_receive", |comm, _| dropped_with_a_receive(comm))];
+pub const BOUNDED: &[Scenario] = &[
+    Scenario::rank("portable/dropped_with_a_receive", |comm, _| dropped_with_a_receive(comm)),
+    Scenario::rank("portable/called_while_another_waits", |comm, _| {
+        called_while_another_waits(&*comm.into_communicator())
+    }),
+];
 
 pub fn trials() -> Vec<Trial> {
     let trials = SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5]));
@@ -273,11 +277,44 @@ fn dropped_with_a_receive(comm: Comm) -> Outcome {
     if (TIMEOUT..PATIENCE).contains(&took) { Ok(String::new()) } else { Err(format!("it took {took:?}")) }
 }
 
+/// The peer answers only what another thread sends while the first waits for the answer.
+fn called_while_another_waits(comm: &dyn Communicator) -> Outcome {
+    let peer = 1 - comm.rank();
+    let [mut question, mut answer] = [[0u64]; 2];
+    let (asked, answered) = (address_mut(&mut question), address_mut(&mut answer));
+    // SAFETY: each buffer has one element, and is not touched before its message is complete.
+    let (send, recv) = unsafe {
+        (
+            |at, tag| comm.send(at, 1, DType::U64, peer, tag).map_err(text),
+            |at, tag| comm.recv(at, 1, DType::U64, peer, tag).map_err(text),
+        )
+    };
+    if comm.rank() == 1 {
+        recv(asked, 7)?;
+        comm.sync().map_err(text)?;
+        answer = [question[0] + 1];
+        send(answered, 8)?;
+        comm.sync().map_err(text)?;
+        return Ok(String::new());
+    }
+    question = [41];
+    recv(answered, 8)?;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| comm.sync().map_err(text));
+        std::thread::sleep(Duration::from_millis(100));
+        send(asked, 7)?;
+        waiting.join().expect("no panic")
+    })?;
+    comm.sync().map_err(text)?;
+    if answer == [42] { Ok(String::new()) } else { Err(format!("the answer is {answer:?}")) }
+}
+
 fn wrong_calls(comm: &dyn Communicator) -> Outcome {
     let ranks = comm.world_size();
-    let mut buffer = vec![0f64; 4 * ranks];
+    let mut buffer = vec![0f64; 4 * ranks + 4];
     let at = address_mut(&mut buffer);
     let dtype = DType::F64;
+    let own = at + (comm.rank() * 4 * dtype.size()) as u64;
     let sum = ReduceOp::Sum;
     // SAFETY: nothing is touched: every call is refused for its other arguments.
     let refused = unsafe {
@@ -297,6 +334,12 @@ fn wrong_calls(comm: &dyn Communicator) -> Outcome {
             ("a count", comm.all_reduce(at, usize::MAX, dtype, sum)),
             ("a count", comm.all_gather(at, at, usize::MAX / 8, dtype)),
             ("a count", comm.send(at, usize::MAX / 4, dtype, 0, 0)),
+            // Half of this rank's place in place, and half of the next.
+            ("overlap", comm.all_gather(own + 16, at, 4, dtype)),
+            ("overlap", comm.reduce_scatter(at, own + 16, 4, dtype, sum)),
+            ("overlap", comm.gather(own + 16, at, 4, dtype, comm.rank())),
+            ("overlap", comm.scatter(at, own + 16, 4, dtype, comm.rank())),
+            ("overlap", comm.all_to_all(at, at, 4, dtype)),
         ]
     };
     for (i, (what, result)) in refused.into_iter().enumerate() {
@@ -304,6 +347,7 @@ fn wrong_calls(comm: &dyn Communicator) -> Outcome {
         match (what, &*usage) {
             ("null", UsageError::NullPointer { .. })
             | ("a count", UsageError::Overflow { .. })
+            | ("overlap", UsageError::Overlap { .. })
             | ("a root" | "a peer", UsageError::Rank { .. }) => {}
             (what, other) => return Err(format!("call {i}, {what}: {other:?}")),
         }

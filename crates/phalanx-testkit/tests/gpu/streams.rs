@@ -5,7 +5,7 @@ use crate::world::{
 };
 use libtest_mimic::Trial;
 use phalanx::cudarc::driver::sys::{CUresult, cuStreamQuery};
-use phalanx::cudarc::driver::{CudaContext, CudaSlice};
+use phalanx::cudarc::driver::{CudaContext, CudaSlice, DriverError};
 use phalanx::nccl::{Config, Graph};
 use phalanx::{Comm, PreMulSum, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
@@ -18,6 +18,10 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("overwritten_at_once", overwritten_at_once),
     Scenario::rank("many_streams", many_streams),
     Scenario::rank("own_context", own_context),
+    Scenario::rank("second_stream_in_a_group", second_stream_in_a_group),
+    Scenario::rank("kept_error", kept_error),
+    Scenario::rank("read_on_two_streams", read_on_two_streams),
+    Scenario::rank("zeroes_first", zeroes_first),
     Scenario::rank("current_device", current_device),
     Scenario::rank("synced", synced),
     Scenario::rank("graph", graph),
@@ -152,6 +156,89 @@ fn own_context(comm: Comm, _: &[String]) -> Outcome {
         expect("read on the program's other stream", &got, sum(comm.world_size()))?;
     }
     must("sync", comm.sync())?;
+    done()
+}
+
+/// A group's buffers were lent when their context had one stream.
+fn second_stream_in_a_group(comm: Comm, _: &[String]) -> Outcome {
+    for _ in 0..5 {
+        let context = CudaContext::new(stream(&comm).context().ordinal()).map_err(|e| e.to_string())?;
+        let main = context.default_stream();
+        let fresh = values::<f32>(comm.rank(), len());
+        let (mut buffer, mut reader) = (main.clone_htod(&fresh).map_err(|e| e.to_string())?, None);
+        must(
+            "group",
+            comm.group(|g| {
+                g.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+                reader = Some(context.new_stream()?);
+                Ok(())
+            }),
+        )?;
+        let got = reader.ok_or("made above")?.clone_dtoh(&buffer).map_err(|e| e.to_string())?;
+        expect("read on the second stream", &got, sum(comm.world_size()))?;
+    }
+    must("sync", comm.sync())?;
+    done()
+}
+
+/// cudarc does nothing in a context that keeps an error of something else; the next user is behind the operation all the same.
+fn kept_error(comm: Comm, _: &[String]) -> Outcome {
+    let context = CudaContext::new(stream(&comm).context().ordinal()).map_err(|e| e.to_string())?;
+    let [main, reader] = [(); 2].map(|()| context.new_stream().unwrap());
+    for _ in 0..5 {
+        let fresh = values::<f32>(comm.rank(), len());
+        let mut buffer = main.clone_htod(&fresh).map_err(|e| e.to_string())?;
+        must(
+            "group",
+            comm.group(|g| {
+                g.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+                context.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_NOT_FOUND)));
+                Ok(())
+            }),
+        )?;
+        let kept = context.check_err().unwrap_err();
+        assert_eq!(kept.0, CUresult::CUDA_ERROR_NOT_FOUND);
+        let got = reader.clone_dtoh(&buffer).map_err(|e| e.to_string())?;
+        expect("read on the other stream", &got, sum(comm.world_size()))?;
+    }
+    must("sync", comm.sync())?;
+    done()
+}
+
+/// Who writes to a buffer waits for the operation that read it, and for who read it before, on another stream.
+fn read_on_two_streams(comm: Comm, _: &[String]) -> Outcome {
+    let compute = stream(&comm).clone();
+    let [first, second] = [(); 2].map(|()| compute.context().new_stream().unwrap());
+    let on = must("on", comm.on(&second))?;
+    let fresh = values::<f32>(comm.rank(), len());
+    let mut read = upload(&comm, &fresh)?;
+    let [mut copy, mut sums] = [(); 2].map(|()| compute.alloc_zeros::<f32>(len()).unwrap());
+    for _ in 0..5 {
+        first.memcpy_dtod(&read, &mut copy).map_err(|e| e.to_string())?;
+        must("all_reduce", on.all_reduce(&read, &mut sums, ReduceOp::Sum))?;
+        compute.memset_zeros(&mut read).map_err(|e| e.to_string())?;
+        let got = compute.clone_dtoh(&copy).map_err(|e| e.to_string())?;
+        expect("what was copied first", &got, |index| fresh[index])?;
+        expect("the sum", &compute.clone_dtoh(&sums).map_err(|e| e.to_string())?, sum(comm.world_size()))?;
+        compute.memcpy_htod(&fresh, &mut read).map_err(|e| e.to_string())?;
+    }
+    must("sync", on.sync())?;
+    done()
+}
+
+/// Memory of the library's own is zeroed before the first operation on it, on whatever stream.
+fn zeroes_first(comm: Comm, _: &[String]) -> Outcome {
+    let nccl = comm.nccl().ok_or("a communicator of NCCL")?;
+    let other = stream(&comm).context().new_stream().map_err(|e| e.to_string())?;
+    let on = must("on", comm.on(&other))?;
+    let send = upload(&comm, &values::<f32>(comm.rank(), len()))?;
+    for _ in 0..5 {
+        let mut recv = must("alloc", nccl.alloc::<f32>(len()))?;
+        must("all_reduce", on.all_reduce(&send, &mut recv, ReduceOp::Sum))?;
+        let got = other.clone_dtoh(&recv.view()).map_err(|e| e.to_string())?;
+        expect("not zeroed afterwards", &got, sum(comm.world_size()))?;
+    }
+    must("sync", on.sync())?;
     done()
 }
 

@@ -11,45 +11,41 @@ use super::{Source, Target};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::{Lane, Lent};
-use cudarc::driver::sys::{CUcontext, CUdeviceptr};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
 use cudarc::driver::{
     CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
-    SyncOnDrop, result,
+    DriverError, SyncOnDrop, result,
 };
 use std::sync::Arc;
 
 /// What orders later users of a slice behind the operation that borrowed it, when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Order<'a> {
-    /// `None` if the operation is complete: nobody has to wait for it.
-    operation: Option<&'a CudaStream>,
-    behind: Behind<'a>,
-}
-
-#[derive(Debug)]
-enum Behind<'a> {
-    /// The event that cudarc keeps for the slice: others wait for it.
-    Event(&'a CudaEvent),
-    /// The slice's stream waits.
-    Stream(Arc<CudaStream>),
+    plan: Plan<'a>,
+    /// The event that cudarc keeps for uses of this kind: others wait for its latest record.
+    event: Option<&'a CudaEvent>,
+    /// The operation is complete: nobody has to wait for it.
+    is_lifted: bool,
 }
 
 impl Order<'_> {
     /// The operation is complete: whoever is later need not wait for it.
     pub fn lift(&mut self) {
-        self.operation = None;
+        self.is_lifted = true;
     }
 }
 
 impl Drop for Order<'_> {
+    #[inline]
     fn drop(&mut self) {
-        let Some(operation) = self.operation else { return };
-        let _current = Current::keep();
-        // An error is kept in the context, whose next call answers it.
-        operation.context().record_err(match &self.behind {
-            Behind::Event(event) => event.record(operation),
-            Behind::Stream(slice) => slice.join(operation),
-        });
+        if self.is_lifted {
+            return;
+        }
+        // A group's closure may have made the context's second stream since the slice was lent.
+        let event = self.event.filter(|_| self.plan.is_managed());
+        if event.is_some() || self.plan.must_join(event.is_some()) {
+            self.plan.put_behind(event);
+        }
     }
 }
 
@@ -72,66 +68,124 @@ impl Drop for Current {
 }
 
 /// How a slice is lent to a lane.
+#[derive(Debug, Clone, Copy)]
 struct Plan<'a> {
     operation: &'a CudaStream,
-    /// The slice's stream, if it is another.
-    slice: Option<Arc<CudaStream>>,
-    /// Whether cudarc tracks the use of slices of its context, which need not be the operation's: a program may have one of its own.
-    managed: bool,
+    /// The slice's own stream.
+    slice: &'a CudaStream,
+    access: Access,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
 }
 
 impl<'a> Plan<'a> {
+    /// # Safety
+    /// The slice's stream is borrowed for as long as the slice is, which keeps it.
     #[inline(always)]
-    fn new(slice: &Arc<CudaStream>, operation: &'a CudaStream) -> Result<Plan<'a>> {
+    unsafe fn new(slice: *const CudaStream, operation: &'a CudaStream, access: Access) -> Result<Plan<'a>> {
+        // SAFETY: the caller's contract.
+        let slice = unsafe { &*slice };
         let (ours, theirs) = (slice.context(), operation.context());
         if ours.cu_ctx() != theirs.cu_ctx() {
             return Err(wrong_memory(slice, format!("GPU {} and its primary context", theirs.ordinal())));
         }
-        let managed = ours.is_managing_stream_synchronization();
-        let slice = (slice.cu_stream() != operation.cu_stream()).then(|| slice.clone());
-        if managed || slice.is_some() {
-            // With an error that is kept, cudarc neither waits nor records.
-            ours.check_err()?;
-        }
-        Ok(Plan { operation, slice, managed })
+        Ok(Plan { operation, slice, access })
+    }
+
+    /// Whether cudarc tracks the use of slices of its context, which need not be the operation's: a program may have one of its own.
+    #[inline(always)]
+    fn is_managed(&self) -> bool {
+        self.slice.context().is_managing_stream_synchronization()
+    }
+
+    /// Whether the streams wait for each other: what is not tracked, or only by a context that does not know of the other's streams,
+    /// is in order on the slice's own stream.
+    #[inline(always)]
+    fn must_join(&self, is_tracked: bool) -> bool {
+        self.slice.cu_stream() != self.operation.cu_stream()
+            && (!is_tracked || !Arc::ptr_eq(self.slice.context(), self.operation.context()))
     }
 
     /// Lends what `pointer` answers for the operation's stream.
     #[inline(always)]
     fn lend(self, pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>)) -> Result<Lent<'a>> {
-        if self.slice.is_some() || self.managed {
+        if self.is_managed() || self.must_join(false) {
             return self.lend_in_order(pointer);
         }
         // The one stream keeps the order.
-        let (address, event) = pointer(self.operation);
-        std::mem::forget(event);
-        Ok(Lent::device(address, None))
+        let (address, recording) = pointer(self.operation);
+        Ok(self.lent(address, recording))
     }
 
     fn lend_in_order(
         self,
         pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Lent<'a>> {
+        // With an error that is kept, cudarc neither waits nor records.
+        self.slice.context().check_err()?;
         let _current = Current::keep();
         let operation = self.operation;
         let (address, recording) = pointer(operation);
-        let behind = match (&recording, self.slice) {
-            (SyncOnDrop::Record(Some((event, _))), _) if self.managed => Some(Behind::Event(event)),
-            (_, None) => None,
-            (_, Some(slice)) => {
-                slice.context().record_err(operation.join(&slice));
-                Some(Behind::Stream(slice))
-            }
+        let has_event = matches!(recording, SyncOnDrop::Record(Some(_)));
+        if self.must_join(has_event && self.is_managed()) {
+            operation.join(self.slice)?;
+        }
+        // Those of the waits, and any before them.
+        operation.context().check_err()?;
+        Ok(self.lent(address, recording))
+    }
+
+    #[inline(always)]
+    fn lent(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Lent<'a> {
+        let event = match &recording {
+            SyncOnDrop::Record(record) => record.map(|(event, _)| event),
+            SyncOnDrop::Sync(_) => None,
         };
         // The event is recorded by `Order`: cudarc leaves it out if it tracks nothing in the operation's own context.
         std::mem::forget(recording);
-        // Those of the waits, and any before them.
-        operation.context().check_err()?;
-        if let Some(Behind::Stream(slice)) = &behind {
-            slice.context().check_err()?;
-        }
-        Ok(Lent::device(address, behind.map(|behind| Order { operation: Some(operation), behind })))
+        Lent::device(address, Some(Order { plan: self, event, is_lifted: false }))
     }
+
+    /// Puts later users of the slice behind the operation. By the driver's own functions: cudarc's do nothing if the context keeps an
+    /// error of something else.
+    #[inline(never)]
+    fn put_behind(&self, event: Option<&CudaEvent>) {
+        let _current = Current::keep();
+        let (ours, theirs) = (self.operation.cu_stream(), self.slice.cu_stream());
+        // SAFETY: the streams and the event are alive, and of this context; an event that is destroyed is kept by the driver for who
+        // waits for it.
+        let ordered = unsafe {
+            result::ctx::set_current(self.operation.context().cu_ctx()).and_then(|()| {
+                if let Some(event) = event {
+                    if self.access == Access::Read {
+                        // The event forgets the read before, on whatever stream that is: it is complete when this one is.
+                        wait(ours, event.cu_event())?;
+                    }
+                    result::event::record(event.cu_event(), ours)?;
+                }
+                if self.must_join(event.is_some()) {
+                    let behind = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+                    let joined = result::event::record(behind, ours).and_then(|()| wait(theirs, behind));
+                    result::event::destroy(behind)?;
+                    joined?;
+                }
+                Ok(())
+            })
+        };
+        // Kept in the context, whose next call answers it.
+        self.slice.context().record_err(ordered);
+    }
+}
+
+/// # Safety
+/// Both are alive.
+unsafe fn wait(stream: CUstream, event: CUevent) -> std::result::Result<(), DriverError> {
+    // SAFETY: the caller's contract.
+    unsafe { result::stream::wait_event(stream, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
 }
 
 /// Lends a slice to an operation on the host: when its own stream has done its work. The address is taken on that stream, so
@@ -176,7 +230,9 @@ macro_rules! device_memory {
                     let own = DeviceSlice::stream(self).clone();
                     return lend_on_host(&own, lane, || self.device_ptr(&own).0);
                 };
-                let plan = Plan::new(DeviceSlice::stream(self), operation)?;
+                let own = Arc::as_ptr(DeviceSlice::stream(self));
+                // SAFETY: the stream of the slice, which is borrowed.
+                let plan = unsafe { Plan::new(own, operation, Access::Read) }?;
                 plan.lend(|operation| self.device_ptr(operation))
             }
         }
@@ -190,7 +246,9 @@ macro_rules! device_memory {
                     let own = DeviceSlice::stream(self).clone();
                     return lend_on_host(&own, lane, || self.device_ptr_mut(&own).0);
                 };
-                let plan = Plan::new(DeviceSlice::stream(self), operation)?;
+                let own = Arc::as_ptr(DeviceSlice::stream(self));
+                // SAFETY: the stream of the slice, which is borrowed.
+                let plan = unsafe { Plan::new(own, operation, Access::Write) }?;
                 plan.lend(|operation| self.device_ptr_mut(operation))
             }
         }

@@ -45,7 +45,7 @@ pub trait GpuSlice<T: Element>: Target<Elem = T> + Sized {
     /// Memory of `len` elements of the stream's device, that is zeroed before anybody reads it.
     #[doc(hidden)]
     unsafe fn over(stream: &GpuStream, start: *mut u8, len: usize) -> Self;
-    /// Puts the slice's stream behind all users that the runtime knows, and answers it.
+    /// Puts the slice's stream behind all users that the runtime knows, and later ones behind that; answers it.
     #[doc(hidden)]
     fn gather_users(&mut self) -> Result<GpuStream>;
     /// Forgets the memory, and gives back what was needed for its order.
@@ -62,7 +62,12 @@ impl<T: Element> GpuSlice<T> for CudaSlice<T> {
 
     fn gather_users(&mut self) -> Result<GpuStream> {
         let stream = self.stream().clone();
+        let context = stream.context();
+        // With an error that is kept, cudarc does not wait.
+        let kept = context.check_err();
         drop(self.device_ptr_mut(&stream));
+        context.check_err()?;
+        context.record_err(kept);
         Ok(GpuStream::Cuda(stream))
     }
 
@@ -152,6 +157,8 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         };
         // SAFETY: allocated above; the buffer waits for the stream before it frees the memory.
         unsafe { communicator.device.clear(start, bytes, stream.raw()) }?;
+        // Users on other streams come behind that.
+        buffer.slice.gather_users()?;
         let handle = match wanted {
             Registration::Plain => None,
             Registration::Local => register(communicator, start, bytes)?,
