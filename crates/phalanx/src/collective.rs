@@ -18,7 +18,12 @@ pub(crate) struct Shape {
 /// The blocks' total length, if every rank's is given.
 fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
     counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count)).ok_or_else(|| {
-        let value = format!("the sum of {} counts", counts.len());
+        let largest = (0..counts.len()).max_by_key(|rank| counts[*rank]).unwrap_or(0);
+        let value = format!(
+            "the sum of {} counts; the largest is counts[{largest}] = {}",
+            counts.len(),
+            counts[largest]
+        );
         UsageError::Overflow { operation, what: "the total count", value, limit: usize::MAX.to_string() }
             .into()
     })

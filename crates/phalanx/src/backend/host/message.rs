@@ -16,7 +16,7 @@ use super::verdict::Verdict;
 use super::world::Location;
 use crate::backend::{Direction, Operation, Ticket, Transfer};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UsageError};
 use crate::op::ReductionCode;
 use crate::sync::lock;
 use std::collections::VecDeque;
@@ -231,6 +231,10 @@ impl Messages {
         }
         let mut inner = self.lock();
         let ticket = inner.post(endpoint, transfer, Plane::User)?;
+        if transfer.peer == endpoint.rank && inner.never_comes(endpoint, ticket) {
+            let (operation, rank) = (transfer.operation().name(), endpoint.rank);
+            return inner.settle(ticket, Err(UsageError::SelfExchange { operation, rank }.into())).map(drop);
+        }
         self.wait_from(inner, endpoint, ticket, begun)
     }
 
@@ -403,6 +407,17 @@ impl Inner {
             }
         }
         if done { Ok(true) } else { outcome.map(|()| false) }
+    }
+
+    /// Whether this rank has sent itself nothing that a receive can get: the thread that could send it waits for the receive.
+    fn never_comes(&mut self, endpoint: &Endpoint, ticket: Ticket) -> bool {
+        while self.progress(endpoint).is_ok() && !self.is_done(ticket) && !endpoint.has_failed() {
+            let own = &self.peers[endpoint.rank];
+            if own.sends.is_empty() && own.arriving.is_none() {
+                return true;
+            }
+        }
+        false
     }
 
     /// What is under way, if anything is.
@@ -754,7 +769,7 @@ fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<Memory> 
 fn record(transfer: &Transfer, plane: Plane) -> Record {
     let message = transfer.operation();
     let (operation, counts) = match plane {
-        Plane::User => (message, 0),
+        Plane::User => (message, u64::from(transfer.tag)),
         Plane::Internal => (Operation::AllToAllV, message as u64),
     };
     Record {

@@ -18,8 +18,8 @@ pub(in crate::backend) struct Record {
     pub root: u32,
     /// Elements of a block; the sum over all blocks if they differ.
     pub count: u64,
-    /// Hash of the list of block lengths if they differ, else 0. Of a block of an all_to_all_v: which way
-    /// it goes.
+    /// Hash of the list of block lengths if they differ, else 0. Of a message: its tag. Of a block of an
+    /// all_to_all_v: which way it goes.
     pub counts: u64,
 }
 
@@ -105,6 +105,7 @@ impl fmt::Display for Record {
         match self.operation {
             Operation::AllToAllV if block.is_none() => {}
             Operation::AllToAllV => write!(f, " × {}", self.count)?,
+            Operation::Send | Operation::Recv => write!(f, " × {}", self.count)?,
             _ if self.counts != 0 => write!(f, " × {} in blocks", self.count)?,
             _ => write!(f, " × {}", self.count)?,
         }
@@ -116,6 +117,9 @@ impl fmt::Display for Record {
             Operation::Send => write!(f, ", to rank {}", self.root)?,
             Operation::Recv => write!(f, ", from rank {}", self.root)?,
             _ => {}
+        }
+        if matches!(self.operation, Operation::Send | Operation::Recv) && self.counts != 0 {
+            write!(f, ", tag {}", self.counts)?;
         }
         if self.config != 0 {
             write!(f, ", settings {:02x}", self.config)?;
