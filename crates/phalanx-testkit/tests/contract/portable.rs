@@ -280,7 +280,7 @@ fn dropped_with_a_receive(comm: Comm) -> Outcome {
 /// The peer answers only what another thread sends while the first waits for the answer.
 fn called_while_another_waits(comm: &dyn Communicator) -> Outcome {
     let peer = 1 - comm.rank();
-    let [mut question, mut answer] = [[0u64]; 2];
+    let [mut question, mut answer] = [[41u64], [0]];
     let (asked, answered) = (address_mut(&mut question), address_mut(&mut answer));
     // SAFETY: each buffer has one element, and is not touched before its message is complete.
     let (send, recv) = unsafe {
@@ -292,12 +292,11 @@ fn called_while_another_waits(comm: &dyn Communicator) -> Outcome {
     if comm.rank() == 1 {
         recv(asked, 7)?;
         comm.sync().map_err(text)?;
-        answer = [question[0] + 1];
-        send(answered, 8)?;
+        let reply = [question[0] + 1];
+        send(address(&reply), 8)?;
         comm.sync().map_err(text)?;
         return Ok(String::new());
     }
-    question = [41];
     recv(answered, 8)?;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| comm.sync().map_err(text));

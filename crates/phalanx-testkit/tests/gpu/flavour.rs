@@ -21,6 +21,11 @@ pub fn stream(comm: &Comm) -> &Arc<CudaStream> {
     comm.cuda_stream().expect("a communicator on a GPU")
 }
 
+/// Another stream of its GPU.
+pub fn new_stream(comm: &Comm) -> Result<Arc<CudaStream>, String> {
+    stream(comm).context().new_stream().map_err(|e| e.to_string())
+}
+
 /// The types that NCCL reduces.
 pub fn is_reduced(dtype: DType) -> bool {
     !matches!(dtype, DType::I16 | DType::U16)

@@ -1,7 +1,7 @@
 //! Messages and groups on GPU memory.
 
 use crate::world::{
-    Slice, both, done, download, expect, init_all, launch, must, stream, upload, value, values,
+    Slice, both, done, download, expect, init_all, launch, must, new_stream, upload, value, values,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, ReduceOp};
@@ -125,7 +125,7 @@ fn in_other_orders(comm: Comm, _: &[String]) -> Outcome {
     let split = |_| must("split", comm.split(Some(0), rank as i64))?.ok_or("everybody is in it".into());
     let comms: Vec<Comm> = (0..3).map(split).collect::<Result<_, String>>()?;
     // Streams of their own: the library starts communicators in the order of the calls.
-    let streams: Vec<_> = comms.iter().map(|_| stream(&comm).context().new_stream().unwrap()).collect();
+    let streams = comms.iter().map(new_stream).collect::<Result<Vec<_>, _>>()?;
     let on = |(comm, stream)| must("on", Comm::on(comm, stream));
     let comms: Vec<_> = comms.iter().zip(&streams).map(on).collect::<Result<_, _>>()?;
     for len in [0, 3000, 3001] {

@@ -26,6 +26,12 @@ pub fn stream(comm: &Comm) -> &hip::Stream {
     comm.hip_stream().expect("a communicator on an AMD GPU")
 }
 
+/// Another stream of its GPU.
+pub fn new_stream(comm: &Comm) -> Result<hip::Stream, String> {
+    let device = hip::Device::new(stream(comm).device()).map_err(|e| e.to_string())?;
+    device.new_stream().map_err(|e| e.to_string())
+}
+
 /// The types that are reduced: RCCL's 8-bit floats are not the OCP's on every GPU.
 pub fn is_reduced(dtype: DType) -> bool {
     !matches!(dtype, DType::I16 | DType::U16 | DType::F8E4M3 | DType::F8E5M2)
