@@ -26,8 +26,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 /// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
 /// stay so until `sync` or `barrier` has returned or any call has failed with an error that [is
 /// fatal](crate::Error::is_fatal), and not be touched by others in the meantime. The send and the recv buffer of a call do not
-/// overlap ([`UsageError::Overlap`] otherwise), but for the form in place of all_gather, reduce_scatter, and at the root of
-/// gather and scatter: there the block of the rank is at its place in the larger buffer.
+/// overlap ([`UsageError::Overlap`] otherwise), but in place: in all_gather, reduce_scatter, and at the root of gather and scatter the
+/// block of the rank is at its place in the larger buffer; in all_to_all both are the same.
 #[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
 pub trait Communicator: Send + Sync {
     /// How many ranks there are.
@@ -264,7 +264,7 @@ impl Portable {
         self.give_up_after(outcome)
     }
 
-    /// An error for a send and a recv buffer that overlap, and not so that the block of this rank is at its place in the larger one.
+    /// An error for a send and a recv buffer that overlap in another way than in place.
     fn check_overlap(&self, call: &Call<'_>, block: usize) -> Result<()> {
         const IN_PLACE: &str = "in place, the rank's own block is at its place in the larger buffer";
         use Operation::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
@@ -274,7 +274,7 @@ impl Portable {
             Gather | Scatter if self.rank != call.root => return Ok(()),
             AllGather | Gather => ([1, self.world_size], recv.checked_add(own) == Some(send), IN_PLACE),
             ReduceScatter | Scatter => ([self.world_size, 1], send.checked_add(own) == Some(recv), IN_PLACE),
-            AllToAll => ([self.world_size; 2], false, "it has no form in place"),
+            AllToAll => ([self.world_size; 2], send == recv, "in place, both are the same"),
             _ => return Ok(()),
         };
         let [send_bytes, recv_bytes] = blocks.map(|blocks| blocks * block);

@@ -338,7 +338,7 @@ fn wrong_calls(comm: &dyn Communicator) -> Outcome {
             ("overlap", comm.reduce_scatter(at, own + 16, 4, dtype, sum)),
             ("overlap", comm.gather(own + 16, at, 4, dtype, comm.rank())),
             ("overlap", comm.scatter(at, own + 16, 4, dtype, comm.rank())),
-            ("overlap", comm.all_to_all(at, at, 4, dtype)),
+            ("overlap", comm.all_to_all(at, at + 16, 4, dtype)),
         ]
     };
     for (i, (what, result)) in refused.into_iter().enumerate() {

@@ -175,3 +175,17 @@ impl RankState {
         if last == 0 { None } else { Some((last, self.announced(last)?)) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Blocks;
+
+    #[test]
+    fn a_messages_tag_is_shown_if_it_has_one() {
+        let call = Call { root: 3, blocks: Blocks::Equal(5), ..Call::empty(Operation::Recv) };
+        let plain = Record::of(&call);
+        assert_eq!(plain.to_string(), "recv(u8 × 5, from rank 3)");
+        assert_eq!(Record { counts: 7, ..plain }.to_string(), "recv(u8 × 5, from rank 3, tag 7)");
+    }
+}
