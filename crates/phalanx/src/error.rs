@@ -315,7 +315,8 @@ pub enum UsageError {
     },
 }
 
-/// Two ranks made different calls where the same was needed.
+/// Two ranks made different calls where the same was needed. A list of counts is shown as its sum and a fingerprint
+/// (`× 12, counts #1f2e3d4c`): if these differ, so do the lists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "mismatched call: rank {rank} called {theirs} where rank {other_rank} called {ours} \

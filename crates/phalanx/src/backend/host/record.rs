@@ -106,7 +106,7 @@ impl fmt::Display for Record {
             Operation::AllToAllV if block.is_none() => {}
             Operation::AllToAllV => write!(f, " × {}", self.count)?,
             Operation::Send | Operation::Recv => write!(f, " × {}", self.count)?,
-            _ if self.counts != 0 => write!(f, " × {} in blocks", self.count)?,
+            _ if self.counts != 0 => write!(f, " × {}, counts #{:08x}", self.count, self.counts as u32)?,
             _ => write!(f, " × {}", self.count)?,
         }
         if self.operation.reduces() {
@@ -187,5 +187,16 @@ mod tests {
         let plain = Record::of(&call);
         assert_eq!(plain.to_string(), "recv(u8 × 5, from rank 3)");
         assert_eq!(Record { counts: 7, ..plain }.to_string(), "recv(u8 × 5, from rank 3, tag 7)");
+    }
+
+    #[test]
+    fn lists_of_counts_that_differ_are_told_apart() {
+        let text = |counts: &[usize]| {
+            let call = Call { blocks: Blocks::Each(counts), ..Call::empty(Operation::AllGatherV) };
+            Record::of(&call).to_string()
+        };
+        let [one, other] = [text(&[1, 2]), text(&[2, 1])];
+        assert!(one.starts_with("all_gather_v(u8 × 3, counts #"), "{one}");
+        assert_ne!(one, other);
     }
 }
