@@ -585,6 +585,31 @@ impl Comm {
         self.request_out_of_place(send, recv, call)
     }
 
+    /// Starts a [`gather`](Comm::gather).
+    pub fn start_gather<S, R>(&self, send: S, recv: R, root: usize) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let call = self.shape().gather(send.len(), recv.len(), root)?;
+        self.request_out_of_place(send, recv, call)
+    }
+
+    /// Starts a [`scatter`](Comm::scatter).
+    pub fn start_scatter<S, R>(&self, send: S, recv: R, root: usize) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let call = self.shape().scatter(send.len(), recv.len(), root)?;
+        self.request_out_of_place(send, recv, call)
+    }
+
+    /// Starts a [`barrier`](Comm::barrier): its [`wait`](Request::wait) returns when every rank has started its own, or called one.
+    pub fn start_barrier(&self) -> Result<Request<()>> {
+        self.request((), Call::empty(Operation::Barrier))
+    }
+
     fn message<B: Source>(
         &self,
         operation: &'static str,

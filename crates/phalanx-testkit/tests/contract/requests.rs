@@ -2,7 +2,7 @@
 
 use crate::world::both;
 use libtest_mimic::Trial;
-use phalanx::{Comm, DType, ReduceOp};
+use phalanx::{BackendKind, Comm, DType, ReduceOp};
 use phalanx_testkit::reference::{self, Combine};
 use phalanx_testkit::ring::{Ring, STRIDE, same_values};
 use phalanx_testkit::scenario::{Context, Outcome};
@@ -30,6 +30,7 @@ pub const AMONG_MESSAGES: &[Scenario] = &[
     Scenario::rank("requests/among_messages", |comm, _| among_messages(&comm)),
     Scenario::rank("requests/synced", |comm, _| synced(&comm)),
     Scenario::rank("requests/behind_a_barrier", |comm, _| behind_a_barrier(&comm)),
+    Scenario::rank("requests/started_barrier", |comm, _| started_barrier(&comm)),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -57,7 +58,8 @@ impl Data {
 }
 
 /// Each of them has a `start_` function.
-const KINDS: [&str; 6] = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all"];
+const KINDS: [&str; 8] =
+    ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
 /// One collective, by its place in [`KINDS`].
 #[derive(Clone)]
@@ -89,7 +91,18 @@ impl Cell {
     /// What this rank sends, and room for what it gets (none in place).
     fn buffers(&self) -> (Vec<f32>, Vec<f32>) {
         let (size, all) = (self.size, self.size * self.ranks);
-        let (send, recv) = [(size, 0), (size, 0), (size, 0), (size, all), (all, size), (all, all)][self.kind];
+        let at_root = if self.rank == self.root() { all } else { 0 };
+        let in_place = (size, 0);
+        let (send, recv) = [
+            in_place,
+            in_place,
+            in_place,
+            (size, all),
+            (all, size),
+            (all, all),
+            (size, at_root),
+            (at_root, size),
+        ][self.kind];
         (self.own(send), vec![0.0; recv])
     }
 
@@ -102,7 +115,9 @@ impl Cell {
             2 => Ok(comm.start_reduce(send, sum, root).map_err(text)?),
             3 => Err(comm.start_all_gather(send, recv).map_err(text)?),
             4 => Err(comm.start_reduce_scatter(send, recv, sum).map_err(text)?),
-            _ => Err(comm.start_all_to_all(send, recv).map_err(text)?),
+            5 => Err(comm.start_all_to_all(send, recv).map_err(text)?),
+            6 => Err(comm.start_gather(send, recv, root).map_err(text)?),
+            _ => Err(comm.start_scatter(send, recv, root).map_err(text)?),
         };
         Ok(Box::new(move || match request {
             Ok(in_place) => self.check(&in_place.wait().map_err(text)?),
@@ -126,7 +141,9 @@ impl Cell {
             2 => comm.reduce_in_place(&mut send, sum, root),
             3 => comm.all_gather(&send, &mut recv),
             4 => comm.reduce_scatter(&send, &mut recv, sum),
-            _ => comm.all_to_all(&send, &mut recv),
+            5 => comm.all_to_all(&send, &mut recv),
+            6 => comm.gather(&send, &mut recv, root),
+            _ => comm.scatter(&send, &mut recv, root),
         }
         .map_err(text)?;
         self.check(if self.kind < 3 { &send } else { &recv })
@@ -147,7 +164,10 @@ impl Cell {
             2 => self.data.summed.expect_values(result, start),
             3 => blocks(0),
             4 => self.data.summed.expect_values(result, start + rank * size),
-            _ => blocks(rank * size),
+            5 => blocks(rank * size),
+            6 if rank != self.root() => Ok(()),
+            6 => blocks(0),
+            _ => self.data.ring.expect_bits(result, start + self.root() * STRIDE + rank * size),
         }
         .context(|| format!("{} of {size}, rank {rank}", KINDS[self.kind]))
     }
@@ -215,7 +235,7 @@ fn all_kinds_at_once(comm: &Comm) -> Outcome {
             waiters.push(Cell::new(comm, kind, size, i * 31 + kind * 977, &data).start(comm)?);
         }
     }
-    // 7 and 24 have no common divisor.
+    // 7 and 32 have no common divisor.
     let count = waiters.len();
     let mut waiters: Vec<Option<Waiter>> = waiters.into_iter().map(Some).collect();
     for i in 0..count {
@@ -463,6 +483,33 @@ fn behind_a_barrier(comm: &Comm) -> Outcome {
             return Err(format!("rank {rank} received something else"));
         }
         send.wait().map_err(text)?;
+    }
+    Ok(String::new())
+}
+
+/// A barrier that was started is over when the last rank has come, and not before.
+fn started_barrier(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    if matches!(comm.backend(), BackendKind::Nccl | BackendKind::Rccl) {
+        // A message comes behind what was started before it.
+        return comm.start_barrier().and_then(|barrier| barrier.wait()).map(|()| String::new()).map_err(text);
+    }
+    for round in 0..20 {
+        let last = round % ranks;
+        if rank == last {
+            // Each of the others has seen that it is not over.
+            for other in (0..ranks).filter(|other| *other != last) {
+                comm.recv(&mut [0u8], other).map_err(text)?;
+            }
+            comm.start_barrier().map_err(text)?.wait().map_err(text)?;
+            continue;
+        }
+        let mut barrier = comm.start_barrier().map_err(text)?;
+        if barrier.is_done() {
+            return Err(format!("rank {rank} is through, and rank {last} has not come"));
+        }
+        comm.send(&[1u8], last).map_err(text)?;
+        barrier.wait().map_err(text)?;
     }
     Ok(String::new())
 }
