@@ -160,20 +160,21 @@ impl<'a> Plan<'a> {
         // waits for it.
         let ordered = unsafe {
             result::ctx::set_current(self.operation.context().cu_ctx()).and_then(|()| {
-                if let Some(event) = event {
-                    if self.access == Access::Read {
-                        // The event forgets the read before, on whatever stream that is: it is complete when this one is.
-                        wait(ours, event.cu_event())?;
-                    }
-                    result::event::record(event.cu_event(), ours)?;
-                }
+                let recorded = event.map_or(Ok(()), |event| {
+                    // A read's event forgets the read before, on whatever stream that is: it is complete when this one is.
+                    let behind_reader = match self.access {
+                        Access::Read => wait(ours, event.cu_event()),
+                        Access::Write => Ok(()),
+                    };
+                    behind_reader.and(result::event::record(event.cu_event(), ours))
+                });
                 if self.must_join(event.is_some()) {
                     let behind = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
                     let joined = result::event::record(behind, ours).and_then(|()| wait(theirs, behind));
                     result::event::destroy(behind)?;
-                    joined?;
+                    return recorded.and(joined);
                 }
-                Ok(())
+                recorded
             })
         };
         // Kept in the context, whose next call answers it.

@@ -66,8 +66,9 @@ impl<T: Element> GpuSlice<T> for CudaSlice<T> {
         // With an error that is kept, cudarc does not wait.
         let kept = context.check_err();
         drop(self.device_ptr_mut(&stream));
-        context.check_err()?;
+        let gathered = context.check_err();
         context.record_err(kept);
+        gathered?;
         Ok(GpuStream::Cuda(stream))
     }
 
