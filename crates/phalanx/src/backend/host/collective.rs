@@ -1,7 +1,7 @@
 //! The collectives: one description of who gives what to whom ([`Flow`]), and four ways to carry it out.
 //!
 //! *Small* (up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
-//! transfer and no closing barrier: two slots alternate. Up to 40 bytes travel in the slot's opening line.
+//! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening.
 //!
 //! *Rounds* ([`rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
 //! of its row and of its column.
@@ -26,7 +26,7 @@ use super::grid::Grid;
 use super::layout::{
     CHUNKS, CONTRIBUTIONS, FEW_LINES, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS,
 };
-use super::protocol::{LINE, LINE_PAYLOAD};
+use super::protocol::{LINE, LINE_PAYLOAD, PAIR_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
 use super::world::Location;
@@ -35,8 +35,8 @@ use crate::error::Result;
 use crate::op::ReductionCode;
 use pairs::Place;
 
-/// Payload of a slot's opening line that is not taken by the fingerprint and the factor.
-const INLINE: usize = LINE_PAYLOAD - 16;
+/// Payload of a slot's opening that is not taken by the fingerprint and the factor.
+const INLINE: usize = PAIR_PAYLOAD - 16;
 
 /// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has twice as many.
 const LEAD: usize = 1;
@@ -72,7 +72,7 @@ const LINES_BYTES: usize = MOST_LINES * LINE_PAYLOAD;
 /// How a small operation's data travels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// In the slot's opening line.
+    /// In the slot's opening: what is for all, or every reader's block.
     Inline,
     /// In stamped lines behind it; so many for each block.
     Lines(usize),
@@ -106,7 +106,7 @@ pub(super) struct State {
 // SAFETY: the pointers in `sources` and `targets` are used only within the call that put them there.
 unsafe impl Send for State {}
 
-/// The payload of a slot's first line.
+/// The payload of a slot's first lines.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Opening {
@@ -118,12 +118,12 @@ struct Opening {
 
 impl Opening {
     fn locations(&self) -> [Location; 2] {
-        let [a, b, c, d, _] = self.data;
+        let [a, b, c, d, ..] = self.data;
         [Location { segment: a, offset: b }, Location { segment: c, offset: d }]
     }
 }
 
-const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
+const _: () = assert!(size_of::<Opening>() == PAIR_PAYLOAD);
 
 impl State {
     pub fn new(endpoint: &Endpoint) -> State {
@@ -299,7 +299,7 @@ impl<'a> Collective<'a> {
     fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
         let longest = flow.longest();
         let blocks = if flow.scattered { self.endpoint.ranks } else { 1 };
-        if longest <= INLINE && !flow.scattered {
+        if self.given(flow) <= INLINE {
             return Some(Form::Inline);
         }
         let shares_memory = self.endpoint.shares_memory();
@@ -335,7 +335,13 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Opens this rank's slot for all to see, with up to 40 bytes of data.
+    /// Bytes that a writer shows in all, at most: the same on every rank.
+    #[inline(always)]
+    fn given(&self, flow: &Flow<'_>) -> usize {
+        if flow.scattered { flow.send_len(0, self.endpoint.ranks) } else { flow.longest() }
+    }
+
+    /// Opens this rank's slot for all to see, with up to 104 bytes of data.
     ///
     /// # Safety
     /// `len` bytes are readable at `data`, and `wait_slot_free` was called.
@@ -343,7 +349,7 @@ impl<'a> Collective<'a> {
     unsafe fn open(&self, factor: u64, data: *const u8, len: usize) {
         debug_assert!(len <= INLINE);
         let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
-        // SAFETY: the slot is free, says the caller; an opening is what its line has room for. Its fields are written where they lie:
+        // SAFETY: the slot is free, says the caller; an opening is what its lines have room for. Its fields are written where they lie:
         // to put them together elsewhere first takes several times as long.
         unsafe {
             slot.opening.fill(self.state.sequence, |line| {
@@ -366,7 +372,7 @@ impl<'a> Collective<'a> {
     #[inline(always)]
     fn locations(&self, rank: usize) -> [Location; 2] {
         // SAFETY: as `opening` says; any bytes are an opening.
-        unsafe { *self.opening(rank) }.locations()
+        unsafe { &*self.opening(rank) }.locations()
     }
 
     /// Waits for a writer's opening and compares histories; waits at the same time for some of the lines
@@ -450,7 +456,7 @@ impl<'a> Collective<'a> {
         // SAFETY: the call's block is readable, and fits the opening if it goes with it; the slot is free.
         let open = |len| unsafe { self.open(call.reduction.factor, call.send, len) };
         match form {
-            Form::Inline => open(flow.block_len(rank, rank)),
+            Form::Inline => open(flow.send_len(rank, self.endpoint.ranks)),
             Form::Lines(per_block) => {
                 // The opening goes first: its readers find it while the lines are being written.
                 open(0);
@@ -560,7 +566,7 @@ impl<'a> Collective<'a> {
         for writer in 0..self.endpoint.ranks {
             let source = match form {
                 _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
-                Form::Inline => self.inline_data(writer),
+                Form::Inline => self.inline_data(writer).wrapping_add(flow.source_offset(rank)),
                 Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * LINES_BYTES),
                 Form::Bytes(stride) => self.small_bytes(flow, stride, writer, rank),
             };
@@ -584,7 +590,8 @@ impl<'a> Collective<'a> {
             unsafe {
                 match form {
                     Form::Inline => {
-                        reduce::copy_small(target, self.inline_data(writer), len);
+                        let source = self.inline_data(writer).wrapping_add(flow.source_offset(rank));
+                        reduce::copy_small(target, source, len);
                     }
                     Form::Lines(per_block) => self.read_block(flow, per_block, writer, target)?,
                     Form::Bytes(stride) => {

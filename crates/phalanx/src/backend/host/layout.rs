@@ -13,7 +13,7 @@
 //!
 //! The file is sparse: pages that were never touched cost nothing.
 
-use super::protocol::{Counter, Gate, LINE, NumberedWords, Park, StampedLine, StampedWord};
+use super::protocol::{Counter, Gate, LINE, NumberedWords, Park, StampedLine, StampedPair, StampedWord};
 use crate::os::Mapping;
 #[cfg(feature = "cuda")]
 use crate::sync::Ordering;
@@ -27,15 +27,15 @@ pub(crate) const MAX_RANKS: usize = 512;
 /// has completed the one in between has heard that every peer completed this one.
 pub(super) const SLOTS: usize = 2;
 
-/// Stamped lines of a slot behind its opening line.
+/// Stamped lines of a slot behind its opening.
 pub(super) const SLOT_LINES: usize = 144;
 
 /// Plain bytes of a slot behind its lines.
 pub(super) const SLOT_BYTES: usize = 8 << 10;
 
-/// A block travels in stamped lines if so many hold it: that spares its reader a second wait. With more, plain bytes and one stamp win, since a
-/// reader that polls lines takes them away from the writer. Between ranks that share no memory there is nothing but lines.
-pub(super) const FEW_LINES: usize = 2;
+/// A block for one reader travels in stamped lines if so many hold it: that spares the reader a second wait. With more, plain bytes and one
+/// stamp win, since a reader that polls lines takes them away from the writer. Between ranks that share no memory there is nothing but lines.
+pub(super) const FEW_LINES: usize = 1;
 pub(super) const MOST_LINES: usize = 9;
 
 /// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
@@ -169,10 +169,10 @@ pub(super) const LIFE_PANICKED: u32 = 3;
 /// Left, and not there for what ends all together.
 pub(super) const LIFE_ALONE: u32 = 4;
 
-/// One rank's part of one small operation: the line that opens it, and where its data goes.
-#[repr(C, align(64))]
+/// One rank's part of one small operation: the lines that open it, and where its data goes.
+#[repr(C, align(128))]
 pub(super) struct Slot {
-    pub opening: StampedLine,
+    pub opening: StampedPair,
     pub lines: [StampedLine; SLOT_LINES],
     bytes: Bytes,
 }
@@ -187,7 +187,7 @@ pub(super) struct Mailbox {
     /// Messages the receiver has taken. Written by the receiver.
     pub taken_messages: Counter,
     /// The messages' openings.
-    pub slots: [StampedLine; MAIL_SLOTS],
+    pub slots: [StampedPair; MAIL_SLOTS],
 }
 
 /// Sizes and offsets of a channel for a number of ranks: the same in every process.
@@ -418,7 +418,9 @@ impl Channel {
     }
 }
 
-const _: () = assert!(size_of::<StampedLine>() == LINE);
+const _: () = assert!(size_of::<StampedLine>() == LINE && size_of::<StampedPair>() == 2 * LINE);
+const _: () = assert!(std::mem::offset_of!(Slot, opening) % (2 * LINE) == 0);
+const _: () = assert!(std::mem::offset_of!(Mailbox, slots) % (2 * LINE) == 0);
 
 #[cfg(test)]
 mod tests {

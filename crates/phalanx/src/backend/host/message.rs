@@ -1,6 +1,6 @@
 //! Messages between two ranks: posted transfers that are moved along by whoever waits.
 //!
-//! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 40 bytes travel in the
+//! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 104 bytes travel in the
 //! opening itself, more in chunks of memory (`chunks.rs`), or not at all if the receiver can read the
 //! sender's buffer: then the sender waits until it has.
 //!
@@ -10,7 +10,7 @@
 use super::chunks::Chunks;
 use super::endpoint::{Endpoint, Subject};
 use super::layout::{Layout, MAIL_SLOTS, Mailbox};
-use super::protocol::LINE_PAYLOAD;
+use super::protocol::PAIR_PAYLOAD;
 use super::record::Record;
 use super::verdict::Verdict;
 use super::world::Location;
@@ -24,7 +24,7 @@ use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard};
 
 /// Payload of a message's opening that is not taken by its header.
-const INLINE: usize = LINE_PAYLOAD - 16;
+const INLINE: usize = PAIR_PAYLOAD - 16;
 
 /// A message of up to so many bytes is copied even if its receiver could read the sender's buffer: the sender need not wait.
 const SHORT: usize = 4 << 10;
@@ -91,7 +91,7 @@ struct Opening {
     data: [u64; INLINE / 8],
 }
 
-const _: () = assert!(size_of::<Opening>() == LINE_PAYLOAD);
+const _: () = assert!(size_of::<Opening>() == PAIR_PAYLOAD);
 
 /// A posted transfer.
 struct Posted {
@@ -503,7 +503,7 @@ impl Inner {
         };
         let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
         state.sent += 1;
-        // SAFETY: the slot is free, since the receiver has taken its last message; an opening is what its line has room for, and so is
+        // SAFETY: the slot is free, since the receiver has taken its last message; an opening is what its lines have room for, and so is
         // an inline message.
         unsafe {
             slot.fill(state.sent, |line| {

@@ -11,38 +11,47 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
-/// Payload bytes of a stamped line.
-pub(crate) const LINE_PAYLOAD: usize = 56;
+/// Payload bytes of a stamped line, and of a stamped pair of lines.
+pub(crate) const LINE_PAYLOAD: usize = LINE - STAMP;
+pub(crate) const PAIR_PAYLOAD: usize = 2 * LINE - STAMP;
 
-/// A cache line that says itself which operation its 56 bytes of payload belong to: no separate flag has
+const STAMP: usize = size_of::<u64>();
+
+/// Lines of a cache that say themselves which operation their payload belongs to: no separate flag has
 /// to be read, and no fence is needed (NCCL's LL128 protocol rests on the same idea).
 #[repr(C, align(64))]
-pub(crate) struct StampedLine {
+pub(crate) struct Stamped<const PAYLOAD: usize> {
     stamp: AtomicU64,
-    payload: crate::sync::UnsafeCell<[u8; LINE_PAYLOAD]>,
+    payload: crate::sync::UnsafeCell<[u8; PAYLOAD]>,
 }
 
-impl StampedLine {
+/// One line: it comes to its reader at once.
+pub(crate) type StampedLine = Stamped<LINE_PAYLOAD>;
+
+/// Two lines that lie where the hardware fetches them together: the second costs its reader little.
+pub(crate) type StampedPair = Stamped<PAIR_PAYLOAD>;
+
+impl<const PAYLOAD: usize> Stamped<PAYLOAD> {
     /// As it is in a fresh region, which is all zeroes; for tests, as the other `new`s here.
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models")]
-    pub fn new() -> StampedLine {
-        StampedLine { stamp: AtomicU64::new(0), payload: crate::sync::UnsafeCell::new([0; LINE_PAYLOAD]) }
+    pub fn new() -> Stamped<PAYLOAD> {
+        Stamped { stamp: AtomicU64::new(0), payload: crate::sync::UnsafeCell::new([0; PAYLOAD]) }
     }
 
-    /// Writes up to 56 bytes and then the stamp.
+    /// Writes up to `PAYLOAD` bytes and then the stamp.
     ///
     /// # Safety
     /// This rank is the line's writer; nobody still reads what it held before (readers of an earlier
-    /// stamp are done with it); `bytes` is readable for `len` ≤ 56 bytes.
+    /// stamp are done with it); `bytes` is readable for `len` ≤ `PAYLOAD` bytes.
     #[inline(always)]
     pub unsafe fn write(&self, stamp: u64, bytes: *const u8, len: usize) {
-        debug_assert!(len <= LINE_PAYLOAD);
+        debug_assert!(len <= PAYLOAD);
         // A full line is by far the most frequent case, and a copy of constant length is a handful of vector moves.
         let fill = |payload: *mut u8| unsafe {
-            // SAFETY: the caller's contract; the payload is 56 bytes long.
-            if len == LINE_PAYLOAD {
-                std::ptr::copy_nonoverlapping(bytes, payload, LINE_PAYLOAD);
+            // SAFETY: the caller's contract; the payload is so long.
+            if len == PAYLOAD {
+                std::ptr::copy_nonoverlapping(bytes, payload, PAYLOAD);
             } else {
                 std::ptr::copy_nonoverlapping(bytes, payload, len);
             }
@@ -54,7 +63,7 @@ impl StampedLine {
     /// Has the payload written in its place, and writes the stamp.
     ///
     /// # Safety
-    /// As for [`write`](Self::write); `fill` writes to the 56 bytes that it is given.
+    /// As for [`write`](Self::write); `fill` writes to the `PAYLOAD` bytes that it is given.
     #[inline(always)]
     pub unsafe fn fill(&self, stamp: u64, fill: impl FnOnce(*mut u8)) {
         self.payload.with_mut(|payload| fill(payload.cast()));
@@ -67,27 +76,27 @@ impl StampedLine {
         self.stamp.load(Ordering::Acquire) == stamp
     }
 
-    /// Where the 56 bytes of payload lie. Who may read them, and for how long, is as for [`read`](Self::read).
+    /// Where the payload lies. Who may read them, and for how long, is as for [`read`](Self::read).
     #[inline(always)]
     #[allow(dead_code, reason = "the models copy")]
     pub fn payload(&self) -> *const u8 {
         self.payload.with(|payload| payload.cast())
     }
 
-    /// Copies up to 56 bytes out.
+    /// Copies up to `PAYLOAD` bytes out.
     ///
     /// # Safety
     /// [`is`](Self::is) answered true for the expected stamp, the writer does not write again before this
-    /// rank says that it is done, and `bytes` is writable for `len` ≤ 56 bytes.
+    /// rank says that it is done, and `bytes` is writable for `len` ≤ `PAYLOAD` bytes.
     #[inline(always)]
     pub unsafe fn read(&self, bytes: *mut u8, len: usize) {
-        debug_assert!(len <= LINE_PAYLOAD);
+        debug_assert!(len <= PAYLOAD);
         self.payload.with(|payload| {
             let payload = payload.cast::<u8>();
             // SAFETY: the caller's contract.
             unsafe {
-                if len == LINE_PAYLOAD {
-                    std::ptr::copy_nonoverlapping(payload, bytes, LINE_PAYLOAD);
+                if len == PAYLOAD {
+                    std::ptr::copy_nonoverlapping(payload, bytes, PAYLOAD);
                 } else {
                     std::ptr::copy_nonoverlapping(payload, bytes, len);
                 }

@@ -195,13 +195,13 @@ pub(super) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, stream
     }
 }
 
-/// Copies up to 40 bytes: without a call, in pieces that may overlap each other.
+/// Copies up to 128 bytes: without a call, in pieces that may overlap each other.
 ///
 /// # Safety
 /// As for [`copy`].
 #[inline(always)]
 pub(super) unsafe fn copy_small(target: *mut u8, source: *const u8, len: usize) {
-    debug_assert!(len <= 40);
+    debug_assert!(len <= 128);
     // SAFETY: the caller's contract; the pieces cover the bytes and nothing else.
     unsafe {
         match len {
@@ -210,7 +210,10 @@ pub(super) unsafe fn copy_small(target: *mut u8, source: *const u8, len: usize) 
             4..8 => [0, len - 4].into_iter().for_each(|at| copy_piece::<4>(target, source, at)),
             8..16 => [0, len - 8].into_iter().for_each(|at| copy_piece::<8>(target, source, at)),
             16..32 => [0, len - 16].into_iter().for_each(|at| copy_piece::<16>(target, source, at)),
-            _ => [0, 16, len - 16].into_iter().for_each(|at| copy_piece::<16>(target, source, at)),
+            32..64 => {
+                [0, 16, len - 32, len - 16].into_iter().for_each(|at| copy_piece::<16>(target, source, at))
+            }
+            _ => [0, 32, len - 64, len - 32].into_iter().for_each(|at| copy_piece::<32>(target, source, at)),
         }
     }
 }
@@ -286,9 +289,9 @@ mod tests {
 
     #[test]
     fn small_copies_are_as_long_as_they_should() {
-        let source: Vec<u8> = (1..=50).collect();
-        for len in 0..=40 {
-            let mut target = [0u8; 50];
+        let source: Vec<u8> = (1..=140).collect();
+        for len in 0..=128 {
+            let mut target = [0u8; 140];
             // SAFETY: in bounds of both.
             unsafe { copy_small(target.as_mut_ptr().add(3), source.as_ptr().add(1), len) };
             assert_eq!(target[3..3 + len], source[1..1 + len]);

@@ -216,7 +216,7 @@ mod tests {
     fn many_ranks_with_cores_of_their_own_take_it_for_short_blocks() {
         assert!(grid(3, RANKS, false).is_some() && grid(3, MAX_RANKS, false).is_some());
         assert!(grid(3, RANKS - 1, false).is_none() && grid(3, RANKS, true).is_none());
-        assert_eq!([40, 41, 768, 769].map(|bytes| pays(24, bytes)), [false, true, true, false]);
+        assert_eq!([INLINE, INLINE + 1, 768, 769].map(|bytes| pays(24, bytes)), [false, true, true, false]);
         assert_eq!([2048, 2049].map(|bytes| pays(64, bytes)), [true, false]);
     }
 

@@ -1,9 +1,9 @@
 //! The others' words in this process.
 
 use super::telling::Told;
-use super::{Content, Decision, Message, OPENING, Update};
+use super::{Content, Decision, Line, Message, OPENING, Update};
 use crate::backend::host::layout::{Channel, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED};
-use crate::backend::host::protocol::LINE_PAYLOAD;
+use crate::backend::host::protocol::Stamped;
 use crate::backend::host::verdict::{Context, Verdict};
 use crate::backend::host::world::{SegmentId, Standing};
 use crate::bootstrap::store::{Audience, Lost};
@@ -124,22 +124,33 @@ impl Copies {
         }
         for line in &update.lines {
             let slot = open.channel.slot(rank, u64::from(line.slot));
-            let target = match line.line {
-                OPENING => &slot.opening,
-                number => match slot.lines.get(usize::from(number)) {
-                    Some(line) => line,
-                    None => continue,
-                },
-            };
             // SAFETY: this thread is the line's writer in this process; its rank wrote the line since all, this process's
-            // rank too, were done with what it held before. Both are 56 bytes.
-            unsafe { target.write(line.stamp, line.payload.as_ptr().cast(), LINE_PAYLOAD) };
+            // rank too, were done with what it held before.
+            unsafe {
+                match line.line {
+                    OPENING => copy_line(&slot.opening, line),
+                    number => slot
+                        .lines
+                        .get(usize::from(number))
+                        .into_iter()
+                        .for_each(|target| copy_line(target, line)),
+                }
+            }
         }
         state.shrink.joined.store(update.joined, Ordering::Release);
         state.done_operation.set(update.done);
         self.standings[open.members[rank]].waits_for.store(update.waits_for, Ordering::Release);
         state.life.pid.store(update.pid, Ordering::Release);
         state.life.state.store(update.life, Ordering::Release);
+    }
+}
+
+/// # Safety
+/// As for [`Stamped::write`].
+unsafe fn copy_line<const PAYLOAD: usize>(target: &Stamped<PAYLOAD>, line: &Line) {
+    if size_of_val(&*line.payload) == PAYLOAD {
+        // SAFETY: the caller's contract; as many bytes.
+        unsafe { target.write(line.stamp, line.payload.as_ptr().cast(), PAYLOAD) };
     }
 }
 

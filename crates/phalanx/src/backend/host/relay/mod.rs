@@ -15,7 +15,6 @@ mod copies;
 mod telling;
 
 use super::layout::Channel;
-use super::protocol::LINE_PAYLOAD;
 use super::verdict::Verdict;
 use super::world::{Segment, SegmentId, Standing};
 use crate::bootstrap::HostTopology;
@@ -78,7 +77,8 @@ struct Line {
     slot: u8,
     line: u16,
     stamp: u64,
-    payload: [u64; LINE_PAYLOAD / 8],
+    /// As many words as the line, or the opening, has.
+    payload: Vec<u64>,
 }
 
 /// What counts if it is the first.

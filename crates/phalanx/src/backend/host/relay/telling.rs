@@ -3,7 +3,7 @@
 use super::copies::Open;
 use super::{Content, Line, Message, OPENING, Shared, Update};
 use crate::backend::host::layout::{RECORDS, SLOT_LINES, SLOTS};
-use crate::backend::host::protocol::LINE_PAYLOAD;
+use crate::backend::host::protocol::Stamped;
 use crate::backend::host::world::SegmentId;
 use crate::sync::{Ordering, lock};
 use std::sync::Arc;
@@ -104,17 +104,27 @@ fn new_lines(open: &Open, told: &mut [u64]) -> Vec<Line> {
     let Some((sequence, _)) = open.channel.state(open.rank).last_announced() else { return Vec::new() };
     let slot = open.channel.slot(open.rank, sequence);
     let place = sequence as usize % SLOTS;
-    let told = &mut told[place * (SLOT_LINES + 1)..];
-    let lines = slot.lines.iter().zip(0..).chain([(&slot.opening, OPENING)]);
-    let mut new = Vec::new();
-    for ((line, number), told) in lines.zip(told) {
-        if *told != sequence && line.is(sequence) {
-            *told = sequence;
-            let mut payload = [0u64; LINE_PAYLOAD / 8];
-            // SAFETY: stamped, and the thread that writes it is this one; both are 56 bytes.
-            unsafe { line.read(payload.as_mut_ptr().cast(), LINE_PAYLOAD) };
-            new.push(Line { slot: place as u8, line: number, stamp: sequence, payload });
-        }
-    }
+    let (lines_told, told) = told[place * (SLOT_LINES + 1)..].split_at_mut(SLOT_LINES);
+    let lines = slot.lines.iter().zip(0..).zip(lines_told);
+    let mut new: Vec<Line> =
+        lines.filter_map(|((line, number), told)| words(line, number, sequence, told)).collect();
+    new.extend(words(&slot.opening, OPENING, sequence, &mut told[0]));
     new
+}
+
+/// What a line of an operation's slot says, if it was written and not told.
+fn words<const PAYLOAD: usize>(
+    line: &Stamped<PAYLOAD>,
+    number: u16,
+    sequence: u64,
+    told: &mut u64,
+) -> Option<Line> {
+    if *told == sequence || !line.is(sequence) {
+        return None;
+    }
+    *told = sequence;
+    let mut payload = vec![0u64; PAYLOAD / 8];
+    // SAFETY: stamped, and the thread that writes it is this one; both are as long.
+    unsafe { line.read(payload.as_mut_ptr().cast(), PAYLOAD) };
+    Some(Line { slot: (sequence as usize % SLOTS) as u8, line: number, stamp: sequence, payload })
 }
