@@ -15,16 +15,20 @@ pub(crate) struct Shape {
     pub world_size: usize,
 }
 
-/// The blocks' total length, if every rank's is given.
+/// The most elements that lists of counts may add up to: their length in bytes is a number, whatever the type.
+const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
+
+/// The blocks' total length, if every rank's is given. What a rank does not hold itself, and so has not the memory for, counts too.
 fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
-    counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count)).ok_or_else(|| {
+    let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+    sum.filter(|sum| *sum <= MOST_ELEMENTS).ok_or_else(|| {
         let largest = (0..counts.len()).max_by_key(|rank| counts[*rank]).unwrap_or(0);
         let value = format!(
             "the sum of {} counts; the largest is counts[{largest}] = {}",
             counts.len(),
             counts[largest]
         );
-        UsageError::Overflow { operation, what: "the total count", value, limit: usize::MAX.to_string() }
+        UsageError::Overflow { operation, what: "the total count", value, limit: MOST_ELEMENTS.to_string() }
             .into()
     })
 }

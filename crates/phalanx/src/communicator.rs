@@ -88,10 +88,20 @@ pub trait Communicator: Send + Sync {
     }
 
     /// Block `j` of rank `i` becomes block `i` of rank `j`; a block has `count` elements, each buffer
-    /// `count × world_size`.
+    /// `count × world_size`. (This default is not for one buffer in place.)
     unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
+        const APART: &str = "where all_to_all is made of messages, the buffers are apart";
+        let operation = "all_to_all";
+        let bytes = check_len(operation, count, self.world_size(), dtype)?;
+        if send_ptr == recv_ptr && bytes > 0 {
+            let (send, recv, rule) = (send_ptr, recv_ptr, APART);
+            let overlap =
+                UsageError::Overlap { operation, send, send_bytes: bytes, recv, recv_bytes: bytes, rule };
+            return Err(overlap.into());
+        }
+        let block = (count * dtype.size()) as u64;
         for rank in 0..self.world_size() {
-            let offset = (rank * count * dtype.size()) as u64;
+            let offset = rank as u64 * block;
             // SAFETY: the blocks lie in the caller's buffers.
             unsafe {
                 self.recv(recv_ptr + offset, count, dtype, rank, 0)?;
@@ -113,13 +123,18 @@ pub trait Communicator: Send + Sync {
         root: usize,
     ) -> Result<()> {
         check_root("gather", root, self.world_size())?;
+        check_len("gather", count, self.world_size(), dtype)?;
+        let block = (count * dtype.size()) as u64;
+        let place = |rank: usize| recv_ptr.wrapping_add(rank as u64 * block);
+        let is_in_place = self.rank() == root && send_ptr == place(root);
         // SAFETY: the blocks lie in the caller's buffers.
         unsafe {
-            self.send(send_ptr, count, dtype, root, 0)?;
+            if !is_in_place {
+                self.send(send_ptr, count, dtype, root, 0)?;
+            }
             if self.rank() == root {
-                for rank in 0..self.world_size() {
-                    let offset = (rank * count * dtype.size()) as u64;
-                    self.recv(recv_ptr + offset, count, dtype, rank, 0)?;
+                for rank in (0..self.world_size()).filter(|rank| *rank != root || !is_in_place) {
+                    self.recv(place(rank), count, dtype, rank, 0)?;
                 }
             }
         }
@@ -137,18 +152,33 @@ pub trait Communicator: Send + Sync {
         root: usize,
     ) -> Result<()> {
         check_root("scatter", root, self.world_size())?;
+        check_len("scatter", count, self.world_size(), dtype)?;
+        let block = (count * dtype.size()) as u64;
+        let place = |rank: usize| send_ptr.wrapping_add(rank as u64 * block);
+        let is_in_place = self.rank() == root && recv_ptr == place(root);
         // SAFETY: the blocks lie in the caller's buffers.
         unsafe {
-            self.recv(recv_ptr, count, dtype, root, 0)?;
+            if !is_in_place {
+                self.recv(recv_ptr, count, dtype, root, 0)?;
+            }
             if self.rank() == root {
-                for rank in 0..self.world_size() {
-                    let offset = (rank * count * dtype.size()) as u64;
-                    self.send(send_ptr + offset, count, dtype, rank, 0)?;
+                for rank in (0..self.world_size()).filter(|rank| *rank != root || !is_in_place) {
+                    self.send(place(rank), count, dtype, rank, 0)?;
                 }
             }
         }
         self.sync()
     }
+}
+
+/// The bytes of so many blocks of `count` elements.
+fn check_len(operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<usize> {
+    let bytes = count.checked_mul(blocks).and_then(|all| all.checked_mul(dtype.size()));
+    bytes.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| {
+        let value = format!("{count} × {blocks} × {}", dtype.size());
+        let limit = isize::MAX.to_string();
+        UsageError::Overflow { operation, what: "the length in bytes", value, limit }.into()
+    })
 }
 
 fn check_root(operation: &'static str, rank: usize, world_size: usize) -> Result<()> {
@@ -241,7 +271,7 @@ impl Portable {
     unsafe fn collective(&self, call: Call<'_>, blocks: usize) -> Result<()> {
         let operation = call.operation.name();
         let Blocks::Equal(count) = call.blocks else { unreachable!("the trait has equal blocks") };
-        self.check_len(operation, count, blocks, call.dtype)?;
+        check_len(operation, count, blocks, call.dtype)?;
         if call.operation.is_rooted() {
             check_root(operation, call.root, self.world_size)?;
         }
@@ -287,25 +317,13 @@ impl Portable {
         Err(UsageError::Overlap { operation, send, send_bytes, recv, recv_bytes, rule }.into())
     }
 
-    fn check_len(&self, operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<()> {
-        let bytes = count.checked_mul(blocks).and_then(|all| all.checked_mul(dtype.size()));
-        match bytes {
-            Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
-            _ => {
-                let value = format!("{count} × {blocks} × {}", dtype.size());
-                let limit = isize::MAX.to_string();
-                Err(UsageError::Overflow { operation, what: "the length in bytes", value, limit }.into())
-            }
-        }
-    }
-
     fn post(&self, operation: &'static str, transfer: Transfer) -> Result<()> {
         let Transfer { direction, peer: rank, count, dtype, .. } = transfer;
         if rank >= self.world_size {
             let world_size = self.world_size;
             return Err(UsageError::Rank { operation, role: "peer", rank, world_size }.into());
         }
-        self.check_len(operation, count, 1, dtype)?;
+        check_len(operation, count, 1, dtype)?;
         let (buffer, null) = match direction {
             Direction::Send(pointer) => ("send", pointer.is_null()),
             Direction::Recv(pointer) => ("recv", pointer.is_null()),
@@ -379,7 +397,8 @@ impl Portable {
             self.waited.notify_all();
         }
         inner.stop_moving();
-        outcome
+        // Another thread may have waited for what was this one's, and have been told of the failure.
+        outcome.and_then(|()| self.backend.check())
     }
 }
 

@@ -59,9 +59,9 @@
 //! | `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_*`, `MPI_LOCAL*`, `I_MPI_HYDRA_UUID`, `PALS_*`, `SLURM_*` | set by MPI's launchers and Slurm: see [`choose`] |
 //!
 //! # Memory
-//! On the host, a communicator uses memory that its ranks share: 550 KiB for each rank (2 MiB among 64 and more) and, for each
-//! pair that exchanges messages, 150 KiB (35 KiB among 256 and more) in each direction. A page of it costs memory when it is first
-//! used, and goes back when all ranks have dropped the communicator. [`Comm::alloc`] takes pieces of 1 MiB and more, allocated at
+//! On the host, a communicator uses memory that its ranks share: up to 3 MiB for each rank and, for each pair that exchanges
+//! messages, up to 2 MiB in each direction (8 MiB divided by the number of ranks from 5 on, 16 KiB at least). A page of it costs memory
+//! when it is first used, and goes back when all ranks have dropped the communicator. [`Comm::alloc`] takes pieces of 1 MiB and more, allocated at
 //! once; among process ranks, more than the host or the container's limit has is an error. A message that comes before its receive,
 //! while another one is received, is kept on the heap until then.
 //!

@@ -61,7 +61,7 @@ pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
 /// such a difference is noticed in [checked mode](crate::Builder::check) only (NCCL waits for what does not come, or leaves a part of
 /// the buffer as it was), and tags do not exist; programs for every backend post receives in the order of the sends.
 ///
-/// On the host, short messages (up to 4 KiB) are sent before the peer receives them, four in each direction; `send` of a longer one
+/// On the host, short messages (up to 4 KiB) are sent before the peer receives them, two or more in each direction; `send` of a longer one
 /// may wait for the receive. A message that comes while the peer receives another one (of another tag) is put aside in heap memory of
 /// its length, until its receive comes; if there is no memory for it, the communicator fails.
 impl Comm {

@@ -82,6 +82,7 @@ fn answers_the_same(comm: &Comm, first: &Fields) -> Result<(), String> {
         ("recv", comm.recv(&mut buffer, peer)),
         ("split", comm.split(Some(0), 0).map(drop)),
         ("group", comm.group(|g| g.send(&large, peer))),
+        ("sync", comm.sync()),
         (
             "start_all_reduce",
             comm.start_all_reduce(vec![0u8; 9], ReduceOp::Sum).and_then(|r| r.wait()).map(drop),

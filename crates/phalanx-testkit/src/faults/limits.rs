@@ -51,6 +51,7 @@ mod linux {
             report(phalanx::init().and_then(|comm| works(&comm)))
         }),
         Scenario::rank("limits/file_size_of_alloc", |comm, _| file_size_of_alloc(&comm)),
+        Scenario::rank("limits/small_alloc", |comm, _| small_alloc(&comm)),
         Scenario::rank("limits/memory_of_requests", |comm, _| memory_of_requests(&comm)),
         Scenario::rank("limits/memory_of_messages", |comm, _| memory_of_messages(comm)),
         Scenario::rank("limits/huge_alloc", |comm, _| huge_alloc(&comm)),
@@ -93,6 +94,7 @@ mod linux {
             fails(Launch::new("limits/file_size", 3).arg(0))
         });
         add("file_size_of_alloc", || ok(Launch::new("limits/file_size_of_alloc", 2)));
+        add("small_alloc", || ok(Launch::new("limits/small_alloc", 2)));
         add("memory_of_requests", || ok(Launch::new("limits/memory_of_requests", 2)));
         add("memory_of_messages", || {
             let reports = Launch::new("limits/memory_of_messages", 2).deadline(DEADLINE).reports()?;
@@ -230,6 +232,33 @@ mod linux {
         let mut sum = vec![1u32; 1 << 20];
         comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).map_err(|error| error.to_string())?;
         Ok(String::new())
+    }
+
+    /// Where there is too little for another large piece, `alloc` takes as much as was asked for.
+    fn small_alloc(comm: &Comm) -> Outcome {
+        if comm.rank() == 0 {
+            let full = (0..6).map(|piece| comm.alloc::<u8>(1 << 20 << piece));
+            let full = full.collect::<phalanx::Result<Vec<_>>>().map_err(|error| error.to_string())?;
+            let longest = longest_file().ok_or("the region's file is not among the open ones")?;
+            lower(Resource::Fsize, longest + (8 << 20))?;
+            let small = comm.alloc::<u8>(4096).map_err(|error| format!("4 KiB of 8 MiB: {error}"))?;
+            let fields = verdict::expected(comm.alloc::<u8>(16 << 20).map(drop), "16 MiB of 8")?;
+            has(&fields, "kind", "system")?;
+            if small.iter().any(|byte| *byte != 0) || full.iter().any(|piece| piece.is_empty()) {
+                return Err("memory that is not what was asked for".into());
+            }
+        }
+        works(comm).map_err(|error| error.to_string())?;
+        Ok(String::new())
+    }
+
+    /// Bytes of the longest of this process's files that have no name.
+    fn longest_file() -> Option<u64> {
+        let open = std::fs::read_dir("/proc/self/fd").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+        let is_anonymous = |path: &std::path::PathBuf| {
+            std::fs::read_link(path).is_ok_and(|file| file.to_string_lossy().contains("memfd:"))
+        };
+        open.filter(is_anonymous).filter_map(|path| Some(std::fs::metadata(path).ok()?.len())).max()
     }
 
     /// A request needs a thread the first time: if there is no memory for one, that is an error of the call.

@@ -97,6 +97,22 @@ const CASES: &[Call] = &[
         let count = if deviant { 4 } else { 3 };
         comm.gather_in_place(&mut vec![1i32; count * comm.world_size()], 0)
     }),
+    collective("count_scatter", &["scatter", "3", "4"], |comm, deviant| {
+        let count = if deviant { 4 } else { 3 };
+        comm.scatter_in_place(&mut vec![1i32; count * comm.world_size()], 0)
+    }),
+    collective("count_reduce_scatter", &["reduce_scatter", "9000", "9001"], |comm, deviant| {
+        let count = if deviant { 9001 } else { 9000 };
+        comm.reduce_scatter_in_place(&mut vec![1i32; count * comm.world_size()], SUM)
+    }),
+    collective("count_all_to_all", &["all_to_all", "5", "6"], |comm, deviant| {
+        let count = if deviant { 6 } else { 5 };
+        comm.all_to_all_in_place(&mut vec![1i32; count * comm.world_size()])
+    }),
+    collective("count_all_to_all_large", &["all_to_all", "50000", "5"], |comm, deviant| {
+        let count = if deviant { 5 } else { 50_000 };
+        comm.all_to_all_in_place(&mut vec![1i32; count * comm.world_size()])
+    }),
     collective("dtype", &["all_reduce", "f32", "i32"], |comm, deviant| {
         if deviant {
             comm.all_reduce_in_place(&mut [1i32; 9], SUM)
@@ -165,6 +181,18 @@ const CASES: &[Call] = &[
         }
         let send = vec![1u16; counts.iter().sum()];
         comm.reduce_scatter_v(&send, &mut vec![0u16; counts[comm.rank()]], &counts, SUM)
+    }),
+    collective("counts_gather_v", &["gather_v"], |comm, deviant| {
+        let mut counts = vec![3; comm.world_size()];
+        counts[DEVIANT] = if deviant { 5 } else { 4 };
+        let send = vec![1u16; counts[comm.rank()]];
+        comm.gather_v(&send, &mut vec![0u16; counts.iter().sum()], &counts, 0)
+    }),
+    collective("counts_scatter_v", &["scatter_v"], |comm, deviant| {
+        let mut counts = vec![3000; comm.world_size()];
+        counts[DEVIANT] = if deviant { 5000 } else { 4000 };
+        let send = vec![1u16; counts.iter().sum()];
+        comm.scatter_v(&send, &counts, &mut vec![0u16; counts[comm.rank()]], 0)
     }),
     collective("request", &["all_reduce", "5", "6"], |comm, deviant| {
         let request = comm.start_all_reduce(vec![1i32; if deviant { 6 } else { 5 }], SUM)?;

@@ -74,6 +74,14 @@ const WRONG: &[(&str, Wrong, Call)] = &[
     ("broadcast", Wrong::Rank, |c, _| c.broadcast_in_place(&mut [0; 3], usize::MAX)),
     ("reduce", Wrong::Rank, |c, n| c.reduce(&[1; 3], &mut [0; 3], SUM, n)),
     ("reduce", Wrong::Rank, |c, n| c.reduce_in_place(&mut [0; 3], SUM, n)),
+    // Lengths that only the root has to get right: each rank calls itself the root.
+    ("broadcast", Wrong::Length, |c, _| c.broadcast(&[1; 3], &mut [0; 2], c.rank())),
+    ("broadcast", Wrong::Length, |c, _| c.broadcast(&[1u8; 100_000], &mut [0; 100_001], c.rank())),
+    ("reduce", Wrong::Length, |c, _| c.reduce(&[1; 3], &mut [0; 2], SUM, c.rank())),
+    ("gather", Wrong::Length, |c, n| c.gather(&[1; 3], &mut vec![0; 3 * n + 1], c.rank())),
+    ("scatter", Wrong::Length, |c, n| c.scatter(&vec![1; 3 * n + 1], &mut [0; 3], c.rank())),
+    ("gather_v", Wrong::Length, |c, n| c.gather_v(&[1; 3], &mut vec![0; 3 * n - 1], &vec![3; n], c.rank())),
+    ("scatter_v", Wrong::Length, |c, n| c.scatter_v(&vec![1; 3 * n + 1], &vec![3; n], &mut [0; 3], c.rank())),
     ("all_gather", Wrong::Length, |c, n| c.all_gather(&[1; 3], &mut vec![0; 3 * n + 1])),
     ("all_gather", Wrong::Length, |c, _| c.all_gather(&[1; 3], &mut [0; 0])),
     ("reduce_scatter", Wrong::Length, |c, n| c.reduce_scatter(&vec![1; 3 * n + 1], &mut [0; 3], SUM)),
@@ -139,7 +147,34 @@ const WRONG_FROM_TWO: &[(&str, Wrong, Call)] = &[
         counts[(c.rank() + 1) % n] = usize::MAX;
         c.all_gather_v(&[1; 2], &mut [0; 1], &counts)
     }),
+    // A number of elements that is one, of bytes that is none, and is not this rank's to hold.
+    ("gather_v", Wrong::TooLarge, |c, n| {
+        c.gather_v(
+            &[1f32; 100_000],
+            &mut [0f32; 0],
+            &other_has(c, 100_000, (1 << 62) + 64),
+            (c.rank() + 1) % n,
+        )
+    }),
+    ("gather_v", Wrong::TooLarge, |c, n| {
+        c.gather_v(&[1f32; 1000], &mut [0f32; 0], &other_has(c, 1000, 1 << 62), (c.rank() + 1) % n)
+    }),
+    ("scatter_v", Wrong::TooLarge, |c, n| {
+        c.scatter_v(&[0f64; 0], &other_has(c, 1000, 1 << 61), &mut [0f64; 1000], (c.rank() + 1) % n)
+    }),
+    ("group gather_v", Wrong::TooLarge, |c, n| {
+        let (send, mut recv, counts) = ([1f32; 1000], [0f32; 0], other_has(c, 1000, 1 << 62));
+        c.group(|g| g.gather_v(&send, &mut recv, &counts, (c.rank() + 1) % n))
+    }),
 ];
+
+/// A list of counts in which this rank has some and the next one others.
+fn other_has(comm: &Comm, own: usize, others: usize) -> Vec<usize> {
+    let mut counts = vec![0; comm.world_size()];
+    counts[(comm.rank() + 1) % comm.world_size()] = others;
+    counts[comm.rank()] = own;
+    counts
+}
 
 fn wrong_calls(comm: &Comm) -> Outcome {
     let ranks = comm.world_size();
@@ -154,28 +189,7 @@ fn wrong_calls(comm: &Comm) -> Outcome {
         }
         works(comm).map_err(|error| format!("after {name} (call {i}): {error}"))?;
     }
-    root_only_lengths(comm)?;
     Ok(String::new())
-}
-
-/// Lengths that only the root has to get right: it is told, and nobody else waits for ever.
-fn root_only_lengths(comm: &Comm) -> std::result::Result<(), String> {
-    let ranks = comm.world_size();
-    if ranks > 1 {
-        return Ok(());
-    }
-    let wrong: [Result<()>; 3] = [
-        comm.reduce(&[1; 3], &mut [0; 2], SUM, 0),
-        comm.gather(&[1; 3], &mut [0; 4], 0),
-        comm.scatter(&[1; 4], &mut [0; 3], 0),
-    ];
-    for result in wrong {
-        match result {
-            Err(error) if kind(&error) == Some(Wrong::Length) => {}
-            other => return Err(format!("a root's wrong length: {other:?}")),
-        }
-    }
-    Ok(())
 }
 
 fn works(comm: &Comm) -> std::result::Result<(), String> {

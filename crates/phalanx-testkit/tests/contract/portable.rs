@@ -13,6 +13,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("portable/collectives", |comm, _| collectives(&*comm.into_communicator())),
+    Scenario::rank("portable/in_place", |comm, _| in_place(&*comm.into_communicator())),
+    Scenario::rank("portable/defaults", |comm, _| collectives(&Least(&*comm.into_communicator()))),
     Scenario::rank("portable/messages", |comm, _| messages(&*comm.into_communicator())),
     Scenario::rank("portable/messages_among_collectives", |comm, _| {
         messages_among_collectives(&*comm.into_communicator())
@@ -30,6 +32,7 @@ pub const SCENARIOS: &[Scenario] = &[
 /// Where a receive that nobody answers fails the communicator and not the job.
 pub const BOUNDED: &[Scenario] = &[
     Scenario::rank("portable/dropped_with_a_receive", |comm, _| dropped_with_a_receive(comm)),
+    Scenario::rank("portable/failure_is_told_to_all", |comm, _| failure_is_told_to_all(comm)),
     Scenario::rank("portable/called_while_another_waits", |comm, _| {
         called_while_another_waits(&*comm.into_communicator())
     }),
@@ -127,6 +130,127 @@ fn collectives(comm: &dyn Communicator) -> Outcome {
         comm.barrier().map_err(text)?;
     }
     Ok(String::new())
+}
+
+/// What has blocks, in one buffer.
+fn in_place(comm: &dyn Communicator) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let ring = Ring::<f32>::new(33);
+    let summed = ring.combined(ranks, &Combine::Op(ReduceOp::Sum));
+    let dtype = DType::F32;
+    for (i, count) in SIZES.into_iter().enumerate() {
+        let (start, root) = (i * 1013, i % ranks);
+        let what = |name: &str| format!("{name} of {count} in place, rank {rank}");
+        let mut buffer = vec![0f32; count * ranks];
+        let at = address_mut(&mut buffer);
+        let own = at + (rank * count * dtype.size()) as u64;
+        let place = |from: usize| from * count..(from + 1) * count;
+        let first = |from: usize| start + from * STRIDE;
+        // SAFETY: the buffer has all ranks' blocks, and is not touched before the calls are complete.
+        unsafe {
+            ring.fill(&mut buffer[place(rank)], first(rank));
+            comm.all_gather(own, at, count, dtype).context(|| what("all_gather"))?;
+            comm.sync().map_err(text)?;
+            for from in 0..ranks {
+                ring.expect_bits(&buffer[place(from)], first(from)).context(|| what("all_gather"))?;
+            }
+
+            ring.fill(&mut buffer, first(rank));
+            comm.reduce_scatter(at, own, count, dtype, ReduceOp::Sum).context(|| what("reduce_scatter"))?;
+            comm.sync().map_err(text)?;
+            summed
+                .expect_values(&buffer[place(rank)], start + rank * count)
+                .context(|| what("reduce_scatter"))?;
+
+            ring.fill(&mut buffer, first(rank));
+            comm.all_to_all(at, at, count, dtype).context(|| what("all_to_all"))?;
+            comm.sync().map_err(text)?;
+            for from in 0..ranks {
+                let expected = first(from) + rank * count;
+                ring.expect_bits(&buffer[place(from)], expected).context(|| what("all_to_all"))?;
+            }
+
+            ring.fill(&mut buffer[place(rank)], first(rank));
+            comm.gather(own, if rank == root { at } else { 0 }, count, dtype, root)
+                .context(|| what("gather"))?;
+            comm.sync().map_err(text)?;
+            for from in (0..ranks).filter(|_| rank == root) {
+                ring.expect_bits(&buffer[place(from)], first(from)).context(|| what("gather"))?;
+            }
+
+            ring.fill(&mut buffer, first(rank));
+            comm.scatter(if rank == root { at } else { 0 }, own, count, dtype, root)
+                .context(|| what("scatter"))?;
+            comm.sync().map_err(text)?;
+            ring.expect_bits(&buffer[place(rank)], first(root) + rank * count).context(|| what("scatter"))?;
+        }
+    }
+    Ok(String::new())
+}
+
+/// What any implementation of the trait has to have; the rest is made of that.
+struct Least<'a>(&'a dyn Communicator);
+
+impl Communicator for Least<'_> {
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> phalanx::Result<()> {
+        // SAFETY: the caller's contract, as in all of these.
+        unsafe { self.0.all_reduce(ptr, count, dtype, op) }
+    }
+
+    unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> phalanx::Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.broadcast(ptr, count, dtype, root) }
+    }
+
+    unsafe fn all_gather(&self, send: u64, recv: u64, count: usize, dtype: DType) -> phalanx::Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.all_gather(send, recv, count, dtype) }
+    }
+
+    unsafe fn reduce_scatter(
+        &self,
+        send: u64,
+        recv: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> phalanx::Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.reduce_scatter(send, recv, count, dtype, op) }
+    }
+
+    unsafe fn send(
+        &self,
+        ptr: u64,
+        count: usize,
+        dtype: DType,
+        dest: usize,
+        tag: u32,
+    ) -> phalanx::Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.send(ptr, count, dtype, dest, tag) }
+    }
+
+    unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32) -> phalanx::Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.recv(ptr, count, dtype, src, tag) }
+    }
+
+    fn sync(&self) -> phalanx::Result<()> {
+        self.0.sync()
+    }
+
+    fn barrier(&self) -> phalanx::Result<()> {
+        self.0.barrier()
+    }
 }
 
 /// Sends and receives are posted in any order and matched by tag; `sync` completes them.
@@ -275,6 +399,38 @@ fn dropped_with_a_receive(comm: Comm) -> Outcome {
     drop(portable);
     let took = since.elapsed();
     if (TIMEOUT..PATIENCE).contains(&took) { Ok(String::new()) } else { Err(format!("it took {took:?}")) }
+}
+
+/// Each thread that waits is told that its receive failed, whichever of them has waited for it.
+fn failure_is_told_to_all(comm: Comm) -> Outcome {
+    if comm.rank() == 1 {
+        // Time for the threads to come; then it leaves, and has sent nothing.
+        std::thread::sleep(Duration::from_millis(200));
+        return Ok(String::new());
+    }
+    let portable = comm.into_communicator();
+    let events = portable.as_stream_sync().ok_or("no events")?;
+    let mut never = vec![0u8; 2000];
+    let at = address_mut(&mut never);
+    // SAFETY: the buffer outlives the communicator.
+    unsafe {
+        portable.recv(at, 1000, DType::U8, 1, 0).map_err(text)?;
+        portable.recv(at + 1000, 1000, DType::U8, 1, 1).map_err(text)?;
+    }
+    let event = events.create_event().map_err(text)?;
+    events.record_on_comm_stream(event).map_err(text)?;
+    let told: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| portable.sync())).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let later = [portable.sync(), portable.barrier(), events.stream_wait_event(0, event)];
+    for (i, told) in told.into_iter().chain(later).enumerate() {
+        match told {
+            Err(error) if error.is_fatal() => {}
+            other => return Err(format!("the one who waits as number {i} is told {other:?}")),
+        }
+    }
+    Ok(String::new())
 }
 
 /// The peer answers only what another thread sends while the first waits for the answer.

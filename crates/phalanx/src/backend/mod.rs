@@ -501,6 +501,11 @@ pub(crate) trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// An error if the communicator has failed.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Waits until this rank's work is complete.
     fn sync(&self) -> Result<()> {
         Ok(())

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -146,10 +146,8 @@ impl SharedFile {
                 check_available(left)?;
             }
             let step = STEP.min(left);
-            rustix::io::retry_on_intr(|| {
-                rustix::fs::fallocate(&self.0, FallocateFlags::empty(), start, step)
-            })
-            .map_err(|e| out_of_memory("fallocate", e, len, None))?;
+            retry_on_intr(|| rustix::fs::fallocate(&self.0, FallocateFlags::empty(), start, step))
+                .map_err(|e| out_of_memory("fallocate", e, len, None))?;
         }
         Ok(())
     }
@@ -481,9 +479,11 @@ impl Connection {
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
         let mut space = vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(fds));
-        rustix::net::sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).map(drop)
+        retry_on_intr(|| {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(fds));
+            rustix::net::sendmsg(&self.0, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).map(drop)
+        })
     }
 
     /// What a peer sent of itself with [`send_handles`](Self::send_handles).
@@ -505,12 +505,10 @@ impl Connection {
             let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut byte = [0];
-            let message = rustix::net::recvmsg(
-                &self.0,
-                &mut [IoSliceMut::new(&mut byte)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            )?;
+            let message = retry_on_intr(|| {
+                let buffers = &mut [IoSliceMut::new(&mut byte)];
+                rustix::net::recvmsg(&self.0, buffers, &mut control, RecvFlags::CMSG_CLOEXEC)
+            })?;
             let before = received.len();
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(fds) = message {

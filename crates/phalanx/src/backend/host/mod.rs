@@ -234,8 +234,13 @@ impl Backend for HostComm {
         Some(self.messages.moved())
     }
 
+    fn check(&self) -> Result<()> {
+        self.endpoint.check()
+    }
+
     fn sync(&self) -> Result<()> {
-        self.messages.finish(&self.endpoint).map_err(|error| self.closing(error))
+        self.messages.finish(&self.endpoint).map_err(|error| self.closing(error))?;
+        self.check()
     }
 
     fn host_topology(&self) -> HostTopology {

@@ -374,8 +374,7 @@ impl ProcessWorld {
         let len = block_len(requested);
         let mut heap = lock(&self.heap);
         for arena in heap.iter_mut() {
-            if arena.has_room(len) {
-                self.commit(arena)?;
+            if arena.has_room(len) && self.commit(arena).is_ok() {
                 let offset = arena.take(len).expect("it has room");
                 arena.used.insert(offset, requested);
                 let start = arena.start(offset);
@@ -386,20 +385,29 @@ impl ProcessWorld {
         }
         // Arenas double, so that peers map a handful of them and not one per buffer.
         let arena_len = len.max(FIRST_ARENA << heap.len().min(6));
-        let mut arena = Arena {
-            segment: self.create_segment(arena_len)?,
-            len: arena_len,
-            committed: false,
-            free: BTreeMap::from([(0, arena_len)]),
-            used: BTreeMap::new(),
-            withdrawn: Vec::new(),
+        // With little memory left, one for this block alone.
+        let mut arena = match self.new_arena(arena_len) {
+            Err(_) if arena_len > len => self.new_arena(len)?,
+            arena => arena?,
         };
-        self.commit(&mut arena)?;
         let offset = arena.take(len).expect("a new arena holds what it was made for");
         arena.used.insert(offset, requested);
         let given = (arena.start(offset), offset, arena.segment.id);
         heap.push(arena);
         Ok(given)
+    }
+
+    fn new_arena(&self, len: usize) -> Result<Arena> {
+        let mut arena = Arena {
+            segment: self.create_segment(len)?,
+            len,
+            committed: false,
+            free: BTreeMap::from([(0, len)]),
+            used: BTreeMap::new(),
+            withdrawn: Vec::new(),
+        };
+        self.commit(&mut arena)?;
+        Ok(arena)
     }
 
     fn free(&self, arena_id: SegmentId, offset: usize, len: usize) {

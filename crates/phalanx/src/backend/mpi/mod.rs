@@ -143,9 +143,7 @@ impl MpiComm {
     /// Whether a call can be made at all: the communicator's verdict, and whether this thread may use MPI.
     #[inline]
     fn ready(&self) -> Result<()> {
-        if let Some(error) = self.failed.get() {
-            return Err(error.clone());
-        }
+        self.check()?;
         self.process.check_thread()
     }
 
@@ -303,9 +301,13 @@ impl Backend for MpiComm {
         Ok(self.progress_all())
     }
 
+    fn check(&self) -> Result<()> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
     fn sync(&self) -> Result<()> {
         if !self.has_messages() {
-            return Ok(());
+            return self.check();
         }
         // Another thread than MPI allows is told so; waiting there would end the job.
         self.ready()?;

@@ -41,12 +41,28 @@ impl SoloComm {
         lock(&self.messages)
     }
 
-    fn check(&self) -> Result<()> {
+    fn verdict(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     fn fail(&self, error: Error) -> Error {
         self.failed.get_or_init(|| error).clone()
+    }
+
+    /// Of a receive that is waited for, and to which nothing was sent.
+    fn never_comes(&self, receive: Option<Transfer>) -> Error {
+        let operation =
+            receive.map_or("recv".into(), |r| format!("recv({} × {}, from rank 0)", r.dtype, r.count));
+        self.fail(
+            TimeoutError {
+                operation,
+                sequence: 1,
+                reporter: 0,
+                waited: Duration::ZERO,
+                missing: vec![MissingRank { rank: 0, last_seen: "it waits for itself".into() }],
+            }
+            .into(),
+        )
     }
 
     /// Gives a message to its receive.
@@ -84,7 +100,7 @@ impl Backend for SoloComm {
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
-        self.check()?;
+        self.verdict()?;
         if call.operation.is_empty_handed() {
             return Ok(());
         }
@@ -102,7 +118,7 @@ impl Backend for SoloComm {
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
-        self.check()?;
+        self.verdict()?;
         let mut messages = self.lock();
         let ticket = Ticket(messages.next);
         messages.next += 1;
@@ -160,18 +176,7 @@ impl Backend for SoloComm {
             let index = messages.receives.iter().position(|(waiting, _)| *waiting == ticket);
             index.map(|index| messages.receives.remove(index).1)
         };
-        let operation =
-            receive.map_or("recv".into(), |r| format!("recv({} × {}, from rank 0)", r.dtype, r.count));
-        Err(self.fail(
-            TimeoutError {
-                operation,
-                sequence: 1,
-                reporter: 0,
-                waited: Duration::ZERO,
-                missing: vec![MissingRank { rank: 0, last_seen: "it waits for itself".into() }],
-            }
-            .into(),
-        ))
+        Err(self.never_comes(receive))
     }
 
     fn test(&self, ticket: Ticket) -> Result<bool> {
@@ -182,13 +187,23 @@ impl Backend for SoloComm {
                 Ok(true)
             }
             None => {
-                let failed = self.check();
+                let failed = self.verdict();
                 if failed.is_err() {
                     messages.receives.retain(|(waiting, _)| *waiting != ticket);
                 }
                 failed.map(|()| false)
             }
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.verdict()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.verdict()?;
+        let waiting = self.lock().receives.first().map(|(_, receive)| *receive);
+        waiting.map_or(Ok(()), |receive| Err(self.never_comes(Some(receive))))
     }
 
     fn progress(&self) -> Result<bool> {
@@ -201,7 +216,7 @@ impl Backend for SoloComm {
     }
 
     unsafe fn split(&self, color: Option<u32>, _key: i64) -> Result<Option<Box<dyn Backend>>> {
-        self.check()?;
+        self.verdict()?;
         Ok(color.map(|_| Box::new(SoloComm::new(self.timeout())) as Box<dyn Backend>))
     }
 
@@ -224,4 +239,26 @@ impl Backend for SoloComm {
     }
 
     fn depart(&self, _departure: Departure) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{BackendKind, Comm, Error};
+
+    #[test]
+    fn a_receive_to_which_nothing_was_sent_is_told_by_sync() {
+        let ran = Comm::builder().backend(BackendKind::Solo).run(1, |comm| {
+            let sent = comm.start_send(vec![7u8; 3], 0).unwrap();
+            comm.sync().unwrap();
+            let received = comm.start_recv(vec![0u8; 3], 0).unwrap();
+            comm.sync().unwrap();
+            assert_eq!((sent.wait().unwrap(), received.wait().unwrap()), (vec![7; 3], vec![7; 3]));
+
+            let never = comm.start_recv(vec![0u8; 3], 0).unwrap();
+            for told in [comm.sync(), comm.sync(), never.wait().map(drop)] {
+                assert!(matches!(told, Err(Error::Timeout(_))), "{told:?}");
+            }
+        });
+        ran.unwrap();
+    }
 }
