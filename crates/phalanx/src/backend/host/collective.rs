@@ -38,6 +38,9 @@ use pairs::Place;
 /// Payload of a slot's opening that is not taken by the fingerprint and the factor.
 const INLINE: usize = PAIR_PAYLOAD - 16;
 
+/// The part of it that lies in the first of its two lines.
+const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
+
 /// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has twice as many.
 const LEAD: usize = 1;
 const LEAD_CROWDED: usize = 4;

@@ -10,7 +10,7 @@
 //! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
 //! reduction goes: the bits are the same, and for small floats there is one rounding.
 
-use super::{Collective, Flow, INLINE, LINES_BYTES, State};
+use super::{Collective, Flow, IN_ONE_LINE, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
 use crate::backend::host::protocol::LINE_PAYLOAD;
 use crate::backend::host::reduce::Reducer;
@@ -34,10 +34,10 @@ pub(super) fn grid(rank: usize, ranks: usize, crowded: bool) -> Option<Grid> {
     (ranks >= RANKS && !crowded).then(|| Grid::new(rank, ranks))
 }
 
-/// Whether a block of so many bytes is long enough, and short enough.
+/// Whether a block of so many bytes is long enough, and short enough. What has room in one line of an opening is read from all.
 #[inline(always)]
 fn pays(ranks: usize, bytes: usize) -> bool {
-    (INLINE + 1..=BYTES.min(ranks * BYTES_PER_RANK)).contains(&bytes)
+    (IN_ONE_LINE + 1..=BYTES.min(ranks * BYTES_PER_RANK)).contains(&bytes)
 }
 
 /// How a block is cut, and in which lines of a slot the parts lie; the block itself starts in the first.
@@ -216,7 +216,10 @@ mod tests {
     fn many_ranks_with_cores_of_their_own_take_it_for_short_blocks() {
         assert!(grid(3, RANKS, false).is_some() && grid(3, MAX_RANKS, false).is_some());
         assert!(grid(3, RANKS - 1, false).is_none() && grid(3, RANKS, true).is_none());
-        assert_eq!([INLINE, INLINE + 1, 768, 769].map(|bytes| pays(24, bytes)), [false, true, true, false]);
+        assert_eq!(
+            [IN_ONE_LINE, IN_ONE_LINE + 1, 768, 769].map(|bytes| pays(24, bytes)),
+            [false, true, true, false]
+        );
         assert_eq!([2048, 2049].map(|bytes| pays(64, bytes)), [true, false]);
     }
 
@@ -225,7 +228,7 @@ mod tests {
         for ranks in RANKS..=MAX_RANKS {
             let grid = Grid::new(0, ranks);
             for size in [1, 2, 4, 8] {
-                for count in INLINE / size..=BYTES.min(ranks * BYTES_PER_RANK) / size {
+                for count in IN_ONE_LINE / size..=BYTES.min(ranks * BYTES_PER_RANK) / size {
                     let slices = Slices::new(count, size, &grid);
                     let lines = slices.result + slices.slice.div_ceil(LINE_PAYLOAD);
                     assert!(lines <= SLOT_LINES, "{lines} lines for {count} × {size} bytes of {ranks} ranks");
