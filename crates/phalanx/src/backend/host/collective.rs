@@ -754,6 +754,11 @@ impl<'a> Collective<'a> {
         let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
         let lead = if reads { self.lead() } else { 0 };
         let streaming = flow.longest() >= if both_ways { STREAMING } else { STREAMING_ONE_WAY };
+        let copies_own = reads && flow.writers.includes(rank) && !flow.reduced;
+        let own_target = call.recv.wrapping_add(flow.target_offset(rank));
+        // A long block is read once for both: its way past the caches does not take the ring's place there.
+        let copies_while_staging =
+            copies_own && stages && !flow.scattered && streaming && call.send != own_target.cast_const();
         for i in 0..steps + lead {
             if stages && i < steps {
                 let range = |reader| step.range(i, flow.block_len(rank, reader));
@@ -768,7 +773,12 @@ impl<'a> Collective<'a> {
                         }
                     } else {
                         let (offset, len) = range(rank);
-                        reduce::copy(self.chunk(rank, &step, i), call.send.add(offset), len, false);
+                        let (chunk, source) = (self.chunk(rank, &step, i), call.send.add(offset));
+                        if copies_while_staging {
+                            reduce::copy_twice(chunk, own_target.add(offset), source, len);
+                        } else {
+                            reduce::copy(chunk, source, len, false);
+                        }
                     }
                 }
                 self.publish(&step, i);
@@ -776,13 +786,17 @@ impl<'a> Collective<'a> {
             if reads && i >= lead {
                 // SAFETY: the caller's contract.
                 unsafe { self.read_step(call, flow, &step, i - lead, streaming) }?;
+                if copies_own && !copies_while_staging {
+                    // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+                    unsafe { copy_own(call, flow, rank, (i - lead) * chunk, chunk, streaming) };
+                }
             }
         }
         self.finish_steps(&step, steps);
         Ok(())
     }
 
-    /// Takes one step's chunk of every writer.
+    /// Takes one step's chunk of every other writer.
     ///
     /// # Safety
     /// As for `one_phase`.
@@ -814,10 +828,6 @@ impl<'a> Collective<'a> {
                     let target = call.recv.add(flow.target_offset(writer) + offset);
                     self.guarded(location.is_readable(), || reduce::copy(target, source, len, streaming))?;
                 }
-            }
-            if flow.writers.includes(rank) {
-                // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
-                unsafe { copy_own(call, flow, rank, i * step.chunk, step.chunk, streaming) };
             }
         }
         self.endpoint.own().done_chunk[step.ring].set(step.number(i) + 1);

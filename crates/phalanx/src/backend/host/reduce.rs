@@ -226,39 +226,73 @@ unsafe fn copy_piece<const N: usize>(target: *mut u8, source: *const u8, at: usi
     unsafe { target.add(at).cast::<[u8; N]>().write(source.add(at).cast::<[u8; N]>().read()) }
 }
 
+/// Copies to two places with one reading: to `target`, and to `past`, past the caches.
+///
+/// # Safety
+/// As for [`copy`], of both; they do not overlap each other.
+pub(super) unsafe fn copy_twice(target: *mut u8, past: *mut u8, source: *const u8, len: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        copy_lines::<true>(past, target, source, len);
+    }
+    streaming_fence();
+}
+
 /// Copies with stores that do not go through the caches. Follow with [`streaming_fence`].
 ///
 /// # Safety
 /// As for [`copy`].
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn copy_streaming(target: *mut u8, source: *const u8, len: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    // SAFETY: the head brings the target to a line's start, the body keeps in bounds. SSE2 is part of
-    // x86-64.
+    // SAFETY: the caller's contract; there is no second copy.
+    unsafe { copy_lines::<false>(target, std::ptr::null_mut(), source, len) }
+}
+
+/// Copies line by line to `past`, past the caches; if `TWICE`, to `target` through them, too.
+///
+/// # Safety
+/// As for [`copy`], of each place that is written.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn copy_lines<const TWICE: bool>(past: *mut u8, target: *mut u8, source: *const u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_storeu_si128, _mm_stream_si128};
+    // SAFETY: the head brings `past` to a line's start, the body keeps in bounds. SSE2 is part of x86-64.
     unsafe {
-        let head = target.align_offset(64).min(len);
-        std::ptr::copy_nonoverlapping(source, target, head);
+        let edge = |at: usize, len: usize| {
+            std::ptr::copy_nonoverlapping(source.add(at), past.add(at), len);
+            if TWICE {
+                std::ptr::copy_nonoverlapping(source.add(at), target.add(at), len);
+            }
+        };
+        let head = past.align_offset(64).min(len);
+        edge(0, head);
         let lines = (len - head) / 64;
         for line in 0..lines {
-            let at = head + line * 64;
             for part in 0..4 {
-                let value = _mm_loadu_si128(source.add(at + part * 16).cast::<__m128i>());
-                _mm_stream_si128(target.add(at + part * 16).cast::<__m128i>(), value);
+                let at = head + line * 64 + part * 16;
+                let value = _mm_loadu_si128(source.add(at).cast::<__m128i>());
+                if TWICE {
+                    _mm_storeu_si128(target.add(at).cast::<__m128i>(), value);
+                }
+                _mm_stream_si128(past.add(at).cast::<__m128i>(), value);
             }
         }
         let done = head + lines * 64;
-        std::ptr::copy_nonoverlapping(source.add(done), target.add(done), len - done);
+        edge(done, len - done);
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-unsafe fn copy_streaming(target: *mut u8, source: *const u8, len: usize) {
+unsafe fn copy_lines<const TWICE: bool>(past: *mut u8, target: *mut u8, source: *const u8, len: usize) {
     // SAFETY: the caller's contract.
-    unsafe { std::ptr::copy_nonoverlapping(source, target, len) }
+    unsafe {
+        std::ptr::copy_nonoverlapping(source, past, len);
+        if TWICE {
+            std::ptr::copy_nonoverlapping(source, target, len);
+        }
+    }
 }
-
 /// Orders streaming stores before the flags that announce them.
 #[inline(always)]
 fn streaming_fence() {
@@ -283,6 +317,22 @@ mod tests {
                 unsafe { copy(target.as_mut_ptr().add(start), source.as_ptr().add(3), len, true) };
                 assert_eq!(target[start..start + len], source[3..3 + len]);
                 assert!(target[start + len..].iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn both_copies_are_whole_at_any_alignment() {
+        let source: Vec<u8> = (0..10_000).map(|i| (i * 7 % 251) as u8).collect();
+        for (start, len) in [(0, 0), (1, 1), (5, 4095), (64, 4096), (3, 4097), (17, 9000)] {
+            let [mut target, mut past] = [vec![0u8; 10_000], vec![0u8; 10_000]];
+            // SAFETY: start + len is in bounds of all.
+            unsafe {
+                copy_twice(target.as_mut_ptr().add(start), past.as_mut_ptr().add(start), source.as_ptr(), len)
+            };
+            for copy in [target, past] {
+                assert_eq!(copy[start..start + len], source[..len]);
+                assert!(copy[..start].iter().chain(&copy[start + len..]).all(|byte| *byte == 0));
             }
         }
     }
