@@ -10,6 +10,7 @@ mod failures;
 mod flavour;
 mod hosts;
 mod injected;
+mod kept_errors;
 mod memory;
 mod messages;
 mod mpirun;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         exits::SCENARIOS,
         streams::SCENARIOS,
         memory::SCENARIOS,
+        kept_errors::SCENARIOS,
         failures::SCENARIOS,
         &[FORK],
         hosts::SCENARIOS,
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         exits::trials,
         streams::trials,
         memory::trials,
+        kept_errors::trials,
         failures::trials,
         nccl_failures::trials,
         sockets::trials,
@@ -89,10 +92,11 @@ fn main() -> ExitCode {
     match Emulated::new() {
         Ok(_) => {
             trials.extend(releases::trials().into_iter().chain(injected::trials()));
+            trials.extend(kept_errors::emulated_trials());
             trials.push(Trial::test("missing_nccl", missing_nccl));
         }
         Err(why) => {
-            let names = ["releases", "injected", "missing_nccl"];
+            let names = ["releases", "injected", "kept_errors", "missing_nccl"];
             let left_out =
                 |name: &str| Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(why.to_string());
             trials.extend(names.map(left_out));

@@ -75,7 +75,7 @@ impl Communicator {
     pub(super) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         use Operation::*;
         // For one rank the library launches at once, on the device that is current, whichever the stream's is.
-        let _current = if self.ranks == 1 { Some(self.device.enter()?) } else { None };
+        let _current = (self.ranks == 1).then(|| self.device.enter());
         // SAFETY: the caller's contract, in each.
         unsafe {
             match call.operation {
@@ -187,7 +187,7 @@ impl Communicator {
     /// The library has no in-place form: the blocks are sent from a copy.
     unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let bytes = call.blocks.longest() * call.dtype.size() * self.ranks;
-        let _current = self.device.enter()?;
+        let _current = self.device.enter();
         let scratch = StreamMemory::new(&self.device, bytes, call.stream)?;
         let copy = scratch.start;
         needs.scratch = Some(scratch);

@@ -303,7 +303,7 @@ impl Communicator {
             return;
         }
         // The end of a stream makes its context current.
-        let Ok(_current) = self.device.enter() else { return };
+        let _current = self.device.enter();
         // Amid a capture the driver refuses much of what it is asked.
         if self.device.is_captured(other.raw()).unwrap_or(true) {
             return;
@@ -386,7 +386,7 @@ impl Communicator {
     /// Calls the library with the communicator, and waits until it has done it.
     pub fn call(&self, function: &'static str, f: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<()> {
         self.check()?;
-        let _current = self.device.enter()?;
+        let _current = self.device.enter();
         let result = {
             let _turn = self.turn()?;
             f(self.handle())

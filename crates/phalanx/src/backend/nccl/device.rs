@@ -95,14 +95,9 @@ impl Device {
         self.runtime.cuda()
     }
 
-    /// Makes the device current until the guard is dropped. Answers an error that was kept in its context.
-    pub fn enter(&self) -> Result<Current> {
-        self.runtime.check()?;
-        Ok(self.switch())
-    }
-
-    /// [`enter`](Device::enter), whatever was kept: to give something back.
-    fn switch(&self) -> Current {
+    /// Makes the device current until the guard is dropped. Whatever error cudarc keeps in its context, of something that could not say
+    /// so: that is for cudarc's next call to answer, and for operations that rely on cudarc's order, when they are lent their buffers.
+    pub fn enter(&self) -> Current {
         let (runtime, before) = (self.runtime, self.runtime.current());
         if before != runtime.place() {
             runtime.make_current(runtime.place());
@@ -116,7 +111,7 @@ impl Device {
     }
 
     pub fn new_stream(&self) -> Result<GpuStream> {
-        let _current = self.enter()?;
+        let _current = self.enter();
         self.runtime.new_stream()
     }
 
@@ -213,7 +208,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _current = self.device.switch();
+        let _current = self.device.enter();
         // SAFETY: allocated by `new`, freed once.
         unsafe { self.device.runtime.free(self.place, self.start) };
     }
@@ -278,7 +273,7 @@ impl StreamMemory {
 impl Drop for StreamMemory {
     fn drop(&mut self) {
         // The default stream is that of the current device.
-        let _current = self.device.switch();
+        let _current = self.device.enter();
         // SAFETY: allocated by `new` on this stream, freed once, behind all work that was enqueued on it.
         unsafe { self.device.runtime.free_on(self.start, self.stream) };
     }
@@ -297,20 +292,20 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub fn new(device: &Device) -> Result<Event> {
-        let _current = device.enter()?;
+        let _current = device.enter();
         Ok(Event { raw: device.runtime.create_event()?, device: *device })
     }
 
     /// Records it behind a stream's work.
     pub fn record(&self, stream: &GpuStream) -> Result<()> {
-        let _current = self.device.enter()?;
+        let _current = self.device.enter();
         // SAFETY: an event and a stream of this device.
         Ok(unsafe { self.device.runtime.record(self.raw, stream.raw()) }?)
     }
 
     /// What is enqueued on the stream from here on waits for it.
     pub fn hold(&self, stream: &GpuStream) -> Result<()> {
-        let _current = self.device.enter()?;
+        let _current = self.device.enter();
         // SAFETY: as above.
         Ok(unsafe { self.device.runtime.wait(stream.raw(), self.raw) }?)
     }
@@ -318,7 +313,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _current = self.device.switch();
+        let _current = self.device.enter();
         // SAFETY: made by `new`, destroyed once; the runtime keeps it for those that wait for it.
         unsafe { self.device.runtime.destroy_event(self.raw) };
     }

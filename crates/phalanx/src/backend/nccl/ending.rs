@@ -75,9 +75,8 @@ impl Communicator {
         let mut streams = self.streams_beside_the_last();
         let last = lock(&self.last).stream;
         streams.extend(self.stream_of(last));
-        let drained = self.device.enter().and_then(|_current| {
-            streams.iter().try_for_each(|stream| self.device.wait_idle(stream.raw(), ENDING))
-        });
+        let _current = self.device.enter();
+        let drained = streams.iter().try_for_each(|stream| self.device.wait_idle(stream.raw(), ENDING));
         if let Err(error) = drained {
             tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
         }
@@ -91,7 +90,7 @@ impl Communicator {
         let (ended, revoking) = (self.ended.clone(), self.revoking.clone());
         bounded(self.rank, "ncclCommRevoke", move |_| {
             let Raw(handle) = { handle };
-            let Ok(_current) = device.enter() else { return };
+            let _current = device.enter();
             // The thread that it makes come out would free the communicator while this one is still inside.
             let _not_freed = lock(&revoking);
             if !ended.load(Ordering::Acquire) {
@@ -257,7 +256,7 @@ impl Ending {
     /// Peers that have gone meanwhile do not matter any more.
     fn finalize(&self, errand: &Arc<Errand>) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
-        let Ok(_current) = self.device.enter() else { return false };
+        let _current = self.device.enter();
         // SAFETY: a communicator that is there; nothing but looking at it and destroying follows.
         let finalize = |comm| unsafe { finalize(comm) };
         let mut patience = Patience::new();
@@ -313,9 +312,8 @@ impl Ending {
 
     /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
     fn destroy(&self, errand: &Arc<Errand>) {
-        let (Some(destroy), Ok(_current)) = (self.library.ncclCommDestroy, self.device.enter()) else {
-            return;
-        };
+        let Some(destroy) = self.library.ncclCommDestroy else { return };
+        let _current = self.device.enter();
         let Ok(_turn) = self.device.turn.enter_on(errand) else { return };
         let _not_revoked = lock(&self.revoking);
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {

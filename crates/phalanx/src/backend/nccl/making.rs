@@ -176,7 +176,7 @@ impl Making {
         let stage = Arc::new(AtomicU8::new(BEFORE));
         let of_thread = stage.clone();
         let work = move || {
-            let Ok(_current) = device.enter() else { return };
+            let _current = device.enter();
             enter_work();
             let result = match advance(&of_thread, INSIDE) {
                 true => order.carry_out(),

@@ -143,7 +143,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
                 value: format!("{len} × {}", size_of::<T>()),
                 limit: isize::MAX.to_string(),
             })?;
-        let _current = communicator.device.enter()?;
+        let _current = communicator.device.enter();
         let start = allocate(communicator, bytes)?;
         // SAFETY: memory of at least `len` elements on the stream's device, zeroed before anybody reads it.
         let slice = ManuallyDrop::new(unsafe { S::over(stream, start, len) });
@@ -398,7 +398,7 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
             return;
         }
         let communicator = &self.communicator;
-        let Ok(_current) = communicator.device.enter() else { return };
+        let _current = communicator.device.enter();
         // SAFETY: taken once.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
         if self.owner == Owner::Program {
@@ -425,7 +425,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     /// Waits until the streams have done what they were given with this memory.
     fn wait_for_users(&mut self) -> Result<()> {
         let device = self.communicator.device;
-        let _current = device.enter()?;
+        let _current = device.enter();
         let stream = self.slice.gather_users()?;
         device.wait_idle(stream.raw(), super::communicator::ENDING)
     }

@@ -76,9 +76,10 @@ impl Started {
             return Ok(());
         }
         let communicator = self.communicator.clone();
-        let brought = communicator.device.enter().and_then(|_current| {
-            self.returns.iter().try_for_each(|back| back.download(&communicator.device, self.stream))
-        });
+        let current = communicator.device.enter();
+        let brought =
+            self.returns.iter().try_for_each(|back| back.download(&communicator.device, self.stream));
+        drop(current);
         if let Err(error) = brought.and_then(|()| communicator.wait_for(self.stream, &self.subject)) {
             self.abandon();
             return Err(error);
@@ -245,7 +246,7 @@ unsafe fn bring<'a>(
     let overlap = call.spaces == [Space::Host; 2]
         && (send < recv + bytes.recv && recv < send + bytes.send || send == recv);
     let mut moved = Call { spaces: [Space::Device; 2], ..*call };
-    let _current = device.enter()?;
+    let _current = device.enter();
     if overlap {
         // In place: one stage for both.
         let start = call.send.min(call.recv.cast_const());
@@ -327,7 +328,7 @@ unsafe fn bring_message(
     }
     let (device, stream) = (&communicator.device, transfer.stream);
     let bytes = transfer.count * transfer.dtype.size();
-    let _current = device.enter()?;
+    let _current = device.enter();
     let stage = communicator.stages.take(device, bytes)?;
     let (direction, back) = match transfer.direction {
         Direction::Send(source) => {

@@ -48,7 +48,7 @@ impl Stages {
         }
         drop(free);
         let bytes = bytes.max(SMALLEST).next_power_of_two();
-        let _current = device.enter()?;
+        let _current = device.enter();
         Ok(Stage {
             device: DeviceMemory::new(device, bytes)?,
             pinned: PinnedMemory::new(device, bytes)?,

@@ -157,7 +157,8 @@ impl Watched {
             // What the communicator has let go of meanwhile had nothing to do.
             let stream = communicator.stream_of(stream)?;
             let device = &communicator.device;
-            return match device.enter().and_then(|_current| device.is_busy(stream.raw())) {
+            let _current = device.enter();
+            return match device.is_busy(stream.raw()) {
                 Ok(true) => communicator.witness.look(&subject, self.enqueued).err(),
                 Ok(false) => None,
                 Err(error) => Some(error),

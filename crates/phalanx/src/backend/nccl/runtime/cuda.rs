@@ -63,10 +63,6 @@ impl Runtime for Cuda {
         make_current(place);
     }
 
-    fn check(&self) -> Result<()> {
-        Ok(self.0.check_err()?)
-    }
-
     fn default_stream(&self) -> GpuStream {
         GpuStream::Cuda(self.0.default_stream())
     }

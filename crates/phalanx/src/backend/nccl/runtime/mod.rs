@@ -35,10 +35,6 @@ pub(super) trait Runtime: Send + Sync {
     /// What is current on this thread.
     fn current(&self) -> usize;
     fn make_current(&self, place: usize);
-    /// An error that was kept until somebody asks.
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
 
     fn default_stream(&self) -> GpuStream;
     fn new_stream(&self) -> Result<GpuStream>;
