@@ -4,13 +4,14 @@ use crate::world::{
     BACKEND, are_emulated, both, done, elements, expect, must, stream, upload, value, values,
 };
 use libtest_mimic::Trial;
-use phalanx::cudarc::driver::sys::{CUresult, cuStreamQuery};
-use phalanx::cudarc::driver::{CudaContext, CudaSlice, DriverError};
-use phalanx::nccl::{Config, Graph};
+use phalanx::cudarc::driver::sys::{CUresult, cuLaunchHostFunc, cuStreamQuery};
+use phalanx::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
+use phalanx::nccl::{Buffer, Config, Graph, Registration};
 use phalanx::{Comm, PreMulSum, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("other_stream", other_stream),
@@ -21,6 +22,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("second_stream_in_a_group", second_stream_in_a_group),
     Scenario::rank("kept_error", kept_error),
     Scenario::rank("read_on_two_streams", read_on_two_streams),
+    Scenario::rank("read_elsewhere_and_dropped", read_elsewhere_and_dropped),
+    Scenario::rank("read_elsewhere_and_written", read_elsewhere_and_written),
+    Scenario::rank("reader_without_a_stream", reader_without_a_stream),
     Scenario::rank("zeroes_first", zeroes_first),
     Scenario::rank("current_device", current_device),
     Scenario::rank("synced", synced),
@@ -223,6 +227,102 @@ fn read_on_two_streams(comm: Comm, _: &[String]) -> Outcome {
         compute.memcpy_htod(&fresh, &mut read).map_err(|e| e.to_string())?;
     }
     must("sync", on.sync())?;
+    done()
+}
+
+/// What is enqueued on the stream next is held up for a while.
+fn hold_up(stream: &CudaStream) -> Result<(), String> {
+    unsafe extern "C" fn sleep(_: *mut std::ffi::c_void) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    stream.context().bind_to_thread().map_err(|e| e.to_string())?;
+    // SAFETY: a stream that is alive, and a function that needs no argument.
+    unsafe { cuLaunchHostFunc(stream.cu_stream(), Some(sleep), std::ptr::null_mut()) }
+        .result()
+        .map_err(|e| e.to_string())
+}
+
+/// An operation is the first to read memory of the library's, and something else the last, which is sooner done.
+fn read_elsewhere_and_dropped(comm: Comm, _: &[String]) -> Outcome {
+    let nccl = comm.nccl().ok_or("a communicator of NCCL")?;
+    let compute = stream(&comm).clone();
+    let [first, second] = [(); 2].map(|()| compute.context().new_stream().unwrap());
+    let on = must("on", comm.on(&first))?;
+    let fresh = values::<f32>(comm.rank(), 1000);
+    let [mut copy, mut sums] = [(); 2].map(|()| compute.alloc_zeros::<f32>(1000).unwrap());
+    for registration in [Registration::Plain, Registration::Local, Registration::Symmetric] {
+        let mut read = must("alloc", nccl.alloc_as::<f32>(1000, registration))?;
+        compute.memcpy_htod(&fresh, &mut read.view_mut()).map_err(|e| e.to_string())?;
+        hold_up(&first)?;
+        must("all_reduce", on.all_reduce(&read, &mut sums, ReduceOp::Sum))?;
+        second.memcpy_dtod(&read.view(), &mut copy).map_err(|e| e.to_string())?;
+        drop(read);
+        expect("the sum", &compute.clone_dtoh(&sums).map_err(|e| e.to_string())?, sum(comm.world_size()))?;
+        let got = compute.clone_dtoh(&copy).map_err(|e| e.to_string())?;
+        expect("what was copied", &got, |index| fresh[index])?;
+    }
+    must("sync", on.sync())?;
+    done()
+}
+
+/// The same, and then it is written: by something else, and by an operation on another stream.
+fn read_elsewhere_and_written(comm: Comm, _: &[String]) -> Outcome {
+    let nccl = comm.nccl().ok_or("a communicator of NCCL")?;
+    let compute = stream(&comm).clone();
+    let [first, second, third] = [(); 3].map(|()| compute.context().new_stream().unwrap());
+    let on = must("on", comm.on(&first))?;
+    // Operations of one communicator are in order anyway.
+    let other = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+    let on_third = must("on", other.on(&third))?;
+    let fresh = values::<f32>(comm.rank(), 1000);
+    let mut read = must("alloc", nccl.alloc::<f32>(1000))?;
+    let [mut copy, mut sums] = [(); 2].map(|()| compute.alloc_zeros::<f32>(1000).unwrap());
+    type Write<'a> = (&'static str, &'a dyn Fn(&mut Buffer<f32>) -> Result<(), String>);
+    let writes: [Write<'_>; 3] = [
+        ("view_mut", &|read| third.memset_zeros(&mut read.view_mut()).map_err(|e| e.to_string())),
+        ("slice_mut", &|read| third.memset_zeros(&mut read.slice_mut(..)).map_err(|e| e.to_string())),
+        ("an operation", &|read| must("broadcast", on_third.broadcast_in_place(read, 0))),
+    ];
+    for (name, write) in writes {
+        compute.memcpy_htod(&fresh, &mut read.view_mut()).map_err(|e| e.to_string())?;
+        must("barrier", comm.barrier())?;
+        hold_up(&first)?;
+        must("all_reduce", on.all_reduce(&read, &mut sums, ReduceOp::Sum))?;
+        second.memcpy_dtod(&read.view(), &mut copy).map_err(|e| e.to_string())?;
+        write(&mut read)?;
+        let got = compute.clone_dtoh(&sums).map_err(|e| e.to_string())?;
+        expect(format!("the sum, before {name}"), &got, sum(comm.world_size()))?;
+    }
+    must("sync", comm.sync())?;
+    must("sync", on_third.sync())?;
+    done()
+}
+
+/// What reads memory of the library's is on the only stream that was made in the context, which is dropped meanwhile.
+fn reader_without_a_stream(comm: Comm, _: &[String]) -> Outcome {
+    let context = CudaContext::new(stream(&comm).context().ordinal()).map_err(|e| e.to_string())?;
+    let main = context.default_stream();
+    let on = must("on", comm.on(&main))?;
+    let nccl = on.nccl().ok_or("a communicator of NCCL")?;
+    let fresh = values::<f32>(comm.rank(), 1000);
+    for _ in 0..3 {
+        let only = context.new_stream().map_err(|e| e.to_string())?;
+        let mut copy = only.alloc_zeros::<f32>(1000).map_err(|e| e.to_string())?;
+        let mut read = must("alloc", nccl.alloc_as::<f32>(1000, Registration::Plain))?;
+        main.memcpy_htod(&fresh, &mut read.view_mut()).map_err(|e| e.to_string())?;
+        hold_up(&only)?;
+        only.memcpy_dtod(&read.view(), &mut copy).map_err(|e| e.to_string())?;
+        // The slice would keep the stream.
+        let start = copy.leak();
+        drop(only);
+        assert!(!context.is_in_multi_stream_mode());
+        drop(read);
+        context.synchronize().map_err(|e| e.to_string())?;
+        // SAFETY: what was leaked above, whose work is complete.
+        let copy = unsafe { main.upgrade_device_ptr::<f32>(start, 1000) };
+        let got = main.clone_dtoh(&copy).map_err(|e| e.to_string())?;
+        expect("what was copied", &got, |index| fresh[index])?;
+    }
     done()
 }
 

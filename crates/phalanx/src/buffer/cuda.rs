@@ -141,12 +141,8 @@ impl<'a> Plan<'a> {
 
     #[inline(always)]
     fn lent(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Lent<'a> {
-        let event = match &recording {
-            SyncOnDrop::Record(record) => record.map(|(event, _)| event),
-            SyncOnDrop::Sync(_) => None,
-        };
         // The event is recorded by `Order`: cudarc leaves it out if it tracks nothing in the operation's own context.
-        std::mem::forget(recording);
+        let event = event_of(recording);
         Lent::device(address, Some(Order { plan: self, event, is_lifted: false }))
     }
 
@@ -168,13 +164,8 @@ impl<'a> Plan<'a> {
                     };
                     behind_reader.and(result::event::record(event.cu_event(), ours))
                 });
-                if self.must_join(event.is_some()) {
-                    let behind = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-                    let joined = result::event::record(behind, ours).and_then(|()| wait(theirs, behind));
-                    result::event::destroy(behind)?;
-                    return recorded.and(joined);
-                }
-                recorded
+                let joined = if self.must_join(event.is_some()) { join(theirs, ours) } else { Ok(()) };
+                recorded.and(joined)
             })
         };
         // Kept in the context, whose next call answers it.
@@ -187,6 +178,51 @@ impl<'a> Plan<'a> {
 unsafe fn wait(stream: CUstream, event: CUevent) -> std::result::Result<(), DriverError> {
     // SAFETY: the caller's contract.
     unsafe { result::stream::wait_event(stream, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
+}
+
+/// Puts a stream behind what is enqueued on another.
+///
+/// # Safety
+/// Both are alive, and of the current context.
+unsafe fn join(stream: CUstream, other: CUstream) -> std::result::Result<(), DriverError> {
+    // SAFETY: the caller's contract; an event that is destroyed is kept by the driver for who waits for it.
+    unsafe {
+        let behind = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
+        let joined = result::event::record(behind, other).and_then(|()| wait(stream, behind));
+        result::event::destroy(behind)?;
+        joined
+    }
+}
+
+/// The event of a use that cudarc would record at its end, which does not happen: others wait for its latest record.
+#[inline(always)]
+fn event_of(recording: SyncOnDrop<'_>) -> Option<&CudaEvent> {
+    let event = match &recording {
+        SyncOnDrop::Record(record) => record.map(|(event, _)| event),
+        SyncOnDrop::Sync(_) => None,
+    };
+    std::mem::forget(recording);
+    event
+}
+
+/// Puts a slice's own stream behind all users that its events know, and behind these readers; and later users behind that. By the
+/// driver's own functions: cudarc does not look at the events while the context keeps an error, or when the stream that made it do so is
+/// gone.
+pub(crate) fn gather_users<T>(
+    slice: &mut CudaSlice<T>,
+    readers: impl IntoIterator<Item = CUstream>,
+) -> std::result::Result<(), DriverError> {
+    let own = slice.stream().clone();
+    let read = event_of(slice.device_ptr(&own).1).map(CudaEvent::cu_event);
+    let write = event_of(slice.device_ptr_mut(&own).1).map(CudaEvent::cu_event);
+    let _current = Current::keep();
+    // SAFETY: the slice's stream and events are alive, and so are the readers; all are of this context.
+    unsafe {
+        result::ctx::set_current(own.context().cu_ctx())?;
+        [read, write].into_iter().flatten().try_for_each(|event| wait(own.cu_stream(), event))?;
+        readers.into_iter().try_for_each(|reader| join(own.cu_stream(), reader))?;
+        write.map_or(Ok(()), |event| result::event::record(event, own.cu_stream()))
+    }
 }
 
 /// Lends a slice to an operation on the host: when its own stream has done its work. The address is taken on that stream, so

@@ -154,6 +154,13 @@ impl Device {
         Ok(())
     }
 
+    /// What is enqueued on a stream from here on waits for what is on the other.
+    pub fn join(&self, stream: &GpuStream, other: &GpuStream) -> Result<()> {
+        let event = Event::new(self)?;
+        event.record(other)?;
+        event.hold(stream)
+    }
+
     /// Writes zeroes, behind the stream's work.
     ///
     /// # Safety

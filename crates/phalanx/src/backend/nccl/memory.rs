@@ -2,19 +2,21 @@
 
 use super::communicator::Communicator;
 use crate::backend::Operation;
+use crate::buffer::cuda;
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::hip;
 use crate::lane::{GpuStream, Lane, Lent};
+use crate::sync::lock;
 use crate::{Source, Target};
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use phalanx_sys::nccl::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclResult_t, ncclWindow_t};
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How a [`Buffer`] is known to its communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,9 +47,12 @@ pub trait GpuSlice<T: Element>: Target<Elem = T> + Sized {
     /// Memory of `len` elements of the stream's device, that is zeroed before anybody reads it.
     #[doc(hidden)]
     unsafe fn over(stream: &GpuStream, start: *mut u8, len: usize) -> Self;
-    /// Puts the slice's stream behind all users that the runtime knows, and later ones behind that; answers it.
+    /// Whether it was made on this stream.
     #[doc(hidden)]
-    fn gather_users(&mut self) -> Result<GpuStream>;
+    fn is_on(&self, stream: &GpuStream) -> bool;
+    /// Puts the slice's stream behind these readers and all users that the slice knows itself, and later ones behind that; answers it.
+    #[doc(hidden)]
+    fn gather_users(&mut self, readers: &[GpuStream]) -> Result<GpuStream>;
     /// Forgets the memory, and gives back what was needed for its order.
     #[doc(hidden)]
     fn forget(self);
@@ -60,16 +65,13 @@ impl<T: Element> GpuSlice<T> for CudaSlice<T> {
         unsafe { stream.upgrade_device_ptr(start as u64, len) }
     }
 
-    fn gather_users(&mut self) -> Result<GpuStream> {
-        let stream = self.stream().clone();
-        let context = stream.context();
-        // With an error that is kept, cudarc does not wait.
-        let kept = context.check_err();
-        drop(self.device_ptr_mut(&stream));
-        let gathered = context.check_err();
-        context.record_err(kept);
-        gathered?;
-        Ok(GpuStream::Cuda(stream))
+    fn is_on(&self, stream: &GpuStream) -> bool {
+        matches!(stream, GpuStream::Cuda(stream) if stream.cu_stream() == self.stream().cu_stream())
+    }
+
+    fn gather_users(&mut self, readers: &[GpuStream]) -> Result<GpuStream> {
+        gather_users(self, readers)?;
+        Ok(GpuStream::Cuda(self.stream().clone()))
     }
 
     fn forget(self) {
@@ -84,12 +86,21 @@ impl<T: Element> GpuSlice<T> for hip::Slice<T> {
         unsafe { hip::Slice::from_raw(start.cast(), len, stream) }
     }
 
-    fn gather_users(&mut self) -> Result<GpuStream> {
+    fn is_on(&self, stream: &GpuStream) -> bool {
+        matches!(stream, GpuStream::Hip(stream) if stream.as_raw() == self.stream().as_raw())
+    }
+
+    /// It knows its readers.
+    fn gather_users(&mut self, _readers: &[GpuStream]) -> Result<GpuStream> {
         hip::Slice::gather_users(self)?;
         Ok(GpuStream::Hip(self.stream().clone()))
     }
 
     fn forget(self) {}
+}
+
+fn gather_users<T>(slice: &mut CudaSlice<T>, readers: &[GpuStream]) -> std::result::Result<(), DriverError> {
+    cuda::gather_users(slice, readers.iter().map(|reader| reader.raw().0.cast()))
 }
 
 /// GPU memory that a communicator knows: the library's own (`ncclMemAlloc`, zero at first), registered as far as the library can, or a
@@ -106,6 +117,9 @@ pub struct Buffer<T: Element, S: GpuSlice<T> = CudaSlice<T>> {
     registration: Registration,
     /// Its number among the communicator's registrations.
     number: Option<u64>,
+    /// Streams beside the slice's own on which operations may still read it, since the last write. cudarc remembers the last reader alone,
+    /// which may be another one by now; and this memory, unlike the driver's, is freed without regard to who uses it.
+    readers: Mutex<Vec<GpuStream>>,
     elements: PhantomData<T>,
 }
 
@@ -154,12 +168,13 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
             owner: Owner::Library,
             registration: Registration::Plain,
             number: None,
+            readers: Mutex::default(),
             elements: PhantomData,
         };
         // SAFETY: allocated above; the buffer waits for the stream before it frees the memory.
         unsafe { communicator.device.clear(start, bytes, stream.raw()) }?;
         // Users on other streams come behind that.
-        buffer.slice.gather_users()?;
+        buffer.slice.gather_users(&[])?;
         let handle = match wanted {
             Registration::Plain => None,
             Registration::Local => register(communicator, start, bytes)?,
@@ -190,6 +205,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
             owner: Owner::Program,
             registration: Registration::Plain,
             number: None,
+            readers: Mutex::default(),
             elements: PhantomData,
         };
         // The library asks for the allocation's handle, since 2.30, which memory of pools does not give.
@@ -225,8 +241,13 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         let mut this = ManuallyDrop::new(self);
         let released = this.release();
         // SAFETY: each is taken once, and `this` is not dropped.
-        let (slice, _communicator) =
-            unsafe { (ManuallyDrop::take(&mut this.slice), std::ptr::read(&raw const this.communicator)) };
+        let (slice, _communicator, _readers) = unsafe {
+            (
+                ManuallyDrop::take(&mut this.slice),
+                std::ptr::read(&raw const this.communicator),
+                std::ptr::read(&raw const this.readers),
+            )
+        };
         match released {
             Ok(()) => Ok(slice),
             Err(error) => {
@@ -281,6 +302,7 @@ impl<T: Element> Buffer<T> {
 
     /// For cudarc's copies and kernels.
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.gather_readers();
         self.slice.as_view_mut()
     }
 
@@ -297,7 +319,20 @@ impl<T: Element> Buffer<T> {
     /// # Panics
     /// If the range ends behind the buffer.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> CudaViewMut<'_, T> {
+        self.gather_readers();
         self.slice.slice_mut(range)
+    }
+
+    /// Whoever writes by cudarc comes behind the operations that read. If that cannot be, cudarc's call answers why.
+    fn gather_readers(&mut self) {
+        let readers = readers(&mut self.readers);
+        if !readers.is_empty() {
+            let gathered = gather_users(&mut self.slice, readers);
+            if gathered.is_ok() {
+                readers.clear();
+            }
+            self.slice.context().record_err(gathered);
+        }
     }
 }
 
@@ -327,6 +362,11 @@ impl<T: Element> Buffer<T, hip::Slice<T>> {
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> hip::ViewMut<'_, T> {
         self.slice.slice_mut(range)
     }
+}
+
+/// Without the lock, which an exclusive borrow does not need.
+fn readers(readers: &mut Mutex<Vec<GpuStream>>) -> &mut Vec<GpuStream> {
+    readers.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Windows begin and end at multiples of this, and so does all memory here.
@@ -422,11 +462,46 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         self.number.map_or(Ok(()), |number| self.communicator.end_registration(number))
     }
 
+    /// An operation reads it on this stream, which is not the slice's own. Where that is known it costs a lock that nobody else holds, beside
+    /// the driver's calls for the order.
+    #[inline(never)]
+    fn keep_reader(&self, stream: &GpuStream) {
+        let mut readers = lock(&self.readers);
+        if readers.iter().any(|known| known.raw() == stream.raw()) {
+            return;
+        }
+        // A program may make a stream for each of its steps.
+        let device = self.communicator.device;
+        let _current = device.enter();
+        let is_done = |reader: &GpuStream| {
+            matches!(device.is_captured(reader.raw()), Ok(false))
+                && matches!(device.is_idle(reader.raw()), Ok(true))
+        };
+        readers.retain(|reader| !is_done(reader));
+        readers.push(stream.clone());
+    }
+
+    /// Puts an operation that writes behind those that read, and whoever comes after it with that.
+    #[cold]
+    fn put_behind_readers(&mut self, lane: &Lane) -> Result<()> {
+        let readers = readers(&mut self.readers);
+        match lane.gpu_stream() {
+            Some(stream) => {
+                let mut others = readers.iter().filter(|reader| reader.raw() != stream.raw());
+                others.try_for_each(|reader| self.communicator.device.join(stream, reader))?;
+            }
+            // On the host it begins when the slice's own stream has done its work.
+            None => drop(self.slice.gather_users(readers)?),
+        }
+        readers.clear();
+        Ok(())
+    }
+
     /// Waits until the streams have done what they were given with this memory.
     fn wait_for_users(&mut self) -> Result<()> {
         let device = self.communicator.device;
         let _current = device.enter();
-        let stream = self.slice.gather_users()?;
+        let stream = self.slice.gather_users(readers(&mut self.readers))?;
         device.wait_idle(stream.raw(), super::communicator::ENDING)
     }
 }
@@ -440,13 +515,22 @@ unsafe impl<T: Element, S: GpuSlice<T>> Source for Buffer<T, S> {
     }
 
     fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
-        self.slice.lend(lane)
+        let lent = self.slice.lend(lane)?;
+        if let Some(stream) = lane.gpu_stream()
+            && !self.slice.is_on(stream)
+        {
+            self.keep_reader(stream);
+        }
+        Ok(lent)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<T: Element, S: GpuSlice<T>> Target for Buffer<T, S> {
     fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+        if !readers(&mut self.readers).is_empty() {
+            self.put_behind_readers(lane)?;
+        }
         self.slice.lend_mut(lane)
     }
 }
