@@ -266,6 +266,16 @@ pub enum UsageError {
         /// What to do.
         remedy: &'static str,
     },
+    /// Something that a stream cannot do while a CUDA graph is captured from it.
+    #[error(
+        "{what} on a stream that is captured, where nothing is carried out before the graph is launched; {remedy}"
+    )]
+    Captured {
+        /// What was to be done.
+        what: &'static str,
+        /// What to do instead.
+        remedy: &'static str,
+    },
     /// A null pointer with a count that is not zero.
     #[error("{operation}: the {buffer} pointer is null but {count} elements were announced")]
     NullPointer {

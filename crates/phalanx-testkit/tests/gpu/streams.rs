@@ -4,7 +4,9 @@ use crate::world::{
     BACKEND, are_emulated, both, done, elements, expect, must, stream, upload, value, values,
 };
 use libtest_mimic::Trial;
-use phalanx::cudarc::driver::sys::{CUresult, cuLaunchHostFunc, cuStreamQuery};
+use phalanx::cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode, cuLaunchHostFunc, cuStreamQuery,
+};
 use phalanx::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
 use phalanx::nccl::{Buffer, Config, Graph, Registration};
 use phalanx::{Comm, PreMulSum, ReduceOp, UsageError};
@@ -25,6 +27,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("read_elsewhere_and_dropped", read_elsewhere_and_dropped),
     Scenario::rank("read_elsewhere_and_written", read_elsewhere_and_written),
     Scenario::rank("reader_without_a_stream", reader_without_a_stream),
+    Scenario::rank("captured_by_the_program", captured_by_the_program),
     Scenario::rank("zeroes_first", zeroes_first),
     Scenario::rank("current_device", current_device),
     Scenario::rank("synced", synced),
@@ -323,6 +326,64 @@ fn reader_without_a_stream(comm: Comm, _: &[String]) -> Outcome {
         let got = main.clone_dtoh(&copy).map_err(|e| e.to_string())?;
         expect("what was copied", &got, |index| fresh[index])?;
     }
+    done()
+}
+
+/// On a stream that the program captures what cannot be captured is refused, and harms neither the capture nor the communicator.
+fn captured_by_the_program(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let main = stream(&comm).clone();
+    // Slices of the device's context are tracked from now on.
+    let _second = main.context().new_stream().map_err(|e| e.to_string())?;
+    let own = CudaContext::new(main.context().ordinal()).map_err(|e| e.to_string())?;
+    // SAFETY: every slice of this context is used on the one stream.
+    unsafe { own.disable_event_tracking() };
+    let capturing = own.new_stream().map_err(|e| e.to_string())?;
+    let on = must("on", comm.on(&capturing))?;
+    let fresh = values::<f32>(rank, 1000);
+    let mut untracked = capturing.clone_htod(&fresh).map_err(|e| e.to_string())?;
+    let [mut tracked, mut other] = [(); 2].map(|()| upload(&comm, &fresh).unwrap());
+    // The driver does not open GPUs to each other in a capture. And one of the slices was read elsewhere.
+    must("all_reduce", on.all_reduce_in_place(&mut untracked, ReduceOp::Sum))?;
+    must("all_reduce", comm.all_reduce(&tracked, &mut other, ReduceOp::Max))?;
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    must("sync", on.sync())?;
+    capturing.memcpy_htod(&fresh, &mut untracked).map_err(|e| e.to_string())?;
+    must("barrier", comm.barrier())?;
+    capturing.synchronize().map_err(|e| e.to_string())?;
+
+    capturing
+        .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        .map_err(|e| e.to_string())?;
+    let refuses = |what: &str, result: phalanx::Result<()>| {
+        let error = result.expect_err(what);
+        let text = error.to_string();
+        let is_told = text.contains("captured") && text.contains("nccl::Graph");
+        assert!(matches!(error, phalanx::Error::Usage(_)) && is_told, "{what}: {error:?}");
+    };
+    let mut host = vec![1.0f32; 1000];
+    refuses("a slice that is written", on.all_reduce_in_place(&mut tracked, ReduceOp::Sum));
+    refuses("a slice that is read", on.all_reduce(&tracked, &mut untracked, ReduceOp::Sum));
+    refuses("a group", on.group(|group| group.all_reduce_in_place(&mut tracked, ReduceOp::Sum)));
+    refuses("host memory", on.all_reduce_in_place(&mut host, ReduceOp::Sum));
+    let message = [1.0f32; 10];
+    refuses("messages of the host", on.send_recv(&message, right, &mut host[..10], left));
+    must("what can be captured", on.all_reduce_in_place(&mut untracked, ReduceOp::Sum))?;
+    refuses("sync", on.sync());
+    refuses("barrier", on.barrier());
+    let graph = capturing.end_capture(CUgraphInstantiate_flags(0)).map_err(|e| e.to_string())?;
+    let graph = graph.ok_or("a graph")?;
+    graph.launch().map_err(|e| e.to_string())?;
+    must("sync", on.sync())?;
+    let got = capturing.clone_dtoh(&untracked).map_err(|e| e.to_string())?;
+    expect("the sum, launched", &got, sum(ranks))?;
+    drop(graph);
+
+    must("afterwards", comm.all_reduce_in_place(&mut tracked, ReduceOp::Sum))?;
+    expect("the sum", &main.clone_dtoh(&tracked).map_err(|e| e.to_string())?, sum(ranks))?;
+    must("host memory", on.all_reduce_in_place(&mut host, ReduceOp::Sum))?;
+    expect("the host's sum", &host, |_| ranks as f32)?;
+    must("barrier", comm.barrier())?;
     done()
 }
 

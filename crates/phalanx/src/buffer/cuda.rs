@@ -11,7 +11,9 @@ use super::{Source, Target};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UsageError};
 use crate::lane::{Lane, Lent};
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
+use cudarc::driver::sys::{
+    CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream, CUstreamCaptureStatus,
+};
 use cudarc::driver::{
     CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
     DriverError, SyncOnDrop, result,
@@ -129,6 +131,10 @@ impl<'a> Plan<'a> {
         self.slice.context().check_err()?;
         let _current = Current::keep();
         let operation = self.operation;
+        // Before anything is enqueued: a wait for what is outside of a capture ends it, and nobody outside can wait for what is in it.
+        if is_captured(operation) && (self.is_managed() || !is_captured(self.slice)) {
+            return Err(cannot_be_captured());
+        }
         let (address, recording) = pointer(operation);
         let has_event = matches!(recording, SyncOnDrop::Record(Some(_)));
         if self.must_join(has_event && self.is_managed()) {
@@ -171,6 +177,23 @@ impl<'a> Plan<'a> {
         // Kept in the context, whose next call answers it.
         self.slice.context().record_err(ordered);
     }
+}
+
+/// Whether what is enqueued on a stream goes into a graph.
+fn is_captured(stream: &CudaStream) -> bool {
+    // The default stream cannot be captured, and to ask about it is an error while one is that waits for it.
+    !stream.cu_stream().is_null()
+        && matches!(stream.capture_status(), Ok(status) if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+#[cold]
+fn cannot_be_captured() -> Error {
+    UsageError::Captured {
+        what: "a buffer that cudarc keeps in order with other streams",
+        remedy: "let nccl::Graph capture the operation, or use memory that was made on that stream, in a context that tracks nothing \
+                 (CudaContext::disable_event_tracking)",
+    }
+    .into()
 }
 
 /// # Safety

@@ -4,7 +4,7 @@ use super::runtime::{Cuda, Hip, Runtime};
 use super::turn::Turnstile;
 use crate::backend::Stream;
 use crate::bootstrap::GpuId;
-use crate::error::{Error, Result, UnsupportedError};
+use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::lane::GpuStream;
 use crate::patience::Patience;
 use crate::sync::lock;
@@ -136,10 +136,24 @@ impl Device {
         Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)
     }
 
-    /// Whether what is enqueued on a stream goes into a graph.
+    /// Whether what is enqueued on a stream goes into a graph. The default stream cannot be captured, and to ask about it is an error while
+    /// one is that waits for it.
     pub fn is_captured(&self, stream: Stream) -> Result<bool> {
+        if stream.0.is_null() {
+            return Ok(false);
+        }
         // SAFETY: as in `is_idle`.
         Ok(unsafe { self.runtime.is_captured(stream) }?)
+    }
+
+    /// An error for what needs a stream's work to be carried out, which is captured instead; to ask how far it is would end the capture.
+    pub fn refuse_captured(&self, stream: Stream, what: &'static str, remedy: &'static str) -> Result<()> {
+        let _current = self.enter();
+        match self.is_captured(stream) {
+            Ok(true) => Err(UsageError::Captured { what, remedy }.into()),
+            // What is wrong with the stream, whoever uses it is told.
+            _ => Ok(()),
+        }
     }
 
     /// Waits until a stream's work is complete, without any rank in mind.

@@ -487,8 +487,11 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         let readers = readers(&mut self.readers);
         match lane.gpu_stream() {
             Some(stream) => {
+                let remedy = "let nccl::Graph capture the operation, or sync before the capture";
+                let device = self.communicator.device;
+                device.refuse_captured(stream.raw(), "a buffer that is read on other streams", remedy)?;
                 let mut others = readers.iter().filter(|reader| reader.raw() != stream.raw());
-                others.try_for_each(|reader| self.communicator.device.join(stream, reader))?;
+                others.try_for_each(|reader| device.join(stream, reader))?;
             }
             // On the host it begins when the slice's own stream has done its work.
             None => drop(self.slice.gather_users(readers)?),

@@ -503,6 +503,9 @@ impl Backend for NcclComm {
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        if call.spaces != [Space::Device; 2] {
+            operation::check_host_memory(&self.communicator, call)?;
+        }
         // SAFETY: the caller's contract.
         unsafe { self.prepare(call) }?;
         if !call.operation.is_empty_handed() {

@@ -231,6 +231,23 @@ fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Re
     outcome.and_then(|()| started.finish())
 }
 
+/// An error for host memory in a collective on a stream that is captured.
+#[cold]
+pub(super) fn check_host_memory(communicator: &Communicator, call: &Call<'_>) -> Result<()> {
+    let bytes = Footprint::of(call, communicator.rank, communicator.ranks);
+    let used = call.spaces.into_iter().zip([bytes.send, bytes.recv]);
+    match used.into_iter().any(|(space, bytes)| space == Space::Host && bytes > 0) {
+        true => refuse_captured(communicator, call.stream),
+        false => Ok(()),
+    }
+}
+
+/// Host memory is brought to the GPU and back, for which the host waits.
+fn refuse_captured(communicator: &Communicator, stream: Stream) -> Result<()> {
+    let remedy = "use GPU memory, and let nccl::Graph capture the operation";
+    communicator.device.refuse_captured(stream, "host memory", remedy)
+}
+
 /// Brings host memory to the device: the call with the addresses there.
 ///
 /// # Safety
@@ -286,6 +303,8 @@ pub(super) unsafe fn messages(
     is_checked: bool,
 ) -> Result<()> {
     communicator.check_awake(Operation::Send)?;
+    let mut on_host = transfers.iter().filter(|transfer| transfer.space == Space::Host);
+    on_host.try_for_each(|transfer| refuse_captured(communicator, transfer.stream))?;
     let mut returns = Vec::new();
     // SAFETY: the caller's contract.
     let moved =

@@ -128,6 +128,11 @@ impl Communicator {
     pub fn wait_for(&self, stream: Stream, subject: &Subject) -> Result<()> {
         self.check()?;
         let _current = self.device.enter();
+        self.device.refuse_captured(
+            stream,
+            "a wait",
+            "end the capture before, or let nccl::Graph capture the operations",
+        )?;
         let since = Instant::now();
         let mut patience = Patience::since(since);
         let _waiting = self.witness.waiting();
