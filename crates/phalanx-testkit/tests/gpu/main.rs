@@ -9,6 +9,7 @@ mod exits;
 mod failures;
 mod flavour;
 mod hosts;
+mod init_all;
 mod injected;
 mod kept_errors;
 mod memory;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         streams::SCENARIOS,
         memory::SCENARIOS,
         kept_errors::SCENARIOS,
+        init_all::SCENARIOS,
         failures::SCENARIOS,
         &[FORK],
         hosts::SCENARIOS,
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         streams::trials,
         memory::trials,
         kept_errors::trials,
+        init_all::trials,
         failures::trials,
         nccl_failures::trials,
         sockets::trials,

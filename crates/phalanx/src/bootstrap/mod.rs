@@ -574,15 +574,11 @@ pub(crate) fn run_threads<R: Send>(
 
 /// Communicators for one thread that drives several GPUs. Set-up needs all ranks at once: a thread for each.
 #[cfg(feature = "cuda")]
-pub(crate) fn gpu_ranks(
-    gpus: &[usize],
-    flavour: Flavour,
-    timeout: Duration,
-    settings: Arc<NcclSettings>,
-) -> Result<Vec<Comm>> {
+pub(crate) fn gpu_ranks(gpus: &[usize], flavour: Flavour) -> Result<Vec<Comm>> {
     check_world_size(gpus.len())?;
     crate::backend::nccl::available(flavour, 1)?;
-    let hosts = thread_ranks(gpus.len(), timeout)?;
+    let settings = NcclSettings::driven_here(check_from_environment()?);
+    let hosts = thread_ranks(gpus.len(), timeout_from_environment()?)?;
     std::thread::scope(|scope| {
         let join = |(host, gpu): (HostComm, &usize)| {
             let (gpu, settings) = (*gpu, settings.clone());

@@ -112,8 +112,9 @@ pub(crate) struct NcclSettings {
 
 impl NcclSettings {
     /// Of ranks that this thread makes, and will drive unless it gives them away.
-    pub fn driven_here() -> Arc<NcclSettings> {
-        Arc::new(NcclSettings { driver: Some(std::thread::current().id()), ..NcclSettings::default() })
+    pub fn driven_here(check: bool) -> Arc<NcclSettings> {
+        let driver = Some(std::thread::current().id());
+        Arc::new(NcclSettings { check, driver, ..NcclSettings::default() })
     }
 }
 
@@ -300,8 +301,10 @@ impl NcclComm {
             self.check_driver(call.operation)?;
         }
         self.flush()?;
+        // Whoever drives all ranks would wait for itself.
+        let is_compared = self.settings.check && !self.is_driven_here();
         // SAFETY: the caller's contract.
-        if self.settings.check { unsafe { self.compare(call) } } else { Ok(()) }
+        if is_compared { unsafe { self.compare(call) } } else { Ok(()) }
     }
 
     /// All ranks come to what the library does with all of them, and waits for inside without a deadline: an error says who does not.

@@ -1,10 +1,10 @@
 //! [`Rccl`]: what only RCCL has, for one communicator.
 
+use super::check_on_device;
 use super::collective::Needs;
 use super::memory::{Buffer, Registration};
 use super::surface::Surface;
-use super::{NcclSettings, check_on_device};
-use crate::comm::{Comm, DEFAULT_TIMEOUT};
+use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
 use crate::{ReduceOp, Source, Target, bootstrap, hip};
@@ -34,7 +34,7 @@ pub fn version() -> Result<String> {
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each: what
 /// the thread that called this can do with them is the same as [NCCL's](crate::nccl::init_all).
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, Flavour::Rccl, DEFAULT_TIMEOUT, NcclSettings::driven_here())
+    bootstrap::gpu_ranks(gpus, Flavour::Rccl)
 }
 
 impl<'a> Rccl<'a> {

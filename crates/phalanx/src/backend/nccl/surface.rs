@@ -1,12 +1,12 @@
 //! What only NCCL and RCCL have, for one communicator: [`Surface`], and [`Nccl`], which adds what is CUDA's.
 
+use super::NcclComm;
 use super::collective_config::CollectiveConfig;
 use super::making::before_the_first;
 use super::memory::{Buffer, GpuSlice, Registration, best};
-use super::{NcclComm, NcclSettings};
 use crate::backend::{Backend, Blocks, Call, Operation};
 use crate::bootstrap;
-use crate::comm::{Comm, DEFAULT_TIMEOUT, View};
+use crate::comm::{Comm, View};
 use crate::dtype::Element;
 use crate::error::{Error, Result, UnsupportedError};
 use crate::lane::{GpuStream, Lane};
@@ -158,8 +158,11 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
 /// **Moved to another thread** a communicator does all of this. Then all of them are to be moved, one to a thread:
 /// several on one thread wait for each other there until the deadline, and one that stays behind is refused what the others wait for.
 /// [`phalanx::run`](crate::run) makes ranks that have a thread each from the start.
+///
+/// `PHALANX_TIMEOUT` and `PHALANX_CHECK` hold as for [`init`](crate::init); but collectives are compared where each communicator has a thread of
+/// its own, since that waits for the other ranks.
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, Flavour::Nccl, DEFAULT_TIMEOUT, NcclSettings::driven_here())
+    bootstrap::gpu_ranks(gpus, Flavour::Nccl)
 }
 
 /// A number about a communicator's GPU memory, in bytes (`ncclCommMemStat_t`).
