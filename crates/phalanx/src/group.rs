@@ -17,6 +17,8 @@ use crate::p2p::{receiving, sending, wait_all};
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
 use std::marker::PhantomData;
+#[cfg(feature = "cuda")]
+use std::num::NonZeroU64;
 
 /// Operations of several communicators that start together.
 ///
@@ -110,6 +112,12 @@ impl<'env> Group<'env> {
     #[cfg(feature = "cuda")]
     pub(crate) fn transfers(&self) -> impl Iterator<Item = &Transfer> {
         self.transfers.iter().map(|(_, transfer)| transfer)
+    }
+
+    /// What communicators know the operations' buffers by, in the order of the calls.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn registrations(&self) -> impl Iterator<Item = Option<NonZeroU64>> {
+        self.lent.iter().map(Lent::registration)
     }
 
     /// The same operations on other memory, which `place` gives for so many bytes; how many a call has is for `footprint` to

@@ -6,6 +6,8 @@ use crate::error::Result;
 use std::marker::PhantomData;
 #[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
+#[cfg(feature = "cuda")]
+use std::num::NonZeroU64;
 
 #[cfg(feature = "cuda")]
 use crate::backend::nccl::RawCollectiveConfig;
@@ -247,6 +249,9 @@ impl From<&hip::Stream> for GpuStream {
 #[derive(Debug)]
 pub struct Lent<'a> {
     span: Span,
+    /// Number of the memory's registration with a communicator, if it has one.
+    #[cfg(feature = "cuda")]
+    registration: Option<NonZeroU64>,
     #[cfg(feature = "cuda")]
     order: ManuallyDrop<Option<crate::buffer::cuda::Order<'a>>>,
     buffer: PhantomData<&'a ()>,
@@ -271,6 +276,8 @@ impl<'a> Lent<'a> {
         Lent {
             span: Span::host(start),
             #[cfg(feature = "cuda")]
+            registration: None,
+            #[cfg(feature = "cuda")]
             order: ManuallyDrop::new(None),
             buffer: PhantomData,
         }
@@ -279,7 +286,25 @@ impl<'a> Lent<'a> {
     #[cfg(feature = "cuda")]
     #[inline(always)]
     pub(crate) fn device(address: u64, order: Option<crate::buffer::cuda::Order<'a>>) -> Lent<'a> {
-        Lent { span: Span::device(address), order: ManuallyDrop::new(order), buffer: PhantomData }
+        Lent {
+            span: Span::device(address),
+            registration: None,
+            order: ManuallyDrop::new(order),
+            buffer: PhantomData,
+        }
+    }
+
+    /// The same memory, which a communicator knows by this number.
+    #[cfg(feature = "cuda")]
+    #[inline(always)]
+    pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Lent<'a> {
+        self.registration = number;
+        self
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn registration(&self) -> Option<NonZeroU64> {
+        self.registration
     }
 
     #[inline]

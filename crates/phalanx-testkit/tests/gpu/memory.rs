@@ -13,6 +13,7 @@ use std::time::Duration;
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("registrations", registrations),
     Scenario::rank("registered", registered),
+    Scenario::rank("registered_again", registered_again),
     Scenario::rank("outlives_its_communicator", outlives),
     Scenario::rank("scaled", scaled),
     Scenario::rank("scaled_together", scaled_together),
@@ -122,6 +123,31 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     drop(comm);
     let own = must("into_slice", outliving.into_slice())?;
     expect("still there", &stream.clone_dtoh(&own).map_err(|e| e.to_string())?, |_| 1.0)?;
+    done()
+}
+
+/// The same memory with another registration is not what a graph has captured: the first is gone.
+fn registered_again(comm: Comm, _: &[String]) -> Outcome {
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    let own = upload_as_others(&comm, &values::<f32>(comm.rank(), 1000))?;
+    let registered = must("register", nccl.register(own))?;
+    assert_eq!(registered.registration(), Registration::Local);
+    let mut graph = must(
+        "capture",
+        Graph::capture(&comm, Some(registered), |group, buffer| match buffer {
+            Some(buffer) => group.all_reduce_in_place(buffer, ReduceOp::Max),
+            None => Ok(()),
+        }),
+    )?;
+    must("launch", graph.launch())?;
+    must("sync", comm.sync())?;
+    let own = must("into_slice", graph.buffers_mut().take().ok_or("the buffer")?.into_slice())?;
+    *graph.buffers_mut() = Some(must("register", nccl.register(own))?);
+    let refused = graph.launch().expect_err("another registration").to_string();
+    assert!(refused.contains("capture again"), "{refused}");
+    let own = must("into_slice", graph.into_buffers().ok_or("the buffer")?.into_slice())?;
+    must("barrier", comm.barrier())?;
+    free_as_others(own)?;
     done()
 }
 

@@ -8,6 +8,7 @@ use crate::group::{CommGroup, Group};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// Operations of a communicator on GPUs that were captured in a CUDA graph, with their buffers.
@@ -44,7 +45,7 @@ use std::sync::Arc;
 pub struct Graph<'c, B, F> {
     /// Dropped first.
     graph: Arc<HeldGraph>,
-    captured: Vec<[u64; 6]>,
+    captured: Captured,
     buffers: B,
     describe: F,
     comm: View<'c>,
@@ -80,7 +81,7 @@ where
         let (graph, captured) = {
             let mut group = Group::new();
             describe(&mut group.on(&comm), &mut buffers)?;
-            let captured = signatures(&group)?;
+            let captured = Captured::of(&group)?;
             // What was posted before is carried out before, and is no part of the graph.
             comm.requests.wait_for_collectives();
             nccl.flush()?;
@@ -111,7 +112,7 @@ where
     pub fn launch(&mut self) -> Result<()> {
         let mut group = Group::new();
         (self.describe)(&mut group.on(&self.comm), &mut self.buffers)?;
-        if signatures(&group)? != self.captured {
+        if Captured::of(&group)? != self.captured {
             return Err(UsageError::Memory {
                 memory: "other memory, lengths or operations".into(),
                 wanted: "what was captured in the CUDA graph".into(),
@@ -142,7 +143,7 @@ impl<B, F> Graph<'_, B, F> {
 
 impl<B: std::fmt::Debug, F> std::fmt::Debug for Graph<'_, B, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let operations = self.captured.len();
+        let operations = self.captured.operations.len();
         f.debug_struct("Graph").field("operations", &operations).field("buffers", &self.buffers).finish()
     }
 }
@@ -175,7 +176,21 @@ fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<
     comm.sync()
 }
 
-/// What a graph holds of a group's operations: arguments, lengths of blocks and addresses. An error if some are in host memory.
+/// What a graph holds of a group.
+#[derive(PartialEq)]
+struct Captured {
+    operations: Vec<[u64; 6]>,
+    /// An address may come again, with other mappings in the library.
+    registrations: Vec<Option<NonZeroU64>>,
+}
+
+impl Captured {
+    fn of(group: &Group<'_>) -> Result<Captured> {
+        Ok(Captured { operations: signatures(group)?, registrations: group.registrations().collect() })
+    }
+}
+
+/// A group's operations: arguments, lengths of blocks and addresses. An error if some are in host memory.
 fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
     let on_gpu = |spaces: &[Space]| {
         check_on_device(spaces, "the memory of a GPU, for a CUDA graph", "use a CudaSlice or nccl::Buffer")

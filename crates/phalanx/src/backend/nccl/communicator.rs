@@ -20,6 +20,7 @@ use crate::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -65,7 +66,7 @@ pub(crate) struct Communicator {
     /// This rank aborts while others may finalize.
     pub(super) is_alone: AtomicBool,
     /// What to give back to the library before the end, by number.
-    pub(super) registrations: Mutex<BTreeMap<u64, Handle>>,
+    pub(super) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
 }
 
 /// Where the library writes the handle to, maybe late and from a thread of its own, which keeps it alive, too.
@@ -408,21 +409,21 @@ impl Communicator {
         self.settle(&self.errand(), Instant::now())
     }
 
-    /// Keeps what has to be given back before the end; answers its number.
-    pub fn keep_registration(&self, handle: Handle) -> u64 {
-        let mut registrations = lock(&self.registrations);
-        let number = registrations.last_key_value().map_or(0, |(last, _)| last + 1);
-        registrations.insert(number, handle);
+    /// Keeps what has to be given back before the end; answers its number, which no other registration of this process has or had.
+    pub fn keep_registration(&self, handle: Handle) -> NonZeroU64 {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = NonZeroU64::MIN.saturating_add(MADE.fetch_add(1, Ordering::Relaxed));
+        lock(&self.registrations).insert(number, handle);
         number
     }
 
-    pub fn registration(&self, number: u64) -> Option<Handle> {
+    pub fn registration(&self, number: NonZeroU64) -> Option<Handle> {
         lock(&self.registrations).get(&number).copied()
     }
 
     /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
     /// until the communicator's end.
-    pub fn end_registration(&self, number: u64) -> Result<()> {
+    pub fn end_registration(&self, number: NonZeroU64) -> Result<()> {
         self.check_owner()?;
         let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(()) };
         if self.ended.load(Ordering::Acquire) {

@@ -15,6 +15,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::num::NonZeroU64;
 use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -115,8 +116,8 @@ pub struct Buffer<T: Element, S: GpuSlice<T> = CudaSlice<T>> {
     start: *mut u8,
     owner: Owner,
     registration: Registration,
-    /// Its number among the communicator's registrations.
-    number: Option<u64>,
+    /// Its registration's number.
+    number: Option<NonZeroU64>,
     /// Streams beside the slice's own on which operations may still read it, since the last write. cudarc remembers the last reader alone,
     /// which may be another one by now; and this memory, unlike the driver's, is freed without regard to who uses it.
     readers: Mutex<Vec<GpuStream>>,
@@ -524,7 +525,7 @@ unsafe impl<T: Element, S: GpuSlice<T>> Source for Buffer<T, S> {
         {
             self.keep_reader(stream);
         }
-        Ok(lent)
+        Ok(lent.registered(self.number))
     }
 }
 
@@ -534,7 +535,7 @@ unsafe impl<T: Element, S: GpuSlice<T>> Target for Buffer<T, S> {
         if !readers(&mut self.readers).is_empty() {
             self.put_behind_readers(lane)?;
         }
-        self.slice.lend_mut(lane)
+        Ok(self.slice.lend_mut(lane)?.registered(self.number))
     }
 }
 
