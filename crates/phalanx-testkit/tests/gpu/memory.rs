@@ -1,19 +1,20 @@
 //! Memory that NCCL knows.
 
-use crate::world::{both, done, download, expect, must, stream, upload, value, values};
+use crate::world::{are_emulated, both, done, download, expect, must, stream, upload, value, values};
 use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::{CudaSlice, result};
 use phalanx::nccl::MemoryStatistic::{Persistent, Suspendable, Suspended, Total};
-use phalanx::nccl::{Graph, Registration};
+use phalanx::nccl::{Buffer, Graph, Registration};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("registrations", registrations),
     Scenario::rank("registered", registered),
     Scenario::rank("registered_again", registered_again),
+    Scenario::rank("put_into_what_was_dropped", put_into_what_was_dropped),
     Scenario::rank("outlives_its_communicator", outlives),
     Scenario::rank("scaled", scaled),
     Scenario::rank("scaled_together", scaled_together),
@@ -148,6 +149,53 @@ fn registered_again(comm: Comm, _: &[String]) -> Outcome {
     let own = must("into_slice", graph.into_buffers().ok_or("the buffer")?.into_slice())?;
     must("barrier", comm.barrier())?;
     free_as_others(own)?;
+    done()
+}
+
+/// A rank drops the window that its neighbour goes on to write to: its memory is given back at the communicator's end.
+fn put_into_what_was_dropped(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    if ranks == 1 {
+        return done();
+    }
+    let free = || -> Result<usize, String> {
+        stream(&comm).context().bind_to_thread().map_err(|e| e.to_string())?;
+        Ok(result::mem_get_info().map_err(|e| e.to_string())?.0)
+    };
+    must("barrier", comm.barrier())?;
+    let before = free()?;
+    let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+    let nccl = part.nccl().ok_or("NCCL")?;
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let source = must("alloc", nccl.alloc::<f32>(1 << 20))?;
+    let mut target = Some(must("alloc", nccl.alloc::<f32>(1 << 20))?);
+    let put = |target: &Buffer<f32>| nccl.put_signal(&source, 0..1000, right, target, 0);
+    match put(target.as_ref().ok_or("the window")?) {
+        Err(Error::MissingFunction(_)) => return Ok("the library has no put".into()),
+        put => must("put_signal", put)?,
+    }
+    let has_come = || must("wait_signals", nccl.wait_signals(&[(left, 1)]).and_then(|()| part.sync()));
+    has_come()?;
+    if rank == 0 {
+        target = None;
+    }
+    must("barrier", part.barrier())?;
+    if let Some(target) = &target {
+        must("put_signal", put(target))?;
+    } else {
+        must("signal", nccl.signal(right))?;
+    }
+    has_come()?;
+    must("barrier", part.barrier())?;
+    drop((target, source));
+    must("finalize", part.finalize())?;
+    // Threads that have done their work may not have come to their end.
+    let since = Instant::now();
+    while are_emulated() && free()? != before {
+        assert!(since.elapsed() < Duration::from_secs(10), "{} bytes are left", before - free()?);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    must("barrier", comm.barrier())?;
     done()
 }
 

@@ -9,7 +9,7 @@ use super::device::Device;
 use super::graphs::Graphs;
 use super::library::Library;
 use super::meeting::{Acquainted, Meeting};
-use super::memory::Handle;
+use super::memory::{Handle, free};
 use super::staging::Stages;
 use super::turn::Inside;
 use crate::backend::host::{Subject, Witness};
@@ -65,6 +65,10 @@ pub(crate) struct Communicator {
     pub(super) graphs: Graphs,
     /// This rank aborts while others may finalize.
     pub(super) is_alone: AtomicBool,
+    /// Whether one-sided operations were used: from then on peers may write to this rank's windows, whatever it does itself.
+    is_one_sided: AtomicBool,
+    /// Memory of windows that were dropped since. Freed when the communicator has ended.
+    left_to_peers: Mutex<Vec<*mut u8>>,
     /// What to give back to the library before the end, by number.
     pub(super) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
 }
@@ -101,6 +105,17 @@ pub(super) struct Last {
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let memory = std::mem::take(&mut *lock(&self.left_to_peers));
+        if !memory.is_empty() && self.has_ended() && !self.witness.is_copy() {
+            // SAFETY: of windows that were dropped, whose users on this rank were waited for then; the communicator, and with it what
+            // peers do by it, has ended.
+            memory.into_iter().for_each(|start| unsafe { free(self.library, &self.device, start) });
+        }
+    }
+}
 
 /// This thread's turn in the library on a device, with a communicator that is there.
 pub(super) struct Turn<'a> {
@@ -166,6 +181,8 @@ impl Communicator {
             is_departing: AtomicBool::new(false),
             is_alone: AtomicBool::new(false),
             graphs: Graphs::default(),
+            is_one_sided: AtomicBool::new(false),
+            left_to_peers: Mutex::default(),
             registrations: Mutex::default(),
         }
     }
@@ -422,15 +439,30 @@ impl Communicator {
     }
 
     /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
-    /// until the communicator's end.
-    pub fn end_registration(&self, number: NonZeroU64) -> Result<()> {
+    /// until the communicator's end; so does that to which peers may write (false).
+    pub fn end_registration(&self, number: NonZeroU64) -> Result<bool> {
         self.check_owner()?;
-        let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(()) };
+        let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(true) };
         if self.ended.load(Ordering::Acquire) {
-            return Ok(());
+            return Ok(true);
         }
-        self.deregister(handle).inspect_err(|_| {
+        let keep = || {
             lock(&self.registrations).insert(number, handle);
-        })
+        };
+        if matches!(handle, Handle::Window(_)) && self.is_one_sided.load(Ordering::Relaxed) {
+            keep();
+            return Ok(false);
+        }
+        self.deregister(handle).inspect_err(|_| keep()).map(|()| true)
+    }
+
+    /// A one-sided operation follows. The first is collective: no peer writes before this rank has come here.
+    pub fn begin_one_sided(&self) {
+        self.is_one_sided.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes a window's memory until the end.
+    pub fn leave_to_peers(&self, start: *mut u8) {
+        lock(&self.left_to_peers).push(start);
     }
 }

@@ -1,6 +1,8 @@
 //! Memory that the library knows: allocated by it, registered with a communicator, or a window of all ranks.
 
 use super::communicator::Communicator;
+use super::device::Device;
+use super::library::Library;
 use crate::backend::Operation;
 use crate::buffer::cuda;
 use crate::dtype::Element;
@@ -109,7 +111,9 @@ fn gather_users<T>(slice: &mut CudaSlice<T>, readers: &[GpuStream]) -> std::resu
 ///
 /// A buffer of every operation, and of cudarc (of HIP) through [`view`](Buffer::view) and
 /// [`view_mut`](Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it; if that does not end the
-/// memory is leaked, with a line in the log. It may outlive its communicator.
+/// memory is leaked, with a line in the log. It may outlive its communicator. A window that is dropped after the communicator's first
+/// one-sided operation stays, with its memory, until the communicator ends: peers may still [put](crate::nccl::Surface::put_signal)
+/// something there.
 pub struct Buffer<T: Element, S: GpuSlice<T> = CudaSlice<T>> {
     communicator: Arc<Communicator>,
     slice: ManuallyDrop<S>,
@@ -250,7 +254,8 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
             )
         };
         match released {
-            Ok(()) => Ok(slice),
+            // No window, to which peers could write.
+            Ok(_) => Ok(slice),
             Err(error) => {
                 // What may be in use, or is registered, is not freed.
                 std::mem::forget(slice);
@@ -431,13 +436,16 @@ impl Communicator {
 
 impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
     fn drop(&mut self) {
-        if let Err(error) = self.release() {
-            tracing::error!(
-                rank = self.communicator.rank,
-                "GPU memory is leaked: it may be in use, or is still registered ({error})"
-            );
-            return;
-        }
+        let is_free = match self.release() {
+            Ok(is_free) => is_free,
+            Err(error) => {
+                tracing::error!(
+                    rank = self.communicator.rank,
+                    "GPU memory is leaked: it may be in use, or is still registered ({error})"
+                );
+                return;
+            }
+        };
         let communicator = &self.communicator;
         let _current = communicator.device.enter();
         // SAFETY: taken once.
@@ -446,21 +454,32 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
             return drop(slice);
         }
         slice.forget();
-        if let Some(free) = communicator.library.ncclMemFree {
-            // The communicator may have ended.
-            let Ok(_turn) = communicator.device.turn.enter() else { return };
-            // SAFETY: allocated by ncclMemAlloc, deregistered, not in use; freed once.
-            unsafe { free(self.start.cast()) };
+        match is_free {
+            // SAFETY: deregistered, not in use; freed once.
+            true => unsafe { free(communicator.library, &communicator.device, self.start) },
+            false => communicator.leave_to_peers(self.start),
         }
     }
 }
 
+/// Gives memory back to the library; the communicator that it was allocated for may have ended.
+///
+/// # Safety
+/// It was allocated by `ncclMemAlloc`, nobody uses it, it is not registered, and this happens once.
+pub(super) unsafe fn free(library: &Library, device: &Device, start: *mut u8) {
+    let Some(free) = library.ncclMemFree else { return };
+    let _current = device.enter();
+    let Ok(_turn) = device.turn.enter() else { return };
+    // SAFETY: the caller's contract.
+    unsafe { free(start.cast()) };
+}
+
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
-    /// Waits until neither the streams nor the library have any more to do with the memory.
-    fn release(&mut self) -> Result<()> {
+    /// Waits until neither the streams nor the library have any more to do with the memory; but peers may have (false).
+    fn release(&mut self) -> Result<bool> {
         self.communicator.check_owner()?;
         self.wait_for_users()?;
-        self.number.map_or(Ok(()), |number| self.communicator.end_registration(number))
+        self.number.map_or(Ok(true), |number| self.communicator.end_registration(number))
     }
 
     /// An operation reads it on this stream, which is not the slice's own. Where that is known it costs a lock that nobody else holds, beside

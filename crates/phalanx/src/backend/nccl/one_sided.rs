@@ -106,7 +106,9 @@ impl Surface<'_> {
     ///
     /// Both buffers are symmetric windows of this communicator. A communicator's first one-sided operation is collective:
     /// the library connects the ranks in it. When the target may be written is between the ranks: a peer that reads its part before it has
-    /// waited for the signal sees something of both, and one that drops it waits only for operations of its own.
+    /// waited for the signal sees something of both. One that drops it does no harm after its own first one-sided operation: from then on
+    /// windows stay, with their memory, until the communicator ends on their rank. What must not be is a target that its rank dropped before
+    /// that, or whose communicator has ended there.
     ///
     /// # Errors
     /// Before anything is enqueued: a peer or a signal that is not there, a range that does not fit, a buffer that is no window
@@ -146,6 +148,7 @@ impl Surface<'_> {
         let source = lent.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
         let stream = self.lane.stream().0;
         let (bytes, offset) = (count * size_of::<T>(), offset * size_of::<T>());
+        communicator.begin_one_sided();
         communicator.used(self.lane.stream());
         // SAFETY: the source is lent until the operation is enqueued, and the range is in it; the window holds the target
         // range on every rank.
@@ -177,6 +180,7 @@ impl Surface<'_> {
         self.comm.refuse_driver("signal")?;
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
+        communicator.begin_one_sided();
         communicator.used(self.lane.stream());
         let stream = self.lane.stream().0;
         // SAFETY: a usable communicator and a stream of its device.
@@ -212,6 +216,7 @@ impl Surface<'_> {
             return Ok(());
         }
         communicator.check_awake(Operation::WaitSignals)?;
+        communicator.begin_one_sided();
         communicator.awaits(self.lane.stream(), descriptions.iter().map(|signals| signals.peer as usize));
         let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
         // SAFETY: a usable communicator; the descriptions are read during the call.
