@@ -15,6 +15,7 @@
 //! | `EMULATED_FAIL_LATE` | the same for what non-blocking communicators do in the background: the call answers `ncclInProgress`, the state becomes the code (operations are enqueued nevertheless; those of a group count as `ncclGroupEnd`) | |
 //! | `EMULATED_IN_PROGRESS` | fraction of the operations of non-blocking communicators that answer `ncclInProgress` and are enqueued late | 0.5 |
 //! | `EMULATED_ASYNC_ERROR` | `n:code` or `n:code@rank`: the n-th operation of a communicator (from 1) raises an asynchronous error and never ends | |
+//! | `EMULATED_WRONG` | `6`: the results of collectives on elements of this type (`ncclDataType_t`) have a wrong bit | |
 //! | `EMULATED_PEER_DEATH` | what a peer's process that ended does: `hang` or `error` (`ncclRemoteError`) | `hang` |
 //! | `EMULATED_MISMATCH` | what ranks that call different things do: `end` the process or `hang` | `end` |
 //! | `EMULATED_INIT` | `hang`: communicators are never ready | |
@@ -59,6 +60,7 @@ pub struct Settings {
     pub late_failures: Vec<Failure>,
     pub in_progress: f64,
     pub async_error: Option<AsyncError>,
+    pub wrong_type: Option<u64>,
     pub peer_death_is_error: bool,
     pub mismatch_hangs: bool,
     pub init_hangs: bool,
@@ -132,6 +134,7 @@ fn read() -> Settings {
         late_failures: failures("EMULATED_FAIL_LATE"),
         in_progress: value("EMULATED_IN_PROGRESS", 0.5),
         async_error: text("EMULATED_ASYNC_ERROR").map(|text| async_error(&text)),
+        wrong_type: text("EMULATED_WRONG").map(|_| value("EMULATED_WRONG", 0)),
         peer_death_is_error: choice("EMULATED_PEER_DEATH", ["hang", "error"]),
         mismatch_hangs: choice("EMULATED_MISMATCH", ["end", "hang"]),
         init_hangs: choice("EMULATED_INIT", ["", "hang"]),

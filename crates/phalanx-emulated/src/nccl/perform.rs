@@ -284,7 +284,11 @@ impl Started {
             if !operation.is_in_place() {
                 check_output(&range);
             }
-            range.write(&operation.result(&contributions));
+            let mut result = operation.result(&contributions);
+            if settings().wrong_type == Some(operation.dtype.code()) {
+                result.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+            }
+            range.write(&result);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The program and the examples, which cargo builds beside this suite.
 
 use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::emulated::Emulated;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -37,7 +38,34 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let on_gpus = ON_GPUS.map(|job| (job, true, gpus >= 2 && !emulated));
     let without = WITHOUT_CUDA.map(|job| (job, false, emulated && !has_cuda_libraries()));
     let all = anywhere.into_iter().chain(on_gpus).chain(without);
-    all.map(|((line, texts), succeeds, fits)| trial(line, texts, succeeds, fits)).collect()
+    let mut trials: Vec<_> =
+        all.map(|((line, texts), succeeds, fits)| trial(line, texts, succeeds, fits)).collect();
+    let wrong = Trial::test("programs/wrong_data", wrong_data);
+    trials.push(wrong.with_ignored_flag(!emulated || built("phalanx").is_none()));
+    trials
+}
+
+/// A library that calculates wrong: `perf` counts it and fails, and does not where nothing is checked.
+fn wrong_data() -> Result<(), Failed> {
+    let program = built("phalanx").ok_or("phalanx is not built: cargo build --workspace --bins")?;
+    let emulated = Emulated::new()?.set("WRONG", 6);
+    let perf = |arguments: &str| -> Result<(bool, String), Failed> {
+        let mut command = emulated.command(&program);
+        let line = format!("perf all_reduce -t 2 -b 4K -e 4K -n 2 -w 1 {arguments}");
+        let output = command.args(line.split(' ')).env("PHALANX_TIMEOUT", "60").output()?;
+        let text =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        Ok((output.status.success(), text))
+    };
+    for (arguments, succeeds) in [("-d f16", false), ("-d f32", true), ("-d f16 -c 0", true)] {
+        let (succeeded, text) = perf(arguments)?;
+        let told = text.lines().find(|line| line.contains("Out of bounds values")).unwrap_or_default();
+        let is_told = succeeds || !told.is_empty() && !told.contains(" 0 OK");
+        if succeeded != succeeds || !is_told {
+            return Err(format!("{arguments}: success is {succeeded}, expected {succeeds}, in\n{text}").into());
+        }
+    }
+    Ok(())
 }
 
 fn has_cuda_libraries() -> bool {
