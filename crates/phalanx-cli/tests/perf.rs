@@ -263,7 +263,7 @@ fn another_launchers_ranks_are_used() {
 
     let refused = say(phalanx(&format!("launch -n 2 -- {perf} -t 2")));
     assert_eq!(refused.code, Some(1));
-    assert!(refused.stderr.contains("leave out -t and -p"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("leave out -t, -p and -g"), "{}", refused.stderr);
 }
 
 /// As in a step of Slurm that has one task.

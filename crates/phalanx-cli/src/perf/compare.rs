@@ -63,6 +63,8 @@ impl Saved {
         differs("library", library(then), library(now));
         let graphs = |report: &Report| report.options.graph_launches.to_string();
         differs("graph launches", graphs(then), graphs(now));
+        let blocking = |report: &Report| if report.options.blocking { "yes" } else { "no" }.to_owned();
+        differs("waited for each", blocking(then), blocking(now));
         let pinned = |report: &Report| if report.options.pinned { "yes" } else { "no" }.to_owned();
         differs("pinned", pinned(then), pinned(now));
         let time = |report: &Report| format!("{:?}", report.options.time).to_lowercase();

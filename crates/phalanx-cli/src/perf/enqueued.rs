@@ -72,6 +72,9 @@ impl Enqueued<'_> {
         let start = Instant::now();
         for number in 0..turns {
             self.enqueue(&turn, number, plan.aggregate)?;
+            if plan.blocking {
+                self.wait(&turn)?;
+            }
         }
         let enqueued = start.elapsed();
         self.wait(&turn)?;
@@ -86,6 +89,9 @@ impl Enqueued<'_> {
         for number in 0..turns {
             self.enqueue(&turn, number, plan.aggregate)?;
             events[number + 1].record(stream)?;
+            if plan.blocking {
+                self.wait(&turn)?;
+            }
         }
         self.wait(&turn)?;
         let seconds = |milliseconds: f32| f64::from(milliseconds) / 1e3 / operations as f64;

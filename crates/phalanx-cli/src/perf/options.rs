@@ -91,6 +91,9 @@ pub struct PerfArgs {
     /// GPUs: put all iterations into a CUDA graph and launch it so often; 0 enqueues each operation.
     #[arg(short = 'G', long = "cudagraph", value_name = "N", value_parser = parse_count_or_none, default_value = "0", help_heading = MEASUREMENT)]
     graph_launches: usize,
+    /// GPUs, 1: wait for each iteration before the next is enqueued.
+    #[arg(short = 'z', long = "blocking", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    blocking: u8,
     /// GPUs, 1: also print how long the call takes that enqueues an operation (or, with -G, its share of
     /// a launch).
     #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
@@ -107,10 +110,14 @@ pub struct PerfArgs {
     pub backend: Backend,
     /// Ranks as threads of one process [default: one per GPU; on the host one per usable core, at least 2]
     #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse_ranks, conflicts_with = "processes", help_heading = RANKS)]
-    pub threads: Option<usize>,
+    threads: Option<usize>,
     /// Ranks as processes, which this program starts itself.
     #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
-    pub processes: Option<usize>,
+    processes: Option<usize>,
+    /// So many times more ranks: GPUs of a thread in the reference benchmark, of which each has a thread (with -p, a
+    /// process) of its own here.
+    #[arg(short = 'g', long = "ngpus", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
+    gpus_per_thread: Option<usize>,
     /// Tie rank r to core r, or to core r modulo the number of cores (Linux). Gives steadier figures:
     /// without it the system may put two ranks on one core.
     #[arg(long, help_heading = RANKS)]
@@ -157,6 +164,16 @@ impl PerfArgs {
         self.step.map_or(Step::Times(self.factor), Step::Plus)
     }
 
+    /// The ranks that are asked for, as threads or as processes.
+    pub fn ranks(&self) -> Result<(Option<usize>, Option<usize>)> {
+        let Some(gpus) = self.gpus_per_thread else { return Ok((self.threads, self.processes)) };
+        let times = |ranks: usize| parse_ranks(&(ranks * gpus).to_string()).map_err(anyhow::Error::msg);
+        match self.processes {
+            Some(processes) => Ok((None, Some(times(processes)?))),
+            None => Ok((Some(times(self.threads.unwrap_or(1))?), None)),
+        }
+    }
+
     /// What carries an operation: some are NVSHMEM's alone.
     fn backend_of(&self, operation: Operation) -> Result<Backend> {
         let name = operation.name();
@@ -189,6 +206,10 @@ impl PerfArgs {
         ensure!(
             operation != Operation::PutSignal || self.graph_launches == 0,
             "-G: put_signal waits for a value that is another one each time, which a CUDA graph cannot"
+        );
+        ensure!(
+            self.blocking == 0 || (self.graph_launches == 0 && self.cpu_time == 0),
+            "-z 1: each iteration is waited for, which leaves nothing to a CUDA graph (-G), and no time of enqueueing alone (-C)"
         );
         let files: Vec<&PathBuf> = [&self.json, &self.csv, &self.plot].into_iter().flatten().collect();
         if let Some(twice) = (1..files.len()).find(|at| files[..*at].contains(&files[*at])) {
@@ -231,6 +252,7 @@ impl PerfArgs {
             },
             loop_average: self.loop_average,
             graph_launches: self.graph_launches,
+            blocking: self.blocking == 1,
             cpu_time: self.cpu_time == 1,
             per_iteration: self.per_iteration == 1,
             pin: self.pin,
@@ -329,11 +351,27 @@ mod tests {
         assert_eq!(plan.timeout, Some(Duration::from_secs(9)));
         assert!(plan.registration == Registration::Local && plan.per_iteration);
         assert_eq!((plan.backend, plan.graph_launches, plan.cpu_time), (Backend::Auto, 0, false));
+        assert!(!plan.blocking && self::plan("all_reduce -z 1").blocking);
+    }
+
+    #[test]
+    fn gpus_of_a_thread_are_ranks() {
+        let ranks = |options: &str| parse(&format!("phalanx perf all_reduce {options}")).unwrap().ranks();
+        for (options, expected) in [
+            ("", (None, None)),
+            ("-t 3", (Some(3), None)),
+            ("-g 4", (Some(4), None)),
+            ("-t 2 -g 4", (Some(8), None)),
+            ("-p 2 -g 2", (None, Some(4))),
+        ] {
+            assert_eq!(ranks(options).unwrap(), expected, "{options}");
+        }
+        assert!(ranks("-t 500 -g 500").unwrap_err().to_string().contains("250000 ranks are too many"));
     }
 
     #[test]
     fn what_only_gpus_have_is_refused_on_the_host() {
-        for options in ["-G 3", "-R 2", "-C 1", "-C"] {
+        for options in ["-G 3", "-R 2", "-C 1", "-C", "-z 1"] {
             let plan = plan(&format!("all_reduce {options}"));
             let error = plan.check_place(false).unwrap_err().to_string();
             assert!(error.starts_with(&options[..2]), "{error}");
@@ -342,6 +380,9 @@ mod tests {
         assert!(plan("all_reduce -R 1").check_place(false).is_ok());
         assert!(plan("all_reduce -R 2").check_place(true).is_ok());
         assert!(parse("phalanx perf barrier -G 1").unwrap().plan().is_err());
+        for other in ["-G 1", "-C"] {
+            assert!(parse(&format!("phalanx perf all_reduce {other} -z 1")).unwrap().plan().is_err());
+        }
         assert!(parse("phalanx perf all_reduce --backend rccl").is_err());
         assert_eq!(plan("all_reduce --backend nccl").backend_kind(), Some(phalanx::BackendKind::Nccl));
     }
@@ -403,7 +444,7 @@ mod tests {
 
     #[test]
     fn numbers_that_are_too_large_are_refused() {
-        for option in ["-n", "-w", "-m", "-G", "-p", "-t"] {
+        for option in ["-n", "-w", "-m", "-G", "-p", "-t", "-g"] {
             for number in ["100000000000", "18446744073709551615"] {
                 assert!(parse(&format!("phalanx perf all_reduce {option} {number}")).is_err(), "{option}");
             }

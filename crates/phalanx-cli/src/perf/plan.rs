@@ -37,6 +37,8 @@ pub struct Plan {
     pub loop_average: bool,
     /// How often a CUDA graph of all iterations is launched; 0: there is none.
     pub graph_launches: usize,
+    /// Whether each iteration on a GPU is waited for before the next.
+    pub blocking: bool,
     /// Whether the time of the calls that enqueue work is shown.
     pub cpu_time: bool,
     /// Whether every iteration's time is kept.
@@ -133,6 +135,7 @@ impl Plan {
             self.registration != Registration::Symmetric,
             "-R 2: symmetric windows are NCCL's, for GPUs; on the host -R 1 gives memory that peers read directly"
         );
+        ensure!(!self.blocking, "-z 1: on the host an operation is complete when its call returns");
         ensure!(
             !self.cpu_time,
             "-C 1: on the host an operation is complete when its call returns: the time is that of the call"

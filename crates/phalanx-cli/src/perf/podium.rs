@@ -111,6 +111,7 @@ impl Podium {
                 false => None,
             },
             graph_launches: plan.graph_launches,
+            blocking: plan.blocking,
             cpu_time: plan.cpu_time,
             pinned: plan.pin,
             time: if plan.loop_average || enqueued { TimeKind::LoopAverage } else { TimeKind::Median },

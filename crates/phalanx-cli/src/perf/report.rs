@@ -50,6 +50,9 @@ pub struct Options {
     /// Launches of a CUDA graph of all iterations; 0: there was none.
     #[serde(default)]
     pub graph_launches: usize,
+    /// Whether each iteration on a GPU was waited for before the next.
+    #[serde(default)]
+    pub blocking: bool,
     /// Whether the time of enqueueing is shown.
     #[serde(default)]
     pub cpu_time: bool,
@@ -286,6 +289,7 @@ pub mod samples {
                 gpus: Vec::new(),
                 library: None,
                 graph_launches: 0,
+                blocking: false,
                 cpu_time: false,
                 pinned: false,
                 time: TimeKind::Median,
@@ -317,7 +321,7 @@ mod tests {
         let report = samples::report(vec![samples::row(4, 1.25)]);
         let mut json = serde_json::to_value(&report).unwrap();
         let options = json["options"].as_object_mut().unwrap();
-        for later in ["gpus", "library", "graph_launches", "cpu_time"] {
+        for later in ["gpus", "library", "graph_launches", "blocking", "cpu_time"] {
             options.remove(later).unwrap();
         }
         json["rows"][0]["in_place"].as_object_mut().unwrap().remove("enqueue").unwrap();

@@ -40,7 +40,8 @@ impl World {
         // A launcher of a single rank (an interactive step of Slurm) leaves it to the options.
         let launcher = phalanx::choose()?.launcher.filter(|launcher| launcher.world_size != Some(1));
         let on_nvshmem = args.operation.is_one_sided() || args.backend == Backend::Nvshmem;
-        match (launcher, args.threads, args.processes) {
+        let (threads, processes) = args.ranks()?;
+        match (launcher, threads, processes) {
             (None, Some(_), _) if on_nvshmem => {
                 bail!("a process is one PE of NVSHMEM: use -p instead of -t")
             }
@@ -57,7 +58,7 @@ impl World {
             (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
             (Some(launcher), ..) => {
                 let (name, variables) = (launcher.name, launcher.recognised_by.join(", "));
-                bail!("this process is a rank of {name} ({variables}): leave out -t and -p")
+                bail!("this process is a rank of {name} ({variables}): leave out -t, -p and -g")
             }
         }
     }

@@ -9,11 +9,15 @@ use std::process::Command;
 type Job = (&'static str, &'static [&'static str]);
 
 /// Without kernels of their own.
-const ANYWHERE: [Job; 4] = [
+const ANYWHERE: [Job; 5] = [
     ("all_reduce_gpu 2", &["[1.0, 1.0]"]),
     ("phalanx perf all_reduce -t 2 -R 1 -b 8 -e 64K -f 64 -n 3 -w 1", &["registered GPU memory", "0 OK"]),
     ("phalanx perf all_gather -p 2 -R 2 -b 64 -e 64K -f 64 -n 3 -w 1", &["symmetric GPU memory", "0 OK"]),
     ("phalanx perf all_reduce -t 2 -R 2 -G 3 -b 8 -e 64K -f 64 -n 3 -w 1", &["CUDA graph", "0 OK"]),
+    (
+        "phalanx perf all_gather -g 2 -z 1 -b 64 -e 64K -f 64 -n 3 -w 1",
+        &["2 ranks (threads)", "Each iteration is waited for", "0 OK"],
+    ),
 ];
 
 /// With kernels, or cuBLAS.
@@ -62,7 +66,9 @@ fn wrong_data() -> Result<(), Failed> {
         let told = text.lines().find(|line| line.contains("Out of bounds values")).unwrap_or_default();
         let is_told = succeeds || !told.is_empty() && !told.contains(" 0 OK");
         if succeeded != succeeds || !is_told {
-            return Err(format!("{arguments}: success is {succeeded}, expected {succeeds}, in\n{text}").into());
+            return Err(
+                format!("{arguments}: success is {succeeded}, expected {succeeds}, in\n{text}").into()
+            );
         }
     }
     Ok(())

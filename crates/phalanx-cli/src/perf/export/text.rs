@@ -199,6 +199,9 @@ impl<W: Write + Send> Exporter for Text<W> {
 fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
     if options.memory.is_on_gpus() && options.operation.has_data() {
         match options.graph_launches {
+            0 if options.blocking => {
+                write!(out, "# Each iteration is waited for before the next is enqueued;")?
+            }
             0 => write!(out, "# All iterations are enqueued, then the stream is waited for;")?,
             launches => write!(
                 out,
