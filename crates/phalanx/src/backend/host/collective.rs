@@ -30,7 +30,7 @@ use super::protocol::{LINE, LINE_PAYLOAD, PAIR_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
 use super::world::Location;
-use crate::backend::{Blocks, Call, Operation};
+use crate::backend::{Blocks, Call, Operation, Ticket};
 use crate::error::Result;
 use crate::op::ReductionCode;
 use pairs::Place;
@@ -104,6 +104,8 @@ pub(super) struct State {
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
     factors: Vec<u64>,
+    /// Of the messages that an all_to_all_v goes as.
+    pub tickets: Vec<Ticket>,
 }
 
 // SAFETY: the pointers in `sources` and `targets` are used only within the call that put them there.
@@ -143,6 +145,7 @@ impl State {
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
             factors: Vec::with_capacity(ranks),
+            tickets: Vec::with_capacity(2 * ranks),
         }
     }
 

@@ -140,10 +140,10 @@ impl HostComm {
         let size = call.dtype.size();
         // A tag of its own for each call, so that a message never meets another call's receive.
         // SAFETY: inside `collective`.
-        let tag = unsafe { &*self.state.get() }.sequence() as u32;
+        let state = unsafe { &mut *self.state.get() };
+        let tag = state.sequence() as u32;
         let rank = self.endpoint.rank;
         let (ours, places) = (call.blocks, call.recv_blocks);
-        let mut tickets = Vec::with_capacity(2 * self.endpoint.ranks);
         let mut failed = None;
         for peer in self.endpoint.peers() {
             // SAFETY: the blocks lie in `send` and `recv`.
@@ -156,7 +156,7 @@ impl HostComm {
                 let transfer = Transfer::host(direction, peer, tag, call.dtype, count);
                 // SAFETY: the buffers are the caller's until all tickets are settled below.
                 match unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) } {
-                    Ok(ticket) => tickets.push(ticket),
+                    Ok(ticket) => state.tickets.push(ticket),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -167,7 +167,7 @@ impl HostComm {
             let target = call.recv.add(places.offset(rank) * size);
             reduce::copy(target, source, ours.len(rank) * size, false);
         }
-        for ticket in tickets {
+        for ticket in state.tickets.drain(..) {
             if let Err(error) = self.messages.wait(&self.endpoint, ticket, &|| ()) {
                 failed = Some(error);
             }
