@@ -141,7 +141,8 @@ impl Comm {
 
     /// Waits until this rank's operations are complete: those that were started with `start_…`, and those on
     /// GPU memory; others are complete when they return. The wait has the deadline of any other: a receive that was started
-    /// needs its message. An error of a collective that was started is its [`wait`](crate::Request::wait)'s to tell.
+    /// needs its message. An error of a collective that was started is its [`wait`](crate::Request::wait)'s to tell, too;
+    /// of a communicator that has failed this answers the verdict, as every call does.
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();

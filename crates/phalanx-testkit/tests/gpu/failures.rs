@@ -69,16 +69,17 @@ fn absent(gpus: usize) -> Result<(), Failed> {
         assert!(since.elapsed() < TIMEOUT + SLACK, "after {:?}", since.elapsed());
         error
     })?;
-    for error in errors {
-        let Some(Error::Timeout(timeout)) = error else { return Err(format!("{error:?}").into()) };
-        assert_eq!(
-            timeout.missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(),
-            [late],
-            "{timeout}"
-        );
-        assert!(timeout.operation.starts_with("all_reduce(f32 × 100000, sum"), "{timeout}");
-    }
+    errors.into_iter().try_for_each(|error| names(error, late, "all_reduce(f32 × 100000, sum"))?;
     Ok((0..gpus).try_for_each(still_works)?)
+}
+
+/// An error that says that this rank has not come, and to what.
+pub fn names(error: Option<Error>, rank: usize, operation: &str) -> Result<(), Failed> {
+    let Some(Error::Timeout(timeout)) = error else { return Err(format!("{error:?}").into()) };
+    let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
+    assert_eq!(missing, [rank], "{timeout}");
+    assert!(timeout.operation.starts_with(operation), "{timeout}");
+    Ok(())
 }
 
 fn panic(gpus: usize) -> Result<(), Failed> {

@@ -1,11 +1,11 @@
 //! What no rank waits for in the library: a peer that is missing while the others wait on their own, or in a group, and a
 //! call that does not come back.
 
-use crate::failures::{SLACK, TIMEOUT, still_works, world};
+use crate::failures::{SLACK, TIMEOUT, names, still_works, world};
 use crate::flavour::emulated_as;
 use crate::world::{are_emulated, done, launch, must, stream, upload};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, Error, ReduceOp};
+use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
 use std::time::Instant;
@@ -26,15 +26,6 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     // Only the emulated library can be told to hold a caller.
     let emulated = emulated.into_iter().map(|trial| trial.with_ignored_flag(!are_emulated()));
     on_several.chain(emulated).collect()
-}
-
-/// An error that says that this rank has not come, and to what.
-fn names(error: Option<Error>, rank: usize, operation: &str) -> Result<(), Failed> {
-    let Some(Error::Timeout(timeout)) = error else { return Err(format!("{error:?}").into()) };
-    let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
-    assert_eq!(missing, [rank], "{timeout}");
-    assert!(timeout.operation.starts_with(operation), "{timeout}");
-    Ok(())
 }
 
 /// A rank is missing, and the others wait for their stream without the library: it ends, and the next call says why.

@@ -572,7 +572,7 @@ impl<'a> Collective<'a> {
         for writer in 0..self.endpoint.ranks {
             let source = match form {
                 _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
-                Form::Inline => self.inline_data(writer).wrapping_add(flow.source_offset(rank)),
+                Form::Inline => self.inline_data(flow, writer),
                 Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * LINES_BYTES),
                 Form::Bytes(stride) => self.small_bytes(flow, stride, writer, rank),
             };
@@ -595,10 +595,7 @@ impl<'a> Collective<'a> {
             // SAFETY: the block's place lies in `recv`; its data lies in the opening or in the slot.
             unsafe {
                 match form {
-                    Form::Inline => {
-                        let source = self.inline_data(writer).wrapping_add(flow.source_offset(rank));
-                        reduce::copy_small(target, source, len);
-                    }
+                    Form::Inline => reduce::copy_small(target, self.inline_data(flow, writer), len),
                     Form::Lines(per_block) => self.read_block(flow, per_block, writer, target)?,
                     Form::Bytes(stride) => {
                         reduce::copy(target, self.small_bytes(flow, stride, writer, rank), len, false);
@@ -613,11 +610,12 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// The data in an opening.
+    /// A writer's block for this rank, in the opening.
     #[inline(always)]
-    fn inline_data(&self, writer: usize) -> *const u8 {
+    fn inline_data(&self, flow: &Flow<'_>, writer: usize) -> *const u8 {
         // SAFETY: a slot holds an opening.
-        unsafe { (&raw const (*self.opening(writer)).data).cast() }
+        let data: *const u8 = unsafe { (&raw const (*self.opening(writer)).data).cast() };
+        data.wrapping_add(flow.source_offset(self.endpoint.rank))
     }
 
     /// The ranks' factors of a pre-multiplied sum, once all are heard; of other reductions, none.

@@ -41,10 +41,6 @@ impl SoloComm {
         lock(&self.messages)
     }
 
-    fn verdict(&self) -> Result<()> {
-        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
-    }
-
     fn fail(&self, error: Error) -> Error {
         self.failed.get_or_init(|| error).clone()
     }
@@ -100,7 +96,7 @@ impl Backend for SoloComm {
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
-        self.verdict()?;
+        self.check()?;
         if call.operation.is_empty_handed() {
             return Ok(());
         }
@@ -118,7 +114,7 @@ impl Backend for SoloComm {
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
-        self.verdict()?;
+        self.check()?;
         let mut messages = self.lock();
         let ticket = Ticket(messages.next);
         messages.next += 1;
@@ -187,7 +183,7 @@ impl Backend for SoloComm {
                 Ok(true)
             }
             None => {
-                let failed = self.verdict();
+                let failed = self.check();
                 if failed.is_err() {
                     messages.receives.retain(|(waiting, _)| *waiting != ticket);
                 }
@@ -197,11 +193,11 @@ impl Backend for SoloComm {
     }
 
     fn check(&self) -> Result<()> {
-        self.verdict()
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     fn sync(&self) -> Result<()> {
-        self.verdict()?;
+        self.check()?;
         let waiting = self.lock().receives.first().map(|(_, receive)| *receive);
         waiting.map_or(Ok(()), |receive| Err(self.never_comes(Some(receive))))
     }
@@ -216,7 +212,7 @@ impl Backend for SoloComm {
     }
 
     unsafe fn split(&self, color: Option<u32>, _key: i64) -> Result<Option<Box<dyn Backend>>> {
-        self.verdict()?;
+        self.check()?;
         Ok(color.map(|_| Box::new(SoloComm::new(self.timeout())) as Box<dyn Backend>))
     }
 

@@ -129,11 +129,11 @@ impl Copies {
             unsafe {
                 match line.line {
                     OPENING => copy_line(&slot.opening, line),
-                    number => slot
-                        .lines
-                        .get(usize::from(number))
-                        .into_iter()
-                        .for_each(|target| copy_line(target, line)),
+                    number => {
+                        if let Some(target) = slot.lines.get(usize::from(number)) {
+                            copy_line(target, line);
+                        }
+                    }
                 }
             }
         }
