@@ -18,12 +18,13 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// What ranks do over and over until it fails.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 10] = [
     "all_reduce_large_shared",
     "all_reduce_large_private",
     "all_reduce_small",
     IN_ROUNDS,
     "all_to_all",
+    "all_to_all_fetched",
     "barrier",
     "messages_small",
     "messages_large",
@@ -92,6 +93,11 @@ fn round(comm: &Comm, kind: &str, shared: &mut [f32], private: &mut Vec<f32>) ->
         "all_reduce_small" => comm.all_reduce_in_place(&mut private[..5], ReduceOp::Max),
         IN_ROUNDS => comm.all_reduce_in_place(&mut private[..100], ReduceOp::Max),
         "all_to_all" => comm.all_to_all_in_place(private),
+        // Blocks of 512 KiB, which processes read out of each other.
+        "all_to_all_fetched" => {
+            let (send, recv) = private.split_at_mut(1 << 19);
+            comm.all_to_all(&send[..], &mut recv[..1 << 19])
+        }
         "barrier" => comm.barrier(),
         "messages_small" => {
             let (send, recv) = private.split_at_mut(10);

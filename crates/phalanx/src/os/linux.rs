@@ -276,6 +276,36 @@ impl Process {
     }
 }
 
+/// Copies bytes out of another process's memory, as far as the system lets this one look into it: `process_vm_readv`, the kernel's
+/// "cross-memory attach". A process that has ended, or is about to, is
+/// [`NotFound`](io::ErrorKind::NotFound).
+///
+/// # Safety
+/// `len` bytes are writable at `target`.
+pub(crate) unsafe fn read_process(pid: u32, source: u64, target: *mut u8, len: usize) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let left = len - done;
+        let theirs = libc::iovec { iov_base: (source as usize + done) as *mut libc::c_void, iov_len: left };
+        // SAFETY: the kernel writes to the rest of the target at most, and looks at the source itself: what cannot be read is an error.
+        let read = unsafe {
+            let ours = libc::iovec { iov_base: target.add(done).cast(), iov_len: left };
+            libc::process_vm_readv(pid as libc::pid_t, &ours, 1, &theirs, 1, 0)
+        };
+        match read {
+            -1 => return Err(not_there(io::Error::last_os_error())),
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => done += read as usize,
+        }
+    }
+    Ok(())
+}
+
+/// "No such process" has no kind of its own.
+fn not_there(e: io::Error) -> io::Error {
+    if e.raw_os_error() == Some(libc::ESRCH) { io::ErrorKind::NotFound.into() } else { e }
+}
+
 /// Why a process does not run, although it is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Halt {

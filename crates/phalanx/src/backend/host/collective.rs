@@ -1,4 +1,4 @@
-//! The collectives: one description of who gives what to whom ([`Flow`]), and four ways to carry it out.
+//! The collectives: one description of who gives what to whom ([`Flow`]), and five ways to carry it out.
 //!
 //! *Small* (up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
 //! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening.
@@ -13,6 +13,9 @@
 //! buffers that all can reach, in one and a half: each rank stores its part of the result everywhere.
 //!
 //! *Pairs* ([`pairs`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
+//!
+//! *Fetched*: the longest all_to_alls of private buffers between processes. Each rank has the kernel copy the others' blocks to their
+//! place, where it lets them (`fetch.rs`).
 //!
 //! But for those largest all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
@@ -62,6 +65,13 @@ const SMALL_READS: usize = 16 << 10;
 /// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer
 /// of the all-gather is saved. Below, the results are better in their reader's cache.
 const PUSH: usize = 256 << 10;
+
+/// Blocks of private memory from this size on are fetched by the kernel. It has more to do for each page than a copy through the region, but
+/// copies once.
+const FETCHED: usize = 256 << 10;
+
+/// Own blocks from this size on are stored past the caches beside those that are fetched.
+const STREAMING_OWN: usize = 4 << 20;
 
 /// Bytes that a rank pushes before it looks whether its peers have given up.
 const PUSH_STEP: usize = 64 << 10;
@@ -206,6 +216,12 @@ impl<'a> Flow<'a> {
         // The data of an all_to_all_v goes as messages, and an alloc has none; here the ranks only agree.
         let blocks = if matches!(call.operation, AllToAllV | Alloc) { Blocks::Equal(0) } else { call.blocks };
         Flow { writers, readers, scattered, gathered, reduced, blocks, size }
+    }
+
+    /// Whether it is an all_to_all whose blocks are long enough for the kernel to copy them. (What everybody gets from everybody is staged
+    /// once and read by all, which is as fast or faster.)
+    fn may_be_fetched(&self) -> bool {
+        self.scattered && self.gathered && self.longest() >= FETCHED
     }
 
     /// Bytes that `writer` gives to `reader`.
@@ -644,6 +660,12 @@ impl<'a> Collective<'a> {
             let in_place_exchange = flow.scattered && flow.gathered && call.send == call.recv;
             if !in_place_exchange {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
+                if !send.is_readable()
+                    && flow.may_be_fetched()
+                    && self.endpoint.can_offer(call.send, flow.send_len(rank, ranks))
+                {
+                    send = Location::to_fetch(call.send);
+                }
             }
             let mut recv = Location::NOWHERE;
             if call.operation == Operation::AllReduce {
@@ -677,6 +699,10 @@ impl<'a> Collective<'a> {
             self.hear_all(flow.writers, None)?;
             self.gather_factors(call);
         }
+        if flow.may_be_fetched() {
+            // For the next time: all are there.
+            self.endpoint.try_fetching();
+        }
         // All ranks choose alike: they have heard the same openings.
         // SAFETY: the caller's contract.
         unsafe {
@@ -688,11 +714,12 @@ impl<'a> Collective<'a> {
                 Operation::AllReduce if !self.one_phase_pays(flow.longest()) || self.any_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
+                _ if flow.may_be_fetched() && self.all_to_fetch() => self.fetch_blocks(call, flow)?,
                 Operation::AllToAll if self.goes_in_pairs(flow) => self.pairs(call, flow)?,
                 _ => self.one_phase(call, flow, send)?,
             }
         }
-        if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_readable) {
+        if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_offered) {
             // Peers read this rank's memory: it must not return before they are done.
             let sequence = self.state.sequence;
             self.complete();
@@ -733,6 +760,11 @@ impl<'a> Collective<'a> {
         (0..self.endpoint.ranks).any(|rank| self.locations(rank)[which].is_readable())
     }
 
+    /// Whether the kernel is to copy every rank's `send`.
+    fn all_to_fetch(&self) -> bool {
+        (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_to_fetch())
+    }
+
     /// Whether every rank's buffer (0: `send`, 1: `recv`) can be read by its peers.
     fn all_readable(&self, which: usize) -> bool {
         (0..self.endpoint.ranks).all(|rank| self.locations(rank)[which].is_readable())
@@ -740,6 +772,23 @@ impl<'a> Collective<'a> {
 
     fn lead(&self) -> usize {
         if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
+    }
+
+    /// # Safety
+    /// As for `bulk`, after the openings, which all say that the kernel is to copy.
+    unsafe fn fetch_blocks(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+        let rank = self.endpoint.rank;
+        for writer in self.endpoint.peers() {
+            let source = self.locations(writer)[0].offset + flow.source_offset(rank) as u64;
+            // SAFETY: the writer's block has its place in `recv`.
+            unsafe {
+                let target = call.recv.add(flow.target_offset(writer));
+                self.endpoint.fetch(writer, source, target, flow.block_len(writer, rank))?;
+            }
+        }
+        // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+        unsafe { copy_own(call, flow, rank, 0, usize::MAX, flow.longest() >= STREAMING_OWN) };
+        Ok(())
     }
 
     /// # Safety

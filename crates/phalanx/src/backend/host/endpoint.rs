@@ -53,6 +53,8 @@ pub(super) struct Endpoint {
     failing: Mutex<()>,
     /// What the operating system refused this rank in the middle of an operation.
     refusal: OnceLock<String>,
+    /// Whether this rank has looked into the processes of all others.
+    pub tried_fetching: OnceLock<()>,
 }
 
 /// What a rank waits in, for errors: the number of the operation and what it is.
@@ -91,11 +93,13 @@ impl Endpoint {
             link,
             failing: Mutex::default(),
             refusal: OnceLock::new(),
+            tried_fetching: OnceLock::new(),
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
         endpoint.standing(rank).pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.pid.store(pid, Ordering::Relaxed);
+        endpoint.show_mark();
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         if endpoint.link.is_some() {
             // Somebody always waits for this rank, as far as can be known.

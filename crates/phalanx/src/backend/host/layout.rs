@@ -161,6 +161,17 @@ pub(super) struct Life {
     /// One of the `LIFE_` values.
     pub state: AtomicU32,
     pub pid: AtomicU32,
+    pub fetching: FetchWords,
+}
+
+/// What a process tells about reading its peers' private memory, and they its own: see `fetch.rs`.
+#[repr(C)]
+pub(super) struct FetchWords {
+    /// A number that no other process has, and its address. Peers try to read it.
+    pub mark: AtomicU64,
+    pub mark_at: AtomicU64,
+    /// 1 if this rank could read those of all its peers.
+    pub reads_all: AtomicU32,
 }
 
 pub(super) const LIFE_ACTIVE: u32 = 1;

@@ -10,6 +10,7 @@
 //! | `layout.rs`, `world.rs` | where they lie, and the memory they lie in |
 //! | `endpoint.rs` | waiting, noticing who is gone, giving up |
 //! | `record.rs`, `verdict.rs`, `blame.rs` | who called what, why the communicator failed, and who is at fault |
+//! | `fetch.rs` | reading the private memory of another process |
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
 //! | `collective/rounds.rs`, `grid.rs` | small all_reduces of many ranks, in rows and columns |
@@ -22,6 +23,7 @@ mod blame;
 mod chunks;
 mod collective;
 mod endpoint;
+mod fetch;
 mod grid;
 mod layout;
 mod liveness;

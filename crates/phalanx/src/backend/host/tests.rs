@@ -198,3 +198,64 @@ fn threads_of_a_rank_that_fail_at_once_have_one_verdict() {
         assert!(told.iter().all(|told| *told == later), "{told:?}, later {later}");
     }
 }
+
+/// An all_to_all of two ranks, twice: what the second has received.
+fn exchanges(ranks: [HostComm; 2], count: usize) -> [HostComm; 2] {
+    let threads = ranks.map(|comm| {
+        std::thread::spawn(move || {
+            for round in 1..=2u32 {
+                let rank = comm.rank() as u32;
+                let send: Vec<u32> =
+                    (0..2 * count as u32).map(|i| i ^ (rank << 30) ^ (round << 28)).collect();
+                let mut recv = vec![0u32; 2 * count];
+                let call = Call {
+                    send: send.as_ptr().cast(),
+                    recv: recv.as_mut_ptr().cast(),
+                    dtype: DType::U32,
+                    blocks: Blocks::Equal(count),
+                    recv_blocks: Blocks::Equal(count),
+                    ..Call::empty(Operation::AllToAll)
+                };
+                // SAFETY: the buffers have two blocks each, and one thread drives the rank.
+                unsafe { comm.collective(&call) }.unwrap();
+                let expected = (0..2u32).flat_map(|from| {
+                    (0..count as u32).map(move |i| (rank * count as u32 + i) ^ (from << 30) ^ (round << 28))
+                });
+                assert!(expected.eq(recv.iter().copied()), "round {round} of rank {rank}");
+            }
+            comm
+        })
+    });
+    threads.map(|thread| thread.join().unwrap())
+}
+
+#[test]
+fn long_blocks_are_fetched_once_all_are_known_to_be_able_to() {
+    let long = (256 << 10) / 4;
+    let [short_blocks, _peer] = exchanges(pair(), long - 1);
+    assert!(short_blocks.endpoint.tried_fetching.get().is_none());
+
+    let [comm, peer] = exchanges(pair(), long);
+    assert!(comm.endpoint.all_fetch() && peer.endpoint.all_fetch(), "a process can read its own memory");
+    let memory = vec![1u8; 10];
+    assert!(comm.endpoint.can_offer(memory.as_ptr(), memory.len()));
+    // What cannot be read, such as a device's memory, is not offered.
+    assert!(!comm.endpoint.can_offer(16 as *const u8, 10));
+    let mut got = [0u8; 10];
+    // SAFETY: as many bytes.
+    unsafe { comm.endpoint.fetch(1, memory.as_ptr() as u64, got.as_mut_ptr(), 10) }.unwrap();
+    assert_eq!(got, [1; 10]);
+    // SAFETY: as above.
+    let refused = unsafe { comm.endpoint.fetch(1, 16, got.as_mut_ptr(), 10) }.unwrap_err();
+    assert!(refused.to_string().contains("rank 1"), "{refused}");
+}
+
+#[test]
+fn blocks_of_a_peer_that_cannot_be_read_go_through_the_region() {
+    let ranks = pair();
+    // As if it were in a container with processes of its own.
+    ranks[1].endpoint.own().life.pid.store(u32::MAX >> 1, Ordering::Relaxed);
+    let [comm, peer] = exchanges(ranks, (256 << 10) / 4);
+    assert!(comm.endpoint.tried_fetching.get().is_some() && !comm.endpoint.all_fetch());
+    assert!(!peer.endpoint.all_fetch());
+}

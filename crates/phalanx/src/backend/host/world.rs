@@ -263,7 +263,7 @@ impl World {
 /// Where a buffer lies, in words that mean the same to every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Location {
-    /// The segment, [`SAME_MEMORY`], or [`PRIVATE`].
+    /// The segment, [`SAME_MEMORY`], [`OTHER_PROCESS`], or [`PRIVATE`].
     pub segment: SegmentId,
     /// Offset in the segment, or address.
     pub offset: u64,
@@ -273,12 +273,29 @@ pub(super) struct Location {
 pub(super) const PRIVATE: SegmentId = 0;
 /// All ranks share one address space.
 pub(super) const SAME_MEMORY: SegmentId = u64::MAX;
+/// It is the private memory of a process; peers can have the kernel copy it.
+pub(super) const OTHER_PROCESS: SegmentId = u64::MAX - 1;
 
 impl Location {
     pub const NOWHERE: Location = Location { segment: PRIVATE, offset: 0 };
 
-    pub fn is_readable(self) -> bool {
+    /// Memory of this process that the kernel copies for peers.
+    pub fn to_fetch(start: *const u8) -> Location {
+        Location { segment: OTHER_PROCESS, offset: start as u64 }
+    }
+
+    pub fn is_to_fetch(self) -> bool {
+        self.segment == OTHER_PROCESS
+    }
+
+    /// Whether peers read it from where it is, in one way or the other.
+    pub fn is_offered(self) -> bool {
         self.segment != PRIVATE
+    }
+
+    /// Whether peers can read it where it lies.
+    pub fn is_readable(self) -> bool {
+        self.segment != PRIVATE && !self.is_to_fetch()
     }
 }
 

@@ -1,0 +1,102 @@
+//! Reading a peer's private memory: the kernel copies it, once, from process to process (`process_vm_readv`, "cross-memory attach").
+//!
+//! Not every system allows that (Yama's `ptrace_scope`, seccomp, containers with processes of their own), so each rank first reads a mark
+//! of every peer, and tells whether it could. Memory is offered once all could; until then, and where some cannot, blocks go through the
+//! region as ever.
+
+use super::endpoint::Endpoint;
+use crate::error::{Error, Result};
+use crate::os;
+use crate::sync::Ordering;
+use std::sync::OnceLock;
+
+/// Bytes that are read before this rank looks whether somebody has given up.
+const STEP: usize = 1 << 20;
+
+/// A number that no other process has; 0 if there is none.
+fn own_mark() -> &'static u64 {
+    static MARK: OnceLock<u64> = OnceLock::new();
+    MARK.get_or_init(|| getrandom::u64().unwrap_or(0))
+}
+
+impl Endpoint {
+    /// Shows this process's mark to its peers, before it is known to be there.
+    pub fn show_mark(&self) {
+        if self.world.is_processes() {
+            let words = &self.own().life.fetching;
+            words.mark.store(*own_mark(), Ordering::Relaxed);
+            words.mark_at.store(std::ptr::from_ref(own_mark()) as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Tries to read the marks of all peers, which are there, and tells them how that went. The first call counts.
+    pub fn try_fetching(&self) {
+        self.tried_fetching.get_or_init(|| {
+            let reads_all = self.world.is_processes() && self.peers().all(|peer| self.reads_mark(peer));
+            tracing::debug!(rank = self.rank, reads_all, "looked into the memory of the other processes");
+            self.own().life.fetching.reads_all.store(reads_all.into(), Ordering::Release);
+        });
+    }
+
+    fn reads_mark(&self, peer: usize) -> bool {
+        let words = &self.channel.state(peer).life.fetching;
+        let (mark, at) = (words.mark.load(Ordering::Relaxed), words.mark_at.load(Ordering::Relaxed));
+        let mut seen = [0; 8];
+        // SAFETY: `seen` has room for a word.
+        let read = unsafe { os::read_process(self.pid(peer), at, seen.as_mut_ptr(), seen.len()) };
+        mark != 0 && read.is_ok() && u64::from_ne_bytes(seen) == mark
+    }
+
+    /// Whether every rank is known to be able to read every other's private memory.
+    pub fn all_fetch(&self) -> bool {
+        (0..self.ranks)
+            .all(|rank| self.channel.state(rank).life.fetching.reads_all.load(Ordering::Acquire) == 1)
+    }
+
+    /// Whether peers can read this memory of this process, of which there is some. The kernel does not copy every memory: not that of devices,
+    /// such as a driver's pinned buffers.
+    pub fn can_offer(&self, start: *const u8, len: usize) -> bool {
+        let own = std::process::id();
+        let is_read = |at: usize| {
+            let mut byte = 0;
+            // SAFETY: there is room for a byte.
+            unsafe { os::read_process(own, start as u64 + at as u64, &mut byte, 1) }.is_ok()
+        };
+        // Whose first and last byte can be read is one allocation.
+        self.all_fetch() && is_read(0) && is_read(len - 1)
+    }
+
+    /// Copies bytes from an address in a peer's process.
+    ///
+    /// # Safety
+    /// `len` bytes are writable at `target`.
+    pub unsafe fn fetch(&self, peer: usize, source: u64, target: *mut u8, len: usize) -> Result<()> {
+        for start in (0..len).step_by(STEP) {
+            let step = (len - start).min(STEP);
+            let mut read = Ok(());
+            self.inside(0, || {
+                // SAFETY: the caller's contract, for a part of it.
+                read = unsafe {
+                    os::read_process(self.pid(peer), source + start as u64, target.add(start), step)
+                };
+            })?;
+            match read {
+                Ok(()) => {}
+                // Its memory is gone before it is: the wait tells who that was.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return self.wait(peer, || false),
+                Err(e) => {
+                    return Err(Error::system(
+                        "process_vm_readv",
+                        e,
+                        format!(
+                            "{step} bytes of rank {peer}'s buffer cannot be read from this process, although its first could: \
+                             memory in parts that are a device's or a shorter file's has to be copied first, and a process that \
+                             hides from others (`PR_SET_DUMPABLE`) must do so before its first all_to_all"
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
