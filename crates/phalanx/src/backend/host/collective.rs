@@ -14,13 +14,14 @@
 //!
 //! *Pairs* ([`pairs`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
 //!
-//! *Fetched*: the longest all_to_alls of private buffers between processes. Each rank has the kernel copy the others' blocks to their
-//! place, where it lets them (`fetch.rs`).
+//! *Fetched* ([`fetched`]): the longest of those between processes. Each rank has the kernel copy the others' blocks to their place, where it
+//! lets them and that is faster.
 //!
 //! But for those largest all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
 //! rank order.
 
+mod fetched;
 mod pairs;
 mod rounds;
 
@@ -36,6 +37,7 @@ use super::world::Location;
 use crate::backend::{Blocks, Call, Operation, Ticket};
 use crate::error::Result;
 use crate::op::ReductionCode;
+use fetched::Ways;
 use pairs::Place;
 
 /// Payload of a slot's opening that is not taken by the fingerprint and the factor.
@@ -66,18 +68,14 @@ const SMALL_READS: usize = 16 << 10;
 /// of the all-gather is saved. Below, the results are better in their reader's cache.
 const PUSH: usize = 256 << 10;
 
-/// Blocks of private memory from this size on are fetched by the kernel. It has more to do for each page than a copy through the region, but
-/// copies once.
-const FETCHED: usize = 256 << 10;
-
-/// Own blocks from this size on are stored past the caches beside those that are fetched.
-const STREAMING_OWN: usize = 4 << 20;
-
 /// Bytes that a rank pushes before it looks whether its peers have given up.
 const PUSH_STEP: usize = 64 << 10;
 
 /// A word of the opening: peers may write to `recv`.
 const OPEN_TO_PUSHES: u64 = 1;
+
+/// The same word of rank 0's: what the kernel can copy it is to copy.
+const TO_FETCH: u64 = 2;
 
 /// The most bytes of a block in stamped lines.
 const LINES_BYTES: usize = MOST_LINES * LINE_PAYLOAD;
@@ -107,6 +105,8 @@ pub(super) struct State {
     drained: [u64; RINGS],
     /// Where the chunks of exchanges in pairs lie.
     places: [Place; CHUNKS],
+    /// Which way was faster for long all_to_alls between processes.
+    ways: Ways,
     /// Where this rank stands if small all_reduces go in rounds.
     grid: Option<Grid>,
     /// Room for what small reductions read from each rank's lines.
@@ -150,6 +150,7 @@ impl State {
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
             places: [Place::default(); CHUNKS],
+            ways: Ways::default(),
             grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
@@ -157,6 +158,12 @@ impl State {
             factors: Vec::with_capacity(ranks),
             tickets: Vec::with_capacity(2 * ranks),
         }
+    }
+
+    /// Whether blocks of about this length were fetched already.
+    #[cfg(test)]
+    pub fn has_fetched(&self, block: usize) -> bool {
+        self.ways.has_fetched(block)
     }
 
     /// Number of the last collective.
@@ -216,12 +223,6 @@ impl<'a> Flow<'a> {
         // The data of an all_to_all_v goes as messages, and an alloc has none; here the ranks only agree.
         let blocks = if matches!(call.operation, AllToAllV | Alloc) { Blocks::Equal(0) } else { call.blocks };
         Flow { writers, readers, scattered, gathered, reduced, blocks, size }
-    }
-
-    /// Whether it is an all_to_all whose blocks are long enough for the kernel to copy them. (What everybody gets from everybody is staged
-    /// once and read by all, which is as fast or faster.)
-    fn may_be_fetched(&self) -> bool {
-        self.scattered && self.gathered && self.longest() >= FETCHED
     }
 
     /// Bytes that `writer` gives to `reader`.
@@ -660,11 +661,8 @@ impl<'a> Collective<'a> {
             let in_place_exchange = flow.scattered && flow.gathered && call.send == call.recv;
             if !in_place_exchange {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
-                if !send.is_readable()
-                    && flow.may_be_fetched()
-                    && self.endpoint.can_offer(call.send, flow.send_len(rank, ranks))
-                {
-                    send = Location::to_fetch(call.send);
+                if !send.is_readable() && self.may_be_fetched(flow) {
+                    send = self.offer(call.send, flow);
                 }
             }
             let mut recv = Location::NOWHERE;
@@ -677,6 +675,9 @@ impl<'a> Collective<'a> {
                 && self.endpoint.world.can_withdraw(call.recv, flow.longest())
             {
                 data[4] = OPEN_TO_PUSHES;
+            }
+            if self.may_be_fetched(flow) && self.state.ways.fetch_next(flow.longest()) {
+                data[4] = TO_FETCH;
             }
             self.wait_slot_free()?;
             // SAFETY: as many bytes; the slot is free.
@@ -699,10 +700,6 @@ impl<'a> Collective<'a> {
             self.hear_all(flow.writers, None)?;
             self.gather_factors(call);
         }
-        if flow.may_be_fetched() {
-            // For the next time: all are there.
-            self.endpoint.try_fetching();
-        }
         // All ranks choose alike: they have heard the same openings.
         // SAFETY: the caller's contract.
         unsafe {
@@ -714,19 +711,37 @@ impl<'a> Collective<'a> {
                 Operation::AllReduce if !self.one_phase_pays(flow.longest()) || self.any_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
-                _ if flow.may_be_fetched() && self.all_to_fetch() => self.fetch_blocks(call, flow)?,
-                Operation::AllToAll if self.goes_in_pairs(flow) => self.pairs(call, flow)?,
-                _ => self.one_phase(call, flow, send)?,
+                _ if self.may_be_fetched(flow) => self.fetch_or_pass(call, flow, send)?,
+                _ => self.pass(call, flow, send)?,
             }
         }
-        if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_offered) {
-            // Peers read this rank's memory: it must not return before they are done.
-            let sequence = self.state.sequence;
+        if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_readable) {
             self.complete();
-            for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
-                let done = &self.endpoint.channel.state(peer).done_operation;
-                self.endpoint.wait(peer, || done.get() >= sequence)?;
+            self.wait_until_read(flow)?;
+        }
+        Ok(())
+    }
+
+    /// Moves blocks as they are, through the region or from memory that peers can reach.
+    ///
+    /// # Safety
+    /// As for `bulk`, after the openings, for what reduces nothing or in one phase.
+    unsafe fn pass(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match call.operation {
+                Operation::AllToAll if self.goes_in_pairs(flow) => self.pairs(call, flow),
+                _ => self.one_phase(call, flow, send),
             }
+        }
+    }
+
+    /// Where peers read this rank's memory it must not return before they are done.
+    fn wait_until_read(&self, flow: &Flow<'_>) -> Result<()> {
+        let sequence = self.state.sequence;
+        for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
+            let done = &self.endpoint.channel.state(peer).done_operation;
+            self.endpoint.wait(peer, || done.get() >= sequence)?;
         }
         Ok(())
     }
@@ -760,11 +775,6 @@ impl<'a> Collective<'a> {
         (0..self.endpoint.ranks).any(|rank| self.locations(rank)[which].is_readable())
     }
 
-    /// Whether the kernel is to copy every rank's `send`.
-    fn all_to_fetch(&self) -> bool {
-        (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_to_fetch())
-    }
-
     /// Whether every rank's buffer (0: `send`, 1: `recv`) can be read by its peers.
     fn all_readable(&self, which: usize) -> bool {
         (0..self.endpoint.ranks).all(|rank| self.locations(rank)[which].is_readable())
@@ -772,23 +782,6 @@ impl<'a> Collective<'a> {
 
     fn lead(&self) -> usize {
         if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
-    }
-
-    /// # Safety
-    /// As for `bulk`, after the openings, which all say that the kernel is to copy.
-    unsafe fn fetch_blocks(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
-        let rank = self.endpoint.rank;
-        for writer in self.endpoint.peers() {
-            let source = self.locations(writer)[0].offset + flow.source_offset(rank) as u64;
-            // SAFETY: the writer's block has its place in `recv`.
-            unsafe {
-                let target = call.recv.add(flow.target_offset(writer));
-                self.endpoint.fetch(writer, source, target, flow.block_len(writer, rank))?;
-            }
-        }
-        // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
-        unsafe { copy_own(call, flow, rank, 0, usize::MAX, flow.longest() >= STREAMING_OWN) };
-        Ok(())
     }
 
     /// # Safety

@@ -13,6 +13,7 @@
 //! | `fetch.rs` | reading the private memory of another process |
 //! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
 //! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
+//! | `collective/pairs.rs`, `collective/fetched.rs` | long all_to_alls |
 //! | `collective/rounds.rs`, `grid.rs` | small all_reduces of many ranks, in rows and columns |
 //! | `message.rs`, `chunks.rs` | point to point |
 //! | `relay/` | ranks of several hosts, which share no memory: the words without the data |

@@ -199,14 +199,14 @@ fn threads_of_a_rank_that_fail_at_once_have_one_verdict() {
     }
 }
 
-/// An all_to_all of two ranks, twice: what the second has received.
+/// All_to_alls of two ranks that go through the region, and are fetched where that can be.
 fn exchanges(ranks: [HostComm; 2], count: usize) -> [HostComm; 2] {
     let threads = ranks.map(|comm| {
         std::thread::spawn(move || {
-            for round in 1..=2u32 {
+            for round in 1..=15u32 {
                 let rank = comm.rank() as u32;
                 let send: Vec<u32> =
-                    (0..2 * count as u32).map(|i| i ^ (rank << 30) ^ (round << 28)).collect();
+                    (0..2 * count as u32).map(|i| i ^ (rank << 30) ^ (round << 24)).collect();
                 let mut recv = vec![0u32; 2 * count];
                 let call = Call {
                     send: send.as_ptr().cast(),
@@ -219,7 +219,7 @@ fn exchanges(ranks: [HostComm; 2], count: usize) -> [HostComm; 2] {
                 // SAFETY: the buffers have two blocks each, and one thread drives the rank.
                 unsafe { comm.collective(&call) }.unwrap();
                 let expected = (0..2u32).flat_map(|from| {
-                    (0..count as u32).map(move |i| (rank * count as u32 + i) ^ (from << 30) ^ (round << 28))
+                    (0..count as u32).map(move |i| (rank * count as u32 + i) ^ (from << 30) ^ (round << 24))
                 });
                 assert!(expected.eq(recv.iter().copied()), "round {round} of rank {rank}");
             }
@@ -237,6 +237,10 @@ fn long_blocks_are_fetched_once_all_are_known_to_be_able_to() {
 
     let [comm, peer] = exchanges(pair(), long);
     assert!(comm.endpoint.all_fetch() && peer.endpoint.all_fetch(), "a process can read its own memory");
+    for rank in [&comm, &peer] {
+        // SAFETY: nothing is under way.
+        assert!(unsafe { &*rank.state.get() }.has_fetched(256 << 10));
+    }
     let memory = vec![1u8; 10];
     assert!(comm.endpoint.can_offer(memory.as_ptr(), memory.len()));
     // What cannot be read, such as a device's memory, is not offered.

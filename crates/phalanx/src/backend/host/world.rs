@@ -288,11 +288,6 @@ impl Location {
         self.segment == OTHER_PROCESS
     }
 
-    /// Whether peers read it from where it is, in one way or the other.
-    pub fn is_offered(self) -> bool {
-        self.segment != PRIVATE
-    }
-
     /// Whether peers can read it where it lies.
     pub fn is_readable(self) -> bool {
         self.segment != PRIVATE && !self.is_to_fetch()
