@@ -8,6 +8,7 @@ mod communicators;
 mod exits;
 mod failures;
 mod flavour;
+mod groups;
 mod hosts;
 mod init_all;
 mod injected;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         communicators::SCENARIOS,
         exits::SCENARIOS,
         streams::SCENARIOS,
+        groups::SCENARIOS,
         memory::SCENARIOS,
         kept_errors::SCENARIOS,
         init_all::SCENARIOS,
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         communicators::trials,
         exits::trials,
         streams::trials,
+        groups::trials,
         memory::trials,
         kept_errors::trials,
         init_all::trials,

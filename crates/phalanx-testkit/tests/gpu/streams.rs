@@ -36,7 +36,7 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// Large enough that an operation takes a while.
-fn len() -> usize {
+pub fn len() -> usize {
     elements(1 << 22)
 }
 
@@ -49,7 +49,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     trials
 }
 
-fn sum(ranks: usize) -> impl Fn(usize) -> f32 {
+pub fn sum(ranks: usize) -> impl Fn(usize) -> f32 {
     move |index| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32
 }
 
@@ -234,9 +234,9 @@ fn read_on_two_streams(comm: Comm, _: &[String]) -> Outcome {
 }
 
 /// What is enqueued on the stream next is held up for a while.
-fn hold_up(stream: &CudaStream) -> Result<(), String> {
+pub fn hold_up(stream: &CudaStream) -> Result<(), String> {
     unsafe extern "C" fn sleep(_: *mut std::ffi::c_void) {
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(if are_emulated() { 20 } else { 50 }));
     }
     stream.context().bind_to_thread().map_err(|e| e.to_string())?;
     // SAFETY: a stream that is alive, and a function that needs no argument.
