@@ -12,6 +12,7 @@ use crate::hosts::Elsewhere;
 use crate::mpi;
 use crate::scenario::{Body, Outcome, Scenario};
 use crate::threads::host;
+use phalanx::Comm;
 use phalanx::store::{Server, Settings, Token};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// The scenarios, one a line; their arguments follow, after tabs.
 const SCENARIOS: &str = "PHALANX_TESTKIT_SCENARIOS";
+/// How many ranks a process has, as threads of its own, which do the scenarios.
+const THREADS: &str = "PHALANX_TESTKIT_THREADS";
 const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
@@ -58,31 +61,51 @@ pub(crate) fn line(name: &str, args: &[String]) -> String {
     std::iter::once(name.to_owned()).chain(args.iter().map(|arg| escape(arg))).collect::<Vec<_>>().join("\t")
 }
 
+/// A scenario of a list, with its arguments.
+type Named = (Body, String, Vec<String>);
+
 /// Performs the scenarios of a list: a single one, or several for ranks, each on a communicator of its own.
 pub(crate) fn perform(scenarios: &[Scenario], list: &str) -> Outcome {
-    let named = |line: &str| -> Result<(Body, String, Vec<String>), String> {
+    let named = |line: &str| -> Result<Named, String> {
         let mut words = line.split('\t').map(unescape);
         let name = words.next().unwrap_or_default();
         let scenario = scenarios.iter().find(|scenario| scenario.name == name);
         Ok((scenario.ok_or_else(|| format!("there is no scenario {name}"))?.body, name, words.collect()))
     };
+    let list = list.lines().map(named).collect::<Result<Vec<_>, _>>()?;
     let init = || phalanx::init().map_err(|error| format!("init: {error}"));
-    if let [only] = list.lines().collect::<Vec<_>>()[..] {
-        return match named(only)? {
-            (Body::Rank(body), _, args) => body(init()?, &args),
-            (Body::Process(body), _, args) => body(&args),
-        };
+    if let Some(ranks) = std::env::var(THREADS).ok().and_then(|ranks| ranks.parse().ok()) {
+        return on_threads(ranks, &list);
     }
-    let world = init()?;
-    for line in list.lines() {
-        let (body, name, args) = named(line)?;
+    match &list[..] {
+        [(Body::Rank(body), _, args)] => body(init()?, args),
+        [(Body::Process(body), _, args)] => body(args),
+        list => one_after_another(init()?, list),
+    }
+}
+
+fn one_after_another(world: Comm, list: &[Named]) -> Outcome {
+    for (body, name, args) in list {
         let Body::Rank(body) = body else { return Err(format!("{name} is not a scenario for ranks")) };
         let comm = world.split(Some(0), 0).map_err(|error| format!("{name}: split: {error}"))?;
         let comm = comm.ok_or("split answered None to a rank with a colour")?;
-        body(comm, &args).map_err(|problem| format!("{name} {args:?}: {problem}"))?;
+        body(comm, args).map_err(|problem| format!("{name} {args:?}: {problem}"))?;
     }
     world.finalize().map_err(|error| format!("finalize: {error}"))?;
     Ok(String::new())
+}
+
+/// The ranks are threads of this process.
+fn on_threads(ranks: usize, list: &[Named]) -> Outcome {
+    let outcomes = Comm::builder().run(ranks, |world| one_after_another(world, list));
+    let outcomes = outcomes.map_err(|error| format!("{ranks} thread ranks: {error}"))?;
+    let problems = outcomes.into_iter().enumerate().filter_map(|(rank, outcome)| {
+        outcome.err().map(|problem| format!("\n  thread rank {rank}: {problem}"))
+    });
+    match problems.collect::<String>() {
+        none if none.is_empty() => Ok(none),
+        some => Err(some),
+    }
 }
 
 /// In a rank: says that it has reached a phase. Without an effect in a thread rank.
@@ -142,6 +165,18 @@ impl Launch {
     /// One process that belongs to no job.
     pub fn alone(scenario: &str) -> Launch {
         Launch { plain: true, ..Launch::new(scenario, 1) }
+    }
+
+    /// The ranks are threads of one process, and the scenarios those of ranks.
+    pub fn on_threads(self) -> Launch {
+        let threads = self.ranks.to_string();
+        let limit = self.rank_deadline();
+        Launch { plain: true, ranks: 1, ..self }.env(THREADS, &threads).env("PHALANX_TIMEOUT", &limit)
+    }
+
+    /// When ranks give up, in seconds: a hang of the library then says who waits for whom.
+    fn rank_deadline(&self) -> String {
+        (self.deadline.as_secs_f64() / 2.0).to_string()
     }
 
     /// An argument of the scenario.
@@ -289,8 +324,7 @@ impl Launch {
             command.env("PHALANX_RANK", &rank).env("PHALANX_LOCAL_RANK", rank);
             command.env("PHALANX_WORLD_SIZE", &ranks).env("PHALANX_LOCAL_WORLD_SIZE", ranks);
             command.env("PHALANX_JOB", job);
-            // A hang of the library then says who waits for whom.
-            command.env("PHALANX_TIMEOUT", (self.deadline.as_secs_f64() / 2.0).to_string());
+            command.env("PHALANX_TIMEOUT", self.rank_deadline());
         }
         if let Some((server, token)) = store {
             self.place_on_host(&mut command, rank);

@@ -191,7 +191,7 @@ fn gpu(number: usize) -> Result<Gpu, String> {
 fn programs(comm: &Comm, args: &[String]) -> Outcome {
     let seed: u64 = args.first().and_then(|arg| arg.parse().ok()).ok_or("no seed was given")?;
     let mut random = Random::new(seed);
-    let gpu = gpu(comm.rank())?;
+    let gpu = gpu(comm.gpu().unwrap_or(comm.rank()))?;
     for number in 0..250 {
         let step = Step::random(&mut random, 6000);
         let result = if random.below(8) == 0 && comm.rank() == 0 {
@@ -207,7 +207,7 @@ fn programs(comm: &Comm, args: &[String]) -> Outcome {
 /// Messages between GPUs, between a GPU and the host, and of parts of buffers.
 fn messages(comm: &Comm) -> Outcome {
     let (rank, peer) = (comm.rank(), 1 - comm.rank());
-    let gpu = gpu(rank)?;
+    let gpu = gpu(comm.gpu().unwrap_or(rank))?;
     for len in [1usize, 1000, 70_001] {
         let content = |rank: usize| (0..len).map(|i| (i * 3 + rank) as u32).collect::<Vec<_>>();
         let send = gpu.0.clone_htod(&content(rank)).map_err(text)?;

@@ -3,17 +3,21 @@
 //! One world runs all cells of a trial one behind the other, so that an operation also meets whatever the
 //! one before left in the library's buffers. Each cell has data of its own ([`ring`](phalanx_testkit::ring)).
 
-use crate::buffers::{Buffer, Memory, poison, still_poisoned};
+use crate::buffers::{Buffer, Memory, OnGpu, poison, still_poisoned};
 use crate::world::{DEADLINE, all_equal, all_ok, on_processes};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, DType};
+use phalanx::{Comm, DType, Source, Target};
 use phalanx_testkit::reference::Combine;
 use phalanx_testkit::ring::{PERIOD, Ring, STRIDE, bytes};
 use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Number, Scenario, threads, with_number};
 use std::sync::Arc;
 
-pub const SCENARIOS: &[Scenario] = &[Scenario::rank("matrix", whole_operation)];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("matrix", |comm, args| whole_operation(&comm, args, &Memory::ALL)),
+    // Memory of the communicator's GPU.
+    Scenario::rank("matrix/gpu", |comm, args| whole_operation(&comm, args, &[Memory::Gpu])),
+];
 
 /// Elements of a block; sizes around cache lines, small messages, and chunks.
 const SIZES: [usize; 6] = [0, 1, 3, 17, 1000, 4099];
@@ -90,19 +94,19 @@ pub fn trials() -> Vec<Trial> {
 
 fn one_type_on_threads<T: Number>(operation: Operation, ranks: usize) -> Result<(), Failed> {
     let tables = Arc::new(Tables::<T>::new(operation, ranks));
-    let outcomes = threads::run(ranks, DEADLINE, move |comm| all_cells(&comm, &tables))?;
+    let outcomes = threads::run(ranks, DEADLINE, move |comm| all_cells(&comm, &tables, &Memory::ALL))?;
     let reports = all_ok(outcomes.into_iter());
     all_equal(&reports.map_err(|problems| format!("{ranks} thread ranks:{problems}"))?)
 }
 
 /// A process rank's part: all types.
-fn whole_operation(comm: Comm, args: &[String]) -> Outcome {
+fn whole_operation(comm: &Comm, args: &[String], memories: &[Memory]) -> Outcome {
     let operation = Operation::ALL.into_iter().find(|(_, name)| args.iter().any(|arg| arg == name));
     let (operation, _) = operation.ok_or("no operation was named")?;
     let mut report = String::new();
     for dtype in DType::ALL {
         report += &with_number!(dtype, T => {
-            all_cells(&comm, &Tables::<T>::new(operation, comm.world_size()))
+            all_cells(comm, &Tables::<T>::new(operation, comm.world_size()), memories)
         })?;
     }
     Ok(report)
@@ -129,10 +133,10 @@ impl<T: Number> Tables<T> {
 
 /// All cells of one operation and type. The report is a digest of those results that must have the same
 /// bits, whatever NaN they hold, on every rank.
-fn all_cells<T: Number>(comm: &Comm, tables: &Tables<T>) -> Outcome {
+fn all_cells<T: Number>(comm: &Comm, tables: &Tables<T>, memories: &[Memory]) -> Outcome {
     let (send_blocks, recv_blocks) = tables.operation.blocks(comm.world_size());
     let blocks = send_blocks.max(recv_blocks);
-    let mut walk = Walk { comm, tables, cell: 0, digest: 0 };
+    let mut walk = Walk { comm, tables, memories, cell: 0, digest: 0 };
     for size in SIZES {
         walk.size(size, |_, _| true)?;
     }
@@ -150,6 +154,7 @@ fn all_cells<T: Number>(comm: &Comm, tables: &Tables<T>) -> Outcome {
 struct Walk<'a, T> {
     comm: &'a Comm,
     tables: &'a Tables<T>,
+    memories: &'a [Memory],
     cell: usize,
     digest: u64,
 }
@@ -175,11 +180,11 @@ impl<T: Number> Walk<'_, T> {
     /// The cells of one size for which `chosen` answers true, given the numbers of the combination of
     /// memory and place, and of the reduction.
     fn size(&mut self, count: usize, chosen: impl Fn(usize, usize) -> bool) -> Result<(), String> {
-        let Walk { comm, tables, .. } = *self;
+        let Walk { comm, tables, memories, .. } = *self;
         let ranks = comm.world_size();
         let (send_blocks, recv_blocks) = tables.operation.blocks(ranks);
         let longest = send_blocks.max(recv_blocks) * count;
-        for (m, memory) in Memory::ALL.into_iter().enumerate() {
+        for (m, memory) in memories.iter().copied().enumerate() {
             let context = || format!("rank {}: alloc of {longest} {}", comm.rank(), T::DTYPE);
             let mut send = memory.send(comm, send_blocks * count).context(context)?;
             let mut recv = memory.recv(comm, longest).context(context)?;
@@ -199,9 +204,9 @@ impl<T: Number> Walk<'_, T> {
                         start: self.cell * 31_337 % PERIOD,
                     };
                     let result = if in_place {
-                        self.in_place(&cell, recv.all())
+                        self.in_place(&cell, memory, recv.all())
                     } else {
-                        self.out_of_place(&cell, &mut send, &mut recv.all()[..recv_blocks * count])
+                        self.out_of_place(&cell, memory, &mut send, &mut recv.all()[..recv_blocks * count])
                     };
                     result.context(|| {
                         format!(
@@ -224,34 +229,28 @@ impl<T: Number> Walk<'_, T> {
     fn out_of_place(
         &mut self,
         cell: &Cell<'_, T>,
+        memory: Memory,
         send: &mut Buffer<T>,
         recv: &mut [T],
     ) -> Result<(), String> {
         let Walk { comm, tables, .. } = *self;
         let rank = comm.rank();
         let own_start = cell.start_of(rank);
-        tables.ring.fill(send.all(), own_start);
-        poison(recv, cell.number);
         let send = send.all();
-        let reduction = || cell.combine.expect("a reducing operation").0.reduction(rank);
-        // A buffer that a rank does not need may be there or not.
+        tables.ring.fill(send, own_start);
+        poison(recv, cell.number);
         let is_root = rank == cell.root;
-        let absent = !is_root && cell.number.is_multiple_of(2);
-        match tables.operation {
-            AllReduce => comm.all_reduce(&send[..], recv, reduction()),
-            Broadcast if absent => comm.broadcast(&[][..], recv, cell.root),
-            Broadcast => comm.broadcast(&send[..], recv, cell.root),
-            Reduce if absent => comm.reduce(&send[..], &mut [][..], reduction(), cell.root),
-            Reduce => comm.reduce(&send[..], recv, reduction(), cell.root),
-            AllGather => comm.all_gather(&send[..], recv),
-            ReduceScatter => comm.reduce_scatter(&send[..], recv, reduction()),
-            AllToAll => comm.all_to_all(&send[..], recv),
-            Gather if absent => comm.gather(&send[..], &mut [][..], cell.root),
-            Gather => comm.gather(&send[..], recv, cell.root),
-            Scatter if absent => comm.scatter(&[][..], recv, cell.root),
-            Scatter => comm.scatter(&send[..], recv, cell.root),
+        let call = Call { comm, operation: tables.operation, cell };
+        match memory {
+            Memory::Gpu => {
+                let on_gpu = OnGpu::copy(comm, send, cell.number)?;
+                let mut target = OnGpu::copy(comm, recv, cell.number + 1)?;
+                call.out_of_place(&on_gpu.view(), &mut target.view_mut())?;
+                on_gpu.read(send)?;
+                target.read(recv)?;
+            }
+            _ => call.out_of_place(&send[..], recv)?,
         }
-        .map_err(|error| error.to_string())?;
         tables.ring.expect_bits(send, own_start).context(|| "the send buffer changed".into())?;
         match tables.operation {
             Reduce | Gather if !is_root => still_poisoned(recv, cell.number),
@@ -259,7 +258,7 @@ impl<T: Number> Walk<'_, T> {
         }
     }
 
-    fn in_place(&mut self, cell: &Cell<'_, T>, buffer: &mut [T]) -> Result<(), String> {
+    fn in_place(&mut self, cell: &Cell<'_, T>, memory: Memory, buffer: &mut [T]) -> Result<(), String> {
         let Walk { comm, tables, .. } = *self;
         let rank = comm.rank();
         let own_block = rank * cell.count..(rank + 1) * cell.count;
@@ -276,18 +275,15 @@ impl<T: Number> Walk<'_, T> {
             }
             Broadcast | Scatter => {}
         }
-        let reduction = || cell.combine.expect("a reducing operation").0.reduction(rank);
-        match tables.operation {
-            AllReduce => comm.all_reduce_in_place(buffer, reduction()),
-            Broadcast => comm.broadcast_in_place(buffer, cell.root),
-            Reduce => comm.reduce_in_place(buffer, reduction(), cell.root),
-            AllGather => comm.all_gather_in_place(buffer),
-            ReduceScatter => comm.reduce_scatter_in_place(buffer, reduction()),
-            AllToAll => comm.all_to_all_in_place(buffer),
-            Gather => comm.gather_in_place(buffer, cell.root),
-            Scatter => comm.scatter_in_place(buffer, cell.root),
+        let call = Call { comm, operation: tables.operation, cell };
+        match memory {
+            Memory::Gpu => {
+                let mut on_gpu = OnGpu::copy(comm, buffer, cell.number)?;
+                call.in_place(&mut on_gpu.view_mut())?;
+                on_gpu.read(buffer)?;
+            }
+            _ => call.in_place(buffer)?,
         }
-        .map_err(|error| error.to_string())?;
         match tables.operation {
             // What the others' buffers hold afterwards is not promised.
             Reduce | Gather if rank != cell.root => Ok(()),
@@ -318,6 +314,59 @@ impl<T: Number> Walk<'_, T> {
                 .try_for_each(|from| ring.expect_bits(block(from), cell.start_of(from) + rank * cell.count)),
         }
         .map_err(|difference| difference.to_string())
+    }
+}
+
+/// One call of the library.
+struct Call<'a, T> {
+    comm: &'a Comm,
+    operation: Operation,
+    cell: &'a Cell<'a, T>,
+}
+
+impl<T: Number> Call<'_, T> {
+    fn reduction(&self) -> phalanx::Reduction<T> {
+        self.cell.combine.expect("a reducing operation").0.reduction(self.comm.rank())
+    }
+
+    fn out_of_place<S, R>(&self, send: &S, recv: &mut R) -> Result<(), String>
+    where
+        S: Source<Elem = T> + ?Sized,
+        R: Target<Elem = T> + ?Sized,
+    {
+        let Call { comm, cell, .. } = *self;
+        // A buffer that a rank does not need may be there or not.
+        let absent = comm.rank() != cell.root && cell.number.is_multiple_of(2);
+        match self.operation {
+            AllReduce => comm.all_reduce(send, recv, self.reduction()),
+            Broadcast if absent => comm.broadcast(&[][..], recv, cell.root),
+            Broadcast => comm.broadcast(send, recv, cell.root),
+            Reduce if absent => comm.reduce(send, &mut [][..], self.reduction(), cell.root),
+            Reduce => comm.reduce(send, recv, self.reduction(), cell.root),
+            AllGather => comm.all_gather(send, recv),
+            ReduceScatter => comm.reduce_scatter(send, recv, self.reduction()),
+            AllToAll => comm.all_to_all(send, recv),
+            Gather if absent => comm.gather(send, &mut [][..], cell.root),
+            Gather => comm.gather(send, recv, cell.root),
+            Scatter if absent => comm.scatter(&[][..], recv, cell.root),
+            Scatter => comm.scatter(send, recv, cell.root),
+        }
+        .map_err(|error| error.to_string())
+    }
+
+    fn in_place<R: Target<Elem = T> + ?Sized>(&self, buffer: &mut R) -> Result<(), String> {
+        let Call { comm, cell, .. } = *self;
+        match self.operation {
+            AllReduce => comm.all_reduce_in_place(buffer, self.reduction()),
+            Broadcast => comm.broadcast_in_place(buffer, cell.root),
+            Reduce => comm.reduce_in_place(buffer, self.reduction(), cell.root),
+            AllGather => comm.all_gather_in_place(buffer),
+            ReduceScatter => comm.reduce_scatter_in_place(buffer, self.reduction()),
+            AllToAll => comm.all_to_all_in_place(buffer),
+            Gather => comm.gather_in_place(buffer, cell.root),
+            Scatter => comm.scatter_in_place(buffer, cell.root),
+        }
+        .map_err(|error| error.to_string())
     }
 }
 

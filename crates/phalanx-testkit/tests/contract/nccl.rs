@@ -1,14 +1,13 @@
-//! The contract on NCCL, in host memory: the same scenarios with a GPU for each rank, on the machine's GPUs (where NCCL is missing, they
-//! fail), or without enough of them on emulated ones. (Collectives on GPU memory are the GPU suite's.)
+//! The contract on NCCL: the same scenarios with a GPU for each rank, on the machine's GPUs (where NCCL is missing, they fail), or without
+//! enough of them on emulated ones. Ranks are processes and threads, buffers in host memory and on the GPU.
 //!
 //! What is not here, because NCCL does not have it: tags, results in rank order (so inputs are such that any order is
 //! right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a smallest or largest is made of, communicators of one GPU that several
-//! threads use at once (their operations would wait for each other in different orders), a barrier between a receive and the send
-//! that it waits for (all operations are carried out in the order of the calls). The portable trait takes
-//! addresses of GPU memory, and is tested there.
+//! threads use at once (their operations would wait for each other in different orders), a barrier or a collective between a receive and the send
+//! that it waits for, and a send of another thread that a message under way waits for (all operations are carried out in the order of the calls).
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, requests, vectors};
+use crate::{communicators, messages, portable, requests, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
@@ -18,59 +17,102 @@ use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// Ranks of a world: every operation has two sides, and a machine with GPUs often has two.
-const RANKS: usize = 2;
+/// Scenarios with their arguments, which one world performs.
+type Group = (&'static str, fn() -> Vec<(&'static str, &'static str)>);
 
-/// Scenarios that one world performs.
-type Group = (&'static str, fn() -> Launch);
+const MATRIX_ON_HOST: Group = ("matrix", || MATRIX.map(|operation| ("matrix", operation)).into());
+const MATRIX_ON_GPU: Group = ("matrix_on_gpu", || MATRIX.map(|operation| ("matrix/gpu", operation)).into());
+const VECTORS: Group = ("vectors", || promised(vectors::SCENARIOS));
+const MESSAGES: Group = ("messages", || promised(messages::SCENARIOS));
+const MESSAGES_OF_TWO: Group = ("messages_of_two", || vec![("cuda/messages", "")]);
+const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
+const AMONG_MESSAGES: Group = ("requests_among_messages", || promised(requests::AMONG_MESSAGES));
+const COMMUNICATORS: Group = ("communicators", || promised(communicators::SCENARIOS));
+const PORTABLE: Group = ("portable", || promised(portable::SCENARIOS));
+const PORTABLE_OF_TWO: Group = ("portable_of_two", || promised(portable::BOUNDED));
+/// Collectives of every kind, the v-variants among them, in host memory and on the GPU.
+const PROGRAMS: Group = ("programs", || {
+    vec![("programs/short_blocks", "1"), ("programs/long_blocks", "2"), ("cuda/programs", "3")]
+});
 
-const GROUPS: [Group; 7] = [
-    ("matrix", || of(MATRIX.into_iter().map(|operation| ("matrix", operation)))),
-    ("vectors", || all(vectors::SCENARIOS)),
-    ("messages", || all(messages::SCENARIOS)),
-    ("requests", || all(requests::SCENARIOS)),
-    ("requests_among_messages", || all(requests::AMONG_MESSAGES)),
-    ("communicators", || all(communicators::SCENARIOS)),
-    ("programs", || of([("programs/short_blocks", "1"), ("programs/long_blocks", "2")].into_iter())),
+/// What ranks as processes and as threads perform. The matrix in host memory takes most of the time, and is two processes'; the programs
+/// have every collective, too, in both kinds of memory.
+const WORLDS: [(&str, usize, &[Group]); 4] = [
+    (
+        "processes",
+        2,
+        &[
+            MATRIX_ON_HOST,
+            MATRIX_ON_GPU,
+            VECTORS,
+            MESSAGES,
+            MESSAGES_OF_TWO,
+            REQUESTS,
+            AMONG_MESSAGES,
+            COMMUNICATORS,
+            PORTABLE,
+            PORTABLE_OF_TWO,
+            PROGRAMS,
+        ],
+    ),
+    (
+        "threads",
+        2,
+        &[
+            MATRIX_ON_GPU,
+            VECTORS,
+            MESSAGES,
+            MESSAGES_OF_TWO,
+            REQUESTS,
+            AMONG_MESSAGES,
+            COMMUNICATORS,
+            PORTABLE,
+            PROGRAMS,
+        ],
+    ),
+    ("processes", 4, &[VECTORS, COMMUNICATORS, PORTABLE, PROGRAMS]),
+    ("threads", 4, &[REQUESTS, PROGRAMS]),
 ];
 
-fn of(scenarios: impl Iterator<Item = (&'static str, &'static str)>) -> Launch {
-    let launch = scenarios.fold(None, |launch: Option<Launch>, (name, arg)| {
-        let launch = launch.map_or_else(|| Launch::new(name, RANKS), |launch| launch.then(name));
-        Some(launch.arg(arg))
-    });
-    launch
-        .expect("every group has scenarios")
-        .deadline(DEADLINE)
-        .on_gpus()
-        .env("PHALANX_BACKEND", "nccl")
-        .env(ANY_ORDER, "1")
-        .env(NO_NAN, "1")
+const NOT_PROMISED: [&str; 6] = [
+    "messages/tags",
+    "communicators/on_threads_at_once",
+    "requests/behind_a_barrier",
+    "portable/tags",
+    "portable/gather_and_scatter_are_no_messages",
+    "portable/called_while_another_waits",
+];
+
+fn promised(scenarios: &'static [Scenario]) -> Vec<(&'static str, &'static str)> {
+    let promised = scenarios.iter().filter(|scenario| !NOT_PROMISED.contains(&scenario.name));
+    promised.map(|scenario| (scenario.name, "")).collect()
 }
 
-const NOT_PROMISED: [&str; 3] =
-    ["messages/tags", "communicators/on_threads_at_once", "requests/behind_a_barrier"];
-
-fn all(scenarios: &'static [Scenario]) -> Launch {
-    let promised = scenarios.iter().filter(|scenario| !NOT_PROMISED.contains(&scenario.name));
-    of(promised.map(|scenario| (scenario.name, "")))
+fn launch(ranks: usize, kind: &str, scenarios: &[(&'static str, &'static str)]) -> Launch {
+    let ((first, arg), others) = scenarios.split_first().expect("every group has scenarios");
+    let launch = Launch::new(first, ranks).arg(arg);
+    let launch = others.iter().fold(launch, |launch, (name, arg)| launch.then(name).arg(arg));
+    let launch = launch.deadline(DEADLINE).on_gpus();
+    let launch = if kind == "threads" { launch.on_threads() } else { launch };
+    launch.env("PHALANX_BACKEND", "nccl").env(ANY_ORDER, "1").env(NO_NAN, "1")
 }
 
 pub fn trials() -> Vec<Trial> {
-    GROUPS
-        .iter()
-        .map(|(name, launch)| {
-            let name = format!("nccl/{name}/{RANKS}");
-            if !cfg!(target_os = "linux") {
-                return Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("for Linux");
-            }
-            Trial::test(name, move || perform(&launch()))
-        })
-        .collect()
+    let mut trials = Vec::new();
+    for (kind, ranks, groups) in WORLDS {
+        for (name, scenarios) in groups {
+            let name = format!("nccl/{kind}/{name}/{ranks}");
+            trials.push(match cfg!(target_os = "linux") {
+                true => Trial::test(name, move || perform(&launch(ranks, kind, &scenarios()), ranks)),
+                false => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("for Linux"),
+            });
+        }
+    }
+    trials
 }
 
-fn perform(launch: &Launch) -> Result<(), Failed> {
-    if let Some(gpus) = gpus::count().ok().filter(|gpus| *gpus >= RANKS) {
+fn perform(launch: &Launch, ranks: usize) -> Result<(), Failed> {
+    if let Some(gpus) = gpus::count().ok().filter(|gpus| *gpus >= ranks) {
         // Nobody would notice that it ran on others.
         phalanx::nccl::version().map_err(|error| format!("{gpus} GPUs that NCCL cannot use: {error}"))?;
         return Ok(launch.reports().map(drop)?);

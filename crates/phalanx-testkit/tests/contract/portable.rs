@@ -1,5 +1,6 @@
-//! The portable trait on raw pointers: the same results, the same checks, and tags.
+//! The portable trait on raw pointers, of host memory or of the communicator's GPU: the same results, the same checks, and tags.
 
+use crate::buffers::Room;
 use crate::world::both;
 use libtest_mimic::Trial;
 use phalanx::communicator::{Communicator, StreamSyncOps};
@@ -12,20 +13,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario::rank("portable/collectives", |comm, _| collectives(&*comm.into_communicator())),
-    Scenario::rank("portable/in_place", |comm, _| in_place(&*comm.into_communicator())),
-    Scenario::rank("portable/defaults", |comm, _| collectives(&Least(&*comm.into_communicator()))),
-    Scenario::rank("portable/messages", |comm, _| messages(&*comm.into_communicator())),
+    Scenario::rank("portable/collectives", |comm, _| portable(comm, collectives)),
+    Scenario::rank("portable/in_place", |comm, _| portable(comm, in_place)),
+    Scenario::rank("portable/defaults", |comm, _| {
+        portable(comm, |comm, room| collectives(&Least(comm), room))
+    }),
+    Scenario::rank("portable/messages", |comm, _| {
+        portable(comm, |comm, room| messages(comm, room, Order::Sent))
+    }),
+    Scenario::rank("portable/tags", |comm, _| {
+        portable(comm, |comm, room| messages(comm, room, Order::Reversed))
+    }),
     Scenario::rank("portable/messages_among_collectives", |comm, _| {
-        messages_among_collectives(&*comm.into_communicator())
+        portable(comm, messages_among_collectives)
     }),
     Scenario::rank("portable/gather_and_scatter_are_no_messages", |comm, _| {
-        gather_and_scatter_are_no_messages(&*comm.into_communicator())
+        portable(comm, gather_and_scatter_are_no_messages)
     }),
-    Scenario::rank("portable/barrier_waits", |comm, _| barrier_waits(&*comm.into_communicator())),
-    Scenario::rank("portable/wrong_calls", |comm, _| wrong_calls(&*comm.into_communicator())),
-    Scenario::rank("portable/split", |comm, _| split(&*comm.into_communicator())),
-    Scenario::rank("portable/events", |comm, _| events(&*comm.into_communicator())),
+    Scenario::rank("portable/barrier_waits", |comm, _| portable(comm, barrier_waits)),
+    Scenario::rank("portable/wrong_calls", |comm, _| portable(comm, wrong_calls)),
+    Scenario::rank("portable/split", |comm, _| portable(comm, split)),
+    Scenario::rank("portable/events", |comm, _| portable(comm, events)),
     Scenario::rank("portable/from_several_threads", |comm, _| from_several_threads(comm)),
 ];
 
@@ -34,9 +42,15 @@ pub const BOUNDED: &[Scenario] = &[
     Scenario::rank("portable/dropped_with_a_receive", |comm, _| dropped_with_a_receive(comm)),
     Scenario::rank("portable/failure_is_told_to_all", |comm, _| failure_is_told_to_all(comm)),
     Scenario::rank("portable/called_while_another_waits", |comm, _| {
-        called_while_another_waits(&*comm.into_communicator())
+        portable(comm, called_while_another_waits)
     }),
 ];
+
+/// With buffers of its memory.
+fn portable(comm: Comm, body: fn(&dyn Communicator, &Room) -> Outcome) -> Outcome {
+    let room = Room::of(&comm);
+    body(&*comm.into_communicator(), &room)
+}
 
 pub fn trials() -> Vec<Trial> {
     let trials = SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5]));
@@ -49,15 +63,7 @@ fn text(error: phalanx::Error) -> String {
     error.to_string()
 }
 
-fn address<T>(buffer: &[T]) -> u64 {
-    buffer.as_ptr() as u64
-}
-
-fn address_mut<T>(buffer: &mut [T]) -> u64 {
-    buffer.as_mut_ptr() as u64
-}
-
-fn collectives(comm: &dyn Communicator) -> Outcome {
+fn collectives(comm: &dyn Communicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let ring = Ring::<f32>::new(31);
     let summed = ring.combined(ranks, &Combine::Op(ReduceOp::Sum));
@@ -66,46 +72,46 @@ fn collectives(comm: &dyn Communicator) -> Outcome {
         let root = i % ranks;
         let what = |name: &str| format!("{name} of {count}, rank {rank}");
         let own = |len: usize| ring.window(start + rank * STRIDE, len);
-        let mut buffer = own(count);
-        let (mut all, mut block) = (vec![0f32; count * ranks], vec![0f32; count]);
-        let whole = own(count * ranks);
-        let (at, dtype) = (address_mut(&mut buffer), DType::F32);
-        let (all_at, block_at) = (address_mut(&mut all), address_mut(&mut block));
+        let mut buffer = room.buffer(own(count));
+        let (mut all, mut block) = (room.buffer(vec![0f32; count * ranks]), room.buffer(vec![0f32; count]));
+        let whole = room.buffer(own(count * ranks));
+        let (at, dtype) = (buffer.at(), DType::F32);
+        let (all_at, block_at) = (all.at(), block.at());
         // SAFETY: the buffers have the announced lengths and are not touched before the calls are complete.
         unsafe {
             comm.all_reduce(at, count, dtype, ReduceOp::Sum).context(|| what("all_reduce"))?;
             comm.sync().map_err(text)?;
-            summed.expect_values(&buffer, start).context(|| what("all_reduce"))?;
+            summed.expect_values(buffer.read(), start).context(|| what("all_reduce"))?;
 
-            ring.fill(&mut buffer, start + rank * STRIDE);
+            buffer.write(|buffer| ring.fill(buffer, start + rank * STRIDE));
             comm.reduce(at, count, dtype, ReduceOp::Sum, root).context(|| what("reduce"))?;
             comm.sync().map_err(text)?;
             if rank == root {
-                summed.expect_values(&buffer, start).context(|| what("reduce"))?;
+                summed.expect_values(buffer.read(), start).context(|| what("reduce"))?;
             }
 
-            ring.fill(&mut buffer, start + rank * STRIDE);
+            buffer.write(|buffer| ring.fill(buffer, start + rank * STRIDE));
             comm.broadcast(at, count, dtype, root).context(|| what("broadcast"))?;
             comm.sync().map_err(text)?;
-            ring.expect_bits(&buffer, start + root * STRIDE).context(|| what("broadcast"))?;
+            ring.expect_bits(buffer.read(), start + root * STRIDE).context(|| what("broadcast"))?;
 
-            ring.fill(&mut buffer, start + rank * STRIDE);
+            buffer.write(|buffer| ring.fill(buffer, start + rank * STRIDE));
             comm.all_gather(at, all_at, count, dtype).context(|| what("all_gather"))?;
             comm.sync().map_err(text)?;
             for from in 0..ranks {
-                let part = &all[from * count..(from + 1) * count];
+                let part = &all.read()[from * count..(from + 1) * count];
                 ring.expect_bits(part, start + from * STRIDE).context(|| what("all_gather"))?;
             }
 
-            comm.reduce_scatter(address(&whole), block_at, count, dtype, ReduceOp::Sum)
+            comm.reduce_scatter(whole.at(), block_at, count, dtype, ReduceOp::Sum)
                 .context(|| what("reduce_scatter"))?;
             comm.sync().map_err(text)?;
-            summed.expect_values(&block, start + rank * count).context(|| what("reduce_scatter"))?;
+            summed.expect_values(block.read(), start + rank * count).context(|| what("reduce_scatter"))?;
 
-            comm.all_to_all(address(&whole), all_at, count, dtype).context(|| what("all_to_all"))?;
+            comm.all_to_all(whole.at(), all_at, count, dtype).context(|| what("all_to_all"))?;
             comm.sync().map_err(text)?;
             for from in 0..ranks {
-                let part = &all[from * count..(from + 1) * count];
+                let part = &all.read()[from * count..(from + 1) * count];
                 ring.expect_bits(part, start + from * STRIDE + rank * count)
                     .context(|| what("all_to_all"))?;
             }
@@ -116,16 +122,16 @@ fn collectives(comm: &dyn Communicator) -> Outcome {
             comm.sync().map_err(text)?;
             if rank == root {
                 for from in 0..ranks {
-                    let part = &all[from * count..(from + 1) * count];
+                    let part = &all.read()[from * count..(from + 1) * count];
                     ring.expect_bits(part, start + from * STRIDE).context(|| what("gather"))?;
                 }
             }
 
-            let whole_or_null = if rank == root { address(&whole) } else { 0 };
+            let whole_or_null = if rank == root { whole.at() } else { 0 };
             comm.scatter(whole_or_null, block_at, count, dtype, root).context(|| what("scatter"))?;
             comm.sync().map_err(text)?;
             let expected = start + root * STRIDE + rank * count;
-            ring.expect_bits(&block, expected).context(|| what("scatter"))?;
+            ring.expect_bits(block.read(), expected).context(|| what("scatter"))?;
         }
         comm.barrier().map_err(text)?;
     }
@@ -133,7 +139,7 @@ fn collectives(comm: &dyn Communicator) -> Outcome {
 }
 
 /// What has blocks, in one buffer.
-fn in_place(comm: &dyn Communicator) -> Outcome {
+fn in_place(comm: &dyn Communicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let ring = Ring::<f32>::new(33);
     let summed = ring.combined(ranks, &Combine::Op(ReduceOp::Sum));
@@ -141,48 +147,49 @@ fn in_place(comm: &dyn Communicator) -> Outcome {
     for (i, count) in SIZES.into_iter().enumerate() {
         let (start, root) = (i * 1013, i % ranks);
         let what = |name: &str| format!("{name} of {count} in place, rank {rank}");
-        let mut buffer = vec![0f32; count * ranks];
-        let at = address_mut(&mut buffer);
+        let mut buffer = room.buffer(vec![0f32; count * ranks]);
+        let at = buffer.at();
         let own = at + (rank * count * dtype.size()) as u64;
         let place = |from: usize| from * count..(from + 1) * count;
         let first = |from: usize| start + from * STRIDE;
         // SAFETY: the buffer has all ranks' blocks, and is not touched before the calls are complete.
         unsafe {
-            ring.fill(&mut buffer[place(rank)], first(rank));
+            buffer.write(|buffer| ring.fill(&mut buffer[place(rank)], first(rank)));
             comm.all_gather(own, at, count, dtype).context(|| what("all_gather"))?;
             comm.sync().map_err(text)?;
             for from in 0..ranks {
-                ring.expect_bits(&buffer[place(from)], first(from)).context(|| what("all_gather"))?;
+                ring.expect_bits(&buffer.read()[place(from)], first(from)).context(|| what("all_gather"))?;
             }
 
-            ring.fill(&mut buffer, first(rank));
+            buffer.write(|buffer| ring.fill(buffer, first(rank)));
             comm.reduce_scatter(at, own, count, dtype, ReduceOp::Sum).context(|| what("reduce_scatter"))?;
             comm.sync().map_err(text)?;
             summed
-                .expect_values(&buffer[place(rank)], start + rank * count)
+                .expect_values(&buffer.read()[place(rank)], start + rank * count)
                 .context(|| what("reduce_scatter"))?;
 
-            ring.fill(&mut buffer, first(rank));
+            buffer.write(|buffer| ring.fill(buffer, first(rank)));
             comm.all_to_all(at, at, count, dtype).context(|| what("all_to_all"))?;
             comm.sync().map_err(text)?;
             for from in 0..ranks {
                 let expected = first(from) + rank * count;
-                ring.expect_bits(&buffer[place(from)], expected).context(|| what("all_to_all"))?;
+                ring.expect_bits(&buffer.read()[place(from)], expected).context(|| what("all_to_all"))?;
             }
 
-            ring.fill(&mut buffer[place(rank)], first(rank));
+            buffer.write(|buffer| ring.fill(&mut buffer[place(rank)], first(rank)));
             comm.gather(own, if rank == root { at } else { 0 }, count, dtype, root)
                 .context(|| what("gather"))?;
             comm.sync().map_err(text)?;
             for from in (0..ranks).filter(|_| rank == root) {
-                ring.expect_bits(&buffer[place(from)], first(from)).context(|| what("gather"))?;
+                ring.expect_bits(&buffer.read()[place(from)], first(from)).context(|| what("gather"))?;
             }
 
-            ring.fill(&mut buffer, first(rank));
+            buffer.write(|buffer| ring.fill(buffer, first(rank)));
             comm.scatter(if rank == root { at } else { 0 }, own, count, dtype, root)
                 .context(|| what("scatter"))?;
             comm.sync().map_err(text)?;
-            ring.expect_bits(&buffer[place(rank)], first(root) + rank * count).context(|| what("scatter"))?;
+            ring.expect_bits(&buffer.read()[place(rank)], first(root) + rank * count)
+                .context(|| what("scatter"))?;
         }
     }
     Ok(String::new())
@@ -253,28 +260,39 @@ impl Communicator for Least<'_> {
     }
 }
 
-/// Sends and receives are posted in any order and matched by tag; `sync` completes them.
-fn messages(comm: &dyn Communicator) -> Outcome {
+/// In which order messages of a pair are received.
+#[derive(Clone, Copy, PartialEq)]
+enum Order {
+    Sent,
+    Reversed,
+}
+
+/// Sends and receives are posted, and matched by tag, or by their order where there are no tags; `sync` completes them.
+fn messages(comm: &dyn Communicator, room: &Room, order: Order) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let ring = Ring::<u16>::new(32);
     let start = |from: usize, to: usize, tag: u32| from * 7919 + to * 31 + tag as usize * 977;
     for count in SIZES {
-        let mut received = vec![vec![0u16; count]; ranks * 2];
-        let sent: Vec<Vec<u16>> =
-            (0..ranks * 2).map(|i| ring.window(start(rank, i / 2, i as u32 % 2), count)).collect();
+        let mut received: Vec<_> = (0..ranks * 2).map(|_| room.buffer(vec![0u16; count])).collect();
+        let window = |i: usize| ring.window(start(rank, i / 2, i as u32 % 2), count);
+        let sent: Vec<_> = (0..ranks * 2).map(|i| room.buffer(window(i))).collect();
         // SAFETY: the buffers live and are not touched until `sync`.
         unsafe {
             for (i, message) in sent.iter().enumerate() {
-                comm.send(address(message), count, DType::U16, i / 2, i as u32 % 2).map_err(text)?;
+                comm.send(message.at(), count, DType::U16, i / 2, i as u32 % 2).map_err(text)?;
             }
-            for (i, message) in received.iter_mut().enumerate().rev() {
-                comm.recv(address_mut(message), count, DType::U16, i / 2, i as u32 % 2).map_err(text)?;
+            let mut receives: Vec<_> = received.iter().enumerate().collect();
+            if order == Order::Reversed {
+                receives.reverse();
+            }
+            for (i, message) in receives {
+                comm.recv(message.at(), count, DType::U16, i / 2, i as u32 % 2).map_err(text)?;
             }
             comm.sync().context(|| format!("{count} elements, rank {rank}"))?;
         }
-        for (i, message) in received.iter().enumerate() {
+        for (i, message) in received.iter_mut().enumerate() {
             let expected = start(i / 2, rank, i as u32 % 2);
-            ring.expect_bits(message, expected)
+            ring.expect_bits(message.read(), expected)
                 .context(|| format!("{count} from {} to {rank}, tag {}", i / 2, i % 2))?;
         }
     }
@@ -282,7 +300,7 @@ fn messages(comm: &dyn Communicator) -> Outcome {
 }
 
 /// A message that was begun comes through although its rank is in a collective, and whatever its peer does first.
-fn messages_among_collectives(comm: &dyn Communicator) -> Outcome {
+fn messages_among_collectives(comm: &dyn Communicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     if ranks == 1 {
         return Ok(String::new());
@@ -291,14 +309,14 @@ fn messages_among_collectives(comm: &dyn Communicator) -> Outcome {
     for (i, count) in [2000usize, 200_001].into_iter().enumerate() {
         for first in [0, 1] {
             let start = i * 977 + first * 31;
-            let sent = ring.window(start, count);
-            let (mut received, mut sum) = (vec![0u32; count], [1u64]);
-            let (at, dtype) = (address_mut(&mut sum), DType::U64);
+            let sent = room.buffer(ring.window(start, count));
+            let (mut received, mut sum) = (room.buffer(vec![0u32; count]), room.buffer(vec![1u64]));
+            let (at, dtype) = (sum.at(), DType::U64);
             // SAFETY: the buffers live and are not touched until `sync`.
             unsafe {
                 match rank {
-                    0 => comm.recv(address_mut(&mut received), count, DType::U32, 1, 0).map_err(text)?,
-                    1 => comm.send(address(&sent), count, DType::U32, 0, 0).map_err(text)?,
+                    0 => comm.recv(received.at(), count, DType::U32, 1, 0).map_err(text)?,
+                    1 => comm.send(sent.at(), count, DType::U32, 0, 0).map_err(text)?,
                     _ => {}
                 }
                 if rank != first {
@@ -307,11 +325,11 @@ fn messages_among_collectives(comm: &dyn Communicator) -> Outcome {
                 comm.all_reduce(at, 1, dtype, ReduceOp::Sum).map_err(text)?;
                 comm.sync().context(|| format!("{count} elements, rank {rank}"))?;
             }
-            if sum != [ranks as u64] {
-                return Err(format!("a wrong sum beside a message of {count}: {sum:?}"));
+            if sum.read() != [ranks as u64] {
+                return Err(format!("a wrong sum beside a message of {count}: {:?}", sum.read()));
             }
             if rank == 0 {
-                ring.expect_bits(&received, start).context(|| format!("{count} elements"))?;
+                ring.expect_bits(received.read(), start).context(|| format!("{count} elements"))?;
             }
         }
     }
@@ -319,60 +337,61 @@ fn messages_among_collectives(comm: &dyn Communicator) -> Outcome {
 }
 
 /// A receive that is pending gets the message that was sent for it, and not a block of a collective.
-fn gather_and_scatter_are_no_messages(comm: &dyn Communicator) -> Outcome {
+fn gather_and_scatter_are_no_messages(comm: &dyn Communicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     for (root, other) in [(0, 1 % ranks), (1 % ranks, 0)] {
-        let mut message = [0u16; 4];
-        let (own, mut block) = ([10 + rank as u16; 4], [0u16; 4]);
-        let mut all: Vec<u16> = (0..ranks as u16).flat_map(|to| [20 + to; 4]).collect();
-        let (all_at, dtype) = (address_mut(&mut all), DType::U16);
+        let mut message = room.buffer(vec![0u16; 4]);
+        let (own, mut block) = (room.buffer(vec![10 + rank as u16; 4]), room.buffer(vec![0u16; 4]));
+        let mut all = room.buffer((0..ranks as u16).flat_map(|to| [20 + to; 4]).collect());
+        let (all_at, dtype) = (all.at(), DType::U16);
         let expects = |rank: usize| rank == root || rank == other;
         // SAFETY: the buffers have the announced lengths and are not touched until `sync`.
         unsafe {
             // Both expect a message without a tag from the other.
             let peer = if rank == root { other } else { root };
             if expects(rank) {
-                comm.recv(address_mut(&mut message), 4, dtype, peer, 0).map_err(text)?;
+                comm.recv(message.at(), 4, dtype, peer, 0).map_err(text)?;
             }
-            let (whole, block_at) = (if rank == root { all_at } else { 0 }, address_mut(&mut block));
+            let (whole, block_at) = (if rank == root { all_at } else { 0 }, block.at());
             comm.scatter(whole, block_at, 4, dtype, root).map_err(text)?;
-            comm.gather(address(&own), whole, 4, dtype, root).map_err(text)?;
-            let sent = [rank as u16; 4];
+            comm.gather(own.at(), whole, 4, dtype, root).map_err(text)?;
+            let sent = room.buffer(vec![rank as u16; 4]);
             if expects(rank) {
-                comm.send(address(&sent), 4, dtype, peer, 0).map_err(text)?;
+                comm.send(sent.at(), 4, dtype, peer, 0).map_err(text)?;
             }
             comm.sync().map_err(text)?;
-            if expects(rank) && message != [peer as u16; 4] {
-                return Err(format!("rank {rank} received {message:?} from rank {peer}"));
+            if expects(rank) && message.read() != [peer as u16; 4] {
+                return Err(format!("rank {rank} received {:?} from rank {peer}", message.read()));
             }
         }
-        if block != [20 + rank as u16; 4] {
-            return Err(format!("rank {rank} got {block:?} of the scatter of rank {root}"));
+        if block.read() != [20 + rank as u16; 4] {
+            return Err(format!("rank {rank} got {:?} of the scatter of rank {root}", block.read()));
         }
         let gathered: Vec<u16> = (0..ranks as u16).flat_map(|from| [10 + from; 4]).collect();
-        if rank == root && all != gathered {
-            return Err(format!("rank {rank} gathered {all:?}"));
+        if rank == root && all.read() != gathered {
+            return Err(format!("rank {rank} gathered {:?}", all.read()));
         }
     }
     Ok(String::new())
 }
 
 /// Nobody leaves a barrier before the last rank has come to it.
-fn barrier_waits(comm: &dyn Communicator) -> Outcome {
+fn barrier_waits(comm: &dyn Communicator, room: &Room) -> Outcome {
     let nanos = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos() as u64;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     for late in 0..ranks {
         if rank == late {
             std::thread::sleep(Duration::from_millis(100));
         }
-        let mut came = [nanos()];
+        let mut came = room.buffer(vec![nanos()]);
         comm.barrier().map_err(text)?;
         let left = nanos();
         // SAFETY: the buffer has one element.
-        unsafe { comm.all_reduce(address_mut(&mut came), 1, DType::U64, ReduceOp::Max) }.map_err(text)?;
+        unsafe { comm.all_reduce(came.at(), 1, DType::U64, ReduceOp::Max) }.map_err(text)?;
         comm.sync().map_err(text)?;
-        if left < came[0] {
-            let early = Duration::from_nanos(came[0] - left);
+        let came = came.read()[0];
+        if left < came {
+            let early = Duration::from_nanos(came - left);
             return Err(format!("rank {rank} left the barrier {early:?} before rank {late} came"));
         }
     }
@@ -386,15 +405,16 @@ fn dropped_with_a_receive(comm: Comm) -> Outcome {
     const PATIENCE: Duration = Duration::from_secs(4);
     let rank = comm.rank();
     comm.set_timeout(TIMEOUT);
+    let room = Room::of(&comm);
     let portable = comm.into_communicator();
     if rank == 1 {
         // It is there, and sends nothing.
         std::thread::sleep(PATIENCE);
         return Ok(String::new());
     }
-    let mut never = vec![0u8; 1000];
+    let never = room.buffer(vec![0u8; 1000]);
     // SAFETY: the buffer outlives the communicator.
-    unsafe { portable.recv(address_mut(&mut never), 1000, DType::U8, 1, 0) }.map_err(text)?;
+    unsafe { portable.recv(never.at(), 1000, DType::U8, 1, 0) }.map_err(text)?;
     let since = Instant::now();
     drop(portable);
     let took = since.elapsed();
@@ -408,17 +428,23 @@ fn failure_is_told_to_all(comm: Comm) -> Outcome {
         std::thread::sleep(Duration::from_millis(200));
         return Ok(String::new());
     }
+    let room = Room::of(&comm);
+    let never = room.buffer(vec![0u8; 2000]);
     let portable = comm.into_communicator();
     let events = portable.as_stream_sync().ok_or("no events")?;
-    let mut never = vec![0u8; 2000];
-    let at = address_mut(&mut never);
+    let at = never.at();
     // SAFETY: the buffer outlives the communicator.
     unsafe {
         portable.recv(at, 1000, DType::U8, 1, 0).map_err(text)?;
         portable.recv(at + 1000, 1000, DType::U8, 1, 1).map_err(text)?;
     }
     let event = events.create_event().map_err(text)?;
-    events.record_on_comm_stream(event).map_err(text)?;
+    // On a GPU it is behind the receives, which are enqueued when the peer has come.
+    let recorded =
+        Some(events.record_on_comm_stream(event)).filter(|recorded| room.is_host() == recorded.is_err());
+    if let Some(recorded) = recorded {
+        return Err(format!("to record an event is answered {recorded:?}"));
+    }
     let told: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| portable.sync())).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
@@ -434,10 +460,10 @@ fn failure_is_told_to_all(comm: Comm) -> Outcome {
 }
 
 /// The peer answers only what another thread sends while the first waits for the answer.
-fn called_while_another_waits(comm: &dyn Communicator) -> Outcome {
+fn called_while_another_waits(comm: &dyn Communicator, room: &Room) -> Outcome {
     let peer = 1 - comm.rank();
-    let [mut question, mut answer] = [[41u64], [0]];
-    let (asked, answered) = (address_mut(&mut question), address_mut(&mut answer));
+    let [mut question, mut answer] = [41u64, 0].map(|value| room.buffer(vec![value]));
+    let (asked, answered) = (question.at(), answer.at());
     // SAFETY: each buffer has one element, and is not touched before its message is complete.
     let (send, recv) = unsafe {
         (
@@ -448,8 +474,8 @@ fn called_while_another_waits(comm: &dyn Communicator) -> Outcome {
     if comm.rank() == 1 {
         recv(asked, 7)?;
         comm.sync().map_err(text)?;
-        let reply = [question[0] + 1];
-        send(address(&reply), 8)?;
+        let reply = room.buffer(vec![question.read()[0] + 1]);
+        send(reply.at(), 8)?;
         comm.sync().map_err(text)?;
         return Ok(String::new());
     }
@@ -461,13 +487,16 @@ fn called_while_another_waits(comm: &dyn Communicator) -> Outcome {
         waiting.join().expect("no panic")
     })?;
     comm.sync().map_err(text)?;
-    if answer == [42] { Ok(String::new()) } else { Err(format!("the answer is {answer:?}")) }
+    match answer.read() {
+        [42] => Ok(String::new()),
+        other => Err(format!("the answer is {other:?}")),
+    }
 }
 
-fn wrong_calls(comm: &dyn Communicator) -> Outcome {
+fn wrong_calls(comm: &dyn Communicator, room: &Room) -> Outcome {
     let ranks = comm.world_size();
-    let mut buffer = vec![0f64; 4 * ranks + 4];
-    let at = address_mut(&mut buffer);
+    let buffer = room.buffer(vec![0f64; 4 * ranks + 4]);
+    let at = buffer.at();
     let dtype = DType::F64;
     let own = at + (comm.rank() * 4 * dtype.size()) as u64;
     let sum = ReduceOp::Sum;
@@ -514,24 +543,25 @@ fn wrong_calls(comm: &dyn Communicator) -> Outcome {
     Ok(String::new())
 }
 
-fn split(comm: &dyn Communicator) -> Outcome {
+fn split(comm: &dyn Communicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let part = comm.split(rank as u32 % 2, (ranks - rank) as u32).map_err(text)?;
     let part = part.ok_or("this backend can split")?;
-    let mut sum = [rank as u64];
+    let mut sum = room.buffer(vec![rank as u64]);
     // SAFETY: the buffer has one element.
-    unsafe { part.all_reduce(address_mut(&mut sum), 1, DType::U64, ReduceOp::Sum) }.map_err(text)?;
+    unsafe { part.all_reduce(sum.at(), 1, DType::U64, ReduceOp::Sum) }.map_err(text)?;
     part.sync().map_err(text)?;
+    let sum = sum.read()[0];
     let members: Vec<usize> = (0..ranks).rev().filter(|r| r % 2 == rank % 2).collect();
-    if members.get(part.rank()) != Some(&rank) || sum[0] != members.iter().sum::<usize>() as u64 {
-        return Err(format!("rank {rank} is {} in a part that sums to {}", part.rank(), sum[0]));
+    if members.get(part.rank()) != Some(&rank) || sum != members.iter().sum::<usize>() as u64 {
+        return Err(format!("rank {rank} is {} in a part that sums to {}", part.rank(), sum));
     }
     comm.barrier().map_err(text)?;
     Ok(String::new())
 }
 
-fn events(comm: &dyn Communicator) -> Outcome {
-    let streams = comm.as_stream_sync().ok_or("the host offers stream operations")?;
+fn events(comm: &dyn Communicator, room: &Room) -> Outcome {
+    let streams = comm.as_stream_sync().ok_or("every backend offers stream operations")?;
     let (first, second) = (streams.create_event().map_err(text)?, streams.create_event().map_err(text)?);
     if first == second {
         return Err("two events have one handle".into());
@@ -553,7 +583,8 @@ fn events(comm: &dyn Communicator) -> Outcome {
             other => return Err(format!("an event that does not exist: {other:?}")),
         }
     }
-    if comm.world_size() > 1 && comm.rank() < 2 {
+    // On a GPU its stream waits, and not the caller.
+    if room.is_host() && comm.world_size() > 1 && comm.rank() < 2 {
         messages_before_an_event(comm, streams, second)?;
     }
     streams.destroy_event(second).map_err(text)?;
@@ -567,20 +598,20 @@ fn messages_before_an_event(comm: &dyn Communicator, streams: &dyn StreamSyncOps
     // SAFETY: each buffer has one element, and is not touched before the call is complete.
     unsafe {
         if comm.rank() == 0 {
-            comm.recv(address_mut(&mut first), 1, dtype, 1, 1).map_err(text)?;
+            comm.recv(first.as_mut_ptr() as u64, 1, dtype, 1, 1).map_err(text)?;
             streams.record_on_comm_stream(event).map_err(text)?;
-            comm.recv(address_mut(&mut last), 1, dtype, 1, 2).map_err(text)?;
-            comm.send(address(&go), 1, dtype, 1, 0).map_err(text)?;
+            comm.recv(last.as_mut_ptr() as u64, 1, dtype, 1, 2).map_err(text)?;
+            comm.send(go.as_ptr() as u64, 1, dtype, 1, 0).map_err(text)?;
             streams.stream_wait_event(0, event).map_err(text)?;
             if first != [7] {
                 return Err("an event came before the message".into());
             }
-            comm.send(address(&go), 1, dtype, 1, 0).map_err(text)?;
+            comm.send(go.as_ptr() as u64, 1, dtype, 1, 0).map_err(text)?;
         } else {
             for (tag, message) in [(1, [7u8]), (2, [8u8])] {
-                comm.recv(address_mut(&mut told), 1, dtype, 0, 0).map_err(text)?;
+                comm.recv(told.as_mut_ptr() as u64, 1, dtype, 0, 0).map_err(text)?;
                 comm.sync().map_err(text)?;
-                comm.send(address(&message), 1, dtype, 0, tag).map_err(text)?;
+                comm.send(message.as_ptr() as u64, 1, dtype, 0, tag).map_err(text)?;
                 comm.sync().map_err(text)?;
             }
         }
@@ -593,18 +624,19 @@ fn messages_before_an_event(comm: &dyn Communicator, streams: &dyn StreamSyncOps
 /// The trait is `Sync`: threads take turns, and the order is theirs to agree on.
 fn from_several_threads(comm: Comm) -> Outcome {
     let ranks = comm.world_size() as u64;
+    let room = Room::of(&comm);
     let comm: Arc<dyn Communicator> = comm.into_communicator();
     let workers: Vec<_> = (0..4)
         .map(|_| {
-            let comm = comm.clone();
+            let (comm, room) = (comm.clone(), room.clone());
             std::thread::spawn(move || -> Result<(), String> {
                 for _ in 0..50 {
                     // Whatever their order, these calls are all alike.
-                    let mut sum = vec![1u64; 700];
-                    // SAFETY: the buffer has 700 elements; host operations are complete when they return.
-                    unsafe { comm.all_reduce(address_mut(&mut sum), 700, DType::U64, ReduceOp::Sum) }
-                        .map_err(text)?;
-                    if sum != vec![ranks; 700] {
+                    let mut sum = room.buffer(vec![1u64; 700]);
+                    // SAFETY: the buffer has 700 elements, and is not touched before `sync`.
+                    unsafe { comm.all_reduce(sum.at(), 700, DType::U64, ReduceOp::Sum) }.map_err(text)?;
+                    comm.sync().map_err(text)?;
+                    if sum.read() != vec![ranks; 700] {
                         return Err("a wrong sum".into());
                     }
                 }
