@@ -1,0 +1,15 @@
+//! What a graph works on is the graph's.
+
+use phalanx::ReduceOp;
+use phalanx::cudarc::driver::CudaSlice;
+use phalanx::nccl::Graph;
+
+fn all_reduce(comm: &phalanx::Comm, gradients: CudaSlice<f32>) -> phalanx::Result<usize> {
+    let mut graph = Graph::capture(comm, gradients, |group, gradients| {
+        group.all_reduce_in_place(gradients, ReduceOp::Sum)
+    })?;
+    graph.launch()?;
+    Ok(gradients.num_bytes())
+}
+
+fn main() {}
