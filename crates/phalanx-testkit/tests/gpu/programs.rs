@@ -1,5 +1,6 @@
 //! The program and the examples, which cargo builds beside this suite.
 
+use crate::world::BACKEND;
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use std::path::PathBuf;
@@ -9,8 +10,23 @@ use std::process::Command;
 type Job = (&'static str, &'static [&'static str]);
 
 /// Without kernels of their own.
-const ANYWHERE: [Job; 5] = [
+const ANYWHERE: [Job; 7] = [
     ("all_reduce_gpu 2", &["[1.0, 1.0]"]),
+    (
+        "phalanx doctor",
+        &[
+            "GPU 1",
+            "between",
+            "missing functions",
+            "threads with GPUs",
+            "processes with GPUs",
+            "Everything works.",
+        ],
+    ),
+    (
+        "phalanx perf all_reduce -p 2 -b 3000 -e 3000 -d all -o all -n 1 -w 1",
+        &["bf16", "f8e4m3", "mulsum", "0 OK"],
+    ),
     ("phalanx perf all_reduce -t 2 -R 1 -b 8 -e 64K -f 64 -n 3 -w 1", &["registered GPU memory", "0 OK"]),
     ("phalanx perf all_gather -p 2 -R 2 -b 64 -e 64K -f 64 -n 3 -w 1", &["symmetric GPU memory", "0 OK"]),
     ("phalanx perf all_reduce -t 2 -R 2 -G 3 -b 8 -e 64K -f 64 -n 3 -w 1", &["CUDA graph", "0 OK"]),
@@ -18,6 +34,22 @@ const ANYWHERE: [Job; 5] = [
         "phalanx perf all_gather -g 2 -z 1 -b 64 -e 64K -f 64 -n 3 -w 1",
         &["2 ranks (threads)", "Each iteration is waited for", "0 OK"],
     ),
+];
+
+/// What `perf` measures, and verifies.
+const MEASURED: [&str; 12] = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "gather",
+    "scatter",
+    "send_recv",
+    "ping_pong",
+    "hypercube",
 ];
 
 /// With kernels, or cuBLAS.
@@ -44,9 +76,89 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let all = anywhere.into_iter().chain(on_gpus).chain(without);
     let mut trials: Vec<_> =
         all.map(|((line, texts), succeeds, fits)| trial(line, texts, succeeds, fits)).collect();
-    let wrong = Trial::test("programs/wrong_data", wrong_data);
-    trials.push(wrong.with_ignored_flag(!emulated || built("phalanx").is_none()));
+    let with_phalanx = |name: &str, body: fn() -> Result<(), Failed>, fits| {
+        if_built(&["phalanx"], Trial::test(format!("programs/{name}"), body), fits)
+    };
+    trials.push(with_phalanx("phalanx perf, every operation", every_operation, gpus >= 2));
+    trials.push(with_phalanx("wrong_data", wrong_data, emulated));
+    trials.push(with_phalanx("examined", examined, emulated));
     trials
+}
+
+/// Among threads and among processes, a GPU each: what every element of every row should be, it is.
+fn every_operation() -> Result<(), Failed> {
+    for operation in MEASURED {
+        for ranks in ["-t 2", "-p 2"] {
+            let line = format!("phalanx perf {operation} {ranks} -b 100 -e 90000 -f 30 -r all -n 2 -w 1");
+            let backend = BACKEND.name();
+            let kind = if ranks == "-t 2" { "threads" } else { "processes" };
+            let head = format!("2 ranks ({kind}), backend {backend}, GPU memory");
+            perform(&line, &[&head, "Rank 1: GPU 1", "Out of bounds values : 0 OK"], true)?;
+        }
+    }
+    Ok(())
+}
+
+/// What `doctor` finds on machines of several kinds: their GPUs and links, the release and what it lacks, and whether it works.
+fn examined() -> Result<(), Failed> {
+    let program = built("phalanx").ok_or("phalanx is not built: cargo build --workspace --bins")?;
+    let older = Emulated::nccl("2.27.3")?.set("DEVICES", 3).set("COMPUTE_CAPABILITY", "8.0");
+    type Machine<'a> = (&'static str, Emulated, bool, &'a [&'static str]);
+    let machines: [Machine<'_>; 4] = [
+        (
+            "an older release",
+            older,
+            true,
+            &[
+                "made for CUDA 12.8",
+                "GPU 0 Emulated GPU 0, 16 GiB, compute capability 8.0, PCI 0000:1B:00.0",
+                "GPU 2 Emulated GPU 2",
+                "between any two each can reach the other's memory, performance rank 0, with atomic operations (NVLink)",
+                "version 2.27.3",
+                "ncclCommRevoke (since 2.28.7)",
+                "ncclCommSuspend, ncclCommResume, ncclCommMemStats (since 2.29.7)",
+                "nccl up to 3 ranks of this host, each with a GPU",
+                "all_reduce, 3 threads with GPUs OK",
+                "all_reduce, 3 processes with GPUs OK",
+                "Everything works.",
+            ],
+        ),
+        (
+            "one GPU",
+            Emulated::new()?.set("DEVICES", 1),
+            true,
+            &["GPU 0 Emulated GPU 0", "version 2.32.3", "all_reduce, 1 threads with GPUs OK"],
+        ),
+        (
+            "a library that never connects the ranks",
+            Emulated::new()?.set("INIT", "hang").set("DEVICES", 2),
+            false,
+            &[
+                "all_reduce, 2 threads OK",
+                "all_reduce, 2 threads with GPUs FAILED",
+                "all_reduce, 2 processes with GPUs FAILED",
+                "timeout after 3.0s in init",
+                "2 FAILED.",
+            ],
+        ),
+        (
+            "a library that calculates wrong",
+            Emulated::new()?.set("WRONG", 7).set("DEVICES", 2),
+            false,
+            &["all_reduce, 2 processes with GPUs FAILED", "sums are wrong", "2 FAILED."],
+        ),
+    ];
+    for (what, emulated, succeeds, texts) in machines {
+        let wait = if succeeds { "30" } else { "3" };
+        let output = emulated.command(&program).args(["doctor", "-T", wait]).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let missing = texts.iter().find(|part| !words.contains(**part));
+        if output.status.success() != succeeds || missing.is_some() {
+            return Err(format!("{what}: {}, {missing:?} is missing in\n{text}", output.status).into());
+        }
+    }
+    Ok(())
 }
 
 /// A library that calculates wrong: `perf` counts it and fails, and does not where nothing is checked.
@@ -80,9 +192,15 @@ fn has_cuda_libraries() -> bool {
 }
 
 fn trial(line: &'static str, texts: &'static [&'static str], succeeds: bool, fits: bool) -> Trial {
-    let missing = line.split(' ').find(|word| is_program(word) && built(word).is_none());
-    let is_ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    let programs: Vec<&str> = line.split(' ').filter(|word| is_program(word)).collect();
     let trial = Trial::test(format!("programs/{line}"), move || perform(line, texts, succeeds));
+    if_built(&programs, trial, fits)
+}
+
+/// Left out where a program is missing, which in CI it must not be.
+fn if_built(programs: &[&str], trial: Trial, fits: bool) -> Trial {
+    let missing = programs.iter().find(|name| built(name).is_none());
+    let is_ci = std::env::var("CI").is_ok_and(|value| value == "true");
     match missing {
         Some(name) if !is_ci => trial.with_ignored_flag(true).with_kind(format!("{name} is not built")),
         _ => trial.with_ignored_flag(!fits),
