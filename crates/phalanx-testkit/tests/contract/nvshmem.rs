@@ -1,12 +1,12 @@
 //! The contract on NVSHMEM, in host memory: the same scenarios with a process and a GPU for each rank, on the machine's GPUs,
-//! or else on emulated ones. (Collectives on GPU memory are the NVSHMEM suite's.)
+//! or else on emulated ones; the portable trait takes addresses of GPU memory. (Other collectives on GPU memory are the NVSHMEM suite's.)
 //!
 //! What is not here, because it is not promised: results in rank order (so inputs are such that any order is right), a NaN
 //! that a smallest or largest is made of, communicators of one GPU that several threads use at once (they share what other
-//! memory goes through). The portable trait takes addresses of GPU memory, and is tested there.
+//! memory goes through).
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, requests, vectors};
+use crate::{communicators, messages, portable, requests, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 10] = [
+const GROUPS: [Group; 12] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
@@ -28,6 +28,8 @@ const GROUPS: [Group; 10] = [
     ("requests", 3, |ranks| all(ranks, requests::AMONG_MESSAGES)),
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
     ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
+    ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),
+    ("portable", 3, |ranks| all(ranks, portable::SCENARIOS)),
     ("programs", 2, |ranks| {
         of(ranks, [("programs/short_blocks", "1"), ("programs/long_blocks", "2")].into_iter())
     }),
