@@ -13,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("vectors", vectors),
     Scenario::rank("scattered_alone", scattered_alone),
     Scenario::rank("host_memory", host_memory),
+    Scenario::rank("averages_that_wrap", averages_that_wrap),
 ];
 
 const SIZES: [usize; 6] = [0, 1, 17, 4099, 70_001, 300_007];
@@ -199,6 +200,15 @@ fn scattered_alone(comm: Comm, _: &[String]) -> Outcome {
         must("reduce_scatter_v", comm.reduce_scatter_v(&send, &mut own, &[len], ReduceOp::Avg))?;
         expect("the average of one", &download(&comm, &own)?, |index| value(0, index) as f32)?;
     }
+    done()
+}
+
+/// A sum of integers that is no number of the type wraps before an average divides it.
+fn averages_that_wrap(comm: Comm, _: &[String]) -> Outcome {
+    let ranks = comm.world_size() as u32;
+    let mut buffer = upload(&comm, &[u32::MAX; 5])?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Avg))?;
+    expect("the average", &download(&comm, &buffer)?, |_| u32::MAX.wrapping_mul(ranks) / ranks)?;
     done()
 }
 

@@ -1,18 +1,19 @@
 //! Processes that exit with communicators that nobody has dropped: they end as the program wanted them to, with their
 //! part in the others' work done if that was well, and not by a crash of the library's threads.
 
-use crate::world::{done, download, elements, expect, launch, must, upload};
+use crate::world::{are_emulated, done, download, elements, expect, launch, must, upload};
 use libtest_mimic::{Failed, Trial};
 use phalanx::ReduceOp;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::{Launch, describe};
 use phalanx_testkit::scenario::Outcome;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("exits", exits),
     Scenario::process("exits/while_held", exits_while_held),
     Scenario::process("exits/dropped", exits_when_dropped),
+    Scenario::process("exits/first", exits_first),
 ];
 
 /// What a program ends with that has failed.
@@ -23,6 +24,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("exits/well", move || well(gpus, |launch| launch)),
         Trial::test("exits/failed", move || failed(gpus, |launch| launch)),
         Trial::test("exits/dropped", move || dropped(gpus)),
+        Trial::test("exits/first", move || Ok(launch(SCENARIOS[3], gpus, "").reports().map(drop)?)),
     ];
     trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
 }
@@ -57,6 +59,44 @@ fn exits_when_dropped(_: &[String]) -> Outcome {
     let mut buffer = upload(&comm, &[1.0f32; 1000])?;
     must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
     done()
+}
+
+/// Rank 1 exits while the others have work among themselves. Where the library ends a communicator with all ranks together, its process
+/// waits ten seconds for them, and then ends its part alone; they see that when they leave.
+fn exits_first(_: &[String]) -> Outcome {
+    let comm = must("init", phalanx::init())?;
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let part = must("split", comm.split((rank != 1).then_some(0), 0))?;
+    let mut buffer = upload(&comm, &[1.0f32; 1000])?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    let mut processes = vec![0; ranks];
+    must("all_gather", comm.all_gather(&[std::process::id()], &mut processes))?;
+    let Some(part) = part else {
+        std::mem::forget((buffer, comm));
+        return done();
+    };
+    let since = Instant::now();
+    while is_running(processes[1]) {
+        let mut together = [1u32];
+        must("all_reduce", part.all_reduce_in_place(&mut together, ReduceOp::Sum))?;
+        assert_eq!(together, [ranks as u32 - 1]);
+        assert!(since.elapsed() < Duration::from_secs(20), "it has not ended after {:?}", since.elapsed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    if are_emulated() {
+        assert!(since.elapsed() > Duration::from_secs(9), "it has ended after {:?}", since.elapsed());
+    }
+    expect("the sum", &download(&comm, &buffer)?, |_| ranks as f32)?;
+    drop((buffer, comm));
+    must("barrier", part.barrier())?;
+    must("finalize", part.finalize())?;
+    done()
+}
+
+/// Whether a process is there that has not ended.
+fn is_running(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
 }
 
 fn exits_while_held(_: &[String]) -> Outcome {
