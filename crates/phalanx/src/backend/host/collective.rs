@@ -66,7 +66,7 @@ const SMALL_READS: usize = 16 << 10;
 
 /// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer
 /// of the all-gather is saved. Below, the results are better in their reader's cache.
-const PUSH: usize = 256 << 10;
+const PUSH: usize = 1 << 20;
 
 /// Bytes that a rank pushes before it looks whether its peers have given up.
 const PUSH_STEP: usize = 64 << 10;
