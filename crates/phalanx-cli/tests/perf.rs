@@ -145,8 +145,12 @@ fn options_that_change_the_table_do() {
     assert_eq!(rows("all_reduce -t 2 -b 4 -e 4 -c 0")[0][8], "N/A");
     assert_eq!(column(&rows("reduce -t 2 -b 4 -e 4 -r all"), 4), ["0", "1"]);
     rows("all_reduce -t 2 -b 4 -e 4 -m 4 --pin");
-    let averaged = say(phalanx(&format!("perf all_reduce -t 2 -b 4 -e 4 -a {SHORT}")));
-    assert!(averaged.stdout.contains("average over a loop"), "{}", averaged.stdout);
+    let whose = ["rank 0's", "the mean of all ranks", "the least of all ranks", "the greatest of all ranks"];
+    for (number, words) in whose.iter().enumerate() {
+        let averaged = say(phalanx(&format!("perf all_reduce -t 2 -b 4 -e 4 -a {number} {SHORT}")));
+        let expected = format!("average over a loop without barriers, {words};");
+        assert!(averaged.stdout.contains(&expected), "{}", averaged.stdout);
+    }
 }
 
 #[test]

@@ -1,17 +1,18 @@
 //! How work on a GPU is timed: as the reference benchmark does, and by events.
 //!
-//! The time of an operation is the average of a loop that enqueues many and then waits for the stream, the mean of all
-//! ranks. In a second loop events between the operations say how long each took on the GPU, for the percentiles.
+//! The time of an operation is the average of a loop that enqueues many and then waits for the stream: the mean of all
+//! ranks', or whose `-a` says. In a second loop events between the operations say how long each took on the GPU, for the percentiles.
 //! Each turn uses the next part of the buffers, so that no cache holds the data of the turn before.
 
 use super::data::Value;
 use super::operation::Operation;
 use super::plan::Plan;
+use super::report::Average;
 use super::timing::{Bench, Times};
 use anyhow::{Context, Result, bail};
+use phalanx::Comm;
 use phalanx::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use phalanx::cudarc::driver::{CudaGraph, CudaStream};
-use phalanx::{Comm, ReduceOp};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,10 +35,13 @@ impl<T: Value> Bench<'_, T> {
         let comm = self.case.comm;
         let stream = comm.cuda_stream().expect("an operation on a GPU has a stream");
         // Ranks that a ping-pong leaves out have nothing to wait for, and no say.
-        let combined = if self.case.operation == Operation::PingPong { ReduceOp::Max } else { ReduceOp::Avg };
+        let whose = match self.case.operation {
+            Operation::PingPong => Average::Greatest,
+            _ => plan.loop_average.unwrap_or_default(),
+        };
         let parts = self.parts();
         let mut call = |number| Ok(self.perform(number % parts)?);
-        Enqueued { comm, stream, call: &mut call, sync: &|| Ok(comm.sync()?) }.measure(plan, combined)
+        Enqueued { comm, stream, call: &mut call, sync: &|| Ok(comm.sync()?) }.measure(plan, whose)
     }
 }
 
@@ -54,7 +58,7 @@ pub struct Enqueued<'a> {
 
 impl Enqueued<'_> {
     /// Measures. Collective.
-    pub fn measure(&mut self, plan: &Plan, combined: ReduceOp) -> Result<Times> {
+    pub fn measure(&mut self, plan: &Plan, whose: Average) -> Result<Times> {
         let (comm, stream) = (self.comm, self.stream);
         let iterations = plan.iterations.unwrap_or(ITERATIONS);
         self.calls(0..plan.warmup.unwrap_or(WARMUP), plan.aggregate)?;
@@ -80,7 +84,7 @@ impl Enqueued<'_> {
         self.wait(&turn)?;
         let count = turns as f64 * operations as f64;
         let mut averages = [start.elapsed(), enqueued].map(|time| time.as_secs_f64() / count);
-        comm.all_reduce_in_place(&mut averages, combined)?;
+        whose.of_ranks(comm, &mut averages)?;
 
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let events = (0..=turns).map(|_| event()).collect::<Result<Vec<_>, _>>()?;

@@ -5,6 +5,7 @@
 use super::operation::Operation;
 use super::plan::{self, Backend, Plan, Registration, Roots, Step};
 use super::reduction::RedOp;
+use super::report::Average;
 use crate::launch::options::{parse_ranks, parse_seconds};
 use crate::size;
 use anyhow::{Result, bail, ensure};
@@ -85,9 +86,10 @@ pub struct PerfArgs {
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
     checks: usize,
     /// Report the average over an unbroken loop as the time, as the reference benchmark does, instead
-    /// of the median of iterations that each begin with a barrier. On GPUs it always is the time.
-    #[arg(short = 'a', long = "average", help_heading = MEASUREMENT)]
-    loop_average: bool,
+    /// of the median of iterations that each begin with a barrier: 0, rank 0's; 1, the mean of all ranks'; 2, the
+    /// least; 3, the greatest. On GPUs it always is the time [default: there 1]
+    #[arg(short = 'a', long = "average", value_name = "0|1|2|3", value_parser = parse_average, help_heading = MEASUREMENT)]
+    loop_average: Option<Average>,
     /// GPUs: put all iterations into a CUDA graph and launch it so often; 0 enqueues each operation.
     #[arg(short = 'G', long = "cudagraph", value_name = "N", value_parser = parse_count_or_none, default_value = "0", help_heading = MEASUREMENT)]
     graph_launches: usize,
@@ -262,6 +264,16 @@ impl PerfArgs {
 
 /// Each iteration's time is kept, and products of counts must have a number.
 const MOST_ITERATIONS: usize = 100_000_000;
+
+fn parse_average(text: &str) -> Result<Average, String> {
+    let all = [Average::OfRank0, Average::Mean, Average::Least, Average::Greatest];
+    let chosen = text.parse().ok().and_then(|index: usize| all.get(index).copied());
+    chosen.ok_or_else(|| {
+        format!(
+            "{text:?} is no average: expected 0 (rank 0's), 1 (the mean), 2 (the least) or 3 (the greatest)"
+        )
+    })
+}
 
 fn parse_count(text: &str) -> Result<usize, String> {
     match parse_count_or_none(text) {

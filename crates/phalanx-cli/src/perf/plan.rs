@@ -5,6 +5,7 @@
 use super::layout::Layout;
 use super::operation::Operation;
 use super::reduction::RedOp;
+use super::report::Average;
 use crate::size;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
@@ -33,8 +34,8 @@ pub struct Plan {
     pub timeout: Option<Duration>,
     pub backend: Backend,
     pub registration: Registration,
-    /// Whether the loop average is measured too, and reported as the time. On GPUs it always is.
-    pub loop_average: bool,
+    /// Whether the loop average is measured too, and whose is reported as the time. On GPUs it always is.
+    pub loop_average: Option<Average>,
     /// How often a CUDA graph of all iterations is launched; 0: there is none.
     pub graph_launches: usize,
     /// Whether each iteration on a GPU is waited for before the next.

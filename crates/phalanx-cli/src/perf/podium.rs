@@ -114,7 +114,12 @@ impl Podium {
             blocking: plan.blocking,
             cpu_time: plan.cpu_time,
             pinned: plan.pin,
-            time: if plan.loop_average || enqueued { TimeKind::LoopAverage } else { TimeKind::Median },
+            average: plan.loop_average.unwrap_or_default(),
+            time: if plan.loop_average.is_some() || enqueued {
+                TimeKind::LoopAverage
+            } else {
+                TimeKind::Median
+            },
             timeout_seconds: comm.timeout().as_secs_f64(),
             per_iteration: plan.per_iteration,
         }

@@ -6,6 +6,7 @@ use super::operation::{Operation, Place};
 use super::reduction::RedOp;
 use crate::machine::Machine;
 use anyhow::{Context, Result, ensure};
+use phalanx::{Comm, ReduceOp};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -59,6 +60,9 @@ pub struct Options {
     pub pinned: bool,
     /// What the rows' time is.
     pub time: TimeKind,
+    /// Whose loop average that is, if it is one.
+    #[serde(default)]
+    pub average: Average,
     pub timeout_seconds: f64,
     /// Whether every iteration's time is kept.
     pub per_iteration: bool,
@@ -122,6 +126,38 @@ impl Memory {
 pub enum TimeKind {
     Median,
     LoopAverage,
+}
+
+/// Whose loop average is the time: `-a` of the reference benchmark.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Average {
+    OfRank0,
+    #[default]
+    Mean,
+    Least,
+    Greatest,
+}
+
+impl Average {
+    /// Puts that of the ranks in the place of this rank's own figures. Collective.
+    pub fn of_ranks(self, comm: &Comm, figures: &mut [f64]) -> phalanx::Result<()> {
+        match self {
+            Average::OfRank0 => comm.broadcast_in_place(figures, 0),
+            Average::Mean => comm.all_reduce_in_place(figures, ReduceOp::Avg),
+            Average::Least => comm.all_reduce_in_place(figures, ReduceOp::Min),
+            Average::Greatest => comm.all_reduce_in_place(figures, ReduceOp::Max),
+        }
+    }
+
+    pub fn words(self) -> &'static str {
+        match self {
+            Average::OfRank0 => "rank 0's",
+            Average::Mean => "the mean of all ranks",
+            Average::Least => "the least of all ranks",
+            Average::Greatest => "the greatest of all ranks",
+        }
+    }
 }
 
 /// One size.
@@ -293,6 +329,7 @@ pub mod samples {
                 cpu_time: false,
                 pinned: false,
                 time: TimeKind::Median,
+                average: Average::default(),
                 timeout_seconds: 300.0,
                 per_iteration: false,
             },

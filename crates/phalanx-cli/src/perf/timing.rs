@@ -8,6 +8,7 @@ use super::case::Case;
 use super::data::Value;
 use super::operation::Place;
 use super::plan::Plan;
+use super::report::Average;
 use super::view::{View, ViewMut};
 use anyhow::Result;
 use phalanx::ReduceOp;
@@ -96,8 +97,10 @@ impl<T: Value> Bench<'_, T> {
         let (iterations, warmup) = self.counts(plan, cores)?;
         self.iterate(warmup, plan.aggregate)?;
         let times = self.iterate(iterations, plan.aggregate)?;
-        let loop_average =
-            if plan.loop_average { Some(self.unbroken_loop(iterations, plan.aggregate)?) } else { None };
+        let loop_average = plan
+            .loop_average
+            .map(|whose| self.unbroken_loop(iterations, plan.aggregate, whose))
+            .transpose()?;
         Ok(Times { iterations: times, loop_average, enqueue: None })
     }
 
@@ -135,8 +138,8 @@ impl<T: Value> Bench<'_, T> {
         Ok(times)
     }
 
-    /// The average time on the slowest rank in a loop with nothing in between.
-    fn unbroken_loop(&mut self, iterations: usize, aggregate: usize) -> Result<f64> {
+    /// The average time in a loop with nothing in between.
+    fn unbroken_loop(&mut self, iterations: usize, aggregate: usize, whose: Average) -> Result<f64> {
         let count = iterations * aggregate;
         let (case, place, send, mut recv) = self.prepared(0);
         case.comm.barrier()?;
@@ -145,7 +148,7 @@ impl<T: Value> Bench<'_, T> {
             case.perform(place, &send, &mut recv)?;
         }
         let mut average = [start.elapsed().as_secs_f64() / count as f64];
-        case.comm.all_reduce_in_place(&mut average, ReduceOp::Max)?;
+        whose.of_ranks(case.comm, &mut average)?;
         Ok(average[0])
     }
 }

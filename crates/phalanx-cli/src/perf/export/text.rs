@@ -208,7 +208,7 @@ fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
                 "# A CUDA graph of all iterations is launched {launches} times, then waited for;"
             )?,
         }
-        writeln!(out, " time: the average of an operation, the mean of all ranks.")?;
+        writeln!(out, " time: the average of an operation, {}.", options.average.words())?;
         let what =
             if options.graph_launches == 0 { "iteration" } else { "launch, divided by its operations" };
         writeln!(
@@ -228,8 +228,9 @@ fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
         }
         TimeKind::LoopAverage => writeln!(
             out,
-            "# time: the average over a loop without barriers; the bandwidths follow from it. p50, p95, \
-             p99: of the iterations."
+            "# time: the average over a loop without barriers, {}; the bandwidths follow from it. p50, \
+             p95, p99: of the iterations.",
+            options.average.words()
         )?,
     }
     Ok(())
