@@ -91,7 +91,7 @@ pub struct Step {
     pub combine: usize,
     /// The root, reduced modulo the number of ranks.
     pub root: usize,
-    /// Whether the form in place is used, where there is one.
+    /// Whether the form in place is used.
     pub in_place: bool,
     /// Elements for each pair of ranks; operations with equal blocks use the first.
     pub lengths: Vec<usize>,
@@ -149,8 +149,13 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let root = step.root % ranks;
     let count = step.lengths[0];
+    // In place, what goes to a rank is as long as what comes from it.
+    let pair = |from: usize, to: usize| match step.in_place {
+        true => step.lengths[from.min(to) * RANKS + from.max(to)],
+        false => step.lengths[from * RANKS + to],
+    };
     let matrix: Vec<Vec<usize>> = match step.operation {
-        AllToAllV => step.lengths.chunks(RANKS).map(|row| row[..ranks].to_vec()).take(ranks).collect(),
+        AllToAllV => (0..ranks).map(|from| (0..ranks).map(|to| pair(from, to)).collect()).collect(),
         _ => vec![vec![count; ranks]; ranks],
     };
     let counts = match step.operation {
@@ -183,10 +188,9 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
     };
 
     let op = combine.reduction(rank);
-    if step.in_place
-        && let Some(result) = perform_in_place(comm, step, place, &inputs[rank], (op, root, count))
-    {
-        let result = result?;
+    if step.in_place {
+        let list = if step.operation == AllToAllV { &matrix[rank] } else { &counts };
+        let result = perform_in_place(comm, step, place, &inputs[rank], (op, root, list))?;
         return if expected[rank].is_empty() { Ok(()) } else { Ok(same_values(&result, &expected[rank])?) };
     }
     let send = &place.put(comm, &inputs[rank])?;
@@ -210,27 +214,27 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
     Ok(same_values(&place.get(recv), &expected[rank])?)
 }
 
-/// The same in place; `None` if the operation has no such form.
+/// The same in place; `counts` are the lengths of the blocks that the buffer has.
 fn perform_in_place<T: Number>(
     comm: &Comm,
     step: &Step,
     place: &impl Place,
     input: &[T],
-    (op, root, count): (phalanx::Reduction<T>, usize, usize),
-) -> Option<phalanx::Result<Vec<T>>> {
-    let (rank, ranks) = (comm.rank(), comm.world_size());
-    let own = rank * count..(rank + 1) * count;
-    let mut start = vec![T::from_small(1); count * ranks];
-    match step.operation {
-        AllGather | Gather => start[own.clone()].copy_from_slice(input),
-        AllReduce | Broadcast | Reduce | ReduceScatter | AllToAll | Scatter => start = input.to_vec(),
-        _ => return None,
-    }
-    let buffer = &mut match place.put(comm, &start) {
-        Ok(buffer) => buffer,
-        Err(error) => return Some(Err(error)),
+    (op, root, counts): (phalanx::Reduction<T>, usize, &[usize]),
+) -> phalanx::Result<Vec<T>> {
+    let rank = comm.rank();
+    let start = counts[..rank].iter().sum::<usize>();
+    let own = start..start + counts[rank];
+    let content = match step.operation {
+        AllGather | Gather | AllGatherV | GatherV => {
+            let mut content = vec![T::from_small(1); counts.iter().sum()];
+            content[own.clone()].copy_from_slice(input);
+            content
+        }
+        _ => input.to_vec(),
     };
-    let outcome = match step.operation {
+    let buffer = &mut place.put(comm, &content)?;
+    match step.operation {
         AllReduce => comm.all_reduce_in_place(buffer, op),
         Broadcast => comm.broadcast_in_place(buffer, root),
         Reduce => comm.reduce_in_place(buffer, op, root),
@@ -238,14 +242,18 @@ fn perform_in_place<T: Number>(
         ReduceScatter => comm.reduce_scatter_in_place(buffer, op),
         AllToAll => comm.all_to_all_in_place(buffer),
         Gather => comm.gather_in_place(buffer, root),
-        _ => comm.scatter_in_place(buffer, root),
-    };
+        Scatter => comm.scatter_in_place(buffer, root),
+        AllGatherV => comm.all_gather_v_in_place(buffer, counts),
+        ReduceScatterV => comm.reduce_scatter_v_in_place(buffer, counts, op),
+        AllToAllV => comm.all_to_all_v_in_place(buffer, counts),
+        GatherV => comm.gather_v_in_place(buffer, counts, root),
+        ScatterV => comm.scatter_v_in_place(buffer, counts, root),
+    }?;
     let whole = place.get(buffer);
-    let result = match step.operation {
-        ReduceScatter | Scatter => whole[own].to_vec(),
+    Ok(match step.operation {
+        ReduceScatter | Scatter | ReduceScatterV | ScatterV => whole[own].to_vec(),
         _ => whole,
-    };
-    Some(outcome.map(|()| result))
+    })
 }
 
 /// Host memory: vectors, or that of `Comm::alloc`.

@@ -254,6 +254,21 @@ impl Shape {
         )?;
         Ok(Call { recv_blocks: Blocks::Each(recv_counts), ..each(Operation::AllToAllV, send_counts) })
     }
+
+    /// One buffer of `len` elements, which holds all ranks' blocks.
+    pub fn blocks_in_place_v<'a>(
+        &self,
+        operation: Operation,
+        len: usize,
+        counts: &'a [usize],
+        root: usize,
+    ) -> Result<Call<'a>> {
+        let name = operation.name();
+        self.check_rank(name, "root", root)?;
+        self.check_counts(name, "counts", counts)?;
+        same_len(name, "in-place", len, total(name, counts)?, "the sum of the counts")?;
+        Ok(each(operation, counts).rooted(root))
+    }
 }
 
 #[inline(always)]
@@ -285,12 +300,12 @@ impl<'a> Call<'a> {
     /// With one buffer: the smaller of the two is `rank`'s block in the larger.
     #[inline(always)]
     pub(crate) fn inside<T: Element>(self, buffer: &Lent<'_>, lane: &Lane, rank: usize) -> Call<'a> {
-        use Operation::{AllGather, Gather, ReduceScatter, Scatter};
+        use Operation::*;
         let whole = buffer.span();
         let own = || whole.at(self.blocks.offset(rank) * size_of::<T>());
         let (send, recv) = match self.operation {
-            AllGather | Gather => (own(), whole),
-            ReduceScatter | Scatter => (whole, own()),
+            AllGather | Gather | AllGatherV | GatherV => (own(), whole),
+            ReduceScatter | Scatter | ReduceScatterV | ScatterV => (whole, own()),
             _ => (whole, whole),
         };
         Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send, recv)
@@ -305,7 +320,8 @@ impl<'a> Call<'a> {
 /// anything starts. On the host an operation is complete when it returns. A root may return before the
 /// others have arrived.
 ///
-/// `…_in_place` works on one buffer; blocks are then at the places they have in the larger buffer.
+/// `…_in_place` works on one buffer (`MPI_IN_PLACE`); blocks are then at the places they have in the larger buffer. Those of a v-variant
+/// lie one behind the other, in rank order: rank `r`'s begins behind `counts[..r].iter().sum()` elements.
 impl Comm {
     /// Lends the buffers to a checked call and carries it out.
     #[inline(always)]
@@ -434,6 +450,12 @@ impl Comm {
         self.out_of_place(self.shape().all_gather_v(send.len(), recv.len(), counts)?, send, recv)
     }
 
+    /// [`all_gather_v`](Comm::all_gather_v) of one buffer, whose length is the sum of the counts, with this rank's block already at its
+    /// place.
+    pub fn all_gather_v_in_place<R: Target + ?Sized>(&self, buf: &mut R, counts: &[usize]) -> Result<()> {
+        self.in_place(self.shape().blocks_in_place_v(Operation::AllGatherV, buf.len(), counts, 0)?, buf)
+    }
+
     /// Combines all ranks' buffers; each rank gets its block of the result.
     ///
     /// `send.len() == world_size × recv.len()`. `ncclReduceScatter`, `MPI_Reduce_scatter_block`.
@@ -480,6 +502,21 @@ impl Comm {
         self.out_of_place(call.reducing(op), send, recv)
     }
 
+    /// [`reduce_scatter_v`](Comm::reduce_scatter_v) of one buffer, whose length is the sum of the counts. The result is in this
+    /// rank's block; the other blocks keep what they held.
+    pub fn reduce_scatter_v_in_place<R>(
+        &self,
+        buf: &mut R,
+        counts: &[usize],
+        op: impl Into<Reduction<R::Elem>>,
+    ) -> Result<()>
+    where
+        R: Target + ?Sized,
+    {
+        let call = self.shape().blocks_in_place_v(Operation::ReduceScatterV, buf.len(), counts, 0)?;
+        self.in_place(call.reducing(op), buf)
+    }
+
     /// Every rank gives every rank a block: block `j` of rank `i` becomes block `i` of rank `j`.
     ///
     /// `send.len() == recv.len()`, a multiple of the number of ranks. `ncclAlltoAll`, `MPI_Alltoall`.
@@ -515,6 +552,16 @@ impl Comm {
         self.out_of_place(call, send, recv)
     }
 
+    /// [`all_to_all_v`](Comm::all_to_all_v) of one buffer, whose length is the sum of the counts: what this rank gives to rank `p` makes
+    /// room for what comes from there, so both have `counts[p]` elements.
+    ///
+    /// Every rank has a list of its own, in which `counts[p]` is what rank `p` has for this rank; two that differ are an error that names
+    /// both, as in `all_to_all_v`. What is sent is first copied: on the host as many blocks at a time as have room in 1 MiB, or
+    /// one that is longer, elsewhere all of them.
+    pub fn all_to_all_v_in_place<R: Target + ?Sized>(&self, buf: &mut R, counts: &[usize]) -> Result<()> {
+        self.in_place(self.shape().blocks_in_place_v(Operation::AllToAllV, buf.len(), counts, 0)?, buf)
+    }
+
     /// Puts all ranks' buffers one behind the other, in rank order, at the root.
     ///
     /// `recv` is used at the root only, where `recv.len() == world_size × send.len()` (others may pass
@@ -543,6 +590,17 @@ impl Comm {
         self.out_of_place(self.shape().gather_v(send.len(), recv.len(), counts, root)?, send, recv)
     }
 
+    /// [`gather_v`](Comm::gather_v) of one buffer, whose length is the sum of the counts on every rank as at the root, with this rank's
+    /// block at its place. Written at the root only.
+    pub fn gather_v_in_place<R: Target + ?Sized>(
+        &self,
+        buf: &mut R,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()> {
+        self.in_place(self.shape().blocks_in_place_v(Operation::GatherV, buf.len(), counts, root)?, buf)
+    }
+
     /// Gives each rank its block of the root's buffer.
     ///
     /// `send` is read at the root only, where `send.len() == world_size × recv.len()` (others may pass
@@ -569,6 +627,17 @@ impl Comm {
         R: Target<Elem = S::Elem> + ?Sized,
     {
         self.out_of_place(self.shape().scatter_v(send.len(), recv.len(), counts, root)?, send, recv)
+    }
+
+    /// [`scatter_v`](Comm::scatter_v) of one buffer, whose length is the sum of the counts on every rank as at the root; this rank's block
+    /// comes to its place, and what the others hold elsewhere stays.
+    pub fn scatter_v_in_place<R: Target + ?Sized>(
+        &self,
+        buf: &mut R,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()> {
+        self.in_place(self.shape().blocks_in_place_v(Operation::ScatterV, buf.len(), counts, root)?, buf)
     }
 
     /// Waits until every rank has come here. `MPI_Barrier`.

@@ -335,6 +335,16 @@ impl<'env> CommGroup<'_, 'env> {
         self.out_of_place(call, send, recv)
     }
 
+    /// See [`Comm::all_gather_v_in_place`].
+    pub fn all_gather_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::AllGatherV, buf.len(), counts, 0)?;
+        self.in_place(call, buf)
+    }
+
     /// See [`Comm::reduce_scatter`].
     pub fn reduce_scatter<S, R>(
         &mut self,
@@ -376,6 +386,17 @@ impl<'env> CommGroup<'_, 'env> {
         self.out_of_place(call.reducing(op), send, recv)
     }
 
+    /// See [`Comm::reduce_scatter_v_in_place`].
+    pub fn reduce_scatter_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+        op: impl Into<Reduction<R::Elem>>,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::ReduceScatterV, buf.len(), counts, 0)?;
+        self.in_place(call.reducing(op), buf)
+    }
+
     /// See [`Comm::all_to_all`].
     pub fn all_to_all<S, R>(&mut self, send: &'env S, recv: &'env mut R) -> Result<()>
     where
@@ -405,6 +426,16 @@ impl<'env> CommGroup<'_, 'env> {
     {
         let call = self.comm.shape().all_to_all_v(send.len(), send_counts, recv.len(), recv_counts)?;
         self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::all_to_all_v_in_place`].
+    pub fn all_to_all_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::AllToAllV, buf.len(), counts, 0)?;
+        self.in_place(call, buf)
     }
 
     /// See [`Comm::gather`].
@@ -439,6 +470,17 @@ impl<'env> CommGroup<'_, 'env> {
         self.out_of_place(call, send, recv)
     }
 
+    /// See [`Comm::gather_v_in_place`].
+    pub fn gather_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+        root: usize,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::GatherV, buf.len(), counts, root)?;
+        self.in_place(call, buf)
+    }
+
     /// See [`Comm::scatter`].
     pub fn scatter<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
     where
@@ -469,6 +511,17 @@ impl<'env> CommGroup<'_, 'env> {
     {
         let call = self.comm.shape().scatter_v(send.len(), recv.len(), counts, root)?;
         self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::scatter_v_in_place`].
+    pub fn scatter_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+        root: usize,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::ScatterV, buf.len(), counts, root)?;
+        self.in_place(call, buf)
     }
 }
 

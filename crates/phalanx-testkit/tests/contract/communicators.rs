@@ -384,6 +384,7 @@ fn every_collective_in_a_group(comm: &Comm) -> Outcome {
         let (whole, own, all, mine) =
             (small(block, 1), small(block, 2), small(block * ranks, 3), small(count(rank), 4));
         let (various, rows) = (small(total, 5), vec![block; ranks]);
+        let pairs: Vec<usize> = (0..ranks).map(|peer| count(rank + peer)).collect();
         // In both the same calls, in the same order.
         macro_rules! calls {
             ($on:expr, $b:ident) => {{
@@ -403,6 +404,11 @@ fn every_collective_in_a_group(comm: &Comm) -> Outcome {
                     .and_then(|()| $on.scatter(&all, next(), root))
                     .and_then(|()| $on.scatter_in_place(next(), root))
                     .and_then(|()| $on.scatter_v(&various, &counts, next(), root))
+                    .and_then(|()| $on.all_gather_v_in_place(next(), &counts))
+                    .and_then(|()| $on.reduce_scatter_v_in_place(next(), &counts, sum))
+                    .and_then(|()| $on.all_to_all_v_in_place(next(), &pairs))
+                    .and_then(|()| $on.gather_v_in_place(next(), &counts, root))
+                    .and_then(|()| $on.scatter_v_in_place(next(), &counts, root))
             }};
         }
         let (of_one, of_all) = (small(block, 6), small(block * ranks, 7));
@@ -423,6 +429,11 @@ fn every_collective_in_a_group(comm: &Comm) -> Outcome {
                 zeroes(block),
                 of_all.clone(),
                 zeroes(count(rank)),
+                various.clone(),
+                various.clone(),
+                small(pairs.iter().sum(), 8),
+                various.clone(),
+                various.clone(),
             ]
         };
         let (mut alone, mut together) = (fresh(), fresh());

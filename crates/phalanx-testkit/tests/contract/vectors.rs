@@ -1,11 +1,11 @@
-//! The v-variants: blocks of different lengths, some or all of them empty.
+//! The v-variants: blocks of different lengths, some or all of them empty, in two buffers and in one.
 
 use crate::buffers::{Memory, poison, still_poisoned};
-use crate::world::both;
+use crate::world::both_in;
 use libtest_mimic::Trial;
 use phalanx::{Comm, DType};
 use phalanx_testkit::reference::{self, Combine};
-use phalanx_testkit::ring::same_values;
+use phalanx_testkit::ring::{bytes, same_values};
 use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Number, Scenario, random, with_number};
 
@@ -19,7 +19,8 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 pub fn trials() -> Vec<Trial> {
-    SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5, 8])).collect()
+    let (threads, processes) = (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 5, 8]);
+    SCENARIOS.iter().flat_map(|scenario| both_in(*scenario, threads, processes)).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,22 +46,27 @@ const PATTERNS: [fn(usize, usize, usize) -> usize; 5] = [
 
 fn all_types(comm: &Comm, operation: Operation) -> Outcome {
     let ranks = comm.world_size();
-    let mut cell = 0;
+    let mut number = 0;
     for dtype in DType::ALL {
         for (p, pattern) in PATTERNS.into_iter().enumerate() {
-            for memory in Memory::ALL {
-                // The large pattern with every second type is enough.
-                if p == 4 && dtype as usize % 2 == 1 {
-                    continue;
+            for (m, memory) in Memory::ALL.into_iter().enumerate() {
+                for in_place in [false, true] {
+                    // Of longer blocks every second combination; the other half at the next number of ranks.
+                    let is_other_half = (dtype as usize + m + usize::from(in_place) + ranks) % 2 == 1;
+                    // The large pattern with every second type is enough.
+                    if p >= 3 && is_other_half || p == 4 && dtype as usize % 2 == 1 {
+                        continue;
+                    }
+                    number += 1;
+                    let cell = Cell { operation, pattern, memory, root: number % ranks, number };
+                    with_number!(dtype, T => cell.run::<T>(comm, in_place)).context(|| {
+                        format!(
+                            "{operation:?} of {dtype}, pattern {p}, {memory:?}, in place: {in_place}, root {}, rank {}",
+                            cell.root,
+                            comm.rank(),
+                        )
+                    })?;
                 }
-                cell += 1;
-                let root = cell % ranks;
-                with_number!(dtype, T => one::<T>(comm, operation, pattern, memory, root, cell)).context(
-                    || {
-                        let rank = comm.rank();
-                        format!("{operation:?} of {dtype}, pattern {p}, {memory:?}, root {root}, rank {rank}")
-                    },
-                )?;
             }
         }
     }
@@ -88,67 +94,143 @@ fn empty_at_the_end(comm: &Comm) -> Outcome {
         if rank == 0 && all != expected {
             return Err(format!("gather_v, nothing from rank {empty}"));
         }
+        let start = counts[..rank].iter().sum::<usize>();
+        let mut all = vec![0xee; expected.len()];
+        all[start..start + counts[rank]].fill(rank as u8);
+        comm.all_gather_v_in_place(&mut all, &counts).context(|| format!("in place, rank {rank}"))?;
+        if all != expected {
+            return Err(format!("all_gather_v in place, rank {rank}, nothing from rank {empty}"));
+        }
     }
     Ok(String::new())
 }
 
-fn one<T: Number>(
-    comm: &Comm,
+/// What one call is about.
+struct Cell {
     operation: Operation,
     pattern: fn(usize, usize, usize) -> usize,
     memory: Memory,
     root: usize,
-    cell: usize,
-) -> Result<(), String> {
-    let (rank, ranks) = (comm.rank(), comm.world_size());
-    // Only all_to_all_v has different counts for each sender.
-    let counts: Vec<usize> = (0..ranks).map(|to| pattern(1, to, ranks)).collect();
-    let matrix: Vec<Vec<usize>> =
-        (0..ranks).map(|from| (0..ranks).map(|to| pattern(from, to, ranks)).collect()).collect();
-    let whole: usize = counts.iter().sum();
-    let input_len = |from: usize| match operation {
-        Operation::AllGather | Operation::Gather => counts[from],
-        Operation::ReduceScatter => whole,
-        Operation::Scatter => {
-            if from == root {
-                whole
-            } else {
-                0
-            }
-        }
-        Operation::AllToAll => matrix[from].iter().sum(),
-    };
-    let inputs: Vec<Vec<T>> =
-        (0..ranks).map(|from| random::values((cell * 64 + from) as u64, input_len(from))).collect();
-    let combines = Combine::<T>::all(ranks);
-    let combine = &combines[cell % combines.len()];
-    if operation == Operation::ReduceScatter && !combine.is_promised_by(comm.backend()) {
-        return Ok(());
-    }
-    let expected = match operation {
-        Operation::AllGather => reference::all_gather(&inputs),
-        Operation::ReduceScatter => reference::reduce_scatter(&inputs, &counts, combine),
-        Operation::Gather => reference::gather(&inputs, root),
-        Operation::Scatter => reference::scatter(&inputs, &counts, root),
-        Operation::AllToAll => reference::all_to_all(&inputs, &matrix),
-    };
+    number: usize,
+}
 
-    let mut send = memory.send(comm, inputs[rank].len()).map_err(|e| e.to_string())?;
-    send.all().copy_from_slice(&inputs[rank]);
-    let mut recv = memory.recv(comm, expected[rank].len()).map_err(|e| e.to_string())?;
-    poison(recv.all(), cell);
-    let (send, recv) = (&send.all()[..], recv.all());
-    let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
-    match operation {
-        Operation::AllGather => comm.all_gather_v(send, recv, &counts),
-        Operation::ReduceScatter => comm.reduce_scatter_v(send, recv, &counts, combine.reduction(rank)),
-        Operation::Gather => comm.gather_v(send, recv, &counts, root),
-        Operation::Scatter => comm.scatter_v(send, &counts, recv, root),
-        Operation::AllToAll => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),
+/// What a call gets, and what is right.
+struct Data<T> {
+    counts: Vec<usize>,
+    /// Of all_to_all_v.
+    matrix: Vec<Vec<usize>>,
+    combine: Combine<T>,
+    inputs: Vec<Vec<T>>,
+    expected: Vec<Vec<T>>,
+}
+
+impl Cell {
+    fn run<T: Number>(&self, comm: &Comm, in_place: bool) -> Result<(), String> {
+        let ranks = comm.world_size();
+        let mut combines = Combine::<T>::all(ranks);
+        let combine = combines.swap_remove(self.number % combines.len());
+        if self.operation == Operation::ReduceScatter && !combine.is_promised_by(comm.backend()) {
+            return Ok(());
+        }
+        let data = self.data(ranks, combine, in_place);
+        if in_place { self.in_place(comm, &data) } else { self.apart(comm, &data) }
     }
-    .map_err(|error| error.to_string())?;
-    if expected[rank].is_empty() {
-        still_poisoned(recv, cell)?;
+
+    /// In place, what goes to a rank is as long as what comes from it.
+    fn data<T: Number>(&self, ranks: usize, combine: Combine<T>, in_place: bool) -> Data<T> {
+        let Cell { operation, pattern, root, number, .. } = *self;
+        // Only all_to_all_v has different counts for each sender.
+        let counts: Vec<usize> = (0..ranks).map(|to| pattern(1, to, ranks)).collect();
+        let count = |from: usize, to: usize| match in_place {
+            true => pattern(from.min(to), from.max(to), ranks),
+            false => pattern(from, to, ranks),
+        };
+        let matrix: Vec<Vec<usize>> =
+            (0..ranks).map(|from| (0..ranks).map(|to| count(from, to)).collect()).collect();
+        let whole: usize = counts.iter().sum();
+        let input_len = |from: usize| match operation {
+            Operation::AllGather | Operation::Gather => counts[from],
+            Operation::ReduceScatter => whole,
+            Operation::Scatter if from == root => whole,
+            Operation::Scatter => 0,
+            Operation::AllToAll => matrix[from].iter().sum(),
+        };
+        let inputs: Vec<Vec<T>> =
+            (0..ranks).map(|from| random::values((number * 64 + from) as u64, input_len(from))).collect();
+        let expected = match operation {
+            Operation::AllGather => reference::all_gather(&inputs),
+            Operation::ReduceScatter => reference::reduce_scatter(&inputs, &counts, &combine),
+            Operation::Gather => reference::gather(&inputs, root),
+            Operation::Scatter => reference::scatter(&inputs, &counts, root),
+            Operation::AllToAll => reference::all_to_all(&inputs, &matrix),
+        };
+        Data { counts, matrix, combine, inputs, expected }
     }
-    same_values(recv, &expected[rank])
+
+    fn apart<T: Number>(&self, comm: &Comm, data: &Data<T>) -> Result<(), String> {
+        let Cell { operation, memory, root, number, .. } = *self;
+        let (rank, counts, matrix) = (comm.rank(), &data.counts, &data.matrix);
+        let (input, expected) = (&data.inputs[rank], &data.expected[rank]);
+        let mut send = memory.send(comm, input.len()).map_err(|e| e.to_string())?;
+        send.all().copy_from_slice(input);
+        let mut recv = memory.recv(comm, expected.len()).map_err(|e| e.to_string())?;
+        poison(recv.all(), number);
+        let (send, recv) = (&send.all()[..], recv.all());
+        let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
+        match operation {
+            Operation::AllGather => comm.all_gather_v(send, recv, counts),
+            Operation::ReduceScatter => {
+                comm.reduce_scatter_v(send, recv, counts, data.combine.reduction(rank))
+            }
+            Operation::Gather => comm.gather_v(send, recv, counts, root),
+            Operation::Scatter => comm.scatter_v(send, counts, recv, root),
+            Operation::AllToAll => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),
+        }
+        .map_err(|error| error.to_string())?;
+        if expected.is_empty() {
+            still_poisoned(recv, number)?;
+        }
+        same_values(recv, expected)
+    }
+
+    fn in_place<T: Number>(&self, comm: &Comm, data: &Data<T>) -> Result<(), String> {
+        let Cell { operation, memory, root, number, .. } = *self;
+        let (rank, counts) = (comm.rank(), &data.counts);
+        let (input, expected) = (&data.inputs[rank], &data.expected[rank]);
+        let is_all_to_all = operation == Operation::AllToAll;
+        let len = if is_all_to_all { input.len() } else { counts.iter().sum() };
+        let start = counts[..rank].iter().sum::<usize>();
+        let own = start..start + counts[rank];
+        let mut buffer = memory.recv(comm, len).map_err(|e| e.to_string())?;
+        let buffer = buffer.all();
+        poison(buffer, number);
+        match operation {
+            Operation::AllGather | Operation::Gather => buffer[own.clone()].copy_from_slice(input),
+            Operation::Scatter if rank != root => {}
+            _ => buffer.copy_from_slice(input),
+        }
+        let before = buffer.to_vec();
+        match operation {
+            Operation::AllGather => comm.all_gather_v_in_place(buffer, counts),
+            Operation::ReduceScatter => {
+                comm.reduce_scatter_v_in_place(buffer, counts, data.combine.reduction(rank))
+            }
+            Operation::Gather => comm.gather_v_in_place(buffer, counts, root),
+            Operation::Scatter => comm.scatter_v_in_place(buffer, counts, root),
+            Operation::AllToAll => comm.all_to_all_v_in_place(buffer, &data.matrix[rank]),
+        }
+        .map_err(|error| error.to_string())?;
+        // Where the result is, and behind it and before it what was there.
+        let result = match operation {
+            Operation::Gather if rank != root => 0..0,
+            Operation::ReduceScatter | Operation::Scatter => own,
+            _ => 0..len,
+        };
+        same_values(&buffer[result.clone()], expected)?;
+        let untouched = |part: std::ops::Range<usize>| {
+            let is_same = bytes(&buffer[part.clone()]) == bytes(&before[part]);
+            if is_same { Ok(()) } else { Err("another block was overwritten".to_owned()) }
+        };
+        untouched(0..result.start).and_then(|()| untouched(result.end..len))
+    }
 }

@@ -13,19 +13,34 @@ type Run = fn(Scenario, usize, &[&str]) -> Result<Vec<String>, Failed>;
 
 /// A scenario on thread ranks and on process ranks, for each of some numbers of ranks.
 pub fn both(scenario: Scenario, worlds: &'static [usize]) -> Vec<Trial> {
-    both_with(scenario, worlds, &[""])
+    both_in(scenario, worlds, worlds)
+}
+
+/// The same, of threads and of processes for numbers of their own.
+pub fn both_in(scenario: Scenario, threads: &'static [usize], processes: &'static [usize]) -> Vec<Trial> {
+    trials(scenario, [threads, processes], &[""])
 }
 
 /// The same for each of some arguments.
 pub fn both_with(scenario: Scenario, worlds: &'static [usize], args: &'static [&'static str]) -> Vec<Trial> {
-    let on_all = move |run: Run| {
+    trials(scenario, [worlds; 2], args)
+}
+
+fn trials(
+    scenario: Scenario,
+    [threads, processes]: [&'static [usize]; 2],
+    args: &'static [&'static str],
+) -> Vec<Trial> {
+    let on_all = move |run: Run, worlds: &[usize]| {
         worlds
             .iter()
             .try_for_each(|ranks| args.iter().try_for_each(|arg| run(scenario, *ranks, &[arg]).map(drop)))
     };
-    let mut trials = vec![Trial::test(format!("threads/{}", scenario.name), move || on_all(on_threads))];
+    let trial = Trial::test(format!("threads/{}", scenario.name), move || on_all(on_threads, threads));
+    let mut trials = vec![trial];
     if cfg!(target_os = "linux") {
-        trials.push(Trial::test(format!("processes/{}", scenario.name), move || on_all(on_processes)));
+        let name = format!("processes/{}", scenario.name);
+        trials.push(Trial::test(name, move || on_all(on_processes, processes)));
     }
     trials
 }

@@ -26,6 +26,7 @@ mod pairs;
 mod rounds;
 
 use super::endpoint::Endpoint;
+use super::exchange::Copies;
 use super::grid::Grid;
 use super::layout::{
     CHUNKS, CONTRIBUTIONS, FEW_LINES, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS,
@@ -39,6 +40,8 @@ use crate::error::Result;
 use crate::op::ReductionCode;
 use fetched::Ways;
 use pairs::Place;
+
+pub(super) use pairs::partner;
 
 /// Payload of a slot's opening that is not taken by the fingerprint and the factor.
 const INLINE: usize = PAIR_PAYLOAD - 16;
@@ -116,6 +119,8 @@ pub(super) struct State {
     factors: Vec<u64>,
     /// Of the messages that an all_to_all_v goes as.
     pub tickets: Vec<Ticket>,
+    /// Of what such a one sends in place.
+    pub copies: Copies,
 }
 
 // SAFETY: the pointers in `sources` and `targets` are used only within the call that put them there.
@@ -157,6 +162,7 @@ impl State {
             targets: Vec::with_capacity(ranks),
             factors: Vec::with_capacity(ranks),
             tickets: Vec::with_capacity(2 * ranks),
+            copies: Copies::default(),
         }
     }
 

@@ -16,6 +16,7 @@
 //! | `collective/pairs.rs`, `collective/fetched.rs` | long all_to_alls |
 //! | `collective/rounds.rs`, `grid.rs` | small all_reduces of many ranks, in rows and columns |
 //! | `message.rs`, `chunks.rs` | point to point |
+//! | `exchange.rs` | all_to_all_v, made of messages |
 //! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
 //! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
 
@@ -24,6 +25,7 @@ mod blame;
 mod chunks;
 mod collective;
 mod endpoint;
+mod exchange;
 mod fetch;
 mod grid;
 mod layout;
@@ -50,7 +52,7 @@ pub(crate) use witness::{Offer, Subject, Waiting, Way, Witness};
 pub(crate) use world::World;
 
 use crate::backend::{
-    Allocation, Backend, BackendKind, Blocks, Call, Departure, Direction, Operation, Ticket, Transfer,
+    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Ticket, Transfer,
 };
 use crate::bootstrap::store::Store;
 use crate::bootstrap::{Growth, HostTopology};
@@ -135,47 +137,6 @@ impl HostComm {
             self.endpoint.close_buffers();
         }
         error
-    }
-
-    /// # Safety
-    /// As for [`Backend::collective`].
-    unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<()> {
-        let size = call.dtype.size();
-        // A tag of its own for each call, so that a message never meets another call's receive.
-        // SAFETY: inside `collective`.
-        let state = unsafe { &mut *self.state.get() };
-        let tag = state.sequence() as u32;
-        let rank = self.endpoint.rank;
-        let (ours, places) = (call.blocks, call.recv_blocks);
-        let mut failed = None;
-        for peer in self.endpoint.peers() {
-            // SAFETY: the blocks lie in `send` and `recv`.
-            let (source, target) = unsafe {
-                (call.send.add(ours.offset(peer) * size), call.recv.add(places.offset(peer) * size))
-            };
-            for (direction, count) in
-                [(Direction::Recv(target), places.len(peer)), (Direction::Send(source), ours.len(peer))]
-            {
-                let transfer = Transfer::host(direction, peer, tag, call.dtype, count);
-                // SAFETY: the buffers are the caller's until all tickets are settled below.
-                match unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) } {
-                    Ok(ticket) => state.tickets.push(ticket),
-                    Err(error) => failed = Some(error),
-                }
-            }
-        }
-        // SAFETY: own blocks have the same length (checked) and are apart.
-        unsafe {
-            let source = call.send.add(ours.offset(rank) * size);
-            let target = call.recv.add(places.offset(rank) * size);
-            reduce::copy(target, source, ours.len(rank) * size, false);
-        }
-        for ticket in state.tickets.drain(..) {
-            if let Err(error) = self.messages.wait(&self.endpoint, ticket, &|| ()) {
-                failed = Some(error);
-            }
-        }
-        failed.map_or(Ok(()), Err)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What happens at an instant that no trial of whole ranks can choose.
 
 use super::*;
+use crate::backend::Direction;
 use crate::os::{Process, SharedFile};
 use crate::sync::Ordering;
 use chunks::Chunks;

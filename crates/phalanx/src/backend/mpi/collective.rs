@@ -283,9 +283,15 @@ impl MpiComm {
                 }
                 prepared.recv = prepared.send.cast_mut();
             }
-            Operation::AllGather if gathered_in_place() => prepared.send = self.in_place(),
-            Operation::Gather if is_root && gathered_in_place() => prepared.send = self.in_place(),
-            Operation::Scatter if is_root && call.recv.cast_const() == own_place(call.send) => {
+            Operation::AllGather | Operation::AllGatherV if gathered_in_place() => {
+                prepared.send = self.in_place();
+            }
+            Operation::Gather | Operation::GatherV if is_root && gathered_in_place() => {
+                prepared.send = self.in_place();
+            }
+            Operation::Scatter | Operation::ScatterV
+                if is_root && call.recv.cast_const() == own_place(call.send) =>
+            {
                 prepared.recv = self.in_place();
             }
             Operation::AllToAll if call.send == call.recv.cast_const() => prepared.send = self.in_place(),
@@ -379,12 +385,13 @@ impl MpiComm {
                 }
             }
             _ => {
-                // In place, MPI would put the result at the buffer's start and overwrite the other blocks.
+                // In place, MPI would put the result at the buffer's start and overwrite the other blocks. That of an empty block is
+                // apart, too: MPICH takes no two buffers that begin at one address.
                 let all = total(call.blocks, self.ranks) * size;
-                if own > 0 && (send.addr()..send.addr() + all).contains(&recv.addr()) {
+                if (send.addr()..send.addr() + all).contains(&recv.addr()) {
                     let result = scratch.bytes(own * size);
                     prepared.copy = Some(Copy { from: result, to: call.recv, bytes: own * size });
-                    prepared.recv = result.cast();
+                    prepared.recv = self.no_sentinel(result).cast_mut();
                 }
             }
         }

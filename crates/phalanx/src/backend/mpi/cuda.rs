@@ -157,6 +157,7 @@ impl MpiComm {
             Broadcast => !is_root || in_place,
             AllGather | AllGatherV => is_whole(),
             AllToAll => is_whole() || !in_place,
+            AllToAllV => !in_place,
             _ => true,
         }
     }

@@ -147,7 +147,7 @@ impl MpiComm {
         let size = call.dtype.size();
         let (send_blocks, recv_blocks) = (call.blocks, call.recv_blocks);
         let mut send = call.send;
-        if matches!(call.operation, AllToAll) && send == call.recv.cast_const() {
+        if matches!(call.operation, AllToAll | AllToAllV) && send == call.recv.cast_const() {
             let bytes = total(send_blocks, self.ranks) * size;
             let copy = scratch.bytes(bytes);
             // SAFETY: the buffer has so many bytes, and the copy room for them.

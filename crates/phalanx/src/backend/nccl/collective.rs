@@ -86,11 +86,13 @@ impl Communicator {
                 AllReduce | Reduce | ReduceScatter if self.ranks == 1 => self.reducing_alone(call, needs),
                 AllReduce | Reduce | ReduceScatter => self.reducing(call, needs),
                 Broadcast | AllGather => self.moving(call),
-                AllToAll if std::ptr::eq(call.send, call.recv) => self.all_to_all_in_place(call, needs),
+                AllToAll | AllToAllV if std::ptr::eq(call.send, call.recv) => {
+                    self.all_to_all_in_place(call, needs)
+                }
                 AllToAll | Gather | Scatter => self.rearranging(call),
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
-                AllToAllV if self.library.ncclAlltoAllv.is_some() => self.all_to_all_v(call),
-                AllGatherV | GatherV | ScatterV | AllToAllV => self.messages(call),
+                AllToAllV => self.all_to_all_v(call),
+                AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
                 | WaitSignals | Send | Recv => {
                     unreachable!("nothing to enqueue")
@@ -184,17 +186,22 @@ impl Communicator {
         }
     }
 
-    /// The library has no in-place form: the blocks are sent from a copy.
+    /// The library has no in-place form of either: the blocks are sent from a copy.
     unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        let bytes = call.blocks.longest() * call.dtype.size() * self.ranks;
+        let bytes = call.blocks.offset(self.ranks) * call.dtype.size();
         let _current = self.device.enter();
         let scratch = StreamMemory::new(&self.device, bytes, call.stream)?;
         let copy = scratch.start;
         needs.scratch = Some(scratch);
+        let call = &Call { send: copy, ..*call };
         // SAFETY: the scratch lives on the stream until after the operation; the buffer has so many bytes.
         unsafe {
-            self.device.copy(copy, call.send, bytes, call.stream)?;
-            self.rearranging(&Call { send: copy, ..*call })
+            self.device.copy(copy, call.recv, bytes, call.stream)?;
+            if call.operation == Operation::AllToAllV {
+                self.all_to_all_v(call)
+            } else {
+                self.rearranging(call)
+            }
         }
     }
 
@@ -215,10 +222,13 @@ impl Communicator {
         })
     }
 
-    /// RCCL's own, in bytes.
+    /// RCCL's own, in bytes; NCCL has messages.
     unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<Progress> {
-        let (library, size) = (self.library, call.dtype.size());
-        let f = library.need(library.ncclAlltoAllv, "ncclAlltoAllv")?;
+        let size = call.dtype.size();
+        let Some(f) = self.library.ncclAlltoAllv else {
+            // SAFETY: the caller's contract.
+            return unsafe { self.messages(call) };
+        };
         let lens = |blocks: &Blocks<'_>| (0..self.ranks).map(|r| blocks.len(r) * size).collect::<Vec<_>>();
         let offsets =
             |blocks: &Blocks<'_>| (0..self.ranks).map(|r| blocks.offset(r) * size).collect::<Vec<_>>();
@@ -352,7 +362,8 @@ impl Part {
     }
 }
 
-/// This rank's messages in a collective that is made of them: for each peer what it gets, and what comes from it.
+/// This rank's messages in a collective that is made of them: for each peer what it gets, and what comes from it. What is in its place
+/// already is no message.
 pub(super) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
     use Operation::{AllGatherV, Gather, GatherV, Scatter, ScatterV};
     let size = call.dtype.size();
@@ -367,14 +378,17 @@ pub(super) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
     };
     let mut parts = Vec::with_capacity(2 * ranks);
     for peer in 0..ranks {
+        let (sent, from) = if sends_one { (rank, 0) } else { (peer, call.blocks.offset(peer) * size) };
+        let (received, to) = if scatters { (rank, 0) } else { (peer, call.recv_blocks.offset(peer) * size) };
+        let (from, to) = (call.send.wrapping_add(from), call.recv.wrapping_add(to));
+        if peer == rank && from == to.cast_const() {
+            continue;
+        }
         if (!scatters || rank == call.root) && (!gathers || peer == call.root) {
-            let (block, offset) = if sends_one { (rank, 0) } else { (peer, call.blocks.offset(peer) * size) };
-            parts.push(part(Direction::Send(call.send.wrapping_add(offset)), peer, &call.blocks, block));
+            parts.push(part(Direction::Send(from), peer, &call.blocks, sent));
         }
         if (!scatters || peer == call.root) && (!gathers || rank == call.root) {
-            let (block, offset) =
-                if scatters { (rank, 0) } else { (peer, call.recv_blocks.offset(peer) * size) };
-            parts.push(part(Direction::Recv(call.recv.wrapping_add(offset)), peer, &call.recv_blocks, block));
+            parts.push(part(Direction::Recv(to), peer, &call.recv_blocks, received));
         }
     }
     parts

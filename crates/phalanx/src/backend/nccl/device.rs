@@ -283,9 +283,9 @@ impl StreamMemory {
         match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
             Some(start) => Ok(StreamMemory { start, stream, device: *device }),
             None => Err(Error::from(UnsupportedError {
-                what: "all_to_all of one buffer".into(),
+                what: "an all_to_all in place".into(),
                 why: "the GPU has no memory pools, from which its copy would come".into(),
-                remedy: "use all_to_all with two buffers".into(),
+                remedy: "use all_to_all (all_to_all_v) with two buffers".into(),
             })),
         }
     }

@@ -39,7 +39,7 @@ impl Place {
 
 /// With whom a rank exchanges in a round; itself, if it is to copy its own block.
 #[inline(always)]
-fn partner(rank: usize, round: usize, ranks: usize) -> usize {
+pub(in crate::backend::host) fn partner(rank: usize, round: usize, ranks: usize) -> usize {
     (round + ranks - rank) % ranks
 }
 
