@@ -103,21 +103,33 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
+        self.send_recv_tagged(send, dest, recv, source, 0)
+    }
+
+    /// [`send_recv`](Comm::send_recv) with a tag, which both messages have.
+    pub fn send_recv_tagged<S, R>(
+        &self,
+        send: &S,
+        dest: usize,
+        recv: &mut R,
+        source: usize,
+        tag: u32,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
         self.shape().check_rank("send_recv", "destination", dest)?;
         self.shape().check_rank("send_recv", "source", source)?;
         let (count, expected) = (send.len(), recv.len());
         let (send, recv) = (send.lend(&self.lane)?, recv.lend_mut(&self.lane)?);
-        let receive = receiving::<S::Elem>(expected, &recv, &self.lane, source, 0);
-        let send = sending::<S::Elem>(count, &send, &self.lane, dest, 0);
+        let receive = receiving::<S::Elem>(expected, &recv, &self.lane, source, tag);
+        let send = sending::<S::Elem>(count, &send, &self.lane, dest, tag);
         // SAFETY: both buffers are lent until both tickets are settled, here.
-        unsafe {
-            let received = self.post(receive)?;
-            let outcome = match self.post(send) {
-                Ok(sent) => self.wait(sent, &|| ()),
-                Err(error) => Err(error),
-            };
-            self.wait(received, &|| ()).and(outcome)
-        }
+        let [received, sent] = unsafe { self.post_both([receive, send]) };
+        let waited = |posted: Result<Posted>| posted.and_then(|posted| self.wait(posted, &|| ()));
+        let outcome = waited(sent);
+        waited(received).and(outcome)
     }
 
     /// A plain send to oneself would wait for a receive that cannot come.

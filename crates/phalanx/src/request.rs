@@ -30,16 +30,29 @@ use std::time::Duration;
 #[must_use = "a request that is dropped before it is complete leaks its buffers"]
 pub struct Request<B> {
     buffers: ManuallyDrop<B>,
+    /// Of a v-variant, for as long as the buffers.
+    counts: ManuallyDrop<Counts>,
     work: Work,
     deadline: Option<Duration>,
     requests: Arc<Requests>,
 }
 
+/// Lists of counts that a started operation reads: of what is sent, and where that differs, of what is received.
+type Counts = [Vec<usize>; 2];
+
 enum Work {
     Collective(Arc<Outcome>),
-    Message(Posted),
+    Messages(Messages),
     /// The result was taken.
     Over,
+}
+
+/// A message, or two that began together.
+struct Messages {
+    /// Those that have not ended, as far as anybody has asked.
+    under_way: [Option<Posted>; 2],
+    /// How the others fared.
+    outcome: Result<()>,
 }
 
 impl<B> Request<B> {
@@ -53,36 +66,45 @@ impl<B> Request<B> {
                 self.requests.finish(&outcome);
                 outcome.take()
             }
-            Work::Message(posted) => {
+            Work::Messages(messages) => {
                 let _limited = Limited::to(self.deadline);
-                self.requests.wait_for_message(posted)
+                self.requests.wait_for_messages(messages)
             }
             Work::Over => unreachable!("wait takes the request"),
         };
         // SAFETY: taken once; `work` is over, so that drop leaves the buffers alone. The operation is
         // complete, or has failed and touches them no more.
-        let buffers = unsafe { ManuallyDrop::take(&mut self.buffers) };
+        let buffers = unsafe {
+            ManuallyDrop::drop(&mut self.counts);
+            ManuallyDrop::take(&mut self.buffers)
+        };
         result.map(|()| buffers)
     }
 
     /// Whether [`wait`](Request::wait) would answer at once.
     pub fn is_done(&mut self) -> bool {
-        match &self.work {
+        match &mut self.work {
             _ if self.requests.fork.is_copy() => true,
             Work::Collective(outcome) => {
                 self.requests.moving.settle(&*self.requests.backend);
                 outcome.is_there()
             }
-            Work::Message(posted) => match self.requests.backend.test(posted.ticket) {
-                Ok(false) => false,
-                result => {
-                    let result = self.requests.moving.request_ended(posted.record, result.map(drop));
-                    let outcome = Outcome::default();
-                    outcome.put(result);
-                    self.work = Work::Collective(Arc::new(outcome));
-                    true
+            Work::Messages(messages) => {
+                for message in &mut messages.under_way {
+                    let Some(posted) = *message else { continue };
+                    match self.requests.backend.test(posted.ticket) {
+                        Ok(false) => {}
+                        result => {
+                            *message = None;
+                            let ended = self.requests.moving.request_ended(posted.record, result.map(drop));
+                            if messages.outcome.is_ok() {
+                                messages.outcome = ended;
+                            }
+                        }
+                    }
                 }
-            },
+                messages.under_way.iter().all(Option::is_none)
+            }
             Work::Over => true,
         }
     }
@@ -95,11 +117,14 @@ impl<B> Drop for Request<B> {
         }
         if self.is_done() {
             // SAFETY: not taken, since `work` was not over; the operation touches them no more.
-            unsafe { ManuallyDrop::drop(&mut self.buffers) };
+            unsafe {
+                ManuallyDrop::drop(&mut self.counts);
+                ManuallyDrop::drop(&mut self.buffers);
+            }
         } else {
             tracing::warn!("a request was dropped before it was complete: its buffers are leaked");
-            if let Work::Message(posted) = self.work {
-                lock(&self.requests.moving.dropped).push(posted);
+            if let Work::Messages(Messages { under_way, .. }) = &self.work {
+                lock(&self.requests.moving.dropped).extend(under_way.iter().flatten());
             }
         }
     }
@@ -148,7 +173,7 @@ struct Job {
     outcome: Arc<Outcome>,
 }
 
-// SAFETY: the buffers that the call points to are owned by the request, which gives them back (or frees
+// SAFETY: the buffers and counts that the call points to are owned by the request, which gives them back (or frees
 // them) only when the outcome is there.
 unsafe impl Send for Job {}
 
@@ -379,8 +404,12 @@ impl Requests {
         Ok(())
     }
 
-    fn wait_for_message(&self, posted: Posted) -> Result<()> {
-        self.moving.request_ended(posted.record, self.backend.wait(posted.ticket, &|| ()))
+    /// All of them, also if some fail; answers the first error.
+    fn wait_for_messages(&self, Messages { under_way, outcome }: Messages) -> Result<()> {
+        under_way.into_iter().flatten().fold(outcome, |outcome, posted| {
+            let waited = self.backend.wait(posted.ticket, &|| ());
+            outcome.and(self.moving.request_ended(posted.record, waited))
+        })
     }
 
     /// Whether this process is a copy, made by fork, of the one that has the communicator.
@@ -482,7 +511,8 @@ fn move_requests(backend: &dyn Backend, moving: &Moving) {
 /// # Requests
 ///
 /// Operations that go on while the rank does something else. They take their buffers and give them back
-/// from [`Request::wait`].
+/// from [`Request::wait`]. Lists of counts they take, too, and keep (`MPI_Iallgatherv` and its like read them until the operation is over): a
+/// `Vec` as it is, of a slice or an array a copy.
 ///
 /// Started and plain collectives are one sequence: the order of the calls is what the ranks match, and it
 /// does not matter which form a rank uses. (On MPI it matters for the first one that is started on a communicator: it is
@@ -503,15 +533,16 @@ fn move_requests(backend: &dyn Backend, moving: &Moving) {
 /// # }
 /// ```
 impl Comm {
-    fn request<B>(&self, buffers: B, call: Call<'static>) -> Result<Request<B>> {
+    fn request<B>(&self, buffers: B, counts: Counts, call: Call<'static>) -> Result<Request<B>> {
         let (deadline, requests) = (self.deadline, self.requests.clone());
         let work = Work::Collective(requests.start(call, &self.lane, deadline)?);
-        Ok(Request { buffers: ManuallyDrop::new(buffers), work, deadline, requests })
+        let (buffers, counts) = (ManuallyDrop::new(buffers), ManuallyDrop::new(counts));
+        Ok(Request { buffers, counts, work, deadline, requests })
     }
 
     fn request_in_place<B: Owned>(&self, mut buf: B, call: Call<'static>) -> Result<Request<B>> {
         let call = call.inside::<B::Elem>(&buf.lend_mut(&self.lane)?, &self.lane, self.rank());
-        self.request(buf, call)
+        self.request(buf, Counts::default(), call)
     }
 
     fn request_out_of_place<S, R>(&self, send: S, mut recv: R, call: Call<'static>) -> Result<Request<(S, R)>>
@@ -520,7 +551,27 @@ impl Comm {
         R: Owned + Target<Elem = S::Elem>,
     {
         let call = call.between::<S::Elem>(&send.lend(&self.lane)?, &recv.lend_mut(&self.lane)?, &self.lane);
-        self.request((send, recv), call)
+        self.request((send, recv), Counts::default(), call)
+    }
+
+    /// Of a v-variant: `check` has the lengths of both buffers and the counts.
+    fn request_of_blocks<S, R>(
+        &self,
+        send: S,
+        mut recv: R,
+        counts: Counts,
+        check: impl for<'a> FnOnce([usize; 2], &'a Counts) -> Result<Call<'a>>,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let call = check([send.len(), recv.len()], &counts)?;
+        let call = call.between::<S::Elem>(&send.lend(&self.lane)?, &recv.lend_mut(&self.lane)?, &self.lane);
+        // SAFETY: the request owns the counts as it does the buffers: until the operation is over, and for ever if it is forgotten.
+        // They are on the heap, and stay at their address when it is moved.
+        let call = unsafe { std::mem::transmute::<Call<'_>, Call<'static>>(call) };
+        self.request((send, recv), counts, call)
     }
 
     /// Starts an [`all_reduce_in_place`](Comm::all_reduce_in_place).
@@ -560,6 +611,23 @@ impl Comm {
         self.request_out_of_place(send, recv, call)
     }
 
+    /// Starts an [`all_gather_v`](Comm::all_gather_v).
+    pub fn start_all_gather_v<S, R>(
+        &self,
+        send: S,
+        recv: R,
+        counts: impl Into<Vec<usize>>,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let (shape, counts) = (self.shape(), [counts.into(), Vec::new()]);
+        self.request_of_blocks(send, recv, counts, |[send, recv], [counts, _]| {
+            shape.all_gather_v(send, recv, counts)
+        })
+    }
+
     /// Starts a [`reduce_scatter`](Comm::reduce_scatter).
     pub fn start_reduce_scatter<S, R>(
         &self,
@@ -575,6 +643,24 @@ impl Comm {
         self.request_out_of_place(send, recv, call.reducing(op))
     }
 
+    /// Starts a [`reduce_scatter_v`](Comm::reduce_scatter_v).
+    pub fn start_reduce_scatter_v<S, R>(
+        &self,
+        send: S,
+        recv: R,
+        counts: impl Into<Vec<usize>>,
+        op: impl Into<Reduction<S::Elem>>,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let (shape, counts) = (self.shape(), [counts.into(), Vec::new()]);
+        self.request_of_blocks(send, recv, counts, |[send, recv], [counts, _]| {
+            Ok(shape.reduce_scatter_v(send, recv, counts)?.reducing(op))
+        })
+    }
+
     /// Starts an [`all_to_all`](Comm::all_to_all).
     pub fn start_all_to_all<S, R>(&self, send: S, recv: R) -> Result<Request<(S, R)>>
     where
@@ -583,6 +669,24 @@ impl Comm {
     {
         let call = self.shape().all_to_all(send.len(), recv.len())?;
         self.request_out_of_place(send, recv, call)
+    }
+
+    /// Starts an [`all_to_all_v`](Comm::all_to_all_v).
+    pub fn start_all_to_all_v<S, R>(
+        &self,
+        send: S,
+        send_counts: impl Into<Vec<usize>>,
+        recv: R,
+        recv_counts: impl Into<Vec<usize>>,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let (shape, counts) = (self.shape(), [send_counts.into(), recv_counts.into()]);
+        self.request_of_blocks(send, recv, counts, |[send, recv], [sent, received]| {
+            shape.all_to_all_v(send, sent, recv, received)
+        })
     }
 
     /// Starts a [`gather`](Comm::gather).
@@ -595,6 +699,24 @@ impl Comm {
         self.request_out_of_place(send, recv, call)
     }
 
+    /// Starts a [`gather_v`](Comm::gather_v).
+    pub fn start_gather_v<S, R>(
+        &self,
+        send: S,
+        recv: R,
+        counts: impl Into<Vec<usize>>,
+        root: usize,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let (shape, counts) = (self.shape(), [counts.into(), Vec::new()]);
+        self.request_of_blocks(send, recv, counts, |[send, recv], [counts, _]| {
+            shape.gather_v(send, recv, counts, root)
+        })
+    }
+
     /// Starts a [`scatter`](Comm::scatter).
     pub fn start_scatter<S, R>(&self, send: S, recv: R, root: usize) -> Result<Request<(S, R)>>
     where
@@ -605,9 +727,27 @@ impl Comm {
         self.request_out_of_place(send, recv, call)
     }
 
+    /// Starts a [`scatter_v`](Comm::scatter_v).
+    pub fn start_scatter_v<S, R>(
+        &self,
+        send: S,
+        counts: impl Into<Vec<usize>>,
+        recv: R,
+        root: usize,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        let (shape, counts) = (self.shape(), [counts.into(), Vec::new()]);
+        self.request_of_blocks(send, recv, counts, |[send, recv], [counts, _]| {
+            shape.scatter_v(send, recv, counts, root)
+        })
+    }
+
     /// Starts a [`barrier`](Comm::barrier): its [`wait`](Request::wait) returns when every rank has started its own, or called one.
     pub fn start_barrier(&self) -> Result<Request<()>> {
-        self.request((), Call::empty(Operation::Barrier))
+        self.request((), Counts::default(), Call::empty(Operation::Barrier))
     }
 
     fn message<B: Source>(
@@ -622,11 +762,27 @@ impl Comm {
         self.requests.start_mover()?;
         let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
         // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
-        let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) }?;
-        self.requests.moving.request_started();
+        let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) };
+        self.request_for(buffer, [Some(posted), None])
+    }
+
+    /// For messages that were posted, or could not be. If one is under way, what became of the other is the wait's to tell.
+    fn request_for<B>(&self, buffers: B, posted: [Option<Result<Posted>>; 2]) -> Result<Request<B>> {
+        let mut outcome = Ok(());
+        let under_way = posted.map(|posted| {
+            let posted = posted?.map(|posted| {
+                self.requests.moving.request_started();
+                posted
+            });
+            posted.map_err(|error| outcome = Err(error)).ok()
+        });
+        if under_way.iter().all(Option::is_none) {
+            outcome.clone()?;
+        }
         Ok(Request {
-            buffers: ManuallyDrop::new(buffer),
-            work: Work::Message(posted),
+            buffers: ManuallyDrop::new(buffers),
+            counts: ManuallyDrop::default(),
+            work: Work::Messages(Messages { under_way, outcome }),
             deadline: self.deadline,
             requests: self.requests.clone(),
         })
@@ -652,6 +808,47 @@ impl Comm {
     pub fn start_recv_tagged<B: Owned>(&self, mut buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
         let direction = Direction::Recv(buf.lend_mut(&self.lane)?.span().start);
         self.message("start_recv", buf, direction, peer, tag)
+    }
+
+    /// Starts a [`send_recv`](Comm::send_recv): both messages at once, each as long as its own buffer.
+    pub fn start_send_recv<S, R>(
+        &self,
+        send: S,
+        dest: usize,
+        recv: R,
+        source: usize,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        self.start_send_recv_tagged(send, dest, recv, source, 0)
+    }
+
+    /// Starts a [`send_recv_tagged`](Comm::send_recv_tagged).
+    pub fn start_send_recv_tagged<S, R>(
+        &self,
+        send: S,
+        dest: usize,
+        mut recv: R,
+        source: usize,
+        tag: u32,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        self.shape().check_rank("start_send_recv", "destination", dest)?;
+        self.shape().check_rank("start_send_recv", "source", source)?;
+        self.requests.start_mover()?;
+        let (dtype, sent, expected) = (S::Elem::DTYPE, send.len(), recv.len());
+        let from = Direction::Send(send.lend(&self.lane)?.span().start);
+        let to = Direction::Recv(recv.lend_mut(&self.lane)?.span().start);
+        let receive = Transfer::host(to, source, tag, dtype, expected);
+        let send_it = Transfer::host(from, dest, tag, dtype, sent);
+        // SAFETY: the request owns the buffers and keeps them until both tickets are settled.
+        let posted = unsafe { self.post_both([receive, send_it]) };
+        self.request_for((send, recv), posted.map(Some))
     }
 }
 
@@ -719,10 +916,12 @@ mod tests {
         let of_threads = Comm::builder().backend(BackendKind::Host).run(2, |comm| {
             if comm.rank() == 1 {
                 comm.barrier()?;
-                return comm.send(&[7u8], 0);
+                comm.send(&[7u8], 0)?;
+                return comm.send_recv(&[7u8; 100_000], 0, &mut [0u8; 50_000], 0);
             }
             drop(comm.start_recv(vec![0u8], 1)?);
-            assert_eq!(lock(&comm.requests.moving.state).requests, 1);
+            drop(comm.start_send_recv(vec![7u8; 50_000], 1, vec![0u8; 100_000], 1)?);
+            assert_eq!(lock(&comm.requests.moving.state).requests, 3);
             comm.barrier()?;
             let since = std::time::Instant::now();
             while lock(&comm.requests.moving.state).requests != 0 {

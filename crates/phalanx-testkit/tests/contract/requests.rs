@@ -18,6 +18,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("requests/overlap_with_blocking", |comm, _| overlap_with_blocking(&comm)),
     Scenario::rank("requests/waited_in_reverse", |comm, _| waited_in_reverse(&comm)),
     Scenario::rank("requests/messages", |comm, _| messages(&comm)),
+    Scenario::rank("requests/send_recv", |comm, _| send_recv(&comm)),
     Scenario::rank("requests/to_oneself", |comm, _| to_oneself(&comm)),
     Scenario::rank("requests/is_done", |comm, _| is_done(&comm)),
     Scenario::rank("requests/dropped", |comm, _| dropped(&comm)),
@@ -58,8 +59,21 @@ impl Data {
 }
 
 /// Each of them has a `start_` function.
-const KINDS: [&str; 8] =
-    ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
+const KINDS: [&str; 13] = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "all_gather_v",
+    "reduce_scatter_v",
+    "all_to_all_v",
+    "gather_v",
+    "scatter_v",
+];
 
 /// One collective, by its place in [`KINDS`].
 #[derive(Clone)]
@@ -88,11 +102,29 @@ impl Cell {
         self.data.ring.window(self.start + self.rank * STRIDE, len)
     }
 
+    /// Elements of a v-variant's block; only all_to_all_v has others for each sender.
+    fn count(&self, from: usize, to: usize) -> usize {
+        [self.size, 0, self.size / 2 + 1][(2 * from + to) % 3]
+    }
+
+    /// What a rank sends to each.
+    fn counts(&self, from: usize) -> Vec<usize> {
+        (0..self.ranks).map(|to| self.count(from, to)).collect()
+    }
+
+    /// What a rank gets from each.
+    fn counts_to(&self, to: usize) -> Vec<usize> {
+        (0..self.ranks).map(|from| self.count(from, to)).collect()
+    }
+
     /// What this rank sends, and room for what it gets (none in place).
     fn buffers(&self) -> (Vec<f32>, Vec<f32>) {
         let (size, all) = (self.size, self.size * self.ranks);
-        let at_root = if self.rank == self.root() { all } else { 0 };
+        let if_root = |len: usize| if self.rank == self.root() { len } else { 0 };
+        let at_root = if_root(all);
         let in_place = (size, 0);
+        let sum = |counts: Vec<usize>| counts.iter().sum::<usize>();
+        let (own, various) = (self.count(0, self.rank), sum(self.counts(0)));
         let (send, recv) = [
             in_place,
             in_place,
@@ -102,6 +134,11 @@ impl Cell {
             (all, all),
             (size, at_root),
             (at_root, size),
+            (own, various),
+            (various, own),
+            (sum(self.counts(self.rank)), sum(self.counts_to(self.rank))),
+            (own, if_root(various)),
+            (if_root(various), own),
         ][self.kind];
         (self.own(send), vec![0.0; recv])
     }
@@ -117,7 +154,16 @@ impl Cell {
             4 => Err(comm.start_reduce_scatter(send, recv, sum).map_err(text)?),
             5 => Err(comm.start_all_to_all(send, recv).map_err(text)?),
             6 => Err(comm.start_gather(send, recv, root).map_err(text)?),
-            _ => Err(comm.start_scatter(send, recv, root).map_err(text)?),
+            7 => Err(comm.start_scatter(send, recv, root).map_err(text)?),
+            8 => Err(comm.start_all_gather_v(send, recv, self.counts(0)).map_err(text)?),
+            // A list that is borrowed is copied.
+            9 => Err(comm.start_reduce_scatter_v(send, recv, &self.counts(0)[..], sum).map_err(text)?),
+            10 => {
+                let (to, from) = (self.counts(self.rank), self.counts_to(self.rank));
+                Err(comm.start_all_to_all_v(send, to, recv, from).map_err(text)?)
+            }
+            11 => Err(comm.start_gather_v(send, recv, self.counts(0), root).map_err(text)?),
+            _ => Err(comm.start_scatter_v(send, self.counts(0), recv, root).map_err(text)?),
         };
         Ok(Box::new(move || match request {
             Ok(in_place) => self.check(&in_place.wait().map_err(text)?),
@@ -143,7 +189,15 @@ impl Cell {
             4 => comm.reduce_scatter(&send, &mut recv, sum),
             5 => comm.all_to_all(&send, &mut recv),
             6 => comm.gather(&send, &mut recv, root),
-            _ => comm.scatter(&send, &mut recv, root),
+            7 => comm.scatter(&send, &mut recv, root),
+            8 => comm.all_gather_v(&send, &mut recv, &self.counts(0)),
+            9 => comm.reduce_scatter_v(&send, &mut recv, &self.counts(0), sum),
+            10 => {
+                let (to, from) = (self.counts(self.rank), self.counts_to(self.rank));
+                comm.all_to_all_v(&send, &to, &mut recv, &from)
+            }
+            11 => comm.gather_v(&send, &mut recv, &self.counts(0), root),
+            _ => comm.scatter_v(&send, &self.counts(0), &mut recv, root),
         }
         .map_err(text)?;
         self.check(if self.kind < 3 { &send } else { &recv })
@@ -157,6 +211,16 @@ impl Cell {
                 self.data.ring.expect_bits(block, start + from * STRIDE + offset)
             })
         };
+        // Blocks of these lengths, each from its rank's input, `offset` further on.
+        let various = |counts: Vec<usize>, offset: &dyn Fn(usize) -> usize| {
+            let mut rest = result;
+            counts.into_iter().enumerate().try_for_each(|(from, count)| {
+                let (block, further) = rest.split_at(count);
+                rest = further;
+                self.data.ring.expect_bits(block, start + from * STRIDE + offset(from))
+            })
+        };
+        let before = |counts: Vec<usize>| counts[..rank].iter().sum::<usize>();
         match self.kind {
             0 => self.data.summed.expect_values(result, start),
             1 => self.data.ring.expect_bits(result, start + self.root() * STRIDE),
@@ -165,9 +229,16 @@ impl Cell {
             3 => blocks(0),
             4 => self.data.summed.expect_values(result, start + rank * size),
             5 => blocks(rank * size),
-            6 if rank != self.root() => Ok(()),
+            6 | 11 if rank != self.root() => Ok(()),
             6 => blocks(0),
-            _ => self.data.ring.expect_bits(result, start + self.root() * STRIDE + rank * size),
+            7 => self.data.ring.expect_bits(result, start + self.root() * STRIDE + rank * size),
+            8 | 11 => various(self.counts(0), &|_| 0),
+            9 => self.data.summed.expect_values(result, start + before(self.counts(0))),
+            10 => various(self.counts_to(rank), &|from| before(self.counts(from))),
+            _ => {
+                let offset = before(self.counts(0));
+                self.data.ring.expect_bits(result, start + self.root() * STRIDE + offset)
+            }
         }
         .context(|| format!("{} of {size}, rank {rank}", KINDS[self.kind]))
     }
@@ -206,14 +277,27 @@ fn one_type<T: Number>(comm: &Comm, seed: usize) -> Result<(), String> {
         let whole = comm.start_all_reduce(own.clone(), combine.reduction(rank)).map_err(text)?;
         let reduced = comm.start_reduce(own.clone(), combine.reduction(rank), root).map_err(text)?;
         let recv = vec![T::from_small(0); size];
-        let scattered = comm.start_reduce_scatter(own, recv, combine.reduction(rank)).map_err(text)?;
-        started.push((combine, root, reference::combined(&inputs, combine), whole, reduced, scattered));
+        let scattered =
+            comm.start_reduce_scatter(own.clone(), recv, combine.reduction(rank)).map_err(text)?;
+        // The first rank gets nothing, the last one twice as much.
+        let mut counts = vec![size; ranks];
+        counts[0] = 0;
+        counts[ranks - 1] += size;
+        let recv = vec![T::from_small(0); counts[rank]];
+        let various =
+            comm.start_reduce_scatter_v(own, recv, counts, combine.reduction(rank)).map_err(text)?;
+        let expected = reference::combined(&inputs, combine);
+        started.push((combine, root, expected, whole, reduced, scattered, various));
     }
     if rank % 2 == 1 {
         started.reverse();
     }
-    for (combine, root, expected, whole, reduced, scattered) in started {
+    for (combine, root, expected, whole, reduced, scattered, various) in started {
         let what = |name: &str| format!("{name}, {}", combine.name());
+        let (_, block) = various.wait().map_err(text)?;
+        let start = rank.saturating_sub(1) * (expected.len() / ranks);
+        let own = &expected[start..start + block.len()];
+        same_values(&block, own).context(|| what("reduce_scatter_v"))?;
         let (_, block) = scattered.wait().map_err(text)?;
         let own = &expected[rank * block.len()..(rank + 1) * block.len()];
         same_values(&block, own).context(|| what("reduce_scatter"))?;
@@ -235,7 +319,7 @@ fn all_kinds_at_once(comm: &Comm) -> Outcome {
             waiters.push(Cell::new(comm, kind, size, i * 31 + kind * 977, &data).start(comm)?);
         }
     }
-    // 7 and 32 have no common divisor.
+    // 7 and 52 have no common divisor.
     let count = waiters.len();
     let mut waiters: Vec<Option<Waiter>> = waiters.into_iter().map(Some).collect();
     for i in 0..count {
@@ -382,6 +466,46 @@ fn messages(comm: &Comm) -> Outcome {
         }
         for request in sends {
             request.wait().map_err(text)?;
+        }
+    }
+    Ok(String::new())
+}
+
+/// Both ways at once, several under way, each of lengths of its own; the ranks wait in different orders, or ask until it is done.
+fn send_recv(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let ring = Ring::<i16>::new(19);
+    let start = |from: usize, tag: u32| from * 7919 + tag as usize * 31;
+    for size in SIZES {
+        let len = |from: usize, tag: u32| size + from + tag as usize;
+        let begin = |tag: u32| {
+            let send = ring.window(start(rank, tag), len(rank, tag));
+            let recv = vec![0i16; len(previous, tag)];
+            match tag {
+                0 => comm.start_send_recv(send, next, recv, previous),
+                _ => comm.start_send_recv_tagged(send, next, recv, previous, tag),
+            }
+            .map(|request| (tag, request))
+        };
+        let mut started = (0..4).map(begin).collect::<Result<Vec<_>, _>>().map_err(text)?;
+        if rank % 2 == 1 {
+            started.reverse();
+        }
+        for (tag, mut request) in started {
+            let what = || format!("{size}, tag {tag}, rank {rank}");
+            if tag % 2 == 1 {
+                let since = std::time::Instant::now();
+                while !request.is_done() {
+                    if since.elapsed() > Duration::from_secs(60) {
+                        return Err(format!("{} is not done after a minute of asking", what()));
+                    }
+                    std::thread::yield_now();
+                }
+            }
+            let (sent, received) = request.wait().map_err(text)?;
+            ring.expect_bits(&sent, start(rank, tag)).context(what)?;
+            ring.expect_bits(&received, start(previous, tag)).context(what)?;
         }
     }
     Ok(String::new())

@@ -466,6 +466,15 @@ pub(crate) trait Backend: Send + Sync {
     /// true `test` for the ticket has answered, or any of them failed.
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket>;
 
+    /// Starts two transfers, of which neither can wait for what comes behind the other.
+    ///
+    /// # Safety
+    /// As for [`post`](Self::post), of each that is answered with a ticket.
+    unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<Ticket>; 2] {
+        // SAFETY: the caller's contract.
+        transfers.map(|transfer| unsafe { self.post(transfer) })
+    }
+
     /// Waits for a transfer, moving all others along; calls `meanwhile` again and again.
     fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()>;
 

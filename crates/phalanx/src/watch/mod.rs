@@ -64,6 +64,22 @@ impl Comm {
         }
     }
 
+    /// [`Backend::post_both`](crate::backend::Backend::post_both), recorded.
+    ///
+    /// # Safety
+    /// As for the backend's.
+    pub(crate) unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<Posted>; 2] {
+        self.requests.make_way_for_message();
+        let [first, second] = transfers.map(|transfer| self.recorder.begin_message(&transfer));
+        let _limited = self.limited();
+        // SAFETY: the caller's contract.
+        let [one, other] = unsafe { self.backend.post_both(transfers) };
+        [(one, first), (other, second)].map(|(posted, record)| match posted {
+            Ok(ticket) => Ok(Posted { ticket, record }),
+            Err(error) => self.recorder.end(record, Err(error)),
+        })
+    }
+
     /// [`Backend::recorded_transfer`](crate::backend::Backend::recorded_transfer).
     ///
     /// # Safety

@@ -53,12 +53,14 @@ impl State {
 }
 
 impl Messages {
-    pub fn post(&self, transfer: Transfer) -> Ticket {
+    /// They are taken together.
+    pub fn post<const N: usize>(&self, transfers: [Transfer; N]) -> [Ticket; N] {
         let mut state = lock(&self.state);
-        state.queued.push(transfer);
+        state.queued.extend(transfers);
         self.are_pending.store(true, Ordering::Release);
-        state.next += 1;
-        Ticket(state.next - 1)
+        let first = state.next;
+        state.next += N;
+        std::array::from_fn(|index| Ticket(first + index))
     }
 
     #[inline(always)]
@@ -163,7 +165,7 @@ mod tests {
     fn posted() -> (Arc<Messages>, Ticket) {
         let messages = Arc::new(Messages::default());
         let transfer = Transfer::host(Direction::Send(std::ptr::null()), 1, 0, DType::U8, 0);
-        let ticket = messages.post(transfer);
+        let [ticket] = messages.post([transfer]);
         (messages, ticket)
     }
 

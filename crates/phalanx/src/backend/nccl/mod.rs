@@ -529,7 +529,16 @@ impl Backend for NcclComm {
 
     unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
         self.communicator.check()?;
-        Ok(self.messages.post(transfer))
+        let [ticket] = self.messages.post([transfer]);
+        Ok(ticket)
+    }
+
+    /// Whoever takes one to carry it out takes the other, too.
+    unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<Ticket>; 2] {
+        match self.communicator.check() {
+            Ok(()) => self.messages.post(transfers).map(Ok),
+            Err(error) => [Err(error.clone()), Err(error)],
+        }
     }
 
     fn wait(&self, ticket: Ticket, _meanwhile: &dyn Fn()) -> Result<()> {
