@@ -52,29 +52,39 @@ type Call = fn(&Comm, &mut Buffers<'_>) -> Result<()>;
 
 const SUM: ReduceOp = ReduceOp::Sum;
 
-const CALLS: [(&str, Call); 20] = [
+const CALLS: [(&str, Call); 27] = [
     ("all_reduce", |c, b| c.all_reduce(b.whole, b.result, SUM)),
     ("all_reduce_in_place", |c, b| c.all_reduce_in_place(b.whole, ReduceOp::Avg)),
     ("pre-multiplied sum", |c, b| c.all_reduce(b.whole, b.result, PreMulSum(0.5))),
     ("broadcast", |c, b| c.broadcast(b.whole, b.result, 0)),
     ("broadcast_in_place", |c, b| c.broadcast_in_place(b.whole, 1)),
     ("reduce", |c, b| c.reduce(b.whole, b.result, SUM, 0)),
+    ("reduce_in_place", |c, b| c.reduce_in_place(b.whole, ReduceOp::Max, 1)),
     ("all_gather", |c, b| c.all_gather(b.part, b.result)),
     ("all_gather_v", |c, b| c.all_gather_v(b.part, b.result, b.counts)),
+    ("all_gather_v_in_place", |c, b| c.all_gather_v_in_place(b.result, b.counts)),
     ("reduce_scatter", |c, b| c.reduce_scatter(b.whole, b.part, SUM)),
     ("reduce_scatter_v", |c, b| c.reduce_scatter_v(b.whole, b.part, b.counts, SUM)),
+    ("reduce_scatter_v_in_place", |c, b| c.reduce_scatter_v_in_place(b.whole, b.counts, ReduceOp::Max)),
     ("all_to_all", |c, b| c.all_to_all(b.whole, b.result)),
     ("all_to_all_in_place", |c, b| c.all_to_all_in_place(b.whole)),
     ("all_to_all_v", |c, b| c.all_to_all_v(b.whole, b.counts, b.result, b.counts)),
+    ("all_to_all_v_in_place", |c, b| c.all_to_all_v_in_place(b.whole, b.counts)),
     ("gather", |c, b| c.gather(b.part, b.result, 1)),
     ("gather_v", |c, b| c.gather_v(b.part, b.result, b.counts, 1)),
+    ("gather_v_in_place", |c, b| c.gather_v_in_place(b.result, b.counts, 1)),
     ("scatter", |c, b| c.scatter(b.whole, b.part, 0)),
     ("scatter_v", |c, b| c.scatter_v(b.whole, b.counts, b.part, 0)),
+    ("scatter_v_in_place", |c, b| c.scatter_v_in_place(b.whole, b.counts, 0)),
     ("barrier", |c, _| c.barrier()),
     ("send_recv", |c, b| {
         let (next, previous) =
             ((c.rank() + 1) % c.world_size(), (c.rank() + c.world_size() - 1) % c.world_size());
         c.send_recv(b.whole, next, b.result, previous)
+    }),
+    ("send_recv_tagged of pairs", |c, b| {
+        let peer = (c.rank() ^ 1).min(c.world_size() - 1);
+        c.send_recv_tagged(b.whole, peer, b.result, peer, 7)
     }),
     ("send and recv", |c, b| match c.rank() {
         0 => c.send(b.whole, 1),

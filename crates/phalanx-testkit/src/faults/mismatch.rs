@@ -194,6 +194,26 @@ const CASES: &[Call] = &[
         let send = vec![1u16; counts.iter().sum()];
         comm.scatter_v(&send, &counts, &mut vec![0u16; counts[comm.rank()]], 0)
     }),
+    collective("counts_gather_v_in_place", &["gather_v"], |comm, deviant| {
+        let mut counts = vec![3; comm.world_size()];
+        counts[DEVIANT] = if deviant { 5 } else { 4 };
+        comm.gather_v_in_place(&mut vec![1u16; counts.iter().sum()], &counts, 0)
+    }),
+    collective("counts_reduce_scatter_v_in_place", &["reduce_scatter_v"], |comm, deviant| {
+        let mut counts = vec![3000; comm.world_size()];
+        counts.swap(0, DEVIANT);
+        if deviant {
+            counts[0] += 1;
+            counts[DEVIANT] -= 1;
+        }
+        comm.reduce_scatter_v_in_place(&mut vec![1u16; counts.iter().sum()], &counts, SUM)
+    }),
+    collective("counts_all_gather_v_request", &["all_gather_v"], |comm, deviant| {
+        let mut counts = vec![3; comm.world_size()];
+        counts[DEVIANT] = if deviant { 5 } else { 4 };
+        let (send, recv) = (vec![1u16; counts[comm.rank()]], vec![0u16; counts.iter().sum()]);
+        comm.start_all_gather_v(send, recv, counts)?.wait().map(drop)
+    }),
     collective("request", &["all_reduce", "5", "6"], |comm, deviant| {
         let request = comm.start_all_reduce(vec![1i32; if deviant { 6 } else { 5 }], SUM)?;
         request.wait().map(drop)
@@ -206,6 +226,32 @@ const CASES: &[Call] = &[
         }
         let send = vec![1u32; send_counts.iter().sum()];
         comm.all_to_all_v(&send, &send_counts, &mut vec![0u32; 4 * ranks], &recv_counts)
+    }),
+    message("counts_all_to_all_v_in_place", &["all_to_all_v", "× 3", "× 4"], |comm, deviant| {
+        let mut counts = vec![4; comm.world_size()];
+        if deviant {
+            counts[0] = 3;
+        }
+        comm.all_to_all_v_in_place(&mut vec![1u32; counts.iter().sum()], &counts)
+    }),
+    message(
+        "counts_all_to_all_v_in_place_large",
+        &["all_to_all_v", "× 300000", "× 400000"],
+        |comm, deviant| {
+            let mut counts = vec![400_000; comm.world_size()];
+            if deviant {
+                counts[0] = 300_000;
+            }
+            comm.all_to_all_v_in_place(&mut vec![1u32; counts.iter().sum()], &counts)
+        },
+    ),
+    message("counts_all_to_all_v_request", &["all_to_all_v", "× 3", "× 4"], |comm, deviant| {
+        let (mut sent, received) = (vec![4; comm.world_size()], vec![4; comm.world_size()]);
+        if deviant {
+            sent[0] = 3;
+        }
+        let (send, recv) = (vec![1u32; sent.iter().sum()], vec![0u32; received.iter().sum()]);
+        comm.start_all_to_all_v(send, sent, recv, received)?.wait().map(drop)
     }),
     message("message_count_small", &["send", "recv", "5", "6"], |comm, deviant| match comm.rank() {
         0 => comm.recv(&mut [0u32; 6], DEVIANT),

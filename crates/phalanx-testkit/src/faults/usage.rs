@@ -118,11 +118,70 @@ const WRONG: &[(&str, Wrong, Call)] = &[
     ("all_to_all_v", Wrong::Length, |c, n| {
         c.all_to_all_v(&vec![1; n], &vec![1; n], &mut vec![0; n + 1], &vec![1; n])
     }),
+    ("all_gather_v_in_place", Wrong::Counts, |c, n| {
+        c.all_gather_v_in_place(&mut vec![0; 3 * n], &vec![3; n + 1])
+    }),
+    ("all_gather_v_in_place", Wrong::Length, |c, n| {
+        c.all_gather_v_in_place(&mut vec![0; 3 * n + 1], &vec![3; n])
+    }),
+    ("reduce_scatter_v_in_place", Wrong::Counts, |c, _| c.reduce_scatter_v_in_place(&mut [0; 0], &[], SUM)),
+    ("reduce_scatter_v_in_place", Wrong::Length, |c, n| {
+        c.reduce_scatter_v_in_place(&mut vec![0; 3 * n - 1], &vec![3; n], SUM)
+    }),
+    ("all_to_all_v_in_place", Wrong::Counts, |c, n| {
+        c.all_to_all_v_in_place(&mut vec![0; n], &vec![1; n + 1])
+    }),
+    ("all_to_all_v_in_place", Wrong::Length, |c, n| {
+        c.all_to_all_v_in_place(&mut vec![0; n + 1], &vec![1; n])
+    }),
+    // Of this length on every rank, not at the root only.
+    ("gather_v_in_place", Wrong::Length, |c, n| {
+        c.gather_v_in_place(&mut vec![0; 3 * n + 1], &vec![3; n], n - 1)
+    }),
+    ("gather_v_in_place", Wrong::Counts, |c, n| c.gather_v_in_place(&mut vec![0; 3 * n], &vec![3; n + 1], 0)),
+    ("gather_v_in_place", Wrong::Rank, |c, n| c.gather_v_in_place(&mut vec![0; 3 * n], &vec![3; n], n)),
+    ("scatter_v_in_place", Wrong::Length, |c, n| {
+        c.scatter_v_in_place(&mut vec![0; 3 * n - 2], &vec![3; n], n - 1)
+    }),
+    ("scatter_v_in_place", Wrong::Counts, |c, n| {
+        c.scatter_v_in_place(&mut vec![0; 3 * n], &vec![3; n + 2], 0)
+    }),
+    ("scatter_v_in_place", Wrong::Rank, |c, _| {
+        c.scatter_v_in_place(&mut vec![0; 3 * c.world_size()], &vec![3; c.world_size()], usize::MAX)
+    }),
+    ("group all_to_all_v_in_place", Wrong::Length, |c, n| {
+        let (mut buffer, counts) = (vec![0; n + 1], vec![1; n]);
+        c.group(|g| g.all_to_all_v_in_place(&mut buffer, &counts))
+    }),
+    ("start_all_gather_v", Wrong::Counts, |c, n| {
+        c.start_all_gather_v(vec![1; 3], vec![0; 3 * n], vec![3; n + 1]).map(drop)
+    }),
+    ("start_all_gather_v", Wrong::Length, |c, n| {
+        c.start_all_gather_v(vec![1; 3], vec![0; 3 * n + 1], vec![3; n]).map(drop)
+    }),
+    ("start_reduce_scatter_v", Wrong::Length, |c, n| {
+        c.start_reduce_scatter_v(vec![1; 3 * n], vec![0; 2], vec![3; n], SUM).map(drop)
+    }),
+    ("start_gather_v", Wrong::Rank, |c, n| {
+        c.start_gather_v(vec![1; 3], vec![0; 3 * n], vec![3; n], n).map(drop)
+    }),
+    ("start_scatter_v", Wrong::Length, |c, n| {
+        c.start_scatter_v(vec![1; 3 * n + 1], vec![3; n], vec![0; 3], c.rank()).map(drop)
+    }),
+    ("start_all_to_all_v", Wrong::Counts, |c, n| {
+        c.start_all_to_all_v(vec![1; n], vec![1; n], vec![0; n], vec![1; n + 1]).map(drop)
+    }),
+    ("start_all_to_all_v", Wrong::Length, |c, n| {
+        c.start_all_to_all_v(vec![1; n], vec![1; n], vec![0; n + 1], vec![1; n]).map(drop)
+    }),
     ("send", Wrong::Rank, |c, n| c.send(&[1; 3], n)),
     ("recv", Wrong::Rank, |c, n| c.recv(&mut [0; 3], n)),
     ("send_tagged", Wrong::Rank, |c, _| c.send_tagged(&[1; 3], usize::MAX, 1)),
     ("send_recv", Wrong::Rank, |c, n| c.send_recv(&[1; 3], n, &mut [0; 3], 0)),
     ("send_recv", Wrong::Rank, |c, n| c.send_recv(&[1; 3], 0, &mut [0; 3], n)),
+    ("send_recv_tagged", Wrong::Rank, |c, n| c.send_recv_tagged(&[1; 3], n, &mut [0; 3], 0, 1)),
+    ("start_send_recv", Wrong::Rank, |c, n| c.start_send_recv(vec![1; 3], n, vec![0; 3], 0).map(drop)),
+    ("start_send_recv", Wrong::Rank, |c, n| c.start_send_recv(vec![1; 3], 0, vec![0; 3], n).map(drop)),
     ("send to oneself", Wrong::SelfExchange, |c, _| c.send(&[1; 3], c.rank())),
     ("start_broadcast", Wrong::Rank, |c, n| c.start_broadcast(vec![1; 3], n).map(drop)),
     ("start_all_gather", Wrong::Length, |c, n| c.start_all_gather(vec![1; 3], vec![0; 3 * n + 1]).map(drop)),
@@ -147,7 +206,33 @@ const WRONG_FROM_TWO: &[(&str, Wrong, Call)] = &[
         counts[(c.rank() + 1) % n] = usize::MAX;
         c.all_gather_v(&[1; 2], &mut [0; 1], &counts)
     }),
+    ("all_to_all_v_in_place", Wrong::TooLarge, |c, n| {
+        let mut counts = vec![0; n];
+        counts[c.rank()] = 2;
+        counts[(c.rank() + 1) % n] = usize::MAX;
+        c.all_to_all_v_in_place(&mut [0; 1], &counts)
+    }),
+    ("start_all_to_all_v", Wrong::TooLarge, |c, _| {
+        let counts = other_has(c, 2, usize::MAX - 1);
+        c.start_all_to_all_v(vec![1; 2], counts.clone(), vec![0; 2], counts).map(drop)
+    }),
     // A number of elements that is one, of bytes that is none, and is not this rank's to hold.
+    ("gather_v_in_place", Wrong::TooLarge, |c, n| {
+        c.gather_v_in_place(&mut [1f32; 1000], &other_has(c, 1000, 1 << 62), (c.rank() + 1) % n)
+    }),
+    ("scatter_v_in_place", Wrong::TooLarge, |c, n| {
+        c.scatter_v_in_place(&mut [0f64; 1000], &other_has(c, 1000, 1 << 61), (c.rank() + 1) % n)
+    }),
+    ("all_gather_v_in_place", Wrong::TooLarge, |c, _| {
+        c.all_gather_v_in_place(&mut [1f32; 1000], &other_has(c, 1000, 1 << 62))
+    }),
+    ("reduce_scatter_v_in_place", Wrong::TooLarge, |c, _| {
+        c.reduce_scatter_v_in_place(&mut [1f32; 1000], &other_has(c, 1000, 1 << 62), SUM)
+    }),
+    ("start_gather_v", Wrong::TooLarge, |c, n| {
+        let (counts, root) = (other_has(c, 1000, 1 << 62), (c.rank() + 1) % n);
+        c.start_gather_v(vec![1f32; 1000], vec![0f32; 0], counts, root).map(drop)
+    }),
     ("gather_v", Wrong::TooLarge, |c, n| {
         c.gather_v(
             &[1f32; 100_000],

@@ -1,16 +1,17 @@
 //! Messages between two ranks: blocking, exchanged, tagged, grouped, and larger than any buffer.
 
-use crate::buffers::Memory;
+use crate::buffers::{Memory, poison};
 use crate::world::both;
 use libtest_mimic::Trial;
-use phalanx::{BackendKind, Comm, bf16};
+use phalanx::{BackendKind, Comm, DType, bf16};
 use phalanx_testkit::ring::Ring;
 use phalanx_testkit::scenario::{Context, Outcome};
-use phalanx_testkit::{Number, Scenario};
+use phalanx_testkit::{Number, Scenario, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("messages/back_and_forth", |comm, _| back_and_forth(&comm)),
     Scenario::rank("messages/send_recv_in_a_ring", |comm, _| send_recv_in_a_ring(&comm)),
+    Scenario::rank("messages/every_type", |comm, _| every_type(&comm)),
     Scenario::rank("messages/many_small_ones", |comm, _| many_small_ones(&comm)),
     Scenario::rank("messages/tags", |comm, _| tags(&comm)),
     Scenario::rank("messages/grouped_ring", |comm, _| grouped_ring(&comm)),
@@ -83,6 +84,56 @@ fn send_recv_in_a_ring(comm: &Comm) -> Outcome {
     Ok(String::new())
 }
 
+/// Every type, in each of the calls.
+fn every_type(comm: &Comm) -> Outcome {
+    for dtype in DType::ALL {
+        let what = || format!("{dtype}, rank {}", comm.rank());
+        with_number!(dtype, T => one_type::<T>(comm)).context(what)?;
+    }
+    Ok(String::new())
+}
+
+fn one_type<T: Number>(comm: &Comm) -> Result<(), String> {
+    let ring = Ring::<T>::new(7);
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    for (i, size) in [0, 1, 13, 1000, 4099, 70_001].into_iter().enumerate() {
+        for memory in Memory::ALL {
+            let mut send = memory.send(comm, size).map_err(text)?;
+            let mut recv = memory.recv(comm, size).map_err(text)?;
+            let calls: [(&str, &dyn Fn(&[T], &mut [T]) -> phalanx::Result<()>); 4] = [
+                ("send and recv", &|send, recv| {
+                    // The last of an odd number of ranks sends first, too, to one that receives then.
+                    if rank % 2 == 0 {
+                        comm.send(send, next)?;
+                        return comm.recv(recv, previous);
+                    }
+                    comm.recv(recv, previous)?;
+                    comm.send(send, next)
+                }),
+                ("tagged", &|send, recv| {
+                    if rank % 2 == 0 {
+                        comm.send_tagged(send, next, 5)?;
+                        return comm.recv_tagged(recv, previous, 5);
+                    }
+                    comm.recv_tagged(recv, previous, 5)?;
+                    comm.send_tagged(send, next, 5)
+                }),
+                ("send_recv", &|send, recv| comm.send_recv(send, next, recv, previous)),
+                ("send_recv_tagged", &|send, recv| comm.send_recv_tagged(send, next, recv, previous, 6)),
+            ];
+            for (number, (name, call)) in calls.into_iter().enumerate() {
+                ring.fill(send.all(), start(rank, next, i + number));
+                poison(recv.all(), number);
+                let what = || format!("{name} of {size} elements, {memory:?}");
+                call(send.all(), recv.all()).context(what)?;
+                check(&ring, recv.all(), start(previous, rank, i + number), &what())?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Far more messages in one direction than any queue holds; their order is kept.
 fn many_small_ones(comm: &Comm) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
@@ -140,6 +191,18 @@ fn tags(comm: &Comm) -> Outcome {
                     check(&ring, &message, start(0, 1, tag as usize), "out of order, blocking")?;
                 }
             }
+        }
+        // Each gets what has its tag, and not what was sent before.
+        let own = ring.window(start(rank, peer, 20), size);
+        let mut message = vec![0u16; size];
+        let early = comm.start_send_tagged(vec![rank as u16; 3], peer, 11).map_err(text)?;
+        comm.send_recv_tagged(&own, peer, &mut message, peer, 12).context(|| format!("{size} elements"))?;
+        check(&ring, &message, start(peer, rank, 20), "send_recv_tagged")?;
+        let mut first = [0u16; 3];
+        comm.recv_tagged(&mut first, peer, 11).map_err(text)?;
+        early.wait().map_err(text)?;
+        if first != [peer as u16; 3] {
+            return Err(format!("tag 11 brought {first:?} to rank {rank}"));
         }
         // In another order, all at once.
         let windows: Vec<Vec<u16>> = (0..3).map(|i| ring.window(start(0, 1, i), size)).collect();
