@@ -3,7 +3,7 @@
 use crate::world::{DeviceRepr, both, done, download, expect, is_reduced, must, upload, value, values};
 use libtest_mimic::Trial;
 use phalanx::{Comm, DType, Error, PreMulSum, ReduceOp};
-use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::scenario::{Context, Outcome};
 use phalanx_testkit::{Number, Scenario, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -11,6 +11,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("movements", movements),
     Scenario::rank("in_place", in_place),
     Scenario::rank("vectors", vectors),
+    Scenario::rank("vectors_in_place", vectors_in_place),
     Scenario::rank("scattered_alone", scattered_alone),
     Scenario::rank("host_memory", host_memory),
     Scenario::rank("averages_that_wrap", averages_that_wrap),
@@ -260,6 +261,76 @@ fn vectors(comm: Comm, _: &[String]) -> Outcome {
         rest = further;
     }
     done()
+}
+
+/// The same of one buffer, alone and in a group.
+fn vectors_in_place(comm: Comm, _: &[String]) -> Outcome {
+    for grouped in [false, true] {
+        vectors_of_one_buffer(&comm, grouped).context(|| format!("in a group: {grouped}"))?;
+    }
+    done()
+}
+
+fn vectors_of_one_buffer(comm: &Comm, grouped: bool) -> Result<(), String> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let of = |rank: usize, index: usize| value(rank, index) as i64;
+    let counts: Vec<usize> = (0..ranks).map(|rank| if rank == 1 { 0 } else { 1000 * rank + 3 }).collect();
+    let start = |rank: usize| counts[..rank].iter().sum::<usize>();
+    let all: usize = counts.iter().sum();
+    let owner =
+        |index: usize| (0..ranks).rfind(|rank| start(*rank) <= index && counts[*rank] > 0).unwrap_or(0);
+    let is_own = |index: usize| owner(index) == rank && counts[rank] > 0;
+    let root = ranks - 1;
+    let (others, long) = (values::<i64>(7, all), values::<i64>(rank, all));
+    let mut with_own = others.clone();
+    with_own[start(rank)..start(rank) + counts[rank]].copy_from_slice(&long[..counts[rank]]);
+    let gathered = |index: usize| of(owner(index), index - start(owner(index)));
+    // Rank i and rank j give each other i + j + 1 elements, but nothing to themselves.
+    let count = |from: usize, to: usize| if from == to { 0 } else { from + to + 1 };
+    let pairs: Vec<usize> = (0..ranks).map(|peer| count(rank, peer)).collect();
+
+    let mut all_gathered = upload(comm, &with_own)?;
+    let mut at_root = upload(comm, &with_own)?;
+    let mut scattered = upload(comm, if rank == root { &long } else { &others })?;
+    let mut reduced = upload(comm, &long)?;
+    let mut exchanged = upload(comm, &values::<i64>(rank, pairs.iter().sum()))?;
+    macro_rules! calls {
+        ($on:expr) => {
+            $on.all_gather_v_in_place(&mut all_gathered, &counts)
+                .and_then(|()| $on.gather_v_in_place(&mut at_root, &counts, root))
+                .and_then(|()| $on.scatter_v_in_place(&mut scattered, &counts, root))
+                .and_then(|()| $on.reduce_scatter_v_in_place(&mut reduced, &counts, ReduceOp::Sum))
+                .and_then(|()| $on.all_to_all_v_in_place(&mut exchanged, &pairs))
+        };
+    }
+    let called = if grouped { comm.group(|group| calls!(group)) } else { calls!(comm) };
+    must("in place", called)?;
+
+    expect("all_gather_v", &download(comm, &all_gathered)?, gathered)?;
+    let expected = |index: usize| match rank == root {
+        true => gathered(index),
+        false => with_own[index],
+    };
+    expect("gather_v", &download(comm, &at_root)?, expected)?;
+    let expected = |index: usize| match rank == root || is_own(index) {
+        true => of(root, index),
+        false => others[index],
+    };
+    expect("scatter_v", &download(comm, &scattered)?, expected)?;
+    let expected = |index: usize| match is_own(index) {
+        true => i64::from(combined(ReduceOp::Sum, ranks, index)),
+        false => long[index],
+    };
+    expect("reduce_scatter_v", &download(comm, &reduced)?, expected)?;
+    let got = download(comm, &exchanged)?;
+    let mut rest = &got[..];
+    for (peer, len) in pairs.iter().enumerate() {
+        let (block, further) = rest.split_at(*len);
+        let offset: usize = (0..rank).map(|to| count(peer, to)).sum();
+        expect(format!("all_to_all_v from {peer}"), block, |index| of(peer, offset + index))?;
+        rest = further;
+    }
+    Ok(())
 }
 
 /// Host memory, alone and together with GPU memory, is complete when the call returns.

@@ -28,9 +28,10 @@ const IN_A_PROCESS: [&str; 3] = ["2.18.1", "2.27.3", "2.32.3"];
 const RELEASES: [&str; 8] = ["2.18.1", "2.19.3", "2.23.4", "2.27.3", "2.28.9", "2.29.2", "2.30.7", "2.32.3"];
 
 /// What the oldest one does as any other.
-const OLDEST: [(&[Scenario], &str); 5] = [
+const OLDEST: [(&[Scenario], &str); 6] = [
     (collectives::SCENARIOS, "in_place"),
     (collectives::SCENARIOS, "vectors"),
+    (collectives::SCENARIOS, "vectors_in_place"),
     (collectives::SCENARIOS, "host_memory"),
     (messages::SCENARIOS, "ring"),
     (streams::SCENARIOS, "many_streams"),

@@ -29,7 +29,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 fn operations(gpus: usize) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let all = [collectives::SCENARIOS, messages::SCENARIOS].concat();
-    let names = ["movements", "in_place", "vectors", "host_memory", "ring", "groups"];
+    let names = ["movements", "in_place", "vectors", "vectors_in_place", "host_memory", "ring", "groups"];
     let mut scenarios = all.iter().filter(|scenario| names.contains(&scenario.name));
     let first = crate::world::launch(*scenarios.next().ok_or("no scenarios")?, gpus, "");
     let launch = scenarios.fold(first, |launch, scenario| launch.then(scenario.name).arg(""));

@@ -50,6 +50,12 @@ fn of_version(comm: Comm, args: &[String]) -> Outcome {
     let expected: Vec<f32> = (0..ranks).flat_map(|rank| vec![rank as f32; rank + 1]).collect();
     expect("all_to_all_v", &download(&comm, &recv)?, |index| expected[index])?;
 
+    let pairs: Vec<usize> = (0..ranks).map(|peer| rank + peer).collect();
+    let mut exchanged = upload(&comm, &vec![rank as f32; pairs.iter().sum()])?;
+    must("all_to_all_v_in_place", comm.all_to_all_v_in_place(&mut exchanged, &pairs))?;
+    let expected: Vec<f32> = (0..ranks).flat_map(|peer| vec![peer as f32; rank + peer]).collect();
+    expect("all_to_all_v_in_place", &download(&comm, &exchanged)?, |index| expected[index])?;
+
     let part = must("split", comm.split(Some(u32::from(rank > 0)), 0))?.ok_or("a part")?;
     let mut buffer = upload(&part, &[1.0f32])?;
     must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
