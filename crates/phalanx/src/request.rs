@@ -770,10 +770,7 @@ impl Comm {
     fn request_for<B>(&self, buffers: B, posted: [Option<Result<Posted>>; 2]) -> Result<Request<B>> {
         let mut outcome = Ok(());
         let under_way = posted.map(|posted| {
-            let posted = posted?.map(|posted| {
-                self.requests.moving.request_started();
-                posted
-            });
+            let posted = posted?.inspect(|_| self.requests.moving.request_started());
             posted.map_err(|error| outcome = Err(error)).ok()
         });
         if under_way.iter().all(Option::is_none) {

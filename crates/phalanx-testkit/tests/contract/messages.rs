@@ -93,6 +93,9 @@ fn every_type(comm: &Comm) -> Outcome {
     Ok(String::new())
 }
 
+/// Sends to the next rank and receives from the one before.
+type Exchange<'a, T> = dyn Fn(&[T], &mut [T]) -> phalanx::Result<()> + 'a;
+
 fn one_type<T: Number>(comm: &Comm) -> Result<(), String> {
     let ring = Ring::<T>::new(7);
     let (rank, ranks) = (comm.rank(), comm.world_size());
@@ -101,7 +104,7 @@ fn one_type<T: Number>(comm: &Comm) -> Result<(), String> {
         for memory in Memory::ALL {
             let mut send = memory.send(comm, size).map_err(text)?;
             let mut recv = memory.recv(comm, size).map_err(text)?;
-            let calls: [(&str, &dyn Fn(&[T], &mut [T]) -> phalanx::Result<()>); 4] = [
+            let calls: [(&str, &Exchange<'_, T>); 4] = [
                 ("send and recv", &|send, recv| {
                     // The last of an odd number of ranks sends first, too, to one that receives then.
                     if rank % 2 == 0 {
