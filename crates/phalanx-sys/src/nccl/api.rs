@@ -156,6 +156,28 @@ api! {
     ncclCommWindowDeregister(comm: ncclComm_t, window: ncclWindow_t) -> ncclResult_t, since 2 27 3;
     ncclWinGetUserPtr(comm: ncclComm_t, window: ncclWindow_t, start: *mut *mut c_void) -> ncclResult_t, since 2 29 2;
 
+    ncclDevCommCreate(comm: ncclComm_t, requirements: *const ncclDevCommRequirements_t, device: *mut ncclDevComm_t) -> ncclResult_t, only Nccl since 2 28 3;
+    ncclDevCommDestroy(comm: ncclComm_t, device: *const ncclDevComm_t) -> ncclResult_t, only Nccl since 2 28 3;
+    ncclLsaBarrierCreateRequirement(team: ncclTeam_t, barriers: c_int, handle: *mut ncclLsaBarrierHandle_t, requirement: *mut ncclDevResourceRequirements_t) -> ncclResult_t, only Nccl since 2 28 3;
+    ncclGinBarrierCreateRequirement(comm: ncclComm_t, team: ncclTeam_t, barriers: c_int, handle: *mut ncclGinBarrierHandle_t, requirement: *mut ncclDevResourceRequirements_t) -> ncclResult_t, only Nccl since 2 28 7;
+    ncclLLA2ACalcSlots(elements: c_int, element_size: c_int) -> c_int, only Nccl since 2 28 3;
+    ncclLLA2ACreateRequirement(blocks: c_int, slots: c_int, handle: *mut ncclLLA2AHandle_t, requirement: *mut ncclDevResourceRequirements_t) -> ncclResult_t, only Nccl since 2 28 3;
+    ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t, only Nccl since 2 28 3;
+    ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t, only Nccl since 2 28 3;
+    ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t, only Nccl since 2 28 3;
+    ncclTeamCft(comm: ncclComm_t, mode: ncclCftTeamMode_t) -> ncclTeam_t, only Nccl since 2 31 0;
+    ncclTeamCftMultimem(comm: ncclComm_t) -> ncclTeam_t, only Nccl since 2 31 0;
+    ncclTeamRankToWorld(comm: ncclComm_t, team: ncclTeam_t, rank: c_int) -> c_int, only Nccl since 2 28 3;
+    ncclTeamRankToLsa(comm: ncclComm_t, team: ncclTeam_t, rank: c_int) -> c_int, only Nccl since 2 28 3;
+    ncclCommQueryProperties(comm: ncclComm_t, properties: *mut ncclCommProperties_t) -> ncclResult_t, only Nccl since 2 29 2;
+    ncclGetLsaDevicePointer(window: ncclWindow_t, offset: usize, rank: c_int, start: *mut *mut c_void) -> ncclResult_t, only Nccl since 2 29 2;
+    ncclGetPeerDevicePointer(window: ncclWindow_t, offset: usize, rank: c_int, start: *mut *mut c_void) -> ncclResult_t, only Nccl since 2 29 2;
+    ncclGetLsaMultimemDevicePointer(window: ncclWindow_t, offset: usize, start: *mut *mut c_void) -> ncclResult_t, only Nccl since 2 29 2;
+    ncclGetMultimemDevicePointer(window: ncclWindow_t, offset: usize, team: ncclMultimemHandle_t, start: *mut *mut c_void) -> ncclResult_t, only Nccl since 2 29 2;
+    ncclGetCftDeviceLeInfo(window: ncclWindow_t, offset: usize, rank: c_int, team: ncclTeam_t, endpoint: *mut ncclCftLeId, endpoint_offset: *mut usize) -> ncclResult_t, only Nccl since 2 31 0;
+    ncclGetPeerDeviceLeInfo(window: ncclWindow_t, offset: usize, rank: c_int, endpoint: *mut ncclCftLeId, endpoint_offset: *mut usize) -> ncclResult_t, only Nccl since 2 31 0;
+    ncclGetMultimemDeviceLeInfo(window: ncclWindow_t, offset: usize, endpoint: *mut ncclCftLeId, endpoint_offset: *mut usize) -> ncclResult_t, only Nccl since 2 31 0;
+
     ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t, since 2 29 7;
     ncclCommResume(comm: ncclComm_t) -> ncclResult_t, since 2 29 7;
     ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t, since 2 29 7;

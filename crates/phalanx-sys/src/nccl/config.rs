@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 use std::mem::offset_of;
 
 /// `NCCL_API_MAGIC`.
-const MAGIC: c_uint = 0xcafe_beef;
+pub(super) const MAGIC: c_uint = 0xcafe_beef;
 
 /// What is not set.
 pub const UNDEF_INT: c_int = c_int::MIN;

@@ -7,12 +7,14 @@
 
 mod api;
 mod config;
+mod device;
 
 pub use api::{Api, FUNCTIONS, Function};
 pub use config::{
     CONFIG_LAYOUTS, NCCL_ENCRYPTION_MODE_NONE, NCCL_ENCRYPTION_MODE_PSK, UNDEF_INT, ncclCollConfig_t,
     ncclConfig_t, ncclEncryptionConfig_t, ncclSimInfo_t,
 };
+pub use device::*;
 
 use crate::Search;
 use std::ffi::{c_int, c_void};

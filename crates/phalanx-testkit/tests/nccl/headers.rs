@@ -1,5 +1,5 @@
-//! The bindings against a header: a C program, compiled with it, prints what it says of every item; the same list
-//! is made of the bindings.
+//! The bindings against a header: a program, compiled with it, prints what it says of every item; the same list
+//! is made of the bindings. `nccl.h` is C; the device API's headers are C++, in all releases but a few.
 
 use crate::release::Release;
 use phalanx_sys::nccl::*;
@@ -36,17 +36,36 @@ const UNBOUND: [&str; 12] = [
     "ncclResetDebugInit",
 ];
 
+/// Functions of the device API's headers that the library does not have: two are Windows', one is declared only.
+const UNBOUND_OF_DEVICES: [&str; 3] =
+    ["ncclGinOutboxCreateRequirement", "ncclGinInboxA2ACreateRequirement", "ncclCftBarrierCreateRequirement"];
+
+/// Which of the headers, and with it which language.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Header {
+    Nccl,
+    Device,
+}
+
+/// What the device API's headers need beside those of CUDA.
+const DRIVER_HEADER: (&str, &str) = ("cuda.h", "typedef int CUmemLocationType;\n");
+
 /// Sizes, offsets, values and types of functions.
 pub fn agree_with_the_bindings(release: &Release) -> Result<(), String> {
-    let items = items(release.version);
-    let found = evaluate(release, &items)?;
-    let mut differences: Vec<String> = items
-        .iter()
-        .zip(&found)
-        .filter(|((_, ours), theirs)| ours != *theirs)
-        .map(|((expression, ours), theirs)| format!("{expression} is {theirs}, and {ours} here"))
-        .collect();
-    differences.extend(functions_that_differ(release)?);
+    let of_devices = declared_for_devices(release)?;
+    let mut differences = Vec::new();
+    for header in [Header::Nccl, Header::Device] {
+        if header == Header::Device && of_devices.is_empty() {
+            continue;
+        }
+        let items = items(release.version, header, &of_devices);
+        let found = evaluate(release, header, &items)?;
+        let compared = items.iter().zip(&found).filter(|((_, ours), theirs)| ours != *theirs);
+        differences.extend(
+            compared.map(|((expression, ours), theirs)| format!("{expression} is {theirs}, and {ours} here")),
+        );
+    }
+    differences.extend(functions_that_differ(release, &of_devices)?);
     if differences.is_empty() { Ok(()) } else { Err(differences.join("\n")) }
 }
 
@@ -60,24 +79,153 @@ pub fn notices_differences(release: &Release) -> Result<(), String> {
         ("ncclMax".into(), 3),
         (format!("__builtin_types_compatible_p(__typeof__(ncclSend), {wrong_type})"), 1),
     ];
-    let found = evaluate(release, &items)?;
-    if found == [128, 28, 2, 0] { Ok(()) } else { Err(format!("{found:?}")) }
+    let found = evaluate(release, Header::Nccl, &items)?;
+    if found != [128, 28, 2, 0] {
+        return Err(format!("{found:?}"));
+    }
+    if declared_for_devices(release)?.is_empty() {
+        return Ok(());
+    }
+    let items = [
+        ("sizeof(ncclTeam_t)".into(), 16),
+        ("offsetof(ncclDevResourceRequirements_t, bufferAlign)".into(), 24),
+        (same_type("ncclLLA2ACalcSlots", "fn(c_int, usize) -> c_int", Header::Device), 1),
+        (same_type("ncclTeamRankToLsa", "fn(ncclComm_t, ncclTeam_t, c_int) -> c_int", Header::Device), 1),
+    ];
+    let found = evaluate(release, Header::Device, &items)?;
+    if found == [12, 16, 0, 1] { Ok(()) } else { Err(format!("for devices: {found:?}")) }
 }
 
-/// Everything in the bindings that this version has.
-fn items(version: u32) -> Vec<Item> {
-    let mut items = structures(version);
-    items.extend(values(version));
-    let functions = FUNCTIONS.iter().filter(|function| is_compared(function, version));
-    items.extend(functions.map(|function| {
-        let ty = c_function(function.signature);
-        (format!("__builtin_types_compatible_p(__typeof__({}), {ty})", function.name), 1)
-    }));
+/// Everything in the bindings that this version has in a header.
+fn items(version: u32, header: Header, of_devices: &BTreeSet<String>) -> Vec<Item> {
+    let mut items = match header {
+        Header::Nccl => [structures(version), values(version)].concat(),
+        Header::Device => [device_structures(version), device_values(version)].concat(),
+    };
+    let is_there = |function: &&Function| of_devices.contains(function.name) == (header == Header::Device);
+    let functions = FUNCTIONS.iter().filter(|function| is_compared(function, version)).filter(is_there);
+    items.extend(functions.map(|function| (same_type(function.name, function.signature, header), 1)));
     items
+}
+
+/// An expression that is 1 if a function has this type. In C++ there may be others of its name.
+fn same_type(function: &str, signature: &str, header: Header) -> String {
+    let ty = c_function(signature);
+    match header {
+        Header::Nccl => format!("__builtin_types_compatible_p(__typeof__({function}), {ty})"),
+        Header::Device => format!("sizeof(is_there<{ty}>({function})) - 1"),
+    }
 }
 
 fn is_compared(function: &Function, version: u32) -> bool {
     function.since <= version && function.is_of(Flavour::Nccl) && !UNBOUND.contains(&function.name)
+}
+
+/// Offsets of fields, as C says them.
+macro_rules! offsets {
+    ($ty:ident: $($field:ident)*) => {
+        [$((stringify!($field), offset_of!($ty, $field))),*]
+            .map(|(field, offset)| (format!("offsetof({}, {field})", stringify!($ty)), offset as i64))
+    };
+}
+
+fn device_structures(version: u32) -> Vec<Item> {
+    let requirements =
+        ncclDevCommRequirements_t::for_version(version).expect("every version that has the header");
+    let since = |minor, patch| version >= version_code(2, minor, patch);
+    let mut items = vec![
+        size::<ncclTeam_t>("ncclTeam_t"),
+        size::<ncclMultimemHandle_t>("ncclMultimemHandle_t"),
+        size::<ncclLsaBarrierHandle_t>("ncclLsaBarrierHandle_t"),
+        size::<ncclLLA2AHandle_t>("ncclLLA2AHandle_t"),
+        size::<ncclTeamRequirements_t>("ncclTeamRequirements_t"),
+        ("sizeof(ncclDevComm)".into(), dev_comm_size(version) as i64),
+        ("sizeof(ncclDevResourceRequirements_t)".into(), ncclDevResourceRequirements_t::size(version) as i64),
+    ];
+    items.extend(offsets!(ncclTeam_t: nRanks rank stride));
+    items.extend(offsets!(ncclMultimemHandle_t: mcBasePtr));
+    items.extend(offsets!(ncclLsaBarrierHandle_t: bufHandle nBarriers));
+    items.extend(offsets!(ncclLLA2AHandle_t: bufHandle nSlots));
+    items.extend(offsets!(ncclTeamRequirements_t: next team multimem outMultimemHandle));
+    items.extend(offsets!(ncclDevResourceRequirements_t: next bufferSize bufferAlign outBufferHandle));
+    if !since(28, 7) {
+        items.push((
+            "sizeof(ncclDevCommRequirements_t)".into(),
+            size_of::<ncclDevCommRequirements_v22803_t>() as i64,
+        ));
+        let fields = offsets!(ncclDevCommRequirements_v22803_t: resourceRequirementsList teamRequirementsList
+            lsaMultimem lsaBarrierCount);
+        items.extend(fields.map(|(expression, offset)| (expression.replace("_v22803", ""), offset)));
+        return items;
+    }
+    items.push(size::<ncclGinBarrierHandle_t>("ncclGinBarrierHandle_t"));
+    items.extend(offsets!(ncclGinBarrierHandle_t: signal0));
+    items.extend(offsets!(ncclDevResourceRequirements_t: ginSignalCount ginCounterCount outGinSignalStart
+        outGinCounterStart));
+    // What comes before is not there.
+    let start = ncclDevCommRequirements_t::start(version);
+    items.push(("sizeof(ncclDevCommRequirements_t)".into(), (requirements.size - start) as i64));
+    let fields = offsets!(ncclDevCommRequirements_t: size magic version resourceRequirementsList teamRequirementsList
+        lsaMultimem barrierCount lsaBarrierCount railGinBarrierCount lsaLLA2ABlockCount lsaLLA2ASlotCount
+        ginForceEnable ginContextCount ginSignalCount ginCounterCount ginConnectionType ginExclusiveContexts
+        ginQueueDepth ginTrafficClass worldGinBarrierCount ginStrongSignalsRequired ginVaSignalsRequired
+        ginCustomStride ginType useRuntimeVersion cftCaps cftBarrierCount);
+    let used = ncclDevCommRequirements_t::used(version);
+    let there = fields.into_iter().filter(|(_, offset)| (start..used).contains(&(*offset as usize)));
+    items.extend(there.map(|(expression, offset)| (expression, offset - start as i64)));
+    let Some(properties) = ncclCommProperties_t::for_version(version) else { return items };
+    items.push(("sizeof(ncclCommProperties_t)".into(), properties.size as i64));
+    let fields = offsets!(ncclCommProperties_t: size magic version rank nRanks cudaDev nvmlDev deviceApiSupport
+        multimemSupport ginType nLsaTeams hostRmaSupport railedGinType commHash ginMinStride ginConnectionType
+        ginSupport devCommRuntimeVersionSize cftSupport cftMulticastSupport cftCountedSupport);
+    let used = ncclCommProperties_t::used(version);
+    items.extend(fields.into_iter().filter(|(_, offset)| *offset < used as i64));
+    if !since(29, 7) {
+        let offset = offset_of!(ncclCommProperties_t, ginType_v22902) as i64;
+        items.push(("offsetof(ncclCommProperties_t, ginType)".into(), offset));
+    }
+    let initial = "((ncclDevCommRequirements_t)NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER)";
+    macro_rules! initials {
+        ($($field:ident)*) => {
+            [$((offset_of!(ncclDevCommRequirements_t, $field), stringify!($field), i64::from(requirements.$field))),*]
+        };
+    }
+    let values = initials!(magic version lsaMultimem barrierCount lsaBarrierCount railGinBarrierCount
+        lsaLLA2ABlockCount lsaLLA2ASlotCount ginForceEnable ginContextCount ginSignalCount ginCounterCount
+        ginConnectionType ginExclusiveContexts ginQueueDepth ginTrafficClass worldGinBarrierCount
+        ginStrongSignalsRequired ginVaSignalsRequired ginCustomStride ginType useRuntimeVersion cftCaps
+        cftBarrierCount);
+    let there = values.into_iter().filter(|(offset, ..)| *offset < ncclDevCommRequirements_t::used(version));
+    items.extend(there.map(|(_, field, value)| (format!("{initial}.{field}"), value)));
+    let initial = "((ncclCommProperties_t)NCCL_COMM_PROPERTIES_INITIALIZER)";
+    items.push((format!("{initial}.magic"), i64::from(properties.magic)));
+    items.push((format!("{initial}.version"), i64::from(properties.version)));
+    items
+}
+
+fn device_values(version: u32) -> Vec<Item> {
+    let since = |minor, patch| version_code(2, minor, patch);
+    [
+        ("NCCL_GIN_CONNECTION_NONE", gin_connection::NONE, since(29, 7)),
+        ("NCCL_GIN_CONNECTION_FULL", gin_connection::FULL, since(29, 7)),
+        ("NCCL_GIN_CONNECTION_RAIL", gin_connection::RAIL, since(29, 7)),
+        ("NCCL_GIN_CONNECTION_CUSTOM_STRIDE", gin_connection::CUSTOM_STRIDE, since(31, 0)),
+        ("NCCL_GIN_TYPE_NONE", gin_type::NONE, since(29, 2)),
+        ("NCCL_GIN_TYPE_PROXY", gin_type::PROXY, since(29, 2)),
+        ("NCCL_GIN_TYPE_GDAKI", gin_type::GDAKI, since(29, 2)),
+        ("NCCL_GIN_TYPE_GPI", gin_type::GPI, since(30, 7)),
+        ("NCCL_GIN_TYPE_EFA_GDA", gin_type::EFA_GDA, since(31, 0)),
+        ("NCCL_CFT_TEAM_FLAT", cft_team::FLAT, since(31, 0)),
+        ("NCCL_CFT_TEAM_HIER_MULTIMEM", cft_team::HIER_MULTIMEM, since(31, 0)),
+        ("NCCL_CFT_TEAM_HIER_LSA", cft_team::HIER_LSA, since(31, 0)),
+        ("NCCL_CFT_NONE", cft_caps::NONE, since(31, 0)),
+        ("NCCL_CFT", cft_caps::CFT, since(31, 0)),
+        ("NCCL_CFT_MULTIMEM", cft_caps::MULTIMEM, since(31, 0)),
+    ]
+    .into_iter()
+    .filter(|(.., since)| *since <= version)
+    .map(|(name, value, _)| (name.into(), i64::from(value)))
+    .collect()
 }
 
 fn structures(version: u32) -> Vec<Item> {
@@ -92,12 +240,6 @@ fn structures(version: u32) -> Vec<Item> {
     items.push(("sizeof(ncclConfig_t)".into(), config.size as i64));
     items.push(("((ncclConfig_t)NCCL_CONFIG_INITIALIZER).magic".into(), i64::from(config.magic)));
     items.push(("((ncclConfig_t)NCCL_CONFIG_INITIALIZER).blocking".into(), i64::from(UNDEF_INT)));
-    macro_rules! offsets {
-        ($ty:ident: $($field:ident)*) => {
-            [$((stringify!($field), offset_of!($ty, $field))),*]
-                .map(|(field, offset)| (format!("offsetof({}, {field})", stringify!($ty)), offset as i64))
-        };
-    }
     let fields = offsets!(ncclConfig_t: size magic version blocking cgaClusterSize minCTAs maxCTAs netName splitShare
         trafficClass commName collnetEnable CTAPolicy shrinkShare nvlsCTAs nChannelsPerNetPeer nvlinkCentricSched
         graphUsageMode numRmaCtx maxP2pPeers graphStreamOrdering launchOrderImplicit numRmaSig rmaEagerInit
@@ -166,7 +308,7 @@ fn values(version: u32) -> Vec<Item> {
         ("NCCL_SPLIT_NOCOLOR", NCCL_SPLIT_NOCOLOR, since(18, 1)),
         ("NCCL_WIN_DEFAULT", NCCL_WIN_DEFAULT, since(27, 3)),
         ("NCCL_WIN_COLL_SYMMETRIC", NCCL_WIN_COLL_SYMMETRIC, since(27, 3)),
-        ("NCCL_WIN_STRICT_ORDERING", NCCL_WIN_STRICT_ORDERING, since(29, 2)),
+        ("NCCL_WIN_STRICT_ORDERING", NCCL_WIN_STRICT_ORDERING, since(29, 7)),
         ("NCCL_WIN_REQUIRED_ALIGNMENT", NCCL_WIN_REQUIRED_ALIGNMENT as i32, since(28, 3)),
         ("NCCL_SHRINK_DEFAULT", NCCL_SHRINK_DEFAULT, since(27, 3)),
         ("NCCL_SHRINK_ABORT", NCCL_SHRINK_ABORT, since(27, 3)),
@@ -217,25 +359,38 @@ fn c_type(rust: &str) -> String {
 }
 
 /// What the expressions are where this header is included.
-fn evaluate(release: &Release, items: &[Item]) -> Result<Vec<i64>, String> {
+fn evaluate(release: &Release, header: Header, items: &[Item]) -> Result<Vec<i64>, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let path = |name: &str| folder.path().join(name);
     let write = |path: &Path, text: &str| std::fs::write(path, text).map_err(|error| error.to_string());
-    for (name, text) in CUDA_HEADERS {
+    for (name, text) in CUDA_HEADERS.into_iter().chain([DRIVER_HEADER]) {
         write(&path(name), text)?;
     }
     let mut source = String::from(
-        "#define NCCL_OS_LINUX 1\n#include <stddef.h>\n#include <stdio.h>\n#include <stdint.h>\n#include <nccl.h>\nint main(void) {\n",
+        "#define NCCL_OS_LINUX 1\n#include <stddef.h>\n#include <stdio.h>\n#include <stdint.h>\n#include <nccl.h>\n",
     );
+    let (compiler, standard) = match header {
+        Header::Nccl => ("cc", "-std=gnu11"),
+        Header::Device => {
+            // Declarations alone, without what is inlined; since 2.32 the host's are in a file of their own.
+            source += "#if __has_include(<nccl_device/host.h>)\n#include <nccl_device/host.h>\n#else\n";
+            source += "#include <nccl_device/impl/comm__types.h>\n#endif\n";
+            source +=
+                "template<class F> char (&is_there(F*))[2];\ntemplate<class F> char (&is_there(...))[1];\n";
+            ("c++", "-std=gnu++17")
+        }
+    };
+    source += "int main(void) {\n";
     for (expression, _) in items {
         source += &format!("  printf(\"%lld\\n\", (long long)({expression}));\n");
     }
     source += "  return 0;\n}\n";
-    write(&path("items.c"), &source)?;
+    let name = if header == Header::Nccl { "items.c" } else { "items.cc" };
+    write(&path(name), &source)?;
 
-    let compiled = run(Command::new("cc")
-        .args(["-std=gnu11", "-I"])
-        .args([folder.path(), Path::new("-I"), &release.include(), &path("items.c"), Path::new("-o")])
+    let compiled = run(Command::new(compiler)
+        .args([standard, "-I"])
+        .args([folder.path(), Path::new("-I"), &release.include(), &path(name), Path::new("-o")])
         .arg(path("items")))?;
     drop(compiled);
     let printed = run(&mut Command::new(path("items")))?;
@@ -257,10 +412,11 @@ fn run(command: &mut Command) -> Result<String, String> {
     ))
 }
 
-/// Functions that the header has and the bindings have not, and the other way round.
-fn functions_that_differ(release: &Release) -> Result<Vec<String>, String> {
+/// Functions that the headers have and the bindings have not, and the other way round.
+fn functions_that_differ(release: &Release, of_devices: &BTreeSet<String>) -> Result<Vec<String>, String> {
     let header = release.header_text()?;
-    let declared: BTreeSet<&str> = header.lines().filter_map(declared_function).collect();
+    let mut declared: BTreeSet<&str> = header.lines().filter_map(declared_function).collect();
+    declared.extend(of_devices.iter().map(String::as_str));
     let bound: BTreeSet<&str> =
         FUNCTIONS.iter().filter(|function| is_compared(function, release.version)).map(|f| f.name).collect();
     let later: BTreeSet<&str> =
@@ -283,4 +439,31 @@ fn declared_function(line: &str) -> Option<&str> {
     let rest = answers.iter().find_map(|answer| line.strip_prefix(answer))?.trim_start();
     let (name, _) = rest.split_once('(')?;
     name.starts_with("nccl").then_some(name)
+}
+
+/// The host's functions that the device API's headers declare; none before 2.28.
+fn declared_for_devices(release: &Release) -> Result<BTreeSet<String>, String> {
+    let mut declared = BTreeSet::new();
+    let Ok(files) = std::fs::read_dir(release.include().join("nccl_device")) else { return Ok(declared) };
+    for file in files {
+        let path = file.map_err(|error| error.to_string())?.path();
+        if path.is_file() {
+            let text =
+                std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            declared.extend(exported(&text).filter(|name| !UNBOUND_OF_DEVICES.contains(&name.as_str())));
+        }
+    }
+    Ok(declared)
+}
+
+/// The functions with C names in a header that are not inlined.
+fn exported(header: &str) -> impl Iterator<Item = String> {
+    // A macro's definition is followed by a space, too, but not by a parenthesis on its line.
+    let declarations = header.split("NCCL_EXTERN_C ").skip(1);
+    declarations.filter_map(|rest| {
+        let (before, _) = rest.split_once('(')?;
+        let is_one = !before.contains(['#', '"']) && !before.contains("INLINE");
+        let name = before.rsplit(|byte: char| byte.is_whitespace() || byte == '*').next()?;
+        (is_one && name.starts_with("nccl")).then(|| name.to_owned())
+    })
 }
