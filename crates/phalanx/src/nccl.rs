@@ -20,6 +20,7 @@ mod graph;
 pub use graph::Graph;
 
 pub use crate::backend::nccl::{
-    Buffer, CollectiveConfig, Config, GpuSlice, MemoryStatistic, Nccl, Registration, Signal, Surface,
-    encrypt_sockets, init_all, parameters, version,
+    Buffer, CollectiveConfig, Config, DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType,
+    GpuSlice, KernelArgument, MemoryStatistic, Nccl, Properties, Registration, Resource, ResourceHandle,
+    Signal, Surface, Team, TeamKind, encrypt_sockets, init_all, parameters, version,
 };

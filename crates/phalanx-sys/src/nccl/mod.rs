@@ -8,6 +8,7 @@
 mod api;
 mod config;
 mod device;
+pub mod kernels;
 
 pub use api::{Api, FUNCTIONS, Function};
 pub use config::{

@@ -90,10 +90,12 @@ pub(crate) enum Operation {
     Suspend,
     Resume,
     WaitSignals,
+    /// What kernels need of a communicator. What is asked for is in place of the root.
+    DeviceComm,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 25] = [
+    const ALL: [(Operation, &'static str); 26] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -119,6 +121,7 @@ impl Operation {
         (Operation::Suspend, "suspend"),
         (Operation::Resume, "resume"),
         (Operation::WaitSignals, "wait_signals"),
+        (Operation::DeviceComm, "device_comm"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -148,8 +151,9 @@ impl Operation {
 
     /// Whether the call has no data at all.
     pub fn is_empty_handed(self) -> bool {
-        use Operation::{Barrier, Finalize, Grow, Init, Resume, Shrink, Split, Suspend, WaitSignals};
-        matches!(self, Barrier | Finalize | Split | Init | Shrink | Grow | Suspend | Resume | WaitSignals)
+        use Operation::*;
+        let is_errand = matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm);
+        is_errand || matches!(self, Barrier | Finalize | Split)
     }
 }
 

@@ -19,8 +19,8 @@ pub(super) struct Task<'a> {
     pub options: &'a [String],
     /// Kernels that are named by an expression: templates, names in namespaces.
     pub expressions: &'a [String],
-    /// A header that is in no file: its name and text.
-    pub header: Option<(&'static CStr, &'static CStr)>,
+    /// Headers that are in no file: their names and texts.
+    pub headers: &'a [(&'static CStr, &'static CStr)],
     /// Said with an error.
     pub missing: &'a [String],
 }
@@ -86,8 +86,8 @@ impl Nvrtc {
             task.options.iter().map(|option| text("option", option)).collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = std::ptr::null_mut();
-        let (names, texts) = task.header.map(|(name, text)| (name.as_ptr(), text.as_ptr())).unzip();
-        let (names, texts): (Vec<_>, Vec<_>) = (names.into_iter().collect(), texts.into_iter().collect());
+        let headers = task.headers.iter().map(|(name, text)| (name.as_ptr(), text.as_ptr()));
+        let (names, texts): (Vec<_>, Vec<_>) = headers.unzip();
         call!(self.nvrtcCreateProgram(
             &raw mut program,
             source.as_ptr(),

@@ -5,6 +5,7 @@ use crate::backend::Space;
 use crate::buffer::{Source, Target};
 use crate::error::Result;
 use crate::lane::{GpuStream, Lane, Lent};
+use crate::nccl::DeviceComm;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DeviceRepr, LaunchConfig};
 use std::ffi::c_void;
@@ -17,6 +18,7 @@ enum Kind<'a> {
     Reads(&'a dyn Lends),
     Writes(&'a mut dyn LendsMut),
     Value { start: *const c_void, bytes: usize },
+    DeviceComm(&'a DeviceComm),
 }
 
 /// A buffer that the kernel reads: its address is passed.
@@ -32,6 +34,11 @@ pub fn writes<'a, B: Target>(buffer: &'a mut B) -> Argument<'a> {
 /// A value: a number, an address as `u64`, or a structure that the kernel sees in the same way.
 pub fn value<T: DeviceRepr>(value: &T) -> Argument<'_> {
     Argument(Kind::Value { start: std::ptr::from_ref(value).cast(), bytes: size_of::<T>() })
+}
+
+/// NCCL's communicator for kernels, as `ncclDevComm`. It is not given back before the kernel has ended.
+pub fn device_comm(comm: &DeviceComm) -> Argument<'_> {
+    Argument(Kind::DeviceComm(comm))
 }
 
 /// A [`Source`] of any type.
@@ -76,6 +83,7 @@ impl Argument<'_> {
     fn bytes(&self) -> usize {
         match &self.0 {
             Kind::Value { bytes, .. } => *bytes,
+            Kind::DeviceComm(comm) => comm.as_bytes().len(),
             Kind::Reads(_) | Kind::Writes(_) => size_of::<u64>(),
         }
     }
@@ -84,6 +92,12 @@ impl Argument<'_> {
     fn pass<'l>(&'l mut self, lane: &'l Lane) -> Result<Option<Passed<'l>>> {
         let lent = match &mut self.0 {
             Kind::Value { start, .. } => return Ok(Some(Passed::Value(*start))),
+            Kind::DeviceComm(comm) => {
+                if let Some(stream) = lane.gpu_stream() {
+                    comm.launched_on(stream)?;
+                }
+                return Ok(Some(Passed::Value(comm.as_bytes().as_ptr().cast())));
+            }
             Kind::Reads(buffer) => buffer.lend(lane)?,
             Kind::Writes(buffer) => buffer.lend_mut(lane)?,
         };

@@ -1,4 +1,4 @@
-//! Kernels compiled at run time: CUDA C++ to code of a GPU, with NVSHMEM's device functions if it includes them.
+//! Kernels compiled at run time: CUDA C++ to code of a GPU, with NVSHMEM's or NCCL's device functions if it includes them.
 //!
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {
@@ -32,7 +32,7 @@
 //! ```
 //!
 //! [`Program`] is compiled by NVRTC to an [`Image`]; if it [uses NVSHMEM](Program::nvshmem), nvJitLink adds NVSHMEM's device
-//! code. A [`Module`] is an image on a GPU; a [`Kernel`] of it is launched with any buffer of phalanx. The
+//! code, and what it [uses of NCCL](Program::nccl) is in NCCL's headers. A [`Module`] is an image on a GPU; a [`Kernel`] of it is launched with any buffer of phalanx. The
 //! libraries and headers are found at run time, in wheels, CUDA trees and packages of distributions: what is
 //! missing is [`Error::LibraryNotFound`](crate::Error::LibraryNotFound), with every place that was looked at.
 //! [docs/kernels.md](https://docs.rs/crate/phalanx/latest/source/docs/kernels.md) tells more.
@@ -43,9 +43,10 @@ mod error;
 mod launch;
 mod linker;
 mod module;
+mod nccl;
 mod program;
 
 pub use error::{BuildStep, CompileError, Diagnostic};
-pub use launch::{Argument, reads, value, writes};
+pub use launch::{Argument, device_comm, reads, value, writes};
 pub use module::{Kernel, Module};
 pub use program::{Image, Program};

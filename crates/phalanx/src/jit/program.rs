@@ -1,9 +1,11 @@
 //! From source to an image.
 
 use super::compiler::{self, Task};
+use super::nccl::{NCCL_HEADERS, NCCL_PRELUDE_NAME, loaded_nccl};
 use super::{elf, linker};
-use crate::error::{Result, UsageError};
+use crate::error::{Result, UnsupportedError, UsageError};
 use cudarc::driver::CudaContext;
+use phalanx_sys::nccl::kernels as nccl;
 use phalanx_sys::nvshmem::kernels;
 use phalanx_sys::{Found, NotFound};
 use std::collections::BTreeMap;
@@ -53,6 +55,8 @@ using ::cuda::std::is_unsigned;
 ";
 const PRELUDE_NAME: &CStr = c"phalanx_nvshmem_prelude.h";
 
+const NVSHMEM_HEADERS: &[(&CStr, &CStr)] = &[(PRELUDE_NAME, PRELUDE)];
+
 /// CUDA C++ that is to be compiled.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -62,6 +66,7 @@ pub struct Program {
     includes: Vec<PathBuf>,
     expressions: Vec<String>,
     nvshmem: bool,
+    nccl: bool,
 }
 
 /// Compiled code for one kind of GPU.
@@ -82,6 +87,7 @@ impl Program {
             includes: Vec::new(),
             expressions: Vec::new(),
             nvshmem: false,
+            nccl: false,
         }
     }
 
@@ -90,6 +96,17 @@ impl Program {
     /// Compiling and linking take several seconds; [`Image::as_bytes`] is for keeping the result.
     pub fn nvshmem(mut self) -> Program {
         self.nvshmem = true;
+        self
+    }
+
+    /// With NCCL's device API, for a source that includes `<nccl_device.h>` (NCCL 2.28.3) and is launched with a
+    /// [`DeviceComm`](crate::nccl::DeviceComm): its teams, pointers to peers' memory, barriers and all-to-all of ranks that reach each
+    /// other's memory, multicast. What goes over the network (`ncclGin`) does not compile under NVRTC.
+    ///
+    /// Headers and library are of one release; where NCCL is there, another release of the headers is a compile error that says so.
+    /// `__host__` is nothing in such a source.
+    pub fn nccl(mut self) -> Program {
+        self.nccl = true;
         self
     }
 
@@ -133,13 +150,24 @@ impl Program {
     /// - [`Error::Compile`](crate::Error::Compile) with the lines that are wrong, or the linker's words;
     /// - [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if NVRTC is not there; with
     ///   [`nvshmem`](Program::nvshmem), also if nvJitLink, NVSHMEM's headers and device library, or the headers of
-    ///   CUDA and CCCL are not;
+    ///   CUDA and CCCL are not; with [`nccl`](Program::nccl), if NCCL's headers or those are not;
+    /// - [`Error::Unsupported`](crate::Error::Unsupported) for a program with both;
     /// - [`UsageError::Setting`] for an architecture that is none of a GPU (`compute_90`), for which there is no code.
     pub fn compile(&self, architecture: &str) -> Result<Image> {
         let nvrtc = compiler::load()?;
         let mut folders = self.includes.clone();
         let mut missing = Vec::new();
         let mut archive = None;
+        if self.nvshmem && self.nccl {
+            return Err(crate::Error::from(UnsupportedError {
+                what: "a program with NVSHMEM's and NCCL's device functions".into(),
+                why: "their headers need different types of 64-bit integers under NVRTC".into(),
+                remedy: "put their kernels into programs of their own".into(),
+            }));
+        }
+        if self.nccl {
+            folders.push(nccl::headers()?.folder);
+        }
         if self.nvshmem {
             folders.push(kernels::headers()?.folder);
             archive = Some(kernels::device_library()?);
@@ -159,7 +187,11 @@ impl Program {
             source: &self.source,
             options: &options,
             expressions: &self.expressions,
-            header: self.nvshmem.then_some((PRELUDE_NAME, PRELUDE)),
+            headers: match (self.nvshmem, self.nccl) {
+                (true, _) => NVSHMEM_HEADERS,
+                (_, true) => NCCL_HEADERS,
+                _ => &[],
+            },
             missing: &missing,
         })?;
         if compiled.cubin.is_empty() {
@@ -177,7 +209,7 @@ impl Program {
         image.check().map(|()| image)
     }
 
-    /// A folder with headers. Code that does not use NVSHMEM may do without: what is missing is told with an error.
+    /// A folder with headers. Code that uses neither NVSHMEM nor NCCL may do without: what is missing is told with an error.
     fn header(
         &self,
         found: std::result::Result<Found, NotFound>,
@@ -185,7 +217,7 @@ impl Program {
     ) -> Result<Option<PathBuf>> {
         match found {
             Ok(found) => Ok(Some(found.folder)),
-            Err(error) if self.nvshmem => Err(error.into()),
+            Err(error) if self.nvshmem || self.nccl => Err(error.into()),
             Err(error) => {
                 missing.push(error.to_string());
                 Ok(None)
@@ -200,6 +232,11 @@ impl Program {
             // Not all functions of the headers of 3.4 say that they are for the device.
             options.push("--device-as-default-execution-space".to_owned());
             options.push(format!("--pre-include={}", PRELUDE_NAME.to_string_lossy()));
+        }
+        if self.nccl {
+            options.push("--device-as-default-execution-space".to_owned());
+            options.push(format!("--pre-include={}", NCCL_PRELUDE_NAME.to_string_lossy()));
+            options.extend(loaded_nccl().map(|code| format!("--define-macro=PHALANX_NCCL_VERSION={code}")));
         }
         let include = |folder: &PathBuf| format!("--include-path={}", Path::display(folder));
         options.extend(folders.iter().map(include));

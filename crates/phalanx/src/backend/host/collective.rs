@@ -220,7 +220,7 @@ impl<'a> Flow<'a> {
             AllToAll => (Who::All, Who::All, true, true, false),
             Scatter | ScatterV => (root, Who::All, true, false, false),
             // Nothing to give, but everybody opens and hears everybody.
-            Barrier | Finalize | Alloc | Suspend | Resume | AllToAllV => {
+            Barrier | Finalize | Alloc | Suspend | Resume | DeviceComm | AllToAllV => {
                 (Who::All, Who::All, false, false, false)
             }
             Send | Recv | Init | Shrink | WaitSignals => unreachable!("not collectives"),

@@ -95,6 +95,9 @@ impl fmt::Display for Record {
             // Its place is where others have the root.
             return write!(f, "(by {})", self.root);
         }
+        if self.operation == Operation::DeviceComm {
+            return write!(f, "(requirements #{:08x})", self.root);
+        }
         if self.operation.is_empty_handed() {
             return Ok(());
         }

@@ -435,7 +435,7 @@ impl Communicator {
     }
 
     pub fn registration(&self, number: NonZeroU64) -> Option<Handle> {
-        lock(&self.registrations).get(&number).copied()
+        lock(&self.registrations).get(&number).cloned()
     }
 
     /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
@@ -447,13 +447,13 @@ impl Communicator {
             return Ok(true);
         }
         let keep = || {
-            lock(&self.registrations).insert(number, handle);
+            lock(&self.registrations).insert(number, handle.clone());
         };
         if matches!(handle, Handle::Window(_)) && self.is_one_sided.load(Ordering::Relaxed) {
             keep();
             return Ok(false);
         }
-        self.deregister(handle).inspect_err(|_| keep()).map(|()| true)
+        self.deregister(handle.clone()).inspect_err(|_| keep()).map(|()| true)
     }
 
     /// A one-sided operation follows. The first is collective: no peer writes before this rank has come here.

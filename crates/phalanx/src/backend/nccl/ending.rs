@@ -191,9 +191,13 @@ impl Communicator {
             tracing::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
             return false;
         }
-        for (_, handle) in std::mem::take(&mut *lock(&self.registrations)) {
+        // What came later may need what was there before.
+        for (_, handle) in std::mem::take(&mut *lock(&self.registrations)).into_iter().rev() {
             if let Err(error) = self.deregister(handle) {
-                tracing::warn!(rank = self.rank, "a buffer could not be deregistered: {error}");
+                tracing::warn!(
+                    rank = self.rank,
+                    "something of a communicator could not be given back: {error}"
+                );
             }
         }
         // Those who are gone will not take part in the end.

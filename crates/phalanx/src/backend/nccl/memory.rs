@@ -1,7 +1,9 @@
 //! Memory that the library knows: allocated by it, registered with a communicator, or a window of all ranks.
 
 use super::communicator::Communicator;
+use super::config::needs;
 use super::device::Device;
+use super::device_comm::Held;
 use super::library::Library;
 use crate::backend::Operation;
 use crate::buffer::cuda;
@@ -12,8 +14,11 @@ use crate::lane::{GpuStream, Lane, Lent};
 use crate::sync::lock;
 use crate::{Source, Target};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
-use phalanx_sys::nccl::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclResult_t, ncclWindow_t};
-use std::ffi::c_void;
+use phalanx_sys::nccl::{
+    NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, NCCL_WIN_STRICT_ORDERING, ncclResult_t,
+    ncclWindow_t, version_code,
+};
+use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -32,13 +37,16 @@ pub enum Registration {
     /// As a window at the same place on all ranks (`ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`, 2.27):
     /// the fastest.
     Symmetric,
+    /// The same, where what peers put by the network comes in the order of their calls (`NCCL_WIN_STRICT_ORDERING`, 2.29.7).
+    SymmetricOrdered,
 }
 
-/// What a communicator has to give back for a buffer.
-#[derive(Clone, Copy)]
+/// What a communicator has to give back.
+#[derive(Clone)]
 pub(super) enum Handle {
     Local(*mut c_void),
     Window(ncclWindow_t),
+    Device(Arc<Held>),
 }
 
 // SAFETY: an opaque value for calls under the device's lock.
@@ -183,11 +191,16 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         let handle = match wanted {
             Registration::Plain => None,
             Registration::Local => register(communicator, start, bytes)?,
-            Registration::Symmetric => {
+            Registration::Symmetric | Registration::SymmetricOrdered => {
                 let library = communicator.library;
                 library.need(library.ncclCommWindowRegister, "ncclCommWindowRegister")?;
+                let is_ordered = wanted == Registration::SymmetricOrdered;
+                if is_ordered {
+                    needs(library, "SymmetricOrdered of windows", version_code(2, 29, 7), true)?;
+                }
                 meet()?;
-                open_window(communicator, start, bytes)?
+                let order = if is_ordered { NCCL_WIN_STRICT_ORDERING } else { 0 };
+                open_window(communicator, (start, bytes), NCCL_WIN_COLL_SYMMETRIC | order)?
             }
         };
         buffer.keep(wanted, handle);
@@ -279,11 +292,11 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         self.registration
     }
 
-    /// Its window, for one-sided operations of a communicator: the one it was allocated with.
+    /// Its window, for what is done with it by a communicator: the one it was allocated with.
     pub(super) fn window_of(&self, communicator: &Arc<Communicator>) -> Result<ncclWindow_t> {
         let refused = |why: String| {
             Error::from(UnsupportedError {
-                what: "a one-sided operation".into(),
+                what: "a buffer as a window".into(),
                 why,
                 remedy:
                     "allocate its buffers with Registration::Symmetric, on every rank of the communicator"
@@ -301,6 +314,15 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
 }
 
 impl<T: Element> Buffer<T> {
+    /// Its window (`ncclWindow_t`), for kernels that take it by value: `value(&window)`, beside the buffer itself as one that is read or written, which
+    /// puts the kernel in order with its other users on this rank. Valid as long as the buffer and its communicator live.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it has none, as memory that is registered otherwise.
+    pub fn window(&self) -> Result<u64> {
+        self.window_of(&self.communicator).map(|window| window as u64)
+    }
+
     /// For cudarc's copies and kernels, reading.
     pub fn view(&self) -> CudaView<'_, T> {
         self.slice.as_view()
@@ -401,13 +423,16 @@ fn register(communicator: &Communicator, start: *mut u8, bytes: usize) -> Result
 }
 
 /// Collective.
-fn open_window(communicator: &Communicator, start: *mut u8, bytes: usize) -> Result<Option<Handle>> {
+fn open_window(
+    communicator: &Communicator,
+    (start, bytes): (*mut u8, usize),
+    flags: c_int,
+) -> Result<Option<Handle>> {
     let library = communicator.library;
     let register = library.need(library.ncclCommWindowRegister, "ncclCommWindowRegister")?;
     // The library may write to it later, from another thread: it stays where it is, also if waiting fails.
     let window: &'static mut ncclWindow_t = Box::leak(Box::new(std::ptr::null_mut()));
     let out: *mut ncclWindow_t = window;
-    let flags = NCCL_WIN_COLL_SYMMETRIC;
     // SAFETY: a usable communicator; memory of ncclMemAlloc, aligned, that lives until the window is closed.
     let call = |comm| unsafe { register(comm, start.cast(), bytes, out, flags) };
     communicator.call("ncclCommWindowRegister", call)?;
@@ -419,16 +444,23 @@ fn open_window(communicator: &Communicator, start: *mut u8, bytes: usize) -> Res
 impl Communicator {
     /// Gives a registration back to the library. If that does not take it, the memory stays registered.
     pub(super) fn deregister(&self, handle: Handle) -> Result<()> {
-        // SAFETY: registered with this communicator, which has not ended; given back once.
+        let library = self.library;
+        // SAFETY: registered with this communicator, which has not ended, and given back once; no kernel has it any more.
         unsafe {
-            match (handle, self.library.ncclCommDeregister, self.library.ncclCommWindowDeregister) {
-                (Handle::Local(handle), Some(f), _) => {
-                    self.call("ncclCommDeregister", |comm| f(comm, handle))
+            match handle {
+                Handle::Local(handle) => match library.ncclCommDeregister {
+                    Some(f) => self.call("ncclCommDeregister", |comm| f(comm, handle)),
+                    None => Ok(()),
+                },
+                Handle::Window(window) => match library.ncclCommWindowDeregister {
+                    Some(f) => self.call("ncclCommWindowDeregister", |comm| f(comm, window)),
+                    None => Ok(()),
+                },
+                Handle::Device(held) => {
+                    self.wait_for_kernels(&held)?;
+                    let destroy = library.need(library.ncclDevCommDestroy, "ncclDevCommDestroy")?;
+                    self.call("ncclDevCommDestroy", |comm| destroy(comm, held.start()))
                 }
-                (Handle::Window(window), _, Some(f)) => {
-                    self.call("ncclCommWindowDeregister", |comm| f(comm, window))
-                }
-                _ => Ok(()),
             }
         }
     }

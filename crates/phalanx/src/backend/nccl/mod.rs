@@ -22,6 +22,7 @@
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
+//! | `device_comm.rs` | what kernels of a program's own need of a communicator |
 //! | `memory.rs`, `surface.rs`, `scaled.rs`, `one_sided.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
 
 mod collective;
@@ -29,6 +30,7 @@ mod collective_config;
 mod communicator;
 mod config;
 mod device;
+mod device_comm;
 mod ending;
 mod estimate;
 mod graphs;
@@ -54,6 +56,10 @@ mod watchdog;
 pub use collective_config::CollectiveConfig;
 pub(crate) use collective_config::RawCollectiveConfig;
 pub use config::Config;
+pub use device_comm::{
+    DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, KernelArgument, Properties, Resource,
+    ResourceHandle, Team, TeamKind,
+};
 pub(crate) use graphs::HeldGraph;
 pub use memory::{Buffer, GpuSlice, Registration};
 pub use one_sided::Signal;
@@ -126,6 +132,12 @@ pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible
     let ids = device::ids(flavour)?;
     let library = library::load(flavour)?;
     Visible::here(ids, wanted, library.shares_gpus())
+}
+
+/// The version of the library that is, or would be, loaded; none if it is not there.
+#[cfg(feature = "jit")]
+pub(crate) fn loaded_version(flavour: Flavour) -> Option<u32> {
+    library::load(flavour).ok().map(|library| library.version())
 }
 
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.

@@ -136,7 +136,7 @@ impl Footprint {
             AllToAll => (whole, whole),
             AllToAllV => (whole, all(call.recv_blocks)),
             Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
-            | Send | Recv => (0, 0),
+            | DeviceComm | Send | Recv => (0, 0),
         };
         Footprint { send: send * call.dtype.size(), recv: recv * call.dtype.size() }
     }

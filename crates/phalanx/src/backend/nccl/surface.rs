@@ -249,7 +249,7 @@ impl<'a> Surface<'a> {
     }
 
     /// All ranks come together, for what the library does with all of them.
-    fn gather(&self, call: &Call<'_>) -> Result<()> {
+    pub(super) fn gather(&self, call: &Call<'_>) -> Result<()> {
         self.prepare()?;
         self.front.recorded(call, || self.comm.gather_for(call))
     }

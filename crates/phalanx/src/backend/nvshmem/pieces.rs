@@ -83,7 +83,7 @@ impl Flow {
             }
             AllToAll | AllToAllV => (for_each(), from_each(rank)),
             Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
-            | Send | Recv => (Vec::new(), Vec::new()),
+            | DeviceComm | Send | Recv => (Vec::new(), Vec::new()),
         };
         Flow { shown, fetched }
     }

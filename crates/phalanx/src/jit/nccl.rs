@@ -1,0 +1,83 @@
+//! What NCCL's device headers need under NVRTC.
+
+use phalanx_sys::nccl::Flavour;
+use std::ffi::CStr;
+
+/// Read before a program that uses NCCL's device API.
+///
+/// The headers are nvcc's, and go by names of C's library. So those come from CUDA's own beforehand (since 2.31, the headers include them
+/// where nothing but C may be), and declarations of the host's functions are read as any other. What goes over the network is left out:
+/// it relies on packed structures, which NVRTC does not know, and on headers of the system. `loadConst` of the releases before 2.31 has arrays
+/// without elements where it is not used, which nvcc lets pass.
+const PRELUDE: &CStr = c"
+#define __host__
+#include <cuda/std/cstdint>
+#include <cuda/std/cstddef>
+#include <cuda/std/climits>
+#include <cuda/std/utility>
+#include <cuda/std/type_traits>
+#include <cuda/atomic>
+using cuda::std::int8_t;
+using cuda::std::int16_t;
+using cuda::std::int32_t;
+using cuda::std::int64_t;
+using cuda::std::uint8_t;
+using cuda::std::uint16_t;
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
+using cuda::std::intptr_t;
+using cuda::std::uintptr_t;
+#define NCCL_OS_LINUX 1
+#define NCCL_GIN_PROXY_ENABLE 0
+#define NCCL_GIN_GDAKI_ENABLE 0
+#define NCCL_GIN_GPI_ENABLE 0
+#define NCCL_GIN_EFA_GDA_ENABLE 0
+#include <nccl.h>
+#if defined(PHALANX_NCCL_VERSION) && PHALANX_NCCL_VERSION != NCCL_VERSION_CODE
+#error these headers of NCCL are of another release than the library (PHALANX_NCCL_INCLUDE names the folder of others)
+#endif
+#if NCCL_VERSION_CODE < 23100
+#define loadConst loadConstOfNvcc
+#include <nccl_device/utility.h>
+#undef loadConst
+namespace nccl {
+namespace utility {
+template <typename T>
+__device__ __forceinline__ T loadConst(T const* from) {
+  static_assert(alignof(T) >= 4, \"loaded in words\");
+  union { uint32_t words[sizeof(T) / 4]; T value; };
+  for (unsigned i = 0; i < sizeof(T) / 4; i++) words[i] = __ldg((uint32_t const*)from + i);
+  return value;
+}
+}
+}
+#endif
+#include <nccl_device/coop.h>
+#include <nccl_device/impl/core__funcs.h>
+#include <nccl_device/impl/comm__funcs.h>
+#include <nccl_device/impl/ptr__funcs.h>
+#include <nccl_device/impl/ll_a2a__funcs.h>
+#if __has_include(<nccl_device/impl/lsa_barrier__funcs.h>)
+#include <nccl_device/impl/lsa_barrier__funcs.h>
+#else
+#include <nccl_device/impl/mem_barrier__funcs.h>
+#endif
+";
+pub(super) const NCCL_PRELUDE_NAME: &CStr = c"phalanx_nccl_prelude.h";
+
+/// C's and C++'s headers whose names are there already, and the whole of NCCL's, of which the prelude has what compiles.
+pub(super) const NCCL_HEADERS: &[(&CStr, &CStr)] = &[
+    (NCCL_PRELUDE_NAME, PRELUDE),
+    (c"nccl_device.h", c""),
+    (c"stdint.h", c""),
+    (c"stddef.h", c""),
+    (c"stdbool.h", c""),
+    (c"stdlib.h", c""),
+    (c"limits.h", c""),
+    (c"type_traits", c"namespace std { using namespace cuda::std; }"),
+];
+
+/// The version of the NCCL that is, or would be, loaded.
+pub(super) fn loaded_nccl() -> Option<u32> {
+    crate::backend::nccl::loaded_version(Flavour::Nccl)
+}
