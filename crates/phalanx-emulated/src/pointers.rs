@@ -64,6 +64,11 @@ impl<T> Out<T> {
         In(self.0)
     }
 
+    /// The same place as another type.
+    pub fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+
     /// The first `len` of it.
     pub fn slice<'a>(self, len: usize) -> &'a mut [T] {
         // SAFETY: comes from a C caller, who says how many there are; it is not null.
@@ -72,6 +77,21 @@ impl<T> Out<T> {
 }
 
 impl<T> In<T> {
+    /// Nothing.
+    pub fn null() -> In<T> {
+        In(std::ptr::null())
+    }
+
+    /// The same place as another type.
+    pub fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
+
+    /// So many bytes behind.
+    pub fn at(self, bytes: usize) -> In<T> {
+        In(self.0.wrapping_byte_add(bytes))
+    }
+
     /// Whether it is null.
     pub fn is_null(self) -> bool {
         self.0.is_null()

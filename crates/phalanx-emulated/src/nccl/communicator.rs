@@ -69,6 +69,7 @@ pub struct State {
     pub reductions: super::reduction::Reductions,
     pub registrations: super::registration::Registrations,
     pub windows: super::window::Windows,
+    pub device_comms: super::device::DeviceComms,
 }
 
 /// What a communicator is fit for.
@@ -151,6 +152,11 @@ pub fn still_there(function: &'static str, communicator: &Communicator, meanwhil
 /// A process that has ranks may have ended.
 pub fn peer_process_ended(address: &Address) {
     COMMUNICATORS.live().iter().for_each(|communicator| communicator.peer_ended(address));
+}
+
+/// The communicator of this process that has a window.
+pub fn with_window(window: Handle) -> Option<Arc<Communicator>> {
+    COMMUNICATORS.live().into_iter().find(|communicator| communicator.state().windows.has(window))
 }
 
 /// A rank whose communicator was not ended.

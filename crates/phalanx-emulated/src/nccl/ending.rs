@@ -143,6 +143,9 @@ exported! {
         if !communicator.state().windows.is_empty() {
             violation(FUNCTION, "the communicator has windows that were not deregistered");
         }
+        if !communicator.state().device_comms.is_empty() {
+            violation(FUNCTION, "the communicator has device communicators that were not destroyed");
+        }
         FREEING.fetch_add(1, Ordering::AcqRel);
         end(FUNCTION, &communicator);
         if settings().destroy_is_slow {

@@ -8,6 +8,7 @@
 //! | `collective.rs`, `configured.rs`, `one_sided.rs` | the functions that enqueue operations |
 //! | `operation.rs`, `perform.rs`, `reduce.rs` | an operation; what a stream does for it; the arithmetic |
 //! | `reduction.rs`, `registration.rs`, `window.rs` | reduction operators, registered memory, windows |
+//! | `device.rs` | what kernels of a program's own need of a communicator |
 //! | `config.rs`, `query.rs`, `result.rs`, `types.rs` | configurations, questions, results, element types |
 //! | `transport/` | messages between ranks |
 
@@ -16,6 +17,7 @@ pub mod communicator;
 pub mod config;
 pub mod configured;
 pub mod derive;
+pub mod device;
 pub mod ending;
 pub mod group;
 pub mod init;

@@ -22,16 +22,29 @@ const ALIGNMENT: u64 = 4096;
 #[derive(Default)]
 pub struct Windows(BTreeMap<Handle, Window>, bool);
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Window {
     /// The number that all ranks know it by.
     number: u64,
     range: Range,
+    /// Where it starts on each rank.
+    starts: Vec<u64>,
 }
 
 impl Windows {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    pub fn has(&self, handle: Handle) -> bool {
+        self.0.contains_key(&handle)
+    }
+
+    /// An address in a rank's part of a window; `None` if there is no such place.
+    pub fn start_at(&self, handle: Handle, rank: c_int, offset: usize) -> Option<u64> {
+        let window = self.0.get(&handle)?;
+        let start = window.starts.get(usize::try_from(rank).ok()?)?;
+        (offset < window.range.len).then(|| start + offset as u64)
     }
 
     /// Whether signals can be raised: from 2.31 on the first window begins that.
@@ -84,6 +97,8 @@ fn register(
     let range = given(function, "the buffer", address, size);
     let fit = memory::find(address).is_some_and(|allocation| allocation.kind == Kind::Nccl)
         && !settings().null_windows;
+    let mut own = vec![u8::from(fit)];
+    own.extend(address.to_ne_bytes());
     let number = call.next_exchange();
     let communicator = Arc::clone(&call);
     drop(call);
@@ -91,20 +106,22 @@ fn register(
     let body = move || {
         // Known before any peer can write to it.
         worker.mailbox.open_window(number, range);
-        let Ok(all) = worker.exchange(number, worker.everyone(), &[u8::from(fit)]) else {
+        let Ok(all) = worker.exchange(number, worker.everyone(), &own) else {
             return INTERNAL_ERROR;
         };
         worker.random.dawdle();
-        if all.iter().any(|theirs| *theirs == [0]) {
+        if all.iter().any(|theirs| theirs[0] == 0) {
             // As NCCL does for memory that peers cannot map: success, and no window.
             worker.mailbox.close_window(number);
             to.set(0);
             return SUCCESS;
         }
+        let start = |theirs: &Vec<u8>| u64::from_ne_bytes(theirs[1..].try_into().expect("8 bytes"));
+        let starts = all.iter().map(start).collect();
         let handle = handles::fresh();
         memory::register(range.address, true);
         let windows = &mut worker.state().windows;
-        windows.0.insert(handle, Window { number, range });
+        windows.0.insert(handle, Window { number, range, starts });
         windows.1 = true;
         to.set(handle);
         SUCCESS

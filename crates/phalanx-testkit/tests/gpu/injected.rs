@@ -2,7 +2,7 @@
 //! where it happened; the others do not hang; nothing is freed that is in use (the emulated libraries would say so).
 
 use crate::world::{done, download, expect, launch, must, upload, value, values};
-use crate::{exits, failures, messages, streams};
+use crate::{device_comm, exits, failures, messages, streams};
 use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::DriverError;
 use phalanx::nccl::{MemoryStatistic, Registration};
@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(6);
 const UNKNOWN: i32 = 4242;
 
 /// Functions whose failure is the caller's error, at their first call.
-const FATAL: [&str; 21] = [
+const FATAL: [&str; 22] = [
     "ncclGetUniqueId",
     "ncclCommInitRankConfig",
     "ncclCommGetAsyncError",
@@ -48,24 +48,32 @@ const FATAL: [&str; 21] = [
     "ncclMemAlloc",
     "ncclCommRegister",
     "ncclCommWindowRegister",
+    "ncclDevCommCreate",
     "ncclCommSplit",
     "cuStreamQuery",
 ];
 
 /// Functions that give something back: whoever calls them has what it wanted already, and finds a line in the log.
-const HARMLESS: [&str; 7] = [
+const HARMLESS: [&str; 8] = [
     "ncclRedOpDestroy",
     "ncclMemFree",
     "ncclCommDeregister",
     "ncclCommWindowDeregister",
+    "ncclDevCommDestroy",
     "ncclCommFinalize",
     "ncclCommDestroy",
     "ncclCommAbort",
 ];
 
 /// What non-blocking communicators find out afterwards.
-const LATE: [&str; 5] =
-    ["ncclCommInitRankConfig", "ncclCommSplit", "ncclAllReduce", "ncclGroupEnd", "ncclCommWindowRegister"];
+const LATE: [&str; 6] = [
+    "ncclCommInitRankConfig",
+    "ncclCommSplit",
+    "ncclAllReduce",
+    "ncclGroupEnd",
+    "ncclCommWindowRegister",
+    "ncclDevCommCreate",
+];
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -73,7 +81,7 @@ pub fn trials() -> Vec<Trial> {
         // On both ranks, on one, and later on.
         trials.push(fails(function, "at_once", format!("{function}:1:2"), false));
     }
-    for function in ["ncclAllReduce", "ncclSend", "ncclCommSplit"] {
+    for function in ["ncclAllReduce", "ncclSend", "ncclDevCommCreate", "ncclCommSplit"] {
         trials.push(fails(function, "at_once_on_one_rank", format!("{function}@1:1:3"), true));
     }
     for function in HARMLESS {
@@ -291,6 +299,7 @@ fn exercise() -> Result<(), Box<dyn std::error::Error>> {
         let mut known = nccl.alloc_as::<f32>(1000, registration)?;
         comm.all_reduce_in_place(&mut known, ReduceOp::Sum)?;
     }
+    device_comm::exercise(&nccl, &stream)?;
     let part = comm.split(Some(0), 0)?.ok_or("in it")?;
     part.all_reduce_in_place(&mut buffer, ReduceOp::Max)?;
     part.finalize()?;

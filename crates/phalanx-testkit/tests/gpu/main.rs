@@ -5,6 +5,7 @@
 
 mod collectives;
 mod communicators;
+mod device_comm;
 mod exits;
 mod failures;
 mod flavour;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         streams::SCENARIOS,
         groups::SCENARIOS,
         memory::SCENARIOS,
+        device_comm::SCENARIOS,
         kept_errors::SCENARIOS,
         init_all::SCENARIOS,
         failures::SCENARIOS,
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         streams::trials,
         groups::trials,
         memory::trials,
+        device_comm::trials,
         kept_errors::trials,
         init_all::trials,
         failures::trials,
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
     match Emulated::new() {
         Ok(_) => {
             trials.extend(releases::trials().into_iter().chain(injected::trials()));
+            trials.extend(device_comm::of_releases());
             trials.extend(kept_errors::emulated_trials());
             trials.push(Trial::test("missing_nccl", missing_nccl));
         }

@@ -4,7 +4,9 @@
 use crate::world::{both, done, download, expect, launch, must, upload, value, values};
 use crate::{collectives, messages, signals, streams};
 use libtest_mimic::{Failed, Trial};
-use phalanx::nccl::{CollectiveConfig, Config, MemoryStatistic, Registration, encrypt_sockets};
+use phalanx::nccl::{
+    CollectiveConfig, Config, DeviceRequirements, MemoryStatistic, Registration, TeamKind, encrypt_sockets,
+};
 use phalanx::{BackendKind, Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -111,6 +113,10 @@ fn release(comm: Comm, args: &[String]) -> Outcome {
     let estimate = nccl.estimate(|g| g.all_reduce_in_place(&mut block, ReduceOp::Sum));
     since(estimate.map(drop), "ncclGroupSimulateEnd", "2.22.3")?;
     since(nccl.memory(MemoryStatistic::Total).map(drop), "ncclCommMemStats", "2.29.7")?;
+    since(nccl.device_comm(&DeviceRequirements::default()).map(drop), "ncclDevCommCreate", "2.28.3")?;
+    since(nccl.team(TeamKind::World).map(drop), "ncclTeamWorld", "2.28.3")?;
+    since(nccl.all_to_all_slots(1, 1).map(drop), "ncclLLA2ACalcSlots", "2.28.3")?;
+    since(nccl.properties().map(drop), "ncclCommQueryProperties", "2.29.2")?;
     since(nccl.suspend(), "ncclCommSuspend", "2.29.7")?;
     since(nccl.resume(), "ncclCommResume", "2.29.7")?;
     since(nccl.signal(1 - rank), "ncclSignal", "2.29.2")?;
