@@ -39,7 +39,7 @@
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries (files, or the folders that have them) of NCCL, of the CUDA driver, of MPI and of NVSHMEM, if they are not where they are looked for |
 //! | `PHALANX_RCCL_LIB`, `PHALANX_HIP_LIB` | the same of RCCL and of the HIP runtime |
 //! | `PHALANX_NVRTC_LIB`, `PHALANX_NVJITLINK_LIB` | the shared libraries of NVRTC and nvJitLink, for kernels compiled at run time |
-//! | `PHALANX_CUDA_INCLUDE`, `PHALANX_CCCL_INCLUDE`, `PHALANX_NVSHMEM_INCLUDE`, `PHALANX_NVSHMEM_DEVICE` | the folders with the headers of CUDA, CCCL and NVSHMEM, and with `libnvshmem_device.a`, likewise |
+//! | `PHALANX_CUDA_INCLUDE`, `PHALANX_CCCL_INCLUDE`, `PHALANX_NCCL_INCLUDE`, `PHALANX_NVSHMEM_INCLUDE`, `PHALANX_NVSHMEM_DEVICE` | the folders with the headers of CUDA, CCCL, NCCL and NVSHMEM, and with `libnvshmem_device.a`, likewise |
 //! | `PHALANX_MPI_CUDA` | `1`: the MPI library takes CUDA memory, `0`: it does not, whatever it says of itself; for those that cannot be asked |
 //! | `PHALANX_MPI_MAX_BYTES` | bytes that one MPI call gets at most, default 2147483647: for tests of what is behind it |
 //! | `PHALANX_NVSHMEM_STAGE` | bytes of symmetric memory, twice, through which the NVSHMEM backend moves other memory, the same on all ranks; default 16777216 |

@@ -22,9 +22,12 @@ pub const HEADERS: FileSearch = FileSearch {
 pub fn headers() -> Result<Found, NotFound> {
     let places = NCCL.places().into_iter().map(|place| place.file);
     let files = NCCL.loaded().into_iter().chain(places).filter(|file| file.is_absolute());
+    // The headers of a distribution are a folder further up: its libraries are in one for each kind of machine.
     let beside = |file: PathBuf| {
-        let folder = file.parent().map(PathBuf::from).unwrap_or_default().join("../include");
-        Found { folder, origin: format!("beside {}", file.display()) }
+        let folder = file.parent().map(PathBuf::from).unwrap_or_default();
+        let origin = format!("beside {}", file.display());
+        ["../include", "../../include"]
+            .map(|below| Found { folder: folder.join(below), origin: origin.clone() })
     };
-    HEADERS.find(&files.map(beside).collect::<Vec<_>>())
+    HEADERS.find(&files.flat_map(beside).collect::<Vec<_>>())
 }

@@ -57,7 +57,20 @@ fn size(version: &str) -> usize {
     sizes.iter().rev().find(|(since, _)| is_since(version, since)).map_or(0, |(_, size)| *size)
 }
 
-/// Everything of it but barriers over the network. `None` where the library is too old.
+/// One made, or `None` where a rank alone has no symmetric memory (2.28.3).
+fn make(comm: &Comm, asked: &DeviceRequirements) -> Result<Option<DeviceComm>, String> {
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    match nccl.device_comm(asked) {
+        Err(error)
+            if comm.world_size() == 1 && error.to_string().contains("does not support symmetric memory") =>
+        {
+            Ok(None)
+        }
+        made => must("device_comm", made).map(Some),
+    }
+}
+
+/// Everything of it but what goes over the network.
 fn requirements(nccl: &Nccl<'_>) -> Result<DeviceRequirements, Error> {
     let mut asked = DeviceRequirements::default();
     let team = nccl.team(TeamKind::Lsa)?;
@@ -94,7 +107,7 @@ fn device_communicators(comm: Comm, _: &[String]) -> Outcome {
 
     let mut made = Vec::new();
     for _ in 0..3 {
-        let device = must("device_comm", nccl.device_comm(&asked))?;
+        let Some(device) = make(&comm, &asked)? else { return done() };
         assert_eq!(device.as_bytes().len(), size(&version), "of {version}");
         let word = |at: usize| u32::from_ne_bytes(device.as_bytes()[at..at + 4].try_into().expect("4 bytes"));
         // Behind magic and version, where it has them.
@@ -184,7 +197,7 @@ fn properties(nccl: &Nccl<'_>) -> Result<(), String> {
 fn ends(comm: Comm, _: &[String]) -> Outcome {
     let nccl = comm.nccl().ok_or("NCCL")?;
     let asked = must("requirements", requirements(&nccl))?;
-    let device = must("device_comm", nccl.device_comm(&asked))?;
+    let Some(device) = make(&comm, &asked)? else { return done() };
     let elsewhere = stream(&comm).context().new_stream().context(|| "a stream".into())?;
     let mut large = elsewhere.alloc_zeros::<f32>(elements(1 << 24)).context(|| "memory".into())?;
     must("argument", device.argument(&elsewhere))?;
@@ -254,7 +267,7 @@ fn refused(comm: Comm, _: &[String]) -> Outcome {
         assert!(matches!(error, Error::Usage(_)) && error.to_string().contains(said), "{error}");
     }
     // The communicator is none the worse for it.
-    must("device_comm", nccl.device_comm(&DeviceRequirements::default()))?;
+    make(&comm, &DeviceRequirements::default())?;
     done()
 }
 
@@ -300,9 +313,9 @@ extern "C" __global__ void all_reduce(ncclDevComm comm, ncclWindow_t window, flo
     for (int peer = 0; peer < comm.lsaSize; peer++) sum += ((float*)ncclGetLsaPointer(window, 0, peer))[i];
     for (int peer = 0; peer < comm.lsaSize; peer++) ((float*)ncclGetLsaPointer(window, 0, peer))[i] = sum;
   }
-  barrier.sync(cta, cuda::memory_order_release);
-  // What this rank has of its own window is the window's.
-  if (own != ncclGetLocalPointer(window, 0)) __trap();
+  barrier.sync(cta, cuda::memory_order_acq_rel);
+  // The window is the program's own memory, at another address.
+  if (own[0] != ((float*)ncclGetLocalPointer(window, 0))[0]) __trap();
 }
 "#;
 
@@ -321,7 +334,7 @@ fn kernel(comm: Comm, _: &[String]) -> Outcome {
     let image = must("compile", program.compile_for(nccl.context()))?;
     let mut asked = DeviceRequirements::default();
     asked.lsa_barriers = BLOCKS as i32;
-    let device = must("device_comm", nccl.device_comm(&asked))?;
+    let Some(device) = make(&comm, &asked)? else { return done() };
     let elsewhere = nccl.context().new_stream().context(|| "a stream".into())?;
     for len in [1usize, 1000, (1 << 20) + 3] {
         let mut buffer = must("alloc", nccl.alloc::<f32>(len))?;

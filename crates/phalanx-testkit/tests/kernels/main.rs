@@ -1,7 +1,7 @@
 //! Kernels compiled and linked by the real NVRTC and nvJitLink, which need no GPU; and launched, where there is one.
 //!
 //! The libraries and headers are those of a Python environment that `PHALANX_TEST_CUDA` names, with the packages that
-//! `.ci/run` installs. Without it the trials are ignored; on a CI machine that is a failure. Each trial is a process of
+//! `.ci/run` installs, and, of NCCL, those that `PHALANX_TEST_NCCL` names. Without it the trials are ignored; on a CI machine that is a failure. Each trial is a process of
 //! its own, since a library stays loaded and the environment says where libraries are.
 
 mod gpu;
@@ -51,6 +51,11 @@ fn run(case: &Case, environment: &str) -> Result<(), Failed> {
     command.env(TRIAL, case.name).env("VIRTUAL_ENV", environment).env("RUST_BACKTRACE", "0");
     for variable in ["CUDA_HOME", "CUDA_PATH", "NVSHMEM_HOME", "NVSHMEM_PREFIX", "CONDA_PREFIX"] {
         command.env_remove(variable);
+    }
+    // Those of the newest release, which may be none that is installed.
+    let releases = std::env::var_os("PHALANX_TEST_NCCL").unwrap_or_default();
+    if let Some(newest) = std::env::split_paths(&releases).last() {
+        command.env("PHALANX_NCCL_INCLUDE", newest.join("nvidia/nccl/include"));
     }
     let output = command.envs(case.nowhere.map(|variable| (variable, NOWHERE))).output()?;
     if output.status.success() {

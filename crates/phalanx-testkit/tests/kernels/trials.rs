@@ -2,6 +2,7 @@
 
 use phalanx::Error;
 use phalanx::jit::{BuildStep, CompileError, Image, Program};
+use std::path::PathBuf;
 
 /// A trial: what a process does.
 pub struct Case {
@@ -30,6 +31,10 @@ pub const TRIALS: &[Case] = &[
     case("nvshmem/error_with_its_line", nvshmem_error),
     case("nvshmem/unresolved", unresolved),
     case("nvshmem/forgotten", forgotten),
+    case("nccl/device_api", nccl_device_api),
+    case("nccl/error_with_its_line", nccl_error),
+    case("nccl/both", nccl_and_nvshmem),
+    missing("missing/nccl_headers", "PHALANX_NCCL_INCLUDE", no_nccl_headers),
     missing("missing/nvrtc", "PHALANX_NVRTC_LIB", no_nvrtc),
     missing("missing/nvjitlink", "PHALANX_NVJITLINK_LIB", no_nvjitlink),
     missing("missing/cuda_headers", "PHALANX_CUDA_INCLUDE", no_cuda_headers),
@@ -189,6 +194,63 @@ fn unresolved() {
 fn forgotten() {
     let error = compile_error(Program::new("k.cu", "#include <nvshmem.h>\n").compile("sm_90").unwrap_err());
     assert!(error.to_string().contains("nvshmem.h"), "{error}");
+}
+
+/// What the prelude has of NCCL's device API, with the headers of each release that has it.
+fn nccl_device_api() {
+    let source = "#include <stdint.h>\n#include <nccl.h>\n#include <nccl_device.h>\n\
+        extern \"C\" __global__ void all(ncclDevComm comm, ncclWindow_t window, ncclDevResourceHandle buffer,\n\
+                ncclLsaBarrierHandle barriers, ncclLLA2AHandle slots, uint64_t* out) {\n\
+            ncclCoopCta cta;\n\
+            ncclTeam lsa = ncclTeamLsa(comm), world = ncclTeamWorld(comm), rail = ncclTeamRail(comm);\n\
+            ncclLsaBarrierSession<ncclCoopCta> first(cta, comm, ncclTeamTagLsa(), blockIdx.x);\n\
+            first.arrive(cta, cuda::memory_order_release);\n\
+            first.wait(cta, cuda::memory_order_acquire);\n\
+            ncclLsaBarrierSession<ncclCoopCta> own(cta, comm, lsa, barriers, blockIdx.x);\n\
+            own.sync(cta, cuda::memory_order_acq_rel);\n\
+            ncclLLA2ASession<ncclCoopCta> exchange(cta, comm, lsa, slots, blockIdx.x, 100);\n\
+            for (int peer = threadIdx.x; peer < lsa.nRanks; peer += blockDim.x)\n\
+                exchange.send(peer, lsa.rank, (uint64_t)peer);\n\
+            out[0] = exchange.recv<uint64_t>(threadIdx.x);\n\
+            exchange.endEpoch(cta);\n\
+            out[1] = (uint64_t)ncclGetLsaPointer(window, 8, 0) + (uint64_t)ncclGetLocalPointer(window, 8);\n\
+            out[2] = (uint64_t)ncclGetPeerPointer(window, 8, world, 0);\n\
+            out[3] = (uint64_t)ncclGetLsaMultimemPointer(window, 8, comm);\n\
+            out[4] = (uint64_t)ncclGetResourceBufferLsaPointer(comm, buffer, 0) + rail.stride;\n\
+            out[5] = *ncclSymPtr<uint64_t>(window, 16).localPtr();\n\
+        }\n";
+    for include in nccl_headers() {
+        let program = Program::new("all.cu", source).nccl().include(&include);
+        let image = program.compile("sm_90").unwrap_or_else(|error| panic!("{include:?}: {error}"));
+        assert!(is_code_with(&image, "all"), "{include:?}");
+    }
+}
+
+/// Folders of the headers of each release of NCCL that is there, if it has any for devices.
+fn nccl_headers() -> Vec<PathBuf> {
+    let releases = std::env::var_os("PHALANX_TEST_NCCL").expect("PHALANX_TEST_NCCL names releases of NCCL");
+    let headers = std::env::split_paths(&releases).map(|folder| folder.join("nvidia/nccl/include"));
+    let headers: Vec<_> = headers.filter(|folder| folder.join("nccl_device.h").exists()).collect();
+    assert!(!headers.is_empty(), "none of {releases:?} has headers for devices");
+    headers
+}
+
+fn nccl_error() {
+    let source = "#include <nccl_device.h>\nextern \"C\" __global__ void k(ncclDevComm comm) {\n    ncclTeamLocal(comm);\n}\n";
+    let error = compile_error(Program::new("k.cu", source).nccl().compile("sm_90").unwrap_err());
+    let [only] = &error.diagnostics[..] else { panic!("{error}") };
+    assert_eq!((only.line, only.source.as_deref()), (3, Some("    ncclTeamLocal(comm);")), "{error}");
+}
+
+fn nccl_and_nvshmem() {
+    let error = uses_nvshmem().nccl().compile("sm_90").unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    assert!(error.to_string().contains("programs of their own"), "{error}");
+}
+
+fn no_nccl_headers() {
+    let text = not_found(Program::new("k.cu", "#include <nccl_device.h>\n").nccl().compile("sm_90"));
+    assert!(text.contains("nccl_device.h") && text.contains("PHALANX_NCCL_INCLUDE"), "{text}");
 }
 
 fn no_nvrtc() {

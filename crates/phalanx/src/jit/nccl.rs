@@ -57,10 +57,10 @@ __device__ __forceinline__ T loadConst(T const* from) {
 #include <nccl_device/impl/comm__funcs.h>
 #include <nccl_device/impl/ptr__funcs.h>
 #include <nccl_device/impl/ll_a2a__funcs.h>
-#if __has_include(<nccl_device/impl/lsa_barrier__funcs.h>)
-#include <nccl_device/impl/lsa_barrier__funcs.h>
-#else
+#if NCCL_VERSION_CODE < 22807
 #include <nccl_device/impl/mem_barrier__funcs.h>
+#else
+#include <nccl_device/impl/lsa_barrier__funcs.h>
 #endif
 ";
 pub(super) const NCCL_PRELUDE_NAME: &CStr = c"phalanx_nccl_prelude.h";
