@@ -172,7 +172,7 @@ const NEWEST: u32 = version_code(2, 32, 3);
 
 /// What a device communicator shall have, with the fields of every release up to 2.32.
 ///
-/// From 2.29.2 on the library goes by `size` and `version`. Before, it reads what follows these ([`as_ptr`](ncclDevCommRequirements_t::as_ptr)),
+/// From 2.29.2 on the library goes by `size` and `version`. Before, it reads what follows these ([`with_pointer`](ncclDevCommRequirements_t::with_pointer)),
 /// and 2.28.3 something shorter, [`ncclDevCommRequirements_v22803_t`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
