@@ -242,7 +242,7 @@ fn long_blocks_are_fetched_once_all_are_known_to_be_able_to() {
         // SAFETY: nothing is under way.
         assert!(unsafe { &*rank.state.get() }.has_fetched(256 << 10));
     }
-    let memory = vec![1u8; 10];
+    let memory = [1u8; 10];
     assert!(comm.endpoint.can_offer(memory.as_ptr(), memory.len()));
     // What cannot be read, such as a device's memory, is not offered.
     assert!(!comm.endpoint.can_offer(16 as *const u8, 10));
