@@ -12,6 +12,12 @@ const BLOCK: usize = 64;
 const SHORT: usize = 16;
 const SHORTER: usize = 4;
 
+/// Arrays from this size on are gone through in so many places at once, each a little more than a page from the next: the hardware fetches
+/// ahead within a page, and has to begin anew in each.
+const SPREAD: usize = 64 << 10;
+const STREAMS: usize = 4;
+const PAGE: usize = 4096;
+
 /// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
 type Kernel =
     unsafe fn(targets: &[*mut u8], sources: &[*const u8], factors: &[u64], count: usize, streaming: bool);
@@ -140,42 +146,70 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize>(
     count: usize,
     streaming: bool,
 ) -> usize {
-    let ranks = sources.len();
-    let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
-    let first = factor(0);
-    while count - done >= N {
-        let mut acc = [C::Acc::default(); N];
-        // SAFETY: the block is in bounds of the source; elements may be unaligned in a caller's raw memory.
-        let x = unsafe { sources[0].cast::<T>().add(done).cast::<[T; N]>().read_unaligned() };
-        for i in 0..N {
-            acc[i] = C::prepare(C::widen(x[i]), first);
-        }
-        for (rank, source) in sources.iter().enumerate().skip(1) {
-            // SAFETY: as above.
-            let x = unsafe { source.cast::<T>().add(done).cast::<[T; N]>().read_unaligned() };
-            let factor = factor(rank);
-            for i in 0..N {
-                acc[i] = C::combine(acc[i], C::prepare(C::widen(x[i]), factor));
-            }
-        }
-        let result: [T; N] = std::array::from_fn(|i| C::finish(acc[i], ranks));
-        // SAFETY: the block is in bounds of the targets.
-        unsafe {
-            for target in targets {
-                let target = target.cast::<T>().add(done);
-                if streaming {
-                    copy_streaming(target.cast(), result.as_ptr().cast(), size_of_val(&result));
-                } else {
-                    target.cast::<[T; N]>().write_unaligned(result);
+    // SAFETY: the caller's contract; what is asked for lies in front of `count`.
+    let block = |at: usize| unsafe { block::<T, C, N>(targets, sources, factors, at, streaming) };
+    if !streaming && count * size_of::<T>() >= SPREAD {
+        let run = PAGE / (N * size_of::<T>()) + 1;
+        while count - done >= STREAMS * run * N {
+            for i in 0..run {
+                for stream in 0..STREAMS {
+                    block(done + (stream * run + i) * N);
                 }
             }
+            done += STREAMS * run * N;
         }
+    }
+    while count - done >= N {
+        block(done);
         done += N;
     }
     if streaming {
         streaming_fence();
     }
     done
+}
+
+/// Combines the `N` elements at `at`.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn block<T: Number, C: Combine<T>, const N: usize>(
+    targets: &[*mut u8],
+    sources: &[*const u8],
+    factors: &[u64],
+    at: usize,
+    streaming: bool,
+) {
+    let ranks = sources.len();
+    let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
+    let first = factor(0);
+    let mut acc = [C::Acc::default(); N];
+    // SAFETY: the block is in bounds of the source; elements may be unaligned in a caller's raw memory.
+    let x = unsafe { sources[0].cast::<T>().add(at).cast::<[T; N]>().read_unaligned() };
+    for i in 0..N {
+        acc[i] = C::prepare(C::widen(x[i]), first);
+    }
+    for (rank, source) in sources.iter().enumerate().skip(1) {
+        // SAFETY: as above.
+        let x = unsafe { source.cast::<T>().add(at).cast::<[T; N]>().read_unaligned() };
+        let factor = factor(rank);
+        for i in 0..N {
+            acc[i] = C::combine(acc[i], C::prepare(C::widen(x[i]), factor));
+        }
+    }
+    let result: [T; N] = std::array::from_fn(|i| C::finish(acc[i], ranks));
+    // SAFETY: the block is in bounds of the targets.
+    unsafe {
+        for target in targets {
+            let target = target.cast::<T>().add(at);
+            if streaming {
+                copy_streaming(target.cast(), result.as_ptr().cast(), size_of_val(&result));
+            } else {
+                target.cast::<[T; N]>().write_unaligned(result);
+            }
+        }
+    }
 }
 
 /// Copies bytes; `streaming` stores past the caches.
@@ -318,6 +352,23 @@ mod tests {
                 assert_eq!(target[start..start + len], source[3..3 + len]);
                 assert!(target[start + len..].iter().all(|byte| *byte == 0));
             }
+        }
+    }
+
+    #[test]
+    fn every_element_is_combined_once_however_many_there_are() {
+        let round = STREAMS * (PAGE / (BLOCK * 4) + 1) * BLOCK;
+        for count in [SPREAD / 4 - 1, SPREAD / 4, 4 * round, 5 * round - 1, 5 * round + BLOCK + SHORTER + 1] {
+            let [a, b] = [3u32, 5].map(|step| (0..count as u32).map(|i| i * step).collect::<Vec<_>>());
+            // In place of the first, and apart.
+            let (mut first, mut apart) = (a.clone(), vec![0u32; count]);
+            let targets: [*mut u8; 2] = [first.as_mut_ptr().cast(), apart.as_mut_ptr().cast()];
+            let sources = [targets[0].cast_const(), b.as_ptr().cast()];
+            let reducer = Reducer::new(DType::U32, ReductionCode::Sum);
+            // SAFETY: all have as many elements, and the first target is the first source.
+            unsafe { reducer.run(&targets, &sources, &[], count, false) };
+            assert!((0..count as u32).map(|i| i * 8).eq(first.iter().copied()), "{count}");
+            assert_eq!(first, apart, "{count}");
         }
     }
 
