@@ -115,7 +115,7 @@ fn examined() -> Result<(), Failed> {
                 "GPU 2 Emulated GPU 2",
                 "between any two each can reach the other's memory, performance rank 0, with atomic operations (NVLink)",
                 "version 2.27.3",
-                "ncclCommRevoke (since 2.28.7)",
+                "ncclCommRevoke",
                 "ncclCommSuspend, ncclCommResume, ncclCommMemStats (since 2.29.7)",
                 "nccl up to 3 ranks of this host, each with a GPU",
                 "all_reduce, 3 threads with GPUs OK",
