@@ -151,6 +151,9 @@ fn options_that_change_the_table_do() {
         let expected = format!("average over a loop without barriers, {words};");
         assert!(averaged.stdout.contains(&expected), "{}", averaged.stdout);
     }
+    // Of which two ranks alone have a say.
+    let averaged = say(phalanx(&format!("perf ping_pong -t 3 -b 4 -e 4 -a 1 {SHORT}")));
+    assert!(averaged.stdout.contains("the greatest of all ranks"), "{}", averaged.stdout);
 }
 
 #[test]

@@ -5,9 +5,7 @@
 //! Each turn uses the next part of the buffers, so that no cache holds the data of the turn before.
 
 use super::data::Value;
-use super::operation::Operation;
 use super::plan::Plan;
-use super::report::Average;
 use super::timing::{Bench, Times};
 use anyhow::{Context, Result, bail};
 use phalanx::Comm;
@@ -34,14 +32,9 @@ impl<T: Value> Bench<'_, T> {
     pub fn measure_enqueued(&mut self, plan: &Plan) -> Result<Times> {
         let comm = self.case.comm;
         let stream = comm.cuda_stream().expect("an operation on a GPU has a stream");
-        // Ranks that a ping-pong leaves out have nothing to wait for, and no say.
-        let whose = match self.case.operation {
-            Operation::PingPong => Average::Greatest,
-            _ => plan.loop_average.unwrap_or_default(),
-        };
         let parts = self.parts();
         let mut call = |number| Ok(self.perform(number % parts)?);
-        Enqueued { comm, stream, call: &mut call, sync: &|| Ok(comm.sync()?) }.measure(plan, whose)
+        Enqueued { comm, stream, call: &mut call, sync: &|| Ok(comm.sync()?) }.measure(plan)
     }
 }
 
@@ -58,7 +51,7 @@ pub struct Enqueued<'a> {
 
 impl Enqueued<'_> {
     /// Measures. Collective.
-    pub fn measure(&mut self, plan: &Plan, whose: Average) -> Result<Times> {
+    pub fn measure(&mut self, plan: &Plan) -> Result<Times> {
         let (comm, stream) = (self.comm, self.stream);
         let iterations = plan.iterations.unwrap_or(ITERATIONS);
         self.calls(0..plan.warmup.unwrap_or(WARMUP), plan.aggregate)?;
@@ -84,7 +77,7 @@ impl Enqueued<'_> {
         self.wait(&turn)?;
         let count = turns as f64 * operations as f64;
         let mut averages = [start.elapsed(), enqueued].map(|time| time.as_secs_f64() / count);
-        whose.of_ranks(comm, &mut averages)?;
+        plan.average().of_ranks(comm, &mut averages)?;
 
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
         let events = (0..=turns).map(|_| event()).collect::<Result<Vec<_>, _>>()?;

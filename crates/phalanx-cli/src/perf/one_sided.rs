@@ -106,7 +106,7 @@ impl Rank<'_> {
         };
         let mut call = |number: usize| bench.perform(number % parts * len, len);
         let mut enqueued = Enqueued { comm, stream: nvshmem.stream(), call: &mut call, sync: &sync };
-        let mut times = enqueued.measure(plan, plan.loop_average.unwrap_or_default())?;
+        let mut times = enqueued.measure(plan)?;
         comm.all_reduce_in_place(&mut times.iterations, ReduceOp::Max)?;
 
         let mut wrong = (plan.checks > 0).then_some(0);

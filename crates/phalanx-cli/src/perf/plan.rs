@@ -92,6 +92,14 @@ impl Roots {
 }
 
 impl Plan {
+    /// Whose loop average is the time. Ranks that a ping-pong leaves out have nothing to wait for, and no say.
+    pub fn average(&self) -> Average {
+        match self.operation {
+            Operation::PingPong => Average::Greatest,
+            _ => self.loop_average.unwrap_or_default(),
+        }
+    }
+
     /// The library's name for the backend; `None` if the library chooses.
     pub fn backend_kind(&self) -> Option<BackendKind> {
         match self.backend {

@@ -114,7 +114,7 @@ impl Podium {
             blocking: plan.blocking,
             cpu_time: plan.cpu_time,
             pinned: plan.pin,
-            average: plan.loop_average.unwrap_or_default(),
+            average: plan.average(),
             time: if plan.loop_average.is_some() || enqueued {
                 TimeKind::LoopAverage
             } else {

@@ -97,10 +97,10 @@ impl<T: Value> Bench<'_, T> {
         let (iterations, warmup) = self.counts(plan, cores)?;
         self.iterate(warmup, plan.aggregate)?;
         let times = self.iterate(iterations, plan.aggregate)?;
-        let loop_average = plan
-            .loop_average
-            .map(|whose| self.unbroken_loop(iterations, plan.aggregate, whose))
-            .transpose()?;
+        let loop_average = match plan.loop_average {
+            Some(_) => Some(self.unbroken_loop(iterations, plan.aggregate, plan.average())?),
+            None => None,
+        };
         Ok(Times { iterations: times, loop_average, enqueue: None })
     }
 
