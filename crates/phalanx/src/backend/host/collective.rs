@@ -31,6 +31,7 @@ use super::grid::Grid;
 use super::layout::{
     CHUNKS, CONTRIBUTIONS, FEW_LINES, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS,
 };
+use super::prefetch;
 use super::protocol::{LINE, LINE_PAYLOAD, PAIR_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
@@ -92,6 +93,17 @@ enum Form {
     Lines(usize),
     /// In the slot's plain bytes; blocks start so many bytes apart.
     Bytes(usize),
+}
+
+/// What a reader waits for, and has fetched meanwhile, of a writer's slot.
+#[derive(Clone, Copy)]
+enum Awaited {
+    /// The first line of its opening.
+    FirstLine,
+    /// All of its opening.
+    BothLines,
+    /// Its opening and, behind that, lines from the first to the last.
+    LinesBehind { first: usize, last: usize },
 }
 
 /// What a rank remembers from one collective to the next.
@@ -404,15 +416,18 @@ impl<'a> Collective<'a> {
         unsafe { &*self.opening(rank) }.locations()
     }
 
-    /// Waits for a writer's opening and compares histories; waits at the same time for some of the lines
-    /// behind the opening (first and last), so that their transfers overlap.
+    /// Waits for a writer's opening and compares histories. What else is needed is under way at the same time.
     #[inline(always)]
-    fn hear(&mut self, writer: usize, lines: Option<(usize, usize)>) -> Result<()> {
+    fn hear(&mut self, writer: usize, awaited: Awaited) -> Result<()> {
         let sequence = self.state.sequence;
         let slot = self.endpoint.channel.slot(writer, sequence);
-        match lines {
-            None => self.endpoint.wait(writer, || slot.opening.is(sequence))?,
-            Some((first, last)) => {
+        match awaited {
+            Awaited::FirstLine => self.endpoint.wait(writer, || slot.opening.is(sequence))?,
+            Awaited::BothLines => self.endpoint.wait(writer, || {
+                prefetch::second_of(&slot.opening);
+                slot.opening.is(sequence)
+            })?,
+            Awaited::LinesBehind { first, last } => {
                 let (first, last) = (&slot.lines[first], &slot.lines[last]);
                 // No short cut: all loads are under way at once.
                 self.endpoint
@@ -429,15 +444,15 @@ impl<'a> Collective<'a> {
 
     /// Hears all writers. If that were all peers, all are known to have completed the operation before.
     #[inline(always)]
-    fn hear_all(&mut self, writers: Who, lines: Option<(usize, usize)>) -> Result<()> {
+    fn hear_all(&mut self, writers: Who, awaited: Awaited) -> Result<()> {
         match writers {
             Who::All => {
                 for peer in self.endpoint.peers() {
-                    self.hear(peer, lines)?;
+                    self.hear(peer, awaited)?;
                 }
                 self.state.heard = self.state.sequence - 1;
             }
-            Who::Only(writer) if writer != self.endpoint.rank => self.hear(writer, lines)?,
+            Who::Only(writer) if writer != self.endpoint.rank => self.hear(writer, awaited)?,
             Who::Only(_) => {}
         }
         Ok(())
@@ -457,15 +472,16 @@ impl<'a> Collective<'a> {
         }
         if flow.readers.includes(rank) {
             (self.begun)();
-            let lines = match form {
+            let awaited = match form {
                 // Blocks of different lengths end in different lines.
                 Form::Lines(per_block) if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 => {
                     let first = if flow.scattered { rank * per_block } else { 0 };
-                    Some((first, first + per_block - 1))
+                    Awaited::LinesBehind { first, last: first + per_block - 1 }
                 }
-                _ => None,
+                Form::Inline if self.given(flow) > IN_ONE_LINE => Awaited::BothLines,
+                _ => Awaited::FirstLine,
             };
-            self.hear_all(flow.writers, lines)?;
+            self.hear_all(flow.writers, awaited)?;
             if flow.reduced {
                 // SAFETY: the caller's contract.
                 unsafe { self.small_reduce(call, flow, form) }?;
@@ -703,7 +719,7 @@ impl<'a> Collective<'a> {
     unsafe fn move_bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
         let rank = self.endpoint.rank;
         if flow.readers.includes(rank) {
-            self.hear_all(flow.writers, None)?;
+            self.hear_all(flow.writers, Awaited::FirstLine)?;
             self.gather_factors(call);
         }
         // All ranks choose alike: they have heard the same openings.

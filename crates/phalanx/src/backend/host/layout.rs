@@ -198,7 +198,15 @@ pub(super) struct Mailbox {
     /// Messages the receiver has taken. Written by the receiver.
     pub taken_messages: Counter,
     /// The messages' openings.
-    pub slots: [StampedPair; MAIL_SLOTS],
+    slots: [StampedPair; MAIL_SLOTS],
+}
+
+impl Mailbox {
+    /// Where the message after so many is opened.
+    #[inline(always)]
+    pub fn slot(&self, messages: u64) -> &StampedPair {
+        &self.slots[messages as usize % MAIL_SLOTS]
+    }
 }
 
 /// Sizes and offsets of a channel for a number of ranks: the same in every process.

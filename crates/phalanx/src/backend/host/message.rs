@@ -10,7 +10,8 @@
 use super::chunks::Chunks;
 use super::endpoint::{Endpoint, Subject};
 use super::layout::{Layout, MAIL_SLOTS, Mailbox};
-use super::protocol::PAIR_PAYLOAD;
+use super::prefetch;
+use super::protocol::{LINE_PAYLOAD, PAIR_PAYLOAD, StampedPair};
 use super::record::Record;
 use super::verdict::Verdict;
 use super::world::Location;
@@ -25,6 +26,9 @@ use std::sync::{Mutex, MutexGuard};
 
 /// Payload of a message's opening that is not taken by its header.
 const INLINE: usize = PAIR_PAYLOAD - 16;
+
+/// The part of it that lies in the first of its two lines.
+const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
 
 /// A message of up to so many bytes is copied even if its receiver could read the sender's buffer: the sender need not wait.
 const SHORT: usize = 4 << 10;
@@ -289,12 +293,16 @@ impl Messages {
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
         let polls = if endpoint.crowded { 4 } else { POLLS };
+        let pair = inner.awaited_pair(endpoint, ticket);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);
             if inner.settle(ticket, outcome)? {
                 return Ok(());
             }
             meanwhile();
+            if let Some(pair) = pair {
+                prefetch::second_of(pair);
+            }
         }
         let waited_for = inner.posted(ticket.0);
         let (peer, subject) = (waited_for.transfer.peer, waited_for.subject());
@@ -440,6 +448,14 @@ impl Inner {
         Ok(())
     }
 
+    /// The opening that a receive waits for, if that takes both of its lines.
+    fn awaited_pair<'a>(&self, endpoint: &'a Endpoint, ticket: Ticket) -> Option<&'a StampedPair> {
+        let Transfer { direction, peer, dtype, count, .. } = self.posted(ticket.0).transfer;
+        let in_both_lines = (IN_ONE_LINE + 1..=INLINE).contains(&(count * dtype.size()));
+        (in_both_lines && matches!(direction, Direction::Recv(_)))
+            .then(|| endpoint.channel.mailbox(peer, endpoint.rank).slot(self.peers[peer].received))
+    }
+
     // --- sending --------------------------------------------------------------------------------------
 
     /// Writes as much to a peer as its mailbox takes.
@@ -501,7 +517,7 @@ impl Inner {
             unused: 0,
             bytes: bytes as u64,
         };
-        let slot = &mailbox.slots[state.sent as usize % MAIL_SLOTS];
+        let slot = mailbox.slot(state.sent);
         state.sent += 1;
         // SAFETY: the slot is free, since the receiver has taken its last message; an opening is what its lines have room for, and so is
         // an inline message.
@@ -580,7 +596,7 @@ impl Inner {
             if state.receives.is_empty() {
                 return Ok(());
             }
-            let slot = &mailbox.slots[state.received as usize % MAIL_SLOTS];
+            let slot = mailbox.slot(state.received);
             // After a failure it may be the message of a receive that was given up, and never of the next one.
             if !slot.is(state.received + 1) || endpoint.has_failed() {
                 return Ok(());

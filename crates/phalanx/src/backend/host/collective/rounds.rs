@@ -10,7 +10,7 @@
 //! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
 //! reduction goes: the bits are the same, and for small floats there is one rounding.
 
-use super::{Collective, Flow, IN_ONE_LINE, LINES_BYTES, State};
+use super::{Awaited, Collective, Flow, IN_ONE_LINE, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
 use crate::backend::host::protocol::LINE_PAYLOAD;
 use crate::backend::host::reduce::Reducer;
@@ -94,7 +94,7 @@ impl Collective<'_> {
         unsafe {
             if own.is_empty() {
                 for peer in grid.row_peers() {
-                    self.hear(peer, None)?;
+                    self.hear(peer, Awaited::FirstLine)?;
                 }
             } else {
                 self.show_row(call, &grid, &slices, own.clone())?;
@@ -123,7 +123,7 @@ impl Collective<'_> {
         let (first, inner) = (own.start / LINE_PAYLOAD, own.start % LINE_PAYLOAD);
         let last = (own.end - 1) / LINE_PAYLOAD;
         for peer in grid.row_peers() {
-            self.hear(peer, Some((first, last)))?;
+            self.hear(peer, Awaited::LinesBehind { first, last })?;
             let target = self.scratch_of(peer);
             // SAFETY: the scratch has LINES_BYTES for each rank: enough for a slice and what is before it in its line.
             unsafe { self.read_lines(peer, first, target, inner + own.len()) }?;
@@ -162,7 +162,8 @@ impl Collective<'_> {
             let members = grid.ranks_of(row);
             let writer = members.start + grid.column;
             let len = members.len() * own.len();
-            self.hear(writer, Some((slices.row, slices.row + (len - 1) / LINE_PAYLOAD)))?;
+            let (first, last) = (slices.row, slices.row + (len - 1) / LINE_PAYLOAD);
+            self.hear(writer, Awaited::LinesBehind { first, last })?;
             let target = self.scratch_of(members.start);
             // SAFETY: the scratch has LINES_BYTES for each member of the row.
             unsafe { self.read_lines(writer, slices.row, target, len) }?;
