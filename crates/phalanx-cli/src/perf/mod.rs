@@ -19,6 +19,7 @@ mod podium;
 mod progress;
 mod reduction;
 mod report;
+mod start;
 mod stats;
 mod timing;
 mod view;

@@ -32,8 +32,8 @@ const DEFAULT_MAX: usize = 64 << 20;
 /// algbw is the size divided by the time; busbw is what the busiest link carried, which can be
 /// compared with the hardware's bandwidth whatever the number of ranks. 1 GB is 1e9 bytes.
 ///
-/// On the host a time is the median of iterations that each begin with a barrier, and p50, p95, p99 are
-/// of these iterations. On GPUs it is, as in the reference benchmark, the average of a loop that
+/// On the host a time is the median of iterations that all ranks begin together (at one moment of the
+/// host's clock, if each has a core, else behind a barrier), and p50, p95, p99 are of these iterations. On GPUs it is, as in the reference benchmark, the average of a loop that
 /// enqueues every iteration and then waits for the stream, and the mean of all ranks; p50, p95, p99 are
 /// of the times between CUDA events in a second loop, those of the slowest rank.
 #[derive(Debug, Clone, clap::Args)]
@@ -86,7 +86,7 @@ pub struct PerfArgs {
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
     checks: usize,
     /// Report the average over an unbroken loop as the time, as the reference benchmark does, instead
-    /// of the median of iterations that each begin with a barrier: 0, rank 0's; 1, the mean of all ranks'; 2, the
+    /// of the median of iterations that the ranks begin together: 0, rank 0's; 1, the mean of all ranks'; 2, the
     /// least; 3, the greatest. On GPUs it always is the time [default: there 1]
     #[arg(short = 'a', long = "average", value_name = "0|1|2|3", value_parser = parse_average, help_heading = MEASUREMENT)]
     loop_average: Option<Average>,

@@ -1,7 +1,7 @@
 //! How a time is taken.
 //!
-//! Calls that are complete when they return: before each timed iteration a rank rewrites its buffers and all meet in a
-//! barrier, both untimed; an iteration's time is the slowest rank's. Work on a GPU: see `enqueued.rs`.
+//! Calls that are complete when they return: before each timed iteration a rank rewrites its buffers and all meet, both
+//! untimed, to begin together (`start.rs`); an iteration's time is the slowest rank's. Work on a GPU: see `enqueued.rs`.
 
 use super::buffer::Buffer;
 use super::case::Case;
@@ -9,6 +9,7 @@ use super::data::Value;
 use super::operation::Place;
 use super::plan::Plan;
 use super::report::Average;
+use super::start::Start;
 use super::view::{View, ViewMut};
 use anyhow::Result;
 use phalanx::ReduceOp;
@@ -94,9 +95,10 @@ impl<T: Value> Bench<'_, T> {
     }
 
     fn measure_calls(&mut self, plan: &Plan, cores: usize) -> Result<Times> {
-        let (iterations, warmup) = self.counts(plan, cores)?;
-        self.iterate(warmup, plan.aggregate)?;
-        let times = self.iterate(iterations, plan.aggregate)?;
+        let start = Start::of(self.case.comm, cores);
+        let (iterations, warmup) = self.counts(plan, cores, start)?;
+        self.iterate(warmup, plan.aggregate, start)?;
+        let times = self.iterate(iterations, plan.aggregate, start)?;
         let loop_average = match plan.loop_average {
             Some(_) => Some(self.unbroken_loop(iterations, plan.aggregate, plan.average())?),
             None => None,
@@ -105,13 +107,13 @@ impl<T: Value> Bench<'_, T> {
     }
 
     /// How often to iterate, timed and before that to warm up; the same on every rank.
-    fn counts(&mut self, plan: &Plan, cores: usize) -> Result<(usize, usize)> {
+    fn counts(&mut self, plan: &Plan, cores: usize, start: Start) -> Result<(usize, usize)> {
         let iterations = match plan.iterations {
             Some(iterations) => iterations,
             None => {
-                let start = Instant::now();
-                self.iterate(PILOT, plan.aggregate)?;
-                let mut cost = [start.elapsed().as_secs_f64() / PILOT as f64];
+                let begun = Instant::now();
+                self.iterate(PILOT, plan.aggregate, start)?;
+                let mut cost = [begun.elapsed().as_secs_f64() / PILOT as f64];
                 self.case.comm.all_reduce_in_place(&mut cost, ReduceOp::Max)?;
                 let bytes = self.case.layout.larger() * size_of::<T>();
                 let usual = usual_iterations(bytes, self.case.comm.world_size(), cores);
@@ -122,18 +124,17 @@ impl<T: Value> Bench<'_, T> {
     }
 
     /// This rank's time of each of `count` iterations.
-    fn iterate(&mut self, count: usize, aggregate: usize) -> Result<Vec<f64>> {
+    fn iterate(&mut self, count: usize, aggregate: usize, start: Start) -> Result<Vec<f64>> {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
             self.send.rewrite(self.read_len());
             self.recv.rewrite(self.written_len());
             let (case, place, send, mut recv) = self.prepared(0);
-            case.comm.barrier()?;
-            let start = Instant::now();
+            let begun = start.wait(case.comm)?;
             for _ in 0..aggregate {
                 case.perform(place, &send, &mut recv)?;
             }
-            times.push(start.elapsed().as_secs_f64() / aggregate as f64);
+            times.push(begun.elapsed().as_secs_f64() / aggregate as f64);
         }
         Ok(times)
     }
