@@ -8,16 +8,14 @@ pub mod cuda;
 mod files;
 #[macro_use]
 mod functions;
-#[cfg(unix)]
 pub mod hip;
 mod library;
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub mod mpi;
-#[cfg(unix)]
 pub mod nccl;
 pub mod nvjitlink;
 pub mod nvrtc;
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
 
 pub use files::{FileSearch, Found};

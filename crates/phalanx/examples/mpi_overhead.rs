@@ -3,7 +3,7 @@
 //! `mpirun -np 2 target/release/examples/mpi_overhead`. Each rank may be bound to a core of its own by mpirun. With the argument
 //! `started` phalanx's are on a communicator on which a collective was started, so that they are polled.
 
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     use phalanx::{BackendKind, ReduceOp};
     use phalanx_sys::mpi::{Handle, Mpi};
@@ -76,5 +76,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 fn main() {}

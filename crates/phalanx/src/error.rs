@@ -64,7 +64,7 @@ pub enum Error {
     #[error(transparent)]
     Library(Box<LibraryError>),
     /// Code for a GPU does not compile or link.
-    #[cfg(all(feature = "jit", unix, target_pointer_width = "64", target_endian = "little"))]
+    #[cfg(all(feature = "jit", target_pointer_width = "64", target_endian = "little"))]
     #[error(transparent)]
     Compile(Box<crate::jit::CompileError>),
     /// This build, platform or backend cannot do what was asked.
@@ -128,7 +128,7 @@ impl Error {
     }
 }
 
-#[cfg(all(feature = "jit", unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(feature = "jit", target_pointer_width = "64", target_endian = "little"))]
 impl From<crate::jit::CompileError> for Error {
     fn from(error: crate::jit::CompileError) -> Self {
         Error::Compile(Box::new(error))

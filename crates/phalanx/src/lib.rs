@@ -85,12 +85,12 @@ mod group;
 #[cfg(feature = "cuda")]
 pub mod hip;
 mod host;
-#[cfg(all(feature = "jit", unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(feature = "jit", target_pointer_width = "64", target_endian = "little"))]
 pub mod jit;
 mod lane;
 #[cfg(feature = "cuda")]
 pub mod nccl;
-#[cfg(all(feature = "cuda", unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(feature = "cuda", target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
 mod op;
 mod os;

@@ -127,7 +127,7 @@ fn backends(survey: &Survey) -> Section {
 }
 
 /// The MPI library, which is loaded for this and not initialised.
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn mpi() -> String {
     match phalanx_sys::mpi::Mpi::load() {
         Ok(mpi) => {
@@ -142,7 +142,7 @@ fn mpi() -> String {
     }
 }
 
-#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 fn mpi() -> String {
     "needs 64-bit little-endian Unix".to_owned()
 }

@@ -6,7 +6,7 @@
 //! deadlines, the operating system) it reports.
 
 pub(crate) mod host;
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;

@@ -14,12 +14,12 @@
 use super::environment::{Environment, Place, RESTART_COUNT, setting};
 use super::store::cipher::encrypted_from;
 use super::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use super::{
     HostTopology,
     store::{Carrier, Wire},
 };
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::mpi::{MpiComm, MpiMail};
 use crate::comm::Comm;
 use crate::error::{Error, Result, UnsupportedError, UsageError};
@@ -111,7 +111,7 @@ fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: 
 }
 
 /// The store of ranks that MPI connects: in rank 0, and MPI carries what goes to it and comes from it.
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub(super) fn open_store_over_mpi(
     world: MpiComm,
     environment: &Environment,
@@ -156,7 +156,7 @@ pub(super) fn open_store_over_mpi(
 }
 
 /// A store in this process, rank 0's: its own end of the connection with it, and the ends that are carried to the others.
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 struct StoreEnds {
     server: Server,
     token: Token,
@@ -164,7 +164,7 @@ struct StoreEnds {
     carried: Vec<(usize, Wire)>,
 }
 
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 impl StoreEnds {
     fn begin(ranks: usize, settings: Settings) -> Result<StoreEnds> {
         let token =
@@ -180,7 +180,7 @@ impl StoreEnds {
     }
 }
 
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn no_wire(error: std::io::Error) -> Error {
     Error::system(
         "socketpair",
@@ -189,7 +189,7 @@ fn no_wire(error: std::io::Error) -> Error {
     )
 }
 
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn too_few_threads(rank: usize, topology: &HostTopology) -> Error {
     Error::from(UnsupportedError {
         what: format!("GPUs on {} hosts whose ranks meet over MPI", topology.num_hosts()),

@@ -22,7 +22,7 @@ pub use unique_id::UniqueId;
 pub(crate) use unique_id::take_listener;
 
 use crate::backend::host::{HostComm, MAX_RANKS, NewChannel, World};
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::mpi::{Launched, MpiComm};
 #[cfg(feature = "cuda")]
 use crate::backend::nccl::{NcclComm, NcclSettings};
@@ -332,14 +332,14 @@ fn across_hosts(
     on_gpu(backend, control, place.job, settings)
 }
 
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, settings: &Settings) -> Result<Comm> {
     let place = launcher.and_then(|launcher| launcher.place(environment).ok());
     let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
     Ok(Comm::new(Arc::new(mpi_world(launcher, settings)?), name))
 }
 
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm> {
     let launched = Launched {
         launcher: launcher.map_or("nobody", |launcher| launcher.name),
@@ -351,7 +351,7 @@ fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm
 
 /// The communicator of the ranks of MPI that may be on several hosts. They tell each other over MPI where they are and what
 /// they have; those of NCCL then meet in a store whose connections MPI carries.
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
     let own = introduction(environment, settings)?;
     let world = mpi_world(Some(launcher), settings)?;
@@ -377,16 +377,16 @@ fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings)
     across_hosts(backend, store, topology, place, settings)
 }
 
-#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<Comm> {
     join_mpi(Some(launcher), environment, settings)
 }
 
-#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 fn join_mpi(_: Option<&Launcher>, _: &Environment, _: &Settings) -> Result<Comm> {
     Err(Error::from(UnsupportedError {
         what: "the backend mpi".into(),
-        why: "it is written for 64-bit little-endian Unix".into(),
+        why: "it is written for 64-bit little-endian machines".into(),
         remedy: "use the host backend, with `phalanx launch`".into(),
     }))
 }

@@ -24,5 +24,8 @@ pub(crate) use exit::leave;
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};
 
+mod signal;
+pub(crate) use signal::UserSignal;
+
 mod surroundings;
 pub(crate) use surroundings::{Surroundings, host_name};

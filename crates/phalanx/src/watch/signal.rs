@@ -6,7 +6,8 @@
 
 use super::dump::{self, Reason};
 use super::recorder::Recorder;
-use crate::error::Result;
+use crate::error::{Error, Result, UsageError};
+use crate::os::UserSignal;
 use crate::sync::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -36,53 +37,31 @@ fn write_all() {
 }
 
 /// The signal that the environment names, if it does.
-#[cfg(unix)]
-pub(super) fn wanted() -> Result<Option<i32>> {
-    use crate::error::UsageError;
-    use signal_hook::consts::{SIGUSR1, SIGUSR2};
-
+pub(super) fn wanted() -> Result<Option<UserSignal>> {
     let Some(value) = std::env::var_os(TRACE_SIGNAL).filter(|value| !value.is_empty()) else {
         return Ok(None);
     };
     let value = value.to_string_lossy();
-    match value.trim().trim_start_matches("SIG") {
-        "USR1" => Ok(Some(SIGUSR1)),
-        "USR2" => Ok(Some(SIGUSR2)),
-        _ => {
-            let (name, expected) = (TRACE_SIGNAL.into(), "USR1 or USR2".into());
-            Err(UsageError::Setting { name, value: value.into_owned(), expected }.into())
-        }
-    }
+    let signal = UserSignal::of(value.trim().trim_start_matches("SIG"));
+    signal.map(Some).ok_or_else(|| {
+        let (name, expected) = (TRACE_SIGNAL.into(), "USR1 or USR2, where a system has them".into());
+        UsageError::Setting { name, value: value.into_owned(), expected }.into()
+    })
 }
 
 /// Listens for that signal.
-#[cfg(unix)]
 pub(super) fn listen() -> Result<()> {
-    use crate::error::Error;
-    use signal_hook::iterator::Signals;
-
     let Some(signal) = wanted()? else { return Ok(()) };
     // Once in a process.
     if LISTENING.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
     let refused = |call| move |error| Error::system(call, error, format!("do without {TRACE_SIGNAL}"));
-    let mut signals = Signals::new([signal]).map_err(refused("sigaction"))?;
-    let body = move || signals.forever().for_each(|_| write_all());
+    let occurrences = signal.occurrences().map_err(refused("sigaction"))?;
+    let body = move || occurrences.for_each(|()| write_all());
     std::thread::Builder::new()
         .name("phalanx-trace".into())
         .spawn(body)
         .map_err(refused("starting a thread"))?;
-    Ok(())
-}
-
-#[cfg(not(unix))]
-pub(super) fn wanted() -> Result<Option<i32>> {
-    // There are no such signals.
-    Ok(None)
-}
-
-#[cfg(not(unix))]
-pub(super) fn listen() -> Result<()> {
     Ok(())
 }

@@ -330,7 +330,7 @@ impl Launcher {
 }
 
 /// The launcher's process on this host, of which all its ranks descend: its id, and when it started.
-#[cfg(all(unix, target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn launcher_process(launcher: &str) -> Result<String> {
     let found = phalanx_sys::mpi::launcher_process().and_then(|(process, _)| {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
@@ -348,7 +348,7 @@ fn launcher_process(launcher: &str) -> Result<String> {
     })
 }
 
-#[cfg(not(all(unix, target_pointer_width = "64", target_endian = "little")))]
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 fn launcher_process(launcher: &str) -> Result<String> {
     Err(Error::from(UnsupportedError {
         what: format!("the host backend under {launcher}"),

@@ -40,6 +40,12 @@ impl Wire {
         UnixStream::pair().map(|(one, other)| (Wire::Local(one), Wire::Local(other)))
     }
 
+    /// There are no such pairs here.
+    #[cfg(not(unix))]
+    pub fn pair() -> io::Result<(Wire, Wire)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     pub fn try_clone(&self) -> io::Result<Wire> {
         Ok(match self {
             Wire::Tcp(stream) => Wire::Tcp(stream.try_clone()?),
