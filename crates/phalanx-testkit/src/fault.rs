@@ -57,6 +57,7 @@ pub(crate) fn inject(_child: &Child, _fault: Fault) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// There are no such signals here.
 #[cfg(not(target_os = "linux"))]
 pub fn inject_here(_fault: Fault) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())

@@ -3,11 +3,10 @@
 //! An mpirun takes a second to start, so one job performs several scenarios, each on a communicator of its own. Ranks
 //! report in files: an mpirun mixes their outputs.
 
-use crate::hosts;
+use crate::hosts::{self, Host};
 use crate::processes;
 use crate::random::ANY_ORDER;
 use crate::scenario::{Outcome, Scenario};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,8 +58,7 @@ fn go_to_host(hosts: &str) -> String {
     let host = host_of(rank);
     let here: Vec<usize> = (0..ranks).filter(|other| host_of(*other) == host).collect();
     if host > 0 {
-        let gone = std::fs::File::open(hosts[host]).and_then(|host| hosts::go_to(&host));
-        if let Err(error) = gone {
+        if let Err(error) = hosts::go_to(hosts[host]) {
             return error.to_string();
         }
     }
@@ -83,7 +81,7 @@ fn go_to_host(hosts: &str) -> String {
             command.env(name, value.to_string());
         }
     }
-    std::os::unix::process::CommandExt::exec(&mut command).to_string()
+    hosts::become_program(&mut command).to_string()
 }
 
 /// In a rank of a [`Job`]: notes that something happens to it now; [`Ended::mark`] tells when.
@@ -249,7 +247,7 @@ impl Job {
         self
     }
 
-    /// The ranks are on so many hosts (see [`hosts::make`]), each with as many of the ranks and of the GPUs; MPI uses what
+    /// The ranks are on so many hosts (see [`hosts::Host`]), each with as many of the ranks and of the GPUs; MPI uses what
     /// goes between these. For scenarios only.
     pub fn on_hosts(mut self, hosts: usize) -> Job {
         self.hosts = hosts;
@@ -290,10 +288,9 @@ impl Job {
         if !self.scenarios.is_empty() {
             command.env(SCENARIOS, self.scenarios.join("\n")).env(REPORTS, &folder.0);
         }
-        let hosts: Vec<_> = (1..self.hosts).map(|_| hosts::make()).collect::<Result<_, _>>()?;
+        let hosts: Vec<_> = (1..self.hosts).map(|_| Host::make()).collect::<Result<_, _>>()?;
         if self.hosts > 1 {
-            let file = |host: &std::fs::File| format!("/proc/{}/fd/{}", std::process::id(), host.as_raw_fd());
-            let files = std::iter::once("here".to_owned()).chain(hosts.iter().map(file));
+            let files = std::iter::once("here".to_owned()).chain(hosts.iter().map(Host::path));
             command.env(HOSTS, files.collect::<Vec<_>>().join("\n"));
         }
         for (name, value) in &self.env {

@@ -30,18 +30,22 @@ pub struct Ground {
 
 impl Ground {
     /// For ranks on this backend.
+    #[cfg(target_os = "linux")]
     pub fn new(backend: Backend) -> Result<Ground, String> {
-        #[cfg(target_os = "linux")]
-        return match backend {
+        match backend {
             Backend::Nccl => {
                 let emulated = Emulated::new().map_err(|error| format!("the emulated libraries: {error}"))?;
                 // One for each rank of the largest world.
                 Ok(Ground { emulated: Some(emulated.set("DEVICES", crate::program::RANKS)) })
             }
             Backend::Host | Backend::Mpi => Ok(Ground { emulated: None }),
-        };
-        #[cfg(not(target_os = "linux"))]
-        return Ok(Ground {});
+        }
+    }
+
+    /// For ranks on this backend.
+    #[cfg(not(target_os = "linux"))]
+    pub fn new(_backend: Backend) -> Result<Ground, String> {
+        Ok(Ground {})
     }
 
     /// Processes that find it.

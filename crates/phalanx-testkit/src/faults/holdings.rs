@@ -78,6 +78,7 @@ pub fn resident() -> Result<u64, String> {
 }
 
 /// Bytes of the shared region that are backed by memory, whoever maps them.
+#[cfg(target_os = "linux")]
 pub fn region() -> Result<u64, String> {
     use std::os::unix::fs::MetadataExt;
     let open = std::fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?;
@@ -86,6 +87,12 @@ pub fn region() -> Result<u64, String> {
         std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:phalanx"))
     });
     Ok(regions.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum())
+}
+
+/// There are no shared regions here.
+#[cfg(not(target_os = "linux"))]
+pub fn region() -> Result<u64, String> {
+    Err("there are no shared regions here".to_owned())
 }
 
 /// Shared memory objects of this library that have a name. (Its sockets are abstract: they end with the processes that

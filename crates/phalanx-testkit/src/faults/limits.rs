@@ -1,7 +1,6 @@
 //! Small limits of the operating system: a typed error that names the remedy, and never a signal or a hang.
 
 use super::Case;
-use super::common::DEADLINE;
 use crate::Scenario;
 
 #[cfg(target_os = "linux")]
@@ -20,7 +19,7 @@ pub use linux::cases;
 #[cfg(target_os = "linux")]
 mod linux {
     use super::*;
-    use crate::faults::common::{self, all_within, has, one_verdict, says};
+    use crate::faults::common::{self, DEADLINE, all_within, has, one_verdict, says};
     use crate::processes::Launch;
     use crate::scenario::Outcome;
     use crate::{Fields, verdict};

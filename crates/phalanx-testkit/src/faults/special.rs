@@ -8,6 +8,7 @@ pub use linux::{FORK, SCENARIOS, cases, nccl_cases};
 
 #[cfg(not(target_os = "linux"))]
 pub const SCENARIOS: &[crate::Scenario] = &[];
+/// There is no fork here.
 #[cfg(not(target_os = "linux"))]
 pub const FORK: crate::Scenario = crate::Scenario::rank("special/fork", |_, _| Err("for Linux".into()));
 

@@ -12,7 +12,9 @@ mod jobs;
 mod matrix;
 mod messages;
 mod mpi;
+#[cfg(target_os = "linux")]
 mod nccl;
+#[cfg(target_os = "linux")]
 mod nvshmem;
 mod portable;
 mod programs;
@@ -21,7 +23,7 @@ mod rounds;
 mod vectors;
 mod world;
 
-use libtest_mimic::Arguments;
+use libtest_mimic::{Arguments, Trial};
 use phalanx_testkit::processes;
 use std::process::ExitCode;
 
@@ -60,11 +62,20 @@ fn main() -> ExitCode {
         extremes::trials(),
         rounds::trials(),
         mpi::trials(),
-        nccl::trials(),
-        nvshmem::trials(),
+        on_gpus(),
         jobs::trials(),
-        #[cfg(target_os = "linux")]
-        cuda::trials(),
     ];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
+}
+
+/// With GPUs, real or emulated.
+#[cfg(target_os = "linux")]
+fn on_gpus() -> Vec<Trial> {
+    [nccl::trials(), nvshmem::trials(), cuda::trials()].into_iter().flatten().collect()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn on_gpus() -> Vec<Trial> {
+    let ignored = |name| Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("for Linux");
+    ["nccl", "nvshmem", "cuda"].map(ignored).into()
 }

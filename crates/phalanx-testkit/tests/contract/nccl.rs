@@ -102,10 +102,7 @@ pub fn trials() -> Vec<Trial> {
     for (kind, ranks, groups) in WORLDS {
         for (name, scenarios) in groups {
             let name = format!("nccl/{kind}/{name}/{ranks}");
-            trials.push(match cfg!(target_os = "linux") {
-                true => Trial::test(name, move || perform(&launch(ranks, kind, &scenarios()), ranks)),
-                false => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("for Linux"),
-            });
+            trials.push(Trial::test(name, move || perform(&launch(ranks, kind, &scenarios()), ranks)));
         }
     }
     trials

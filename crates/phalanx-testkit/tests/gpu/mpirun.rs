@@ -1,4 +1,4 @@
-//! Ranks that an MPI's own mpirun starts on several hosts (see [`hosts::make`]): MPI carries what they tell each other, NCCL
+//! Ranks that an MPI's own mpirun starts on several hosts (see [`hosts::Host`]): MPI carries what they tell each other, NCCL
 //! their data, and phalanx opens no port.
 
 use crate::world::{BACKEND, are_emulated, done, download, elements, expect, must, upload, value, values};
@@ -48,7 +48,7 @@ const TESTS: [(&str, Test); 13] = [
 ];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
-    let obstacle = hosts::make().err();
+    let obstacle = hosts::Host::make().err();
     let must_run = std::env::var_os("PHALANX_TEST_NAMESPACES").is_some();
     let mut trials = Vec::new();
     // Intel MPI's are those of one host here.

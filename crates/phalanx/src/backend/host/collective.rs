@@ -179,7 +179,7 @@ impl State {
     }
 
     /// Whether blocks of about this length were fetched already.
-    #[cfg(test)]
+    #[cfg(all(test, target_os = "linux"))]
     pub fn has_fetched(&self, block: usize) -> bool {
         self.ways.has_fetched(block)
     }

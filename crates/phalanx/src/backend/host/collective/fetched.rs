@@ -48,7 +48,7 @@ impl Ways {
         if *tried < TRIALS { tried / STRETCH == 1 } else { fetched < passed }
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, target_os = "linux"))]
     pub fn has_fetched(&self, block: usize) -> bool {
         self.0[Ways::class(block)].best[1].is_some()
     }
