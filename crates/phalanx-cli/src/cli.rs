@@ -21,6 +21,7 @@ pub enum Command {
     /// Show what this machine offers, and try a real communication on it.
     Doctor(crate::doctor::options::DoctorArgs),
     /// What `phalanx launch` starts beside the ranks.
+    #[cfg(unix)]
     #[command(name = crate::launch::guard::SUBCOMMAND, hide = true)]
     Guard,
     /// Say which rank held the others up, from the ranks' flight records.

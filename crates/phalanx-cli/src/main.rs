@@ -6,6 +6,10 @@ mod cli;
 mod doctor;
 mod environment;
 mod gpu;
+#[cfg(unix)]
+mod launch;
+#[cfg(not(unix))]
+#[path = "launch/absent.rs"]
 mod launch;
 mod log;
 mod machine;
@@ -25,6 +29,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(unix)]
         Command::Guard => Ok(launch::guard::run()),
         Command::Trace(args) => trace::run(&args),
     });

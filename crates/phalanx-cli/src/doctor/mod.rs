@@ -144,5 +144,5 @@ fn mpi() -> String {
 
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 fn mpi() -> String {
-    "needs 64-bit little-endian Unix".to_owned()
+    "needs a 64-bit little-endian machine".to_owned()
 }

@@ -5,7 +5,6 @@
 use super::Section;
 use crate::machine::{self, Machine};
 use crate::{pin, size};
-use rustix::process::Resource;
 
 pub fn machine() -> Section {
     let machine = Machine::this();
@@ -32,7 +31,10 @@ pub fn machine() -> Section {
     }
 }
 
+#[cfg(unix)]
 pub fn limits() -> Section {
+    use rustix::process::Resource;
+
     let limit = |name: &str, resource, show: fn(u64) -> String, note: &str| {
         let text = match rustix::process::getrlimit(resource).current {
             Some(value) => format!("{} ({note})", show(value)),
@@ -62,6 +64,14 @@ pub fn limits() -> Section {
                 "memory that processes share counts as a file",
             ),
         ],
+    }
+}
+
+#[cfg(not(unix))]
+pub fn limits() -> Section {
+    Section {
+        heading: "Limits".to_owned(),
+        lines: vec![("of processes".to_owned(), "unknown here".to_owned())],
     }
 }
 

@@ -4,8 +4,8 @@
 
 use super::options::Part;
 use crate::gpu;
-use crate::launch::{self, Job, Outcome, Output};
-use anyhow::{Context, Result, bail, ensure};
+use crate::launch;
+use anyhow::{Result, ensure};
 use phalanx::{BackendKind, Comm, ReduceOp};
 use std::fmt;
 use std::process::ExitCode;
@@ -56,8 +56,12 @@ impl Trial {
     /// The tests for so many ranks on the host, and so many GPUs.
     pub fn all(ranks: usize, gpus: usize) -> Vec<Trial> {
         let places = [(ranks, BackendKind::Host), (gpus, BackendKind::Nccl)];
+        let kinds: &[RanksAre] = match cfg!(target_os = "linux") {
+            true => &[RanksAre::Threads, RanksAre::Processes],
+            false => &[RanksAre::Threads],
+        };
         let tests = places.into_iter().filter(|(ranks, _)| *ranks > 0).flat_map(|(ranks, backend)| {
-            [RanksAre::Threads, RanksAre::Processes].map(|ranks_are| Trial { ranks, ranks_are, backend })
+            kinds.iter().map(move |&ranks_are| Trial { ranks, ranks_are, backend })
         });
         tests.collect()
     }
@@ -92,33 +96,8 @@ fn in_threads(ranks: usize, backend: BackendKind, wait: Duration) -> Result<()> 
 
 fn in_processes(ranks: usize, part: &str, wait: Duration) -> Result<()> {
     let patience = wait.saturating_add(PATIENCE);
-    let job = Job {
-        program: std::env::current_exe().context("cannot find this program's own file")?.into(),
-        arguments: ["doctor", "--part", part, "--timeout", &wait.as_secs_f64().to_string()]
-            .map(Into::into)
-            .into(),
-        ranks,
-        output: Output::Swallowed,
-        log_dir: None,
-        timeout: Some(patience),
-    };
-    match job.run(|_| {})? {
-        Outcome::Success => Ok(()),
-        Outcome::Failed(failure) => {
-            let status = launch::describe_status(failure.status);
-            match failure.last_words.last() {
-                Some(reason) => bail!("rank {}: {reason} ({status})", failure.rank),
-                None => bail!("rank {}: {status}", failure.rank),
-            }
-        }
-        Outcome::TimedOut { running, .. } => {
-            bail!("ranks {running:?} still ran after {} s", patience.as_secs())
-        }
-        Outcome::Interrupted { .. }
-        | Outcome::Elsewhere(_)
-        | Outcome::NotStarted(_)
-        | Outcome::Unwritten(_) => bail!("interrupted"),
-    }
+    let arguments = ["doctor", "--part", part, "--timeout", &wait.as_secs_f64().to_string()];
+    launch::again::run_silently(ranks, arguments.map(Into::into).into(), patience)
 }
 
 /// A process of a test.

@@ -1,9 +1,11 @@
 //! `phalanx launch`: starts a program several times, as ranks that find each other.
 //!
-//! `job` is the part that others reuse: `phalanx perf -p` and `phalanx doctor` start their ranks with it.
+//! `again` is the part that others reuse: `phalanx perf -p` and `phalanx doctor` start their ranks with it. Where the system is no
+//! Unix, `absent` takes the place of all this.
 
+pub mod again;
 pub mod guard;
-pub mod job;
+mod job;
 mod nodes;
 mod notice;
 pub mod options;
@@ -14,16 +16,17 @@ mod report;
 mod signals;
 mod supervisor;
 
-pub use job::{Job, Outcome};
-pub use output::Output;
-pub use report::{describe_status, print_end, print_failure};
+pub use report::describe_status;
 
 use crate::log::say;
 use anyhow::{Context, Result, ensure};
+use job::{Job, Outcome};
 use nodes::Nodes;
 use options::{LaunchArgs, NodeArgs};
+use output::Output;
 use part::Part;
 use phalanx::store::{Server, Token};
+use report::{print_end, print_failure};
 use std::process::ExitCode;
 use std::time::Duration;
 use supervisor::Events;
@@ -162,7 +165,7 @@ fn meeting_timeout() -> Result<Duration> {
 }
 
 /// The exit status that tells a shell what became of the ranks.
-pub fn exit_code(outcome: &Outcome) -> ExitCode {
+fn exit_code(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Success => ExitCode::SUCCESS,
         Outcome::Failed(failure) => ExitCode::from(failure.exit_code()),

@@ -1,7 +1,6 @@
 //! How the ranks come to begin an iteration together.
 
 use phalanx::{BackendKind, Comm, ReduceOp, Result};
-use rustix::time::{ClockId, clock_gettime};
 use std::time::Instant;
 
 /// How much later than the last rank's coming they begin, in nanoseconds: all have left the meeting by then.
@@ -47,7 +46,16 @@ impl Start {
 }
 
 /// The clock that all processes of a host share.
+#[cfg(unix)]
 fn nanoseconds() -> i64 {
+    use rustix::time::{ClockId, clock_gettime};
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+/// The clock of this process, of which all ranks are threads.
+#[cfg(not(unix))]
+fn nanoseconds() -> i64 {
+    static ORIGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as i64
 }

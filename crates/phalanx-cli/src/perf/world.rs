@@ -10,7 +10,7 @@ use super::options::PerfArgs;
 use super::plan::{Backend, Plan};
 use super::podium::Podium;
 use super::report::{RankKind, Row};
-use crate::launch::{self, Job, Outcome, Output};
+use crate::launch;
 use crate::{gpu, machine, pin, size};
 use anyhow::{Context, Result, bail, ensure};
 use phalanx::Comm;
@@ -269,27 +269,9 @@ pub fn was_aborted(error: &anyhow::Error) -> bool {
 
 /// Starts this program once for each rank, with the options it was given itself.
 pub fn start_processes(ranks: usize) -> Result<ExitCode> {
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
     arguments.push("--as-rank".into());
-    let job = Job {
-        program: program.into_os_string(),
-        arguments,
-        ranks,
-        output: Output::Inherited,
-        log_dir: None,
-        timeout: None,
-    };
-    let outcome = job.run(|failure| {
-        // A rank that exits with 1 has said why itself.
-        if failure.status.code() != Some(1) {
-            launch::print_failure(failure);
-        }
-    })?;
-    if !matches!(outcome, Outcome::Failed(_)) {
-        launch::print_end(&outcome);
-    }
-    Ok(launch::exit_code(&outcome))
+    launch::again::run(ranks, arguments)
 }
 
 #[cfg(test)]

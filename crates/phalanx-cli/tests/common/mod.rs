@@ -110,6 +110,7 @@ pub fn ranks_of(launcher: u32) -> Vec<i32> {
 }
 
 /// Sends a signal.
+#[cfg(unix)]
 pub fn signal(pid: i32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid).expect("a process id is not 0");
     rustix::process::kill_process(pid, signal).expect("the process is there");
