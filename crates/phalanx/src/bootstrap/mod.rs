@@ -310,7 +310,7 @@ fn introduction(environment: &Environment, settings: &Settings) -> Result<agreem
 /// Whether a backend's ranks can be on several hosts. The same answer on all.
 fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> Result<()> {
     match backend {
-        BackendKind::Host => topology.check_one_host(),
+        BackendKind::Host => crate::os::check_process_ranks().and_then(|()| topology.check_one_host()),
         BackendKind::Nvshmem => Err(Error::from(UnsupportedError {
             what: format!("the backend nvshmem on several hosts ({topology})"),
             why: "its ranks meet in the memory of one".into(),
@@ -461,10 +461,7 @@ fn check_world_size(world_size: usize) -> Result<()> {
 /// Meets the other processes of this host, tells them a word, and takes this rank's place in their region. Answers what all have
 /// told, too.
 fn join(place: &Place, word: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
-    if !crate::os::PROCESS_RANKS {
-        // The typed error of this platform.
-        crate::os::SharedFile::create()?;
-    }
+    crate::os::check_process_ranks()?;
     // Said before anybody is kept waiting.
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
@@ -483,6 +480,7 @@ pub(crate) fn join_grown(settings: Settings) -> Result<Comm> {
         ));
     };
     let place = launcher.place(environment)?;
+    crate::os::check_process_ranks()?;
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
     let met = rendezvous::join(&place, settings.timeout)?;

@@ -22,8 +22,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Whether processes of this host can share a region.
-pub(crate) const PROCESS_RANKS: bool = true;
+/// An error where processes of a host cannot share a region.
+pub(crate) fn check_process_ranks() -> Result<()> {
+    Ok(())
+}
 
 /// Pages of memory, unmapped on drop. Zero until written, and not backed by memory until touched.
 #[derive(Debug)]
@@ -91,6 +93,11 @@ impl Mapping {
     pub fn len(&self) -> usize {
         self.len
     }
+}
+
+/// Bytes of a page: 4096 on x86, up to 65536 on other processors.
+pub(crate) fn page_size() -> usize {
+    rustix::param::page_size()
 }
 
 impl Drop for Mapping {

@@ -8,8 +8,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Whether processes of this host can share a region.
-pub(crate) const PROCESS_RANKS: bool = false;
+/// An error where processes of a host cannot share a region.
+pub(crate) fn check_process_ranks() -> Result<()> {
+    Err(unsupported())
+}
 
 fn unsupported() -> Error {
     Error::from(UnsupportedError {
@@ -40,10 +42,14 @@ pub(crate) fn boot_id() -> String {
     std::process::id().to_string()
 }
 
-/// Zeroed memory, freed on drop.
+/// Zeroed memory that starts where a page does, freed on drop. Not backed by memory until touched, as far as the system's
+/// allocator can do that: it is asked for a page more and no alignment, since it would zero by itself what it has to align.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
+    len: usize,
+    /// What was allocated.
+    memory: NonNull<u8>,
     layout: Layout,
 }
 
@@ -61,10 +67,13 @@ impl Mapping {
                 format!("the region needs {len} bytes: use fewer ranks"),
             )
         };
-        let layout = Layout::from_size_align(len.max(1), 4096).map_err(|_| refused())?;
+        let with_page = len.checked_add(page_size()).ok_or_else(refused)?;
+        let layout = Layout::array::<u8>(with_page).map_err(|_| refused())?;
         // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
-        Ok(Mapping { start, layout })
+        let memory = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(refused)?;
+        // SAFETY: less than the page that was added.
+        let start = unsafe { memory.add(memory.align_offset(page_size())) };
+        Ok(Mapping { start, len, memory, layout })
     }
 
     pub fn as_ptr(&self) -> *mut u8 {
@@ -75,14 +84,19 @@ impl Mapping {
     pub fn replace_with_private(&self, _offset: usize, _len: usize) {}
 
     pub fn len(&self) -> usize {
-        self.layout.size()
+        self.len
     }
+}
+
+/// Bytes of a page, or of a part of one: no page is replaced here.
+pub(crate) fn page_size() -> usize {
+    4096
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: allocated in `anonymous` with this layout, and owned by this value.
-        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { std::alloc::dealloc(self.memory.as_ptr(), self.layout) }
     }
 }
 

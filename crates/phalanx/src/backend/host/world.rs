@@ -10,7 +10,7 @@ use super::relay::Relay;
 use crate::bootstrap::HostTopology;
 use crate::bootstrap::store::Store;
 use crate::error::{Error, Result};
-use crate::os::{Mapping, Process, SharedFile};
+use crate::os::{Mapping, Process, SharedFile, page_size};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, lock};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
@@ -307,9 +307,9 @@ impl ProcessWorld {
 
     fn standing(&self, world_rank: usize) -> &Standing {
         assert!(world_rank < MAX_RANKS);
-        // SAFETY: behind the header's first page is an array of MAX_RANKS standings, for every process, of which
+        // SAFETY: at STANDINGS is an array of MAX_RANKS standings, for every process, of which
         // zeroes are valid; the mapping lives as long as self.
-        unsafe { &*self.header.as_ptr().add(PAGE).cast::<Standing>().add(world_rank) }
+        unsafe { &*self.header.as_ptr().add(STANDINGS).cast::<Standing>().add(world_rank) }
     }
 
     fn create_segment(&self, len: usize) -> Result<Segment> {
@@ -352,7 +352,8 @@ impl ProcessWorld {
             arena.offset_of(start as usize, len).is_some_and(|offset| {
                 let end = offset + len;
                 let in_block = arena.used.range(..=offset).next_back().map(|(o, l)| o + l);
-                offset.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || in_block == Some(end))
+                offset.is_multiple_of(page_size())
+                    && (end.is_multiple_of(page_size()) || in_block == Some(end))
             })
         })
     }
@@ -360,7 +361,7 @@ impl ProcessWorld {
     fn withdraw(&self, start: *const u8, len: usize) {
         for arena in lock(&self.heap).iter_mut() {
             if let Some(offset) = arena.offset_of(start as usize, len) {
-                let len = len.next_multiple_of(PAGE);
+                let len = len.next_multiple_of(page_size());
                 arena.segment.memory.replace_with_private(offset, len);
                 arena.withdrawn.push((offset, len));
             }
@@ -459,21 +460,20 @@ impl ProcessWorld {
 /// Bytes of the first arena; each further one is twice as long, up to 64 times this.
 const FIRST_ARENA: usize = 1 << 20;
 
-/// Pages are what memory can be replaced by.
-const PAGE: usize = 4096;
+/// Where the standings are in the header; before them is the counter of places.
+const STANDINGS: usize = 4096;
 
-const _: () = assert!(PAGE + MAX_RANKS * size_of::<Standing>() <= GRAIN as usize);
-
-/// Blocks from this size on are whole pages.
-const PAGED: usize = 16 << 10;
+const _: () = assert!(STANDINGS + MAX_RANKS * size_of::<Standing>() <= GRAIN as usize);
 
 /// Smaller blocks keep to cache lines (two, since the hardware fetches pairs).
 fn block_len(len: usize) -> usize {
     len.max(1).next_multiple_of(block_align(len))
 }
 
+/// Blocks from four pages on are whole pages: they are what memory can be replaced by.
 fn block_align(len: usize) -> usize {
-    if len >= PAGED { PAGE } else { 128 }
+    let page = page_size();
+    if len >= 4 * page { page } else { 128 }
 }
 
 /// A segment from which this rank gives out blocks. First fit; neighbours are joined when freed.
@@ -625,7 +625,7 @@ mod tests {
         assert!((len as u64..(66 << 20)).contains(&(taken() - before)), "{} bytes", taken() - before);
         drop(block);
         // The file's last page is there by its length.
-        assert!(taken() - before <= PAGE as u64, "{} bytes", taken() - before);
+        assert!(taken() - before <= page_size() as u64, "{} bytes", taken() - before);
     }
 
     #[test]
