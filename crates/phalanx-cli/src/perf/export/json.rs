@@ -89,6 +89,7 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
+    #[cfg(unix)]
     #[test]
     fn a_link_stays_a_link() {
         let folder = tempfile::tempdir().unwrap();
@@ -101,6 +102,7 @@ mod tests {
         assert_eq!(Report::load(&file).unwrap(), report);
     }
 
+    #[cfg(unix)]
     #[test]
     fn a_pipe_gets_the_results_once() {
         let folder = tempfile::tempdir().unwrap();
