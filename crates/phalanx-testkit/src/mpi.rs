@@ -57,10 +57,10 @@ fn go_to_host(hosts: &str) -> String {
     let host_of = |rank: usize| rank * hosts.len() / ranks;
     let host = host_of(rank);
     let here: Vec<usize> = (0..ranks).filter(|other| host_of(*other) == host).collect();
-    if host > 0 {
-        if let Err(error) = hosts::go_to(hosts[host]) {
-            return error.to_string();
-        }
+    if host > 0
+        && let Err(error) = hosts::go_to(hosts[host])
+    {
+        return error.to_string();
     }
     let program = match std::env::current_exe() {
         Ok(program) => program,

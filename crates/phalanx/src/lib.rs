@@ -66,8 +66,8 @@
 //! while another one is received, is kept on the heap until then.
 //!
 //! # Platforms
-//! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that part has been
-//! compiled and tested in the place of Linux's own, and has never been on another system so far.
+//! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that part has been tested in
+//! the place of Linux's own and under Wine, and was checked by the compiler for macOS. It has never been on Windows or macOS themselves so far.
 
 mod backend;
 mod bootstrap;
