@@ -1,7 +1,7 @@
 //! The bindings against RCCL's and HIP's headers: names, values and layouts as they stand there, written down.
 //!
 //! RCCL 2.13.4 (ROCm 5.4), 2.15.5 (5.5), 2.18.3 (6.0), 2.21.5 and 2.30; HIP 5.7 and 6.3.
-#![cfg(all(target_pointer_width = "64"))]
+#![cfg(target_pointer_width = "64")]
 
 use phalanx_sys::hip::{R0000, R0600, hipError_t, hipMemcpyDefault};
 use phalanx_sys::nccl::*;
