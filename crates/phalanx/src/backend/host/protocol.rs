@@ -28,7 +28,7 @@ pub(crate) struct Stamped<const PAYLOAD: usize> {
 /// One line: it comes to its reader at once.
 pub(crate) type StampedLine = Stamped<LINE_PAYLOAD>;
 
-/// Two lines that lie where the hardware fetches them together: the second costs its reader little.
+/// Two lines side by side: the second costs its reader little if it is fetched while the first is awaited (`prefetch.rs`).
 pub(crate) type StampedPair = Stamped<PAIR_PAYLOAD>;
 
 impl<const PAYLOAD: usize> Stamped<PAYLOAD> {
