@@ -1,7 +1,8 @@
 //! The collectives: one description of who gives what to whom ([`Flow`]), and five ways to carry it out.
 //!
 //! *Small* (up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
-//! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening.
+//! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening, up to 40 if many read the
+//! same from each other.
 //!
 //! *Rounds* ([`rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
 //! of its row and of its column.
@@ -49,6 +50,9 @@ const INLINE: usize = PAIR_PAYLOAD - 16;
 
 /// The part of it that lies in the first of its two lines.
 const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
+
+/// So many ranks can poll both lines of each other's openings; among 8 bytes behind one line take half the time.
+const FEW_READERS: usize = 5;
 
 /// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has twice as many.
 const LEAD: usize = 1;
@@ -340,7 +344,7 @@ impl<'a> Collective<'a> {
     fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
         let longest = flow.longest();
         let blocks = if flow.scattered { self.endpoint.ranks } else { 1 };
-        if self.given(flow) <= INLINE {
+        if self.given(flow) <= self.most_inline(flow) {
             return Some(Form::Inline);
         }
         let shares_memory = self.endpoint.shares_memory();
@@ -357,6 +361,14 @@ impl<'a> Collective<'a> {
         }
         let stride = longest.next_multiple_of(LINE);
         (stride <= SLOT_BYTES / blocks).then_some(Form::Bytes(stride))
+    }
+
+    /// The most bytes that go in the opening. Where many read the same from each other, they had better poll one line of each.
+    #[inline(always)]
+    fn most_inline(&self, flow: &Flow<'_>) -> usize {
+        let all_read_all = flow.writers == Who::All && flow.readers == Who::All && !flow.scattered;
+        let many = all_read_all && self.endpoint.ranks > FEW_READERS;
+        if many && self.endpoint.shares_memory() { IN_ONE_LINE } else { INLINE }
     }
 
     // --- openings -------------------------------------------------------------------------------------
