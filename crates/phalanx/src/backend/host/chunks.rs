@@ -43,13 +43,13 @@ impl Chunks {
         Some(chunk)
     }
 
-    /// Puts a full one in the queue.
+    /// Tells the peer of one: that it is full, or of a piece of it more.
     #[inline]
     pub fn give(&mut self, channel: &Channel, chunk: u16) {
         self.write(channel, FULL, chunk);
     }
 
-    /// The next full one in the queue.
+    /// The one of which the peer has told next.
     #[inline]
     pub fn full(&mut self, channel: &Channel) -> Option<u16> {
         self.arrived(channel, FULL)

@@ -30,7 +30,8 @@ use super::endpoint::Endpoint;
 use super::exchange::Copies;
 use super::grid::Grid;
 use super::layout::{
-    CHUNKS, CONTRIBUTIONS, FEW_LINES, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES, SLOT_LINES, SLOTS,
+    CONTRIBUTIONS, FEW_LINES, FEWEST_CHUNKS, MOST_CHUNKS, MOST_LINES, ONE_WAY, RESULTS, RINGS, SLOT_BYTES,
+    SLOT_LINES, SLOTS,
 };
 use super::prefetch;
 use super::protocol::{LINE, LINE_PAYLOAD, PAIR_PAYLOAD};
@@ -56,8 +57,11 @@ const FEW_READERS: usize = 5;
 
 /// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has twice as many.
 const LEAD: usize = 1;
-const LEAD_CROWDED: usize = 4;
-const _: () = assert!(LEAD_CROWDED < CHUNKS);
+const LEAD_CROWDED: usize = 3;
+const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);
+
+/// The most bytes of a block that a step moves.
+const STEP: usize = 64 << 10;
 
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
 /// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
@@ -123,7 +127,7 @@ pub(super) struct State {
     /// Chunks of each ring that every peer is known to have read.
     drained: [u64; RINGS],
     /// Where the chunks of exchanges in pairs lie.
-    places: [Place; CHUNKS],
+    places: [Place; MOST_CHUNKS],
     /// Which way was faster for long all_to_alls between processes.
     ways: Ways,
     /// Where this rank stands if small all_reduces go in rounds.
@@ -170,7 +174,7 @@ impl State {
             heard: 0,
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
-            places: [Place::default(); CHUNKS],
+            places: [Place::default(); MOST_CHUNKS],
             ways: Ways::default(),
             grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * LINES_BYTES],
@@ -836,6 +840,12 @@ impl<'a> Collective<'a> {
         // A long block is read once for both: its way past the caches does not take the ring's place there.
         let copies_while_staging =
             copies_own && stages && !flow.scattered && streaming && call.send != own_target.cast_const();
+        // Peers that read a block where it is take its lines away: it is copied to its own place before they have got far.
+        let copies_first = copies_own && !stages;
+        if copies_first {
+            // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+            unsafe { copy_own(call, flow, rank, 0, usize::MAX, streaming) };
+        }
         for i in 0..steps + lead {
             if stages && i < steps {
                 let range = |reader| step.range(i, flow.block_len(rank, reader));
@@ -863,7 +873,7 @@ impl<'a> Collective<'a> {
             if reads && i >= lead {
                 // SAFETY: the caller's contract.
                 unsafe { self.read_step(call, flow, &step, i - lead, streaming) }?;
-                if copies_own && !copies_while_staging {
+                if copies_own && !copies_first && !copies_while_staging {
                     // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
                     unsafe { copy_own(call, flow, rank, (i - lead) * chunk, chunk, streaming) };
                 }
@@ -1121,7 +1131,7 @@ impl<'a> Collective<'a> {
     /// Bytes of a block that one step moves; a chunk of the ring holds a piece for each rank if scattered.
     fn step_len(&self, ring: usize, scattered: bool) -> usize {
         let chunk = self.endpoint.channel.layout.chunk[ring];
-        if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk }
+        if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk.min(STEP) }
     }
 
     /// Waits until what was given in the place of step `i`'s chunk is no longer needed, whoever gave it.

@@ -45,9 +45,17 @@ pub(super) const RESULTS: usize = 1;
 pub(super) const ONE_WAY: usize = 2;
 pub(super) const RINGS: usize = 3;
 
-/// Chunks of a ring, at least: with fewer, its writer waits for its readers. With more, a ring that changes hands does not stay in the
-/// caches.
-pub(super) const CHUNKS: usize = 8;
+/// Chunks of a ring: with fewer than four its writer waits for its readers, with more than these it does not stay in the caches when it
+/// changes hands.
+pub(super) const FEWEST_CHUNKS: usize = 4;
+pub(super) const MOST_CHUNKS: usize = 8;
+
+/// Bytes of such a ring.
+const EXCHANGED_BYTES: usize = 512 << 10;
+
+/// Memory behind a chunk that nobody writes. A processor that reads the end of a chunk fetches some pages of what comes next, and would
+/// take the next chunk away from the rank that is about to write it.
+const GAP: usize = 8 << 10;
 
 /// Bytes of a ring for one way, and of a mailbox's, among few ranks. There a writer gets lines back from its readers' caches, unless the
 /// ring is larger than those: then it finds them in one that both share.
@@ -65,9 +73,9 @@ pub(super) const FULL: usize = 0;
 pub(super) const EMPTY: usize = 1;
 const QUEUES: usize = 2;
 
-/// Bytes of a queue for so many chunks.
-fn queue_len(chunks: usize) -> usize {
-    (chunks * size_of::<StampedWord>()).next_multiple_of(2 * LINE)
+/// Bytes of a queue of so many entries.
+fn queue_len(entries: usize) -> usize {
+    (entries * size_of::<StampedWord>()).next_multiple_of(2 * LINE)
 }
 
 /// Message slots of a mailbox: a sender looks how many are free when it has filled them, since looking takes the word away from the
@@ -216,9 +224,12 @@ pub(super) struct Layout {
     /// Chunks of each ring of a rank, and the bytes of each.
     pub ring_chunks: [usize; RINGS],
     pub chunk: [usize; RINGS],
-    /// Chunks for the messages of a pair of ranks, those of both directions together, and the bytes of each.
+    /// Chunks for the messages of a pair of ranks, those of both directions together, and the bytes of each; it is filled in pieces of so
+    /// many, at least.
     pub mail_chunks: usize,
     pub mail_chunk: usize,
+    pub mail_piece: usize,
+    mail_pieces: usize,
     states: usize,
     slots: usize,
     rings: [usize; RINGS],
@@ -244,14 +255,17 @@ impl Layout {
         let power = ranks.next_power_of_two();
         // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
         let piece = power * 2048;
-        // Those of two ranks stay in the caches while the blocks go by: 64 KiB take up to a tenth more time.
-        let exchanged = piece.clamp(power.min(4) * (16 << 10), 128 << 10);
+        // Two ranks have pieces of 64 KiB: each step costs as much as copying some KiB, between cores that share no cache.
+        let exchanged = if ranks <= 2 { 128 << 10 } else { piece.clamp(64 << 10, 128 << 10) };
+        let exchanged_chunks = (EXCHANGED_BYTES / exchanged).clamp(FEWEST_CHUNKS, MOST_CHUNKS);
         // Shorter ones, since its readers have nothing else to do until the first is there.
         let one_way = piece.clamp(32 << 10, 128 << 10);
-        let one_way_chunks = (RINGS_BYTES / power).clamp(CHUNKS * one_way, ONE_WAY_BYTES) / one_way;
-        let (ring_chunks, chunk) = ([CHUNKS, CHUNKS, one_way_chunks], [exchanged, exchanged, one_way]);
+        let one_way_chunks = (RINGS_BYTES / power).clamp(MOST_CHUNKS * one_way, ONE_WAY_BYTES) / one_way;
+        let ring_chunks = [exchanged_chunks, exchanged_chunks, one_way_chunks];
+        let chunk = [exchanged, exchanged, one_way];
         // Mailboxes are n².
-        let mail_chunk = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
+        let mail_piece = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
+        let mail_chunk = ((512 << 10) / power).clamp(mail_piece, 128 << 10);
         let mail_chunks =
             2 * (MAIL_BYTES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, ONE_WAY_BYTES) / mail_chunk;
         let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
@@ -259,19 +273,22 @@ impl Layout {
         let mut mailboxes = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
         let rings = std::array::from_fn(|ring| {
             let start = mailboxes;
-            mailboxes += ranks * ring_chunks[ring] * chunk[ring];
+            mailboxes += ranks * ring_chunks[ring] * (chunk[ring] + GAP);
             start
         });
+        let mail_pieces = mail_chunks * (mail_chunk / mail_piece);
         let mail_words = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
         let mail_memory =
-            (mail_words + ranks * ranks * QUEUES * queue_len(mail_chunks)).next_multiple_of(PAGE);
-        let total = mail_memory + ranks * ranks * mail_chunks / 2 * mail_chunk;
+            (mail_words + ranks * ranks * QUEUES * queue_len(mail_pieces)).next_multiple_of(PAGE);
+        let total = mail_memory + ranks * ranks * mail_chunks / 2 * (mail_chunk + GAP);
         Layout {
             ranks,
             ring_chunks,
             chunk,
             mail_chunks,
             mail_chunk,
+            mail_piece,
+            mail_pieces,
             states,
             slots,
             rings,
@@ -400,10 +417,10 @@ impl Channel {
     #[inline(always)]
     pub fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
         debug_assert!(owner < self.layout.ranks && ring < RINGS);
-        let (chunks, chunk) = (self.layout.ring_chunks[ring], self.layout.chunk[ring]);
+        let (chunks, stride) = (self.layout.ring_chunks[ring], self.layout.chunk[ring] + GAP);
         let index = owner * chunks + number as usize % chunks;
         // SAFETY: at each of `rings` is an array of that ring's chunks per rank.
-        unsafe { self.memory.as_ptr().add(self.layout.rings[ring] + index * chunk) }
+        unsafe { self.memory.as_ptr().add(self.layout.rings[ring] + index * stride) }
     }
 
     #[inline(always)]
@@ -418,11 +435,11 @@ impl Channel {
     #[inline(always)]
     pub fn mail_word(&self, from: usize, to: usize, queue: usize, number: u64) -> &StampedWord {
         debug_assert!(from < self.layout.ranks && to < self.layout.ranks && queue < QUEUES);
-        let Layout { ranks, mail_chunks, mail_words, .. } = self.layout;
+        let Layout { ranks, mail_pieces, mail_words, .. } = self.layout;
         let queue = (from * ranks + to) * QUEUES + queue;
-        let place = number as usize % mail_chunks * size_of::<StampedWord>();
-        // SAFETY: `mail_words` is an array of QUEUES queues per pair, each of a word for every chunk.
-        unsafe { self.at(mail_words + queue * queue_len(mail_chunks) + place) }
+        let place = number as usize % mail_pieces * size_of::<StampedWord>();
+        // SAFETY: `mail_words` is an array of QUEUES queues per pair, each of a word for every piece of a chunk.
+        unsafe { self.at(mail_words + queue * queue_len(mail_pieces) + place) }
     }
 
     /// Address of one of the chunks that two ranks share. It is the one's or the other's: see `message.rs`.
@@ -433,8 +450,9 @@ impl Channel {
         let (low, high) = (one.min(other), one.max(other));
         let (chunk, half) = (usize::from(chunk), mail_chunks / 2);
         let pair = if chunk < half { low * ranks + high } else { high * ranks + low };
+        let index = pair * half + chunk % half;
         // SAFETY: `mail_memory` is an array of half the chunks of a pair for each order of its ranks.
-        unsafe { self.memory.as_ptr().add(mail_memory + (pair * half + chunk % half) * mail_chunk) }
+        unsafe { self.memory.as_ptr().add(mail_memory + index * (mail_chunk + GAP)) }
     }
 }
 
@@ -455,13 +473,15 @@ mod tests {
             assert!(layout.rings[0] >= layout.slots + ranks * SLOTS * size_of::<Slot>());
             let ends = [layout.rings[1], layout.rings[2], layout.mailboxes];
             for (ring, end) in ends.into_iter().enumerate() {
-                assert!(end >= layout.rings[ring] + ranks * layout.ring_chunks[ring] * layout.chunk[ring]);
+                assert!(
+                    end >= layout.rings[ring] + ranks * layout.ring_chunks[ring] * (layout.chunk[ring] + GAP)
+                );
             }
             assert!(layout.mail_words >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
-            let words = ranks * ranks * QUEUES * layout.mail_chunks * size_of::<StampedWord>();
+            let words = ranks * ranks * QUEUES * layout.mail_pieces * size_of::<StampedWord>();
             assert!(layout.mail_memory >= layout.mail_words + words);
             assert!(layout.chunk.iter().all(|chunk| chunk % (64 * ranks.next_power_of_two()) == 0));
-            assert!(layout.ring_chunks.iter().all(|chunks| *chunks >= CHUNKS));
+            assert!(layout.ring_chunks.iter().all(|chunks| *chunks >= FEWEST_CHUNKS));
             assert!(layout.mail_chunks >= 2 * FEWEST_MAIL_CHUNKS);
         }
     }

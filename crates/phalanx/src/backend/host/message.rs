@@ -36,9 +36,7 @@ const SHORT: usize = 4 << 10;
 /// A readable buffer is copied in pieces of this size, so that giving up is noticed.
 const PIECE: usize = 256 << 10;
 
-/// A message from this size on is stored past the caches; of one that comes in chunks every other. All of these would be best between
-/// cores that share a cache, and none between others: the loads of such copies leave their lines with the reader, and the sender, which
-/// writes to the same chunks again, has to get them back.
+/// A message from this size on is stored past the caches.
 const STREAMING: usize = 8 << 20;
 
 /// Polls before a wait is a long one.
@@ -143,6 +141,8 @@ struct Peer {
     sends: VecDeque<usize>,
     opened: bool,
     written: usize,
+    /// The chunk that is being filled, if it is not full.
+    filled: u16,
     /// Sends whose buffer the receiver reads: the message's number and the transfer.
     unread: VecDeque<(u64, usize)>,
     receives: VecDeque<usize>,
@@ -164,6 +164,7 @@ impl Peer {
             sends: VecDeque::new(),
             opened: false,
             written: 0,
+            filled: 0,
             unread: VecDeque::new(),
             receives: VecDeque::new(),
             arriving: None,
@@ -499,7 +500,7 @@ impl Inner {
                 if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
             if location.is_readable() {
                 (Way::Direct, [location.segment, location.offset])
-            } else if bytes <= endpoint.channel.layout.mail_chunk {
+            } else if bytes <= endpoint.channel.layout.mail_piece {
                 let Some(chunk) = state.chunks.take(&endpoint.channel) else { return false };
                 let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
                 // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
@@ -561,17 +562,23 @@ impl Inner {
         bytes: usize,
     ) -> bool {
         let state = &mut self.peers[peer];
+        let (chunk_len, piece) =
+            (endpoint.channel.layout.mail_chunk, piece_of(&endpoint.channel.layout, bytes));
         while state.written < bytes {
-            let Some(chunk) = state.chunks.take(&endpoint.channel) else {
-                endpoint.announce_progress();
-                return false;
-            };
-            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
-            let len = (bytes - state.written).min(endpoint.channel.layout.mail_chunk);
-            // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
-            unsafe { super::reduce::copy(target, source.add(state.written), len, false) };
+            let at = state.written % chunk_len;
+            if at == 0 {
+                let Some(chunk) = state.chunks.take(&endpoint.channel) else {
+                    endpoint.announce_progress();
+                    return false;
+                };
+                state.filled = chunk;
+            }
+            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.filled);
+            let len = (bytes - state.written).min(piece);
+            // SAFETY: the chunk is this rank's, behind `at`; the posted buffer has `bytes` bytes.
+            unsafe { super::reduce::copy(target.add(at), source.add(state.written), len, false) };
             state.written += len;
-            state.chunks.give(&endpoint.channel, chunk);
+            state.chunks.give(&endpoint.channel, state.filled);
         }
         endpoint.announce_progress();
         state.opened = false;
@@ -616,7 +623,7 @@ impl Inner {
                 Way::Chunk => {
                     let chunk = data[0] as u16;
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let len = bytes.min(endpoint.channel.layout.mail_chunk);
+                    let len = bytes.min(endpoint.channel.layout.mail_piece);
                     // SAFETY: written before the opening, and this rank's since; the target has as many bytes.
                     unsafe { super::reduce::copy(target, source, len, false) };
                     self.peers[peer].chunks.keep(&endpoint.channel, chunk);
@@ -680,16 +687,22 @@ impl Inner {
         let bytes = arriving.header.bytes as usize;
         match arriving.location {
             None => {
-                let most = endpoint.channel.layout.mail_chunk;
+                let layout = &endpoint.channel.layout;
+                let (chunk_len, piece) = (layout.mail_chunk, piece_of(layout, bytes));
                 while arriving.moved < bytes {
                     let Some(chunk) = state.chunks.full(&endpoint.channel) else { return Ok(false) };
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let len = (bytes - arriving.moved).min(most);
-                    let streaming = bytes >= STREAMING && arriving.moved / most % 2 == 1;
-                    // SAFETY: the sender has written the chunk, which is this rank's since; in bounds of the target.
-                    unsafe { super::reduce::copy(target.add(arriving.moved), source, len, streaming) };
+                    let at = arriving.moved % chunk_len;
+                    let len = (bytes - arriving.moved).min(piece);
+                    let streaming = bytes >= STREAMING;
+                    // SAFETY: the sender has written this piece of the chunk, which is this rank's since; in bounds of the target.
+                    unsafe {
+                        super::reduce::copy(target.add(arriving.moved), source.add(at), len, streaming)
+                    };
                     arriving.moved += len;
-                    state.chunks.keep(&endpoint.channel, chunk);
+                    if at + len == chunk_len || arriving.moved == bytes {
+                        state.chunks.keep(&endpoint.channel, chunk);
+                    }
                     endpoint.announce_progress();
                 }
             }
@@ -751,6 +764,12 @@ impl Inner {
         self.finish(ticket);
         Ok(())
     }
+}
+
+/// How much of a message of so many bytes is told of at once: little, so that its receiver can begin, but each piece costs as much as
+/// copying some KiB, between cores that share no cache.
+fn piece_of(layout: &Layout, bytes: usize) -> usize {
+    (bytes / 4).next_power_of_two().clamp(layout.mail_piece, layout.mail_chunk)
 }
 
 /// Where a message is written.

@@ -9,7 +9,7 @@
 
 use super::{Collective, Flow, STREAMING, Steps, Who, copy_own};
 use crate::backend::Call;
-use crate::backend::host::layout::{CHUNKS, CONTRIBUTIONS};
+use crate::backend::host::layout::CONTRIBUTIONS;
 use crate::backend::host::reduce;
 use crate::error::Result;
 
@@ -57,7 +57,7 @@ impl Collective<'_> {
         let (steps, lead) = (exchange.steps(), self.lead());
         for i in 0..steps + lead {
             if i < steps {
-                if i < CHUNKS {
+                if i < self.chunks() {
                     self.wait_ring_free(&exchange.step, i, Who::All)?;
                 }
                 let (partner, offset, len) = exchange.part(rank, i);
@@ -105,17 +105,21 @@ impl Collective<'_> {
                 reduce::copy(target, self.exchanged_chunk(partner, step, i), len, streaming);
             }
         }
-        let place = &mut self.state.places[step.number(i) as usize % CHUNKS];
+        let place = &mut self.state.places[step.number(i) as usize % self.chunks()];
         *place = place.exchanged(exchange.round(i), self.endpoint.ranks);
         self.endpoint.own().done_chunk[step.ring].set(step.number(i) + 1);
         self.endpoint.announce_progress();
         Ok(())
     }
 
+    fn chunks(&self) -> usize {
+        self.endpoint.channel.layout.ring_chunks[CONTRIBUTIONS]
+    }
+
     /// Where what a rank gives in a step lies.
     fn exchanged_chunk(&self, writer: usize, step: &Steps, i: usize) -> *mut u8 {
         let number = step.number(i);
-        let owner = self.state.places[number as usize % CHUNKS].owner(writer, self.endpoint.ranks);
+        let owner = self.state.places[number as usize % self.chunks()].owner(writer, self.endpoint.ranks);
         self.endpoint.channel.chunk_of(owner, step.ring, number)
     }
 }
