@@ -66,7 +66,7 @@ const STEP: usize = 64 << 10;
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
 /// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
 const STREAMING: usize = 8 << 20;
-const STREAMING_ONE_WAY: usize = 32 << 20;
+const STREAMING_ONE_WAY: usize = 16 << 20;
 
 /// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
 /// rank reducing everything; beyond [`SMALL_READS`] only if two phases spare them no more than so many, or they share cores.

@@ -54,7 +54,7 @@ pub(super) const MOST_CHUNKS: usize = 8;
 const EXCHANGED_BYTES: usize = 512 << 10;
 
 /// Memory behind a chunk that nobody writes. A processor that reads the end of a chunk fetches some pages of what comes next, and would
-/// take the next chunk away from the rank that is about to write it.
+/// take the next chunk away from the rank that is about to write it. (Of what goes one way, it is what the reader wants next.)
 const GAP: usize = 8 << 10;
 
 /// Bytes of a ring for one way, and of a mailbox's, among few ranks. There a writer gets lines back from its readers' caches, unless the
@@ -224,6 +224,8 @@ pub(super) struct Layout {
     /// Chunks of each ring of a rank, and the bytes of each.
     pub ring_chunks: [usize; RINGS],
     pub chunk: [usize; RINGS],
+    /// From a chunk to the next.
+    stride: [usize; RINGS],
     /// Chunks for the messages of a pair of ranks, those of both directions together, and the bytes of each; it is filled in pieces of so
     /// many, at least.
     pub mail_chunks: usize,
@@ -263,6 +265,7 @@ impl Layout {
         let one_way_chunks = (RINGS_BYTES / power).clamp(MOST_CHUNKS * one_way, ONE_WAY_BYTES) / one_way;
         let ring_chunks = [exchanged_chunks, exchanged_chunks, one_way_chunks];
         let chunk = [exchanged, exchanged, one_way];
+        let stride = [exchanged + GAP, exchanged + GAP, one_way];
         // Mailboxes are n².
         let mail_piece = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
         let mail_chunk = ((512 << 10) / power).clamp(mail_piece, 128 << 10);
@@ -273,18 +276,19 @@ impl Layout {
         let mut mailboxes = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
         let rings = std::array::from_fn(|ring| {
             let start = mailboxes;
-            mailboxes += ranks * ring_chunks[ring] * (chunk[ring] + GAP);
+            mailboxes += ranks * ring_chunks[ring] * stride[ring];
             start
         });
         let mail_pieces = mail_chunks * (mail_chunk / mail_piece);
         let mail_words = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
         let mail_memory =
             (mail_words + ranks * ranks * QUEUES * queue_len(mail_pieces)).next_multiple_of(PAGE);
-        let total = mail_memory + ranks * ranks * mail_chunks / 2 * (mail_chunk + GAP);
+        let total = mail_memory + ranks * ranks * mail_chunks / 2 * mail_chunk;
         Layout {
             ranks,
             ring_chunks,
             chunk,
+            stride,
             mail_chunks,
             mail_chunk,
             mail_piece,
@@ -417,7 +421,7 @@ impl Channel {
     #[inline(always)]
     pub fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
         debug_assert!(owner < self.layout.ranks && ring < RINGS);
-        let (chunks, stride) = (self.layout.ring_chunks[ring], self.layout.chunk[ring] + GAP);
+        let (chunks, stride) = (self.layout.ring_chunks[ring], self.layout.stride[ring]);
         let index = owner * chunks + number as usize % chunks;
         // SAFETY: at each of `rings` is an array of that ring's chunks per rank.
         unsafe { self.memory.as_ptr().add(self.layout.rings[ring] + index * stride) }
@@ -452,7 +456,7 @@ impl Channel {
         let pair = if chunk < half { low * ranks + high } else { high * ranks + low };
         let index = pair * half + chunk % half;
         // SAFETY: `mail_memory` is an array of half the chunks of a pair for each order of its ranks.
-        unsafe { self.memory.as_ptr().add(mail_memory + index * (mail_chunk + GAP)) }
+        unsafe { self.memory.as_ptr().add(mail_memory + index * mail_chunk) }
     }
 }
 
@@ -473,9 +477,7 @@ mod tests {
             assert!(layout.rings[0] >= layout.slots + ranks * SLOTS * size_of::<Slot>());
             let ends = [layout.rings[1], layout.rings[2], layout.mailboxes];
             for (ring, end) in ends.into_iter().enumerate() {
-                assert!(
-                    end >= layout.rings[ring] + ranks * layout.ring_chunks[ring] * (layout.chunk[ring] + GAP)
-                );
+                assert!(end >= layout.rings[ring] + ranks * layout.ring_chunks[ring] * layout.stride[ring]);
             }
             assert!(layout.mail_words >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
             let words = ranks * ranks * QUEUES * layout.mail_pieces * size_of::<StampedWord>();
