@@ -1,6 +1,6 @@
 //! The memory that long messages go through: chunks that change hands with them.
 //!
-//! Each of two ranks begins with half of their chunks. Who sends fills one and gives it away; who receives empties it and keeps it for a
+//! Each of two ranks begins with half of their chunks. Who sends fills one, tells of it piece by piece, and gives it away; who receives empties it and keeps it for a
 //! message of its own: a rank writes best where it has just read, since the lines are its core's (see `layout.rs`). Who receives more
 //! than it sends gives the oldest back, so that a sender never loses more than half of its own for good.
 
@@ -20,8 +20,6 @@ pub(super) struct Chunks {
     /// Entries of the queues so far: written and read, of full chunks and of empty ones.
     written: [u64; 2],
     read: [u64; 2],
-    /// Chunks filled and emptied so far.
-    pub moved: u64,
 }
 
 impl Chunks {
@@ -31,16 +29,14 @@ impl Chunks {
         let mut cold = VecDeque::with_capacity(chunks);
         cold.extend(if rank <= peer { 0..half } else { half..2 * half });
         let warm = VecDeque::with_capacity(chunks);
-        Chunks { rank, peer, warm, cold, most: chunks / 4 * 3, written: [0; 2], read: [0; 2], moved: 0 }
+        Chunks { rank, peer, warm, cold, most: chunks / 4 * 3, written: [0; 2], read: [0; 2] }
     }
 
     /// One to fill, if there is one: it is the receiver's who finds it in the queue, or named in a message's opening.
     #[inline]
     pub fn take(&mut self, channel: &Channel) -> Option<u16> {
         let own = self.warm.pop_back().or_else(|| self.cold.pop_front());
-        let chunk = own.or_else(|| self.arrived(channel, EMPTY))?;
-        self.moved += 1;
-        Some(chunk)
+        own.or_else(|| self.arrived(channel, EMPTY))
     }
 
     /// Tells the peer of one: that it is full, or of a piece of it more.
@@ -58,7 +54,6 @@ impl Chunks {
     /// Keeps one that this rank has emptied.
     #[inline]
     pub fn keep(&mut self, channel: &Channel, chunk: u16) {
-        self.moved += 1;
         self.warm.push_back(chunk);
         // The peer counts those that it has given back as this rank's.
         while let Some(empty) = self.arrived(channel, EMPTY) {
@@ -69,6 +64,11 @@ impl Chunks {
         {
             self.write(channel, EMPTY, oldest);
         }
+    }
+
+    /// What both ranks have told each other so far.
+    pub fn moved(&self) -> u64 {
+        self.written.iter().chain(&self.read).sum()
     }
 
     fn write(&mut self, channel: &Channel, queue: usize, chunk: u16) {

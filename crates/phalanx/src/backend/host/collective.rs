@@ -60,8 +60,8 @@ const LEAD: usize = 1;
 const LEAD_CROWDED: usize = 3;
 const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);
 
-/// The most bytes of a block that a step moves.
-const STEP: usize = 64 << 10;
+/// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all.
+const STEP_OF_TWO: usize = 32 << 10;
 
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
 /// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
@@ -1131,7 +1131,11 @@ impl<'a> Collective<'a> {
     /// Bytes of a block that one step moves; a chunk of the ring holds a piece for each rank if scattered.
     fn step_len(&self, ring: usize, scattered: bool) -> usize {
         let chunk = self.endpoint.channel.layout.chunk[ring];
-        if scattered { (chunk / self.endpoint.ranks) & !63 } else { chunk.min(STEP) }
+        match self.endpoint.ranks {
+            ranks if scattered => (chunk / ranks) & !63,
+            2 => chunk.min(STEP_OF_TWO),
+            _ => chunk,
+        }
     }
 
     /// Waits until what was given in the place of step `i`'s chunk is no longer needed, whoever gave it.

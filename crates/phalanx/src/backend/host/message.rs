@@ -251,9 +251,9 @@ impl Messages {
         Ok(!inner.active.is_empty())
     }
 
-    /// How much has been sent and received so far, in messages and chunks. The caller has moved them: this is no copy.
+    /// How much has been sent and received so far, in messages and pieces. The caller has moved them: this is no copy.
     pub fn moved(&self) -> u64 {
-        let moved = |peer: &Peer| peer.sent + peer.received + peer.chunks.moved;
+        let moved = |peer: &Peer| peer.sent + peer.received + peer.chunks.moved();
         self.lock().peers.iter().map(moved).sum()
     }
 
