@@ -97,7 +97,38 @@ pub fn kernel() -> Section {
                 "membarrier".to_owned(),
                 if can_order { "OK" } else { "not available: small messages take longer" }.to_owned(),
             ),
+            ("process_vm_readv".to_owned(), reading_of_processes().to_owned()),
         ],
+    }
+}
+
+/// Whether ranks that are processes can read each other's private memory, as far as Yama says.
+#[cfg(target_os = "linux")]
+fn reading_of_processes() -> &'static str {
+    const CAP_SYS_PTRACE: u64 = 1 << 19;
+    let file = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let status = file("/proc/self/status");
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let may_trace = capabilities
+        .and_then(|capabilities| u64::from_str_radix(capabilities.trim(), 16).ok())
+        .is_some_and(|capabilities| capabilities & CAP_SYS_PTRACE != 0);
+    // Without Yama there is no such file.
+    yama_verdict(file("/proc/sys/kernel/yama/ptrace_scope").trim(), may_trace)
+}
+
+#[cfg(target_os = "linux")]
+fn yama_verdict(scope: &str, may_trace: bool) -> &'static str {
+    match scope {
+        "" | "0" => "OK",
+        "1" | "2" if may_trace => "OK",
+        "1" => {
+            "of other ranks not allowed (kernel.yama.ptrace_scope is 1, 0 would do): long all_to_alls between processes may \
+             take longer"
+        }
+        _ => {
+            "of other ranks not allowed (kernel.yama.ptrace_scope is 2 or 3): long all_to_alls between processes may take \
+             longer"
+        }
     }
 }
 
@@ -133,5 +164,15 @@ mod tests {
         assert_eq!(ranges(&[0, 1, 2, 3, 8]), "0-3, 8");
         assert_eq!(ranges(&[1, 3, 4]), "1, 3-4");
         assert_eq!(ranges(&[]), "");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn yama_keeps_ranks_from_reading_each_other() {
+        assert_eq!(yama_verdict("", false), "OK");
+        assert_eq!(yama_verdict("0", false), "OK");
+        assert_eq!(yama_verdict("1", true), "OK");
+        assert!(yama_verdict("1", false).contains("ptrace_scope is 1"));
+        assert!(yama_verdict("3", true).contains("2 or 3"));
     }
 }
