@@ -1,8 +1,8 @@
 //! The memory that long messages go through: chunks that change hands with them.
 //!
-//! Each of two ranks begins with half of their chunks. Who sends fills one, tells of it piece by piece, and gives it away; who receives empties it and keeps it for a
-//! message of its own: a rank writes best where it has just read, since the lines are its core's (see `layout.rs`). Who receives more
-//! than it sends gives the oldest back, so that a sender never loses more than half of its own for good.
+//! Each of two ranks begins with half of their chunks. Who sends fills one, tells of it piece by piece, and gives it away; who receives
+//! empties it and keeps it for a message of its own: a rank writes best where it has just read, since the lines are its core's (see
+//! `layout.rs`). Who receives more than it sends gives the oldest back, so that a sender never loses more than half of its own for good.
 
 use super::layout::{Channel, EMPTY, FULL};
 use std::collections::VecDeque;

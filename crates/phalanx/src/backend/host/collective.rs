@@ -55,7 +55,8 @@ const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
 /// So many ranks can poll both lines of each other's openings; among 8 bytes behind one line take half the time.
 const FEW_READERS: usize = 5;
 
-/// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has twice as many.
+/// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has more, so that
+/// what is written last needs only what was read an iteration before.
 const LEAD: usize = 1;
 const LEAD_CROWDED: usize = 3;
 const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);

@@ -685,6 +685,7 @@ impl Inner {
         let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
         let target = target(&self.posted, &mut arriving.destination);
         let bytes = arriving.header.bytes as usize;
+        let streaming = bytes >= STREAMING;
         match arriving.location {
             None => {
                 let layout = &endpoint.channel.layout;
@@ -694,7 +695,6 @@ impl Inner {
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
                     let at = arriving.moved % chunk_len;
                     let len = (bytes - arriving.moved).min(piece);
-                    let streaming = bytes >= STREAMING;
                     // SAFETY: the sender has written this piece of the chunk, which is this rank's since; in bounds of the target.
                     unsafe {
                         super::reduce::copy(target.add(arriving.moved), source.add(at), len, streaming)
@@ -709,7 +709,6 @@ impl Inner {
             Some(location) => {
                 let source = endpoint.world.resolve(location);
                 let source = source.map_err(|error| endpoint.fail_refused(&error))?;
-                let streaming = bytes >= STREAMING;
                 while arriving.moved < bytes {
                     let len = (bytes - arriving.moved).min(PIECE);
                     // SAFETY: the sender keeps its buffer until the message is taken, or until it has
