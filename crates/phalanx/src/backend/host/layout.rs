@@ -453,8 +453,8 @@ impl Channel {
         let Layout { ranks, mail_chunks, mail_chunk, mail_memory, .. } = self.layout;
         let (low, high) = (one.min(other), one.max(other));
         let (chunk, half) = (usize::from(chunk), mail_chunks / 2);
-        let pair = if chunk < half { low * ranks + high } else { high * ranks + low };
-        let index = pair * half + chunk % half;
+        let (first, second) = (low * ranks + high, high * ranks + low);
+        let index = if chunk < half { first * half + chunk } else { second * half + chunk - half };
         // SAFETY: `mail_memory` is an array of half the chunks of a pair for each order of its ranks.
         unsafe { self.memory.as_ptr().add(mail_memory + index * mail_chunk) }
     }

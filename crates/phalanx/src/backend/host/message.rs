@@ -613,6 +613,11 @@ impl Inner {
             let header = unsafe { (*opening).header };
             // SAFETY: as above.
             let data = unsafe { &(*opening).data };
+            if header.way == Way::Chunk as u8 {
+                // Its bytes come while their receive is looked for.
+                let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, data[0] as u16);
+                prefetch::first_lines(chunk, header.bytes as usize);
+            }
             let mut destination = self.destination(endpoint, peer, &header)?;
             let (target, bytes) = (target(&self.posted, &mut destination), header.bytes as usize);
             match Way::from_code(header.way) {

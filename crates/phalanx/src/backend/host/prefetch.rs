@@ -1,6 +1,9 @@
-//! Fetching lines while the first of them is awaited, so that the others need not be asked for one after the other.
+//! Fetching lines before they are read, so that they need not be asked for one after the other.
 
 use super::protocol::{LINE, StampedPair};
+
+/// Bytes whose lines are fetched one by one: what comes behind them the processor fetches by itself.
+const MOST: usize = 8 * LINE;
 
 /// Has a line fetched. It may be any address.
 #[inline(always)]
@@ -19,4 +22,10 @@ pub(super) fn prefetch(line: *const u8) {
 #[inline(always)]
 pub(super) fn second_of(pair: &StampedPair) {
     prefetch(pair.payload().wrapping_add(LINE));
+}
+
+/// Has the first lines of so many bytes fetched.
+#[inline(always)]
+pub(super) fn first_lines(bytes: *const u8, len: usize) {
+    (0..len.min(MOST)).step_by(LINE).for_each(|at| prefetch(bytes.wrapping_add(at)));
 }
