@@ -2,12 +2,18 @@
 
 A peer is a name and a command that prints mpibench.c's lines; {ranks}, {op}, {max} and {min} are filled in.
 
+A virtual machine's cores may share a cache now and not a minute later. With --boundary an all_reduce of 4 bytes is timed before and after
+each program: what took less than so many microseconds before and after, and what took more, go into tables of their own, which show
+medians; what took less before and more after, or the reverse, is left out.
+
     python3 docs/benchmarks/host.py --ranks 2 --rounds 5 --max 16777216 \\
         --peer 'Intel MPI=DIRTY=1 PIN=1 mpiexec.hydra -n {ranks} ./mpibench intel 1 {op} {max} {min}'
 """
 
 import argparse
+import collections
 import csv
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -56,6 +62,10 @@ def peer_times(command, operation, args):
 
 def own_times(mode, operation, args):
     smallest, largest = sizes(operation, args)
+    return perf(mode, operation, smallest, largest, args)
+
+
+def perf(mode, operation, smallest, largest, args):
     with tempfile.NamedTemporaryFile("r", suffix=".csv") as file:
         ranks = MODES[mode][1].format(ranks=args.ranks)
         output(f"{args.phalanx} perf {operation} {ranks} --pin -b {smallest} -e {largest} -f 4 -c 0 --csv {file.name}")
@@ -69,20 +79,25 @@ def shown(time):
     return "" if time is None else f"{time:.2f}" if time < 100 else f"{time:,.0f}"
 
 
-def table(operation, peers, modes, best):
+def state(args):
+    """Whether the cores are close to each other now."""
+    return args.boundary is None or perf("processes", "all_reduce", 4, 4, args)[4] < args.boundary
+
+
+def table(heading, peers, modes, times):
     header = ["bytes", *peers]
     for mode in modes:
         header += [MODES[mode][0], "ratio"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    for size in sorted({size for times in best.values() for size in times}):
-        theirs = [best[peer].get(size) for peer in peers]
+    for size in sorted({size for of_program in times.values() for size in of_program}):
+        theirs = [times[peer].get(size) for peer in peers]
         fastest = min((time for time in theirs if time is not None), default=None)
         row = [f"{size:,}", *map(shown, theirs)]
         for mode in modes:
-            time = best[mode].get(size)
+            time = times[mode].get(size)
             row += [shown(time), f"{time / fastest:.2f}" if time and fastest else ""]
         lines.append("| " + " | ".join(row) + " |")
-    return f"\n### {operation}\n\n" + "\n".join(lines)
+    return f"\n### {heading}\n\n" + "\n".join(lines)
 
 
 def main():
@@ -92,22 +107,35 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--min", type=int, default=4)
     parser.add_argument("--max", type=int, default=16 << 20)
+    parser.add_argument("--boundary", type=float, metavar="MICROSECONDS")
     parser.add_argument("--operations", default=",".join(OPERATIONS))
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     args = parser.parse_args()
     peers = dict(peer.split("=", 1) for peer in args.peer)
     modes = args.modes.split(",")
+    shown_of = min if args.boundary is None else statistics.median
 
     for operation in args.operations.split(","):
-        best = {program: {} for program in [*peers, *modes]}
+        # By whether the cores were close, by program, and by size.
+        times = {close: collections.defaultdict(lambda: collections.defaultdict(list)) for close in (True, False)}
+        before = state(args)
         for _ in range(args.rounds):
-            measured = {peer: peer_times(command, operation, args) for peer, command in peers.items()}
-            measured |= {mode: own_times(mode, operation, args) for mode in modes}
-            for program, times in measured.items():
-                for size, time in times.items():
-                    best[program][size] = min(time, best[program].get(size, time))
-        print(table(operation, peers, modes, best), flush=True)
+            for program in [*peers, *modes]:
+                if program in peers:
+                    measured = peer_times(peers[program], operation, args)
+                else:
+                    measured = own_times(program, operation, args)
+                after = state(args)
+                if before == after:
+                    for size, time in measured.items():
+                        times[after][program][size].append(time)
+                before = after
+        for close, of_state in times.items():
+            if of_state:
+                numbers = {p: {size: shown_of(all) for size, all in of_state[p].items()} for p in [*peers, *modes]}
+                which = "" if args.boundary is None else ", cores that share a cache" if close else ", cores that share none"
+                print(table(operation + which, peers, modes, numbers), flush=True)
 
 
 main()

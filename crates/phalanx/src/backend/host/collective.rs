@@ -61,8 +61,10 @@ const LEAD: usize = 1;
 const LEAD_CROWDED: usize = 3;
 const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);
 
-/// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all.
+/// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all: of long blocks, and of those that two
+/// steps move.
 const STEP_OF_TWO: usize = 32 << 10;
+const LONG_STEP_OF_TWO: usize = 64 << 10;
 
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
 /// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
@@ -831,7 +833,7 @@ impl<'a> Collective<'a> {
         let reads = flow.readers.includes(rank);
         let both_ways = flow.writers == Who::All && flow.readers == Who::All;
         let ring = if both_ways { CONTRIBUTIONS } else { ONE_WAY };
-        let chunk = self.step_len(ring, flow.scattered);
+        let chunk = self.step_len(ring, flow.scattered, flow.longest());
         let steps = flow.longest().div_ceil(chunk);
         let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
         let lead = if reads { self.lead() } else { 0 };
@@ -1022,7 +1024,7 @@ impl<'a> Collective<'a> {
         let part_len = |rank: usize| bytes.saturating_sub(rank * part).min(part);
         let recv = self.locations(rank)[1];
         let staged = !self.all_readable(0);
-        let chunk = self.step_len(CONTRIBUTIONS, staged);
+        let chunk = self.step_len(CONTRIBUTIONS, staged, flow.longest());
         let steps = part.div_ceil(chunk);
         let gives = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
         let results = Steps { ring: RESULTS, first: self.state.next_chunk[RESULTS], chunk };
@@ -1129,11 +1131,12 @@ impl<'a> Collective<'a> {
 
     // --- steps ----------------------------------------------------------------------------------------
 
-    /// Bytes of a block that one step moves; a chunk of the ring holds a piece for each rank if scattered.
-    fn step_len(&self, ring: usize, scattered: bool) -> usize {
+    /// Bytes of a block of so many that one step moves; a chunk of the ring holds a piece for each rank if scattered.
+    fn step_len(&self, ring: usize, scattered: bool, block: usize) -> usize {
         let chunk = self.endpoint.channel.layout.chunk[ring];
         match self.endpoint.ranks {
             ranks if scattered => (chunk / ranks) & !63,
+            2 if block <= 2 * LONG_STEP_OF_TWO => chunk.min(LONG_STEP_OF_TWO),
             2 => chunk.min(STEP_OF_TWO),
             _ => chunk,
         }

@@ -46,7 +46,7 @@ pub(in crate::backend::host) fn partner(rank: usize, round: usize, ranks: usize)
 impl Collective<'_> {
     /// Whether an all_to_all does: if its blocks go through the rings, in several steps of a piece of every block.
     pub(super) fn goes_in_pairs(&self, flow: &Flow<'_>) -> bool {
-        flow.longest() > self.step_len(CONTRIBUTIONS, true) && !self.any_readable(0)
+        flow.longest() > self.step_len(CONTRIBUTIONS, true, flow.longest()) && !self.any_readable(0)
     }
 
     /// # Safety
