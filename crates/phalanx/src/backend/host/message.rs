@@ -562,10 +562,9 @@ impl Inner {
         bytes: usize,
     ) -> bool {
         let state = &mut self.peers[peer];
-        let (chunk_len, piece) =
-            (endpoint.channel.layout.mail_chunk, piece_of(&endpoint.channel.layout, bytes));
+        let layout = &endpoint.channel.layout;
         while state.written < bytes {
-            let at = state.written % chunk_len;
+            let at = state.written % layout.mail_chunk;
             if at == 0 {
                 let Some(chunk) = state.chunks.take(&endpoint.channel) else {
                     endpoint.announce_progress();
@@ -574,7 +573,7 @@ impl Inner {
                 state.filled = chunk;
             }
             let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.filled);
-            let len = (bytes - state.written).min(piece);
+            let len = piece_len(layout, bytes, state.written);
             // SAFETY: the chunk is this rank's, behind `at`; the posted buffer has `bytes` bytes.
             unsafe { super::reduce::copy(target.add(at), source.add(state.written), len, false) };
             state.written += len;
@@ -694,18 +693,17 @@ impl Inner {
         match arriving.location {
             None => {
                 let layout = &endpoint.channel.layout;
-                let (chunk_len, piece) = (layout.mail_chunk, piece_of(layout, bytes));
                 while arriving.moved < bytes {
                     let Some(chunk) = state.chunks.full(&endpoint.channel) else { return Ok(false) };
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let at = arriving.moved % chunk_len;
-                    let len = (bytes - arriving.moved).min(piece);
+                    let at = arriving.moved % layout.mail_chunk;
+                    let len = piece_len(layout, bytes, arriving.moved);
                     // SAFETY: the sender has written this piece of the chunk, which is this rank's since; in bounds of the target.
                     unsafe {
                         super::reduce::copy(target.add(arriving.moved), source.add(at), len, streaming)
                     };
                     arriving.moved += len;
-                    if at + len == chunk_len || arriving.moved == bytes {
+                    if at + len == layout.mail_chunk || arriving.moved == bytes {
                         state.chunks.keep(&endpoint.channel, chunk);
                     }
                     endpoint.announce_progress();
@@ -770,10 +768,11 @@ impl Inner {
     }
 }
 
-/// How much of a message of so many bytes is told of at once: little, so that its receiver can begin, but each piece costs as much as
-/// copying some KiB, between cores that share no cache.
-fn piece_of(layout: &Layout, bytes: usize) -> usize {
-    (bytes / 4).next_power_of_two().clamp(layout.mail_piece, layout.mail_chunk)
+/// How much of a message of so many bytes is told of at once, behind what was told before: little at first, so that its receiver can begin,
+/// but each piece costs as much as copying some KiB, between cores that share no cache.
+fn piece_len(layout: &Layout, bytes: usize, told: usize) -> usize {
+    let most = (bytes / 4).next_power_of_two().clamp(layout.mail_piece, layout.mail_chunk);
+    told.clamp(layout.mail_piece, most).min(bytes - told)
 }
 
 /// Where a message is written.
