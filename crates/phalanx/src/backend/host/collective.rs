@@ -89,8 +89,9 @@ const PUSH_STEP: usize = 64 << 10;
 /// A word of the opening: peers may write to `recv`.
 const OPEN_TO_PUSHES: u64 = 1;
 
-/// The same word of rank 0's: what the kernel can copy it is to copy.
+/// The same word of rank 0's: what the kernel can copy it is to copy; or, what is as long as this is not tried any more.
 const TO_FETCH: u64 = 2;
+const TO_PASS: u64 = 3;
 
 /// The most bytes of a block in stamped lines.
 const LINES_BYTES: usize = MOST_LINES * LINE_PAYLOAD;
@@ -193,6 +194,12 @@ impl State {
     #[cfg(all(test, target_os = "linux"))]
     pub fn has_fetched(&self, block: usize) -> bool {
         self.ways.has_fetched(block)
+    }
+
+    /// Whether this rank, if it is rank 0, has chosen the region for blocks of this length, and whether it offers none any more.
+    #[cfg(all(test, target_os = "linux"))]
+    pub(super) fn way_of(&self, block: usize) -> (bool, bool) {
+        (self.ways.next(block) == TO_PASS, self.ways.is_left(block))
     }
 
     /// Number of the last collective.
@@ -702,7 +709,10 @@ impl<'a> Collective<'a> {
             let in_place_exchange = flow.scattered && flow.gathered && call.send == call.recv;
             if !in_place_exchange {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
-                if !send.is_readable() && self.may_be_fetched(flow) {
+                if !send.is_readable()
+                    && self.may_be_fetched(flow)
+                    && !self.state.ways.is_left(flow.longest())
+                {
                     send = self.offer(call.send, flow);
                 }
             }
@@ -717,8 +727,8 @@ impl<'a> Collective<'a> {
             {
                 data[4] = OPEN_TO_PUSHES;
             }
-            if self.may_be_fetched(flow) && self.state.ways.fetch_next(flow.longest()) {
-                data[4] = TO_FETCH;
+            if self.may_be_fetched(flow) {
+                data[4] = self.state.ways.next(flow.longest());
             }
             self.wait_slot_free()?;
             // SAFETY: as many bytes; the slot is free.

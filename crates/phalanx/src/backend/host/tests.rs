@@ -201,10 +201,10 @@ fn threads_of_a_rank_that_fail_at_once_have_one_verdict() {
 }
 
 /// All_to_alls of two ranks that go through the region, and are fetched where that can be.
-fn exchanges(ranks: [HostComm; 2], count: usize) -> [HostComm; 2] {
+fn exchanges(ranks: [HostComm; 2], count: usize, rounds: u32) -> [HostComm; 2] {
     let threads = ranks.map(|comm| {
         std::thread::spawn(move || {
-            for round in 1..=15u32 {
+            for round in 1..=rounds {
                 let rank = comm.rank() as u32;
                 let send: Vec<u32> =
                     (0..2 * count as u32).map(|i| i ^ (rank << 30) ^ (round << 24)).collect();
@@ -233,10 +233,10 @@ fn exchanges(ranks: [HostComm; 2], count: usize) -> [HostComm; 2] {
 #[test]
 fn long_blocks_are_fetched_once_all_are_known_to_be_able_to() {
     let long = (256 << 10) / 4;
-    let [short_blocks, _peer] = exchanges(pair(), long - 1);
+    let [short_blocks, _peer] = exchanges(pair(), long - 1, 15);
     assert!(short_blocks.endpoint.tried_fetching.get().is_none());
 
-    let [comm, peer] = exchanges(pair(), long);
+    let [comm, peer] = exchanges(pair(), long, 15);
     assert!(comm.endpoint.all_fetch() && peer.endpoint.all_fetch(), "a process can read its own memory");
     for rank in [&comm, &peer] {
         // SAFETY: nothing is under way.
@@ -256,11 +256,20 @@ fn long_blocks_are_fetched_once_all_are_known_to_be_able_to() {
 }
 
 #[test]
+fn blocks_are_offered_no_longer_where_the_region_is_faster() {
+    let ranks = exchanges(pair(), (256 << 10) / 4, 40);
+    // SAFETY: nothing is under way.
+    let [(passes, left), (_, peer_left)] =
+        ranks.each_ref().map(|rank| unsafe { &*rank.state.get() }.way_of(256 << 10));
+    assert_eq!((left, peer_left), (passes, passes));
+}
+
+#[test]
 fn blocks_of_a_peer_that_cannot_be_read_go_through_the_region() {
     let ranks = pair();
     // As if it were in a container with processes of its own.
     ranks[1].endpoint.own().life.pid.store(u32::MAX >> 1, Ordering::Relaxed);
-    let [comm, peer] = exchanges(ranks, (256 << 10) / 4);
+    let [comm, peer] = exchanges(ranks, (256 << 10) / 4, 15);
     assert!(comm.endpoint.tried_fetching.get().is_some() && !comm.endpoint.all_fetch());
     assert!(!peer.endpoint.all_fetch());
 }

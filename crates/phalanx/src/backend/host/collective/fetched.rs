@@ -2,10 +2,10 @@
 //!
 //! That copies once where the region copies twice, but has more to do for each page. What is faster depends on the machine: two cores of a
 //! Xeon take a fifth less by the kernel, two that share a small cache on an EPYC half as much again. So rank 0 tries both ways a few times
-//! for each length, and then keeps to the faster one. (What everybody gets from everybody is staged once and read by all, which is as fast or
+//! for each length, and then keeps to the faster one. If that is the region, nobody offers such blocks any more. (What everybody gets from everybody is staged once and read by all, which is as fast or
 //! faster everywhere.)
 
-use super::{Collective, Flow, TO_FETCH, copy_own};
+use super::{Collective, Flow, TO_FETCH, TO_PASS, copy_own};
 use crate::backend::Call;
 use crate::backend::host::world::Location;
 use crate::error::Result;
@@ -35,6 +35,8 @@ struct Trials {
     tried: u32,
     /// The shortest time through the region, and by the kernel.
     best: [Option<Duration>; 2],
+    /// Rank 0 has tried both and stays with the region.
+    left: bool,
 }
 
 impl Ways {
@@ -42,10 +44,21 @@ impl Ways {
         ((block / FETCHED).max(1).ilog2() as usize).min(CLASSES - 1)
     }
 
-    /// Whether the next one of this length is to be fetched.
-    pub fn fetch_next(&self, block: usize) -> bool {
-        let Trials { tried, best: [passed, fetched] } = &self.0[Ways::class(block)];
-        if *tried < TRIALS { tried / STRETCH == 1 } else { fetched < passed }
+    /// What rank 0 says of the next one of this length.
+    pub fn next(&self, block: usize) -> u64 {
+        match self.0[Ways::class(block)] {
+            Trials { tried, .. } if tried < TRIALS => [0, TO_FETCH][usize::from(tried / STRETCH == 1)],
+            Trials { best: [passed, fetched], .. } => [TO_PASS, TO_FETCH][usize::from(fetched < passed)],
+        }
+    }
+
+    /// Whether blocks of this length go through the region for good.
+    pub fn is_left(&self, block: usize) -> bool {
+        self.0[Ways::class(block)].left
+    }
+
+    fn leave(&mut self, block: usize) {
+        self.0[Ways::class(block)].left = true;
     }
 
     #[cfg(all(test, target_os = "linux"))]
@@ -54,7 +67,7 @@ impl Ways {
     }
 
     fn took(&mut self, block: usize, fetched: bool, time: Duration) {
-        let Trials { tried, best } = &mut self.0[Ways::class(block)];
+        let Trials { tried, best, .. } = &mut self.0[Ways::class(block)];
         if *tried < TRIALS {
             let best = &mut best[usize::from(fetched)];
             *best = Some(best.map_or(time, |best| best.min(time)));
@@ -75,13 +88,6 @@ impl Collective<'_> {
         if self.endpoint.can_offer(send, len) { Location::to_fetch(send) } else { Location::NOWHERE }
     }
 
-    /// All ranks choose alike: they have heard the same openings.
-    fn is_to_be_fetched(&self) -> bool {
-        // SAFETY: as `opening` says.
-        let wanted = unsafe { (*self.opening(0)).data[4] } == TO_FETCH;
-        wanted && (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_to_fetch())
-    }
-
     /// # Safety
     /// As for `bulk`, after the openings, for an all_to_all.
     pub(super) unsafe fn fetch_or_pass(
@@ -90,10 +96,19 @@ impl Collective<'_> {
         flow: &Flow<'_>,
         send: Location,
     ) -> Result<()> {
+        // All ranks choose alike: they have heard the same openings.
+        // SAFETY: as `opening` says.
+        let choice = unsafe { (*self.opening(0)).data[4] };
+        if choice == TO_PASS {
+            self.state.ways.leave(flow.longest());
+            // SAFETY: the caller's contract.
+            return unsafe { self.pass(call, flow, send) };
+        }
         // Told before the first is fetched; all are there to be looked into.
         self.endpoint.try_fetching();
         let began = Instant::now();
-        let fetched = self.is_to_be_fetched();
+        let fetched =
+            choice == TO_FETCH && (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_to_fetch());
         // SAFETY: the caller's contract.
         unsafe {
             if fetched {
@@ -135,15 +150,20 @@ mod tests {
     fn the_faster_way_is_kept_for_each_length() {
         let mut ways = Ways::default();
         let mut run = |block: usize, times: [u64; 2]| {
-            let fetched = ways.fetch_next(block);
-            ways.took(block, fetched, Duration::from_micros(times[usize::from(fetched)]));
-            fetched
+            let choice = ways.next(block);
+            let fetched = usize::from(choice == TO_FETCH);
+            ways.took(block, fetched == 1, Duration::from_micros(times[fetched]));
+            choice
         };
         let mut seen = |block, times| (0..TRIALS + 2).map(|_| run(block, times)).collect::<Vec<_>>();
-        let tries = [false, true, false].map(|fetched| [fetched; STRETCH as usize]).concat();
-        assert_eq!(seen(FETCHED, [90, 50]), [&tries[..], &[true, true]].concat());
-        assert_eq!(seen(2 * FETCHED, [50, 90]), [&tries[..], &[false, false]].concat());
-        assert_eq!(seen(2 * FETCHED - 1, [90, 50]), [true; TRIALS as usize + 2], "of a class that was tried");
-        assert_eq!(seen(usize::MAX, [9, 5]), [&tries[..], &[true, true]].concat());
+        let tries = [0, TO_FETCH, 0].map(|choice| [choice; STRETCH as usize]).concat();
+        assert_eq!(seen(FETCHED, [90, 50]), [&tries[..], &[TO_FETCH; 2]].concat());
+        assert_eq!(seen(2 * FETCHED, [50, 90]), [&tries[..], &[TO_PASS; 2]].concat());
+        assert_eq!(
+            seen(2 * FETCHED - 1, [90, 50]),
+            [TO_FETCH; TRIALS as usize + 2],
+            "of a class that was tried"
+        );
+        assert_eq!(seen(usize::MAX, [9, 5]), [&tries[..], &[TO_FETCH; 2]].concat());
     }
 }
