@@ -7,13 +7,13 @@
 //! The chunks change hands here too: a rank writes the next round's where it has read the last one's, whoever wrote it. So it needs
 //! nobody's leave, but where another collective wrote before.
 
-use super::{Collective, Flow, STREAMING, Steps, Who, copy_own};
+use super::{Collective, Flow, LONG_STEP_OF_TWO, STREAMING, Steps, Who, copy_own};
 use crate::backend::Call;
 use crate::backend::host::layout::CONTRIBUTIONS;
 use crate::backend::host::reduce;
 use crate::error::Result;
 
-/// Bytes of a block that a step moves, at most. With 128 KiB what is under way does not stay in the caches.
+/// Bytes of a block that a step moves, at most, among more than two ranks. With 128 KiB what is under way does not stay in the caches.
 const PART: usize = 32 << 10;
 
 /// Whose memory a chunk's writers use, as of late: `rank`'s is that of the rank `offset + rank`, or `offset - rank`.
@@ -135,7 +135,8 @@ struct Exchange {
 
 impl Exchange {
     fn new(collective: &Collective<'_>, block: usize) -> Exchange {
-        let chunk = PART.min(collective.endpoint.channel.layout.chunk[CONTRIBUTIONS]);
+        let part = if collective.endpoint.ranks == 2 { LONG_STEP_OF_TWO } else { PART };
+        let chunk = part.min(collective.endpoint.channel.layout.chunk[CONTRIBUTIONS]);
         let first = collective.state.next_chunk[CONTRIBUTIONS];
         let step = Steps { ring: CONTRIBUTIONS, first, chunk };
         Exchange { ranks: collective.endpoint.ranks, block, parts: block.div_ceil(chunk), step }
