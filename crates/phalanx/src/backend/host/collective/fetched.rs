@@ -2,8 +2,8 @@
 //!
 //! That copies once where the region copies twice, but has more to do for each page. What is faster depends on the machine: two cores of a
 //! Xeon take a fifth less by the kernel, two that share a small cache on an EPYC half as much again. So rank 0 tries both ways a few times
-//! for each length, and then keeps to the faster one. If that is the region, nobody offers such blocks any more. (What everybody gets from everybody is staged once and read by all, which is as fast or
-//! faster everywhere.)
+//! for each length, and then keeps to the faster one; if that is the region, nobody offers such blocks any more, for which the kernel has
+//! to be asked. (What everybody gets from everybody is staged once and read by all, which is as fast or faster everywhere.)
 
 use super::{Collective, Flow, TO_FETCH, TO_PASS, copy_own};
 use crate::backend::Call;
