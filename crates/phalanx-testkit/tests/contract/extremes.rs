@@ -16,7 +16,7 @@ pub const SCENARIOS: &[Scenario] = &[
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = both(SCENARIOS[0], &[2, 3]);
-    trials.extend(both(SCENARIOS[1], &[9, 16, 33, 50]));
+    trials.extend(both(SCENARIOS[1], &[9, 16, 33, 64]));
     trials
 }
 

@@ -22,7 +22,7 @@ pub const SCENARIOS: &[Scenario] = &[
 
 /// Without a rank to spare, with longer and shorter rows, and at the numbers where ranks begin to go in rounds.
 const THREADS: [usize; 6] = [9, 23, 24, 25, 33, 64];
-const PROCESSES: [usize; 3] = [24, 25, 33];
+const PROCESSES: [usize; 4] = [24, 25, 33, 64];
 
 /// Bytes of a block: around what fits in an opening and in lines, around 32 for each rank, and to the largest that goes in rounds.
 const BYTES: [usize; 9] = [40, 41, 57, 64, 257, 505, 768, 1056, 2048];

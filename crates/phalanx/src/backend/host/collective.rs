@@ -37,7 +37,7 @@ use super::prefetch;
 use super::protocol::{LINE, LINE_PAYLOAD, PAIR_PAYLOAD};
 use super::record::Record;
 use super::reduce::{self, Reducer};
-use super::world::Location;
+use super::world::{Location, Mapped};
 use crate::backend::{Blocks, Call, Operation, Ticket};
 use crate::error::Result;
 use crate::op::ReductionCode;
@@ -141,6 +141,8 @@ pub(super) struct State {
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
     factors: Vec<u64>,
+    /// Where `send` and `recv` of each peer lay, when they were last read there.
+    mapped: Vec<[Mapped; 2]>,
     /// Of the messages that an all_to_all_v goes as.
     pub tickets: Vec<Ticket>,
     /// Of what such a one sends in place.
@@ -185,6 +187,7 @@ impl State {
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
             factors: Vec::with_capacity(ranks),
+            mapped: vec![[Mapped::NONE; 2]; ranks],
             tickets: Vec::with_capacity(2 * ranks),
             copies: Copies::default(),
         }
@@ -976,7 +979,7 @@ impl<'a> Collective<'a> {
     /// Where a writer's data of a step for this rank starts: at `base` in its buffer, or in its ring once it is written there, in a piece of
     /// its own if `scattered`. `which` buffer: 0 for `send`, 1 for `recv`.
     fn source_of(
-        &self,
+        &mut self,
         writer: usize,
         which: usize,
         step: &Steps,
@@ -992,7 +995,8 @@ impl<'a> Collective<'a> {
             self.endpoint.wait(writer, || published.get() > number)?;
         }
         if location.is_readable() {
-            Ok(self.endpoint.world.resolve(location)?.wrapping_add(base))
+            let mapped = &mut self.state.mapped[writer][which];
+            Ok(self.endpoint.world.resolve(location, mapped)?.wrapping_add(base))
         } else if scattered {
             Ok(self.piece(writer, self.endpoint.rank, step, i))
         } else {
@@ -1114,7 +1118,8 @@ impl<'a> Collective<'a> {
                 (call.send, call.recv)
             } else {
                 let [send, recv] = self.locations(peer);
-                (self.endpoint.world.resolve(send)?, self.endpoint.world.resolve(recv)?.cast_mut())
+                let (world, [of_send, of_recv]) = (&self.endpoint.world, &mut self.state.mapped[peer]);
+                (world.resolve(send, of_send)?, world.resolve(recv, of_recv)?.cast_mut())
             };
             self.state.sources.push(source.wrapping_add(start));
             self.state.targets.push(target.wrapping_add(start));

@@ -14,7 +14,7 @@ use super::prefetch;
 use super::protocol::{LINE_PAYLOAD, PAIR_PAYLOAD, StampedPair};
 use super::record::Record;
 use super::verdict::Verdict;
-use super::world::Location;
+use super::world::{Location, Mapped};
 use crate::backend::{Direction, Operation, Ticket, Transfer};
 use crate::dtype::DType;
 use crate::error::{Error, Result, UsageError};
@@ -156,6 +156,8 @@ struct Peer {
     /// Of the sent ones, those that are known to be taken.
     taken: u64,
     chunks: Chunks,
+    /// Where the last message that was read in the peer's own memory lay.
+    mapped: Mapped,
 }
 
 impl Peer {
@@ -174,6 +176,7 @@ impl Peer {
             received: 0,
             taken: 0,
             chunks,
+            mapped: Mapped::NONE,
         }
     }
 
@@ -710,7 +713,7 @@ impl Inner {
                 }
             }
             Some(location) => {
-                let source = endpoint.world.resolve(location);
+                let source = endpoint.world.resolve(location, &mut state.mapped);
                 let source = source.map_err(|error| endpoint.fail_refused(&error))?;
                 while arriving.moved < bytes {
                     let len = (bytes - arriving.moved).min(PIECE);

@@ -238,13 +238,19 @@ impl World {
         }
     }
 
-    /// The address, in this process, of what a peer has located.
-    pub(super) fn resolve(&self, location: Location) -> Result<*const u8> {
+    /// The address, in this process, of what a peer has located. `mapped` is the segment of which it was the last time.
+    #[inline]
+    pub(super) fn resolve(&self, location: Location, mapped: &mut Mapped) -> Result<*const u8> {
         match &self.kind {
-            Kind::Threads(_) => Ok(location.offset as *const u8),
-            Kind::Processes(world) => world.resolve(location),
+            Kind::Threads(_) => return Ok(location.offset as *const u8),
+            Kind::Processes(world) if mapped.id != location.segment => {
+                *mapped = world.map(location.segment)?
+            }
+            Kind::Processes(_) => {}
             Kind::Hosts(_) => unreachable!("nothing was located"),
         }
+        assert!(location.offset < mapped.len as u64, "a peer's location lies in its segment");
+        Ok(mapped.start.wrapping_add(location.offset as usize))
     }
 
     /// Zeroed memory for `Comm::alloc`.
@@ -293,6 +299,22 @@ impl Location {
         self.segment != PRIVATE && !self.is_to_fetch()
     }
 }
+
+/// A peer's segment that this process has mapped, or none. Who keeps the one that it used last need not look for it the next time, which
+/// takes a lock. It is of use as long as there is the world that mapped it.
+#[derive(Clone, Copy)]
+pub(super) struct Mapped {
+    id: SegmentId,
+    start: *const u8,
+    len: usize,
+}
+
+impl Mapped {
+    pub const NONE: Mapped = Mapped { id: PRIVATE, start: std::ptr::null(), len: 0 };
+}
+
+// SAFETY: an address and no more; who reads there says why that may be read.
+unsafe impl Send for Mapped {}
 
 /// The place and length of a segment of the file.
 fn place(id: SegmentId) -> (u64, u64) {
@@ -368,19 +390,18 @@ impl ProcessWorld {
         }
     }
 
-    fn resolve(&self, location: Location) -> Result<*const u8> {
+    /// Where a segment of a peer's is in this process, for as long as the world.
+    fn map(&self, segment: SegmentId) -> Result<Mapped> {
         let mut peers = lock(&self.peers);
-        let memory = match peers.get(&location.segment) {
+        let memory = match peers.get(&segment) {
             Some(memory) => memory,
             None => {
-                let (offset, len) = place(location.segment);
+                let (offset, len) = place(segment);
                 let memory = Arc::new(self.file.map(offset, len as usize)?);
-                peers.entry(location.segment).or_insert(memory)
+                peers.entry(segment).or_insert(memory)
             }
         };
-        assert!(location.offset < memory.len() as u64, "a peer's location lies in its segment");
-        // SAFETY: in bounds of the mapping, which is kept in the table as long as the world.
-        Ok(unsafe { memory.as_ptr().add(location.offset as usize) })
+        Ok(Mapped { id: segment, start: memory.as_ptr(), len: memory.len() })
     }
 
     fn alloc(&self, requested: usize) -> Result<(*mut u8, usize, SegmentId)> {
@@ -638,10 +659,20 @@ mod tests {
         unsafe { inside.write(42) };
         let location = world.locate(inside, 100);
         assert!(location.is_readable());
-        let seen = world.resolve(location).unwrap();
+        let mut mapped = Mapped::NONE;
+        let seen = world.resolve(location, &mut mapped).unwrap();
         assert_ne!(seen, inside.cast_const(), "a peer has its own mapping");
         // SAFETY: mapped, and written above.
         assert_eq!(unsafe { seen.read() }, 42);
+        let next = Location { offset: location.offset + 1, ..location };
+        assert_eq!(world.resolve(next, &mut mapped).unwrap(), seen.wrapping_add(1));
+        let large = world.alloc(8 << 20).unwrap();
+        // SAFETY: the block is longer.
+        unsafe { large.start.write(43) };
+        let elsewhere = world.locate(large.start, 1);
+        assert_ne!(elsewhere.segment, location.segment, "an arena of its own");
+        // SAFETY: mapped, and written above.
+        assert_eq!(unsafe { world.resolve(elsewhere, &mut mapped).unwrap().read() }, 43);
         let private = [0u8; 16];
         assert_eq!(world.locate(private.as_ptr(), 16), Location::NOWHERE);
     }
