@@ -1,10 +1,11 @@
-"""Tables of phalanx's host backend and its peers, all programs in turns: the best of several rounds for everybody, in microseconds.
+"""Tables of phalanx's host backend and its peers, size by size, all programs in turns: medians of the rounds, in microseconds.
 
-A peer is a name and a command that prints mpibench.c's lines; {ranks}, {op}, {max} and {min} are filled in.
+A peer is a name and a command that prints mpibench.c's lines; {ranks}, {op}, {max} and {min} are filled in, the last two with one size.
 
 A virtual machine's cores may share a cache now and not a minute later. With --boundary an all_reduce of 4 bytes is timed before and after
-each program: what took less than so many microseconds before and after, and what took more, go into tables of their own, which show
-medians; what took less before and more after, or the reverse, is left out.
+each program: what took less than so many microseconds before and after, and what took more, go into tables of their own; what took less
+before and more after, or the reverse, is left out. The last column has the fewest and the most times of a row's
+programs. An interrupt ends an operation's rounds early; its table shows what there is.
 
     python3 docs/benchmarks/host.py --ranks 2 --rounds 5 --max 16777216 \\
         --peer 'Intel MPI=DIRTY=1 PIN=1 mpiexec.hydra -n {ranks} ./mpibench intel 1 {op} {max} {min}'
@@ -12,7 +13,9 @@ medians; what took less before and more after, or the reverse, is left out.
 
 import argparse
 import collections
+import contextlib
 import csv
+import itertools
 import statistics
 import subprocess
 import sys
@@ -46,56 +49,76 @@ def output(command):
 
 
 def sizes(operation, args):
-    """The smallest and the largest, in bytes; mpibench wants some for a barrier, too."""
+    """In bytes; mpibench wants some for a barrier, too."""
     if operation == "barrier":
-        return 4, 4
-    return max(args.min, 8 * args.ranks if operation in OF_BLOCKS else 4), args.max
+        return [4]
+    size = max(args.min, 8 * args.ranks if operation in OF_BLOCKS else 4)
+    all = []
+    while size <= args.max:
+        all.append(size)
+        size *= args.factor
+    return all
 
 
-def peer_times(command, operation, args):
+def peer_time(command, operation, size, args):
     theirs = OPERATIONS[operation]
-    smallest, largest = sizes(operation, args)
-    lines = output(command.format(ranks=args.ranks, op=theirs, max=largest, min=smallest)).splitlines()
+    lines = output(command.format(ranks=args.ranks, op=theirs, max=size, min=size)).splitlines()
     rows = [line.split(",") for line in lines if line.count(",") >= 5]
-    return {int(row[4]): float(row[5]) for row in rows if row[2] == theirs}
+    return next((float(row[5]) for row in rows if row[2] == theirs), None)
 
 
-def own_times(mode, operation, args):
-    smallest, largest = sizes(operation, args)
-    return perf(mode, operation, smallest, largest, args)
-
-
-def perf(mode, operation, smallest, largest, args):
+def own_time(mode, operation, size, args):
     with tempfile.NamedTemporaryFile("r", suffix=".csv") as file:
         ranks = MODES[mode][1].format(ranks=args.ranks)
-        output(f"{args.phalanx} perf {operation} {ranks} --pin -b {smallest} -e {largest} -f 4 -c 0 --csv {file.name}")
+        output(f"{args.phalanx} perf {operation} {ranks} --pin -b {size} -e {size} -c 0 --csv {file.name}")
         rows = list(csv.DictReader(file))
     # MPI_Bcast has one buffer.
     place = "in-place" if operation == "broadcast" else "out-of-place"
-    return {int(row["size"]): float(row["time_us"]) for row in rows if operation == "barrier" or row["place"] == place}
+    return next((float(row["time_us"]) for row in rows if operation == "barrier" or row["place"] == place), None)
 
 
 def shown(time):
     return "" if time is None else f"{time:.2f}" if time < 100 else f"{time:,.0f}"
 
 
-def state(args):
+def are_close(args):
     """Whether the cores are close to each other now."""
-    return args.boundary is None or perf("processes", "all_reduce", 4, 4, args)[4] < args.boundary
+    return args.boundary is None or own_time("processes", "all_reduce", 4, args) < args.boundary
+
+
+def measured(operation, peers, modes, args):
+    """Times by whether the cores were close, by program, and by size. An interrupt ends it early."""
+    times = {close: collections.defaultdict(lambda: collections.defaultdict(list)) for close in (True, False)}
+    with contextlib.suppress(KeyboardInterrupt):
+        before = are_close(args)
+        for _, size, program in itertools.product(range(args.rounds), sizes(operation, args), [*peers, *modes]):
+            if program in peers:
+                time = peer_time(peers[program], operation, size, args)
+            else:
+                time = own_time(program, operation, size, args)
+            after = are_close(args)
+            if before == after and time is not None:
+                times[after][program][0 if operation == "barrier" else size].append(time)
+            before = after
+    return times
 
 
 def table(heading, peers, modes, times):
     header = ["bytes", *peers]
     for mode in modes:
         header += [MODES[mode][0], "ratio"]
+    header.append("measured")
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for size in sorted({size for of_program in times.values() for size in of_program}):
-        theirs = [times[peer].get(size) for peer in peers]
-        fastest = min((time for time in theirs if time is not None), default=None)
-        row = [f"{size:,}", *map(shown, theirs)]
+        all = {program: times[program][size] for program in [*peers, *modes]}
+        row_of = {program: statistics.median(some) if some else None for program, some in all.items()}
+        fastest = min((row_of[peer] for peer in peers if row_of[peer] is not None), default=None)
+        row = [f"{size:,}", *(shown(row_of[peer]) for peer in peers)]
         for mode in modes:
-            time = times[mode].get(size)
+            time = row_of[mode]
             row += [shown(time), f"{time / fastest:.2f}" if time and fastest else ""]
+        counts = sorted({len(some) for some in all.values()})
+        row.append(" to ".join(str(count) for count in sorted({counts[0], counts[-1]})))
         lines.append("| " + " | ".join(row) + " |")
     return f"\n### {heading}\n\n" + "\n".join(lines)
 
@@ -107,6 +130,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--min", type=int, default=4)
     parser.add_argument("--max", type=int, default=16 << 20)
+    parser.add_argument("--factor", type=int, default=4)
     parser.add_argument("--boundary", type=float, metavar="MICROSECONDS")
     parser.add_argument("--operations", default=",".join(OPERATIONS))
     parser.add_argument("--modes", default=",".join(MODES))
@@ -114,28 +138,12 @@ def main():
     args = parser.parse_args()
     peers = dict(peer.split("=", 1) for peer in args.peer)
     modes = args.modes.split(",")
-    shown_of = min if args.boundary is None else statistics.median
 
     for operation in args.operations.split(","):
-        # By whether the cores were close, by program, and by size.
-        times = {close: collections.defaultdict(lambda: collections.defaultdict(list)) for close in (True, False)}
-        before = state(args)
-        for _ in range(args.rounds):
-            for program in [*peers, *modes]:
-                if program in peers:
-                    measured = peer_times(peers[program], operation, args)
-                else:
-                    measured = own_times(program, operation, args)
-                after = state(args)
-                if before == after:
-                    for size, time in measured.items():
-                        times[after][program][size].append(time)
-                before = after
-        for close, of_state in times.items():
+        for close, of_state in measured(operation, peers, modes, args).items():
             if of_state:
-                numbers = {p: {size: shown_of(all) for size, all in of_state[p].items()} for p in [*peers, *modes]}
                 which = "" if args.boundary is None else ", cores that share a cache" if close else ", cores that share none"
-                print(table(operation + which, peers, modes, numbers), flush=True)
+                print(table(operation + which, peers, modes, of_state), flush=True)
 
 
 main()
