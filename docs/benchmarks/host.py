@@ -49,15 +49,11 @@ def output(command):
 
 
 def sizes(operation, args):
-    """In bytes; mpibench wants some for a barrier, too."""
+    """In bytes, each four times the one before; mpibench wants some for a barrier, too."""
     if operation == "barrier":
         return [4]
-    size = max(args.min, 8 * args.ranks if operation in OF_BLOCKS else 4)
-    all = []
-    while size <= args.max:
-        all.append(size)
-        size *= args.factor
-    return all
+    smallest = max(args.min, 8 * args.ranks if operation in OF_BLOCKS else 4)
+    return list(itertools.takewhile(lambda size: size <= args.max, (smallest * 4**step for step in itertools.count())))
 
 
 def peer_time(command, operation, size, args):
@@ -110,15 +106,16 @@ def table(heading, peers, modes, times):
     header.append("measured")
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for size in sorted({size for of_program in times.values() for size in of_program}):
-        all = {program: times[program][size] for program in [*peers, *modes]}
-        row_of = {program: statistics.median(some) if some else None for program, some in all.items()}
-        fastest = min((row_of[peer] for peer in peers if row_of[peer] is not None), default=None)
-        row = [f"{size:,}", *(shown(row_of[peer]) for peer in peers)]
+        times_of = {program: times[program][size] for program in [*peers, *modes]}
+        median_of = {program: statistics.median(some) if some else None for program, some in times_of.items()}
+        fastest = min((median_of[peer] for peer in peers if median_of[peer] is not None), default=None)
+        row = [f"{size:,}", *(shown(median_of[peer]) for peer in peers)]
         for mode in modes:
-            time = row_of[mode]
+            time = median_of[mode]
             row += [shown(time), f"{time / fastest:.2f}" if time and fastest else ""]
-        counts = sorted({len(some) for some in all.values()})
-        row.append(" to ".join(str(count) for count in sorted({counts[0], counts[-1]})))
+        counts = [len(some) for some in times_of.values()]
+        fewest, most = min(counts), max(counts)
+        row.append(f"{fewest}" if fewest == most else f"{fewest} to {most}")
         lines.append("| " + " | ".join(row) + " |")
     return f"\n### {heading}\n\n" + "\n".join(lines)
 
@@ -130,7 +127,6 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--min", type=int, default=4)
     parser.add_argument("--max", type=int, default=16 << 20)
-    parser.add_argument("--factor", type=int, default=4)
     parser.add_argument("--boundary", type=float, metavar="MICROSECONDS")
     parser.add_argument("--operations", default=",".join(OPERATIONS))
     parser.add_argument("--modes", default=",".join(MODES))
