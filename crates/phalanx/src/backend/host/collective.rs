@@ -1,4 +1,4 @@
-//! The collectives: one description of who gives what to whom ([`Flow`]), and five ways to carry it out.
+//! The collectives: one description of who gives what to whom ([`Flow`]), and six ways to carry it out.
 //!
 //! *Small* (up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
 //! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening, up to 40 if many read the
@@ -10,21 +10,25 @@
 //! *Bulk*: in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
 //! buffer if that can be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into
 //! which the writer copies it ahead of time. A writer whose buffer is read waits at the end until all have
-//! read it. All_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk; the largest, on
-//! buffers that all can reach, in one and a half: each rank stores its part of the result everywhere.
+//! read it. All_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk.
+//!
+//! *Pushed* ([`pushed`]): all_reduces of buffers that all can reach, in one and a half phases. Each rank stores its part of the result
+//! everywhere.
 //!
 //! *Pairs* ([`pairs`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
 //!
 //! *Fetched* ([`fetched`]): the longest of those between processes. Each rank has the kernel copy the others' blocks to their place, where it
 //! lets them and that is faster.
 //!
-//! But for those largest all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
+//! But for pushed all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
 //! rank order.
 
 mod fetched;
 mod pairs;
+mod pushed;
 mod rounds;
+mod ways;
 
 use super::endpoint::Endpoint;
 use super::exchange::Copies;
@@ -36,13 +40,14 @@ use super::layout::{
 use super::prefetch;
 use super::protocol::{LINE, LINE_PAYLOAD, PAIR_PAYLOAD};
 use super::record::Record;
-use super::reduce::{self, Reducer};
+use super::reduce::{self, Reducer, Targets};
 use super::world::{Location, Mapped};
 use crate::backend::{Blocks, Call, Operation, Ticket};
 use crate::error::Result;
 use crate::op::ReductionCode;
-use fetched::Ways;
 use pairs::Place;
+use pushed::OPEN_TO_PUSHES;
+use ways::Ways;
 
 pub(super) use pairs::partner;
 
@@ -78,20 +83,6 @@ const SPARED: usize = 8 << 10;
 
 /// The most bytes a rank with a core of its own reads from its peers in a small all_reduce.
 const SMALL_READS: usize = 16 << 10;
-
-/// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer
-/// of the all-gather is saved. Below, the results are better in their reader's cache.
-const PUSH: usize = 1 << 20;
-
-/// Bytes that a rank pushes before it looks whether its peers have given up.
-const PUSH_STEP: usize = 64 << 10;
-
-/// A word of the opening: peers may write to `recv`.
-const OPEN_TO_PUSHES: u64 = 1;
-
-/// The same word of rank 0's: what the kernel can copy it is to copy; or, what is as long as this is not tried any more.
-const TO_FETCH: u64 = 2;
-const TO_PASS: u64 = 3;
 
 /// The most bytes of a block in stamped lines.
 const LINES_BYTES: usize = MOST_LINES * LINE_PAYLOAD;
@@ -133,7 +124,9 @@ pub(super) struct State {
     /// Where the chunks of exchanges in pairs lie.
     places: [Place; MOST_CHUNKS],
     /// Which way was faster for long all_to_alls between processes.
-    ways: Ways,
+    fetches: Ways,
+    /// Which way was faster to store this rank's part of long all_reduces in peers' buffers.
+    pushes: Ways,
     /// Where this rank stands if small all_reduces go in rounds.
     grid: Option<Grid>,
     /// Room for what small reductions read from each rank's lines.
@@ -181,7 +174,8 @@ impl State {
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
             places: [Place::default(); MOST_CHUNKS],
-            ways: Ways::default(),
+            fetches: fetched::ways(),
+            pushes: pushed::ways(),
             grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
@@ -196,13 +190,19 @@ impl State {
     /// Whether blocks of about this length were fetched already.
     #[cfg(all(test, target_os = "linux"))]
     pub fn has_fetched(&self, block: usize) -> bool {
-        self.ways.has_fetched(block)
+        self.fetches.has_tried_other(block)
+    }
+
+    /// Whether all_reduces of about this length were stored past the caches.
+    #[cfg(all(test, target_os = "linux"))]
+    pub fn has_pushed_past(&self, bytes: usize) -> bool {
+        self.pushes.has_tried_other(bytes)
     }
 
     /// Whether this rank, if it is rank 0, has chosen the region for blocks of this length, and whether it offers none any more.
     #[cfg(all(test, target_os = "linux"))]
     pub(super) fn way_of(&self, block: usize) -> (bool, bool) {
-        (self.ways.next(block) == TO_PASS, self.ways.is_left(block))
+        (fetched::word(self.fetches.next(block)) == fetched::TO_PASS, self.fetches.is_settled(block))
     }
 
     /// Number of the last collective.
@@ -649,7 +649,7 @@ impl<'a> Collective<'a> {
         let State { sources, factors, .. } = &*self.state;
         // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
         // source, exactly.
-        unsafe { reducer.run(&[call.recv], sources, factors, block / flow.size, false) };
+        unsafe { reducer.run(Targets::new(&[call.recv], false), sources, factors, block / flow.size) };
         Ok(())
     }
 
@@ -714,7 +714,7 @@ impl<'a> Collective<'a> {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
                 if !send.is_readable()
                     && self.may_be_fetched(flow)
-                    && !self.state.ways.is_left(flow.longest())
+                    && !self.state.fetches.is_settled(flow.longest())
                 {
                     send = self.offer(call.send, flow);
                 }
@@ -724,14 +724,11 @@ impl<'a> Collective<'a> {
                 recv = self.endpoint.world.locate(call.recv, flow.longest());
             }
             let mut data = [send.segment, send.offset, recv.segment, recv.offset, 0];
-            if recv.is_readable()
-                && flow.longest() >= PUSH
-                && self.endpoint.world.can_withdraw(call.recv, flow.longest())
-            {
+            if self.can_take_pushes(call, flow, recv) {
                 data[4] = OPEN_TO_PUSHES;
             }
             if self.may_be_fetched(flow) {
-                data[4] = self.state.ways.next(flow.longest());
+                data[4] = fetched::word(self.state.fetches.next(flow.longest()));
             }
             self.wait_slot_free()?;
             // SAFETY: as many bytes; the slot is free.
@@ -806,22 +803,6 @@ impl<'a> Collective<'a> {
         let ranks = self.endpoint.ranks;
         let (one, two) = ((ranks - 1) * bytes, 2 * (ranks - 1) * bytes / ranks);
         one <= ONE_PHASE && (self.endpoint.crowded || one - two <= SPARED)
-    }
-
-    /// Whether this rank's opening said that peers may write to its `recv`.
-    fn takes_pushes(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
-        call.operation == Operation::AllReduce
-            && flow.longest() >= PUSH
-            && self.is_open_to_pushes(self.endpoint.rank)
-    }
-
-    fn all_take_pushes(&self) -> bool {
-        self.all_readable(0) && (0..self.endpoint.ranks).all(|rank| self.is_open_to_pushes(rank))
-    }
-
-    fn is_open_to_pushes(&self, rank: usize) -> bool {
-        // SAFETY: as `opening` says.
-        unsafe { (*self.opening(rank)).data[4] == OPEN_TO_PUSHES }
     }
 
     /// Whether any rank's buffer can be read by its peers.
@@ -972,7 +953,9 @@ impl<'a> Collective<'a> {
         self.guarded(direct, || {
             // SAFETY: every source has `len` bytes; the target overlaps at most this rank's own source,
             // exactly.
-            unsafe { reducer.run(&[target], sources, factors, len / call.dtype.size(), streaming) };
+            unsafe {
+                reducer.run(Targets::new(&[target], streaming), sources, factors, len / call.dtype.size())
+            };
         })
     }
 
@@ -1096,51 +1079,6 @@ impl<'a> Collective<'a> {
         }
         self.finish_steps(&gives, steps);
         self.finish_steps(&results, steps);
-        Ok(())
-    }
-
-    /// Each rank reduces its part of all contributions and stores it in every rank's `recv`. A rank that
-    /// gives up meanwhile waits until its peers are outside (threads), or takes its memory away from them
-    /// (processes), before it returns.
-    ///
-    /// # Safety
-    /// As for `bulk`, for an all_reduce whose buffers are all readable and open to pushes.
-    unsafe fn push(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
-        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
-        let bytes = flow.longest();
-        let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
-        let start = (rank * part).min(bytes);
-        let end = (start + part).min(bytes);
-        self.state.sources.clear();
-        self.state.targets.clear();
-        for peer in 0..ranks {
-            let (source, target) = if peer == rank {
-                (call.send, call.recv)
-            } else {
-                let [send, recv] = self.locations(peer);
-                let (world, [of_send, of_recv]) = (&self.endpoint.world, &mut self.state.mapped[peer]);
-                (world.resolve(send, of_send)?, world.resolve(recv, of_recv)?.cast_mut())
-            };
-            self.state.sources.push(source.wrapping_add(start));
-            self.state.targets.push(target.wrapping_add(start));
-        }
-        let reducer = Reducer::new(call.dtype, call.reduction.code);
-        for at in (start..end).step_by(PUSH_STEP) {
-            let len = (end - at).min(PUSH_STEP);
-            let State { sources, targets, factors, .. } = &*self.state;
-            self.guarded(true, || {
-                let count = len / call.dtype.size();
-                // SAFETY: the part lies in every buffer, and this rank alone writes it. A target is this
-                // or another rank's `recv`: apart from all sources, or in place of the same rank's.
-                unsafe { reducer.run(targets, sources, factors, count, bytes >= STREAMING) };
-            })?;
-            for source in &mut self.state.sources {
-                *source = source.wrapping_add(len);
-            }
-            for target in &mut self.state.targets {
-                *target = target.wrapping_add(len);
-            }
-        }
         Ok(())
     }
 

@@ -47,7 +47,7 @@ mod tests;
 
 pub(crate) use layout::MAX_RANKS;
 pub(in crate::backend) use record::Record;
-pub(crate) use reduce::Reducer;
+pub(crate) use reduce::{Reducer, Targets};
 #[cfg(feature = "cuda")]
 pub(crate) use witness::{Offer, Subject, Waiting, Way, Witness};
 pub(crate) use world::World;

@@ -4,6 +4,8 @@
 //! in registers, and stored once. The same code is compiled for several instruction sets and chosen at run time.
 
 use super::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod, Sum};
+use super::prefetch::prefetch;
+use super::protocol::LINE;
 use crate::dtype::{DType, with_element};
 use crate::op::{ReductionCode, element_from_bits};
 
@@ -12,15 +14,38 @@ const BLOCK: usize = 64;
 const SHORT: usize = 16;
 const SHORTER: usize = 4;
 
-/// Arrays from this size on are gone through in so many places at once, each a little more than a page from the next: the hardware fetches
-/// ahead within a page, and has to begin anew in each.
-const SPREAD: usize = 64 << 10;
-const STREAMS: usize = 4;
-const PAGE: usize = 4096;
+/// How far ahead of its stores who stores in several places has the lines of all arrays fetched, in bytes. All places but one are in others'
+/// caches, and the hardware does not fetch ahead what is only stored to.
+const AHEAD: usize = 1 << 10;
+
+/// Where results are stored, all in every place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Targets<'a> {
+    /// Through the caches, as stores go.
+    pub through: &'a [*mut u8],
+    /// Past the caches.
+    pub past: &'a [*mut u8],
+}
+
+impl<'a> Targets<'a> {
+    /// Through the caches, unless `streaming`.
+    #[inline(always)]
+    pub fn new(targets: &'a [*mut u8], streaming: bool) -> Targets<'a> {
+        if streaming {
+            Targets { through: &[], past: targets }
+        } else {
+            Targets { through: targets, past: &[] }
+        }
+    }
+
+    #[inline(always)]
+    fn are_several(self) -> bool {
+        self.through.len() + self.past.len() > 1
+    }
+}
 
 /// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
-type Kernel =
-    unsafe fn(targets: &[*mut u8], sources: &[*const u8], factors: &[u64], count: usize, streaming: bool);
+type Kernel = unsafe fn(targets: Targets<'_>, sources: &[*const u8], factors: &[u64], count: usize);
 
 /// The kernel for one type and operation.
 #[derive(Clone, Copy)]
@@ -43,40 +68,35 @@ impl Reducer {
     }
 
     /// Combines `count` elements of each source, in the order of the sources, and stores the result in each
-    /// target. `factors[r]` are the bits of the factor of `sources[r]`. `streaming` stores past the caches.
+    /// target. `factors[r]` are the bits of the factor of `sources[r]`.
     ///
     /// # Safety
     /// Every source has `count` elements of the reducer's type and every target room for them; a target
     /// overlaps no other target and no source, or is exactly one of the sources.
     #[inline]
-    pub unsafe fn run(
-        self,
-        targets: &[*mut u8],
-        sources: &[*const u8],
-        factors: &[u64],
-        count: usize,
-        streaming: bool,
-    ) {
+    pub unsafe fn run(self, targets: Targets<'_>, sources: &[*const u8], factors: &[u64], count: usize) {
         // SAFETY: the caller's contract.
-        unsafe { (self.0)(targets, sources, factors, count, streaming) }
+        unsafe { (self.0)(targets, sources, factors, count) }
     }
 }
 
 /// Chooses the instruction set; detection is cached by the standard library.
 unsafe fn dispatch<T: Number, C: Combine<T>>(
-    targets: &[*mut u8],
+    targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
-    streaming: bool,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
         // Short ones need no registers but those that every processor has, and are over before others are set up.
-        let done = if count < BLOCK { 0 } else { long::<T, C>(targets, sources, factors, count, streaming) };
-        let done = blocks::<T, C, SHORT>(targets, sources, factors, done, count, false);
-        let done = blocks::<T, C, SHORTER>(targets, sources, factors, done, count, false);
-        blocks::<T, C, 1>(targets, sources, factors, done, count, false);
+        let done = if count < BLOCK { 0 } else { long::<T, C>(targets, sources, factors, count) };
+        let done = blocks::<T, C, SHORT, 0>(targets, sources, factors, done, count);
+        let done = blocks::<T, C, SHORTER, 0>(targets, sources, factors, done, count);
+        blocks::<T, C, 1, 0>(targets, sources, factors, done, count);
+        if !targets.past.is_empty() {
+            streaming_fence();
+        }
     }
 }
 
@@ -86,87 +106,84 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
 /// As for [`Reducer::run`].
 #[inline(always)]
 unsafe fn long<T: Number, C: Combine<T>>(
-    targets: &[*mut u8],
+    targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
-    streaming: bool,
 ) -> usize {
     // SAFETY: the caller's contract, and the instruction set was detected.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-                return avx512::<T, C>(targets, sources, factors, count, streaming);
+                return avx512::<T, C>(targets, sources, factors, count);
             }
             if is_x86_feature_detected!("avx2") {
-                return avx2::<T, C>(targets, sources, factors, count, streaming);
+                return avx2::<T, C>(targets, sources, factors, count);
             }
         }
-        blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming)
+        blocks::<T, C, BLOCK, 16>(targets, sources, factors, 0, count)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn avx512<T: Number, C: Combine<T>>(
-    targets: &[*mut u8],
+    targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
-    streaming: bool,
 ) -> usize {
     // SAFETY: the caller's contract.
-    unsafe { blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming) }
+    unsafe { blocks::<T, C, BLOCK, 64>(targets, sources, factors, 0, count) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2<T: Number, C: Combine<T>>(
-    targets: &[*mut u8],
+    targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
     count: usize,
-    streaming: bool,
 ) -> usize {
     // SAFETY: the caller's contract.
-    unsafe { blocks::<T, C, BLOCK>(targets, sources, factors, 0, count, streaming) }
+    unsafe { blocks::<T, C, BLOCK, 32>(targets, sources, factors, 0, count) }
 }
 
-/// Combines as many blocks of `N` elements as there are behind the first `done`, and answers how many elements are done then.
+/// Combines as many blocks of `N` elements as there are behind the first `done`, and answers how many elements are done then. `STORE` is the
+/// width of the registers that are stored past the caches, 0 if blocks are no whole lines.
 ///
 /// # Safety
 /// As for [`Reducer::run`].
 #[inline(always)]
-unsafe fn blocks<T: Number, C: Combine<T>, const N: usize>(
-    targets: &[*mut u8],
+unsafe fn blocks<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
+    targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
     mut done: usize,
     count: usize,
-    streaming: bool,
 ) -> usize {
-    // SAFETY: the caller's contract; what is asked for lies in front of `count`.
-    let block = |at: usize| unsafe { block::<T, C, N>(targets, sources, factors, at, streaming) };
-    if !streaming && count * size_of::<T>() >= SPREAD {
-        let run = PAGE / (N * size_of::<T>()) + 1;
-        while count - done >= STREAMS * run * N {
-            for i in 0..run {
-                for stream in 0..STREAMS {
-                    block(done + (stream * run + i) * N);
-                }
-            }
-            done += STREAMS * run * N;
-        }
-    }
+    let ahead = AHEAD / size_of::<T>();
     while count - done >= N {
-        block(done);
+        if targets.are_several() && count - done >= ahead + N {
+            fetch::<T, N>(targets, sources, done + ahead);
+        }
+        // SAFETY: the caller's contract; the block lies in front of `count`.
+        unsafe { block::<T, C, N, STORE>(targets, sources, factors, done) };
         done += N;
     }
-    if streaming {
-        streaming_fence();
-    }
     done
+}
+
+/// Has the lines of the `N` elements at `at` fetched, of all arrays that the caches take part in.
+#[inline(always)]
+fn fetch<T, const N: usize>(targets: Targets<'_>, sources: &[*const u8], at: usize) {
+    for array in sources.iter().copied().chain(targets.through.iter().map(|target| target.cast_const())) {
+        let start = array.cast::<T>().wrapping_add(at).cast::<u8>();
+        for line in 0..size_of::<[T; N]>().div_ceil(LINE) {
+            prefetch(start.wrapping_add(line * LINE));
+        }
+    }
 }
 
 /// Combines the `N` elements at `at`.
@@ -174,12 +191,11 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize>(
 /// # Safety
 /// As for [`Reducer::run`].
 #[inline(always)]
-unsafe fn block<T: Number, C: Combine<T>, const N: usize>(
-    targets: &[*mut u8],
+unsafe fn block<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
+    targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
     at: usize,
-    streaming: bool,
 ) {
     let ranks = sources.len();
     let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
@@ -201,14 +217,43 @@ unsafe fn block<T: Number, C: Combine<T>, const N: usize>(
     let result: [T; N] = std::array::from_fn(|i| C::finish(acc[i], ranks));
     // SAFETY: the block is in bounds of the targets.
     unsafe {
-        for target in targets {
-            let target = target.cast::<T>().add(at);
-            if streaming {
-                copy_streaming(target.cast(), result.as_ptr().cast(), size_of_val(&result));
+        for target in targets.through {
+            target.cast::<T>().add(at).cast::<[T; N]>().write_unaligned(result);
+        }
+        for target in targets.past {
+            let target = target.cast::<T>().add(at).cast::<[T; N]>();
+            if STORE > 0 && target.addr().is_multiple_of(LINE) {
+                stream::<STORE>(target.cast(), (&raw const result).cast(), size_of_val(&result));
             } else {
-                target.cast::<[T; N]>().write_unaligned(result);
+                target.write_unaligned(result);
             }
         }
+    }
+}
+
+/// Stores a block past the caches, in registers of so many bytes. Follow with [`streaming_fence`].
+///
+/// # Safety
+/// `len` bytes, whole lines, are readable at `source` and writable at `target`, where a line starts; there are registers of that width.
+#[inline(always)]
+unsafe fn stream<const WIDTH: usize>(target: *mut u8, source: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..len).step_by(WIDTH) {
+        use std::arch::x86_64::*;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (target, source) = (target.add(at), source.add(at));
+            match WIDTH {
+                64 => _mm512_stream_si512(target.cast(), source.cast::<__m512i>().read_unaligned()),
+                32 => _mm256_stream_si256(target.cast(), source.cast::<__m256i>().read_unaligned()),
+                _ => _mm_stream_si128(target.cast(), source.cast::<__m128i>().read_unaligned()),
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's contract.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source, target, len);
     }
 }
 
@@ -357,18 +402,26 @@ mod tests {
 
     #[test]
     fn every_element_is_combined_once_however_many_there_are() {
-        let round = STREAMS * (PAGE / (BLOCK * 4) + 1) * BLOCK;
-        for count in [SPREAD / 4 - 1, SPREAD / 4, 4 * round, 5 * round - 1, 5 * round + BLOCK + SHORTER + 1] {
-            let [a, b] = [3u32, 5].map(|step| (0..count as u32).map(|i| i * step).collect::<Vec<_>>());
-            // In place of the first, and apart.
-            let (mut first, mut apart) = (a.clone(), vec![0u32; count]);
-            let targets: [*mut u8; 2] = [first.as_mut_ptr().cast(), apart.as_mut_ptr().cast()];
-            let sources = [targets[0].cast_const(), b.as_ptr().cast()];
-            let reducer = Reducer::new(DType::U32, ReductionCode::Sum);
-            // SAFETY: all have as many elements, and the first target is the first source.
-            unsafe { reducer.run(&targets, &sources, &[], count, false) };
-            assert!((0..count as u32).map(|i| i * 8).eq(first.iter().copied()), "{count}");
-            assert_eq!(first, apart, "{count}");
+        for count in [0, 1, BLOCK - 1, BLOCK, AHEAD / 4 + BLOCK, AHEAD + BLOCK + SHORT + SHORTER + 1] {
+            // How many are stored through the caches, and where in a line the targets begin.
+            for (through, start) in [(0, 0), (1, 0), (2, 0), (0, 1), (1, 3)] {
+                let [a, b] = [3u32, 5].map(|step| (0..count as u32).map(|i| i * step).collect::<Vec<_>>());
+                let mut memory = [vec![0u32; count + 2 * LINE], vec![0u32; count + 2 * LINE]];
+                // In place of the first, and apart.
+                let [first, apart] = memory.each_mut().map(|memory| {
+                    let start = memory.as_ptr().align_offset(LINE) + start;
+                    &mut memory[start..start + count]
+                });
+                first.copy_from_slice(&a);
+                let targets: [*mut u8; 2] = [first.as_mut_ptr().cast(), apart.as_mut_ptr().cast()];
+                let sources = [targets[0].cast_const(), b.as_ptr().cast()];
+                let (through, past) = targets.split_at(through);
+                let reducer = Reducer::new(DType::U32, ReductionCode::Sum);
+                // SAFETY: all have as many elements, and the first target is the first source.
+                unsafe { reducer.run(Targets { through, past }, &sources, &[], count) };
+                assert!((0..count as u32).map(|i| i * 8).eq(first.iter().copied()), "{count}");
+                assert_eq!(first, apart, "{count}");
+            }
         }
     }
 
@@ -407,7 +460,8 @@ mod tests {
             let sources = [a.as_ptr().cast(), b.as_ptr().cast()];
             // SAFETY: all arrays have the same length.
             unsafe {
-                Reducer::new(DType::F32, code).run(&[out.as_mut_ptr().cast()], &sources, &[], a.len(), false)
+                let targets = [out.as_mut_ptr().cast()];
+                Reducer::new(DType::F32, code).run(Targets::new(&targets, false), &sources, &[], a.len())
             };
             out
         };
@@ -422,22 +476,20 @@ mod tests {
         // SAFETY: one element each.
         unsafe {
             Reducer::new(DType::I8, ReductionCode::Sum).run(
-                &[out.as_mut_ptr().cast()],
+                Targets::new(&[out.as_mut_ptr().cast()], false),
                 &sources,
                 &[],
                 1,
-                false,
             )
         };
         assert_eq!(out[0], -56);
         // SAFETY: one element each.
         unsafe {
             Reducer::new(DType::I8, ReductionCode::Avg).run(
-                &[out.as_mut_ptr().cast()],
+                Targets::new(&[out.as_mut_ptr().cast()], false),
                 &sources,
                 &[],
                 1,
-                false,
             )
         };
         assert_eq!(out[0], 100);

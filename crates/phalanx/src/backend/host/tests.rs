@@ -200,34 +200,42 @@ fn threads_of_a_rank_that_fail_at_once_have_one_verdict() {
     }
 }
 
-/// All_to_alls of two ranks that go through the region, and are fetched where that can be.
-fn exchanges(ranks: [HostComm; 2], count: usize, rounds: u32) -> [HostComm; 2] {
+/// So many rounds of `work` with two ranks.
+fn rounds_of(
+    ranks: [HostComm; 2],
+    rounds: u32,
+    work: impl Fn(&HostComm, u32) + Copy + Send + 'static,
+) -> [HostComm; 2] {
     let threads = ranks.map(|comm| {
         std::thread::spawn(move || {
-            for round in 1..=rounds {
-                let rank = comm.rank() as u32;
-                let send: Vec<u32> =
-                    (0..2 * count as u32).map(|i| i ^ (rank << 30) ^ (round << 24)).collect();
-                let mut recv = vec![0u32; 2 * count];
-                let call = Call {
-                    send: send.as_ptr().cast(),
-                    recv: recv.as_mut_ptr().cast(),
-                    dtype: DType::U32,
-                    blocks: Blocks::Equal(count),
-                    recv_blocks: Blocks::Equal(count),
-                    ..Call::empty(Operation::AllToAll)
-                };
-                // SAFETY: the buffers have two blocks each, and one thread drives the rank.
-                unsafe { comm.collective(&call) }.unwrap();
-                let expected = (0..2u32).flat_map(|from| {
-                    (0..count as u32).map(move |i| (rank * count as u32 + i) ^ (from << 30) ^ (round << 24))
-                });
-                assert!(expected.eq(recv.iter().copied()), "round {round} of rank {rank}");
-            }
+            (1..=rounds).for_each(|round| work(&comm, round));
             comm
         })
     });
     threads.map(|thread| thread.join().unwrap())
+}
+
+/// All_to_alls of two ranks that go through the region, and are fetched where that can be.
+fn exchanges(ranks: [HostComm; 2], count: usize, rounds: u32) -> [HostComm; 2] {
+    rounds_of(ranks, rounds, move |comm, round| {
+        let rank = comm.rank() as u32;
+        let send: Vec<u32> = (0..2 * count as u32).map(|i| i ^ (rank << 30) ^ (round << 24)).collect();
+        let mut recv = vec![0u32; 2 * count];
+        let call = Call {
+            send: send.as_ptr().cast(),
+            recv: recv.as_mut_ptr().cast(),
+            dtype: DType::U32,
+            blocks: Blocks::Equal(count),
+            recv_blocks: Blocks::Equal(count),
+            ..Call::empty(Operation::AllToAll)
+        };
+        // SAFETY: the buffers have two blocks each, and one thread drives the rank.
+        unsafe { comm.collective(&call) }.unwrap();
+        let expected = (0..2u32).flat_map(|from| {
+            (0..count as u32).map(move |i| (rank * count as u32 + i) ^ (from << 30) ^ (round << 24))
+        });
+        assert!(expected.eq(recv.iter().copied()), "round {round} of rank {rank}");
+    })
 }
 
 #[test]
@@ -272,4 +280,30 @@ fn blocks_of_a_peer_that_cannot_be_read_go_through_the_region() {
     let [comm, peer] = exchanges(ranks, (256 << 10) / 4, 15);
     assert!(comm.endpoint.tried_fetching.get().is_some() && !comm.endpoint.all_fetch());
     assert!(!peer.endpoint.all_fetch());
+}
+
+#[test]
+fn long_all_reduces_are_pushed_through_the_caches_and_past_them() {
+    // Not whole lines for each rank, nor blocks of the arithmetic.
+    let count = (1 << 20) / 4 + 77;
+    let ranks = rounds_of(pair_of_threads(), 40, move |comm, round| {
+        let send: Vec<u32> = (0..count as u32).map(|i| i ^ (round << 20) ^ (comm.rank() as u32)).collect();
+        let mut recv = vec![0u32; count];
+        let call = Call {
+            send: send.as_ptr().cast(),
+            recv: recv.as_mut_ptr().cast(),
+            dtype: DType::U32,
+            blocks: Blocks::Equal(count),
+            recv_blocks: Blocks::Equal(count),
+            ..Call::empty(Operation::AllReduce)
+        };
+        // SAFETY: the buffers are as long, and one thread drives the rank.
+        unsafe { comm.collective(&call) }.unwrap();
+        let expected = send.iter().map(|x| x.wrapping_add(x ^ 1));
+        assert!(expected.eq(recv.iter().copied()), "round {round} of rank {}", comm.rank());
+    });
+    for rank in &ranks {
+        // SAFETY: nothing is under way.
+        assert!(unsafe { &*rank.state.get() }.has_pushed_past(4 * count));
+    }
 }

@@ -8,7 +8,7 @@
 
 use super::accumulate::{Accumulated, add_i128};
 use super::{Failure, check, datatype};
-use crate::backend::host::Reducer;
+use crate::backend::host::{Reducer, Targets};
 use crate::dtype::DType;
 use crate::op::ReductionCode;
 use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};
@@ -73,7 +73,7 @@ unsafe extern "C" fn own<const DTYPE: u8, const CODE: u8>(
     // of the sources.
     unsafe {
         let (input, inout) = (input.cast::<u8>(), inout.cast::<u8>());
-        Reducer::new(dtype, code).run(&[inout], &[input, inout], &[], *len as usize, false);
+        Reducer::new(dtype, code).run(Targets::new(&[inout], false), &[input, inout], &[], *len as usize);
     }
 }
 

@@ -6,7 +6,7 @@
 use super::NvshmemComm;
 use super::gpu;
 use super::process::Half;
-use crate::backend::host::Reducer;
+use crate::backend::host::{Reducer, Targets};
 use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
 use crate::error::Result;
 
@@ -252,7 +252,9 @@ impl NvshmemComm {
         let is_host = call.spaces[1] == Space::Host;
         let result = if is_host { target } else { sources[0].cast_mut() };
         // SAFETY: every source has so many elements; the target is the caller's, or exactly the first source.
-        unsafe { combination.reducer.run(&[result], &sources, &combination.factors, count, false) };
+        unsafe {
+            combination.reducer.run(Targets::new(&[result], false), &sources, &combination.factors, count)
+        };
         if is_host {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 //! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
 //! kept until it is received.
 
-use crate::backend::host::Reducer;
+use crate::backend::host::{Reducer, Targets};
 use crate::backend::{Allocation, Backend, BackendKind, Call, Departure, Direction, Ticket, Transfer};
 use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UsageError};
 use crate::os::Mapping;
@@ -105,7 +105,7 @@ impl Backend for SoloComm {
         unsafe {
             if call.operation.reduces() {
                 let reducer = Reducer::new(call.dtype, call.reduction.code);
-                reducer.run(&[call.recv], &[call.send], &[call.reduction.factor], count, false);
+                reducer.run(Targets::new(&[call.recv], false), &[call.send], &[call.reduction.factor], count);
             } else if call.send != call.recv.cast_const() {
                 std::ptr::copy_nonoverlapping(call.send, call.recv, count * call.dtype.size());
             }

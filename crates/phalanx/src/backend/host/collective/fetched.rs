@@ -5,74 +5,35 @@
 //! for each length, and then keeps to the faster one; if that is the region, nobody offers such blocks any more, for which the kernel has
 //! to be asked. (What everybody gets from everybody is staged once and read by all, which is as fast or faster everywhere.)
 
-use super::{Collective, Flow, TO_FETCH, TO_PASS, copy_own};
+use super::ways::{Choice, Way, Ways};
+use super::{Collective, Flow, copy_own};
 use crate::backend::Call;
 use crate::backend::host::world::Location;
 use crate::error::Result;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Blocks from this size on may be fetched: shorter ones nowhere gained by it.
 const FETCHED: usize = 256 << 10;
 
+/// A word of rank 0's opening: what the kernel can copy it is to copy; or all goes through the region, this time, or for good.
+pub(super) const TO_TRY_PASSING: u64 = 0;
+pub(super) const TO_FETCH: u64 = 2;
+pub(super) const TO_PASS: u64 = 3;
+
 /// Own blocks from this size on are stored past the caches.
 const STREAMING_OWN: usize = 4 << 20;
 
-/// How often a way is tried at a stretch: the region, the kernel, and the region again, since all of them get faster in the first
-/// milliseconds of a buffer, and each finds in the caches what the one before has left there.
-const STRETCH: u32 = 10;
-const TRIALS: u32 = 3 * STRETCH;
-
-/// Lengths between two powers of two are one class, and all from a GiB on.
-const CLASSES: usize = 13;
-
-/// How long long all_to_alls took, as this rank saw them.
-#[derive(Default)]
-pub(super) struct Ways([Trials; CLASSES]);
-
-/// Those of a class.
-#[derive(Default)]
-struct Trials {
-    tried: u32,
-    /// The shortest time through the region, and by the kernel.
-    best: [Option<Duration>; 2],
-    /// Rank 0 has tried both and stays with the region.
-    left: bool,
+/// Rank 0 finds out which way is faster; the usual one is the region.
+pub(super) fn ways() -> Ways {
+    Ways::new(FETCHED, u32::MAX)
 }
 
-impl Ways {
-    fn class(block: usize) -> usize {
-        ((block / FETCHED).max(1).ilog2() as usize).min(CLASSES - 1)
-    }
-
-    /// What rank 0 says of the next one of this length.
-    pub fn next(&self, block: usize) -> u64 {
-        match self.0[Ways::class(block)] {
-            Trials { tried, .. } if tried < TRIALS => [0, TO_FETCH][usize::from(tried / STRETCH == 1)],
-            Trials { best: [passed, fetched], .. } => [TO_PASS, TO_FETCH][usize::from(fetched < passed)],
-        }
-    }
-
-    /// Whether blocks of this length go through the region for good.
-    pub fn is_left(&self, block: usize) -> bool {
-        self.0[Ways::class(block)].left
-    }
-
-    fn leave(&mut self, block: usize) {
-        self.0[Ways::class(block)].left = true;
-    }
-
-    #[cfg(all(test, target_os = "linux"))]
-    pub fn has_fetched(&self, block: usize) -> bool {
-        self.0[Ways::class(block)].best[1].is_some()
-    }
-
-    fn took(&mut self, block: usize, fetched: bool, time: Duration) {
-        let Trials { tried, best, .. } = &mut self.0[Ways::class(block)];
-        if *tried < TRIALS {
-            let best = &mut best[usize::from(fetched)];
-            *best = Some(best.map_or(time, |best| best.min(time)));
-            *tried += 1;
-        }
+/// What rank 0 says of an all_to_all that may be fetched.
+pub(super) fn word(choice: Choice) -> u64 {
+    match choice {
+        Choice::Try(Way::Other) | Choice::Keep(Way::Other) => TO_FETCH,
+        Choice::Try(Way::Usual) => TO_TRY_PASSING,
+        Choice::Keep(Way::Usual) => TO_PASS,
     }
 }
 
@@ -100,7 +61,7 @@ impl Collective<'_> {
         // SAFETY: as `opening` says.
         let choice = unsafe { (*self.opening(0)).data[4] };
         if choice == TO_PASS {
-            self.state.ways.leave(flow.longest());
+            self.state.fetches.settle(flow.longest());
             // SAFETY: the caller's contract.
             return unsafe { self.pass(call, flow, send) };
         }
@@ -118,7 +79,8 @@ impl Collective<'_> {
             }
         }
         if send.is_to_fetch() {
-            self.state.ways.took(flow.longest(), fetched, began.elapsed());
+            let way = if fetched { Way::Other } else { Way::Usual };
+            self.state.fetches.took(flow.longest(), way, began.elapsed());
         }
         Ok(())
     }
@@ -139,31 +101,5 @@ impl Collective<'_> {
         unsafe { copy_own(call, flow, rank, 0, usize::MAX, flow.longest() >= STREAMING_OWN) };
         self.complete();
         self.wait_until_read(flow)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_faster_way_is_kept_for_each_length() {
-        let mut ways = Ways::default();
-        let mut run = |block: usize, times: [u64; 2]| {
-            let choice = ways.next(block);
-            let fetched = usize::from(choice == TO_FETCH);
-            ways.took(block, fetched == 1, Duration::from_micros(times[fetched]));
-            choice
-        };
-        let mut seen = |block, times| (0..TRIALS + 2).map(|_| run(block, times)).collect::<Vec<_>>();
-        let tries = [0, TO_FETCH, 0].map(|choice| [choice; STRETCH as usize]).concat();
-        assert_eq!(seen(FETCHED, [90, 50]), [&tries[..], &[TO_FETCH; 2]].concat());
-        assert_eq!(seen(2 * FETCHED, [50, 90]), [&tries[..], &[TO_PASS; 2]].concat());
-        assert_eq!(
-            seen(2 * FETCHED - 1, [90, 50]),
-            [TO_FETCH; TRIALS as usize + 2],
-            "of a class that was tried"
-        );
-        assert_eq!(seen(usize::MAX, [9, 5]), [&tries[..], &[TO_FETCH; 2]].concat());
     }
 }

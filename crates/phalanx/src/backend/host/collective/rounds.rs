@@ -13,7 +13,7 @@
 use super::{Awaited, Collective, Flow, IN_ONE_LINE, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
 use crate::backend::host::protocol::LINE_PAYLOAD;
-use crate::backend::host::reduce::Reducer;
+use crate::backend::host::reduce::{Reducer, Targets};
 use crate::backend::{Call, Operation};
 use crate::error::Result;
 use crate::op::ReductionCode;
@@ -180,7 +180,7 @@ impl Collective<'_> {
         // SAFETY: every source has a slice and `recv` a block; the sources lie in the scratch.
         unsafe {
             let target = call.recv.add(own.start);
-            reducer.run(&[target], sources, &[], own.len() / call.dtype.size(), false);
+            reducer.run(Targets::new(&[target], false), sources, &[], own.len() / call.dtype.size());
             self.write_lines(slices.result, target, own.len());
         }
         self.endpoint.announce_progress();

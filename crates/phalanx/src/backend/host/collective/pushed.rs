@@ -1,0 +1,121 @@
+//! All_reduces whose ranks store results where they are wanted.
+//!
+//! Each rank reduces its part of all contributions, which it reads where they are, and stores it in everybody's `recv`. So all buffers have to be
+//! within everybody's reach: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
+
+use super::ways::{Choice, Way, Ways};
+use super::{Collective, Flow, STREAMING, State};
+use crate::backend::host::protocol::LINE;
+use crate::backend::host::reduce::{Reducer, Targets};
+use crate::backend::host::world::Location;
+use crate::backend::{Call, Operation};
+use crate::error::Result;
+use std::time::Instant;
+
+/// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer of the all-gather is saved, and a
+/// wait. Among more than two ranks shorter results are better in their reader's cache.
+const PUSHED: usize = 1 << 20;
+const PUSHED_OF_TWO: usize = 64 << 10;
+
+/// From this size on they may be stored past the caches. That spares getting their lines from peers, which saves much where the ranks' cores
+/// share no cache and little or nothing where they do; what is stored so their readers have to get from memory, so it must be worth that.
+const PUSHED_PAST: usize = 1 << 20;
+const WORTH_PUSHING_PAST: u32 = 16;
+
+/// Bytes that a rank pushes before it looks whether its peers have given up.
+const PUSH_STEP: usize = 512 << 10;
+
+/// A word of the opening: peers may write to `recv`.
+pub(super) const OPEN_TO_PUSHES: u64 = 1;
+
+/// The usual way is through the caches.
+pub(super) fn ways() -> Ways {
+    Ways::new(PUSHED_PAST, WORTH_PUSHING_PAST)
+}
+
+impl Collective<'_> {
+    /// Whether peers may write to this rank's `recv`.
+    pub(super) fn can_take_pushes(&self, call: &Call<'_>, flow: &Flow<'_>, recv: Location) -> bool {
+        recv.is_readable()
+            && self.is_pushed(flow.longest())
+            && self.endpoint.world.can_withdraw(call.recv, flow.longest())
+    }
+
+    /// Whether this rank's opening said that peers may write to its `recv`.
+    pub(super) fn takes_pushes(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
+        call.operation == Operation::AllReduce
+            && self.is_pushed(flow.longest())
+            && self.is_open_to_pushes(self.endpoint.rank)
+    }
+
+    /// Whether an all_reduce is long enough to be.
+    fn is_pushed(&self, bytes: usize) -> bool {
+        bytes >= if self.endpoint.ranks == 2 { PUSHED_OF_TWO } else { PUSHED }
+    }
+
+    pub(super) fn all_take_pushes(&self) -> bool {
+        self.all_readable(0) && (0..self.endpoint.ranks).all(|rank| self.is_open_to_pushes(rank))
+    }
+
+    fn is_open_to_pushes(&self, rank: usize) -> bool {
+        // SAFETY: as `opening` says.
+        unsafe { (*self.opening(rank)).data[4] == OPEN_TO_PUSHES }
+    }
+
+    /// Each rank reduces its part of all contributions and stores it in every rank's `recv`. A rank that
+    /// gives up meanwhile waits until its peers are outside (threads), or takes its memory away from them
+    /// (processes), before it returns.
+    ///
+    /// # Safety
+    /// As for `bulk`, for an all_reduce whose buffers are all readable and open to pushes.
+    pub(super) unsafe fn push(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
+        let bytes = flow.longest();
+        let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
+        let start = (rank * part).min(bytes);
+        let end = (start + part).min(bytes);
+        self.state.sources.clear();
+        self.state.targets.clear();
+        for peer in 0..ranks {
+            let (source, target) = if peer == rank {
+                (call.send, call.recv)
+            } else {
+                let [send, recv] = self.locations(peer);
+                let (world, [of_send, of_recv]) = (&self.endpoint.world, &mut self.state.mapped[peer]);
+                (world.resolve(send, of_send)?, world.resolve(recv, of_recv)?.cast_mut())
+            };
+            self.state.sources.push(source.wrapping_add(start));
+            self.state.targets.push(target.wrapping_add(start));
+        }
+        // The own one first.
+        self.state.targets.swap(0, rank);
+        let choice = (PUSHED_PAST..STREAMING).contains(&bytes).then(|| self.state.pushes.next(bytes));
+        let began = matches!(choice, Some(Choice::Try(_))).then(Instant::now);
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        for at in (start..end).step_by(PUSH_STEP) {
+            let len = (end - at).min(PUSH_STEP);
+            let State { sources, targets, factors, .. } = &*self.state;
+            let (own, peers) = targets.split_at(1);
+            let targets = match choice.map(Choice::way) {
+                Some(Way::Other) => Targets { through: own, past: peers },
+                _ => Targets::new(targets, bytes >= STREAMING),
+            };
+            self.guarded(true, || {
+                let count = len / call.dtype.size();
+                // SAFETY: the part lies in every buffer, and this rank alone writes it. A target is this
+                // or another rank's `recv`: apart from all sources, or in place of the same rank's.
+                unsafe { reducer.run(targets, sources, factors, count) };
+            })?;
+            for source in &mut self.state.sources {
+                *source = source.wrapping_add(len);
+            }
+            for target in &mut self.state.targets {
+                *target = target.wrapping_add(len);
+            }
+        }
+        if let (Some(choice), Some(began)) = (choice, began) {
+            self.state.pushes.took(bytes, choice.way(), began.elapsed());
+        }
+        Ok(())
+    }
+}

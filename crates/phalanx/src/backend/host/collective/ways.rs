@@ -1,0 +1,142 @@
+//! Two ways of doing the same thing, of which one is faster on one machine and the other on another: both are tried on the first
+//! operations of each length, and the faster one is kept.
+
+use std::time::Duration;
+
+/// How often a way is tried at a stretch: the usual one, the other, and the usual one again, since all of them get faster in the first
+/// milliseconds of a buffer, and each finds in the caches what the one before has left there.
+pub(super) const STRETCH: u32 = 10;
+const TRIALS: u32 = 3 * STRETCH;
+
+/// Lengths between two powers of two are one class, and all that are longer than 2¹² times the shortest.
+const CLASSES: usize = 13;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Usual,
+    Other,
+}
+
+/// How an operation is to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// And what it takes is to be told.
+    Try(Way),
+    Keep(Way),
+}
+
+impl Choice {
+    pub fn way(self) -> Way {
+        match self {
+            Choice::Try(way) | Choice::Keep(way) => way,
+        }
+    }
+}
+
+/// How long each way took.
+pub(super) struct Ways {
+    shortest: usize,
+    /// The other way is worth it if it saves more than one part in so many.
+    parts: u32,
+    classes: [Trials; CLASSES],
+}
+
+#[derive(Default, Clone, Copy)]
+struct Trials {
+    tried: u32,
+    /// The shortest time of each way.
+    best: [Option<Duration>; 2],
+    /// The usual way is kept, whatever was measured.
+    settled: bool,
+}
+
+impl Ways {
+    /// For lengths from `shortest` on.
+    pub const fn new(shortest: usize, parts: u32) -> Ways {
+        const NONE: Trials = Trials { tried: 0, best: [None; 2], settled: false };
+        Ways { shortest, parts, classes: [NONE; CLASSES] }
+    }
+
+    fn class(&self, len: usize) -> usize {
+        ((len / self.shortest).max(1).ilog2() as usize).min(CLASSES - 1)
+    }
+
+    /// How the next operation of this length goes.
+    pub fn next(&self, len: usize) -> Choice {
+        match self.classes[self.class(len)] {
+            Trials { settled: true, .. } => Choice::Keep(Way::Usual),
+            Trials { tried, .. } if tried < TRIALS => {
+                Choice::Try([Way::Usual, Way::Other][usize::from(tried / STRETCH == 1)])
+            }
+            Trials { best: [Some(usual), Some(other)], .. } if other + usual / self.parts < usual => {
+                Choice::Keep(Way::Other)
+            }
+            _ => Choice::Keep(Way::Usual),
+        }
+    }
+
+    /// What an operation took.
+    pub fn took(&mut self, len: usize, way: Way, time: Duration) {
+        let Trials { tried, best, .. } = &mut self.classes[self.class(len)];
+        if *tried < TRIALS {
+            let best = &mut best[way as usize];
+            *best = Some(best.map_or(time, |best| best.min(time)));
+            *tried += 1;
+        }
+    }
+
+    /// Somebody else has chosen the usual way for all.
+    pub fn settle(&mut self, len: usize) {
+        self.classes[self.class(len)].settled = true;
+    }
+
+    pub fn is_settled(&self, len: usize) -> bool {
+        self.classes[self.class(len)].settled
+    }
+
+    #[cfg(all(test, target_os = "linux"))]
+    pub fn has_tried_other(&self, len: usize) -> bool {
+        self.classes[self.class(len)].best[Way::Other as usize].is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is chosen for operations of `len` that take so many microseconds in either way.
+    fn choices(ways: &mut Ways, len: usize, times: [u64; 2]) -> Vec<Choice> {
+        let mut run = || {
+            let choice = ways.next(len);
+            ways.took(len, choice.way(), Duration::from_micros(times[choice.way() as usize]));
+            choice
+        };
+        (0..TRIALS + 2).map(|_| run()).collect()
+    }
+
+    #[test]
+    fn the_faster_way_is_kept_for_each_length() {
+        const SHORTEST: usize = 1000;
+        let mut ways = Ways::new(SHORTEST, u32::MAX);
+        let tries =
+            [Way::Usual, Way::Other, Way::Usual].map(|way| [Choice::Try(way); STRETCH as usize]).concat();
+        let kept = |way| [&tries[..], &[Choice::Keep(way); 2]].concat();
+        assert_eq!(choices(&mut ways, SHORTEST, [90, 50]), kept(Way::Other));
+        assert_eq!(choices(&mut ways, 2 * SHORTEST, [50, 90]), kept(Way::Usual));
+        let tried = choices(&mut ways, 2 * SHORTEST - 1, [50, 90]);
+        assert_eq!(tried, [Choice::Keep(Way::Other); TRIALS as usize + 2], "of a class that was tried");
+        assert_eq!(choices(&mut ways, usize::MAX, [9, 5]), kept(Way::Other));
+    }
+
+    #[test]
+    fn the_other_way_has_to_save_its_part() {
+        for (other, way) in [(87, Way::Other), (88, Way::Usual)] {
+            let mut ways = Ways::new(1, 8);
+            assert_eq!(
+                choices(&mut ways, 1, [100, other]).last(),
+                Some(&Choice::Keep(way)),
+                "{other} of 100"
+            );
+        }
+    }
+}
