@@ -215,20 +215,25 @@ fn rounds_of(
     threads.map(|thread| thread.join().unwrap())
 }
 
+/// An operation whose blocks have `count` elements each.
+fn blocks_of(operation: Operation, send: &[u32], recv: &mut [u32], count: usize) -> Call<'static> {
+    Call {
+        send: send.as_ptr().cast(),
+        recv: recv.as_mut_ptr().cast(),
+        dtype: DType::U32,
+        blocks: Blocks::Equal(count),
+        recv_blocks: Blocks::Equal(count),
+        ..Call::empty(operation)
+    }
+}
+
 /// All_to_alls of two ranks that go through the region, and are fetched where that can be.
 fn exchanges(ranks: [HostComm; 2], count: usize, rounds: u32) -> [HostComm; 2] {
     rounds_of(ranks, rounds, move |comm, round| {
         let rank = comm.rank() as u32;
         let send: Vec<u32> = (0..2 * count as u32).map(|i| i ^ (rank << 30) ^ (round << 24)).collect();
         let mut recv = vec![0u32; 2 * count];
-        let call = Call {
-            send: send.as_ptr().cast(),
-            recv: recv.as_mut_ptr().cast(),
-            dtype: DType::U32,
-            blocks: Blocks::Equal(count),
-            recv_blocks: Blocks::Equal(count),
-            ..Call::empty(Operation::AllToAll)
-        };
+        let call = blocks_of(Operation::AllToAll, &send, &mut recv, count);
         // SAFETY: the buffers have two blocks each, and one thread drives the rank.
         unsafe { comm.collective(&call) }.unwrap();
         let expected = (0..2u32).flat_map(|from| {
@@ -289,14 +294,7 @@ fn long_all_reduces_are_pushed_through_the_caches_and_past_them() {
     let ranks = rounds_of(pair_of_threads(), 40, move |comm, round| {
         let send: Vec<u32> = (0..count as u32).map(|i| i ^ (round << 20) ^ (comm.rank() as u32)).collect();
         let mut recv = vec![0u32; count];
-        let call = Call {
-            send: send.as_ptr().cast(),
-            recv: recv.as_mut_ptr().cast(),
-            dtype: DType::U32,
-            blocks: Blocks::Equal(count),
-            recv_blocks: Blocks::Equal(count),
-            ..Call::empty(Operation::AllReduce)
-        };
+        let call = blocks_of(Operation::AllReduce, &send, &mut recv, count);
         // SAFETY: the buffers are as long, and one thread drives the rank.
         unsafe { comm.collective(&call) }.unwrap();
         let expected = send.iter().map(|x| x.wrapping_add(x ^ 1));

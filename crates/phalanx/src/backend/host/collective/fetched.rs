@@ -5,8 +5,10 @@
 //! for each length, and then keeps to the faster one; if that is the region, nobody offers such blocks any more, for which the kernel has
 //! to be asked. (What everybody gets from everybody is staged once and read by all, which is as fast or faster everywhere.)
 
+use super::Collective;
+use super::flow::Flow;
+use super::phases::copy_own;
 use super::ways::{Choice, Way, Ways};
-use super::{Collective, Flow, copy_own};
 use crate::backend::Call;
 use crate::backend::host::world::Location;
 use crate::error::Result;

@@ -7,7 +7,9 @@
 //! The chunks change hands here too: a rank writes the next round's where it has read the last one's, whoever wrote it. So it needs
 //! nobody's leave, but where another collective wrote before.
 
-use super::{Collective, Flow, LONG_STEP_OF_TWO, STREAMING, Steps, Who, copy_own};
+use super::Collective;
+use super::flow::{Flow, Who};
+use super::phases::{LONG_STEP_OF_TWO, STREAMING, Steps, copy_own};
 use crate::backend::Call;
 use crate::backend::host::layout::CONTRIBUTIONS;
 use crate::backend::host::reduce;

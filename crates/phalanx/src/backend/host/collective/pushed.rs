@@ -3,8 +3,10 @@
 //! Each rank reduces its part of all contributions, which it reads where they are, and stores it in everybody's `recv`. So all buffers have to be
 //! within everybody's reach: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
 
+use super::flow::Flow;
+use super::phases::STREAMING;
 use super::ways::{Choice, Way, Ways};
-use super::{Collective, Flow, STREAMING, State};
+use super::{Collective, State};
 use crate::backend::host::protocol::LINE;
 use crate::backend::host::reduce::{Reducer, Targets};
 use crate::backend::host::world::Location;

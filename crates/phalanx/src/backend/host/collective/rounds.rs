@@ -10,7 +10,8 @@
 //! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
 //! reduction goes: the bits are the same, and for small floats there is one rounding.
 
-use super::{Awaited, Collective, Flow, IN_ONE_LINE, LINES_BYTES, State};
+use super::flow::Flow;
+use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
 use crate::backend::host::protocol::LINE_PAYLOAD;
 use crate::backend::host::reduce::{Reducer, Targets};

@@ -1,0 +1,412 @@
+//! Bulk: blocks in steps of a chunk, in one phase or two.
+
+use super::flow::{Flow, Who};
+use super::{Collective, State};
+use crate::backend::Call;
+use crate::backend::host::layout::{CONTRIBUTIONS, FEWEST_CHUNKS, ONE_WAY, RESULTS};
+use crate::backend::host::protocol::LINE;
+use crate::backend::host::reduce::{self, Reducer, Targets};
+use crate::backend::host::world::Location;
+use crate::error::Result;
+
+/// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has more, so that
+/// what is written last needs only what was read an iteration before.
+const LEAD: usize = 1;
+const LEAD_CROWDED: usize = 3;
+const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);
+
+/// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all: of long blocks, and of those that two
+/// steps move.
+const STEP_OF_TWO: usize = 32 << 10;
+pub(super) const LONG_STEP_OF_TWO: usize = 64 << 10;
+
+/// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
+/// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
+pub(super) const STREAMING: usize = 8 << 20;
+const STREAMING_ONE_WAY: usize = 16 << 20;
+
+/// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
+/// rank reducing everything; beyond [`SMALL_READS`](super::small::SMALL_READS) only if two phases spare them no more than so many, or they share cores.
+pub(super) const ONE_PHASE: usize = 64 << 10;
+const SPARED: usize = 8 << 10;
+
+impl Collective<'_> {
+    /// # Safety
+    /// As for `bulk`, after the openings.
+    pub(super) unsafe fn one_phase(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        send: Location,
+    ) -> Result<()> {
+        let rank = self.endpoint.rank;
+        let stages = flow.writers.includes(rank) && flow.readers != Who::Only(rank) && !send.is_readable();
+        let reads = flow.readers.includes(rank);
+        let both_ways = flow.writers == Who::All && flow.readers == Who::All;
+        let ring = if both_ways { CONTRIBUTIONS } else { ONE_WAY };
+        let chunk = self.step_len(ring, flow.scattered, flow.longest());
+        let steps = flow.longest().div_ceil(chunk);
+        let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
+        let lead = if reads { self.lead() } else { 0 };
+        let streaming = flow.longest() >= if both_ways { STREAMING } else { STREAMING_ONE_WAY };
+        let copies_own = reads && flow.writers.includes(rank) && !flow.reduced;
+        let own_target = call.recv.wrapping_add(flow.target_offset(rank));
+        // A long block is read once for both: its way past the caches does not take the ring's place there.
+        let copies_while_staging =
+            copies_own && stages && !flow.scattered && streaming && call.send != own_target.cast_const();
+        // Peers that read a block where it is take its lines away: it is copied to its own place before they have got far.
+        let copies_first = copies_own && !stages;
+        if copies_first {
+            // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+            unsafe { copy_own(call, flow, rank, 0, usize::MAX, streaming) };
+        }
+        for i in 0..steps + lead {
+            if stages && i < steps {
+                let range = |reader| step.range(i, flow.block_len(rank, reader));
+                self.wait_ring_free(&step, i, flow.readers)?;
+                // SAFETY: the blocks lie in `send`, the pieces in the chunk, which is free.
+                unsafe {
+                    if flow.scattered {
+                        for reader in self.endpoint.peers().filter(|r| flow.readers.includes(*r)) {
+                            let (offset, len) = range(reader);
+                            let source = call.send.add(flow.source_offset(reader) + offset);
+                            reduce::copy(self.piece(rank, reader, &step, i), source, len, false);
+                        }
+                    } else {
+                        let (offset, len) = range(rank);
+                        let (chunk, source) = (self.chunk(rank, &step, i), call.send.add(offset));
+                        if copies_while_staging {
+                            reduce::copy_twice(chunk, own_target.add(offset), source, len);
+                        } else {
+                            reduce::copy(chunk, source, len, false);
+                        }
+                    }
+                }
+                self.publish(&step, i);
+            }
+            if reads && i >= lead {
+                // SAFETY: the caller's contract.
+                unsafe { self.read_step(call, flow, &step, i - lead, streaming) }?;
+                if copies_own && !copies_first && !copies_while_staging {
+                    // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+                    unsafe { copy_own(call, flow, rank, (i - lead) * chunk, chunk, streaming) };
+                }
+            }
+        }
+        self.finish_steps(&step, steps);
+        Ok(())
+    }
+
+    /// Takes one step's chunk of every other writer.
+    ///
+    /// # Safety
+    /// As for `one_phase`.
+    unsafe fn read_step(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        step: &Steps,
+        i: usize,
+        streaming: bool,
+    ) -> Result<()> {
+        let rank = self.endpoint.rank;
+        if flow.reduced {
+            let (offset, len) = step.range(i, flow.block_len(rank, rank));
+            let base = flow.source_offset(rank) + offset;
+            let scattered = flow.scattered;
+            // SAFETY: own and peers' blocks contain `base..base + len`; `recv` has room for its block.
+            unsafe {
+                self.reduce_step(call, step, i, base, scattered, call.recv.add(offset), len, streaming)
+            }?;
+        } else {
+            for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
+                let (offset, len) = step.range(i, flow.block_len(writer, rank));
+                let base = flow.source_offset(rank) + offset;
+                let source = self.source_of(writer, 0, step, i, base, flow.scattered)?;
+                let location = self.locations(writer)[0];
+                // SAFETY: the writer's block contains the range, and `recv` has room for it.
+                unsafe {
+                    let target = call.recv.add(flow.target_offset(writer) + offset);
+                    self.guarded(location.is_readable(), || reduce::copy(target, source, len, streaming))?;
+                }
+            }
+        }
+        self.endpoint.own().done_chunk[step.ring].set(step.number(i) + 1);
+        self.endpoint.announce_progress();
+        Ok(())
+    }
+
+    /// Reduces all ranks' contributions of one step, in rank order.
+    ///
+    /// `base` is where the step's elements start in a readable `send`; `scattered`, whether they have a piece of a chunk.
+    ///
+    /// # Safety
+    /// `len` bytes are there in every contribution, and room for them at `target`.
+    #[expect(clippy::too_many_arguments, reason = "two callers, which differ in just these")]
+    unsafe fn reduce_step(
+        &mut self,
+        call: &Call<'_>,
+        step: &Steps,
+        i: usize,
+        base: usize,
+        scattered: bool,
+        target: *mut u8,
+        len: usize,
+        streaming: bool,
+    ) -> Result<()> {
+        let mut direct = false;
+        self.state.sources.clear();
+        for writer in 0..self.endpoint.ranks {
+            let source = if writer == self.endpoint.rank {
+                call.send.wrapping_add(base)
+            } else {
+                direct |= self.locations(writer)[0].is_readable();
+                self.source_of(writer, 0, step, i, base, scattered)?
+            };
+            self.state.sources.push(source);
+        }
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        let State { sources, factors, .. } = &*self.state;
+        self.guarded(direct, || {
+            // SAFETY: every source has `len` bytes; the target overlaps at most this rank's own source,
+            // exactly.
+            unsafe {
+                reducer.run(Targets::new(&[target], streaming), sources, factors, len / call.dtype.size())
+            };
+        })
+    }
+
+    /// Where a writer's data of a step for this rank starts: at `base` in its buffer, or in its ring once it is written there, in a piece of
+    /// its own if `scattered`. `which` buffer: 0 for `send`, 1 for `recv`.
+    fn source_of(
+        &mut self,
+        writer: usize,
+        which: usize,
+        step: &Steps,
+        i: usize,
+        base: usize,
+        scattered: bool,
+    ) -> Result<*const u8> {
+        let location = self.locations(writer)[which];
+        // Results lie in `recv`, but are there only when published.
+        if !location.is_readable() || step.ring == RESULTS {
+            let number = step.number(i);
+            let published = &self.endpoint.channel.state(writer).published[step.ring];
+            self.endpoint.wait(writer, || published.get() > number)?;
+        }
+        if location.is_readable() {
+            let mapped = &mut self.state.mapped[writer][which];
+            Ok(self.endpoint.world.resolve(location, mapped)?.wrapping_add(base))
+        } else if scattered {
+            Ok(self.piece(writer, self.endpoint.rank, step, i))
+        } else {
+            Ok(self.chunk(writer, step, i))
+        }
+    }
+
+    /// Where a writer's data of a step lies in its ring.
+    #[inline(always)]
+    fn chunk(&self, writer: usize, step: &Steps, i: usize) -> *mut u8 {
+        self.endpoint.channel.ring_chunk(writer, step.ring, step.number(i))
+    }
+
+    /// Where its data for one reader lies.
+    #[inline(always)]
+    fn piece(&self, writer: usize, reader: usize, step: &Steps, i: usize) -> *mut u8 {
+        self.endpoint.channel.ring_piece(writer, reader, step.ring, step.number(i), step.chunk)
+    }
+
+    /// Does `work`, inside the gate if it touches a peer's own memory.
+    #[inline(always)]
+    pub(super) fn guarded(&self, direct: bool, work: impl FnOnce()) -> Result<()> {
+        if direct {
+            return self.endpoint.inside(0, work);
+        }
+        work();
+        Ok(())
+    }
+
+    /// Reduce-scatter and all-gather, a step of one behind a step of the other, so that what is gathered is
+    /// still in its writer's cache.
+    ///
+    /// # Safety
+    /// As for `bulk`, for an all_reduce of which all have heard all openings.
+    pub(super) unsafe fn two_phases(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        send: Location,
+    ) -> Result<()> {
+        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
+        let bytes = flow.longest();
+        let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
+        let part_len = |rank: usize| bytes.saturating_sub(rank * part).min(part);
+        let recv = self.locations(rank)[1];
+        let staged = !self.all_readable(0);
+        let chunk = self.step_len(CONTRIBUTIONS, staged, flow.longest());
+        let steps = part.div_ceil(chunk);
+        let gives = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
+        let results = Steps { ring: RESULTS, first: self.state.next_chunk[RESULTS], chunk };
+        let streaming = bytes >= STREAMING;
+        let lead = self.lead();
+        for i in 0..steps + 2 * lead {
+            if i < steps && !send.is_readable() {
+                self.wait_ring_free(&gives, i, Who::All)?;
+                for reader in self.endpoint.peers() {
+                    let (offset, len) = gives.range(i, part_len(reader));
+                    // An empty part may begin behind the buffer.
+                    let source = call.send.wrapping_add(reader * part + offset);
+                    // SAFETY: the part lies in `send`, the piece in the chunk, which is free.
+                    unsafe { reduce::copy(self.piece(rank, reader, &gives, i), source, len, false) };
+                }
+                self.publish(&gives, i);
+            }
+            if (lead..steps + lead).contains(&i) {
+                let j = i - lead;
+                let (offset, len) = gives.range(j, part_len(rank));
+                let base = rank * part + offset;
+                // SAFETY: the part lies in every contribution and in `recv`.
+                let target = unsafe { call.recv.add(if len == 0 { 0 } else { base }) };
+                if len > 0 {
+                    // SAFETY: as above. The own part is kept in the cache for the peers.
+                    unsafe { self.reduce_step(call, &gives, j, base, true, target, len, false) }?;
+                }
+                self.endpoint.own().done_chunk[CONTRIBUTIONS].set(gives.number(j) + 1);
+                if !recv.is_readable() {
+                    self.wait_ring_free(&results, j, Who::All)?;
+                    // SAFETY: the result was just written; the chunk is free.
+                    unsafe { reduce::copy(self.chunk(rank, &results, j), target, len, false) };
+                }
+                self.publish(&results, j);
+            }
+            if i >= 2 * lead {
+                let j = i - 2 * lead;
+                for writer in self.endpoint.peers() {
+                    let (offset, len) = results.range(j, part_len(writer));
+                    if len == 0 {
+                        continue;
+                    }
+                    let base = writer * part + offset;
+                    let source = self.source_of(writer, 1, &results, j, base, false)?;
+                    let readable = self.locations(writer)[1].is_readable();
+                    // SAFETY: the writer's part lies in its `recv` and in this rank's.
+                    unsafe {
+                        let target = call.recv.add(base);
+                        self.guarded(readable, || reduce::copy(target, source, len, streaming))?;
+                    }
+                }
+                self.endpoint.own().done_chunk[RESULTS].set(results.number(j) + 1);
+                self.endpoint.announce_progress();
+            }
+        }
+        self.finish_steps(&gives, steps);
+        self.finish_steps(&results, steps);
+        Ok(())
+    }
+
+    /// Whether reading everything from everybody is less work than waiting for each other once more, for which a rank that shares its core
+    /// needs another turn.
+    pub(super) fn one_phase_pays(&self, bytes: usize) -> bool {
+        let ranks = self.endpoint.ranks;
+        let (one, two) = ((ranks - 1) * bytes, 2 * (ranks - 1) * bytes / ranks);
+        one <= ONE_PHASE && (self.endpoint.crowded || one - two <= SPARED)
+    }
+
+    pub(super) fn lead(&self) -> usize {
+        if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
+    }
+
+    /// Bytes of a block of so many that one step moves; a chunk of the ring holds a piece for each rank if scattered.
+    pub(super) fn step_len(&self, ring: usize, scattered: bool, block: usize) -> usize {
+        let chunk = self.endpoint.channel.layout.chunk[ring];
+        match self.endpoint.ranks {
+            ranks if scattered => (chunk / ranks) & !63,
+            2 if block <= 2 * LONG_STEP_OF_TWO => chunk.min(LONG_STEP_OF_TWO),
+            2 => chunk.min(STEP_OF_TWO),
+            _ => chunk,
+        }
+    }
+
+    /// Waits until what was given in the place of step `i`'s chunk is no longer needed, whoever gave it.
+    pub(super) fn wait_ring_free(&mut self, step: &Steps, i: usize, readers: Who) -> Result<()> {
+        let number = step.number(i);
+        let needed = (number + 1).saturating_sub(self.endpoint.channel.layout.ring_chunks[step.ring] as u64);
+        if self.state.drained[step.ring] < needed {
+            let mut drained = u64::MAX;
+            for peer in self.endpoint.peers() {
+                let done = &self.endpoint.channel.state(peer).done_chunk[step.ring];
+                // Who does not read in this operation only has to be done with the ones before.
+                let reads = readers.includes(peer);
+                let needed = if reads { needed } else { needed.min(step.first) };
+                self.endpoint.wait(peer, || done.get() >= needed)?;
+                let seen = done.get();
+                if reads || seen < step.first {
+                    drained = drained.min(seen);
+                }
+            }
+            self.state.drained[step.ring] = drained.min(number);
+        }
+        Ok(())
+    }
+
+    pub(super) fn publish(&self, step: &Steps, i: usize) {
+        self.endpoint.own().published[step.ring].set(step.number(i) + 1);
+        self.endpoint.announce_progress();
+    }
+
+    /// Leaves the ring as the next operation expects it, also on ranks that had nothing to read.
+    pub(super) fn finish_steps(&mut self, step: &Steps, steps: usize) {
+        let next = step.first + steps as u64;
+        self.state.next_chunk[step.ring] = next;
+        self.endpoint.own().done_chunk[step.ring].set(next);
+    }
+}
+
+/// A run of chunks of one ring.
+pub(super) struct Steps {
+    pub ring: usize,
+    /// Number of the first chunk.
+    pub first: u64,
+    /// Bytes of a block per step.
+    pub chunk: usize,
+}
+
+impl Steps {
+    pub(super) fn number(&self, i: usize) -> u64 {
+        self.first + i as u64
+    }
+
+    /// Offset and length of step `i` in a block.
+    pub(super) fn range(&self, i: usize, block: usize) -> (usize, usize) {
+        let offset = (i * self.chunk).min(block);
+        (offset, (block - offset).min(self.chunk))
+    }
+}
+
+/// Copies a range of this rank's block for itself, unless it is in its place already.
+///
+/// # Safety
+/// The blocks lie in the call's buffers.
+pub(super) unsafe fn copy_own(
+    call: &Call<'_>,
+    flow: &Flow<'_>,
+    rank: usize,
+    offset: usize,
+    len: usize,
+    streaming: bool,
+) {
+    let block = flow.block_len(rank, rank);
+    let offset = offset.min(block);
+    let len = len.min(block - offset);
+    if len == 0 {
+        return;
+    }
+    // SAFETY: in bounds of the blocks, which are the same place or apart.
+    unsafe {
+        let source = call.send.add(flow.source_offset(rank) + offset);
+        let target = call.recv.add(flow.target_offset(rank) + offset);
+        if source != target.cast_const() {
+            reduce::copy(target, source, len, streaming);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Small operations: every writer puts its blocks into its slot, and every reader takes them out.
+
+use super::flow::{Flow, Who};
+use super::phases::{ONE_PHASE, copy_own};
+use super::{Awaited, Collective, IN_ONE_LINE, INLINE, LINES_BYTES, State};
+use crate::backend::host::layout::{FEW_LINES, MOST_LINES, SLOT_BYTES, SLOT_LINES};
+use crate::backend::host::protocol::{LINE, LINE_PAYLOAD};
+use crate::backend::host::reduce::{self, Reducer, Targets};
+use crate::backend::{Blocks, Call};
+use crate::error::Result;
+
+/// So many ranks can poll both lines of each other's openings; among 8 bytes behind one line take half the time.
+const FEW_READERS: usize = 5;
+
+/// The most bytes a rank with a core of its own reads from its peers in a small all_reduce.
+const SMALL_READS: usize = 16 << 10;
+
+/// How a small operation's data travels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// In the slot's opening: what is for all, or every reader's block.
+    Inline,
+    /// In stamped lines behind it; so many for each block.
+    Lines(usize),
+    /// In the slot's plain bytes; blocks start so many bytes apart.
+    Bytes(usize),
+}
+
+impl Collective<'_> {
+    /// How the data travels if it is small: the same on every rank.
+    #[inline(always)]
+    pub(super) fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
+        let longest = flow.longest();
+        let blocks = if flow.scattered { self.endpoint.ranks } else { 1 };
+        if self.given(flow) <= self.most_inline(flow) {
+            return Some(Form::Inline);
+        }
+        let shares_memory = self.endpoint.shares_memory();
+        // Many ranks that reduce everything for themselves read more than if each reduced a part.
+        let most = if self.endpoint.crowded { ONE_PHASE } else { SMALL_READS };
+        let all_read_all = flow.reduced && flow.readers == Who::All && !flow.scattered;
+        if shares_memory && all_read_all && (self.endpoint.ranks - 1) * longest > most {
+            return None;
+        }
+        let lines = longest.div_ceil(LINE_PAYLOAD);
+        let few = if shares_memory { FEW_LINES } else { MOST_LINES };
+        if lines <= few && blocks * lines <= SLOT_LINES {
+            return Some(Form::Lines(lines));
+        }
+        let stride = longest.next_multiple_of(LINE);
+        (stride <= SLOT_BYTES / blocks).then_some(Form::Bytes(stride))
+    }
+
+    /// The most bytes that go in the opening. Where many read the same from each other, they had better poll one line of each.
+    #[inline(always)]
+    fn most_inline(&self, flow: &Flow<'_>) -> usize {
+        let all_read_all = flow.writers == Who::All && flow.readers == Who::All && !flow.scattered;
+        let many = all_read_all && self.endpoint.ranks > FEW_READERS;
+        if many && self.endpoint.shares_memory() { IN_ONE_LINE } else { INLINE }
+    }
+
+    /// # Safety
+    /// As for `run`; the flow is small, of this form.
+    #[inline]
+    pub(super) unsafe fn small(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
+        let rank = self.endpoint.rank;
+        if flow.writers.includes(rank) {
+            self.wait_slot_free()?;
+            // SAFETY: the caller's contract; the slot is free.
+            unsafe { self.write_small(call, flow, form) };
+        }
+        if flow.readers.includes(rank) {
+            (self.begun)();
+            let awaited = match form {
+                // Blocks of different lengths end in different lines.
+                Form::Lines(per_block) if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 => {
+                    let first = if flow.scattered { rank * per_block } else { 0 };
+                    Awaited::LinesBehind { first, last: first + per_block - 1 }
+                }
+                Form::Inline if self.given(flow) > IN_ONE_LINE => Awaited::BothLines,
+                _ => Awaited::FirstLine,
+            };
+            self.hear_all(flow.writers, awaited)?;
+            if flow.reduced {
+                // SAFETY: the caller's contract.
+                unsafe { self.small_reduce(call, flow, form) }?;
+            } else {
+                // SAFETY: the caller's contract.
+                unsafe { self.small_copy(call, flow, form) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The call's blocks are readable, and `wait_slot_free` was called.
+    #[inline(always)]
+    unsafe fn write_small(&self, call: &Call<'_>, flow: &Flow<'_>, form: Form) {
+        let rank = self.endpoint.rank;
+        // SAFETY: the call's block is readable, and fits the opening if it goes with it; the slot is free.
+        let open = |len| unsafe { self.open(call.reduction.factor, call.send, len) };
+        match form {
+            Form::Inline => open(flow.send_len(rank, self.endpoint.ranks)),
+            Form::Lines(per_block) => {
+                // The opening goes first: its readers find it while the lines are being written.
+                open(0);
+                self.each_block(call, flow, |index, source, len| {
+                    // SAFETY: the block is readable; the slot is free.
+                    unsafe { self.write_lines(index * per_block, source, len) };
+                });
+                self.endpoint.announce_progress();
+            }
+            Form::Bytes(stride) => {
+                self.each_block(call, flow, |reader, source, len| {
+                    let target = self.small_bytes(flow, stride, rank, reader);
+                    // SAFETY: the form says that all blocks fit; the slot is free.
+                    unsafe { reduce::copy(target, source, len, false) };
+                });
+                open(0);
+            }
+        }
+    }
+
+    /// Runs `write` for each block this rank gives: its index in the slot, its address and its length.
+    #[inline(always)]
+    fn each_block(&self, call: &Call<'_>, flow: &Flow<'_>, write: impl Fn(usize, *const u8, usize)) {
+        let rank = self.endpoint.rank;
+        if flow.scattered {
+            for reader in self.endpoint.peers().filter(|reader| flow.readers.includes(*reader)) {
+                let source = call.send.wrapping_add(flow.source_offset(reader));
+                write(reader, source, flow.block_len(rank, reader));
+            }
+        } else {
+            write(0, call.send, flow.block_len(rank, rank));
+        }
+    }
+
+    /// Writes bytes into lines of this rank's slot, from `first` on.
+    ///
+    /// # Safety
+    /// The bytes are readable, and `wait_slot_free` was called.
+    #[inline(always)]
+    pub(super) unsafe fn write_lines(&self, first: usize, source: *const u8, len: usize) {
+        let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
+        for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
+            // SAFETY: in bounds of the bytes; the line is this rank's and free.
+            unsafe { line.write(self.state.sequence, source.add(offset), (len - offset).min(LINE_PAYLOAD)) };
+        }
+    }
+
+    /// Takes a writer's block for this rank out of its lines.
+    ///
+    /// # Safety
+    /// `target` is writable for the block's length, and the writer's opening was heard.
+    #[inline]
+    unsafe fn read_block(
+        &self,
+        flow: &Flow<'_>,
+        per_block: usize,
+        writer: usize,
+        target: *mut u8,
+    ) -> Result<()> {
+        let first = if flow.scattered { self.endpoint.rank * per_block } else { 0 };
+        // SAFETY: the caller's contract.
+        unsafe { self.read_lines(writer, first, target, flow.block_len(writer, self.endpoint.rank)) }
+    }
+
+    /// Takes bytes out of a writer's lines, from `first` on.
+    ///
+    /// # Safety
+    /// `target` is writable for `len` bytes, and the writer's opening was heard.
+    #[inline(always)]
+    pub(super) unsafe fn read_lines(
+        &self,
+        writer: usize,
+        first: usize,
+        target: *mut u8,
+        len: usize,
+    ) -> Result<()> {
+        let sequence = self.state.sequence;
+        let slot = self.endpoint.channel.slot(writer, sequence);
+        for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
+            self.endpoint.wait(writer, || line.is(sequence))?;
+            // SAFETY: stamped with this operation; in bounds of the target.
+            unsafe { line.read(target.add(offset), (len - offset).min(LINE_PAYLOAD)) };
+        }
+        Ok(())
+    }
+
+    /// Where a writer's block for a reader lies in plain bytes.
+    #[inline(always)]
+    fn small_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize, reader: usize) -> *mut u8 {
+        let (channel, sequence) = (&self.endpoint.channel, self.state.sequence);
+        if flow.scattered {
+            channel.slot_piece(writer, reader, sequence, stride)
+        } else {
+            channel.slot_bytes(writer, sequence)
+        }
+    }
+
+    /// # Safety
+    /// As for `small`, on a reader that has heard all.
+    unsafe fn small_reduce(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
+        let rank = self.endpoint.rank;
+        if let Form::Lines(per_block) = form {
+            for writer in self.endpoint.peers() {
+                let target = self.state.scratch.as_mut_ptr().wrapping_add(writer * LINES_BYTES);
+                // SAFETY: the scratch has LINES_BYTES for each rank.
+                unsafe { self.read_block(flow, per_block, writer, target) }?;
+            }
+        }
+        self.gather_factors(call);
+        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        let block = flow.block_len(rank, rank);
+        self.state.sources.clear();
+        for writer in 0..self.endpoint.ranks {
+            let source = match form {
+                _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
+                Form::Inline => self.inline_data(flow, writer),
+                Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * LINES_BYTES),
+                Form::Bytes(stride) => self.small_bytes(flow, stride, writer, rank),
+            };
+            self.state.sources.push(source);
+        }
+        let State { sources, factors, .. } = &*self.state;
+        // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
+        // source, exactly.
+        unsafe { reducer.run(Targets::new(&[call.recv], false), sources, factors, block / flow.size) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `small`, on a reader that has heard all.
+    unsafe fn small_copy(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
+        let rank = self.endpoint.rank;
+        for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
+            let target = call.recv.wrapping_add(flow.target_offset(writer));
+            let len = flow.block_len(writer, rank);
+            // SAFETY: the block's place lies in `recv`; its data lies in the opening or in the slot.
+            unsafe {
+                match form {
+                    Form::Inline => reduce::copy_small(target, self.inline_data(flow, writer), len),
+                    Form::Lines(per_block) => self.read_block(flow, per_block, writer, target)?,
+                    Form::Bytes(stride) => {
+                        reduce::copy(target, self.small_bytes(flow, stride, writer, rank), len, false);
+                    }
+                }
+            }
+        }
+        if flow.writers.includes(rank) {
+            // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
+            unsafe { copy_own(call, flow, rank, 0, usize::MAX, false) };
+        }
+        Ok(())
+    }
+
+    /// A writer's block for this rank, in the opening.
+    #[inline(always)]
+    fn inline_data(&self, flow: &Flow<'_>, writer: usize) -> *const u8 {
+        // SAFETY: a slot holds an opening.
+        let data: *const u8 = unsafe { (&raw const (*self.opening(writer)).data).cast() };
+        data.wrapping_add(flow.source_offset(self.endpoint.rank))
+    }
+}
