@@ -14,8 +14,7 @@ const BLOCK: usize = 64;
 const SHORT: usize = 16;
 const SHORTER: usize = 4;
 
-/// How far ahead of its stores who stores in several places has the lines of all arrays fetched, in bytes. All places but one are in others'
-/// caches, and the hardware does not fetch ahead what is only stored to.
+/// How far ahead the lines of others' arrays are fetched, in bytes.
 const AHEAD: usize = 1 << 10;
 
 /// Where results are stored, all in every place.
@@ -25,22 +24,17 @@ pub(crate) struct Targets<'a> {
     pub through: &'a [*mut u8],
     /// Past the caches.
     pub past: &'a [*mut u8],
+    /// Sources, and targets through the caches, whose lines are in others' caches: they are fetched ahead. The hardware does not do that for
+    /// what is only stored to, and of own arrays it would take more than it gives.
+    pub ahead: &'a [*const u8],
 }
 
 impl<'a> Targets<'a> {
-    /// Through the caches, unless `streaming`.
+    /// Own ones: through the caches, unless `streaming`.
     #[inline(always)]
     pub fn new(targets: &'a [*mut u8], streaming: bool) -> Targets<'a> {
-        if streaming {
-            Targets { through: &[], past: targets }
-        } else {
-            Targets { through: targets, past: &[] }
-        }
-    }
-
-    #[inline(always)]
-    fn are_several(self) -> bool {
-        self.through.len() + self.past.len() > 1
+        let (through, past) = targets.split_at(if streaming { 0 } else { targets.len() });
+        Targets { through, past, ahead: &[] }
     }
 }
 
@@ -165,8 +159,8 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
 ) -> usize {
     let ahead = AHEAD / size_of::<T>();
     while count - done >= N {
-        if targets.are_several() && count - done >= ahead + N {
-            fetch::<T, N>(targets, sources, done + ahead);
+        if count - done >= ahead + N {
+            targets.ahead.iter().for_each(|array| fetch::<T, N>(*array, done + ahead));
         }
         // SAFETY: the caller's contract; the block lies in front of `count`.
         unsafe { block::<T, C, N, STORE>(targets, sources, factors, done) };
@@ -175,14 +169,12 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
     done
 }
 
-/// Has the lines of the `N` elements at `at` fetched, of all arrays that the caches take part in.
+/// Has the lines of the `N` elements at `at` fetched.
 #[inline(always)]
-fn fetch<T, const N: usize>(targets: Targets<'_>, sources: &[*const u8], at: usize) {
-    for array in sources.iter().copied().chain(targets.through.iter().map(|target| target.cast_const())) {
-        let start = array.cast::<T>().wrapping_add(at).cast::<u8>();
-        for line in 0..size_of::<[T; N]>().div_ceil(LINE) {
-            prefetch(start.wrapping_add(line * LINE));
-        }
+fn fetch<T, const N: usize>(array: *const u8, at: usize) {
+    let start = array.cast::<T>().wrapping_add(at).cast::<u8>();
+    for line in 0..size_of::<[T; N]>().div_ceil(LINE) {
+        prefetch(start.wrapping_add(line * LINE));
     }
 }
 
@@ -418,7 +410,7 @@ mod tests {
                 let (through, past) = targets.split_at(through);
                 let reducer = Reducer::new(DType::U32, ReductionCode::Sum);
                 // SAFETY: all have as many elements, and the first target is the first source.
-                unsafe { reducer.run(Targets { through, past }, &sources, &[], count) };
+                unsafe { reducer.run(Targets { through, past, ahead: &sources }, &sources, &[], count) };
                 assert!((0..count as u32).map(|i| i * 8).eq(first.iter().copied()), "{count}");
                 assert_eq!(first, apart, "{count}");
             }

@@ -76,8 +76,16 @@ impl Collective<'_> {
         let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
         let start = (rank * part).min(bytes);
         let end = (start + part).min(bytes);
+        let choice = (PUSHED_PAST..STREAMING).contains(&bytes).then(|| self.state.pushes.next(bytes));
+        // How many targets: the own one first.
+        let through = match choice.map(Choice::way) {
+            _ if bytes >= STREAMING => 0,
+            Some(Way::Other) => 1,
+            _ => ranks,
+        };
         self.state.sources.clear();
         self.state.targets.clear();
+        self.state.ahead.clear();
         for peer in 0..ranks {
             let (source, target) = if peer == rank {
                 (call.send, call.recv)
@@ -86,34 +94,32 @@ impl Collective<'_> {
                 let (world, [of_send, of_recv]) = (&self.endpoint.world, &mut self.state.mapped[peer]);
                 (world.resolve(send, of_send)?, world.resolve(recv, of_recv)?.cast_mut())
             };
-            self.state.sources.push(source.wrapping_add(start));
-            self.state.targets.push(target.wrapping_add(start));
+            let (source, target) = (source.wrapping_add(start), target.wrapping_add(start));
+            self.state.sources.push(source);
+            self.state.targets.push(target);
+            if peer != rank {
+                self.state.ahead.push(source);
+                if through == ranks {
+                    self.state.ahead.push(target);
+                }
+            }
         }
-        // The own one first.
         self.state.targets.swap(0, rank);
-        let choice = (PUSHED_PAST..STREAMING).contains(&bytes).then(|| self.state.pushes.next(bytes));
         let began = matches!(choice, Some(Choice::Try(_))).then(Instant::now);
         let reducer = Reducer::new(call.dtype, call.reduction.code);
         for at in (start..end).step_by(PUSH_STEP) {
             let len = (end - at).min(PUSH_STEP);
-            let State { sources, targets, factors, .. } = &*self.state;
-            let (own, peers) = targets.split_at(1);
-            let targets = match choice.map(Choice::way) {
-                Some(Way::Other) => Targets { through: own, past: peers },
-                _ => Targets::new(targets, bytes >= STREAMING),
-            };
+            let State { sources, targets, ahead, factors, .. } = &*self.state;
+            let (through, past) = targets.split_at(through);
             self.guarded(true, || {
                 let count = len / call.dtype.size();
                 // SAFETY: the part lies in every buffer, and this rank alone writes it. A target is this
                 // or another rank's `recv`: apart from all sources, or in place of the same rank's.
-                unsafe { reducer.run(targets, sources, factors, count) };
+                unsafe { reducer.run(Targets { through, past, ahead }, sources, factors, count) };
             })?;
-            for source in &mut self.state.sources {
-                *source = source.wrapping_add(len);
-            }
-            for target in &mut self.state.targets {
-                *target = target.wrapping_add(len);
-            }
+            let State { sources, targets, ahead, .. } = &mut *self.state;
+            sources.iter_mut().chain(ahead).for_each(|array| *array = array.wrapping_add(len));
+            targets.iter_mut().for_each(|target| *target = target.wrapping_add(len));
         }
         if let (Some(choice), Some(began)) = (choice, began) {
             self.state.pushes.took(bytes, choice.way(), began.elapsed());
