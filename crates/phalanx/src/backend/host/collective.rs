@@ -97,8 +97,6 @@ pub(super) struct State {
     scratch: Vec<u8>,
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
-    /// Those of `sources` and `targets` that are fetched ahead.
-    ahead: Vec<*const u8>,
     factors: Vec<u64>,
     /// Where `send` and `recv` of each peer lay, when they were last read there.
     mapped: Vec<[Mapped; 2]>,
@@ -108,7 +106,7 @@ pub(super) struct State {
     pub copies: Copies,
 }
 
-// SAFETY: the pointers in `sources`, `targets` and `ahead` are used only within the call that put them there.
+// SAFETY: the pointers in `sources` and `targets` are used only within the call that put them there.
 unsafe impl Send for State {}
 
 /// The payload of a slot's first lines.
@@ -146,7 +144,6 @@ impl State {
             scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
-            ahead: Vec::with_capacity(2 * ranks),
             factors: Vec::with_capacity(ranks),
             mapped: vec![[Mapped::NONE; 2]; ranks],
             tickets: Vec::with_capacity(2 * ranks),

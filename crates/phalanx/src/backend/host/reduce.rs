@@ -24,17 +24,21 @@ pub(crate) struct Targets<'a> {
     pub through: &'a [*mut u8],
     /// Past the caches.
     pub past: &'a [*mut u8],
-    /// Sources, and targets through the caches, whose lines are in others' caches: they are fetched ahead. The hardware does not do that for
-    /// what is only stored to, and of own arrays it would take more than it gives.
-    pub ahead: &'a [*const u8],
+    /// Who stores in others' arrays, if somebody does: the lines of all sources but this rank's, and of all targets through the caches but the
+    /// first, which is its own, are fetched ahead. The hardware does not do that for what is only stored to, and of own arrays it would take
+    /// more than it gives.
+    pub pusher: usize,
 }
+
+/// No rank: all targets are own ones.
+const NOBODY: usize = usize::MAX;
 
 impl<'a> Targets<'a> {
     /// Own ones: through the caches, unless `streaming`.
     #[inline(always)]
     pub fn new(targets: &'a [*mut u8], streaming: bool) -> Targets<'a> {
         let (through, past) = targets.split_at(if streaming { 0 } else { targets.len() });
-        Targets { through, past, ahead: &[] }
+        Targets { through, past, pusher: NOBODY }
     }
 }
 
@@ -159,8 +163,10 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
 ) -> usize {
     let ahead = AHEAD / size_of::<T>();
     while count - done >= N {
-        if count - done >= ahead + N {
-            targets.ahead.iter().for_each(|array| fetch::<T, N>(*array, done + ahead));
+        if targets.pusher != NOBODY && count - done >= ahead + N {
+            let others = sources.iter().enumerate().filter(|(rank, _)| *rank != targets.pusher);
+            others.for_each(|(_, source)| fetch::<T, N>(*source, done + ahead));
+            targets.through.iter().skip(1).for_each(|target| fetch::<T, N>(*target, done + ahead));
         }
         // SAFETY: the caller's contract; the block lies in front of `count`.
         unsafe { block::<T, C, N, STORE>(targets, sources, factors, done) };
@@ -410,7 +416,7 @@ mod tests {
                 let (through, past) = targets.split_at(through);
                 let reducer = Reducer::new(DType::U32, ReductionCode::Sum);
                 // SAFETY: all have as many elements, and the first target is the first source.
-                unsafe { reducer.run(Targets { through, past, ahead: &sources }, &sources, &[], count) };
+                unsafe { reducer.run(Targets { through, past, pusher: 0 }, &sources, &[], count) };
                 assert!((0..count as u32).map(|i| i * 8).eq(first.iter().copied()), "{count}");
                 assert_eq!(first, apart, "{count}");
             }

@@ -85,7 +85,6 @@ impl Collective<'_> {
         };
         self.state.sources.clear();
         self.state.targets.clear();
-        self.state.ahead.clear();
         for peer in 0..ranks {
             let (source, target) = if peer == rank {
                 (call.send, call.recv)
@@ -97,28 +96,22 @@ impl Collective<'_> {
             let (source, target) = (source.wrapping_add(start), target.wrapping_add(start));
             self.state.sources.push(source);
             self.state.targets.push(target);
-            if peer != rank {
-                self.state.ahead.push(source);
-                if through == ranks {
-                    self.state.ahead.push(target);
-                }
-            }
         }
         self.state.targets.swap(0, rank);
         let began = matches!(choice, Some(Choice::Try(_))).then(Instant::now);
         let reducer = Reducer::new(call.dtype, call.reduction.code);
         for at in (start..end).step_by(PUSH_STEP) {
             let len = (end - at).min(PUSH_STEP);
-            let State { sources, targets, ahead, factors, .. } = &*self.state;
+            let State { sources, targets, factors, .. } = &*self.state;
             let (through, past) = targets.split_at(through);
             self.guarded(true, || {
                 let count = len / call.dtype.size();
                 // SAFETY: the part lies in every buffer, and this rank alone writes it. A target is this
                 // or another rank's `recv`: apart from all sources, or in place of the same rank's.
-                unsafe { reducer.run(Targets { through, past, ahead }, sources, factors, count) };
+                unsafe { reducer.run(Targets { through, past, pusher: rank }, sources, factors, count) };
             })?;
-            let State { sources, targets, ahead, .. } = &mut *self.state;
-            sources.iter_mut().chain(ahead).for_each(|array| *array = array.wrapping_add(len));
+            let State { sources, targets, .. } = &mut *self.state;
+            sources.iter_mut().for_each(|array| *array = array.wrapping_add(len));
             targets.iter_mut().for_each(|target| *target = target.wrapping_add(len));
         }
         if let (Some(choice), Some(began)) = (choice, began) {
