@@ -78,7 +78,7 @@ impl Reducer {
     }
 }
 
-/// Chooses the instruction set; detection is cached by the standard library.
+/// Chooses how: few elements to one place are over before what more takes is set up.
 unsafe fn dispatch<T: Number, C: Combine<T>>(
     targets: Targets<'_>,
     sources: &[*const u8],
@@ -87,18 +87,57 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        // Short ones need no registers but those that every processor has, and are over before others are set up.
+        match *targets.through {
+            [target] if count < BLOCK && targets.past.is_empty() => {
+                // Written out, so that the compiler sees that there is nothing else to do.
+                rest::<T, C>(Targets::new(&[target], false), sources, factors, 0, count);
+            }
+            _ => many::<T, C>(targets, sources, factors, count),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(never)]
+unsafe fn many<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
         let done = if count < BLOCK { 0 } else { long::<T, C>(targets, sources, factors, count) };
-        let done = blocks::<T, C, SHORT, 0>(targets, sources, factors, done, count);
-        let done = blocks::<T, C, SHORTER, 0>(targets, sources, factors, done, count);
-        blocks::<T, C, 1, 0>(targets, sources, factors, done, count);
+        rest::<T, C>(targets, sources, factors, done, count);
         if !targets.past.is_empty() {
             streaming_fence();
         }
     }
 }
 
-/// Combines as many blocks of 64 elements as there are, and answers how many elements are done then.
+/// Combines what is left behind the first `done` elements. That needs no registers but those that every processor has.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn rest<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    done: usize,
+    count: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let done = blocks::<T, C, SHORT, 0>(targets, sources, factors, done, count);
+        let done = blocks::<T, C, SHORTER, 0>(targets, sources, factors, done, count);
+        blocks::<T, C, 1, 0>(targets, sources, factors, done, count);
+    }
+}
+
+/// Combines as many blocks of 64 elements as there are, and answers how many elements are done then. Chooses the instruction set; detection is
+/// cached by the standard library.
 ///
 /// # Safety
 /// As for [`Reducer::run`].

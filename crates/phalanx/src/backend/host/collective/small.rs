@@ -71,6 +71,8 @@ impl Collective<'_> {
         }
         if flow.readers.includes(rank) {
             (self.begun)();
+            // What needs no peer is done while their openings are on their way.
+            let reducer = flow.reduced.then(|| self.place_sources(call, flow, form));
             let awaited = match form {
                 // Blocks of different lengths end in different lines.
                 Form::Lines(per_block) if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 => {
@@ -81,13 +83,13 @@ impl Collective<'_> {
                 _ => Awaited::FirstLine,
             };
             self.hear_all(flow.writers, awaited)?;
-            if flow.reduced {
-                // SAFETY: the caller's contract.
-                unsafe { self.small_reduce(call, flow, form) }?;
-            } else {
-                // SAFETY: the caller's contract.
-                unsafe { self.small_copy(call, flow, form) }?;
-            }
+            // SAFETY: the caller's contract.
+            unsafe {
+                match reducer {
+                    Some(reducer) => self.small_reduce(call, flow, form, reducer),
+                    None => self.small_copy(call, flow, form),
+                }
+            }?;
         }
         Ok(())
     }
@@ -198,20 +200,10 @@ impl Collective<'_> {
         }
     }
 
-    /// # Safety
-    /// As for `small`, on a reader that has heard all.
-    unsafe fn small_reduce(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
+    /// Notes where each rank's contribution will lie, and chooses what combines them.
+    #[inline(always)]
+    fn place_sources(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Reducer {
         let rank = self.endpoint.rank;
-        if let Form::Lines(per_block) = form {
-            for writer in self.endpoint.peers() {
-                let target = self.state.scratch.as_mut_ptr().wrapping_add(writer * LINES_BYTES);
-                // SAFETY: the scratch has LINES_BYTES for each rank.
-                unsafe { self.read_block(flow, per_block, writer, target) }?;
-            }
-        }
-        self.gather_factors(call);
-        let reducer = Reducer::new(call.dtype, call.reduction.code);
-        let block = flow.block_len(rank, rank);
         self.state.sources.clear();
         for writer in 0..self.endpoint.ranks {
             let source = match form {
@@ -222,10 +214,33 @@ impl Collective<'_> {
             };
             self.state.sources.push(source);
         }
+        Reducer::new(call.dtype, call.reduction.code)
+    }
+
+    /// # Safety
+    /// As for `small`, on a reader that has placed its sources and then heard all.
+    #[inline(always)]
+    unsafe fn small_reduce(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        form: Form,
+        reducer: Reducer,
+    ) -> Result<()> {
+        let rank = self.endpoint.rank;
+        if let Form::Lines(per_block) = form {
+            for writer in self.endpoint.peers() {
+                let target = self.state.scratch.as_mut_ptr().wrapping_add(writer * LINES_BYTES);
+                // SAFETY: the scratch has LINES_BYTES for each rank.
+                unsafe { self.read_block(flow, per_block, writer, target) }?;
+            }
+        }
+        self.gather_factors(call);
         let State { sources, factors, .. } = &*self.state;
+        let count = flow.block_len(rank, rank) / flow.size;
         // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
         // source, exactly.
-        unsafe { reducer.run(Targets::new(&[call.recv], false), sources, factors, block / flow.size) };
+        unsafe { reducer.run(Targets::new(&[call.recv], false), sources, factors, count) };
         Ok(())
     }
 
