@@ -66,7 +66,8 @@ def peer_time(command, operation, size, args):
 def own_time(mode, operation, size, args):
     with tempfile.NamedTemporaryFile("r", suffix=".csv") as file:
         ranks = MODES[mode][1].format(ranks=args.ranks)
-        output(f"{args.phalanx} perf {operation} {ranks} --pin -b {size} -e {size} -c 0 --csv {file.name}")
+        # Where every rank could have a GPU of its own, NCCL would be measured.
+        output(f"PHALANX_BACKEND=host {args.phalanx} perf {operation} {ranks} --pin -b {size} -e {size} -c 0 --csv {file.name}")
         rows = list(csv.DictReader(file))
     # MPI_Bcast has one buffer.
     place = "in-place" if operation == "broadcast" else "out-of-place"

@@ -30,6 +30,10 @@ const INLINE: usize = PAIR_PAYLOAD - 16;
 /// The part of it that lies in the first of its two lines.
 const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
 
+/// Of a message of up to so many bytes in a chunk the lines are fetched while its opening is awaited. (Of longer ones they would be taken away
+/// from who is still writing them.)
+const FETCHED_AHEAD: usize = 256;
+
 /// A message of up to so many bytes is copied even if its receiver could read the sender's buffer: the sender need not wait.
 const SHORT: usize = 4 << 10;
 
@@ -156,6 +160,8 @@ struct Peer {
     /// Of the sent ones, those that are known to be taken.
     taken: u64,
     chunks: Chunks,
+    /// The one in which this rank sent its last message that took no more than one.
+    last_chunk: Option<u16>,
     /// Where the last message that was read in the peer's own memory lay.
     mapped: Mapped,
 }
@@ -176,6 +182,7 @@ impl Peer {
             received: 0,
             taken: 0,
             chunks,
+            last_chunk: None,
             mapped: Mapped::NONE,
         }
     }
@@ -298,6 +305,7 @@ impl Messages {
     ) -> Result<()> {
         let polls = if endpoint.crowded { 4 } else { POLLS };
         let pair = inner.awaited_pair(endpoint, ticket);
+        let chunk = inner.awaited_chunk(endpoint, ticket);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);
             if inner.settle(ticket, outcome)? {
@@ -307,6 +315,11 @@ impl Messages {
             if let Some(pair) = pair {
                 prefetch::second_of(pair);
             }
+            if let Some((chunk, bytes)) = chunk {
+                prefetch::first_lines(chunk, bytes);
+            }
+            // Who looks too often takes the lines away from the sender, who is still writing them.
+            std::hint::spin_loop();
         }
         let waited_for = inner.posted(ticket.0);
         let (peer, subject) = (waited_for.transfer.peer, waited_for.subject());
@@ -460,6 +473,16 @@ impl Inner {
             .then(|| endpoint.channel.mailbox(peer, endpoint.rank).slot(self.peers[peer].received))
     }
 
+    /// The chunk in which a short message that a receive waits for will come, if its sender answers this rank's last one: it fills what it
+    /// has just emptied.
+    fn awaited_chunk(&self, endpoint: &Endpoint, ticket: Ticket) -> Option<(*const u8, usize)> {
+        let Transfer { direction, peer, dtype, count, .. } = self.posted(ticket.0).transfer;
+        let bytes = count * dtype.size();
+        let chunk = self.peers[peer].last_chunk?;
+        ((INLINE + 1..=FETCHED_AHEAD).contains(&bytes) && matches!(direction, Direction::Recv(_)))
+            .then(|| (endpoint.channel.mail_chunk(peer, endpoint.rank, chunk).cast_const(), bytes))
+    }
+
     // --- sending --------------------------------------------------------------------------------------
 
     /// Writes as much to a peer as its mailbox takes.
@@ -508,6 +531,7 @@ impl Inner {
                 let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
                 // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
                 unsafe { super::reduce::copy(target, source, bytes, false) };
+                state.last_chunk = Some(chunk);
                 (Way::Chunk, [chunk.into(), 0])
             } else {
                 (Way::Chunks, [0; 2])
