@@ -10,9 +10,14 @@ use std::time::{Duration, Instant};
 /// How long the slowest of machines may take for what the tests wait for.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_phalanx");
+
 /// The program with these arguments, separated by spaces.
 pub fn phalanx(arguments: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    alone(Command::new(PROGRAM), arguments)
+}
+
+fn alone(mut command: Command, arguments: &str) -> Command {
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
     forget_settings(&mut command);
     command.env_remove("RANK").env_remove("WORLD_SIZE");
@@ -42,9 +47,12 @@ pub fn without_gpus(mut command: Command) -> Command {
     command
 }
 
-/// `phalanx launch` with these options, of a shell script.
+/// `phalanx launch` with these options, of a shell script. Who runs the tests in the background may ignore SIGINT and SIGQUIT, and so would
+/// the launcher.
 pub fn launch(options: &str, script: &str) -> Command {
-    let mut command = phalanx(&format!("launch {options} --"));
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT,QUIT", PROGRAM]);
+    let mut command = alone(command, &format!("launch {options} --"));
     command.args(["sh", "-c", script]);
     command
 }
