@@ -17,6 +17,7 @@ pub fn phalanx(arguments: &str) -> Command {
     alone(Command::new(PROGRAM), arguments)
 }
 
+/// With these arguments, and without what is set around the tests.
 fn alone(mut command: Command, arguments: &str) -> Command {
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
     forget_settings(&mut command);

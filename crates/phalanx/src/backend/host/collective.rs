@@ -303,7 +303,7 @@ impl<'a> Collective<'a> {
             }
         }
         // SAFETY: stamped with this operation; the writer leaves it until this rank is done.
-        let history = unsafe { (*slot.opening.payload().cast::<Opening>()).history };
+        let history = unsafe { (*self.opening(writer)).history };
         if history != self.state.history {
             return Err(self.endpoint.fail_mismatch(writer, sequence));
         }

@@ -11,7 +11,7 @@ use super::chunks::Chunks;
 use super::endpoint::{Endpoint, Subject};
 use super::layout::{Layout, MAIL_SLOTS, Mailbox};
 use super::prefetch;
-use super::protocol::{LINE_PAYLOAD, PAIR_PAYLOAD, StampedPair};
+use super::protocol::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use super::record::Record;
 use super::verdict::Verdict;
 use super::world::{Location, Mapped};
@@ -304,19 +304,15 @@ impl Messages {
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
         let polls = if endpoint.crowded { 4 } else { POLLS };
-        let pair = inner.awaited_pair(endpoint, ticket);
-        let chunk = inner.awaited_chunk(endpoint, ticket);
+        let lines = inner.awaited_lines(endpoint, ticket);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);
             if inner.settle(ticket, outcome)? {
                 return Ok(());
             }
             meanwhile();
-            if let Some(pair) = pair {
-                prefetch::second_of(pair);
-            }
-            if let Some((chunk, bytes)) = chunk {
-                prefetch::first_lines(chunk, bytes);
+            if let Some((start, bytes)) = lines {
+                prefetch::first_lines(start, bytes);
             }
             // Who looks too often takes the lines away from the sender, who is still writing them.
             std::hint::spin_loop();
@@ -465,22 +461,24 @@ impl Inner {
         Ok(())
     }
 
-    /// The opening that a receive waits for, if that takes both of its lines.
-    fn awaited_pair<'a>(&self, endpoint: &'a Endpoint, ticket: Ticket) -> Option<&'a StampedPair> {
-        let Transfer { direction, peer, dtype, count, .. } = self.posted(ticket.0).transfer;
-        let in_both_lines = (IN_ONE_LINE + 1..=INLINE).contains(&(count * dtype.size()));
-        (in_both_lines && matches!(direction, Direction::Recv(_)))
-            .then(|| endpoint.channel.mailbox(peer, endpoint.rank).slot(self.peers[peer].received))
-    }
-
-    /// The chunk in which a short message that a receive waits for will come, if its sender answers this rank's last one: it fills what it
-    /// has just emptied.
-    fn awaited_chunk(&self, endpoint: &Endpoint, ticket: Ticket) -> Option<(*const u8, usize)> {
-        let Transfer { direction, peer, dtype, count, .. } = self.posted(ticket.0).transfer;
-        let bytes = count * dtype.size();
-        let chunk = self.peers[peer].last_chunk?;
-        ((INLINE + 1..=FETCHED_AHEAD).contains(&bytes) && matches!(direction, Direction::Recv(_)))
-            .then(|| (endpoint.channel.mail_chunk(peer, endpoint.rank, chunk).cast_const(), bytes))
+    /// What the message that a receive waits for takes besides the first line of its opening, if it is short: the second line, or lines of the
+    /// chunk in which it will come if its sender answers this rank's last one (it fills what it has just emptied).
+    fn awaited_lines(&self, endpoint: &Endpoint, ticket: Ticket) -> Option<(*const u8, usize)> {
+        let Transfer { direction: Direction::Recv(_), peer, dtype, count, .. } =
+            self.posted(ticket.0).transfer
+        else {
+            return None;
+        };
+        let (bytes, state) = (count * dtype.size(), &self.peers[peer]);
+        if bytes <= IN_ONE_LINE || bytes > FETCHED_AHEAD {
+            None
+        } else if bytes <= INLINE {
+            let opening = endpoint.channel.mailbox(peer, endpoint.rank).slot(state.received);
+            Some((prefetch::second_line(opening), 1))
+        } else {
+            let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.last_chunk?);
+            Some((chunk.cast_const(), bytes))
+        }
     }
 
     // --- sending --------------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ pub(super) fn prefetch(line: *const u8) {
 /// Has the second line of a pair fetched: who polls the first is not sent it for that.
 #[inline(always)]
 pub(super) fn second_of(pair: &StampedPair) {
-    prefetch(pair.payload().wrapping_add(LINE));
+    prefetch(second_line(pair));
+}
+
+/// An address in the second line of a pair.
+#[inline(always)]
+pub(super) fn second_line(pair: &StampedPair) -> *const u8 {
+    pair.payload().wrapping_add(LINE)
 }
 
 /// Has the first lines of so many bytes fetched.

@@ -97,6 +97,8 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
     }
 }
 
+/// Combines any number of elements, for any number of places.
+///
 /// # Safety
 /// As for [`Reducer::run`].
 #[inline(never)]

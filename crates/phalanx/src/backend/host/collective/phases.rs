@@ -15,11 +15,11 @@ const LEAD: usize = 1;
 const LEAD_CROWDED: usize = 3;
 const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);
 
-/// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all; and of those that two such steps move, and of
-/// the longest.
+/// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all. Long steps are for blocks that two of them
+/// move, and for long ones.
 const STEP_OF_TWO: usize = 32 << 10;
 pub(super) const LONG_STEP_OF_TWO: usize = 64 << 10;
-const LONGEST: usize = 4 << 20;
+const LONG_BLOCK: usize = 4 << 20;
 
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
 /// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
@@ -322,7 +322,7 @@ impl Collective<'_> {
         let chunk = self.endpoint.channel.layout.chunk[ring];
         match self.endpoint.ranks {
             ranks if scattered => (chunk / ranks) & !63,
-            2 if block <= 2 * LONG_STEP_OF_TWO || block >= LONGEST => chunk.min(LONG_STEP_OF_TWO),
+            2 if block <= 2 * LONG_STEP_OF_TWO || block >= LONG_BLOCK => chunk.min(LONG_STEP_OF_TWO),
             2 => chunk.min(STEP_OF_TWO),
             _ => chunk,
         }

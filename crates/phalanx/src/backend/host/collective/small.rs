@@ -72,7 +72,10 @@ impl Collective<'_> {
         if flow.readers.includes(rank) {
             (self.begun)();
             // What needs no peer is done while their openings are on their way.
-            let reducer = flow.reduced.then(|| self.place_sources(call, flow, form));
+            let reducer = flow.reduced.then(|| {
+                self.place_sources(call, flow, form);
+                Reducer::new(call.dtype, call.reduction.code)
+            });
             let awaited = match form {
                 // Blocks of different lengths end in different lines.
                 Form::Lines(per_block) if matches!(flow.blocks, Blocks::Equal(_)) && per_block > 0 => {
@@ -200,9 +203,9 @@ impl Collective<'_> {
         }
     }
 
-    /// Notes where each rank's contribution will lie, and chooses what combines them.
+    /// Notes where each rank's contribution will lie.
     #[inline(always)]
-    fn place_sources(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Reducer {
+    fn place_sources(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) {
         let rank = self.endpoint.rank;
         self.state.sources.clear();
         for writer in 0..self.endpoint.ranks {
@@ -214,7 +217,6 @@ impl Collective<'_> {
             };
             self.state.sources.push(source);
         }
-        Reducer::new(call.dtype, call.reduction.code)
     }
 
     /// # Safety
