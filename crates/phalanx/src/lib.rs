@@ -69,61 +69,54 @@
 //! Linux has everything. Elsewhere ranks are threads, and process ranks answer [`Error::Unsupported`]; that part has been tested in
 //! the place of Linux's own and under Wine, and was checked by the compiler for macOS. It has never been on Windows or macOS themselves so far.
 
+mod api;
 mod backend;
-mod bootstrap;
 mod buffer;
-mod collective;
-mod comm;
-pub mod communicator;
+mod contract;
+mod control;
 #[cfg(feature = "cuda")]
-mod copies;
-#[cfg(feature = "cuda")]
-mod driver;
-mod dtype;
-mod error;
-mod group;
-#[cfg(feature = "cuda")]
-pub mod hip;
-mod host;
+mod gpu;
 #[cfg(all(feature = "jit", target_pointer_width = "64", target_endian = "little"))]
 pub mod jit;
-mod lane;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
-mod op;
 mod os;
-mod p2p;
-#[cfg(feature = "cuda")]
-mod patience;
-#[cfg(feature = "cuda")]
-pub mod rccl;
-mod request;
-mod sync;
+mod reduce;
+mod rendezvous;
+mod start;
+mod types;
 mod watch;
 
-pub use backend::BackendKind;
-pub use bootstrap::{Choice, HostTopology, Launcher, UniqueId, choose};
+pub use api::comm::{Builder, Comm, View};
+pub use api::group::{CommGroup, Group, group};
+pub use api::raw::Communicator;
+pub use api::request::Request;
+#[cfg(feature = "cuda")]
+pub use buffer::stream::GpuStream;
+pub use buffer::host::HostBuffer;
+pub use buffer::stream::{Lane, Lent};
+pub use buffer::{Owned, Source, Target};
+pub use contract::{BackendKind, StreamSyncOps};
+#[cfg(feature = "cuda")]
+pub use gpu::hip;
+#[cfg(feature = "cuda")]
+pub use nccl::rccl;
+pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
+pub use rendezvous::environment::{DEFAULT_TIMEOUT, Launcher};
+pub use contract::hosts::HostTopology;
+pub use rendezvous::unique_id::UniqueId;
+pub use start::{Choice, choose};
 /// For `phalanx launch` and the tests: no part of the interface.
 #[doc(hidden)]
-pub use bootstrap::{launched, store};
-pub use buffer::{Owned, Source, Target};
-pub use comm::{Builder, Comm, DEFAULT_TIMEOUT, View};
-pub use communicator::{Communicator, StreamSyncOps};
-pub use dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
-pub use error::{
+pub use {rendezvous::store, start::launched};
+pub use types::dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
+pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
-pub use group::{CommGroup, Group, group};
-pub use host::HostBuffer;
-#[cfg(feature = "cuda")]
-pub use lane::GpuStream;
-pub use lane::{Lane, Lent};
-pub use op::{PreMulSum, ReduceOp, Reduction};
-pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
-pub use request::Request;
+pub use types::op::{PreMulSum, ReduceOp, Reduction};
 
 /// cudarc, in the version whose slices and streams are buffers and lanes here.
 #[cfg(feature = "cuda")]

@@ -7,10 +7,14 @@
 //!
 //! An operation on the host, MPI's, begins when the slice's own stream has done its work, and is complete when it returns.
 
-use super::{Source, Target};
-use crate::dtype::Element;
-use crate::error::{Error, Result, UsageError};
-use crate::lane::{Lane, Lent};
+use super::Source;
+use super::Target;
+use crate::types::dtype::Element;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
+use super::stream::Lane;
+use super::stream::Lent;
 use cudarc::driver::sys::{
     CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream, CUstreamCaptureStatus,
 };

@@ -1,10 +1,18 @@
 //! HIP's device memory as buffers.
 
-use super::{Source, Target};
-use crate::dtype::Element;
-use crate::error::{Result, UsageError};
-use crate::hip::{HipSource, HipTarget, Slice, Stream, View, ViewMut};
-use crate::lane::{Lane, Lent};
+use super::Source;
+use super::Target;
+use crate::types::dtype::Element;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
+use crate::gpu::hip::HipSource;
+use crate::gpu::hip::HipTarget;
+use crate::gpu::hip::Slice;
+use crate::gpu::hip::Stream;
+use crate::gpu::hip::View;
+use crate::gpu::hip::ViewMut;
+use super::stream::Lane;
+use super::stream::Lent;
 
 /// The lane's stream, if it is one of HIP.
 #[inline]

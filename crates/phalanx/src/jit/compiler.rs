@@ -1,19 +1,23 @@
 //! NVRTC, loaded once.
 
-use super::error::{BuildStep, CompileError, diagnostics};
-use crate::error::{Error, LibraryError, Result};
-use crate::sync::lock;
+use crate::types::compile_error::BuildStep;
+use crate::types::compile_error::CompileError;
+use crate::types::compile_error::diagnostics;
+use crate::types::error::Error;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
+use crate::os::sync::lock;
 use phalanx_sys::nvrtc::{Api, nvrtcProgram, nvrtcResult};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::Mutex;
 
-pub(super) struct Nvrtc {
+pub(crate) struct Nvrtc {
     pub api: Api,
 }
 
 /// What is compiled.
-pub(super) struct Task<'a> {
+pub(crate) struct Task<'a> {
     pub name: &'a str,
     pub source: &'a str,
     pub options: &'a [String],
@@ -26,7 +30,7 @@ pub(super) struct Task<'a> {
 }
 
 /// What comes out.
-pub(super) struct Compiled {
+pub(crate) struct Compiled {
     pub cubin: Vec<u8>,
     /// The names in the cubin of the kernels that expressions name.
     pub names: BTreeMap<String, String>,
@@ -34,7 +38,7 @@ pub(super) struct Compiled {
 }
 
 /// Loads NVRTC, once for the process; a failure is not remembered.
-pub(super) fn load() -> Result<&'static Nvrtc> {
+pub(crate) fn load() -> Result<&'static Nvrtc> {
     static LOADED: Mutex<Option<&'static Nvrtc>> = Mutex::new(None);
     let mut loaded = lock(&LOADED);
     if let Some(library) = *loaded {
@@ -172,7 +176,7 @@ impl Handle<'_> {
 }
 
 /// A text for the library.
-pub(super) fn text(what: &str, text: &str) -> Result<CString> {
+pub(crate) fn text(what: &str, text: &str) -> Result<CString> {
     CString::new(text).map_err(|error| {
         crate::UsageError::Setting {
             name: format!("the {what}"),

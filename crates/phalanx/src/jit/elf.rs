@@ -8,7 +8,7 @@ const SPECIFIC: u64 = 0x6000_0000;
 const ENTRY: u64 = 64;
 
 /// Whether the bytes are an ELF file of 64 bits, with all its tables, segments and sections.
-pub(super) fn is_whole(bytes: &[u8]) -> bool {
+pub(crate) fn is_whole(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF\x02\x01") && File(bytes).is_whole().unwrap_or(false)
 }
 

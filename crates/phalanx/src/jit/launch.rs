@@ -1,10 +1,14 @@
 //! Launching kernels.
 
-use super::module::{Kernel, check};
-use crate::backend::Space;
-use crate::buffer::{Source, Target};
-use crate::error::Result;
-use crate::lane::{GpuStream, Lane, Lent};
+use super::module::Kernel;
+use super::module::check;
+use crate::types::memory::Space;
+use crate::buffer::Source;
+use crate::buffer::Target;
+use crate::types::error::Result;
+use crate::buffer::stream::GpuStream;
+use crate::buffer::stream::Lane;
+use crate::buffer::stream::Lent;
 use crate::nccl::DeviceComm;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DeviceRepr, LaunchConfig};

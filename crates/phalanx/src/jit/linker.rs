@@ -1,9 +1,13 @@
 //! nvJitLink, loaded once.
 
-use super::compiler::{self, text};
-use super::error::{BuildStep, CompileError};
-use crate::error::{Error, LibraryError, Result};
-use crate::sync::lock;
+use super::compiler;
+use super::compiler::text;
+use crate::types::compile_error::BuildStep;
+use crate::types::compile_error::CompileError;
+use crate::types::error::Error;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
+use crate::os::sync::lock;
 use phalanx_sys::nvjitlink::{
     Api, NVJITLINK_INPUT_CUBIN, NVJITLINK_INPUT_LIBRARY, nvJitLinkHandle, nvJitLinkResult,
 };
@@ -11,12 +15,12 @@ use std::ffi::{CString, c_char};
 use std::path::Path;
 use std::sync::Mutex;
 
-pub(super) struct NvJitLink {
+pub(crate) struct NvJitLink {
     api: Api,
 }
 
 /// Loads nvJitLink, once for the process; a failure is not remembered.
-pub(super) fn load(nvrtc: &compiler::Nvrtc) -> Result<&'static NvJitLink> {
+pub(crate) fn load(nvrtc: &compiler::Nvrtc) -> Result<&'static NvJitLink> {
     static LOADED: Mutex<Option<&'static NvJitLink>> = Mutex::new(None);
     let mut loaded = lock(&LOADED);
     if let Some(library) = *loaded {

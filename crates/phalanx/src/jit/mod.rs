@@ -39,7 +39,6 @@
 
 mod compiler;
 mod elf;
-mod error;
 mod launch;
 mod linker;
 mod module;

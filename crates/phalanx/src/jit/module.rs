@@ -1,9 +1,11 @@
 //! An image on a GPU, and its kernels.
 
 use super::program::Image;
-use crate::driver::driver;
-use crate::error::{Error, Result, UsageError};
-use crate::nvshmem::Registration;
+use crate::gpu::cuda::driver;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
+use crate::backend::nvshmem::pe::Registration;
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUfunction, CUfunction_attribute, CUkernel, CUlibrary, CUresult,
 };
@@ -24,8 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A clone is another handle of the same module, as is each of its kernels. With the last of them the module ends, when its
 /// kernels have; if they have not after 10 seconds, it stays on the GPU, with a line in the log.
 ///
-/// A module that uses NVSHMEM borrows the [`nvshmem::Context`](crate::nvshmem::Context) that it was
-/// [loaded with](crate::nvshmem::Context::load).
+/// A module that uses NVSHMEM borrows the [`nvshmem::Context`](crate::backend::nvshmem::pe::Context) that it was
+/// [loaded with](crate::backend::nvshmem::pe::Context::load).
 #[derive(Debug, Clone)]
 pub struct Module<'c> {
     loaded: Rc<Loaded<'c>>,
@@ -34,11 +36,11 @@ pub struct Module<'c> {
 /// A kernel of a module, which lives as long.
 #[derive(Debug, Clone)]
 pub struct Kernel<'c> {
-    pub(super) module: Module<'c>,
-    pub(super) name: String,
-    pub(super) function: CUfunction,
+    pub(crate) module: Module<'c>,
+    pub(crate) name: String,
+    pub(crate) function: CUfunction,
     /// Bytes of each parameter; `None` if the driver does not tell (before CUDA 12.4).
-    pub(super) parameters: Option<Vec<usize>>,
+    pub(crate) parameters: Option<Vec<usize>>,
 }
 
 #[derive(Debug)]
@@ -117,7 +119,7 @@ impl<'c> Module<'c> {
     }
 
     /// Remembers that something runs on a stream.
-    pub(super) fn used_on(&self, stream: &Arc<CudaStream>) {
+    pub(crate) fn used_on(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.loaded.streams.borrow_mut();
         if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {
             streams.push(stream.clone());
@@ -167,7 +169,7 @@ impl<'c> Kernel<'c> {
     }
 
     #[cold]
-    pub(super) fn refused(&self, problem: String, remedy: &'static str) -> Error {
+    pub(crate) fn refused(&self, problem: String, remedy: &'static str) -> Error {
         usage(&self.name, problem, remedy)
     }
 }
@@ -329,7 +331,7 @@ fn found(function: &'static str, result: CUresult) -> Result<bool> {
     }
 }
 
-pub(super) fn check(function: &'static str, result: CUresult) -> Result<()> {
+pub(crate) fn check(function: &'static str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }

@@ -63,10 +63,10 @@ __device__ __forceinline__ T loadConst(T const* from) {
 #include <nccl_device/impl/lsa_barrier__funcs.h>
 #endif
 ";
-pub(super) const NCCL_PRELUDE_NAME: &CStr = c"phalanx_nccl_prelude.h";
+pub(crate) const NCCL_PRELUDE_NAME: &CStr = c"phalanx_nccl_prelude.h";
 
 /// C's and C++'s headers whose names are there already, and the whole of NCCL's, of which the prelude has what compiles.
-pub(super) const NCCL_HEADERS: &[(&CStr, &CStr)] = &[
+pub(crate) const NCCL_HEADERS: &[(&CStr, &CStr)] = &[
     (NCCL_PRELUDE_NAME, PRELUDE),
     (c"nccl_device.h", c""),
     (c"stdint.h", c""),
@@ -78,6 +78,6 @@ pub(super) const NCCL_HEADERS: &[(&CStr, &CStr)] = &[
 ];
 
 /// The version of the NCCL that is, or would be, loaded.
-pub(super) fn loaded_nccl() -> Option<u32> {
+pub(crate) fn loaded_nccl() -> Option<u32> {
     crate::backend::nccl::loaded_version(Flavour::Nccl)
 }

@@ -1,9 +1,15 @@
 //! From source to an image.
 
-use super::compiler::{self, Task};
-use super::nccl::{NCCL_HEADERS, NCCL_PRELUDE_NAME, loaded_nccl};
-use super::{elf, linker};
-use crate::error::{Result, UnsupportedError, UsageError};
+use super::compiler;
+use super::compiler::Task;
+use super::nccl::NCCL_HEADERS;
+use super::nccl::NCCL_PRELUDE_NAME;
+use super::nccl::loaded_nccl;
+use super::elf;
+use super::linker;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::kernels as nccl;
 use phalanx_sys::nvshmem::kernels;
@@ -72,8 +78,8 @@ pub struct Program {
 /// Compiled code for one kind of GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    pub(super) cubin: Vec<u8>,
-    pub(super) names: BTreeMap<String, String>,
+    pub(crate) cubin: Vec<u8>,
+    pub(crate) names: BTreeMap<String, String>,
     log: String,
 }
 

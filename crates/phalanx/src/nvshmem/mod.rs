@@ -53,38 +53,11 @@
 //! with [`std::process::abort`]. (`phalanx launch` kills what does not end.) Some failures the library itself answers by
 //! ending the process.
 
-mod atomic;
-mod collective;
-mod context;
-mod control;
-mod device;
-mod growth;
-#[cfg(feature = "jit")]
-mod kernels;
-mod library;
-mod limits;
-mod memory;
-mod one_sided;
-mod register;
-mod signal;
-mod team;
-mod views;
+mod init;
 
-pub use crate::backend::nvshmem::{Buffer, Nvshmem};
-pub use atomic::{Atomic, AtomicBits};
-pub use collective::TeamReduction;
-pub(crate) use collective::column;
-pub use context::{Builder, Context, UniqueId};
-#[cfg(feature = "jit")]
-pub(crate) use kernels::Registration;
-pub use library::{openshmem_version, path, version};
-pub(crate) use limits::{Asked, Limits, ROOM, Way};
-pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
-pub use register::Registered;
-pub use signal::{Compare, Signal, SignalOp, Waitable};
-pub(crate) use team::strided;
-pub use team::{SplitTeam, Team};
-pub use views::{Multicast, Peer};
-pub(crate) use {
-    control::Control, device::Device, device::copy, device::failed as device_error, library::Library,
+pub use crate::backend::nvshmem::pe::{
+    Atomic, AtomicBits, Builder, Compare, Context, Local, LocalMut, Multicast, Peer, Registered, Shared, Signal,
+    SignalOp, Slice, SliceMut, SplitTeam, Symmetric, Team, TeamReduction, UniqueId, Waitable, openshmem_version, path,
+    version,
 };
+pub use crate::backend::nvshmem::{Buffer, Nvshmem};

@@ -1,6 +1,6 @@
 //! What is to be done when the process exits.
 
-use crate::sync::lock;
+use super::sync::lock;
 use std::ffi::c_int;
 use std::sync::Mutex;
 

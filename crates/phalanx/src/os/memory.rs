@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Bytes that can be had: what the host has available, or what the control groups of this process leave it, if that is less; and the
 /// same of what can be swapped. Unknown where the kernel does not say.
-pub(super) fn available() -> Option<u64> {
+pub(crate) fn available() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok()?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let groups: Vec<Group> = groups.lines().filter_map(group_of).collect();

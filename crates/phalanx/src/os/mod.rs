@@ -29,3 +29,14 @@ pub(crate) use signal::UserSignal;
 
 mod surroundings;
 pub(crate) use surroundings::{Surroundings, host_name};
+
+pub(crate) mod sync;
+
+mod prefetch;
+pub(crate) use prefetch::{first_lines, prefetch};
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+mod socket;
+pub use socket::Wire;

@@ -7,7 +7,7 @@ pub(crate) use portable::*;
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use crate::bootstrap::store::Wire;
+    use crate::os::Wire;
     use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
     use std::io;
     use std::net::TcpListener;
@@ -59,7 +59,7 @@ mod linux {
 
 #[cfg(not(target_os = "linux"))]
 mod portable {
-    use crate::bootstrap::store::Wire;
+    use crate::os::Wire;
     use std::io;
     use std::net::TcpListener;
     use std::time::Duration;

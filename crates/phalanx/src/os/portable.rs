@@ -1,6 +1,8 @@
 //! Any other system: ranks are threads; what needs more answers a typed error.
 
-use crate::error::{Error, Result, UnsupportedError};
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
 use std::alloc::Layout;
 use std::io;
 use std::path::Path;

@@ -9,13 +9,13 @@ pub(crate) type Ticks = u64;
 
 /// How this machine is asked for the time.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     counter: bool,
 }
 
 /// A moment in ticks and in nanoseconds of the monotonic clock.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
+pub(crate) struct Moment {
     pub ticks: Ticks,
     nanos: u64,
 }
@@ -48,7 +48,7 @@ impl Clock {
 
 /// From ticks to nanoseconds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scale {
+pub(crate) struct Scale {
     first: Moment,
     nanos_per_tick: f64,
 }

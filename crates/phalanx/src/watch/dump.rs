@@ -5,9 +5,13 @@
 //! knows whose clocks are one.
 
 use super::TRACE_DIR;
-use super::recorder::{Record, Recorder};
-use crate::backend::Operation;
-use crate::error::{Error, PeerEvent, Result, UsageError};
+use super::recorder::Record;
+use super::recorder::Recorder;
+use crate::contract::Operation;
+use crate::types::error::Error;
+use crate::types::error::PeerEvent;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
 use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
@@ -18,7 +22,7 @@ const FORMAT: &str = "phalanx flight record";
 const VERSION: u32 = 1;
 
 /// Why the file is written.
-pub(super) enum Reason<'a> {
+pub(crate) enum Reason<'a> {
     Failure(&'a Error),
     Panic,
     Request,
@@ -41,7 +45,7 @@ fn folder() -> Option<OsString> {
 }
 
 /// An error if a folder is set in which nothing can be written.
-pub(super) fn check_folder() -> Result<()> {
+pub(crate) fn check_folder() -> Result<()> {
     let Some(folder) = folder() else { return Ok(()) };
     // It is made when there is something to write.
     let here = Path::new(".");
@@ -56,7 +60,7 @@ pub(super) fn check_folder() -> Result<()> {
 
 /// Something has happened to the communicator: its record is written if a folder is set, else the log tells how
 /// to get it next time.
-pub(super) fn on_event(recorder: &Recorder, reason: &Reason<'_>) {
+pub(crate) fn on_event(recorder: &Recorder, reason: &Reason<'_>) {
     let rank = recorder.rank;
     match folder() {
         None => tracing::info!(
@@ -71,7 +75,7 @@ pub(super) fn on_event(recorder: &Recorder, reason: &Reason<'_>) {
     }
 }
 
-pub(super) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> Result<PathBuf> {
+pub(crate) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> Result<PathBuf> {
     let refused = |call: &'static str| {
         move |error| {
             Error::system(
@@ -229,7 +233,8 @@ impl fmt::Display for Quoted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{BackendKind, Call};
+    use crate::contract::BackendKind;
+    use crate::contract::Call;
 
     #[test]
     fn any_text_is_a_string() {

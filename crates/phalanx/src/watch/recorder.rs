@@ -6,12 +6,20 @@
 //! carries the operation out, and only as long as the ring has not come round to it. Anybody may read at any time:
 //! a record that changes meanwhile is told by its number, as in a sequence lock, and left out.
 
-use super::clock::{Clock, Moment, Scale, Ticks};
+use super::clock::Clock;
+use super::clock::Moment;
+use super::clock::Scale;
+use super::clock::Ticks;
 use super::dump;
-use crate::backend::{BackendKind, Call, Direction, Operation, Transfer};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::op::ReductionCode;
+use crate::contract::BackendKind;
+use crate::contract::Call;
+use crate::contract::Direction;
+use crate::contract::Operation;
+use crate::contract::Transfer;
+use crate::types::dtype::DType;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::op::ReductionCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -61,7 +69,7 @@ pub(crate) struct RecordId(u64);
 /// How far an operation has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum State {
+pub(crate) enum State {
     /// Called, and waiting for its turn.
     Enqueued = 1,
     Started = 2,
@@ -87,7 +95,7 @@ const STATE: u32 = 24;
 
 /// A record as it was read.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     pub number: u64,
     pub operation: Operation,
     pub dtype: DType,
@@ -106,11 +114,11 @@ pub(super) struct Record {
 
 /// The last operations of one rank's end of a communicator.
 pub(crate) struct Recorder {
-    pub(super) backend: BackendKind,
+    pub(crate) backend: BackendKind,
     /// The communicator's name: the same on all of its ranks, and no other's.
     name: String,
-    pub(super) rank: usize,
-    pub(super) world_size: usize,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
     slots: Box<[Slot]>,
     /// Records made so far. As the counters below, written only by the thread with the `Comm`.
     made: AtomicU64,
@@ -173,8 +181,8 @@ impl Recorder {
     #[inline(always)]
     fn collective(&self, call: &Call<'_>, state: State, at: Ticks) -> RecordId {
         let count = match call.blocks {
-            crate::backend::Blocks::Equal(count) => count,
-            crate::backend::Blocks::Each(counts) => counts.iter().sum(),
+            crate::contract::Blocks::Equal(count) => count,
+            crate::contract::Blocks::Each(counts) => counts.iter().sum(),
         };
         let sequence = next(&self.collectives, 1);
         let head = head(call.operation, call.dtype, call.reduction.code, state, call.root);
@@ -281,12 +289,12 @@ impl Recorder {
     }
 
     /// Records made so far.
-    pub(super) fn made(&self) -> u64 {
+    pub(crate) fn made(&self) -> u64 {
         self.made.load(Ordering::Relaxed)
     }
 
     /// What is remembered, oldest first.
-    pub(super) fn records(&self) -> Vec<Record> {
+    pub(crate) fn records(&self) -> Vec<Record> {
         let now = self.clock.moment();
         let scale = Scale::between(self.born, now);
         let last = self.made();
@@ -432,7 +440,7 @@ mod tests {
         let recorder = recorder();
         let call = Call {
             dtype: DType::F32,
-            blocks: crate::backend::Blocks::Equal(2),
+            blocks: crate::contract::Blocks::Equal(2),
             ..Call::empty(Operation::AllReduce)
         };
         let rounds = 2_000_000u32;

@@ -4,11 +4,14 @@
 //! unless `PHALANX_TRACE_SIGNAL` names one. Nothing but a byte in a pipe happens in the handler; a thread does the
 //! writing, and works also while every rank is inside an operation.
 
-use super::dump::{self, Reason};
+use super::dump;
+use super::dump::Reason;
 use super::recorder::Recorder;
-use crate::error::{Error, Result, UsageError};
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
 use crate::os::UserSignal;
-use crate::sync::lock;
+use crate::os::sync::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -21,7 +24,7 @@ static LISTENING: AtomicBool = AtomicBool::new(false);
 static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 
 /// Makes a new communicator known.
-pub(super) fn register(recorder: &Arc<Recorder>) {
+pub(crate) fn register(recorder: &Arc<Recorder>) {
     if LISTENING.load(Ordering::Relaxed) {
         let mut recorders = lock(&RECORDERS);
         recorders.retain(|other| other.strong_count() > 0);
@@ -37,7 +40,7 @@ fn write_all() {
 }
 
 /// The signal that the environment names, if it does.
-pub(super) fn wanted() -> Result<Option<UserSignal>> {
+pub(crate) fn wanted() -> Result<Option<UserSignal>> {
     let Some(value) = std::env::var_os(TRACE_SIGNAL).filter(|value| !value.is_empty()) else {
         return Ok(None);
     };
@@ -50,7 +53,7 @@ pub(super) fn wanted() -> Result<Option<UserSignal>> {
 }
 
 /// Listens for that signal.
-pub(super) fn listen() -> Result<()> {
+pub(crate) fn listen() -> Result<()> {
     let Some(signal) = wanted()? else { return Ok(()) };
     // Once in a process.
     if LISTENING.swap(true, Ordering::Relaxed) {

@@ -33,25 +33,32 @@ mod rounds;
 mod small;
 mod ways;
 
-use super::endpoint::Endpoint;
+use crate::control::endpoint::Endpoint;
 use super::exchange::Copies;
 use super::grid::Grid;
-use super::layout::{MOST_CHUNKS, MOST_LINES, RINGS, SLOTS};
-use super::prefetch;
-use super::protocol::{LINE_PAYLOAD, PAIR_PAYLOAD};
-use super::record::Record;
-use super::reduce;
-use super::world::{Location, Mapped};
-use crate::backend::{Call, Operation, Ticket};
-use crate::error::Result;
-use crate::op::ReductionCode;
+use crate::control::layout::MOST_CHUNKS;
+use crate::control::layout::MOST_LINES;
+use crate::control::layout::RINGS;
+use crate::control::layout::SLOTS;
+use crate::control::prefetch;
+use crate::control::flags::LINE_PAYLOAD;
+use crate::control::flags::PAIR_PAYLOAD;
+use crate::control::record::Record;
+use crate::reduce;
+use crate::control::world::Location;
+use crate::control::world::Mapped;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::contract::Ticket;
+use crate::types::error::Result;
+use crate::types::op::ReductionCode;
 use flow::{Flow, Who};
 use pairs::Place;
 use pushed::OPEN_TO_PUSHES;
 use small::Form;
 use ways::Ways;
 
-pub(super) use pairs::partner;
+pub(crate) use pairs::partner;
 
 /// Payload of a slot's opening that is not taken by the fingerprint and the factor.
 const INLINE: usize = PAIR_PAYLOAD - 16;
@@ -74,7 +81,7 @@ enum Awaited {
 }
 
 /// What a rank remembers from one collective to the next.
-pub(super) struct State {
+pub(crate) struct State {
     /// Number of the last operation, from 1.
     sequence: u64,
     /// Fingerprint of all operations so far.
@@ -165,7 +172,7 @@ impl State {
 
     /// Whether this rank, if it is rank 0, has chosen the region for blocks of this length, and whether it offers none any more.
     #[cfg(all(test, target_os = "linux"))]
-    pub(super) fn way_of(&self, block: usize) -> (bool, bool) {
+    pub(crate) fn way_of(&self, block: usize) -> (bool, bool) {
         (fetched::word(self.fetches.next(block)) == fetched::TO_PASS, self.fetches.is_settled(block))
     }
 
@@ -176,7 +183,7 @@ impl State {
 }
 
 /// One rank's work on one collective.
-pub(super) struct Collective<'a> {
+pub(crate) struct Collective<'a> {
     endpoint: &'a Endpoint,
     state: &'a mut State,
     /// Told as soon as a wait or much work comes next.
@@ -185,7 +192,7 @@ pub(super) struct Collective<'a> {
 
 impl<'a> Collective<'a> {
     /// # Safety
-    /// As for [`Backend::recorded_collective`](crate::backend::Backend::recorded_collective).
+    /// As for [`Backend::recorded_collective`](crate::contract::Backend::recorded_collective).
     #[inline]
     pub unsafe fn run(
         endpoint: &'a Endpoint,

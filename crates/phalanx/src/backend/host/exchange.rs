@@ -5,11 +5,17 @@
 //! copies fill the room before it goes on: a block of an earlier round is never behind one of a later round, on any rank, so
 //! none waits for ever.
 
-use super::collective::{State, partner};
+use super::collective::State;
+use super::collective::partner;
 use super::message::Plane;
-use super::{HostComm, reduce};
-use crate::backend::{Call, Direction, Ticket, Transfer};
-use crate::error::{Error, Result};
+use super::HostComm;
+use crate::reduce;
+use crate::contract::Call;
+use crate::contract::Direction;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::error::Error;
+use crate::types::error::Result;
 
 /// Bytes of copies that are under way at once, at least.
 const COPIES: usize = 1 << 20;
@@ -19,7 +25,7 @@ const KEPT: usize = 4 << 20;
 
 /// Room for the blocks that are sent from copies.
 #[derive(Default)]
-pub(super) struct Copies(Vec<u8>);
+pub(crate) struct Copies(Vec<u8>);
 
 impl Copies {
     /// Room for so many bytes, of any content. What was there before is no longer used.
@@ -45,8 +51,8 @@ impl HostComm {
     /// The blocks of an all_to_all_v, on which the ranks have agreed.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective), inside of it.
-    pub(super) unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<()> {
+    /// As for [`Backend::collective`](crate::contract::Backend::collective), inside of it.
+    pub(crate) unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<()> {
         // SAFETY: inside `collective`, where one thread at a time is.
         let state = unsafe { &mut *self.state.get() };
         let outcome = if call.send == call.recv.cast_const() {

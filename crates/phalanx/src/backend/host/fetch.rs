@@ -4,10 +4,11 @@
 //! of every peer, and tells whether it could. Memory is offered once all could; until then, and where some cannot, blocks go through the
 //! region as ever.
 
-use super::endpoint::Endpoint;
-use crate::error::{Error, Result};
+use crate::control::endpoint::Endpoint;
+use crate::types::error::Error;
+use crate::types::error::Result;
 use crate::os;
-use crate::sync::Ordering;
+use crate::os::sync::Ordering;
 use std::sync::OnceLock;
 
 /// Bytes that are read before this rank looks whether somebody has given up.

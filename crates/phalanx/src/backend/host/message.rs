@@ -8,18 +8,28 @@
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
 use super::chunks::Chunks;
-use super::endpoint::{Endpoint, Subject};
-use super::layout::{Layout, MAIL_SLOTS, Mailbox};
-use super::prefetch;
-use super::protocol::{LINE_PAYLOAD, PAIR_PAYLOAD};
-use super::record::Record;
-use super::verdict::Verdict;
-use super::world::{Location, Mapped};
-use crate::backend::{Direction, Operation, Ticket, Transfer};
-use crate::dtype::DType;
-use crate::error::{Error, Result, UsageError};
-use crate::op::ReductionCode;
-use crate::sync::lock;
+use crate::control::endpoint::Endpoint;
+use crate::control::endpoint::Subject;
+use crate::control::layout::Layout;
+use crate::control::layout::MAIL_SLOTS;
+use crate::control::layout::Mailbox;
+use crate::control::prefetch;
+use crate::control::flags::LINE_PAYLOAD;
+use crate::control::flags::PAIR_PAYLOAD;
+use crate::control::record::Record;
+use crate::control::failure::Verdict;
+use crate::control::world::Location;
+use crate::control::world::Mapped;
+use crate::contract::Direction;
+use crate::contract::Operation;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::dtype::DType;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
+use crate::types::op::ReductionCode;
+use crate::os::sync::lock;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard};
@@ -49,7 +59,7 @@ const POLLS: u32 = 200;
 /// Whose message it is: users' and the library's own (all_to_all_v) never match each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Plane {
+pub(crate) enum Plane {
     User = 0,
     Internal = 1,
 }
@@ -202,7 +212,7 @@ impl Peer {
 
 /// One rank's messages. A copy of its process, made by fork, leaves them alone: they are the parent's, and the lock may be
 /// held by a thread that the copy has not.
-pub(super) struct Messages {
+pub(crate) struct Messages {
     inner: Mutex<Inner>,
 }
 
@@ -229,7 +239,7 @@ impl Messages {
     }
 
     /// # Safety
-    /// As for [`Backend::post`](crate::backend::Backend::post).
+    /// As for [`Backend::post`](crate::contract::Backend::post).
     pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
         endpoint.check()?;
         self.lock().post(endpoint, transfer, plane)
@@ -238,7 +248,7 @@ impl Messages {
     /// A user's transfer from its start to its end: under one lock, if it does not take long.
     ///
     /// # Safety
-    /// As for [`Backend::recorded_transfer`](crate::backend::Backend::recorded_transfer).
+    /// As for [`Backend::recorded_transfer`](crate::contract::Backend::recorded_transfer).
     pub unsafe fn transfer(&self, endpoint: &Endpoint, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         endpoint.check()?;
         if transfer.count * transfer.dtype.size() > SHORT {
@@ -312,7 +322,7 @@ impl Messages {
             }
             meanwhile();
             if let Some((start, bytes)) = lines {
-                prefetch::first_lines(start, bytes);
+                crate::os::first_lines(start, bytes);
             }
             // Who looks too often takes the lines away from the sender, who is still writing them.
             std::hint::spin_loop();
@@ -528,7 +538,7 @@ impl Inner {
                 let Some(chunk) = state.chunks.take(&endpoint.channel) else { return false };
                 let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
                 // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
-                unsafe { super::reduce::copy(target, source, bytes, false) };
+                unsafe { crate::reduce::copy(target, source, bytes, false) };
                 state.last_chunk = Some(chunk);
                 (Way::Chunk, [chunk.into(), 0])
             } else {
@@ -553,7 +563,7 @@ impl Inner {
                 (&raw mut (*opening).header).write(header);
                 let room = (&raw mut (*opening).data).cast::<u64>();
                 if way == Way::Inline {
-                    super::reduce::copy_small(room.cast(), source, bytes);
+                    crate::reduce::copy_small(room.cast(), source, bytes);
                 } else {
                     room.cast::<[u64; 2]>().write(data);
                 }
@@ -600,7 +610,7 @@ impl Inner {
             let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.filled);
             let len = piece_len(layout, bytes, state.written);
             // SAFETY: the chunk is this rank's, behind `at`; the posted buffer has `bytes` bytes.
-            unsafe { super::reduce::copy(target.add(at), source.add(state.written), len, false) };
+            unsafe { crate::reduce::copy(target.add(at), source.add(state.written), len, false) };
             state.written += len;
             state.chunks.give(&endpoint.channel, state.filled);
         }
@@ -640,21 +650,21 @@ impl Inner {
             if header.way == Way::Chunk as u8 {
                 // Its bytes come while their receive is looked for.
                 let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, data[0] as u16);
-                prefetch::first_lines(chunk, header.bytes as usize);
+                crate::os::first_lines(chunk, header.bytes as usize);
             }
             let mut destination = self.destination(endpoint, peer, &header)?;
             let (target, bytes) = (target(&self.posted, &mut destination), header.bytes as usize);
             match Way::from_code(header.way) {
                 Way::Inline => {
                     // SAFETY: the target has as many bytes, checked or allocated so; they fit the opening.
-                    unsafe { super::reduce::copy_small(target, data.as_ptr().cast(), bytes) }
+                    unsafe { crate::reduce::copy_small(target, data.as_ptr().cast(), bytes) }
                 }
                 Way::Chunk => {
                     let chunk = data[0] as u16;
                     let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
                     let len = bytes.min(endpoint.channel.layout.mail_piece);
                     // SAFETY: written before the opening, and this rank's since; the target has as many bytes.
-                    unsafe { super::reduce::copy(target, source, len, false) };
+                    unsafe { crate::reduce::copy(target, source, len, false) };
                     self.peers[peer].chunks.keep(&endpoint.channel, chunk);
                 }
                 way @ (Way::Chunks | Way::Direct) => {
@@ -725,7 +735,7 @@ impl Inner {
                     let len = piece_len(layout, bytes, arriving.moved);
                     // SAFETY: the sender has written this piece of the chunk, which is this rank's since; in bounds of the target.
                     unsafe {
-                        super::reduce::copy(target.add(arriving.moved), source.add(at), len, streaming)
+                        crate::reduce::copy(target.add(arriving.moved), source.add(at), len, streaming)
                     };
                     arriving.moved += len;
                     if at + len == layout.mail_chunk || arriving.moved == bytes {
@@ -743,7 +753,7 @@ impl Inner {
                     // failed and this rank has left the gate; in bounds of the target.
                     endpoint.inside(1, || unsafe {
                         let source = source.add(arriving.moved);
-                        super::reduce::copy(target.add(arriving.moved), source, len, streaming);
+                        crate::reduce::copy(target.add(arriving.moved), source, len, streaming);
                     })?;
                     arriving.moved += len;
                 }
@@ -787,7 +797,7 @@ impl Inner {
         self.check_match(endpoint, transfer.peer, ticket, &message.header)?;
         let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
         // SAFETY: the target has as many bytes as were sent, just checked; the message has arrived.
-        unsafe { super::reduce::copy(target, message.bytes.as_ptr().cast(), message.bytes.len(), false) };
+        unsafe { crate::reduce::copy(target, message.bytes.as_ptr().cast(), message.bytes.len(), false) };
         self.finish(ticket);
         Ok(())
     }

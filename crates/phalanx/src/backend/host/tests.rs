@@ -1,9 +1,10 @@
 //! What happens at an instant that no trial of whole ranks can choose.
 
 use super::*;
-use crate::backend::Direction;
-use crate::os::{Process, SharedFile};
-use crate::sync::Ordering;
+use crate::contract::Direction;
+use crate::os::Process;
+use crate::os::SharedFile;
+use crate::os::sync::Ordering;
 use chunks::Chunks;
 use layout::EMPTY;
 use proptest::prelude::*;

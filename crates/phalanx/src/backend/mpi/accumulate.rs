@@ -1,14 +1,21 @@
 //! Elements into accumulators, and back.
 
-use crate::backend::host::arithmetic::{Avg, Combine, Number, PreMulSum, Prod, Sum};
-use crate::dtype::{DType, with_element};
-use crate::op::{ReductionCode, element_from_bits};
+use crate::reduce::arithmetic::Avg;
+use crate::reduce::arithmetic::Combine;
+use crate::reduce::arithmetic::Number;
+use crate::reduce::arithmetic::PreMulSum;
+use crate::reduce::arithmetic::Prod;
+use crate::reduce::arithmetic::Sum;
+use crate::types::dtype::DType;
+use crate::types::dtype::with_element;
+use crate::types::op::ReductionCode;
+use crate::types::op::element_from_bits;
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
 
 /// How the elements of one type are accumulated.
 #[derive(Clone, Copy)]
-pub(super) struct Accumulated {
+pub(crate) struct Accumulated {
     /// Bytes of an accumulator.
     pub size: usize,
     /// `target[i]` is the accumulator of `source[i]`, multiplied by the factor (its bits) if the reduction has one.
@@ -60,7 +67,7 @@ unsafe fn finish<T: Number, C: Combine<T>>(target: *mut u8, source: *const u8, r
 }
 
 /// The sum of 128-bit integers, for MPI.
-pub(super) unsafe extern "C" fn add_i128(
+pub(crate) unsafe extern "C" fn add_i128(
     input: *mut c_void,
     inout: *mut c_void,
     len: *mut c_int,

@@ -1,7 +1,7 @@
 //! Whether MPI is CUDA-aware.
 
-use crate::bootstrap::switch_from_environment;
-use crate::error::Result;
+use crate::rendezvous::environment::switch_from_environment;
+use crate::types::error::Result;
 use phalanx_sys::mpi::Mpi;
 
 /// The setting for libraries that cannot be asked.
@@ -11,13 +11,13 @@ const CUDA: &str = "PHALANX_MPI_CUDA";
 const INTEL_IPC: &str = "I_MPI_OFFLOAD_IPC";
 
 /// What the user says of whether MPI is CUDA-aware.
-pub(super) fn told() -> Result<Option<bool>> {
+pub(crate) fn told() -> Result<Option<bool>> {
     Ok(switch_from_environment(CUDA)?)
 }
 
 /// Where a CUDA-aware MPI takes CUDA memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Aware {
+pub(crate) enum Aware {
     Everywhere,
     /// Intel MPI 2021.18: not in reductions, in which it asks for handles that memory of a pool, as cudarc's is, does not have; and
     /// not in `MPI_Imrecv`, which copies with the host's instructions.
@@ -31,7 +31,7 @@ impl Aware {
 }
 
 /// Whether an initialised MPI takes addresses of CUDA memory; if not, who says so.
-pub(super) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, String> {
+pub(crate) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, String> {
     let functions = &mpi.functions;
     let aware = Aware::of(&mpi.version);
     let (who, answer) = if let Some(told) = told {

@@ -3,8 +3,14 @@
 
 use super::accumulate::Accumulated;
 use super::reduction::Plan;
-use super::{Failure, MpiComm, check, datatype, total};
-use crate::backend::{Blocks, Call, Operation};
+use super::Failure;
+use super::MpiComm;
+use super::check;
+use super::datatype;
+use super::total;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Operation;
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
 
@@ -13,7 +19,7 @@ const KEPT: usize = (4 << 20) / 16;
 
 /// Memory that operations need besides their buffers, kept from one to the next.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     words: Vec<u128>,
     counts: Vec<c_int>,
     offsets: Vec<c_int>,
@@ -51,7 +57,7 @@ impl Scratch {
 }
 
 /// An MPI call: what it gets, and what is to be done when it is complete.
-pub(super) struct Prepared {
+pub(crate) struct Prepared {
     operation: Operation,
     send: *const c_void,
     recv: *mut c_void,
@@ -107,9 +113,9 @@ impl MpiComm {
     /// Does what the call says, with MPI's blocking calls.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[inline]
-    pub(super) unsafe fn carry_out(&self, call: &Call<'_>) -> Result<(), Failure> {
+    pub(crate) unsafe fn carry_out(&self, call: &Call<'_>) -> Result<(), Failure> {
         // SAFETY: no other thread is inside `collective`, and the reference ends with it.
         let scratch = unsafe { &mut *self.scratch.get() };
         // SAFETY: the caller's contract.
@@ -127,9 +133,9 @@ impl MpiComm {
     /// The same with one MPI call, whose counts fit.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[inline(always)]
-    pub(super) unsafe fn carry_out_at_once(
+    pub(crate) unsafe fn carry_out_at_once(
         &self,
         call: &Call<'_>,
         scratch: &mut Scratch,
@@ -149,7 +155,7 @@ impl MpiComm {
     /// # Safety
     /// What the call was prepared from, the scratch memory too, is valid until the call is complete.
     #[inline(always)]
-    pub(super) unsafe fn issue(
+    pub(crate) unsafe fn issue(
         &self,
         prepared: &Prepared,
         request: Option<&mut Handle>,
@@ -222,9 +228,9 @@ impl MpiComm {
     /// The MPI call for an operation whose counts fit. Nothing is given to MPI, and nothing written but scratch memory.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[inline(always)]
-    pub(super) unsafe fn prepare(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
+    pub(crate) unsafe fn prepare(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         if call.operation.reduces() {
             // SAFETY: the caller's contract.
             unsafe { self.prepare_reduction(call, scratch) }
@@ -239,7 +245,7 @@ impl MpiComm {
 
     /// The pointer, unless it means `MPI_IN_PLACE`: that of an empty buffer of bytes may be 1, which does.
     #[inline(always)]
-    pub(super) fn no_sentinel(&self, pointer: *const u8) -> *const c_void {
+    pub(crate) fn no_sentinel(&self, pointer: *const u8) -> *const c_void {
         static NOTHING: u128 = 0;
         let means_in_place = pointer.addr() == self.process.mpi.constants.in_place;
         if means_in_place { (&raw const NOTHING).cast() } else { pointer.cast() }
@@ -301,7 +307,7 @@ impl MpiComm {
     }
 
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[inline(always)]
     unsafe fn prepare_reduction(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         let size = call.dtype.size();
@@ -356,7 +362,7 @@ impl MpiComm {
     /// A reduction by MPI's types and operations, of elements of so many bytes.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective), with such elements.
+    /// As for [`Backend::collective`](crate::contract::Backend::collective), with such elements.
     #[inline(always)]
     unsafe fn combine(
         &self,
@@ -401,6 +407,6 @@ impl MpiComm {
 
 /// Whether there is no data, for every rank alike: MPI libraries are not of one mind about calls without any.
 #[inline]
-pub(super) fn is_nothing(call: &Call<'_>) -> bool {
+pub(crate) fn is_nothing(call: &Call<'_>) -> bool {
     matches!(call.blocks, Blocks::Equal(0)) && !call.operation.is_empty_handed()
 }

@@ -12,18 +12,25 @@ use super::collective::Scratch;
 use super::guard::Guard;
 use super::process::Process;
 use super::reduction::Plan;
-use super::{MpiComm, total};
-use crate::backend::{Call, Operation, Space, Transfer};
-use crate::error::{Error, Result, TimeoutError, UnsupportedError};
-use crate::lane::Admission;
-use crate::sync::lock;
+use super::MpiComm;
+use super::total;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::contract::Transfer;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::TimeoutError;
+use crate::types::error::UnsupportedError;
+use crate::buffer::stream::Admission;
+use crate::os::sync::lock;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What a communicator knows of CUDA memory.
-pub(super) struct Gate {
+pub(crate) struct Gate {
     process: &'static Process,
     guard: Arc<Guard>,
     rank: usize,
@@ -102,9 +109,9 @@ impl MpiComm {
     /// A collective on CUDA memory.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[cold]
-    pub(super) unsafe fn collective_on_cuda(&self, call: &Call<'_>) -> Result<()> {
+    pub(crate) unsafe fn collective_on_cuda(&self, call: &Call<'_>) -> Result<()> {
         if self.can_give(call) {
             // SAFETY: the caller's contract, and nobody but MPI touches the memory.
             unsafe { self.collective_on_host(call) }?;
@@ -170,7 +177,7 @@ impl MpiComm {
     }
 
     /// Whether a message that MPI matched is received in host memory first.
-    pub(super) fn receives_aside(&self, transfer: &Transfer) -> bool {
+    pub(crate) fn receives_aside(&self, transfer: &Transfer) -> bool {
         transfer.space == Space::Device && self.process.cuda != Ok(Aware::Everywhere)
     }
 
@@ -197,7 +204,7 @@ impl MpiComm {
 ///
 /// # Safety
 /// So many bytes of a GPU's memory are there, and nobody uses them; its context is current.
-pub(super) unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
+pub(crate) unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
     // SAFETY: the caller's contract.
     unsafe { result::memcpy_htod_sync(address(target), bytes) }?;
     settle_copies()
@@ -205,7 +212,7 @@ pub(super) unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
 
 /// What was copied to a GPU is there. A copy that is called synchronous has but left the host's memory when it returns, and
 /// may be on its way on the default stream, for which the buffer's own stream does not wait. Intel MPI copies in this way, too.
-pub(super) fn settle_copies() -> Result<()> {
+pub(crate) fn settle_copies() -> Result<()> {
     // SAFETY: null is the default stream of the context, which is current.
     Ok(unsafe { result::stream::synchronize(std::ptr::null_mut()) }?)
 }

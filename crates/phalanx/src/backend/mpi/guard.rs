@@ -3,9 +3,11 @@
 //! An operation leaves a note before it calls MPI and takes it away afterwards: a few stores, no look at the clock.
 //! The thread compares what it sees with what it saw before.
 
-use crate::backend::host::Record;
-use crate::error::{Error, Result, TimeoutError};
-use crate::sync::lock;
+use crate::control::record::Record;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::TimeoutError;
+use crate::os::sync::lock;
 use crate::watch::deadline;
 use phalanx_sys::mpi::Handle;
 use std::ffi::c_int;
@@ -24,7 +26,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// `MPI_Abort` and the communicator that it gets, once MPI is initialised.
 #[derive(Clone, Copy)]
-pub(super) struct Abort {
+pub(crate) struct Abort {
     pub function: unsafe extern "C" fn(Handle, c_int) -> c_int,
     pub comm: Handle,
 }
@@ -32,12 +34,12 @@ pub(super) struct Abort {
 /// Whether this process has begun to end the job.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-pub(super) fn is_ending_job() -> bool {
+pub(crate) fn is_ending_job() -> bool {
     ENDING.load(Ordering::Relaxed)
 }
 
 /// The note of one communicator.
-pub(super) struct Guard {
+pub(crate) struct Guard {
     abort: Option<Abort>,
     rank: usize,
     /// Nanoseconds.
@@ -52,7 +54,7 @@ pub(super) struct Guard {
 }
 
 /// As long as it lives, its communicator is inside an operation.
-pub(super) struct Inside<'a>(&'a Guard);
+pub(crate) struct Inside<'a>(&'a Guard);
 
 impl Inside<'_> {
     /// The operation's number on its communicator.

@@ -5,10 +5,19 @@
 //! from each rank to each becomes messages. all_to_all_v is always made of messages, which is how MPI libraries
 //! do it too: only its two ends know how long a block is.
 
-use super::collective::{Scratch, is_nothing};
-use super::{Failure, MpiComm, total};
-use crate::backend::{Blocks, Call, Direction, Operation, Space, Ticket, Transfer};
-use crate::dtype::DType;
+use super::collective::Scratch;
+use super::collective::is_nothing;
+use super::Failure;
+use super::MpiComm;
+use super::total;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Direction;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::dtype::DType;
 use std::ops::Range;
 
 /// A block that goes to a peer or comes from it.
@@ -20,7 +29,7 @@ struct Part<P> {
 
 /// The operations, each fit for one MPI call, of which an operation consists.
 #[derive(Clone)]
-pub(super) struct Parts<'a> {
+pub(crate) struct Parts<'a> {
     call: Call<'a>,
     /// Elements of a part at most; `None` if the operation is one call.
     most: Option<usize>,
@@ -70,7 +79,7 @@ impl<'a> Iterator for Parts<'a> {
 impl MpiComm {
     /// Whether a call is too large for one MPI call; the same on every rank.
     #[inline]
-    pub(super) fn is_large(&self, call: &Call<'_>) -> bool {
+    pub(crate) fn is_large(&self, call: &Call<'_>) -> bool {
         use Operation::*;
         let elements = match call.operation {
             AllToAllV => return true,
@@ -81,7 +90,7 @@ impl MpiComm {
     }
 
     /// Whether an operation is made of messages.
-    pub(super) fn is_of_messages(&self, call: &Call<'_>) -> bool {
+    pub(crate) fn is_of_messages(&self, call: &Call<'_>) -> bool {
         use Operation::*;
         matches!(call.operation, Gather | GatherV | Scatter | ScatterV | AllToAll | AllToAllV)
             && self.is_large(call)
@@ -90,8 +99,8 @@ impl MpiComm {
     /// The parts of an operation that is not made of messages.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
-    pub(super) unsafe fn parts<'a>(&self, call: &Call<'a>) -> Parts<'a> {
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
+    pub(crate) unsafe fn parts<'a>(&self, call: &Call<'a>) -> Parts<'a> {
         use Operation::*;
         let size = call.dtype.size();
         let is_large = self.is_large(call);
@@ -114,9 +123,9 @@ impl MpiComm {
     }
 
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[cold]
-    pub(super) unsafe fn carry_out_large(
+    pub(crate) unsafe fn carry_out_large(
         &self,
         call: &Call<'_>,
         scratch: &mut Scratch,
@@ -140,9 +149,9 @@ impl MpiComm {
     /// Posts the messages of which a gather, scatter or all_to_all is made.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective), until all messages are complete; so long the
+    /// As for [`Backend::collective`](crate::contract::Backend::collective), until all messages are complete; so long the
     /// scratch memory, too, is left alone.
-    pub(super) unsafe fn post_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Vec<Ticket> {
+    pub(crate) unsafe fn post_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Vec<Ticket> {
         use Operation::*;
         let size = call.dtype.size();
         let (send_blocks, recv_blocks) = (call.blocks, call.recv_blocks);
@@ -244,7 +253,7 @@ impl MpiComm {
     }
 
     /// Takes out the messages that are complete; whether there were any.
-    pub(super) fn settle(&self, tickets: &mut Vec<Ticket>, outcome: &mut Result<(), Failure>) -> bool {
+    pub(crate) fn settle(&self, tickets: &mut Vec<Ticket>, outcome: &mut Result<(), Failure>) -> bool {
         let before = tickets.len();
         tickets.retain(|ticket| match self.take_if_done(*ticket) {
             Some(done) => {

@@ -3,9 +3,12 @@
 //! Nothing here waits: sends and receives are MPI's non-blocking calls. A peer may be dead, and then some of them never end:
 //! their memory is left to MPI, and MPI is not finalised, since that could wait for the peer.
 
-use super::{Failure, MpiComm, check};
-use crate::backend::{Backend, Departure};
-use crate::bootstrap::store::Mail;
+use super::Failure;
+use super::MpiComm;
+use super::check;
+use crate::contract::Backend;
+use crate::contract::Departure;
+use crate::rendezvous::store::Mail;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;

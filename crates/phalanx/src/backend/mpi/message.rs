@@ -7,23 +7,34 @@
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::{Failure, MpiComm, check};
+use super::Failure;
+use super::MpiComm;
+use super::check;
 #[cfg(feature = "cuda")]
-use crate::backend::Space;
-use crate::backend::host::Record;
-use crate::backend::{Blocks, Call, Direction, Ticket, Transfer};
-use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
-use crate::sync::lock;
+use crate::types::memory::Space;
+use crate::control::record::Record;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Direction;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::error::Error;
+use crate::types::error::MismatchError;
+use crate::types::error::MissingRank;
+use crate::types::error::Result;
+use crate::types::error::TimeoutError;
+use crate::types::error::UnsupportedError;
+use crate::os::sync::lock;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
 /// How often a waiting rank asks before it lets other threads have the core.
-pub(super) const SPINS: u32 = 200;
+pub(crate) const SPINS: u32 = 200;
 
 /// The messages of a communicator that are under way, or done and not asked for.
 #[derive(Default)]
-pub(super) struct Messages {
+pub(crate) struct Messages {
     /// By ticket.
     posted: Vec<Option<Posted>>,
     free: Vec<usize>,
@@ -141,8 +152,8 @@ impl Messages {
 
 impl MpiComm {
     /// # Safety
-    /// As for [`Backend::post`](crate::backend::Backend::post).
-    pub(super) unsafe fn post_message(&self, transfer: Transfer) -> Result<Ticket> {
+    /// As for [`Backend::post`](crate::contract::Backend::post).
+    pub(crate) unsafe fn post_message(&self, transfer: Transfer) -> Result<Ticket> {
         if transfer.tag > self.process.max_tag {
             return Err(Error::from(UnsupportedError {
                 what: format!("the tag {}", transfer.tag),
@@ -157,8 +168,8 @@ impl MpiComm {
     /// The same with any tag. What MPI answers is what the wait for the ticket does.
     ///
     /// # Safety
-    /// As for [`Backend::post`](crate::backend::Backend::post).
-    pub(super) unsafe fn post_transfer(&self, transfer: Transfer) -> Ticket {
+    /// As for [`Backend::post`](crate::contract::Backend::post).
+    pub(crate) unsafe fn post_transfer(&self, transfer: Transfer) -> Ticket {
         let mut messages = lock(&self.messages);
         let sequence = messages.next_sequence(&transfer, self.ranks);
         let mut posted = Posted { transfer, sequence, way: Way::Recv(Receive::default()), outcome: Ok(()) };
@@ -205,7 +216,7 @@ impl MpiComm {
         Ok(request)
     }
 
-    pub(super) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    pub(crate) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
         let others = || {
             // The peer may wait for another one first.
             self.progress_all();
@@ -219,12 +230,12 @@ impl MpiComm {
     }
 
     /// Whether messages are posted that are not complete, as far as anybody has looked.
-    pub(super) fn has_messages(&self) -> bool {
+    pub(crate) fn has_messages(&self) -> bool {
         lock(&self.messages).posted.iter().flatten().any(|posted| !posted.is_done())
     }
 
     /// Waits until all messages are complete. Their tickets are not spent, and what became of them is their waits' to tell.
-    pub(super) fn finish_messages(&self) -> Result<()> {
+    pub(crate) fn finish_messages(&self) -> Result<()> {
         let outcome = || {
             let under_way = self.progress_messages();
             let failed = self.failed.get().filter(|_| under_way);
@@ -242,7 +253,7 @@ impl MpiComm {
     }
 
     /// Asks for an outcome, and moves others along, until it is there, or until nothing has come on for the deadline.
-    pub(super) fn poll(
+    pub(crate) fn poll(
         &self,
         outcome: impl Fn() -> Option<Result<()>>,
         others: impl Fn(),
@@ -291,7 +302,7 @@ impl MpiComm {
         self.fail(TimeoutError { operation, sequence, reporter: self.rank, waited, missing }.into())
     }
 
-    pub(super) fn test_message(&self, ticket: Ticket) -> Result<bool> {
+    pub(crate) fn test_message(&self, ticket: Ticket) -> Result<bool> {
         if self.process.check_thread().is_err() {
             return Ok(false);
         }
@@ -299,11 +310,11 @@ impl MpiComm {
     }
 
     /// Moves all collectives and messages along; whether any is under way.
-    pub(super) fn progress_all(&self) -> bool {
+    pub(crate) fn progress_all(&self) -> bool {
         self.process.check_thread().is_ok() && (self.progress_collectives() | self.progress_messages())
     }
 
-    pub(super) fn progress_messages(&self) -> bool {
+    pub(crate) fn progress_messages(&self) -> bool {
         let mut messages = lock(&self.messages);
         let mut under_way = false;
         for index in 0..messages.posted.len() {
@@ -316,7 +327,7 @@ impl MpiComm {
     }
 
     /// A message's outcome, if it is complete; or if the communicator has failed and MPI has not got its buffer.
-    pub(super) fn take_if_done(&self, ticket: Ticket) -> Option<Result<()>> {
+    pub(crate) fn take_if_done(&self, ticket: Ticket) -> Option<Result<()>> {
         let mut messages = lock(&self.messages);
         self.advance(&mut messages, ticket.0);
         let posted = messages.get(ticket.0);
@@ -366,7 +377,7 @@ impl MpiComm {
     }
 
     /// Whether a request is complete; it then does not exist any more.
-    pub(super) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
+    pub(crate) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
         let (mut done, mut status) = (0, Status::new());
         // SAFETY: a request that is not complete; no other thread asks for it, since what it belongs to is
         // locked.

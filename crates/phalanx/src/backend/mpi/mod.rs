@@ -35,14 +35,23 @@ mod started;
 pub(crate) use mail::MpiMail;
 pub(crate) use process::Launched;
 
-use crate::backend::host::Record;
-use crate::backend::{
-    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, StartCollectives, Ticket, Transfer,
-};
-use crate::dtype::DType;
-use crate::error::{Error, LibraryError, Result};
+use crate::control::record::Record;
+use crate::types::memory::Allocation;
+use crate::contract::Backend;
+use crate::contract::BackendKind;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Departure;
+use crate::contract::Operation;
+use crate::contract::StartCollectives;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::dtype::DType;
+use crate::types::error::Error;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
 #[cfg(feature = "cuda")]
-use crate::lane::Lane;
+use crate::buffer::stream::Lane;
 use crate::os::Mapping;
 use collective::Scratch;
 use guard::Guard;
@@ -58,7 +67,7 @@ use std::time::Duration;
 
 /// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failure {
+pub(crate) enum Failure {
     /// An MPI function's answer: which function, and its code.
     Mpi { function: &'static str, code: c_int },
     /// The communicator has its verdict already.

@@ -6,16 +6,20 @@
 //! averages) or scaled first goes through a buffer of that type, so that it is rounded once, as documented. The
 //! order of the ranks is MPI's.
 
-use super::accumulate::{Accumulated, add_i128};
-use super::{Failure, check, datatype};
-use crate::backend::host::{Reducer, Targets};
-use crate::dtype::DType;
-use crate::op::ReductionCode;
+use super::accumulate::Accumulated;
+use super::accumulate::add_i128;
+use super::Failure;
+use super::check;
+use super::datatype;
+use crate::reduce::Reducer;
+use crate::reduce::Targets;
+use crate::types::dtype::DType;
+use crate::types::op::ReductionCode;
 use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};
 use std::ffi::{c_int, c_void};
 
 /// How each type and reduction is done.
-pub(super) type Plans = [[Plan; CODES.len()]; DType::ALL.len()];
+pub(crate) type Plans = [[Plan; CODES.len()]; DType::ALL.len()];
 
 const CODES: [ReductionCode; 6] = {
     use ReductionCode::*;
@@ -24,7 +28,7 @@ const CODES: [ReductionCode; 6] = {
 
 /// How a reduction is done.
 #[derive(Clone, Copy)]
-pub(super) enum Plan {
+pub(crate) enum Plan {
     /// MPI combines the elements.
     Direct { datatype: Handle, op: Handle },
     /// The same, and each result is divided by the number of ranks.
@@ -109,7 +113,7 @@ impl OwnOperations {
 }
 
 /// All plans, once MPI is initialised; and the type that was made for them.
-pub(super) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), Failure> {
+pub(crate) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), Failure> {
     let own = OwnOperations::create(mpi)?;
     Ok((DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))), own.int128))
 }

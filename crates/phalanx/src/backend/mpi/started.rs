@@ -12,13 +12,20 @@
 //! made. So the order is that of the collectives on every rank, whatever is complete when, and those of one call each are all
 //! under way at once.
 
-use super::collective::{Prepared, Scratch};
+use super::collective::Prepared;
+use super::collective::Scratch;
 use super::large::Parts;
-use super::{Failure, MpiComm, check};
-use crate::backend::host::Record;
-use crate::backend::{Call, StartCollectives, Ticket};
-use crate::error::{Error, MismatchError, Result};
-use crate::sync::lock;
+use super::Failure;
+use super::MpiComm;
+use super::check;
+use crate::control::record::Record;
+use crate::contract::Call;
+use crate::contract::StartCollectives;
+use crate::contract::Ticket;
+use crate::types::error::Error;
+use crate::types::error::MismatchError;
+use crate::types::error::Result;
+use crate::os::sync::lock;
 use phalanx_sys::mpi::Handle;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -30,7 +37,7 @@ const FIRST: &str = ". It is the first that was started on this communicator, wh
                      called it";
 
 #[derive(Default)]
-pub(super) struct Collectives {
+pub(crate) struct Collectives {
     /// Under way, or over and not asked for, by their numbers.
     started: BTreeMap<u64, Started>,
     /// The number of the one with which plain collectives began to be carried out in the same form.
@@ -81,16 +88,16 @@ impl Started {
 impl MpiComm {
     /// Whether plain collectives are carried out as started ones.
     #[inline]
-    pub(super) fn is_polled(&self) -> bool {
+    pub(crate) fn is_polled(&self) -> bool {
         self.polled.load(Ordering::Relaxed)
     }
 
     /// Does what the call says, in the form of started collectives.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::backend::Backend::collective).
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[cold]
-    pub(super) unsafe fn carry_out_polled(&self, call: &Call<'_>) -> Result<()> {
+    pub(crate) unsafe fn carry_out_polled(&self, call: &Call<'_>) -> Result<()> {
         // SAFETY: the wait ends when the collective is over, or with the process; nothing of the call is used later.
         let call = unsafe { std::mem::transmute::<&Call<'_>, &Call<'static>>(call) };
         // SAFETY: the caller's contract.
@@ -113,7 +120,7 @@ impl MpiComm {
     }
 
     /// Moves all collectives along; whether any is under way.
-    pub(super) fn progress_collectives(&self) -> bool {
+    pub(crate) fn progress_collectives(&self) -> bool {
         self.advance_collectives(&mut lock(&self.collectives))
     }
 

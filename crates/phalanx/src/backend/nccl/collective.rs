@@ -2,10 +2,19 @@
 
 use super::communicator::Communicator;
 use super::device::StreamMemory;
-use crate::backend::{Blocks, Call, Direction, Operation, Space, Stream, Transfer};
-use crate::dtype::DType;
-use crate::error::{Error, Result, UnsupportedError};
-use crate::op::{RawReduction, ReductionCode};
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Direction;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::types::memory::RawStream;
+use crate::contract::Transfer;
+use crate::types::dtype::DType;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::op::RawReduction;
+use crate::types::op::ReductionCode;
 use phalanx_sys::nccl::{
     Flavour, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate, red_op,
 };
@@ -13,14 +22,14 @@ use std::ffi::c_void;
 
 /// Whether the library has more to do before the operation is enqueued (`ncclInProgress`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(crate) enum Progress {
     Enqueued,
     InProgress,
 }
 
 /// What an operation needs until it is enqueued.
 #[derive(Default)]
-pub(super) struct Needs {
+pub(crate) struct Needs {
     reduction: Option<ncclRedOp_t>,
     /// Freed behind the operation, on its stream.
     pub scratch: Option<StreamMemory>,
@@ -58,7 +67,7 @@ macro_rules! collective {
 impl Communicator {
     /// What an answer means.
     #[inline]
-    pub(super) fn progress(&self, result: ncclResult_t, function: &'static str) -> Result<Progress> {
+    pub(crate) fn progress(&self, result: ncclResult_t, function: &'static str) -> Result<Progress> {
         match result {
             ncclResult_t::Success => Ok(Progress::Enqueued),
             ncclResult_t::InProgress => Ok(Progress::InProgress),
@@ -72,7 +81,7 @@ impl Communicator {
     /// The contract of `Backend::collective`, with addresses in this device's memory; the device's turn is held, or
     /// this is inside a group.
     #[inline]
-    pub(super) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+    pub(crate) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         use Operation::*;
         // For one rank the library launches at once, on the device that is current, whichever the stream's is.
         let _current = (self.ranks == 1).then(|| self.device.enter());
@@ -263,7 +272,7 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
-    pub(super) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
+    pub(crate) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
         self.grouped(|| {
             transfers.iter().try_for_each(|transfer| {
                 // SAFETY: the caller's contract.
@@ -297,7 +306,7 @@ impl Communicator {
     }
 
     /// Calls of the library that start together. The group ends also if one fails: no thread stays inside.
-    pub(super) fn grouped(&self, calls: impl FnOnce() -> Result<()>) -> Result<Progress> {
+    pub(crate) fn grouped(&self, calls: impl FnOnce() -> Result<()>) -> Result<Progress> {
         let start = self.library.need(self.library.ncclGroupStart, "ncclGroupStart")?;
         let end = self.library.need(self.library.ncclGroupEnd, "ncclGroupEnd")?;
         // SAFETY: ended below, on this thread.
@@ -337,7 +346,7 @@ impl Communicator {
     }
 
     /// Gives back what was needed only until the operation was enqueued.
-    pub(super) fn release(&self, needs: &mut Needs) {
+    pub(crate) fn release(&self, needs: &mut Needs) {
         if let (Some(op), Some(destroy)) = (needs.reduction.take(), self.library.ncclRedOpDestroy)
             && let Ok(_turn) = self.turn()
         {
@@ -349,7 +358,7 @@ impl Communicator {
 
 /// One message of a collective: bytes that go to a peer, or come from it.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(crate) struct Part {
     pub direction: Direction,
     pub peer: usize,
     pub bytes: usize,
@@ -364,7 +373,7 @@ impl Part {
 
 /// This rank's messages in a collective that is made of them: for each peer what it gets, and what comes from it. What is in its place
 /// already is no message.
-pub(super) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
+pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
     use Operation::{AllGatherV, Gather, GatherV, Scatter, ScatterV};
     let size = call.dtype.size();
     let gathers = matches!(call.operation, Gather | GatherV);
@@ -414,7 +423,7 @@ fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
 impl Communicator {
     /// The type in reductions.
     #[inline]
-    pub(super) fn reduced_type(&self, dtype: DType) -> Result<ncclDataType_t> {
+    pub(crate) fn reduced_type(&self, dtype: DType) -> Result<ncclDataType_t> {
         if self.library.flavour() == Flavour::Rccl && matches!(dtype, DType::F8E4M3 | DType::F8E5M2) {
             return Err(Error::from(UnsupportedError {
                 what: format!("a reduction of {dtype} by RCCL"),

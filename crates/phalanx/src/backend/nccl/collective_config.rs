@@ -1,14 +1,16 @@
 //! Settings of single collectives.
 
-use super::config::{needs, text};
+use super::config::needs;
+use super::config::text;
 use super::library::Library;
-use crate::error::Result;
+use crate::buffer::collective_config::RawCollectiveConfig;
+use crate::types::error::Result;
 use phalanx_sys::nccl::{ncclCollConfig_t, version_code};
 use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Settings of single collectives (`ncclCollConfig_t`, NCCL 2.31), for [`Nccl::configured`](super::Nccl::configured). What is not
+/// Settings of single collectives (`ncclCollConfig_t`, NCCL 2.31), for [`Nccl::configured`](crate::nccl::surface::Nccl::configured). What is not
 /// set is the communicator's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -31,33 +33,9 @@ pub struct CollectiveConfig {
     pub profiler_tag: u64,
 }
 
-/// Settings as the library reads them, with the text they point to.
-#[derive(Debug)]
-pub(crate) struct RawCollectiveConfig {
-    raw: ncclCollConfig_t,
-    tag: u8,
-    _algorithms: Option<CString>,
-}
-
-// SAFETY: nobody writes it, and what it points to is its own.
-unsafe impl Send for RawCollectiveConfig {}
-// SAFETY: as above.
-unsafe impl Sync for RawCollectiveConfig {}
-
-impl RawCollectiveConfig {
-    pub fn as_ptr(&self) -> *const ncclCollConfig_t {
-        &raw const self.raw
-    }
-
-    /// By which ranks compare settings: not 0, and the same for the same settings.
-    pub fn tag(&self) -> u8 {
-        self.tag
-    }
-}
-
 impl CollectiveConfig {
     /// In the layout of the loaded library.
-    pub(super) fn raw(&self, library: &Library) -> Result<Arc<RawCollectiveConfig>> {
+    pub(crate) fn raw(&self, library: &Library) -> Result<Arc<RawCollectiveConfig>> {
         let since = version_code(2, 31, 0);
         let raw = ncclCollConfig_t::for_version(library.version())
             .filter(|_| library.ncclAllReduceConfig.is_some());
@@ -81,7 +59,7 @@ impl CollectiveConfig {
         }
         raw.forceAlgSelection = i32::from(!self.algorithms_may_differ);
         raw.userProfilerTag = self.profiler_tag;
-        Ok(Arc::new(RawCollectiveConfig { raw, tag: self.tag(), _algorithms: algorithms }))
+        Ok(Arc::new(RawCollectiveConfig { raw, tag: self.tag(), algorithms }))
     }
 
     fn tag(&self) -> u8 {

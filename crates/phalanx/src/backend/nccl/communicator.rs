@@ -8,15 +8,23 @@ use super::config::Config;
 use super::device::Device;
 use super::graphs::Graphs;
 use super::library::Library;
-use super::meeting::{Acquainted, Meeting};
-use super::memory::{Handle, free};
+use super::meeting::Acquainted;
+use super::meeting::Meeting;
+use super::memory::Handle;
+use super::memory::free;
 use super::staging::Stages;
 use super::turn::Inside;
-use crate::backend::host::{Subject, Witness};
-use crate::backend::{Call, Operation, Stream, Transfer};
-use crate::error::{Error, Result, UnsupportedError};
-use crate::lane::GpuStream;
-use crate::sync::lock;
+use crate::control::witness::Subject;
+use crate::control::witness::Witness;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::memory::RawStream;
+use crate::contract::Transfer;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::buffer::stream::GpuStream;
+use crate::os::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
@@ -26,7 +34,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long the end of a communicator (of one that works, and of one that failed) may take in the library.
-pub(super) const ENDING: Duration = Duration::from_secs(10);
+pub(crate) const ENDING: Duration = Duration::from_secs(10);
 
 /// One rank's communicator in the library, and what belongs to it.
 pub(crate) struct Communicator {
@@ -36,8 +44,8 @@ pub(crate) struct Communicator {
     pub ranks: usize,
     pub witness: Witness,
     pub stages: Stages,
-    pub(super) handle: Arc<HandleCell>,
-    pub(super) last: Mutex<Last>,
+    pub(crate) handle: Arc<HandleCell>,
+    pub(crate) last: Mutex<Last>,
     /// Every stream on which operations may be under way, or that somebody may enqueue some on: whoever ends the communicator may have to
     /// wait for them.
     streams: Mutex<Vec<GpuStream>>,
@@ -46,36 +54,36 @@ pub(crate) struct Communicator {
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
     /// Held by a thread that revokes the communicator, and by one that frees it.
-    pub(super) revoking: Arc<Mutex<()>>,
+    pub(crate) revoking: Arc<Mutex<()>>,
     failed: OnceLock<Error>,
     /// The C communicator is not there, or not any more. Changes only in the device's turn.
-    pub(super) ended: Arc<AtomicBool>,
+    pub(crate) ended: Arc<AtomicBool>,
     /// How often a thread went into the library with it, and came out: odd while one is inside.
     visits: AtomicU64,
     /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
     /// split. Changes only in the device's turn, or at the end of that.
-    pub(super) queued: Arc<AtomicBool>,
+    pub(crate) queued: Arc<AtomicBool>,
     /// The library has given its memory back, until it is told to take it again.
-    pub(super) is_suspended: AtomicBool,
+    pub(crate) is_suspended: AtomicBool,
     /// All ranks are about to leave, since they have said so to each other.
-    pub(super) all_leave: AtomicBool,
+    pub(crate) all_leave: AtomicBool,
     /// This rank has left, or is about to.
-    pub(super) is_departing: AtomicBool,
+    pub(crate) is_departing: AtomicBool,
     /// CUDA graphs of its operations.
-    pub(super) graphs: Graphs,
+    pub(crate) graphs: Graphs,
     /// This rank aborts while others may finalize.
-    pub(super) is_alone: AtomicBool,
+    pub(crate) is_alone: AtomicBool,
     /// Whether one-sided operations were used: from then on peers may write to this rank's windows, whatever it does itself.
     is_one_sided: AtomicBool,
     /// Memory of windows that were dropped since. Freed when the communicator has ended.
     left_to_peers: Mutex<Vec<*mut u8>>,
     /// What to give back to the library before the end, by number.
-    pub(super) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
+    pub(crate) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
 }
 
 /// Where the library writes the handle to, maybe late and from a thread of its own, which keeps it alive, too.
 #[derive(Default)]
-pub(super) struct HandleCell(UnsafeCell<ncclComm_t>);
+pub(crate) struct HandleCell(UnsafeCell<ncclComm_t>);
 
 // SAFETY: the library writes it once; it is aligned and read whole, volatile.
 unsafe impl Send for HandleCell {}
@@ -89,7 +97,7 @@ impl HandleCell {
 }
 
 /// What this rank enqueued, the last of it above all.
-pub(super) struct Last {
+pub(crate) struct Last {
     /// Number of the last collective, and of the last message.
     pub collectives: u64,
     pub messages: u64,
@@ -118,13 +126,13 @@ impl Drop for Communicator {
 }
 
 /// This thread's turn in the library on a device, with a communicator that is there.
-pub(super) struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     _visit: Visit<'a>,
     _inside: Inside,
 }
 
 /// As long as it lives, a thread is inside the library with the communicator; for the watchdog.
-pub(super) struct Visit<'a>(&'a AtomicU64);
+pub(crate) struct Visit<'a>(&'a AtomicU64);
 
 impl Drop for Visit<'_> {
     #[inline]
@@ -267,7 +275,7 @@ impl Communicator {
     }
 
     #[cold]
-    pub(super) fn failure(&self) -> Error {
+    pub(crate) fn failure(&self) -> Error {
         match self.witness.check() {
             Err(verdict) => self.fail(verdict),
             Ok(()) => self.fail(Error::Aborted { rank: self.rank }),
@@ -334,7 +342,7 @@ impl Communicator {
     }
 
     /// The streams on which operations may be under way that the last one did not come behind.
-    pub(super) fn streams_beside_the_last(&self) -> Vec<GpuStream> {
+    pub(crate) fn streams_beside_the_last(&self) -> Vec<GpuStream> {
         if self.orders_streams { Vec::new() } else { lock(&self.streams).clone() }
     }
 
@@ -381,7 +389,7 @@ impl Communicator {
     }
 
     /// What the library is asked for that is neither a collective nor a message.
-    pub(super) fn errand(&self) -> Subject {
+    pub(crate) fn errand(&self) -> Subject {
         Subject::call(self.collectives(), &Call::empty(Operation::Init))
     }
 

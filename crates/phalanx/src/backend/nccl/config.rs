@@ -1,7 +1,9 @@
 //! Settings of a communicator.
 
 use super::library::Library;
-use crate::error::{Error, Result, UnsupportedError};
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
 use phalanx_sys::nccl::{ncclConfig_t, version_code, version_text};
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
@@ -42,7 +44,7 @@ pub struct Config {
     /// How thread blocks are given out: 0 default, 1 efficiency, 2 none (2.27).
     pub cta_policy: Option<i32>,
     /// Whether children of a shrink share the parent's resources (2.27). [`Comm::shrink`](crate::Comm::shrink) makes a communicator of its own;
-    /// this is for calls of [`raw_handle`](super::Surface::raw_handle).
+    /// this is for calls of [`raw_handle`](crate::nccl::surface::Surface::raw_handle).
     pub shrink_share: Option<i32>,
     /// Thread blocks for NVLink SHARP (2.27).
     pub nvls_ctas: Option<i32>,
@@ -54,7 +56,7 @@ pub struct Config {
     /// overrides it). Unless mixed, NCCL does not order a launch and operations outside of it: [`Comm::sync`](crate::Comm::sync), which then waits
     /// for all streams that the communicator was used on, comes between them.
     pub graph_usage_mode: Option<i32>,
-    /// Number of contexts for put and signal, which [`Signal::context`](super::Signal::context) says one of (2.29; only the first is of use
+    /// Number of contexts for put and signal, which [`Signal::context`](crate::nccl::one_sided::Signal::context) says one of (2.29; only the first is of use
     /// before 2.31; default 1; more by `NCCL_NUM_RMA_CTX` alone are not known here).
     pub rma_contexts: Option<i32>,
     /// Most peers for point-to-point (2.30).
@@ -64,7 +66,7 @@ pub struct Config {
     /// Whether operations of several communicators are launched in the order of the calls (2.31). Communicators of one GPU that
     /// overlap have the same.
     pub launch_order_implicit: Option<i32>,
-    /// Number of signals of each peer and context, which [`Signal::index`](super::Signal::index) says one of (2.31; default 1).
+    /// Number of signals of each peer and context, which [`Signal::index`](crate::nccl::one_sided::Signal::index) says one of (2.31; default 1).
     pub rma_signals: Option<i32>,
     /// Whether what put and signal need is made with the communicator, and not by the first of them (2.31).
     pub rma_eager_init: Option<i32>,
@@ -89,7 +91,7 @@ impl RawConfig {
 
 impl Config {
     /// Whether the library orders launches of CUDA graphs among its other operations.
-    pub(super) fn mixes_graphs(&self) -> bool {
+    pub(crate) fn mixes_graphs(&self) -> bool {
         // What the variable says counts more.
         match std::env::var("NCCL_GRAPH_MIXING_SUPPORT") {
             Ok(told) => told.trim() != "0",
@@ -152,7 +154,7 @@ impl Config {
     }
 }
 
-pub(super) fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) -> Result<()> {
+pub(crate) fn needs(library: &Library, setting: &'static str, since: u32, in_layout: bool) -> Result<()> {
     if library.version() >= since && in_layout {
         return Ok(());
     }
@@ -169,7 +171,7 @@ pub(super) fn needs(library: &Library, setting: &'static str, since: u32, in_lay
     }))
 }
 
-pub(super) fn text(setting: &'static str, value: &str) -> Result<CString> {
+pub(crate) fn text(setting: &'static str, value: &str) -> Result<CString> {
     CString::new(value).map_err(|_| {
         let (name, expected) = (setting.to_owned(), "a text without NUL characters".to_owned());
         crate::UsageError::Setting { name, value: value.to_owned(), expected }.into()

@@ -1,13 +1,18 @@
 //! A GPU, and what the backend does there besides the library's calls, whoever made it ([`Runtime`]).
 
-use super::runtime::{Cuda, Hip, Runtime};
+use super::runtime::Cuda;
+use super::runtime::Hip;
+use super::runtime::Runtime;
 use super::turn::Turnstile;
-use crate::backend::Stream;
-use crate::bootstrap::GpuId;
-use crate::error::{Error, Result, UnsupportedError, UsageError};
-use crate::lane::GpuStream;
-use crate::patience::Patience;
-use crate::sync::lock;
+use crate::types::memory::RawStream;
+use crate::types::memory::GpuId;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
+use crate::buffer::stream::GpuStream;
+use crate::gpu::backoff::Patience;
+use crate::os::sync::lock;
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::Flavour;
 use std::collections::BTreeMap;
@@ -25,15 +30,15 @@ pub(crate) struct Device {
 pub(crate) fn count(flavour: Flavour) -> Result<usize> {
     match flavour {
         Flavour::Nccl => Cuda::count(),
-        Flavour::Rccl => crate::hip::device_count(),
+        Flavour::Rccl => crate::gpu::hip::device_count(),
     }
 }
 
 /// What the GPUs are that this process sees.
 pub(crate) fn ids(flavour: Flavour) -> Result<Vec<GpuId>> {
     match flavour {
-        Flavour::Nccl => crate::driver::gpu_ids(),
-        Flavour::Rccl => crate::hip::gpu_ids(),
+        Flavour::Nccl => crate::gpu::cuda::gpu_ids(),
+        Flavour::Rccl => crate::gpu::hip::gpu_ids(),
     }
 }
 
@@ -202,7 +207,7 @@ impl Device {
 
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Device,
     /// Pinned host memory.
     Host,
@@ -301,7 +306,7 @@ impl Drop for StreamMemory {
 }
 
 /// An event of a device (`cudaEvent_t`, `hipEvent_t`), without times.
-pub(super) struct Event {
+pub(crate) struct Event {
     raw: *mut std::ffi::c_void,
     device: Device,
 }

@@ -5,14 +5,15 @@
 //! all ranks go the same way, which they see alike: the communicator is finalized when all have left, and aborted when it
 //! has failed before. A rank that leaves before the others does not wait for that: a thread does.
 
-use super::communicator::{Communicator, ENDING};
+use super::communicator::Communicator;
+use super::communicator::ENDING;
 use super::device::Device;
 use super::library::Library;
 use super::turn::Errand;
-use crate::backend::Departure;
-use crate::error::Error;
-use crate::patience::Patience;
-use crate::sync::lock;
+use crate::contract::Departure;
+use crate::types::error::Error;
+use crate::gpu::backoff::Patience;
+use crate::os::sync::lock;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -31,7 +32,7 @@ static LOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Waits until no thread of this process is inside the library to end a communicator: one that is being freed counts as ended. False
 /// if one does not come back.
-pub(super) fn wait_until_all_are_out() -> bool {
+pub(crate) fn wait_until_all_are_out() -> bool {
     let since = Instant::now();
     let are_out = || INSIDE.load(Ordering::Acquire) == 0;
     let is_in_vain =
@@ -46,7 +47,7 @@ impl Communicator {
     /// Ends the C communicator at once, and waits for a while until an aborted operation has left the GPU.
     ///
     /// With operations in an open group, or while it is split, the library looks at it until the end of that, which aborts it.
-    pub(super) fn abort(&self) {
+    pub(crate) fn abort(&self) {
         let Some(abort) = self.library.ncclCommAbort else { return };
         if self.witness.is_copy() || self.is_queued() || self.ended.load(Ordering::Acquire) {
             return;
@@ -84,7 +85,7 @@ impl Communicator {
 
     /// Makes a thread that is inside the library with the communicator come out, with an error, from another thread
     /// (`ncclCommRevoke`, 2.28.7). False where the library cannot.
-    pub(super) fn revoke(&self) -> bool {
+    pub(crate) fn revoke(&self) -> bool {
         let Some(revoke) = self.library.ncclCommRevoke else { return false };
         let (handle, device) = (Raw(self.handle()), self.device);
         let (ended, revoking) = (self.ended.clone(), self.revoking.clone());
@@ -102,7 +103,7 @@ impl Communicator {
     }
 
     /// Fails a communicator that holds a thread of ours, and so must not be ended: it is leaked.
-    pub(super) fn leak(&self, verdict: Error) {
+    pub(crate) fn leak(&self, verdict: Error) {
         tracing::error!(
             rank = self.rank,
             "a communicator is leaked: a thread is still inside the library with it"
@@ -130,7 +131,7 @@ impl Communicator {
     }
 
     /// Waits for the end of a communicator that this rank has left: the process exits.
-    pub(super) fn wait_at_exit(&self) {
+    pub(crate) fn wait_at_exit(&self) {
         let has_ended = || self.wait_for_end(|| self.has_ended());
         if !has_ended() {
             self.end_alone();
@@ -139,7 +140,7 @@ impl Communicator {
     }
 
     /// Aborts. The others must not wait for this rank in the library: they do the same.
-    pub(super) fn end_alone(&self) {
+    pub(crate) fn end_alone(&self) {
         if self.is_departing() && self.library.ends_together() {
             self.is_alone.store(true, Ordering::Release);
             self.witness.depart_alone();

@@ -2,8 +2,9 @@
 //! often the one that waits for the abort: so the communicator destroys them.
 
 use super::communicator::Communicator;
-use crate::error::{Error, Result};
-use crate::sync::lock;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::os::sync::lock;
 use cudarc::driver::CudaGraph;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -17,7 +18,7 @@ unsafe impl Sync for HeldGraph {}
 
 /// The graphs of a communicator that are alive.
 #[derive(Default)]
-pub(super) struct Graphs(Mutex<Vec<Weak<HeldGraph>>>);
+pub(crate) struct Graphs(Mutex<Vec<Weak<HeldGraph>>>);
 
 impl Communicator {
     /// Takes a graph of its operations.
@@ -42,7 +43,7 @@ impl Communicator {
 
     /// Destroys all graphs, beside what this thread does next: a launch may hold one until the GPU goes on. What a graph still does is
     /// freed by the driver behind it.
-    pub(super) fn destroy_graphs(&self) {
+    pub(crate) fn destroy_graphs(&self) {
         let graphs = std::mem::take(&mut *lock(&self.graphs.0));
         let graphs: Vec<_> = graphs.iter().filter_map(Weak::upgrade).collect();
         if graphs.is_empty() {

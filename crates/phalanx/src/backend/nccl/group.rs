@@ -3,12 +3,17 @@
 //! Inside a group the library only queues. What has to wait for the group's end (ranks to meet, host memory to bring
 //! back, `ncclInProgress` to wait for) is kept in the thread's list.
 
-use super::communicator::{Communicator, Visit};
+use super::communicator::Communicator;
+use super::communicator::Visit;
 use super::meeting::meet_all;
-use super::messages::{Carrying, Messages};
-use super::operation::{Aftermath, Started};
-use super::turn::{self, Turnstile};
-use crate::error::{Error, Result};
+use super::messages::Carrying;
+use super::messages::Messages;
+use super::operation::Aftermath;
+use super::operation::Started;
+use super::turn;
+use super::turn::Turnstile;
+use crate::types::error::Error;
+use crate::types::error::Result;
 use phalanx_sys::nccl::{ncclDataType_t, ncclResult_t};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -27,17 +32,17 @@ struct Group {
 
 /// Whether this thread is in a group.
 #[inline]
-pub(super) fn is_open() -> bool {
+pub(crate) fn is_open() -> bool {
     OPEN.with_borrow(|group| group.depth > 0)
 }
 
 /// Keeps what was queued until the group's end.
-pub(super) fn defer(started: Started) {
+pub(crate) fn defer(started: Started) {
     OPEN.with_borrow_mut(|group| group.started.push(started));
 }
 
 /// Enters a group, or a deeper level of it.
-pub(super) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
+pub(crate) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
     let carrying = messages.carry();
     OPEN.with_borrow_mut(|group| {
         group.depth += 1;
@@ -50,14 +55,14 @@ pub(super) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
 }
 
 /// Leaves a level; at the outermost, starts what was queued and sees to what comes after.
-pub(super) fn end(communicator: &Arc<Communicator>) -> Result<()> {
+pub(crate) fn end(communicator: &Arc<Communicator>) -> Result<()> {
     let Some(end) = communicator.library.ncclGroupEnd else { return Ok(()) };
     // SAFETY: the level was entered on this thread.
     end_with(communicator, "ncclGroupEnd", || unsafe { end() })
 }
 
 /// [`end`] by a function of the library that ends groups.
-pub(super) fn end_with(
+pub(crate) fn end_with(
     communicator: &Arc<Communicator>,
     function: &'static str,
     end: impl FnOnce() -> ncclResult_t,

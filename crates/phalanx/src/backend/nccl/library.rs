@@ -1,8 +1,10 @@
 //! The loaded library, and its answers as errors.
 
-use crate::backend::host::Subject;
-use crate::copies::Copies;
-use crate::error::{Error, LibraryError, Result};
+use crate::control::witness::Subject;
+use crate::gpu::copies::Copies;
+use crate::types::error::Error;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
 use phalanx_sys::nccl::{Api, Flavour, ncclComm_t, ncclResult_t, version_code};
 use std::ffi::CStr;
 use std::sync::{Mutex, Once};
@@ -14,7 +16,7 @@ const ACCOUNT: usize = 1024;
 pub(crate) struct Library {
     api: Api,
     /// What is alive when the process exits is ended.
-    pub(super) ending: Once,
+    pub(crate) ending: Once,
 }
 
 impl std::ops::Deref for Library {
@@ -29,7 +31,7 @@ impl std::ops::Deref for Library {
 pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
     static LOADED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
     static COPIES: Copies = Copies::new();
-    let (search, mut loaded) = (flavour.search(), crate::sync::lock(&LOADED));
+    let (search, mut loaded) = (flavour.search(), crate::os::sync::lock(&LOADED));
     if let Some(library) = loaded.iter().find(|library| library.flavour() == flavour) {
         COPIES.look(search, library.path());
         return Ok(library);

@@ -1,15 +1,19 @@
 //! How a communicator is made: the library is called in a thread, so that a rank that does not come is an error here
 //! and not a wait inside the library.
 
-use super::communicator::{Communicator, ENDING, HandleCell};
+use super::communicator::Communicator;
+use super::communicator::ENDING;
+use super::communicator::HandleCell;
 use super::config::RawConfig;
 use super::device::Device;
 use super::library::Library;
-use crate::backend::host::Subject;
-use crate::backend::{Call, Operation};
-use crate::error::{Error, Result};
-use crate::patience::LOOK;
-use crate::sync::lock;
+use crate::control::witness::Subject;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::gpu::backoff::LOOK;
+use crate::os::sync::lock;
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -26,13 +30,13 @@ struct Work {
 }
 
 /// Looks at a communicator, unless one is being made: its thread is inside of the library, and has not taken the turn.
-pub(super) fn look_unless_making<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
+pub(crate) fn look_unless_making<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
     let work = lock(&WORK);
     if work.threads == 0 { look() } else { None }
 }
 
 /// What can be done only before the first communicator is made.
-pub(super) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
+pub(crate) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
     let work = lock(&WORK);
     (!work.has_begun).then(f)
 }
@@ -45,7 +49,7 @@ fn enter_work() {
 
 /// Where a communicator comes from.
 #[derive(Clone)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`; `ncclCommInitRank` before 2.14), or several of as
     /// many ranks (`ncclCommInitRankScalable`).
     Ids(Vec<ncclUniqueId>),
@@ -66,7 +70,7 @@ struct Order {
 unsafe impl Send for Order {}
 
 /// A communicator that the library is at work on.
-pub(super) struct Making {
+pub(crate) struct Making {
     answer: Receiver<ncclResult_t>,
     function: &'static str,
     parent: Option<Arc<Communicator>>,
@@ -253,7 +257,7 @@ fn advance(stage: &AtomicU8, next: u8) -> bool {
 
 impl Communicator {
     /// Makes it. Collective.
-    pub(super) fn make(&self, origin: &Origin, config: Option<RawConfig>) -> Result<()> {
+    pub(crate) fn make(&self, origin: &Origin, config: Option<RawConfig>) -> Result<()> {
         let since = Instant::now();
         // The first operation on the witness.
         let subject = Subject::call(1, &Call::empty(Operation::Init));
@@ -271,7 +275,7 @@ impl Communicator {
     }
 
     /// This rank's part in a split of its communicator that makes it no member of anything. Collective.
-    pub(super) fn take_no_part(self: &Arc<Self>, subject: &Subject, config: Option<RawConfig>) -> Result<()> {
+    pub(crate) fn take_no_part(self: &Arc<Self>, subject: &Subject, config: Option<RawConfig>) -> Result<()> {
         let origin = Origin::Split { parent: self.clone(), color: None, key: 0 };
         Making::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
             .and_then(|making| making.wait(self, subject, Instant::now()))

@@ -4,18 +4,25 @@
 //! a deadline. So the ranks see first, by what they announce, that all of them have come to the call; that costs
 //! microseconds, once for each kind of operation. What can still go wrong inside is the watchdog's.
 
-use super::collective::{Part, parts};
+use super::collective::Part;
+use super::collective::parts;
 use super::communicator::Communicator;
-use crate::backend::host::{Offer, Subject, Way};
-use crate::backend::{Blocks, Call, Direction, Operation};
-use crate::error::{Error, Result};
-use crate::patience::Patience;
+use crate::control::witness::Offer;
+use crate::control::witness::Subject;
+use crate::control::witness::Way;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Direction;
+use crate::contract::Operation;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::gpu::backoff::Patience;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// What the ranks have been through together.
 #[derive(Default)]
-pub(super) struct Acquainted {
+pub(crate) struct Acquainted {
     kinds: BTreeSet<Kind>,
     /// The kind before: most programs make the same call again.
     last: Kind,
@@ -43,7 +50,7 @@ struct Kind {
 }
 
 /// Whom to wait for before the library is called.
-pub(super) enum Meeting {
+pub(crate) enum Meeting {
     /// All, in this collective.
     All(Subject),
     /// Single peers, each in what this rank exchanges with it.
@@ -51,7 +58,7 @@ pub(super) enum Meeting {
 }
 
 /// A peer that has to come to its end of a message.
-pub(super) struct Awaited {
+pub(crate) struct Awaited {
     subject: Subject,
     peer: usize,
     way: Way,
@@ -61,7 +68,7 @@ pub(super) struct Awaited {
 
 impl Meeting {
     /// With these peers, if there are any.
-    pub(super) fn with(peers: Vec<Awaited>) -> Option<Meeting> {
+    pub(crate) fn with(peers: Vec<Awaited>) -> Option<Meeting> {
         (!peers.is_empty()).then_some(Meeting::Peers(peers))
     }
 
@@ -77,7 +84,7 @@ impl Meeting {
 impl Communicator {
     /// The meeting before a collective, which is announced, if it is the first of its kind.
     #[inline(always)]
-    pub(super) fn meeting_for(
+    pub(crate) fn meeting_for(
         &self,
         call: &Call<'_>,
         subject: &Subject,
@@ -97,7 +104,7 @@ impl Communicator {
     }
 
     /// Tells a peer of the first message of a way between two ranks, which it has to come to.
-    pub(super) fn greet(&self, subject: &Subject, part: &Part) -> Option<Awaited> {
+    pub(crate) fn greet(&self, subject: &Subject, part: &Part) -> Option<Awaited> {
         let (peer, way) = (part.peer, way(part.direction));
         let is_new = part.bytes > 0 && peer != self.rank && self.witness.greet(peer, way);
         is_new.then_some(Awaited { subject: *subject, peer, way, offer: None })
@@ -105,7 +112,7 @@ impl Communicator {
 
     /// Tells a peer what this rank calls, which it compares before either enqueues it. Where that cannot be told, it is only
     /// greeted.
-    pub(super) fn offer(&self, message: &Subject, part: &Part) -> Result<Option<Awaited>> {
+    pub(crate) fn offer(&self, message: &Subject, part: &Part) -> Result<Option<Awaited>> {
         let (since, greeted) = (Instant::now(), self.greet(message, part));
         let (peer, way) = (part.peer, way(part.direction));
         let offer = self.witness.offer(message, way).map_err(|error| self.judge(message, since, error))?;
@@ -117,7 +124,7 @@ impl Communicator {
 
     /// What the end of a meeting means for the communicator, which the subject needed.
     #[cold]
-    pub(super) fn judge(&self, subject: &Subject, since: Instant, error: Error) -> Error {
+    pub(crate) fn judge(&self, subject: &Subject, since: Instant, error: Error) -> Error {
         if !error.is_fatal() {
             return error;
         }
@@ -127,7 +134,7 @@ impl Communicator {
 
     /// Waits until all have come.
     #[cold]
-    pub(super) fn meet(&self, meeting: &mut Meeting) -> Result<()> {
+    pub(crate) fn meet(&self, meeting: &mut Meeting) -> Result<()> {
         meet_all(vec![(self, meeting)])
     }
 
@@ -153,7 +160,7 @@ impl Communicator {
 }
 
 /// Waits for the meetings of several communicators, all at once: their other ranks may come to them in another order.
-pub(super) fn meet_all(mut open: Vec<(&Communicator, &mut Meeting)>) -> Result<()> {
+pub(crate) fn meet_all(mut open: Vec<(&Communicator, &mut Meeting)>) -> Result<()> {
     let since = Instant::now();
     let mut patience = Patience::since(since);
     let _waiting: Vec<_> = open.iter().map(|(communicator, _)| communicator.begin_wait()).collect();

@@ -3,16 +3,22 @@
 use super::communicator::Communicator;
 use super::config::needs;
 use super::device::Device;
-use super::device_comm::Held;
+use crate::nccl::device_comm::Held;
 use super::library::Library;
-use crate::backend::Operation;
+use crate::contract::Operation;
 use crate::buffer::cuda;
-use crate::dtype::Element;
-use crate::error::{Error, Result, UnsupportedError, UsageError};
-use crate::hip;
-use crate::lane::{GpuStream, Lane, Lent};
-use crate::sync::lock;
-use crate::{Source, Target};
+use crate::types::dtype::Element;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
+use crate::gpu::hip;
+use crate::buffer::stream::GpuStream;
+use crate::buffer::stream::Lane;
+use crate::buffer::stream::Lent;
+use crate::os::sync::lock;
+use crate::Source;
+use crate::Target;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use phalanx_sys::nccl::{
     NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, NCCL_WIN_STRICT_ORDERING, ncclResult_t,
@@ -43,7 +49,7 @@ pub enum Registration {
 
 /// What a communicator has to give back.
 #[derive(Clone)]
-pub(super) enum Handle {
+pub(crate) enum Handle {
     Local(*mut c_void),
     Window(ncclWindow_t),
     Device(Arc<Held>),
@@ -152,7 +158,7 @@ unsafe impl<T: Element, S: GpuSlice<T> + Sync> Sync for Buffer<T, S> {}
 
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     /// Collective unless `wanted` is plain; for a window the ranks `meet` when they have the memory.
-    pub(super) fn new(
+    pub(crate) fn new(
         communicator: &Arc<Communicator>,
         stream: &GpuStream,
         len: usize,
@@ -208,7 +214,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     }
 
     /// Registers a slice that starts there, by this rank alone.
-    pub(super) fn of_slice(
+    pub(crate) fn of_slice(
         communicator: &Arc<Communicator>,
         slice: S,
         start: *mut u8,
@@ -293,7 +299,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     }
 
     /// Its window, for what is done with it by a communicator: the one it was allocated with.
-    pub(super) fn window_of(&self, communicator: &Arc<Communicator>) -> Result<ncclWindow_t> {
+    pub(crate) fn window_of(&self, communicator: &Arc<Communicator>) -> Result<ncclWindow_t> {
         let refused = |why: String| {
             Error::from(UnsupportedError {
                 what: "a buffer as a window".into(),
@@ -443,7 +449,7 @@ fn open_window(
 
 impl Communicator {
     /// Gives a registration back to the library. If that does not take it, the memory stays registered.
-    pub(super) fn deregister(&self, handle: Handle) -> Result<()> {
+    pub(crate) fn deregister(&self, handle: Handle) -> Result<()> {
         let library = self.library;
         // SAFETY: registered with this communicator, which has not ended, and given back once; no kernel has it any more.
         unsafe {
@@ -498,7 +504,7 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
 ///
 /// # Safety
 /// It was allocated by `ncclMemAlloc`, nobody uses it, it is not registered, and this happens once.
-pub(super) unsafe fn free(library: &Library, device: &Device, start: *mut u8) {
+pub(crate) unsafe fn free(library: &Library, device: &Device, start: *mut u8) {
     let Some(free) = library.ncclMemFree else { return };
     let _current = device.enter();
     let Ok(_turn) = device.turn.enter() else { return };
@@ -602,7 +608,7 @@ impl<T: Element, S: GpuSlice<T>> fmt::Debug for Buffer<T, S> {
 }
 
 /// The most that the library offers, no error if that is less than a window, for which the ranks have to be able to meet.
-pub(super) fn best(communicator: &Communicator, can_meet: bool) -> Registration {
+pub(crate) fn best(communicator: &Communicator, can_meet: bool) -> Registration {
     let library = communicator.library;
     if can_meet && library.ncclCommWindowRegister.is_some() {
         Registration::Symmetric

@@ -4,9 +4,11 @@
 //! that are there, so that messages and collectives keep the order of the calls, and the others wait for it: a message is complete
 //! only when whoever took it says so. A group carries messages out at its end, and until then nobody else does.
 
-use crate::backend::{Ticket, Transfer};
-use crate::error::{Error, Result};
-use crate::sync::lock;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::os::sync::lock;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -14,7 +16,7 @@ use std::thread::ThreadId;
 
 /// The messages of one rank's communicator.
 #[derive(Default)]
-pub(super) struct Messages {
+pub(crate) struct Messages {
     state: Mutex<State>,
     /// Nobody carries messages out any more.
     carried_out: Condvar,
@@ -131,7 +133,7 @@ impl Messages {
 }
 
 /// The right to carry messages out. When it is dropped all that were taken are complete.
-pub(super) struct Carrying(Arc<Messages>);
+pub(crate) struct Carrying(Arc<Messages>);
 
 impl Carrying {
     /// The group has ended, and with it the messages in it.
@@ -159,8 +161,8 @@ impl Drop for Carrying {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Direction;
-    use crate::dtype::DType;
+    use crate::contract::Direction;
+    use crate::types::dtype::DType;
 
     fn posted() -> (Arc<Messages>, Ticket) {
         let messages = Arc::new(Messages::default());

@@ -30,9 +30,7 @@ mod collective_config;
 mod communicator;
 mod config;
 mod device;
-mod device_comm;
 mod ending;
-mod estimate;
 mod graphs;
 mod group;
 mod library;
@@ -40,45 +38,48 @@ mod making;
 mod meeting;
 mod memory;
 mod messages;
-mod one_sided;
 mod operation;
 mod parameters;
-mod rccl;
 mod runtime;
-mod scaled;
 mod staging;
 mod streams;
-mod surface;
 mod turn;
 mod waiting;
 mod watchdog;
 
 pub use collective_config::CollectiveConfig;
-pub(crate) use collective_config::RawCollectiveConfig;
 pub use config::Config;
-pub use device_comm::{
-    DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, KernelArgument, Properties, Resource,
-    ResourceHandle, Team, TeamKind,
-};
 pub(crate) use graphs::HeldGraph;
 pub use memory::{Buffer, GpuSlice, Registration};
-pub use one_sided::Signal;
 pub(crate) use operation::Footprint;
 pub use parameters::parameters;
-pub use rccl::{Rccl, init_all as rccl_init_all, version as rccl_version};
-pub use surface::{MemoryStatistic, Nccl, Surface, encrypt_sockets, init_all, version};
 
-use crate::backend::host::{HostComm, Subject, Witness};
-use crate::backend::{
-    Allocation, Backend, BackendKind, Blocks, Call, Departure, Operation, Space, Ticket, Transfer,
-};
-use crate::bootstrap::{HostTopology, Visible, settle_gpu};
-use crate::collective::Shape;
-use crate::comm::Comm;
-use crate::communicator::StreamSyncOps;
-use crate::error::{Error, Result, UnsupportedError, UsageError};
-use crate::lane::{GpuStream, Lane};
-use crate::sync::lock;
+use crate::backend::host::HostComm;
+use crate::control::witness::Subject;
+use crate::control::witness::Witness;
+use crate::types::memory::Allocation;
+use crate::contract::Backend;
+use crate::contract::BackendKind;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Departure;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::contract::hosts::HostTopology;
+use crate::rendezvous::gpus::Visible;
+use crate::rendezvous::gpus::settle as settle_gpu;
+use crate::contract::Shape;
+use crate::api::comm::Comm;
+use crate::contract::StreamSyncOps;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
+use crate::buffer::stream::GpuStream;
+use crate::buffer::stream::Lane;
+use crate::os::sync::lock;
 use communicator::Communicator;
 use cudarc::driver::CudaGraph;
 use device::{Device, PinnedMemory};
@@ -216,9 +217,6 @@ impl NcclComm {
     }
 
     /// The library's own features, with operations on a lane of the front's communicator.
-    pub fn surface<'a>(&'a self, lane: &'a Lane, front: &'a Comm) -> Surface<'a> {
-        Surface { comm: self, lane, front }
-    }
 
     fn shape(&self) -> Shape {
         Shape { rank: self.rank(), world_size: self.world_size() }

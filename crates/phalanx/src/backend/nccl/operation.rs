@@ -1,18 +1,27 @@
 //! An operation from its call to its end: host memory in, the library, host memory out.
 
-use super::collective::{Needs, Part, Progress};
+use super::collective::Needs;
+use super::collective::Part;
+use super::collective::Progress;
 use super::communicator::Communicator;
 use super::group;
 use super::meeting::Meeting;
-use super::staging::{Return, Stage};
-use crate::backend::host::Subject;
-use crate::backend::{Call, Direction, Operation, Space, Stream, Transfer};
-use crate::error::{Error, Result};
+use super::staging::Return;
+use super::staging::Stage;
+use crate::control::witness::Subject;
+use crate::contract::Call;
+use crate::contract::Direction;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::types::memory::RawStream;
+use crate::contract::Transfer;
+use crate::types::error::Error;
+use crate::types::error::Result;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// An operation that the library has taken.
-pub(super) struct Started {
+pub(crate) struct Started {
     pub communicator: Arc<Communicator>,
     /// Whom to wait for before the group's end, if it is in one.
     pub meeting: Option<Meeting>,
@@ -24,7 +33,7 @@ pub(super) struct Started {
 }
 
 /// What comes after operations were enqueued.
-pub(super) struct Aftermath;
+pub(crate) struct Aftermath;
 
 impl Aftermath {
     /// Waits for what is in progress, then for what is in host memory.
@@ -123,7 +132,7 @@ pub(crate) struct Footprint {
 impl Footprint {
     pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> Footprint {
         use Operation::*;
-        let all = |blocks: crate::backend::Blocks<'_>| blocks.offset(ranks);
+        let all = |blocks: crate::contract::Blocks<'_>| blocks.offset(ranks);
         let (own, whole, at_root) = (call.blocks.len(rank), all(call.blocks), rank == call.root);
         let (send, recv) = match call.operation {
             AllReduce => (own, own),
@@ -147,7 +156,7 @@ impl Footprint {
 /// # Safety
 /// The contract of `Backend::collective`.
 #[inline]
-pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_>) -> Result<()> {
+pub(crate) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_>) -> Result<()> {
     // SAFETY: the caller's contract.
     unsafe { collective_with(communicator, call, Needs::default()) }
 }
@@ -157,7 +166,7 @@ pub(super) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
 /// # Safety
 /// As for [`collective`].
 #[inline(always)]
-pub(super) unsafe fn collective_with(
+pub(crate) unsafe fn collective_with(
     communicator: &Arc<Communicator>,
     call: &Call<'_>,
     mut needs: Needs,
@@ -233,7 +242,7 @@ fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Re
 
 /// An error for host memory in a collective on a stream that is captured.
 #[cold]
-pub(super) fn check_host_memory(communicator: &Communicator, call: &Call<'_>) -> Result<()> {
+pub(crate) fn check_host_memory(communicator: &Communicator, call: &Call<'_>) -> Result<()> {
     let bytes = Footprint::of(call, communicator.rank, communicator.ranks);
     let used = call.spaces.into_iter().zip([bytes.send, bytes.recv]);
     match used.into_iter().any(|(space, bytes)| space == Space::Host && bytes > 0) {
@@ -297,7 +306,7 @@ unsafe fn bring<'a>(
 ///
 /// # Safety
 /// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is complete.
-pub(super) unsafe fn messages(
+pub(crate) unsafe fn messages(
     communicator: &Arc<Communicator>,
     transfers: &[Transfer],
     is_checked: bool,

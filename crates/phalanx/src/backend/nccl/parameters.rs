@@ -1,6 +1,7 @@
 //! What the library takes from its environment.
 
-use crate::error::{Error, Result};
+use crate::types::error::Error;
+use crate::types::error::Result;
 use phalanx_sys::nccl::{Flavour, ncclResult_t};
 use std::collections::BTreeMap;
 use std::ffi::CStr;

@@ -2,18 +2,20 @@
 
 use super::NcclComm;
 use super::device::Event;
-use crate::backend::{Backend, Stream};
-use crate::communicator::StreamSyncOps;
-use crate::error::{Result, UsageError};
-use crate::lane::GpuStream;
-use crate::sync::lock;
+use crate::contract::Backend;
+use crate::types::memory::RawStream;
+use crate::contract::StreamSyncOps;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
+use crate::buffer::stream::GpuStream;
+use crate::os::sync::lock;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 /// The events that were made and not destroyed.
 #[derive(Default)]
-pub(super) struct Events(Mutex<Alive>);
+pub(crate) struct Events(Mutex<Alive>);
 
 #[derive(Default)]
 struct Alive {

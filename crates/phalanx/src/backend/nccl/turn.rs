@@ -1,8 +1,10 @@
 //! One thread at a time inside the library, for each device.
 
-use crate::error::{Error, Result, UnsupportedError};
-use crate::patience::Patience;
-use crate::sync::lock;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::gpu::backoff::Patience;
+use crate::os::sync::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
@@ -16,7 +18,7 @@ pub(crate) struct Turnstile {
 }
 
 /// What a thread takes turns for that has a bound.
-pub(super) struct Errand {
+pub(crate) struct Errand {
     function: &'static str,
     is_late: AtomicBool,
 }
@@ -33,10 +35,10 @@ impl Errand {
 }
 
 /// A turn, until it is dropped.
-pub(super) type Inside = MutexGuard<'static, ()>;
+pub(crate) type Inside = MutexGuard<'static, ()>;
 
 /// A turn on an errand.
-pub(super) struct OnErrand {
+pub(crate) struct OnErrand {
     turnstile: &'static Turnstile,
     _inside: Inside,
 }

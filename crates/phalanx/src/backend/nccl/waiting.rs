@@ -1,11 +1,16 @@
 //! Waiting for the library, for a stream and for the other ranks: with the deadline, and an eye on the peers.
 
-use super::communicator::{Communicator, Turn};
-use crate::backend::Stream;
-use crate::backend::host::{Subject, Waiting};
-use crate::error::{Error, LibraryError, Result};
-use crate::patience::{LOOK, Patience};
-use crate::sync::lock;
+use super::communicator::Communicator;
+use super::communicator::Turn;
+use crate::types::memory::RawStream;
+use crate::control::witness::Subject;
+use crate::control::witness::Waiting;
+use crate::types::error::Error;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
+use crate::gpu::backoff::LOOK;
+use crate::gpu::backoff::Patience;
+use crate::os::sync::lock;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::{Duration, Instant};
 
@@ -14,7 +19,7 @@ use std::time::{Duration, Instant};
 const BLAME: Duration = Duration::from_millis(2000);
 
 /// Who tells of what went wrong in the background.
-pub(super) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
+pub(crate) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
 
 /// Whether the library has looked at a call's arguments, and done nothing.
 fn is_refusal(error: &LibraryError) -> bool {
@@ -23,7 +28,7 @@ fn is_refusal(error: &LibraryError) -> bool {
 
 impl Communicator {
     /// What the library says of the communicator.
-    pub(super) fn async_state(&self, _turn: &Turn<'_>) -> Result<ncclResult_t> {
+    pub(crate) fn async_state(&self, _turn: &Turn<'_>) -> Result<ncclResult_t> {
         // SAFETY: a communicator that is there, or being made.
         unsafe { self.library.async_state(self.handle()) }
     }
@@ -47,7 +52,7 @@ impl Communicator {
 
     /// The error for an answer of the library. Where that has lost a peer, who it was: a connection breaks before the end of
     /// the process behind it can be seen.
-    pub(super) fn cause(&self, answer: ncclResult_t, function: &'static str, subject: &Subject) -> Error {
+    pub(crate) fn cause(&self, answer: ncclResult_t, function: &'static str, subject: &Subject) -> Error {
         let error = self.library.error(answer, function);
         let since = Instant::now();
         while matches!(answer, ncclResult_t::RemoteError | ncclResult_t::SystemError)
@@ -66,7 +71,7 @@ impl Communicator {
     /// A communicator whose call failed for other reasons than its arguments may be connected in part, and is to be aborted (NCCL's user
     /// guide, error handling); the others would wait for this rank.
     #[cold]
-    pub(super) fn refused(&self, error: Error, subject: &Subject) -> Error {
+    pub(crate) fn refused(&self, error: Error, subject: &Subject) -> Error {
         if let Err(verdict) = self.check() {
             return verdict;
         }
@@ -91,13 +96,13 @@ impl Communicator {
     }
 
     /// Looks for a reason to give up; if there is one, fails.
-    pub(super) fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
+    pub(crate) fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
         self.witness.tell_wait(subject);
         self.witness.look(subject, since).map_err(|verdict| self.fail(verdict))
     }
 
     /// A wait begins for what the other ranks have to announce, too.
-    pub(super) fn begin_wait(&self) -> Waiting<'_> {
+    pub(crate) fn begin_wait(&self) -> Waiting<'_> {
         self.witness.tell();
         self.witness.waiting()
     }

@@ -4,15 +4,18 @@
 //! peer is gone or does not come, and errors that the library reports beside its calls. Operations pay two stores
 //! for it.
 
-use super::communicator::{Communicator, ENDING};
+use super::communicator::Communicator;
+use super::communicator::ENDING;
 use super::ending::wait_until_all_are_out;
 use super::making::look_unless_making;
 use super::waiting::ASYNC_ERROR;
-use crate::backend::Departure;
-use crate::backend::host::Subject;
-use crate::error::{Error, Result};
-use crate::os::{at_exit, leave};
-use crate::sync::lock;
+use crate::contract::Departure;
+use crate::control::witness::Subject;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::os::at_exit;
+use crate::os::leave;
+use crate::os::sync::lock;
 use phalanx_sys::nccl::ncclResult_t;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -37,7 +40,7 @@ struct Watched {
 }
 
 /// Looks after a communicator from now on, to the end of the process at the latest.
-pub(super) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
+pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     start()?;
     // Now, since making it loaded the last of what the library needs.
     communicator.library.ending.call_once(|| at_exit(end));

@@ -1,9 +1,10 @@
 //! What the backend does on its GPU beside the library's calls. Streams are raw here: their lanes keep them alive.
 
-use crate::backend::Stream;
-use crate::error::Result;
-pub(super) use crate::nvshmem::copy;
-use crate::nvshmem::{Device, device_error};
+use crate::types::memory::RawStream;
+use crate::types::error::Result;
+pub(crate) use super::pe::copy;
+use super::pe::Device;
+use super::pe::device_error;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
 use std::ffi::c_void;
 
@@ -15,7 +16,7 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
 }
 
 /// Whether a stream's work is complete. The device is current.
-pub(super) fn is_idle(stream: Stream) -> Result<bool> {
+pub(crate) fn is_idle(stream: Stream) -> Result<bool> {
     // SAFETY: a stream of the device, kept alive by its lane.
     match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -25,7 +26,7 @@ pub(super) fn is_idle(stream: Stream) -> Result<bool> {
 }
 
 /// A place in a stream's work.
-pub(super) struct Event(CUevent);
+pub(crate) struct Event(CUevent);
 
 // SAFETY: an event may be used by any thread.
 unsafe impl Send for Event {}
@@ -68,7 +69,7 @@ impl Drop for Event {
 }
 
 /// Page-locked host memory, zero at first. No copy is under way when it is dropped, by the contract of the copies.
-pub(super) struct Pinned {
+pub(crate) struct Pinned {
     pub start: *mut u8,
     device: Device,
 }
@@ -102,7 +103,7 @@ impl Drop for Pinned {
 }
 
 /// How many GPUs this process sees.
-pub(super) fn count() -> Result<usize> {
-    crate::driver::driver()?;
+pub(crate) fn count() -> Result<usize> {
+    crate::gpu::cuda::driver()?;
     Ok(cudarc::driver::CudaContext::device_count()? as usize)
 }

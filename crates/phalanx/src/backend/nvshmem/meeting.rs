@@ -2,11 +2,15 @@
 
 use super::NvshmemComm;
 use super::gpu;
-use crate::backend::host::{HostComm, Subject};
-use crate::backend::{Backend, Call, Operation, Stream};
-use crate::error::Result;
-use crate::patience::Patience;
-use crate::sync::lock;
+use crate::backend::host::HostComm;
+use crate::control::witness::Subject;
+use crate::contract::Backend;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::memory::RawStream;
+use crate::types::error::Result;
+use crate::gpu::backoff::Patience;
+use crate::os::sync::lock;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -16,7 +20,7 @@ const WORDS: usize = Subject::WORDS + 4;
 
 /// What a rank brings to an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Offer {
+pub(crate) struct Offer {
     /// Bytes of the longest block that it knows of.
     pub longest: u64,
     /// What names its buffers on every PE, if both are symmetric memory; else 0.
@@ -27,12 +31,12 @@ pub(super) struct Offer {
 
 impl NvshmemComm {
     /// Waits until all ranks have come to the same call.
-    pub(super) fn meet(&self, call: &Call<'_>) -> Result<Vec<Offer>> {
+    pub(crate) fn meet(&self, call: &Call<'_>) -> Result<Vec<Offer>> {
         self.meet_with(call, Offer::default())
     }
 
     /// The same, with what each brings: in the order of the ranks.
-    pub(super) fn meet_with(&self, call: &Call<'_>, offer: Offer) -> Result<Vec<Offer>> {
+    pub(crate) fn meet_with(&self, call: &Call<'_>, offer: Offer) -> Result<Vec<Offer>> {
         self.check()?;
         self.drive_what_is_left()?;
         let number = self.collectives.fetch_add(1, Ordering::Relaxed) + 1;
@@ -61,7 +65,7 @@ impl NvshmemComm {
     }
 
     /// What all ranks do on the control channel, and the verdict if it fails.
-    pub(super) fn met<R>(&self, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
+    pub(crate) fn met<R>(&self, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
         let since = Instant::now();
         meeting(&self.control).map_err(|error| {
             if !error.is_fatal() {
@@ -72,19 +76,19 @@ impl NvshmemComm {
     }
 
     /// Waits until all ranks have come to the same point of an operation.
-    pub(super) fn line_up(&self) -> Result<()> {
+    pub(crate) fn line_up(&self) -> Result<()> {
         // SAFETY: one thread at a time is in a collective.
         self.met(|control| unsafe { control.collective(&Call::empty(Operation::Barrier)) })
     }
 
     /// What this rank is in, as the others see it.
-    pub(super) fn errand(&self) -> Subject {
+    pub(crate) fn errand(&self) -> Subject {
         let init = || Subject::call(0, &Call::empty(Operation::Init));
         lock(&self.last).unwrap_or_else(init)
     }
 
     /// Waits until a stream's work is complete.
-    pub(super) fn wait_for(&self, stream: Stream, subject: &Subject) -> Result<()> {
+    pub(crate) fn wait_for(&self, stream: Stream, subject: &Subject) -> Result<()> {
         self.process.device.enter()?;
         let mut patience = Patience::new();
         let _waiting = self.witness.waiting();
@@ -97,13 +101,13 @@ impl NvshmemComm {
     }
 
     /// Looks for a reason to give up; if there is one, fails.
-    pub(super) fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
+    pub(crate) fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
         self.witness.tell_wait(subject);
         self.witness.look(subject, since).map_err(|verdict| self.fail(verdict))
     }
 
     /// Waits for the library's collectives of this process.
-    pub(super) fn wait_for_last(&self) -> Result<()> {
+    pub(crate) fn wait_for_last(&self) -> Result<()> {
         self.check()?;
         let Some(stream) = self.process.last() else { return Ok(()) };
         self.wait_for(stream, &self.errand())?;
@@ -113,7 +117,7 @@ impl NvshmemComm {
     }
 
     /// Leaves together. The last communicator, if it has all PEs, ends the library.
-    pub(super) fn finalize(&self, call: &Call<'_>) -> Result<()> {
+    pub(crate) fn finalize(&self, call: &Call<'_>) -> Result<()> {
         self.settle_messages();
         self.wait_for_last()?;
         // Who has memory, or another communicator, still needs the library.

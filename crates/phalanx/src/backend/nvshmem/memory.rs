@@ -2,10 +2,15 @@
 
 use super::NvshmemComm;
 use super::process::Process;
-use crate::buffer::{Source, Target};
-use crate::dtype::Element;
-use crate::error::{Error, Result, UnsupportedError, UsageError};
-use crate::lane::{Lane, Lent};
+use crate::buffer::Source;
+use crate::buffer::Target;
+use crate::types::dtype::Element;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
+use crate::buffer::stream::Lane;
+use crate::buffer::stream::Lent;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::fmt;
 use std::mem::ManuallyDrop;

@@ -6,12 +6,18 @@
 
 use super::NvshmemComm;
 use super::gpu::Event;
-use crate::backend::host::{HostComm, Subject};
-use crate::backend::{Backend, Departure, Direction, Ticket, Transfer};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::patience::Patience;
-use crate::sync::lock;
+use crate::backend::host::HostComm;
+use crate::control::witness::Subject;
+use crate::contract::Backend;
+use crate::contract::Departure;
+use crate::contract::Direction;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::dtype::DType;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::gpu::backoff::Patience;
+use crate::os::sync::lock;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -20,10 +26,10 @@ use std::time::{Duration, Instant};
 const ENDING: Duration = Duration::from_secs(10);
 
 /// Where a part of a message is: what is sent ([`Subject::words`]), bytes of the part, and its slot.
-pub(super) type Header = [u64; Subject::WORDS + 2];
+pub(crate) type Header = [u64; Subject::WORDS + 2];
 
 /// The messages of a communicator.
-pub(super) struct Messages {
+pub(crate) struct Messages {
     /// Headers, and what is told back.
     pub headers: HostComm,
     pub receipts: HostComm,
@@ -31,7 +37,7 @@ pub(super) struct Messages {
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(crate) struct State {
     pub next: usize,
     /// In the order of posting.
     pub transfers: VecDeque<Moving>,
@@ -42,7 +48,7 @@ pub(super) struct State {
 }
 
 /// A transfer under way.
-pub(super) struct Moving {
+pub(crate) struct Moving {
     pub ticket: usize,
     pub transfer: Transfer,
     /// Bytes that are done.
@@ -50,7 +56,7 @@ pub(super) struct Moving {
     pub step: Step,
 }
 
-pub(super) enum Step {
+pub(crate) enum Step {
     Begin,
     /// A part is copied to a slot.
     Filling {
@@ -164,12 +170,12 @@ impl State {
 
 impl NvshmemComm {
     /// Tells peers what they may wait for, before this rank waits for something else.
-    pub(super) fn drive_what_is_left(&self) -> Result<()> {
+    pub(crate) fn drive_what_is_left(&self) -> Result<()> {
         if self.messages.has_sent() { self.drive().map(drop) } else { Ok(()) }
     }
 
     /// Moves all transfers along; whether any is still under way.
-    pub(super) fn drive(&self) -> Result<bool> {
+    pub(crate) fn drive(&self) -> Result<bool> {
         let since = Instant::now();
         let mut state = lock(&self.messages.state);
         // Whoever is told of a failure frees its buffers: nobody touches them from then on.
@@ -214,7 +220,7 @@ impl NvshmemComm {
     }
 
     /// Whether what comes is what this rank expects.
-    pub(super) fn compare(&self, moving: &Moving, header: &Header) -> Result<()> {
+    pub(crate) fn compare(&self, moving: &Moving, header: &Header) -> Result<()> {
         let theirs: [u64; Subject::WORDS] = std::array::from_fn(|n| header[n]);
         let own = Subject::message(moving.ticket as u64 + 1, &moving.transfer).words();
         // The type is the second byte; the length in elements the next word.
@@ -227,7 +233,7 @@ impl NvshmemComm {
     }
 
     /// The verdict on two ranks of which one gives so many elements and the other expects another number.
-    pub(super) fn unequal(
+    pub(crate) fn unequal(
         &self,
         dtype: DType,
         (from, given): (usize, u64),
@@ -250,7 +256,7 @@ impl NvshmemComm {
     }
 
     /// Waits for a transfer, with the deadline.
-    pub(super) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    pub(crate) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
         let waited = self.await_message(ticket, meanwhile);
         if waited.is_err() {
             // Another thread may be in the middle of a step.
@@ -273,7 +279,7 @@ impl NvshmemComm {
     }
 
     /// Waits until all transfers are done, with the deadline.
-    pub(super) fn finish_messages(&self) -> Result<()> {
+    pub(crate) fn finish_messages(&self) -> Result<()> {
         // Before the lock: another thread may hold it half-way in a process that fork has copied.
         self.check()?;
         while let Some(ticket) = self.messages.oldest() {
@@ -283,7 +289,7 @@ impl NvshmemComm {
     }
 
     /// Waits, for a while, until the peers have fetched what was sent to them: it goes with this process.
-    pub(super) fn settle_messages(&self) {
+    pub(crate) fn settle_messages(&self) {
         let since = Instant::now();
         while self.messages.has_sent() && self.check().is_ok() {
             if since.elapsed() > ENDING || self.witness.has_casualties() || self.drive().is_err() {

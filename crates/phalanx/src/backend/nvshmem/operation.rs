@@ -3,16 +3,27 @@
 use super::NvshmemComm;
 use super::gpu;
 use super::meeting::Offer;
-use super::pieces::{ALIGNMENT, Combination, Flow};
+use super::pieces::ALIGNMENT;
+use super::pieces::Combination;
+use super::pieces::Flow;
 use super::process::Half;
 use super::team::Named;
-use crate::backend::host::Reducer;
-use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::nvshmem::{Asked, ROOM, TeamReduction, Way, column};
-use crate::op::ReductionCode;
-use crate::sync::lock;
+use crate::reduce::Reducer;
+use crate::contract::Backend;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::types::memory::RawStream;
+use crate::types::dtype::DType;
+use crate::types::error::Result;
+use super::pe::Asked;
+use super::pe::ROOM;
+use super::pe::TeamReduction;
+use super::pe::Way;
+use super::pe::column;
+use crate::types::op::ReductionCode;
+use crate::os::sync::lock;
 use phalanx_sys::nvshmem::{Reduce, nvshmem_team_t};
 use std::ffi::c_int;
 
@@ -21,7 +32,7 @@ impl NvshmemComm {
     ///
     /// # Safety
     /// The contract of `Backend::collective`.
-    pub(super) unsafe fn operate(&self, call: &Call<'_>) -> Result<()> {
+    pub(crate) unsafe fn operate(&self, call: &Call<'_>) -> Result<()> {
         // Other communicators of this process have the same stage.
         let _operating = lock(&self.process.operating);
         let call = &Call { stream: self.stream_or_own(call.stream), ..*call };
@@ -70,7 +81,7 @@ impl NvshmemComm {
     }
 
     /// Calls in host memory that were made without a stream are carried out on the communicator's.
-    pub(super) fn stream_or_own(&self, stream: Stream) -> Stream {
+    pub(crate) fn stream_or_own(&self, stream: Stream) -> Stream {
         if stream == Stream::NONE { Stream(self.process.device.stream.cu_stream().cast()) } else { stream }
     }
 

@@ -6,12 +6,18 @@
 use super::NvshmemComm;
 use super::gpu;
 use super::process::Half;
-use crate::backend::host::{Reducer, Targets};
-use crate::backend::{Backend, Blocks, Call, Operation, Space, Stream};
-use crate::error::Result;
+use crate::reduce::Reducer;
+use crate::reduce::Targets;
+use crate::contract::Backend;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::types::memory::RawStream;
+use crate::types::error::Result;
 
 /// Places in the stage are multiples of this many bytes.
-pub(super) const ALIGNMENT: usize = 64;
+pub(crate) const ALIGNMENT: usize = 64;
 
 /// What this rank shows: bytes from an address, in a place of its stage.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +38,7 @@ struct Fetched {
 
 /// One rank's part in a collective that is made of pieces.
 #[derive(Debug, Default)]
-pub(super) struct Flow {
+pub(crate) struct Flow {
     shown: Vec<Shown>,
     fetched: Vec<Fetched>,
 }
@@ -90,7 +96,7 @@ impl Flow {
 }
 
 /// How blocks that were fetched become one.
-pub(super) struct Combination {
+pub(crate) struct Combination {
     pub reducer: Reducer,
     /// Each rank's factor.
     pub factors: Vec<u64>,
@@ -100,7 +106,7 @@ pub(super) struct Combination {
 
 impl NvshmemComm {
     /// Bytes of a place in the stage, if it has one for each rank.
-    pub(super) fn piece(&self) -> usize {
+    pub(crate) fn piece(&self) -> usize {
         self.process.stage / self.pes.len() / ALIGNMENT * ALIGNMENT
     }
 
@@ -108,7 +114,7 @@ impl NvshmemComm {
     ///
     /// # Safety
     /// The contract of `Backend::collective`, for the call that the flow is of; `operating` is held.
-    pub(super) unsafe fn flow(
+    pub(crate) unsafe fn flow(
         &self,
         call: &Call<'_>,
         flow: &Flow,
@@ -206,7 +212,7 @@ impl NvshmemComm {
     ///
     /// # Safety
     /// `source` is readable for so many bytes; the place is not in use.
-    pub(super) unsafe fn bring(
+    pub(crate) unsafe fn bring(
         &self,
         place: usize,
         source: *const u8,

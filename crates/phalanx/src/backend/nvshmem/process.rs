@@ -3,13 +3,21 @@
 //!
 //! Whoever uses the stage holds `operating`, for as long as its peers may look into this rank's part.
 
-use super::gpu::{self, Event, Pinned};
-use crate::backend::Stream;
-use crate::bootstrap::number_from_environment;
-use crate::error::{Error, Result, UnsupportedError, UsageError};
-use crate::lane::GpuStream;
-use crate::nvshmem::{Context, Device, Library, Limits};
-use crate::sync::lock;
+use super::gpu;
+use super::gpu::Event;
+use super::gpu::Pinned;
+use crate::types::memory::RawStream;
+use crate::rendezvous::environment::number_from_environment;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
+use crate::buffer::stream::GpuStream;
+use super::pe::Context;
+use super::pe::Device;
+use super::pe::Library;
+use super::pe::Limits;
+use crate::os::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -22,7 +30,7 @@ const OUTGOING: usize = 32;
 const INCOMING: usize = 4;
 
 /// The context, for whichever thread's turn it is.
-pub(super) struct Held(Context);
+pub(crate) struct Held(Context);
 
 // SAFETY: the library accepts calls of any thread, one at a time (NVSHMEM_THREAD_SERIALIZED); the lock around this sees
 // to that. What a context borrows out never leaves this module.
@@ -37,7 +45,7 @@ impl std::ops::Deref for Held {
 }
 
 /// See the module.
-pub(super) struct Process {
+pub(crate) struct Process {
     /// `None` when it has been finalized.
     context: Mutex<Option<Held>>,
     pub library: &'static Library,
@@ -78,7 +86,7 @@ struct Slots {
 
 /// Which half of the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
+pub(crate) enum Half {
     /// What the peers fetch from.
     In,
     /// What was fetched, or combined.
@@ -256,7 +264,7 @@ impl Drop for Process {
 }
 
 /// A thread's turn in the library.
-pub(super) struct Turn<'a>(MutexGuard<'a, Option<Held>>);
+pub(crate) struct Turn<'a>(MutexGuard<'a, Option<Held>>);
 
 impl Turn<'_> {
     pub fn context(&self) -> Result<&Context> {
@@ -286,7 +294,7 @@ pub(crate) fn available() -> Result<()> {
             remedy: "look at CUDA_VISIBLE_DEVICES".into(),
         }));
     }
-    crate::nvshmem::version().map(drop)
+    super::pe::version().map(drop)
 }
 
 impl Process {

@@ -1,12 +1,22 @@
 //! The steps of a message: a part to a slot, its header to the receiver, from there to where it belongs, and the receipt.
 
 use super::NvshmemComm;
-use super::gpu::{self, Event};
-use super::message::{Header, Moving, State, Step};
-use crate::backend::host::{HostComm, Subject};
-use crate::backend::{Backend, Direction, Space, Stream, Ticket, Transfer};
-use crate::dtype::DType;
-use crate::error::Result;
+use super::gpu;
+use super::gpu::Event;
+use super::message::Header;
+use super::message::Moving;
+use super::message::State;
+use super::message::Step;
+use crate::backend::host::HostComm;
+use crate::control::witness::Subject;
+use crate::contract::Backend;
+use crate::contract::Direction;
+use crate::types::memory::Space;
+use crate::types::memory::RawStream;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::dtype::DType;
+use crate::types::error::Result;
 
 /// Tells a peer. The words are kept until the ticket is settled.
 fn tell(channel: &HostComm, peer: usize, tag: u32, words: &Header, len: usize) -> Result<Ticket> {
@@ -17,7 +27,7 @@ fn tell(channel: &HostComm, peer: usize, tag: u32, words: &Header, len: usize) -
 
 impl NvshmemComm {
     /// Takes as many steps as it can without waiting.
-    pub(super) fn advance(&self, state: &mut State, moving: &mut Moving) -> Result<()> {
+    pub(crate) fn advance(&self, state: &mut State, moving: &mut Moving) -> Result<()> {
         loop {
             let step = std::mem::replace(&mut moving.step, Step::Begin);
             let next = match moving.transfer.direction {

@@ -1,19 +1,19 @@
 //! The library's names for the ranks of a part: teams, without which it does not reduce.
 
 use super::NvshmemComm;
-use crate::backend::Backend;
-use crate::error::Result;
-use crate::nvshmem::strided;
+use crate::contract::Backend;
+use crate::types::error::Result;
+use super::pe::strided;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::sync::atomic::Ordering;
 
 /// Teams that a process has at a time, at most: the library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them. With NVLink multicast it
-/// has fewer ([`Limits::teams`](crate::nvshmem::Limits::teams)).
+/// has fewer ([`Limits::teams`](super::pe::Limits::teams)).
 const MOST: usize = 16;
 
 /// A team whose PEs are the ranks, in their order.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Named {
+pub(crate) struct Named {
     pub team: nvshmem_team_t,
     /// Whether it was made for this communicator, and ends with it.
     is_own: bool,
@@ -26,7 +26,7 @@ impl Named {
 impl NvshmemComm {
     /// The team for this rank's part; none where the library cannot name the part: teams are every so many of another's PEs,
     /// in their order. Collective over this communicator, as each of the teams is made by all of its ranks.
-    pub(super) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<Named>> {
+    pub(crate) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<Named>> {
         let Some(parent) = self.team else { return Ok(None) };
         let (rank, ranks) = (self.rank(), self.pes.len());
         let has = self.process.teams.load(Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl NvshmemComm {
     }
 
     /// Gives a team of its own back. Collective.
-    pub(super) fn end_team(&self) -> Result<()> {
+    pub(crate) fn end_team(&self) -> Result<()> {
         let Some(Named { team, is_own: true }) = self.team else { return Ok(()) };
         let turn = self.process.enter()?;
         let context = turn.context()?;

@@ -3,11 +3,24 @@
 //! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
 //! kept until it is received.
 
-use crate::backend::host::{Reducer, Targets};
-use crate::backend::{Allocation, Backend, BackendKind, Call, Departure, Direction, Ticket, Transfer};
-use crate::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UsageError};
+use crate::reduce::Reducer;
+use crate::reduce::Targets;
+use crate::types::memory::Allocation;
+use crate::contract::Backend;
+use crate::contract::BackendKind;
+use crate::contract::Call;
+use crate::contract::Departure;
+use crate::contract::Direction;
+use crate::contract::Ticket;
+use crate::contract::Transfer;
+use crate::types::error::Error;
+use crate::types::error::MismatchError;
+use crate::types::error::MissingRank;
+use crate::types::error::Result;
+use crate::types::error::TimeoutError;
+use crate::types::error::UsageError;
 use crate::os::Mapping;
-use crate::sync::lock;
+use crate::os::sync::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -239,7 +252,9 @@ impl Backend for SoloComm {
 
 #[cfg(test)]
 mod tests {
-    use crate::{BackendKind, Comm, Error};
+    use crate::BackendKind;
+    use crate::Comm;
+    use crate::Error;
 
     #[test]
     fn a_receive_to_which_nothing_was_sent_is_told_by_sync() {

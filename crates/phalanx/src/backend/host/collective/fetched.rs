@@ -8,30 +8,32 @@
 use super::Collective;
 use super::flow::Flow;
 use super::phases::copy_own;
-use super::ways::{Choice, Way, Ways};
-use crate::backend::Call;
-use crate::backend::host::world::Location;
-use crate::error::Result;
+use super::ways::Choice;
+use super::ways::Way;
+use super::ways::Ways;
+use crate::contract::Call;
+use crate::control::world::Location;
+use crate::types::error::Result;
 use std::time::Instant;
 
 /// Blocks from this size on may be fetched: shorter ones nowhere gained by it.
 const FETCHED: usize = 256 << 10;
 
 /// A word of rank 0's opening: what the kernel can copy it is to copy; or all goes through the region, this time, or for good.
-pub(super) const TO_TRY_PASSING: u64 = 0;
-pub(super) const TO_FETCH: u64 = 2;
-pub(super) const TO_PASS: u64 = 3;
+pub(crate) const TO_TRY_PASSING: u64 = 0;
+pub(crate) const TO_FETCH: u64 = 2;
+pub(crate) const TO_PASS: u64 = 3;
 
 /// Own blocks from this size on are stored past the caches.
 const STREAMING_OWN: usize = 4 << 20;
 
 /// Rank 0 finds out which way is faster; the usual one is the region.
-pub(super) fn ways() -> Ways {
+pub(crate) fn ways() -> Ways {
     Ways::new(FETCHED, u32::MAX)
 }
 
 /// What rank 0 says of an all_to_all that may be fetched.
-pub(super) fn word(choice: Choice) -> u64 {
+pub(crate) fn word(choice: Choice) -> u64 {
     match choice {
         Choice::Try(Way::Other) | Choice::Keep(Way::Other) => TO_FETCH,
         Choice::Try(Way::Usual) => TO_TRY_PASSING,
@@ -41,19 +43,19 @@ pub(super) fn word(choice: Choice) -> u64 {
 
 impl Collective<'_> {
     /// Whether it is an all_to_all whose blocks are long enough.
-    pub(super) fn may_be_fetched(&self, flow: &Flow<'_>) -> bool {
+    pub(crate) fn may_be_fetched(&self, flow: &Flow<'_>) -> bool {
         flow.scattered && flow.gathered && flow.longest() >= FETCHED
     }
 
     /// Where peers can fetch this rank's blocks, if all can fetch.
-    pub(super) fn offer(&self, send: *const u8, flow: &Flow<'_>) -> Location {
+    pub(crate) fn offer(&self, send: *const u8, flow: &Flow<'_>) -> Location {
         let len = flow.send_len(self.endpoint.rank, self.endpoint.ranks);
         if self.endpoint.can_offer(send, len) { Location::to_fetch(send) } else { Location::NOWHERE }
     }
 
     /// # Safety
     /// As for `bulk`, after the openings, for an all_to_all.
-    pub(super) unsafe fn fetch_or_pass(
+    pub(crate) unsafe fn fetch_or_pass(
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,

@@ -1,10 +1,12 @@
 //! What a collective is: who gives what to whom.
 
-use crate::backend::{Blocks, Call, Operation};
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::contract::Operation;
 
 /// Who takes part in one role.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Who {
+pub(crate) enum Who {
     All,
     Only(usize),
 }
@@ -17,7 +19,7 @@ impl Who {
 
 /// Who gives what to whom.
 #[derive(Clone, Copy)]
-pub(super) struct Flow<'a> {
+pub(crate) struct Flow<'a> {
     pub writers: Who,
     pub readers: Who,
     /// Each reader gets a block of its own (else all get the same).

@@ -8,19 +8,23 @@
 //! nobody's leave, but where another collective wrote before.
 
 use super::Collective;
-use super::flow::{Flow, Who};
-use super::phases::{LONG_STEP_OF_TWO, STREAMING, Steps, copy_own};
-use crate::backend::Call;
-use crate::backend::host::layout::CONTRIBUTIONS;
-use crate::backend::host::reduce;
-use crate::error::Result;
+use super::flow::Flow;
+use super::flow::Who;
+use super::phases::LONG_STEP_OF_TWO;
+use super::phases::STREAMING;
+use super::phases::Steps;
+use super::phases::copy_own;
+use crate::contract::Call;
+use crate::control::layout::CONTRIBUTIONS;
+use crate::reduce;
+use crate::types::error::Result;
 
 /// Bytes of a block that a step moves, at most, among more than two ranks. With 128 KiB what is under way does not stay in the caches.
 const PART: usize = 32 << 10;
 
 /// Whose memory a chunk's writers use, as of late: `rank`'s is that of the rank `offset + rank`, or `offset - rank`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     offset: usize,
     mirrored: bool,
 }
@@ -41,19 +45,19 @@ impl Place {
 
 /// With whom a rank exchanges in a round; itself, if it is to copy its own block.
 #[inline(always)]
-pub(in crate::backend::host) fn partner(rank: usize, round: usize, ranks: usize) -> usize {
+pub(crate) fn partner(rank: usize, round: usize, ranks: usize) -> usize {
     (round + ranks - rank) % ranks
 }
 
 impl Collective<'_> {
     /// Whether an all_to_all does: if its blocks go through the rings, in several steps of a piece of every block.
-    pub(super) fn goes_in_pairs(&self, flow: &Flow<'_>) -> bool {
+    pub(crate) fn goes_in_pairs(&self, flow: &Flow<'_>) -> bool {
         flow.longest() > self.step_len(CONTRIBUTIONS, true, flow.longest()) && !self.any_readable(0)
     }
 
     /// # Safety
     /// As for `bulk`, after the openings, for an all_to_all.
-    pub(super) unsafe fn pairs(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+    pub(crate) unsafe fn pairs(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
         let rank = self.endpoint.rank;
         let exchange = Exchange::new(self, flow.longest());
         let (steps, lead) = (exchange.steps(), self.lead());

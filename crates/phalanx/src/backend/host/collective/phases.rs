@@ -1,13 +1,20 @@
 //! Bulk: blocks in steps of a chunk, in one phase or two.
 
-use super::flow::{Flow, Who};
-use super::{Collective, State};
-use crate::backend::Call;
-use crate::backend::host::layout::{CONTRIBUTIONS, FEWEST_CHUNKS, ONE_WAY, RESULTS};
-use crate::backend::host::protocol::LINE;
-use crate::backend::host::reduce::{self, Reducer, Targets};
-use crate::backend::host::world::Location;
-use crate::error::Result;
+use super::flow::Flow;
+use super::flow::Who;
+use super::Collective;
+use super::State;
+use crate::contract::Call;
+use crate::control::layout::CONTRIBUTIONS;
+use crate::control::layout::FEWEST_CHUNKS;
+use crate::control::layout::ONE_WAY;
+use crate::control::layout::RESULTS;
+use crate::os::LINE;
+use crate::reduce;
+use crate::reduce::Reducer;
+use crate::reduce::Targets;
+use crate::control::world::Location;
+use crate::types::error::Result;
 
 /// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has more, so that
 /// what is written last needs only what was read an iteration before.
@@ -18,23 +25,23 @@ const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);
 /// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all. Long steps are for blocks that two of them
 /// move, and for long ones.
 const STEP_OF_TWO: usize = 32 << 10;
-pub(super) const LONG_STEP_OF_TWO: usize = 64 << 10;
+pub(crate) const LONG_STEP_OF_TWO: usize = 64 << 10;
 const LONG_BLOCK: usize = 4 << 20;
 
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
 /// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
-pub(super) const STREAMING: usize = 8 << 20;
+pub(crate) const STREAMING: usize = 8 << 20;
 const STREAMING_ONE_WAY: usize = 16 << 20;
 
 /// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
 /// rank reducing everything; beyond [`SMALL_READS`](super::small::SMALL_READS) only if two phases spare them no more than so many, or they share cores.
-pub(super) const ONE_PHASE: usize = 64 << 10;
+pub(crate) const ONE_PHASE: usize = 64 << 10;
 const SPARED: usize = 8 << 10;
 
 impl Collective<'_> {
     /// # Safety
     /// As for `bulk`, after the openings.
-    pub(super) unsafe fn one_phase(
+    pub(crate) unsafe fn one_phase(
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,
@@ -219,7 +226,7 @@ impl Collective<'_> {
 
     /// Does `work`, inside the gate if it touches a peer's own memory.
     #[inline(always)]
-    pub(super) fn guarded(&self, direct: bool, work: impl FnOnce()) -> Result<()> {
+    pub(crate) fn guarded(&self, direct: bool, work: impl FnOnce()) -> Result<()> {
         if direct {
             return self.endpoint.inside(0, work);
         }
@@ -232,7 +239,7 @@ impl Collective<'_> {
     ///
     /// # Safety
     /// As for `bulk`, for an all_reduce of which all have heard all openings.
-    pub(super) unsafe fn two_phases(
+    pub(crate) unsafe fn two_phases(
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,
@@ -307,18 +314,18 @@ impl Collective<'_> {
 
     /// Whether reading everything from everybody is less work than waiting for each other once more, for which a rank that shares its core
     /// needs another turn.
-    pub(super) fn one_phase_pays(&self, bytes: usize) -> bool {
+    pub(crate) fn one_phase_pays(&self, bytes: usize) -> bool {
         let ranks = self.endpoint.ranks;
         let (one, two) = ((ranks - 1) * bytes, 2 * (ranks - 1) * bytes / ranks);
         one <= ONE_PHASE && (self.endpoint.crowded || one - two <= SPARED)
     }
 
-    pub(super) fn lead(&self) -> usize {
+    pub(crate) fn lead(&self) -> usize {
         if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
     }
 
     /// Bytes of a block of so many that one step moves; a chunk of the ring holds a piece for each rank if scattered.
-    pub(super) fn step_len(&self, ring: usize, scattered: bool, block: usize) -> usize {
+    pub(crate) fn step_len(&self, ring: usize, scattered: bool, block: usize) -> usize {
         let chunk = self.endpoint.channel.layout.chunk[ring];
         match self.endpoint.ranks {
             ranks if scattered => (chunk / ranks) & !63,
@@ -329,7 +336,7 @@ impl Collective<'_> {
     }
 
     /// Waits until what was given in the place of step `i`'s chunk is no longer needed, whoever gave it.
-    pub(super) fn wait_ring_free(&mut self, step: &Steps, i: usize, readers: Who) -> Result<()> {
+    pub(crate) fn wait_ring_free(&mut self, step: &Steps, i: usize, readers: Who) -> Result<()> {
         let number = step.number(i);
         let needed = (number + 1).saturating_sub(self.endpoint.channel.layout.ring_chunks[step.ring] as u64);
         if self.state.drained[step.ring] < needed {
@@ -350,13 +357,13 @@ impl Collective<'_> {
         Ok(())
     }
 
-    pub(super) fn publish(&self, step: &Steps, i: usize) {
+    pub(crate) fn publish(&self, step: &Steps, i: usize) {
         self.endpoint.own().published[step.ring].set(step.number(i) + 1);
         self.endpoint.announce_progress();
     }
 
     /// Leaves the ring as the next operation expects it, also on ranks that had nothing to read.
-    pub(super) fn finish_steps(&mut self, step: &Steps, steps: usize) {
+    pub(crate) fn finish_steps(&mut self, step: &Steps, steps: usize) {
         let next = step.first + steps as u64;
         self.state.next_chunk[step.ring] = next;
         self.endpoint.own().done_chunk[step.ring].set(next);
@@ -364,7 +371,7 @@ impl Collective<'_> {
 }
 
 /// A run of chunks of one ring.
-pub(super) struct Steps {
+pub(crate) struct Steps {
     pub ring: usize,
     /// Number of the first chunk.
     pub first: u64,
@@ -373,12 +380,12 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    pub(super) fn number(&self, i: usize) -> u64 {
+    pub(crate) fn number(&self, i: usize) -> u64 {
         self.first + i as u64
     }
 
     /// Offset and length of step `i` in a block.
-    pub(super) fn range(&self, i: usize, block: usize) -> (usize, usize) {
+    pub(crate) fn range(&self, i: usize, block: usize) -> (usize, usize) {
         let offset = (i * self.chunk).min(block);
         (offset, (block - offset).min(self.chunk))
     }
@@ -388,7 +395,7 @@ impl Steps {
 ///
 /// # Safety
 /// The blocks lie in the call's buffers.
-pub(super) unsafe fn copy_own(
+pub(crate) unsafe fn copy_own(
     call: &Call<'_>,
     flow: &Flow<'_>,
     rank: usize,

@@ -5,13 +5,18 @@
 
 use super::flow::Flow;
 use super::phases::STREAMING;
-use super::ways::{Choice, Way, Ways};
-use super::{Collective, State};
-use crate::backend::host::protocol::LINE;
-use crate::backend::host::reduce::{Reducer, Targets};
-use crate::backend::host::world::Location;
-use crate::backend::{Call, Operation};
-use crate::error::Result;
+use super::ways::Choice;
+use super::ways::Way;
+use super::ways::Ways;
+use super::Collective;
+use super::State;
+use crate::os::LINE;
+use crate::reduce::Reducer;
+use crate::reduce::Targets;
+use crate::control::world::Location;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::error::Result;
 use std::time::Instant;
 
 /// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer of the all-gather is saved, and a
@@ -28,23 +33,23 @@ const WORTH_PUSHING_PAST: u32 = 16;
 const PUSH_STEP: usize = 512 << 10;
 
 /// A word of the opening: peers may write to `recv`.
-pub(super) const OPEN_TO_PUSHES: u64 = 1;
+pub(crate) const OPEN_TO_PUSHES: u64 = 1;
 
 /// The usual way is through the caches.
-pub(super) fn ways() -> Ways {
+pub(crate) fn ways() -> Ways {
     Ways::new(PUSHED_PAST, WORTH_PUSHING_PAST)
 }
 
 impl Collective<'_> {
     /// Whether peers may write to this rank's `recv`.
-    pub(super) fn can_take_pushes(&self, call: &Call<'_>, flow: &Flow<'_>, recv: Location) -> bool {
+    pub(crate) fn can_take_pushes(&self, call: &Call<'_>, flow: &Flow<'_>, recv: Location) -> bool {
         recv.is_readable()
             && self.is_pushed(flow.longest())
             && self.endpoint.world.can_withdraw(call.recv, flow.longest())
     }
 
     /// Whether this rank's opening said that peers may write to its `recv`.
-    pub(super) fn takes_pushes(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
+    pub(crate) fn takes_pushes(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
         call.operation == Operation::AllReduce
             && self.is_pushed(flow.longest())
             && self.is_open_to_pushes(self.endpoint.rank)
@@ -55,7 +60,7 @@ impl Collective<'_> {
         bytes >= if self.endpoint.ranks == 2 { PUSHED_OF_TWO } else { PUSHED }
     }
 
-    pub(super) fn all_take_pushes(&self) -> bool {
+    pub(crate) fn all_take_pushes(&self) -> bool {
         self.all_readable(0) && (0..self.endpoint.ranks).all(|rank| self.is_open_to_pushes(rank))
     }
 
@@ -70,7 +75,7 @@ impl Collective<'_> {
     ///
     /// # Safety
     /// As for `bulk`, for an all_reduce whose buffers are all readable and open to pushes.
-    pub(super) unsafe fn push(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+    pub(crate) unsafe fn push(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
         let bytes = flow.longest();
         let part = bytes.div_ceil(ranks).next_multiple_of(LINE);

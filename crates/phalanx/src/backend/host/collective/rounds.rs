@@ -11,13 +11,19 @@
 //! reduction goes: the bits are the same, and for small floats there is one rounding.
 
 use super::flow::Flow;
-use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
+use super::Awaited;
+use super::Collective;
+use super::IN_ONE_LINE;
+use super::LINES_BYTES;
+use super::State;
 use crate::backend::host::grid::Grid;
-use crate::backend::host::protocol::LINE_PAYLOAD;
-use crate::backend::host::reduce::{Reducer, Targets};
-use crate::backend::{Call, Operation};
-use crate::error::Result;
-use crate::op::ReductionCode;
+use crate::control::flags::LINE_PAYLOAD;
+use crate::reduce::Reducer;
+use crate::reduce::Targets;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::error::Result;
+use crate::types::op::ReductionCode;
 use std::ops::Range;
 
 /// With fewer ranks than this, the two rounds more take longer than reading from the ranks that they spare: 16 take 1.7 µs for 256 bytes
@@ -31,7 +37,7 @@ const BYTES_PER_RANK: usize = 32;
 const BYTES: usize = 2 << 10;
 
 /// The grid of a rank if it has cores to itself: a round more is a turn more for each of the ranks that share a core.
-pub(super) fn grid(rank: usize, ranks: usize, crowded: bool) -> Option<Grid> {
+pub(crate) fn grid(rank: usize, ranks: usize, crowded: bool) -> Option<Grid> {
     (ranks >= RANKS && !crowded).then(|| Grid::new(rank, ranks))
 }
 
@@ -68,7 +74,7 @@ impl Collective<'_> {
     /// Whether a call takes this way: the same on every rank. The factors of a pre-multiplied sum, which are in the openings, would
     /// need a way of their own.
     #[inline(always)]
-    pub(super) fn goes_in_rounds(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
+    pub(crate) fn goes_in_rounds(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
         self.state.grid.is_some()
             && call.operation == Operation::AllReduce
             && pays(self.endpoint.ranks, flow.longest())
@@ -79,7 +85,7 @@ impl Collective<'_> {
     /// As for `run`, for a call that goes in rounds.
     // The ways of few ranks are shorter without it in their midst.
     #[inline(never)]
-    pub(super) unsafe fn rounds(&mut self, call: &Call<'_>) -> Result<()> {
+    pub(crate) unsafe fn rounds(&mut self, call: &Call<'_>) -> Result<()> {
         let grid = self.state.grid.expect("it goes in rounds");
         let slices = Slices::new(call.blocks.len(0), call.dtype.size(), &grid);
         let own = slices.of(grid.column);
@@ -212,7 +218,8 @@ impl Collective<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::host::layout::{MAX_RANKS, SLOT_LINES};
+    use crate::types::MAX_RANKS;
+    use crate::control::layout::SLOT_LINES;
 
     #[test]
     fn many_ranks_with_cores_of_their_own_take_it_for_short_blocks() {

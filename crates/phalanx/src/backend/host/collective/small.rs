@@ -1,13 +1,27 @@
 //! Small operations: every writer puts its blocks into its slot, and every reader takes them out.
 
-use super::flow::{Flow, Who};
-use super::phases::{ONE_PHASE, copy_own};
-use super::{Awaited, Collective, IN_ONE_LINE, INLINE, LINES_BYTES, State};
-use crate::backend::host::layout::{FEW_LINES, MOST_LINES, SLOT_BYTES, SLOT_LINES};
-use crate::backend::host::protocol::{LINE, LINE_PAYLOAD};
-use crate::backend::host::reduce::{self, Reducer, Targets};
-use crate::backend::{Blocks, Call};
-use crate::error::Result;
+use super::flow::Flow;
+use super::flow::Who;
+use super::phases::ONE_PHASE;
+use super::phases::copy_own;
+use super::Awaited;
+use super::Collective;
+use super::IN_ONE_LINE;
+use super::INLINE;
+use super::LINES_BYTES;
+use super::State;
+use crate::control::layout::FEW_LINES;
+use crate::control::layout::MOST_LINES;
+use crate::control::layout::SLOT_BYTES;
+use crate::control::layout::SLOT_LINES;
+use crate::os::LINE;
+use crate::control::flags::LINE_PAYLOAD;
+use crate::reduce;
+use crate::reduce::Reducer;
+use crate::reduce::Targets;
+use crate::contract::Blocks;
+use crate::contract::Call;
+use crate::types::error::Result;
 
 /// So many ranks can poll both lines of each other's openings; among 8 bytes behind one line take half the time.
 const FEW_READERS: usize = 5;
@@ -17,7 +31,7 @@ const SMALL_READS: usize = 16 << 10;
 
 /// How a small operation's data travels.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     /// In the slot's opening: what is for all, or every reader's block.
     Inline,
     /// In stamped lines behind it; so many for each block.
@@ -29,7 +43,7 @@ pub(super) enum Form {
 impl Collective<'_> {
     /// How the data travels if it is small: the same on every rank.
     #[inline(always)]
-    pub(super) fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
+    pub(crate) fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
         let longest = flow.longest();
         let blocks = if flow.scattered { self.endpoint.ranks } else { 1 };
         if self.given(flow) <= self.most_inline(flow) {
@@ -62,7 +76,7 @@ impl Collective<'_> {
     /// # Safety
     /// As for `run`; the flow is small, of this form.
     #[inline]
-    pub(super) unsafe fn small(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
+    pub(crate) unsafe fn small(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
         if flow.writers.includes(rank) {
             self.wait_slot_free()?;
@@ -145,7 +159,7 @@ impl Collective<'_> {
     /// # Safety
     /// The bytes are readable, and `wait_slot_free` was called.
     #[inline(always)]
-    pub(super) unsafe fn write_lines(&self, first: usize, source: *const u8, len: usize) {
+    pub(crate) unsafe fn write_lines(&self, first: usize, source: *const u8, len: usize) {
         let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
         for (line, offset) in slot.lines[first..].iter().zip((0..len).step_by(LINE_PAYLOAD)) {
             // SAFETY: in bounds of the bytes; the line is this rank's and free.
@@ -175,7 +189,7 @@ impl Collective<'_> {
     /// # Safety
     /// `target` is writable for `len` bytes, and the writer's opening was heard.
     #[inline(always)]
-    pub(super) unsafe fn read_lines(
+    pub(crate) unsafe fn read_lines(
         &self,
         writer: usize,
         first: usize,

@@ -5,21 +5,21 @@ use std::time::Duration;
 
 /// How often a way is tried at a stretch: the usual one, the other, and the usual one again, since all of them get faster in the first
 /// milliseconds of a buffer, and each finds in the caches what the one before has left there.
-pub(super) const STRETCH: u32 = 10;
+pub(crate) const STRETCH: u32 = 10;
 const TRIALS: u32 = 3 * STRETCH;
 
 /// Lengths between two powers of two are one class, and all that are longer than 2¹² times the shortest.
 const CLASSES: usize = 13;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     Usual,
     Other,
 }
 
 /// How an operation is to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(crate) enum Choice {
     /// And what it takes is to be told.
     Try(Way),
     Keep(Way),
@@ -34,7 +34,7 @@ impl Choice {
 }
 
 /// How long each way took.
-pub(super) struct Ways {
+pub(crate) struct Ways {
     shortest: usize,
     /// The other way is worth it if it saves more than one part in so many.
     parts: u32,

@@ -1,18 +1,21 @@
 //! CUDA's driver, by way of cudarc.
 
-use super::{Answer, Runtime};
-use crate::backend::Stream;
+use super::Answer;
+use super::Runtime;
+use crate::types::memory::RawStream;
 use crate::backend::nccl::device::Place;
-use crate::driver::driver;
-use crate::error::{Error, LibraryError, Result};
-use crate::lane::GpuStream;
+use crate::gpu::cuda::driver;
+use crate::types::error::Error;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
+use crate::buffer::stream::GpuStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, DriverError};
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 /// An NVIDIA GPU, and its primary context.
-pub(in crate::backend::nccl) struct Cuda(Arc<CudaContext>);
+pub(crate) struct Cuda(Arc<CudaContext>);
 
 /// The context that is current on this thread; null before cuInit, which is when the call fails.
 fn current() -> usize {

@@ -1,11 +1,15 @@
 //! HIP, by way of `phalanx-sys`.
 
-use super::{Answer, Runtime};
-use crate::backend::Stream;
+use super::Answer;
+use super::Runtime;
+use crate::types::memory::RawStream;
 use crate::backend::nccl::device::Place;
-use crate::error::{LibraryError, Result};
-use crate::hip::{self, check, failed};
-use crate::lane::GpuStream;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
+use crate::gpu::hip;
+use crate::gpu::hip::check;
+use crate::gpu::hip::failed;
+use crate::buffer::stream::GpuStream;
 use phalanx_sys::hip::{
     Api, hipError_t, hipEventDisableTiming, hipHostMallocDefault, hipMemcpyDefault,
     hipStreamCaptureStatusNone,
@@ -13,7 +17,7 @@ use phalanx_sys::hip::{
 use std::ffi::{c_int, c_void};
 
 /// An AMD GPU.
-pub(in crate::backend::nccl) struct Hip {
+pub(crate) struct Hip {
     api: &'static Api,
     device: hip::Device,
 }

@@ -5,26 +5,27 @@
 mod cuda;
 mod hip;
 
-pub(super) use cuda::Cuda;
-pub(super) use hip::Hip;
+pub(crate) use cuda::Cuda;
+pub(crate) use hip::Hip;
 
-use super::device::Place;
-use crate::backend::Stream;
-use crate::error::{LibraryError, Result};
-use crate::lane::GpuStream;
+use crate::backend::nccl::device::Place;
+use crate::types::memory::RawStream;
+use crate::types::error::LibraryError;
+use crate::types::error::Result;
+use crate::buffer::stream::GpuStream;
 use cudarc::driver::CudaContext;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 /// An answer of the runtime.
-pub(super) type Answer<T = ()> = std::result::Result<T, LibraryError>;
+pub(crate) type Answer<T = ()> = std::result::Result<T, LibraryError>;
 
 /// A device's runtime.
 ///
 /// # Safety of its functions
 /// Streams and events are the device's, and it is current; memory is valid for so many bytes until the stream's work is
 /// complete; what is freed or destroyed was made by the same object, and goes once.
-pub(super) trait Runtime: Send + Sync {
+pub(crate) trait Runtime: Send + Sync {
     fn ordinal(&self) -> usize;
     fn cuda(&self) -> Option<&Arc<CudaContext>> {
         None

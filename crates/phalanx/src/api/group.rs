@@ -1,0 +1,560 @@
+//! Operations that start together: [`group`] and [`Comm::group`].
+//!
+//! Inside the closure operations are only collected, with their buffers borrowed until the group's end. So
+//! nothing has happened yet if the closure fails or panics, and messages of a ring can be posted in any
+//! order. At the end all messages are posted at once and moved along together, and then the collectives are
+//! carried out in the order of their calls (`ncclGroupStart`, `ncclGroupEnd`).
+
+#[cfg(feature = "cuda")]
+use crate::contract::Direction;
+use crate::contract::Backend;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::contract::Transfer;
+use crate::buffer::Source;
+use crate::buffer::Target;
+use super::comm::Comm;
+use crate::types::error::Result;
+use crate::buffer::stream::Lent;
+use crate::types::op::Reduction;
+use super::p2p::receiving;
+use super::p2p::sending;
+use super::p2p::wait_all;
+use crate::watch::Posted;
+use crate::watch::deadline::Limited;
+use std::marker::PhantomData;
+#[cfg(feature = "cuda")]
+use std::num::NonZeroU64;
+
+/// Operations of several communicators that start together.
+///
+/// `'env` is how long the buffers are borrowed: beyond the closure, so that a buffer made inside it cannot
+/// take part.
+pub struct Group<'env> {
+    transfers: Vec<(&'env Comm, Transfer)>,
+    calls: Vec<(&'env Comm, Call<'env>)>,
+    /// The buffers of both, until the group has ended.
+    lent: Vec<Lent<'env>>,
+    /// Invariant in `'env`, as scoped threads are; neither `Send` nor `Sync`.
+    env: PhantomData<(&'env mut &'env (), *const ())>,
+}
+
+/// One communicator's part of a [`Group`].
+pub struct CommGroup<'group, 'env> {
+    comm: &'env Comm,
+    group: &'group mut Group<'env>,
+}
+
+/// Collects operations of one or several communicators and starts them together; complete when it returns.
+///
+/// If the closure returns an error or panics, nothing is started.
+///
+/// ```
+/// # fn main() -> phalanx::Result<()> {
+/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+///     let (right, left) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
+///     let (send, mut recv) = ([comm.rank() as u32], [0]);
+///     phalanx::group(|g| {
+///         let mut ring = g.on(&comm);
+///         ring.send(&send, right)?;
+///         ring.recv(&mut recv, left)
+///     })?;
+///     assert_eq!(recv[0] as usize, left);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R> {
+    let mut group = Group::new();
+    let result = f(&mut group)?;
+    group.start_all()?;
+    Ok(result)
+}
+
+impl<'env> Group<'env> {
+    pub(crate) fn new() -> Group<'env> {
+        Group { transfers: Vec::new(), calls: Vec::new(), lent: Vec::new(), env: PhantomData }
+    }
+
+    /// This communicator's part.
+    pub fn on(&mut self, comm: &'env Comm) -> CommGroup<'_, 'env> {
+        CommGroup { comm, group: self }
+    }
+
+    /// Starts what was collected, and waits for what is complete when it returns.
+    pub(crate) fn start_all(&self) -> Result<()> {
+        let mut backends: Vec<&dyn Backend> = Vec::new();
+        let comms =
+            self.transfers.iter().map(|(comm, _)| comm).chain(self.calls.iter().map(|(comm, _)| comm));
+        for comm in comms {
+            comm.requests.make_way_for_message();
+            if !backends.iter().any(|known| std::ptr::addr_eq(*known, &*comm.backend)) {
+                backends.push(&*comm.backend);
+            }
+        }
+        for backend in &backends {
+            backend.start_group();
+        }
+        let mut messages = Vec::with_capacity(self.transfers.len());
+        let started = self.start(&mut messages);
+        // Ended also if starting failed: nothing of this thread may stay in a group.
+        let ended = {
+            let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
+            let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
+            let _limited = Limited::to(limits.min());
+            backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and)
+        };
+        wait_all(&messages).and(started).and(ended)?;
+        let on_host = |(comm, _): &&(&Comm, Call<'_>)| !comm.backend.is_stream_ordered();
+        self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn calls(&self) -> impl Iterator<Item = &Call<'env>> {
+        self.calls.iter().map(|(_, call)| call)
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn transfers(&self) -> impl Iterator<Item = &Transfer> {
+        self.transfers.iter().map(|(_, transfer)| transfer)
+    }
+
+    /// What communicators know the operations' buffers by, in the order of the calls.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn registrations(&self) -> impl Iterator<Item = Option<NonZeroU64>> {
+        self.lent.iter().map(Lent::registration)
+    }
+
+    /// The same operations on other memory, which `place` gives for so many bytes; how many a call has is for `footprint` to
+    /// say (of `send` and of `recv`).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn elsewhere(
+        &self,
+        footprint: impl Fn(&Call<'env>) -> [usize; 2],
+        mut place: impl FnMut(usize) -> *mut u8,
+    ) -> Group<'env> {
+        let mut moved = Group::new();
+        moved.calls.extend(self.calls.iter().map(|(comm, call)| {
+            let [send, recv] = footprint(call);
+            (*comm, Call { send: place(send), recv: place(recv), ..*call })
+        }));
+        moved.transfers.extend(self.transfers.iter().map(|(comm, transfer)| {
+            let start = place(transfer.count * transfer.dtype.size());
+            let direction = match transfer.direction {
+                Direction::Send(_) => Direction::Send(start),
+                Direction::Recv(_) => Direction::Recv(start),
+            };
+            (*comm, Transfer { direction, ..*transfer })
+        }));
+        moved
+    }
+
+    /// Launches a CUDA graph that was captured of these operations of one communicator.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn launch(&self, comm: &Comm, graph: &crate::backend::nccl::HeldGraph) -> Result<()> {
+        comm.requests.wait_for_collectives();
+        let nccl = comm.backend.nccl().expect("a graph is made on a communicator of NCCL");
+        let records: Vec<_> = self.calls().map(|call| comm.recorder.begin(call)).collect();
+        let launched = nccl.launch(graph, self.calls(), self.transfers());
+        records.into_iter().fold(launched, |launched, record| comm.recorder.end(record, launched))
+    }
+
+    /// Posts the messages, and queues what is stream-ordered.
+    fn start(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
+        for (comm, transfer) in &self.transfers {
+            // SAFETY: the buffers are lent for 'env, which outlives this call, and all messages are settled
+            // by `start_all`.
+            messages.push((comm, unsafe { comm.post(*transfer) }?));
+        }
+        let queued = |(comm, _): &&(&Comm, Call<'_>)| comm.backend.is_stream_ordered();
+        self.calls.iter().filter(queued).try_for_each(|(comm, call)| comm.run_call(call))
+    }
+}
+
+impl Comm {
+    /// [`group`](super::group) of this communicator's operations alone.
+    pub fn group<'env, R>(&'env self, f: impl FnOnce(&mut CommGroup<'_, 'env>) -> Result<R>) -> Result<R> {
+        group(|group| f(&mut group.on(self)))
+    }
+}
+
+impl<'env> CommGroup<'_, 'env> {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn comm(&self) -> &'env Comm {
+        self.comm
+    }
+
+    /// Collects a checked call, and its memory until the group's end.
+    pub(crate) fn push(&mut self, call: Call<'env>, lent: impl IntoIterator<Item = Lent<'env>>) {
+        self.group.calls.push((self.comm, call));
+        self.group.lent.extend(lent);
+    }
+
+    fn out_of_place<S, R>(&mut self, call: Call<'env>, send: &'env S, recv: &'env mut R) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let lane = &self.comm.lane;
+        let (send, recv) = (send.lend(lane)?, recv.lend_mut(lane)?);
+        let call = call.between::<S::Elem>(&send, &recv, lane).configured(lane);
+        self.push(call, [send, recv]);
+        Ok(())
+    }
+
+    fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
+        let lane = &self.comm.lane;
+        let lent = buf.lend_mut(lane)?;
+        let call = call.inside::<R::Elem>(&lent, lane, self.comm.rank()).configured(lane);
+        self.push(call, [lent]);
+        Ok(())
+    }
+
+    /// See [`Comm::send`]. In a group also to oneself.
+    pub fn send<S: Source + ?Sized>(&mut self, buf: &'env S, peer: usize) -> Result<()> {
+        self.send_tagged(buf, peer, 0)
+    }
+
+    /// See [`Comm::recv`].
+    pub fn recv<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize) -> Result<()> {
+        self.recv_tagged(buf, peer, 0)
+    }
+
+    /// See [`Comm::send_tagged`].
+    pub fn send_tagged<S: Source + ?Sized>(&mut self, buf: &'env S, peer: usize, tag: u32) -> Result<()> {
+        self.comm.shape().check_rank("send", "peer", peer)?;
+        let lane = &self.comm.lane;
+        let lent = buf.lend(lane)?;
+        self.group.transfers.push((self.comm, sending::<S::Elem>(buf.len(), &lent, lane, peer, tag)));
+        self.group.lent.push(lent);
+        Ok(())
+    }
+
+    /// See [`Comm::recv_tagged`].
+    pub fn recv_tagged<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize, tag: u32) -> Result<()> {
+        self.comm.shape().check_rank("recv", "peer", peer)?;
+        let (lane, count) = (&self.comm.lane, buf.len());
+        let lent = buf.lend_mut(lane)?;
+        self.group.transfers.push((self.comm, receiving::<R::Elem>(count, &lent, lane, peer, tag)));
+        self.group.lent.push(lent);
+        Ok(())
+    }
+
+    /// See [`Comm::all_reduce`].
+    pub fn all_reduce<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        op: impl Into<Reduction<S::Elem>>,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().all_reduce(send.len(), recv.len())?;
+        self.out_of_place(call.reducing(op), send, recv)
+    }
+
+    /// See [`Comm::all_reduce_in_place`].
+    pub fn all_reduce_in_place<R>(
+        &mut self,
+        buf: &'env mut R,
+        op: impl Into<Reduction<R::Elem>>,
+    ) -> Result<()>
+    where
+        R: Target + ?Sized,
+    {
+        let call = self.comm.shape().whole(Operation::AllReduce, buf.len());
+        self.in_place(call.reducing(op), buf)
+    }
+
+    /// See [`Comm::broadcast`].
+    pub fn broadcast<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().broadcast(send.len(), recv.len(), root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::broadcast_in_place`].
+    pub fn broadcast_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
+        self.in_place(self.comm.shape().whole_in_place(Operation::Broadcast, buf.len(), root)?, buf)
+    }
+
+    /// See [`Comm::reduce`].
+    pub fn reduce<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        op: impl Into<Reduction<S::Elem>>,
+        root: usize,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce(send.len(), recv.len(), root)?;
+        self.out_of_place(call.reducing(op), send, recv)
+    }
+
+    /// See [`Comm::reduce_in_place`].
+    pub fn reduce_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        op: impl Into<Reduction<R::Elem>>,
+        root: usize,
+    ) -> Result<()> {
+        let call = self.comm.shape().whole_in_place(Operation::Reduce, buf.len(), root)?;
+        self.in_place(call.reducing(op), buf)
+    }
+
+    /// See [`Comm::all_gather`].
+    pub fn all_gather<S, R>(&mut self, send: &'env S, recv: &'env mut R) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        self.out_of_place(self.comm.shape().all_gather(send.len(), recv.len())?, send, recv)
+    }
+
+    /// See [`Comm::all_gather_in_place`].
+    pub fn all_gather_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::AllGather, buf.len(), 0)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::all_gather_v`].
+    pub fn all_gather_v<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        counts: &'env [usize],
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().all_gather_v(send.len(), recv.len(), counts)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::all_gather_v_in_place`].
+    pub fn all_gather_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::AllGatherV, buf.len(), counts, 0)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::reduce_scatter`].
+    pub fn reduce_scatter<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        op: impl Into<Reduction<S::Elem>>,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce_scatter(send.len(), recv.len())?;
+        self.out_of_place(call.reducing(op), send, recv)
+    }
+
+    /// See [`Comm::reduce_scatter_in_place`].
+    pub fn reduce_scatter_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        op: impl Into<Reduction<R::Elem>>,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::ReduceScatter, buf.len(), 0)?;
+        self.in_place(call.reducing(op), buf)
+    }
+
+    /// See [`Comm::reduce_scatter_v`].
+    pub fn reduce_scatter_v<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        counts: &'env [usize],
+        op: impl Into<Reduction<S::Elem>>,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().reduce_scatter_v(send.len(), recv.len(), counts)?;
+        self.out_of_place(call.reducing(op), send, recv)
+    }
+
+    /// See [`Comm::reduce_scatter_v_in_place`].
+    pub fn reduce_scatter_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+        op: impl Into<Reduction<R::Elem>>,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::ReduceScatterV, buf.len(), counts, 0)?;
+        self.in_place(call.reducing(op), buf)
+    }
+
+    /// See [`Comm::all_to_all`].
+    pub fn all_to_all<S, R>(&mut self, send: &'env S, recv: &'env mut R) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        self.out_of_place(self.comm.shape().all_to_all(send.len(), recv.len())?, send, recv)
+    }
+
+    /// See [`Comm::all_to_all_in_place`].
+    pub fn all_to_all_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::AllToAll, buf.len(), 0)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::all_to_all_v`].
+    pub fn all_to_all_v<S, R>(
+        &mut self,
+        send: &'env S,
+        send_counts: &'env [usize],
+        recv: &'env mut R,
+        recv_counts: &'env [usize],
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().all_to_all_v(send.len(), send_counts, recv.len(), recv_counts)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::all_to_all_v_in_place`].
+    pub fn all_to_all_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::AllToAllV, buf.len(), counts, 0)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::gather`].
+    pub fn gather<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().gather(send.len(), recv.len(), root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::gather_in_place`].
+    pub fn gather_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::Gather, buf.len(), root)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::gather_v`].
+    pub fn gather_v<S, R>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        counts: &'env [usize],
+        root: usize,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().gather_v(send.len(), recv.len(), counts, root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::gather_v_in_place`].
+    pub fn gather_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+        root: usize,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::GatherV, buf.len(), counts, root)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::scatter`].
+    pub fn scatter<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().scatter(send.len(), recv.len(), root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::scatter_in_place`].
+    pub fn scatter_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place(Operation::Scatter, buf.len(), root)?;
+        self.in_place(call, buf)
+    }
+
+    /// See [`Comm::scatter_v`].
+    pub fn scatter_v<S, R>(
+        &mut self,
+        send: &'env S,
+        counts: &'env [usize],
+        recv: &'env mut R,
+        root: usize,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.comm.shape().scatter_v(send.len(), recv.len(), counts, root)?;
+        self.out_of_place(call, send, recv)
+    }
+
+    /// See [`Comm::scatter_v_in_place`].
+    pub fn scatter_v_in_place<R: Target + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        counts: &'env [usize],
+        root: usize,
+    ) -> Result<()> {
+        let call = self.comm.shape().blocks_in_place_v(Operation::ScatterV, buf.len(), counts, root)?;
+        self.in_place(call, buf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BackendKind;
+    use std::time::Duration;
+
+    #[test]
+    fn a_views_deadline_is_for_its_own_operations() {
+        let (short, late) = (Duration::from_millis(1), Duration::from_millis(200));
+        let of_threads = Comm::builder().backend(BackendKind::Host).run(2, |comm| {
+            let view = comm.within(short);
+            let mut received = [0u8];
+            if comm.rank() == 1 {
+                comm.recv_tagged(&mut received, 0, 1)?;
+                std::thread::sleep(late);
+                return comm.send(&[7u8], 0);
+            }
+            group(|g| {
+                g.on(&view).send_tagged(&[1u8], 1, 1)?;
+                g.on(&comm).recv(&mut received, 1)
+            })
+        });
+        for outcome in of_threads.unwrap() {
+            outcome.unwrap();
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! The typed front: every check of arguments, once.
+
+pub(crate) mod collective;
+pub(crate) mod comm;
+pub(crate) mod group;
+pub(crate) mod p2p;
+pub(crate) mod raw;
+mod recorded;
+pub(crate) mod request;

@@ -1,0 +1,201 @@
+//! Ranks with a store connection each, as on several hosts; here they are threads.
+
+use super::HostComm;
+use crate::contract::Backend;
+use crate::contract::Call;
+use crate::contract::Departure;
+use crate::contract::Operation;
+use crate::contract::hosts::HostTopology;
+use crate::rendezvous::store::Host;
+use crate::rendezvous::store::Rendezvous;
+use crate::rendezvous::store::Server;
+use crate::rendezvous::store::Settings;
+use crate::rendezvous::store::Store;
+use crate::rendezvous::store::Token;
+use crate::types::error::Error;
+use crate::types::error::PeerEvent;
+use crate::types::error::Result;
+use std::time::{Duration, Instant};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Runs ranks; the store is in nobody's hands, as that of a launcher.
+fn run<R: Send>(ranks: usize, f: impl Fn(HostComm) -> R + Sync) -> Vec<R> {
+    let token = Token::random().unwrap();
+    let server = Server::start("127.0.0.1:0", token.clone(), Settings::default()).unwrap();
+    let address = server.address().to_string();
+    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Launcher, encrypted: false };
+    let body = &|rank| {
+        let store = Store::connect(&rendezvous, rank, ranks, TIMEOUT).unwrap();
+        store.exchange("all", &[], TIMEOUT).unwrap();
+        f(HostComm::over(store, rank, HostTopology::one_host(ranks), TIMEOUT).unwrap())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || body(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn tell(comm: &HostComm, word: u64) -> Result<Vec<u64>> {
+    let mut all = vec![[0u64; 1]; comm.world_size()];
+    // SAFETY: one thread has the communicator.
+    unsafe { comm.tell_all(&[word], all.as_mut_slice()) }?;
+    Ok(all.into_iter().flatten().collect())
+}
+
+fn barrier(comm: &HostComm) -> Result<()> {
+    // SAFETY: as above; there is no memory.
+    unsafe { comm.collective(&Call::empty(Operation::Barrier)) }
+}
+
+fn part(comm: &HostComm, color: u32) -> HostComm {
+    // SAFETY: as above.
+    unsafe { comm.part(Some(color), 0) }.unwrap().unwrap()
+}
+
+#[test]
+fn words_arrive_everywhere_and_in_their_operation() {
+    run(4, |comm| {
+        let rank = comm.rank() as u64;
+        for round in 0..100 {
+            let told = tell(&comm, round * 10 + rank).unwrap();
+            assert_eq!(told, (0..4).map(|rank| round * 10 + rank).collect::<Vec<_>>());
+        }
+        barrier(&comm).unwrap();
+        comm.depart(Departure::Left);
+    });
+}
+
+#[test]
+fn who_is_dropped_has_left() {
+    let errors = run(2, |comm| {
+        barrier(&comm).unwrap();
+        if comm.rank() == 1 { None } else { barrier(&comm).err() }
+    });
+    let Some(Error::Peer(peer)) = &errors[0] else { panic!("{errors:?}") };
+    assert_eq!((peer.rank, peer.event), (1, PeerEvent::Left));
+}
+
+#[test]
+fn longer_blocks_travel_in_lines_and_the_longest_are_refused() {
+    run(3, |comm| {
+        let broadcast = |bytes: &mut [u8], root| {
+            let start = bytes.as_mut_ptr();
+            let blocks = crate::contract::Blocks::Equal(bytes.len());
+            let call = Call { send: start, recv: start, root, blocks, ..Call::empty(Operation::Broadcast) };
+            // SAFETY: one thread has the communicator; the bytes are its own.
+            unsafe { comm.collective(&call) }
+        };
+        for root in [0, 2, 1, 1] {
+            let mut bytes = [0u8; 500];
+            if comm.rank() == root {
+                bytes = std::array::from_fn(|index| (index + root) as u8);
+            }
+            broadcast(&mut bytes, root).unwrap();
+            assert!(bytes.iter().enumerate().all(|(index, byte)| *byte == (index + root) as u8));
+        }
+        // More of them than an operation has slots: nobody waits for what was not opened.
+        for _ in 0..3 {
+            let error = broadcast(&mut [0; 1000], 0).unwrap_err().to_string();
+            assert!(error.contains("a few words"), "{error}");
+        }
+        broadcast(&mut [0; 500], 0).unwrap();
+        barrier(&comm).unwrap();
+    });
+}
+
+#[test]
+fn parts_have_channels_of_their_own() {
+    run(4, |comm| {
+        for round in 0..20 {
+            let part = part(&comm, comm.rank() as u32 % 2);
+            assert_eq!(part.world_size(), 2);
+            let told = tell(&part, comm.rank() as u64 + round).unwrap();
+            let first = comm.rank() as u64 % 2 + round;
+            assert_eq!(told, [first, first + 2]);
+            part.depart(Departure::Left);
+        }
+        barrier(&comm).unwrap();
+    });
+}
+
+#[test]
+fn one_verdict_on_calls_that_differ() {
+    let errors = run(3, |comm| {
+        barrier(&comm).unwrap();
+        let result = if comm.rank() == 1 { barrier(&comm) } else { tell(&comm, 1).map(drop) };
+        // Those who noticed nothing do now.
+        let error = result.and_then(|()| barrier(&comm)).unwrap_err();
+        assert_eq!(barrier(&comm).unwrap_err().to_string(), error.to_string());
+        error
+    });
+    for error in &errors {
+        assert!(matches!(error, Error::Mismatch(_)), "{error}");
+        assert_eq!(error.to_string(), errors[0].to_string());
+    }
+}
+
+#[test]
+fn one_verdict_on_a_rank_that_does_not_come() {
+    let errors = run(3, |comm| {
+        barrier(&comm).unwrap();
+        comm.set_timeout(Duration::from_secs(1));
+        if comm.rank() == 2 {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        barrier(&comm).unwrap_err()
+    });
+    let verdicts = errors.iter().map(|error| {
+        let Error::Timeout(timeout) = error else { panic!("{error}") };
+        let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
+        (missing, timeout.reporter, timeout.waited)
+    });
+    let verdicts: Vec<_> = verdicts.collect();
+    assert_eq!(verdicts[0].0, [2]);
+    assert!(verdicts.iter().all(|verdict| *verdict == verdicts[0]), "{verdicts:?}");
+}
+
+#[test]
+fn who_leaves_and_who_gives_up_is_named() {
+    let errors = run(3, |comm| {
+        barrier(&comm).unwrap();
+        if comm.rank() == 1 {
+            comm.depart(Departure::Panicked);
+            return None;
+        }
+        barrier(&comm).err()
+    });
+    for error in [&errors[0], &errors[2]] {
+        let Some(Error::Peer(peer)) = error else { panic!("{error:?}") };
+        assert_eq!((peer.rank, peer.event), (1, PeerEvent::Panicked));
+        assert_eq!(error.as_ref().unwrap().to_string(), errors[0].as_ref().unwrap().to_string());
+    }
+    let errors = run(3, |comm| {
+        barrier(&comm).unwrap();
+        if comm.rank() == 1 {
+            comm.abort();
+        }
+        barrier(&comm).unwrap_err()
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::Aborted { rank: 1 })), "{errors:?}");
+}
+
+#[test]
+fn survivors_shrink_and_go_on() {
+    let sums = run(4, |comm| {
+        barrier(&comm).unwrap();
+        if comm.rank() == 2 {
+            comm.depart(Departure::Panicked);
+            return None;
+        }
+        let since = Instant::now();
+        assert!(matches!(barrier(&comm), Err(Error::Peer(_))));
+        let (shrunk, round) = comm.shrink_rounds().unwrap();
+        assert!(since.elapsed() < TIMEOUT, "{:?}", since.elapsed());
+        let told = tell(&shrunk, comm.rank() as u64).unwrap();
+        assert_eq!((told, round), (vec![0, 1, 3], 1));
+        barrier(&shrunk).unwrap();
+        Some(shrunk.rank())
+    });
+    assert_eq!(sums, [Some(0), Some(1), None, Some(2)]);
+}

@@ -1,0 +1,142 @@
+//! What the library's reductions cannot do, and how it is done nevertheless.
+//!
+//! On a stream the library has NCCL reduce, or the switch (NVLink multicast, where it is on), and has kernels of its own for
+//! what neither does. Those kernels
+//! - send parts of the source after they have begun to write to the destination, so that a reduction in place among three PEs
+//!   or more is wrong (seen with 3.4.5: 30,001 int8, xor, 3 PEs),
+//! - write the parts of a reduce_scatter to scratch memory (half of `NVSHMEM_REDUCE_SCRATCH_SIZE`, 256 KiB) without looking
+//!   whether they fit.
+//!
+//! So such a reduction is made of pieces, whose source is put aside, in [`ROOM`] bytes of symmetric memory for each team.
+//!
+//! With the switch, by the source of 3.4.5 (multicast was off wherever this has run): a reduce_scatter adds integers as if they were
+//! floats, and 16-bit floats depend on how many there are for each block. Sums of f32 are left to it, and nothing else.
+
+use super::collective::TeamReduction;
+use super::collective::column;
+use super::context::Context;
+use super::library::Library;
+use crate::types::dtype::DType;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use cudarc::driver::sys::CUdeviceptr;
+use phalanx_sys::nccl::NCCL;
+use phalanx_sys::nvshmem::{init_status, nvshmem_team_t, team};
+use std::ffi::c_void;
+
+/// Bytes of a piece: of a reduction in place, or of the parts for all PEs of a reduce_scatter.
+pub(crate) const ROOM: usize = 64 << 10;
+/// Teams that have room (`NVSHMEM_MAX_TEAMS`, unless it was changed).
+const TEAMS: usize = 128;
+
+/// What the library does its reductions with here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Whether it found NCCL.
+    nccl: bool,
+    /// The room, the same on all PEs.
+    start: CUdeviceptr,
+    /// Whether all PEs have NVLink multicast.
+    multicast: bool,
+}
+
+/// A reduction that is asked about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub team: nvshmem_team_t,
+    pub pes: usize,
+    pub dtype: DType,
+    pub op: TeamReduction,
+    pub scatters: bool,
+}
+
+/// How a reduction is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By the library, of whatever length and also in place.
+    Directly,
+    /// By the library's own kernels, with their limits.
+    InPieces,
+    /// Not by the library.
+    NotAtAll,
+}
+
+impl Limits {
+    /// Before there is room.
+    pub fn unknown() -> Limits {
+        Limits { nccl: false, start: 0, multicast: false }
+    }
+
+    /// Collective, just after initialisation: later the process may load an NCCL of which the library knows nothing.
+    pub fn of(context: &Context) -> Result<Limits> {
+        let nccl = finds_nccl(context.library);
+        let start = if context.n_pes() > 1 { context.reserve(TEAMS * ROOM)? } else { 0 };
+        let has_multicast = |find: unsafe extern "C" fn(_, _) -> *mut c_void| {
+            // SAFETY: initialised; the team of all PEs, and a symmetric address.
+            !unsafe { find(team::WORLD, start as *const c_void) }.is_null()
+        };
+        let multicast = start != 0 && context.library.nvshmemx_mc_ptr.is_some_and(has_multicast);
+        Ok(Limits { nccl, start, multicast })
+    }
+
+    /// How many teams a process can have at a time beside the library's own. With multicast the library makes each of them several
+    /// times (`NVSHMEM_MAX_CTAS`, 16), also four of its own six, and ends the process where it cannot; by the source of 3.4.5, it has not
+    /// run here. Without, it says when there are no more.
+    pub fn teams(&self) -> usize {
+        if !self.multicast {
+            return usize::MAX;
+        }
+        let number = |name, default| {
+            std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+        };
+        let (all, copies): (usize, usize) =
+            (number("NVSHMEM_MAX_TEAMS", TEAMS).max(64), number("NVSHMEM_MAX_CTAS", 16).max(1));
+        all.saturating_sub(2 + 4 * copies) / copies
+    }
+
+    /// How a reduction is done. The device is current, and this is its caller's turn in the library.
+    pub fn way(&self, library: &Library, asked: Asked) -> Way {
+        let Asked { team, pes, dtype, op, scatters } = asked;
+        if pes == 1 {
+            return Way::Directly;
+        }
+        let multicast = |find: unsafe extern "C" fn(_, _) -> *mut c_void| {
+            // SAFETY: initialised; a team that exists, and a symmetric address.
+            !unsafe { find(team, self.start as *const c_void) }.is_null()
+        };
+        let is_nccls = column(dtype).is_some()
+            && (op as usize) < TeamReduction::And as usize
+            && !matches!(dtype, DType::I16 | DType::U16);
+        match library.nvshmemx_mc_ptr.is_some_and(multicast) {
+            true if (op, dtype) == (TeamReduction::Sum, DType::F32) => Way::Directly,
+            true if scatters => Way::NotAtAll,
+            false if self.nccl && is_nccls => Way::Directly,
+            _ => Way::InPieces,
+        }
+    }
+
+    /// The room of a team.
+    pub fn room(&self, team: nvshmem_team_t) -> Result<CUdeviceptr> {
+        match usize::try_from(team) {
+            Ok(number) if number < TEAMS => Ok(self.start + (number * ROOM) as u64),
+            _ => Err(Error::from(UnsupportedError {
+                what: format!("this reduction on team {team}"),
+                why: format!("it takes room aside, which the first {TEAMS} teams have"),
+                remedy: "destroy teams that are not used".into(),
+            })),
+        }
+    }
+}
+
+/// Whether the library has found NCCL: it looks for it by its name, so what the process has loaded at all is found.
+fn finds_nccl(library: &Library) -> bool {
+    // As the library reads it, for which an empty value is a yes.
+    let is_off = std::env::var("NVSHMEM_DISABLE_NCCL")
+        .is_ok_and(|value| !value.starts_with(['0', 'N', 'n', 'F', 'f']));
+    // SAFETY: may be called at any time.
+    let is_alone =
+        library.nvshmemx_init_status.is_some_and(|status| unsafe { status() } == init_status::IS_INITIALIZED);
+    // PEs that share a GPU do without it.
+    !is_off && is_alone && !NCCL.loaded().is_empty()
+}

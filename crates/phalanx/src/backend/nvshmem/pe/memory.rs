@@ -1,0 +1,504 @@
+//! Symmetric memory: allocated by all PEs together, so that each can name the others' part by its own.
+
+use super::context::Context;
+use super::control::Step;
+use super::device::failed;
+use super::signal::Signal;
+use super::views::Peer;
+use crate::buffer::Source;
+use crate::buffer::Target;
+use crate::types::dtype::Element;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
+use crate::buffer::stream::Lane;
+use crate::buffer::stream::Lent;
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use std::ffi::c_void;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Bound, RangeBounds, RangeInclusive};
+
+/// From that of a pointer, which the library asks for, to the largest step of its heap.
+const ALIGNMENTS: RangeInclusive<usize> = size_of::<*const ()>()..=2 << 30;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Memory of this PE that the library can read: [`Symmetric`] memory, slices of it, and [`Registered`](super::Registered)
+/// buffers.
+pub trait Local: Source + sealed::Sealed {}
+
+/// Memory of this PE that the library can write.
+pub trait LocalMut: Local + Target {}
+
+/// Symmetric memory, as the name of the same place on every PE: [`Symmetric`] and its slices.
+pub trait Shared: Local {
+    /// Where it is on this PE: the library finds a peer's by it.
+    #[doc(hidden)]
+    fn place(&self) -> CUdeviceptr;
+}
+
+/// `len` elements of symmetric memory on every PE, of the GPU.
+///
+/// This PE's own part is a buffer for cudarc's copies and kernels ([`view`](Symmetric::view),
+/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to it at any
+/// time; what orders their writes with this PE's reads are signals and barriers.
+///
+/// [`free`](Symmetric::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
+/// [`Context::finalize`], with a line in the log.
+pub struct Symmetric<'c, T: Element> {
+    context: &'c Context,
+    /// cudarc's handle on memory that is not cudarc's to free.
+    slice: ManuallyDrop<CudaSlice<T>>,
+    start: CUdeviceptr,
+    /// Its number among the context's allocations, the same on all PEs.
+    number: u64,
+    origin: Origin,
+}
+
+/// Where symmetric memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Heap,
+    /// Mapped from memory of the caller's; so many bytes.
+    Registered(usize),
+}
+
+impl Context {
+    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_malloc`
+    /// (`nvshmem_calloc` ends the process where there is not enough memory)
+    ///
+    /// Waits for whatever the GPU still does, as [`free`](Symmetric::free) does: the library has a barrier of all PEs in it, beside which
+    /// another operation of theirs would go wrong.
+    ///
+    /// The heap grows as needed, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB); where the GPU has no virtual memory management,
+    /// `NVSHMEM_SYMMETRIC_SIZE` is its size, chosen before initialisation.
+    ///
+    /// # Errors
+    /// [`Error::Library`] on a PE that has not enough memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`] if the PEs ask for different
+    /// sizes (where they met through a `Comm`); [`UsageError::Overflow`] for more than `isize::MAX` bytes; those of
+    /// [`sync`](Context::sync).
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
+        let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
+        Ok(Symmetric::new(self, start, len, Origin::Heap))
+    }
+
+    /// As [`alloc`](Context::alloc), with contents that are not specified: faster for what is written first anyway.
+    /// `nvshmem_malloc`
+    pub fn alloc_uninit<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
+        let start = self.reserve(byte_count::<T>("alloc_uninit", len)?)?;
+        Ok(Symmetric::new(self, start, len, Origin::Heap))
+    }
+
+    /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes. `nvshmem_align`
+    ///
+    /// # Errors
+    /// Also [`UsageError::Setting`] for an alignment that is no power of two, less than 8 or more than 2 GiB.
+    pub fn alloc_aligned<T: Element>(&self, len: usize, alignment: usize) -> Result<Symmetric<'_, T>> {
+        if !alignment.is_power_of_two() || !ALIGNMENTS.contains(&alignment) {
+            return Err(UsageError::Setting {
+                name: "alloc_aligned: alignment".into(),
+                value: alignment.to_string(),
+                expected: format!("a power of two from {} to {}", ALIGNMENTS.start(), ALIGNMENTS.end()),
+            }
+            .into());
+        }
+        let bytes = byte_count::<T>("alloc_aligned", len)?;
+        let name = "nvshmem_align";
+        let align = self.library.need(self.library.nvshmem_align, name)?;
+        let step = Step::new(name, [alignment as u64, bytes as u64, 0]);
+        // SAFETY: initialised; all PEs have met here with the same size; the library accepts the alignment.
+        let start = self.obtain(step, bytes, alignment, move || unsafe { align(alignment, bytes) })?;
+        Ok(Symmetric::new(self, start, len, Origin::Heap))
+    }
+
+    /// `bytes` of symmetric memory, whose contents are not specified. Collective. `nvshmem_malloc`
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<CUdeviceptr> {
+        self.malloc(bytes, false)
+    }
+
+    /// Whether zeroes will follow is compared as well.
+    fn malloc(&self, bytes: usize, zeroed: bool) -> Result<CUdeviceptr> {
+        let name = "nvshmem_malloc";
+        let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
+        let step = Step::new(name, [bytes as u64, zeroed.into(), 0]);
+        // SAFETY: initialised; all PEs have met here with the same size.
+        self.obtain(step, bytes, 0, move || unsafe { malloc(bytes) })
+    }
+
+    /// The same by zeroes. Not `nvshmem_calloc`, which ends the process where a heap of fixed size is full, and lets another grow by
+    /// the size of one element only.
+    pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
+        let start = self.malloc(bytes, true)?;
+        if bytes == 0 {
+            return Ok(start);
+        }
+        let stream = self.host_stream();
+        self.enter()?;
+        // SAFETY: new memory of so many bytes, which nobody uses yet; a stream of the device, which is current.
+        match unsafe { sys::cuMemsetD8Async(start, 0, bytes, stream.cu_stream()) } {
+            CUresult::CUDA_SUCCESS => self.sync(stream)?,
+            error => return Err(self.fail(failed("cuMemsetD8Async", error, true))),
+        }
+        // Nobody puts to what is still being cleared.
+        match &self.control {
+            Some(control) => {
+                control.agree(true, "clear symmetric memory").map_err(|error| self.fail(error))?;
+            }
+            None => {
+                self.world().barrier_on_stream(stream)?;
+                self.sync(stream)?;
+            }
+        }
+        Ok(start)
+    }
+
+    /// Gives back what was reserved. Collective, behind whatever the GPU still does. `nvshmem_free`
+    pub(crate) fn give_back(&self, start: CUdeviceptr, number: u64) -> Result<()> {
+        self.release(start, number, Origin::Heap)
+    }
+
+    /// `call` is given up to the library's thread, and answers the address.
+    fn obtain(
+        &self,
+        step: Step,
+        bytes: usize,
+        alignment: usize,
+        call: impl FnOnce() -> *mut c_void + Send + 'static,
+    ) -> Result<CUdeviceptr> {
+        let function = step.function();
+        // The library has a barrier of all PEs in it, whose operations on streams, and kernels, it would run beside.
+        self.drain()?;
+        self.meet(&step)?;
+        self.enter()?;
+        let room = if bytes == 0 { 0 } else { bytes.saturating_add(alignment) };
+        self.together(self.check_room(room), "give more memory to the heap")?;
+        let start = self.bounded(step.describe(), move || call() as CUdeviceptr)?;
+        let got = if start != 0 || bytes == 0 { Ok(()) } else { Err(self.no_memory(function, bytes)) };
+        // What was allocated here and not elsewhere cannot be freed together: it stays until the end.
+        self.together(got, "allocate symmetric memory")?;
+        if bytes > 0 {
+            self.heap.borrow_mut().insert(start, bytes as u64);
+            self.has_dynamic_heap()?;
+        }
+        Ok(start)
+    }
+
+    #[cold]
+    fn no_memory(&self, function: &'static str, bytes: usize) -> Error {
+        let text = format!(
+            "no {bytes} bytes of symmetric memory are left; NVSHMEM_SYMMETRIC_SIZE (or, with virtual memory management, \
+             NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
+        );
+        let error = self.library.error(function, 0, text);
+        // A heap that could not grow was unmapped.
+        match self.has_dynamic_heap() {
+            Ok(false) => error.into(),
+            _ => self.fail(error.fatal()),
+        }
+    }
+}
+
+impl<'c, T: Element> Symmetric<'c, T> {
+    pub(crate) fn new(
+        context: &'c Context,
+        start: CUdeviceptr,
+        len: usize,
+        origin: Origin,
+    ) -> Symmetric<'c, T> {
+        // SAFETY: memory of `len` elements on the stream's device. Every bit pattern is an element.
+        let slice = ManuallyDrop::new(unsafe { context.stream().upgrade_device_ptr::<T>(start, len) });
+        Symmetric { context, slice, start, number: context.next_allocation(), origin }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &'c Context {
+        self.context
+    }
+
+    /// The address on this PE, which kernels hand to NVSHMEM's device functions.
+    pub fn device_ptr(&self) -> CUdeviceptr {
+        self.start
+    }
+
+    /// This PE's part, for cudarc's copies and kernels, reading.
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.slice.as_view()
+    }
+
+    /// This PE's part, for cudarc's copies and kernels.
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
+    }
+
+    /// A part of it. As with slices of Rust, a range that is out of bounds is a panic.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice<'_, T> {
+        let (from, to) = bounds(range, self.len());
+        Slice { view: self.slice.slice(from..to), start: self.start + (from * size_of::<T>()) as u64 }
+    }
+
+    /// A part of it, to write to.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> SliceMut<'_, T> {
+        let (from, to) = bounds(range, self.len());
+        let start = self.start + (from * size_of::<T>()) as u64;
+        SliceMut { view: self.slice.slice_mut(from..to), start }
+    }
+
+    /// Another PE's part, if kernels of this PE can load from it and store to it (over NVLink or PCIe). `nvshmem_ptr`
+    ///
+    /// # Errors
+    /// [`UsageError::Rank`] if there is no such PE.
+    pub fn peer(&self, pe: usize) -> Result<Option<Peer<'_, T>>> {
+        let start = self.context.peer("peer", self.start, pe)?;
+        Ok(start.map(|start| Peer::new(start, self.len())))
+    }
+
+    /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs: the
+    /// library waits for all of them, and for what they put here, before it frees. `nvshmem_free`
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the memory is then leaked.
+    pub fn free(self) -> Result<()> {
+        let (context, start, number, origin) = (self.context, self.start, self.number, self.origin);
+        let this = ManuallyDrop::new(self);
+        // SAFETY: taken once, since `this` is not dropped; cudarc forgets the memory, and frees its events.
+        let _ = unsafe { std::ptr::read(&raw const *this.slice) }.leak();
+        context.release(start, number, origin)
+    }
+}
+
+impl Context {
+    /// The address of a PE's part of symmetric memory in this process.
+    pub(crate) fn peer(
+        &self,
+        operation: &'static str,
+        start: CUdeviceptr,
+        pe: usize,
+    ) -> Result<Option<CUdeviceptr>> {
+        let pe = self.check_pe(operation, pe)?;
+        self.check()?;
+        let find = self.library.need(self.library.nvshmem_ptr, "nvshmem_ptr")?;
+        // SAFETY: initialised; a symmetric address and a PE that exists.
+        let found = unsafe { find(start as *const c_void, pe) } as CUdeviceptr;
+        Ok((found != 0).then_some(found))
+    }
+
+    fn release(&self, start: CUdeviceptr, number: u64, origin: Origin) -> Result<()> {
+        self.drain()?;
+        match origin {
+            Origin::Heap => {
+                self.heap.borrow_mut().remove(&start);
+                let name = "nvshmem_free";
+                let free = self.library.need(self.library.nvshmem_free, name)?;
+                // SAFETY: allocated by the library and freed once; the GPU is done with it, and the library waits for the
+                // other PEs.
+                self.collectively(Step::new(name, [number, 0, 0]), move || unsafe {
+                    free(start as *mut c_void)
+                })
+            }
+            Origin::Registered(bytes) => {
+                let name = "nvshmemx_buffer_unregister_symmetric";
+                let unregister =
+                    self.library.need(self.library.nvshmemx_buffer_unregister_symmetric, name)?;
+                let step = Step::new(name, [number, bytes as u64, 0]);
+                // SAFETY: registered by the library with so many bytes, and unregistered once; as above.
+                let code =
+                    self.collectively(step, move || unsafe { unregister(start as *mut c_void, bytes) })?;
+                self.library.check(name, code)
+            }
+        }
+    }
+}
+
+impl<T: Element> Drop for Symmetric<'_, T> {
+    fn drop(&mut self) {
+        tracing::warn!(
+            pe = self.context.my_pe(),
+            "{} × {} of symmetric memory was dropped and not freed: it stays allocated until the context is finalized; \
+             call Symmetric::free on every PE",
+            self.len(),
+            T::DTYPE,
+        );
+    }
+}
+
+/// Part of [`Symmetric`] memory.
+pub struct Slice<'a, T: Element> {
+    view: CudaView<'a, T>,
+    start: CUdeviceptr,
+}
+
+/// Part of [`Symmetric`] memory, to write to.
+pub struct SliceMut<'a, T: Element> {
+    view: CudaViewMut<'a, T>,
+    start: CUdeviceptr,
+}
+
+impl<'a, T: Element> Slice<'a, T> {
+    /// For cudarc's copies and kernels, reading.
+    pub fn view(&self) -> &CudaView<'a, T> {
+        &self.view
+    }
+}
+
+impl<T: Element> SliceMut<'_, T> {
+    /// For cudarc's copies and kernels.
+    ///
+    /// It is a view of its own, since the slice's must not be exchanged for that of another length:
+    /// ```compile_fail,E0308
+    /// # fn f(long: &mut phalanx::nvshmem::SliceMut<'_, f32>, short: &mut phalanx::nvshmem::SliceMut<'_, f32>) {
+    /// std::mem::swap(long.view_mut(), short.view_mut());
+    /// # }
+    /// ```
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.view.slice_mut(..)
+    }
+}
+
+pub(crate) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    let from = match range.start_bound() {
+        Bound::Included(from) => *from,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let to = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(to) => *to,
+        Bound::Unbounded => len,
+    };
+    assert!(from <= to && to <= len, "the range {from}..{to} is out of bounds of {len} elements");
+    (from, to)
+}
+
+/// The length in bytes.
+pub(crate) fn byte_count<T: Element>(operation: &'static str, len: usize) -> Result<usize> {
+    let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+    bytes.ok_or_else(|| {
+        UsageError::Overflow {
+            operation,
+            what: "the length in bytes",
+            value: format!("{len} × {}", size_of::<T>()),
+            limit: isize::MAX.to_string(),
+        }
+        .into()
+    })
+}
+
+macro_rules! symmetric {
+    ($($ty:ty: $field:ident),*) => {$(
+        impl<T: Element> sealed::Sealed for $ty {}
+        impl<T: Element> Local for $ty {}
+
+        impl<T: Element> Shared for $ty {
+            #[inline]
+            fn place(&self) -> CUdeviceptr {
+                self.start
+            }
+        }
+
+        // SAFETY: device memory of so many elements, borrowed; cudarc's handle orders later users.
+        unsafe impl<T: Element> Source for $ty {
+            type Elem = T;
+            #[inline]
+            fn len(&self) -> usize {
+                self.$field.len()
+            }
+            #[inline]
+            fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+                self.$field.lend(lane)
+            }
+        }
+
+        impl<T: Element> fmt::Debug for $ty {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(concat!("nvshmem::", stringify!($ty)))
+                    .field("dtype", &T::DTYPE)
+                    .field("len", &self.$field.len())
+                    .field("start", &format_args!("{:#x}", self.start))
+                    .finish()
+            }
+        }
+    )*};
+    (mut $($ty:ty: $field:ident),*) => {$(
+        impl<T: Element> LocalMut for $ty {}
+
+        // SAFETY: as above, and `&mut self` is exclusive among this PE's users.
+        unsafe impl<T: Element> Target for $ty {
+            #[inline]
+            fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+                self.$field.lend_mut(lane)
+            }
+        }
+    )*};
+}
+
+symmetric! { Symmetric<'_, T>: slice, Slice<'_, T>: view, SliceMut<'_, T>: view }
+symmetric! { mut Symmetric<'_, T>: slice, SliceMut<'_, T>: view }
+
+impl<T: Element> sealed::Sealed for super::Registered<'_, T> {}
+
+impl Symmetric<'_, u64> {
+    /// An element as a signal.
+    ///
+    /// # Errors
+    /// [`UsageError::Length`] if there is no such element.
+    pub fn signal(&self, index: usize) -> Result<Signal<'_>> {
+        check_index("signal", self.len(), index)?;
+        Ok(Signal::new(self.start + (index * size_of::<u64>()) as u64))
+    }
+}
+
+/// An error if there is no such element.
+#[inline]
+pub(crate) fn check_index(operation: &'static str, len: usize, index: usize) -> Result<()> {
+    if index < len {
+        Ok(())
+    } else {
+        Err(too_short(operation, "symmetric", len, index.saturating_add(1), "the index"))
+    }
+}
+
+/// The error for a buffer that has too few, or other than needed, elements.
+#[cold]
+pub(crate) fn too_short(
+    operation: &'static str,
+    buffer: &'static str,
+    actual: usize,
+    expected: usize,
+    rule: &'static str,
+) -> Error {
+    UsageError::Length { operation, buffer, actual, expected, rule }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bounds;
+    use std::ops::Bound;
+
+    #[test]
+    fn ranges_of_every_kind() {
+        assert_eq!(bounds(.., 5), (0, 5));
+        assert_eq!(bounds(1..3, 5), (1, 3));
+        assert_eq!(bounds(..=4, 5), (0, 5));
+        assert_eq!(bounds((Bound::Excluded(1), Bound::Unbounded), 5), (2, 5));
+    }
+
+    #[test]
+    #[should_panic(expected = "out of bounds")]
+    fn a_range_to_the_last_number_of_all() {
+        bounds(..=usize::MAX, 5);
+    }
+}

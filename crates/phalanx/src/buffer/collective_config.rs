@@ -1,0 +1,28 @@
+//! Settings of single collectives, as NCCL reads them.
+
+use phalanx_sys::nccl::ncclCollConfig_t;
+use std::ffi::CString;
+
+/// Settings as the library reads them, with the text they point to.
+#[derive(Debug)]
+pub(crate) struct RawCollectiveConfig {
+    pub raw: ncclCollConfig_t,
+    pub tag: u8,
+    pub algorithms: Option<CString>,
+}
+
+// SAFETY: nobody writes it, and what it points to is its own.
+unsafe impl Send for RawCollectiveConfig {}
+// SAFETY: as above.
+unsafe impl Sync for RawCollectiveConfig {}
+
+impl RawCollectiveConfig {
+    pub fn as_ptr(&self) -> *const ncclCollConfig_t {
+        &raw const self.raw
+    }
+
+    /// By which ranks compare settings: not 0, and the same for the same settings.
+    pub fn tag(&self) -> u8 {
+        self.tag
+    }
+}

@@ -1,0 +1,127 @@
+//! Buffers: what an operation reads from and writes to.
+
+#[cfg(feature = "cuda")]
+pub(crate) mod collective_config;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+#[cfg(feature = "cuda")]
+mod hip;
+pub(crate) mod host;
+pub(crate) mod stream;
+
+use crate::types::dtype::Element;
+use crate::types::error::Result;
+use crate::buffer::host::HostBuffer;
+use crate::buffer::stream::Lane;
+use crate::buffer::stream::Lent;
+
+/// Memory an operation can read: slices, arrays, vectors, memory from [`Comm::alloc`](crate::Comm::alloc), and
+/// GPU memory (cudarc's `CudaSlice` and its views; those of `phalanx::hip`).
+///
+/// # Safety
+/// What [`lend`](Source::lend) points to are `len` initialised elements that stay where they are, and are not
+/// written, for as long as the buffer is borrowed; if they are GPU memory, also until the work that is on the
+/// lane's stream when the `Lent` is dropped is complete.
+pub unsafe trait Source {
+    /// The type of the elements.
+    type Elem: Element;
+    /// Number of elements.
+    fn len(&self) -> usize;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Lends the elements to an operation on a lane, for reading.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`](crate::UsageError::Memory) if that lane cannot use this memory.
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>>;
+}
+
+/// Memory an operation can write; the counterpart of [`Source`].
+///
+/// # Safety
+/// As for [`Source`]; moreover, during that time nobody else reads or writes the elements.
+pub unsafe trait Target: Source {
+    /// Lends the elements to an operation on a lane, for writing.
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>>;
+}
+
+macro_rules! slice_like {
+    ($([$($generics:tt)*] $ty:ty),* $(,)?) => {$(
+        // SAFETY: a slice's elements are initialised and do not move while it is borrowed.
+        unsafe impl<$($generics)*> Source for $ty {
+            type Elem = T;
+            #[inline]
+            fn len(&self) -> usize {
+                <[T]>::len(self)
+            }
+            #[inline]
+            fn lend<'a>(&'a self, _lane: &'a Lane) -> Result<Lent<'a>> {
+                Ok(Lent::host(<[T]>::as_ptr(self).cast_mut().cast()))
+            }
+        }
+        // SAFETY: as above, and `&mut self` is exclusive.
+        unsafe impl<$($generics)*> Target for $ty {
+            #[inline]
+            fn lend_mut<'a>(&'a mut self, _lane: &'a Lane) -> Result<Lent<'a>> {
+                Ok(Lent::host(<[T]>::as_mut_ptr(self).cast()))
+            }
+        }
+    )*};
+}
+
+slice_like! {
+    [T: Element] [T],
+    [T: Element] Vec<T>,
+    [T: Element] Box<[T]>,
+    [T: Element] HostBuffer<T>,
+    [T: Element, const N: usize] [T; N],
+}
+
+// SAFETY: what holds for the buffer behind the reference holds for the reference.
+unsafe impl<B: Source + ?Sized> Source for &B {
+    type Elem = B::Elem;
+    #[inline]
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+    #[inline]
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+        (**self).lend(lane)
+    }
+}
+
+// SAFETY: what holds for the buffer behind the reference holds for the reference.
+unsafe impl<B: Source + ?Sized> Source for &mut B {
+    type Elem = B::Elem;
+    #[inline]
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+    #[inline]
+    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+        (**self).lend(lane)
+    }
+}
+
+// SAFETY: as above, and `&mut self` is exclusive.
+unsafe impl<B: Target + ?Sized> Target for &mut B {
+    #[inline]
+    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+        (**self).lend_mut(lane)
+    }
+}
+
+/// A buffer that can be given away to a request and back: owned host memory.
+///
+/// # Safety
+/// The elements stay at the same address when the value itself is moved (heap or shared memory).
+pub unsafe trait Owned: Target + Send + 'static {}
+
+// SAFETY: a vector's elements are on the heap.
+unsafe impl<T: Element> Owned for Vec<T> {}
+// SAFETY: a boxed slice's elements are on the heap.
+unsafe impl<T: Element> Owned for Box<[T]> {}
+// SAFETY: the elements are in the region, wherever the handle is.
+unsafe impl<T: Element> Owned for HostBuffer<T> {}

@@ -1,0 +1,324 @@
+//! Where an operation runs ([`Lane`]), and a buffer's memory for the time it is used there ([`Lent`]).
+
+use crate::types::memory::Span;
+use crate::types::memory::RawStream;
+#[cfg(feature = "cuda")]
+use crate::types::error::Result;
+use std::marker::PhantomData;
+#[cfg(feature = "cuda")]
+use std::mem::ManuallyDrop;
+#[cfg(feature = "cuda")]
+use std::num::NonZeroU64;
+
+#[cfg(feature = "cuda")]
+use super::collective_config::RawCollectiveConfig;
+#[cfg(feature = "cuda")]
+use crate::gpu::hip;
+#[cfg(feature = "cuda")]
+use cudarc::driver::CudaStream;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where an operation runs: on the host, which is complete when the call returns, or on a stream of a GPU.
+///
+/// A communicator on GPUs has a stream of its own; `Comm::on` chooses another.
+#[derive(Debug, Clone, Default)]
+pub struct Lane {
+    #[cfg(feature = "cuda")]
+    stream: Option<GpuStream>,
+    /// Settings of the collectives on it.
+    #[cfg(feature = "cuda")]
+    config: Option<Arc<RawCollectiveConfig>>,
+    /// On the host: who knows about CUDA memory, if anybody does.
+    #[cfg(feature = "cuda")]
+    guest: Option<Guest>,
+}
+
+/// CUDA memory in an operation that runs on the host.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone)]
+pub(crate) struct Guest {
+    admission: Arc<dyn Admission>,
+    /// The deadline of a view.
+    limit: Option<Duration>,
+}
+
+/// Whoever carries out operations on the host that can be on CUDA memory.
+#[cfg(feature = "cuda")]
+pub(crate) trait Admission: std::fmt::Debug + Send + Sync {
+    /// Whether memory of this stream's GPU can be used.
+    fn check(&self, stream: &Arc<CudaStream>) -> Result<()>;
+
+    /// Waits until the stream's work is complete, for the communicator's deadline unless there is another limit.
+    fn wait(&self, stream: &Arc<CudaStream>, limit: Option<Duration>) -> Result<()>;
+}
+
+#[cfg(feature = "cuda")]
+impl Guest {
+    pub fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.admission.check(stream)
+    }
+
+    pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.admission.wait(stream, self.limit)
+    }
+}
+
+impl Lane {
+    /// The host.
+    pub(crate) fn host() -> Lane {
+        Lane::default()
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gpu(stream: GpuStream) -> Lane {
+        Lane { stream: Some(stream), ..Lane::default() }
+    }
+
+    /// The host, with operations that may be on CUDA memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn admitting(admission: Arc<dyn Admission>) -> Lane {
+        Lane { guest: Some(Guest { admission, limit: None }), ..Lane::default() }
+    }
+
+    /// The same lane with another stream.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_stream(self, stream: GpuStream) -> Lane {
+        Lane { stream: Some(stream), ..self }
+    }
+
+    /// The same lane with settings of the collectives on it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn configured(self, config: Arc<RawCollectiveConfig>) -> Lane {
+        Lane { config: Some(config), ..self }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[inline(always)]
+    pub(crate) fn config(&self) -> Option<&RawCollectiveConfig> {
+        self.config.as_deref()
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn guest(&self) -> Option<&Guest> {
+        self.guest.as_ref()
+    }
+
+    /// The same lane for operations with another deadline.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn within(self, limit: Option<Duration>) -> Lane {
+        Lane { guest: self.guest.map(|guest| Guest { limit, ..guest }), ..self }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn within(self, _limit: Option<Duration>) -> Lane {
+        self
+    }
+
+    pub(crate) fn is_host(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.stream.is_none();
+        #[cfg(not(feature = "cuda"))]
+        return true;
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gpu_stream(&self) -> Option<&GpuStream> {
+        self.stream.as_ref()
+    }
+
+    /// The stream of an NVIDIA GPU; `None` elsewhere.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub fn cuda_stream(&self) -> Option<&Arc<CudaStream>> {
+        match &self.stream {
+            Some(GpuStream::Cuda(stream)) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// The stream of an AMD GPU; `None` elsewhere.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub fn hip_stream(&self) -> Option<&hip::Stream> {
+        match &self.stream {
+            Some(GpuStream::Hip(stream)) => Some(stream),
+            _ => None,
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn stream(&self) -> RawStream {
+        self.stream.as_ref().map_or(RawStream::NONE, GpuStream::raw)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[inline]
+    pub(crate) fn stream(&self) -> RawStream {
+        RawStream(std::ptr::null_mut())
+    }
+}
+
+/// The lane of a stream that is borrowed: the count of those who hold it does not change.
+#[cfg(feature = "cuda")]
+pub(crate) struct OnStream<'a> {
+    lane: ManuallyDrop<Lane>,
+    stream: PhantomData<&'a Arc<CudaStream>>,
+}
+
+#[cfg(feature = "cuda")]
+impl<'a> OnStream<'a> {
+    #[inline(always)]
+    pub fn new(stream: &'a Arc<CudaStream>) -> OnStream<'a> {
+        // SAFETY: the copy of the pointer is never dropped, and gone before the borrowed original can be.
+        let copy = unsafe { std::ptr::read(stream) };
+        OnStream { lane: ManuallyDrop::new(Lane::gpu(GpuStream::Cuda(copy))), stream: PhantomData }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl std::ops::Deref for OnStream<'_> {
+    type Target = Lane;
+
+    #[inline(always)]
+    fn deref(&self) -> &Lane {
+        &self.lane
+    }
+}
+
+/// A stream of a GPU, whoever made the GPU: cudarc's `Arc<CudaStream>`, or a [`hip::Stream`].
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone)]
+pub enum GpuStream {
+    /// Of an NVIDIA GPU.
+    Cuda(Arc<CudaStream>),
+    /// Of an AMD GPU.
+    Hip(hip::Stream),
+}
+
+#[cfg(feature = "cuda")]
+impl GpuStream {
+    /// The C handle.
+    #[inline]
+    pub(crate) fn raw(&self) -> RawStream {
+        RawStream(match self {
+            GpuStream::Cuda(stream) => stream.cu_stream().cast(),
+            GpuStream::Hip(stream) => stream.as_raw(),
+        })
+    }
+
+    /// Whether nobody else has it. Who had it is done with it.
+    pub(crate) fn is_nobody_elses(&mut self) -> bool {
+        match self {
+            GpuStream::Cuda(stream) => Arc::get_mut(stream).is_some(),
+            GpuStream::Hip(stream) => stream.is_nobody_elses(),
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let whose = if matches!(self, GpuStream::Cuda(_)) { "NVIDIA" } else { "AMD" };
+        format!("{whose} GPU {}", self.gpu())
+    }
+
+    /// The number of its GPU.
+    pub fn gpu(&self) -> usize {
+        match self {
+            GpuStream::Cuda(stream) => stream.context().ordinal(),
+            GpuStream::Hip(stream) => stream.device(),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<&Arc<CudaStream>> for GpuStream {
+    fn from(stream: &Arc<CudaStream>) -> GpuStream {
+        GpuStream::Cuda(stream.clone())
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<&hip::Stream> for GpuStream {
+    fn from(stream: &hip::Stream) -> GpuStream {
+        GpuStream::Hip(stream.clone())
+    }
+}
+
+/// A buffer's memory, lent to an operation. When it is dropped, the operation has been enqueued: whoever uses
+/// the buffer afterwards is ordered behind it.
+#[derive(Debug)]
+pub struct Lent<'a> {
+    span: Span,
+    /// Number of the memory's registration with a communicator, if it has one.
+    #[cfg(feature = "cuda")]
+    registration: Option<NonZeroU64>,
+    #[cfg(feature = "cuda")]
+    order: ManuallyDrop<Option<super::cuda::Order<'a>>>,
+    buffer: PhantomData<&'a ()>,
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for Lent<'_> {
+    // Host memory has none, and what says so is seen where this is inlined.
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.order.is_some() {
+            // SAFETY: it is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.order) };
+        }
+    }
+}
+
+impl<'a> Lent<'a> {
+    /// Host memory.
+    #[inline]
+    pub fn host(start: *mut u8) -> Lent<'a> {
+        Lent {
+            span: Span::host(start),
+            #[cfg(feature = "cuda")]
+            registration: None,
+            #[cfg(feature = "cuda")]
+            order: ManuallyDrop::new(None),
+            buffer: PhantomData,
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[inline(always)]
+    pub(crate) fn device(address: u64, order: Option<super::cuda::Order<'a>>) -> Lent<'a> {
+        Lent {
+            span: Span::device(address),
+            registration: None,
+            order: ManuallyDrop::new(order),
+            buffer: PhantomData,
+        }
+    }
+
+    /// The same memory, which a communicator knows by this number.
+    #[cfg(feature = "cuda")]
+    #[inline(always)]
+    pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Lent<'a> {
+        self.registration = number;
+        self
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn registration(&self) -> Option<NonZeroU64> {
+        self.registration
+    }
+
+    #[inline]
+    pub(crate) fn span(&self) -> Span {
+        self.span
+    }
+
+    /// The operation is complete: nobody has to be ordered behind it.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn give_back(mut self) {
+        if let Some(order) = &mut *self.order {
+            order.lift();
+        }
+    }
+}

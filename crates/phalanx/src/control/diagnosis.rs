@@ -1,0 +1,108 @@
+//! Who is to blame for a wait: who is missing, whom that rank waits for itself, and what a rank was last seen doing.
+
+use super::endpoint::Endpoint;
+use crate::types::MAX_RANKS;
+use super::record::Record;
+use super::world::Standing;
+use crate::os::Halt;
+use crate::os::sync::Ordering;
+
+impl Endpoint {
+    /// Who holds everybody up: those who have not called the collective, or the ranks that are awaited; and if
+    /// such a rank waits for another itself, the one at the end of the chain.
+    pub fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
+        let is_absent =
+            |rank: &usize| self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence);
+        let mut absent = Vec::new();
+        if !is_message(record) {
+            absent = (0..self.ranks).filter(is_absent).collect();
+        }
+        let suspects = if absent.is_empty() { awaited } else { &absent };
+        let mut missing: Vec<usize> =
+            suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        if self.world.is_processes() {
+            // Those that are stopped hold up the others, who may only be late.
+            let stopped = missing.iter().copied().filter(|rank| crate::os::halt(self.pid(*rank)).is_some());
+            let stopped: Vec<usize> = stopped.collect();
+            if !stopped.is_empty() {
+                return stopped;
+            }
+        }
+        missing
+    }
+
+    /// Follows who waits for whom, in whichever communicator, to a rank that does not wait, or was stopped while it
+    /// did; `None` if the chain is a circle. Of ranks that are not in this channel, the one that waits for them.
+    pub fn end_of_chain(&self, rank: usize) -> Option<usize> {
+        let (mut end, mut world_rank) = (rank, self.members()[rank]);
+        let mut seen = [0u64; MAX_RANKS / 64];
+        while seen[world_rank / 64] & 1 << (world_rank % 64) == 0 {
+            seen[world_rank / 64] |= 1 << (world_rank % 64);
+            if let Some(member) = self.members().iter().position(|member| *member == world_rank) {
+                end = member;
+            }
+            let standing = self.world.standing(world_rank);
+            let pid = standing.pid.load(Ordering::Relaxed);
+            if self.world.is_processes() && crate::os::halt(pid).is_some() {
+                return Some(end);
+            }
+            match standing.waits_for.load(Ordering::Acquire) {
+                0 => return Some(end),
+                next => world_rank = next as usize - 1,
+            }
+            if world_rank == self.members()[self.rank] {
+                return None;
+            }
+        }
+        None
+    }
+
+    pub fn standing(&self, rank: usize) -> &Standing {
+        self.world.standing(self.members()[rank])
+    }
+
+    /// What a rank was last seen doing, for error messages.
+    pub fn last_seen(&self, rank: usize) -> String {
+        let state = self.channel.state(rank);
+        let pid = self.pid(rank);
+        let message = state.last_message();
+        let mut text = match state.last_announced() {
+            _ if pid == 0 => return "it has not joined".into(),
+            None if message.is_none() => "it has made no call yet".into(),
+            None => "it has called no collective".into(),
+            Some((sequence, record)) if state.done_operation.get() >= sequence => {
+                format!("it has completed {record}, operation number {sequence}, and called nothing since")
+            }
+            Some((sequence, record)) => format!("it is in {record}, operation number {sequence}"),
+        };
+        if let Some(message) = message {
+            text.push_str(&format!(", and its last message is {message}"));
+        }
+        if let Some(topology) = self.world.topology() {
+            let host = topology.host_of(self.members()[rank]);
+            text.push_str(&format!(", process {pid} on {}", topology.name_of(host)));
+        }
+        if self.world.is_processes() {
+            text.push_str(&format!(", process {pid}"));
+            match crate::os::halt(pid) {
+                Some(Halt::Stopped) => text.push_str(", which is stopped"),
+                Some(Halt::Traced) => text.push_str(", which is stopped by a debugger"),
+                None => {}
+            }
+        }
+        text
+    }
+
+    /// A rank's process.
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.channel.state(rank).life.pid.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn is_message(record: &Record) -> bool {
+    use crate::contract::Operation::Recv;
+    use crate::contract::Operation::Send;
+    matches!(record.operation, Send | Recv)
+}

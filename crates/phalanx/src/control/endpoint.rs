@@ -1,0 +1,623 @@
+//! One rank's end of a channel: who the others are, waiting for them, and giving up.
+
+use super::diagnosis::is_message;
+use super::layout::{Channel, Layout};
+use crate::rendezvous::store::Store;
+use crate::contract::hosts::HostTopology;
+use super::layout::LIFE_ACTIVE;
+use super::layout::LIFE_ALONE;
+use super::layout::LIFE_LEFT;
+use super::layout::LIFE_PANICKED;
+use super::layout::RECORDS;
+use super::layout::RankState;
+use super::liveness::Liveness;
+use super::flags::Fences;
+use super::flags::Park;
+use super::record::Record;
+use super::relay::Decision;
+use super::relay::Link;
+use super::failure::Context;
+use super::failure::Verdict;
+use super::world::Kind;
+use super::world::Segment;
+use super::world::World;
+use crate::contract::Departure;
+use crate::types::error::Error;
+use crate::types::error::PeerEvent;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::os::sync::AtomicU32;
+use crate::os::sync::Ordering;
+use crate::os::sync::fence;
+use crate::os::sync::lock;
+use crate::watch::deadline;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Polls before anything else when every rank has a core: about a microsecond, no instruction wasted.
+const POLLS: u32 = 400;
+/// The same when ranks share cores: what a peer on another core may still take to finish.
+const POLLS_CROWDED: u32 = 24;
+/// Then, with a core for every rank, polls with a pause between them: some tens of microseconds.
+const PAUSES: u32 = 600;
+/// Then giving the core to whoever wants it, before going to sleep. Not short: a rank that sleeps makes
+/// those that wake it late, so that they find others asleep, and many ranks would stay in that state.
+const YIELDING: Duration = Duration::from_millis(10);
+/// Sleeps end after this time at first, and after this time at last, to look whether the peers live.
+const FIRST_SLEEP: Duration = Duration::from_millis(1);
+const LAST_SLEEP: Duration = Duration::from_millis(50);
+/// A turn of a wait that takes so much longer than its sleep: the rank did not run.
+const HELD_UP: Duration = Duration::from_secs(1);
+/// A rank that waits says so in the log, this often.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+pub(crate) struct Endpoint {
+    pub rank: usize,
+    pub ranks: usize,
+    pub channel: Channel,
+    pub world: Arc<World>,
+    pub fences: Fences,
+    /// More ranks than cores: waiting must not keep others from running.
+    pub crowded: bool,
+    segment: Segment,
+    /// The world rank of each rank of this channel.
+    members: Vec<usize>,
+    polls: u32,
+    timeout: AtomicU64,
+    fork: crate::os::ForkMark,
+    /// To ranks that share no memory.
+    link: Option<Link>,
+    /// Held by the thread that writes this rank's verdict.
+    failing: Mutex<()>,
+    /// What the operating system refused this rank in the middle of an operation.
+    refusal: OnceLock<String>,
+    /// Whether this rank has looked into the processes of all others.
+    pub tried_fetching: OnceLock<()>,
+}
+
+/// A channel that one rank makes and all ranks of it open.
+pub(crate) struct NewChannel(Segment);
+
+impl NewChannel {
+    pub fn create(world: &World, ranks: usize) -> Result<NewChannel> {
+        world.create_segment(Layout::new(ranks).total()).map(NewChannel)
+    }
+
+    /// What the other ranks need to open it.
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    pub fn open(world: &World, id: u64) -> Result<NewChannel> {
+        world.open_segment(id).map(NewChannel)
+    }
+}
+
+/// What a rank waits in, for errors: the number of the operation and what it is.
+pub(crate) type Subject = (u64, Record);
+
+impl Endpoint {
+    /// The place of a rank among those that have met in a store, on several hosts. It can meet and tell them a few words:
+    /// what another backend needs to set up and to watch.
+    pub fn over(store: Store, rank: usize, topology: HostTopology, timeout: Duration) -> Result<Endpoint> {
+        let ranks = topology.world_size();
+        let (world, segment) = World::hosts(store, rank, topology, Layout::new(ranks).total())?;
+        Ok(Endpoint::attach(Arc::new(world), NewChannel(segment), rank, (0..ranks).collect(), timeout))
+    }
+
+    /// Takes `rank`'s place in a channel of `members` (as world ranks). Every rank of it does so once.
+    pub fn attach(
+        world: Arc<World>,
+        channel: NewChannel,
+        rank: usize,
+        members: Vec<usize>,
+        timeout: Duration,
+    ) -> Endpoint {
+        let ranks = members.len();
+        let segment = channel.0;
+        // SAFETY: the segment was made for a channel of this many ranks, and started as zeroes.
+        let channel = unsafe { Channel::new(Layout::new(ranks), segment.memory.clone()) };
+        // Ranks of other channels need cores too: what counts is how many ranks the world has.
+        let crowded = members.iter().max().map_or(ranks, |last| last + 1) > world.cores;
+        let fences = if crate::os::asymmetric_barriers() { Fences::Asymmetric } else { Fences::Symmetric };
+        let link = match &world.kind {
+            Kind::Hosts(relay) => Some(relay.open(segment.id, channel.alias(), rank, &members)),
+            _ => None,
+        };
+        let endpoint = Endpoint {
+            rank,
+            ranks,
+            channel,
+            world,
+            fences,
+            crowded,
+            segment,
+            members,
+            polls: if crowded { POLLS_CROWDED } else { POLLS },
+            timeout: AtomicU64::new(0),
+            fork: crate::os::ForkMark::of_this_process(),
+            link,
+            failing: Mutex::default(),
+            refusal: OnceLock::new(),
+            tried_fetching: OnceLock::new(),
+        };
+        endpoint.set_timeout(timeout);
+        let pid = std::process::id();
+        endpoint.standing(rank).pid.store(pid, Ordering::Relaxed);
+        endpoint.own().life.pid.store(pid, Ordering::Relaxed);
+        endpoint.show_mark();
+        endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
+        if endpoint.link.is_some() {
+            // Somebody always waits for this rank, as far as can be known.
+            endpoint.own().park.add_sleeper();
+            endpoint.tell();
+        }
+        endpoint
+    }
+
+    /// Whether data beyond a few words can be moved.
+    pub fn shares_memory(&self) -> bool {
+        self.link.is_none()
+    }
+
+    #[cold]
+    pub fn too_long(&self) -> Error {
+        Error::from(UnsupportedError {
+            what: "moving host memory between hosts".into(),
+            why: "these ranks share no memory, and what they tell each other is a few words".into(),
+            remedy: "use a backend that reaches other hosts".into(),
+        })
+    }
+
+    /// Tells ranks that share no memory what has changed; others see it.
+    #[inline]
+    pub fn tell(&self) {
+        if let Some(link) = &self.link {
+            link.tell();
+        }
+    }
+
+    #[inline(always)]
+    pub fn own(&self) -> &RankState {
+        self.channel.state(self.rank)
+    }
+
+    pub fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    /// The deadline of a wait of this thread.
+    pub fn deadline(&self) -> Duration {
+        deadline::of(self.timeout())
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        let nanos = timeout.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.timeout.store(nanos, Ordering::Relaxed);
+    }
+
+    /// World ranks of the channel's ranks.
+    pub fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    /// The other ranks, starting behind this one, so that not everybody turns to the same rank at once.
+    #[inline(always)]
+    pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, ranks) = (self.rank, self.ranks);
+        (rank + 1..ranks).chain(0..rank)
+    }
+
+    /// After a store that others may wait for: wakes those who sleep.
+    #[inline(always)]
+    pub fn announce_progress(&self) {
+        if self.own().park.has_sleepers(self.fences) {
+            self.tell_progress();
+        }
+    }
+
+    #[cold]
+    fn tell_progress(&self) {
+        match &self.link {
+            Some(link) => link.tell_with_slots(),
+            None => self.wake_peers(),
+        }
+    }
+
+    #[cold]
+    fn wake_peers(&self) {
+        for peer in self.peers() {
+            self.channel.state(peer).park.wake();
+        }
+    }
+
+    /// Whether the channel has failed.
+    #[inline(always)]
+    pub fn has_failed(&self) -> bool {
+        self.channel.header().verdict.load(Ordering::Acquire) != 0
+    }
+
+    /// An error if the channel has failed, or is not this process's.
+    #[inline(always)]
+    pub fn check(&self) -> Result<()> {
+        if self.has_failed() | self.fork.is_copy() { Err(self.refusal()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn refusal(&self) -> Error {
+        if self.fork.is_copy() { Error::forked() } else { self.verdict() }
+    }
+
+    /// Whether this process is a copy, made by fork, of the one that has the rank. It must leave what they
+    /// share alone.
+    pub fn is_copy(&self) -> bool {
+        self.fork.is_copy()
+    }
+
+    /// An error in such a copy.
+    #[inline(always)]
+    pub fn check_owner(&self) -> Result<()> {
+        if self.is_copy() { Err(Error::forked()) } else { Ok(()) }
+    }
+
+    /// The ranks that the channel's verdict, if there is one, says are gone or did not come.
+    pub fn lost(&self) -> Vec<usize> {
+        match self.channel.header().verdict.load(Ordering::Acquire) {
+            0 => Vec::new(),
+            winner => Verdict::read(self.channel.state(winner as usize - 1))
+                .map_or(Vec::new(), |verdict| verdict.lost().to_vec()),
+        }
+    }
+
+    /// Fails the channel since this rank cannot go on in the middle of an operation.
+    #[cold]
+    pub fn fail_refused(&self, error: &Error) -> Error {
+        tracing::error!(rank = self.rank, "{error}");
+        self.refusal.get_or_init(|| error.to_string());
+        let context = Context::of_last(self.own(), self.rank);
+        self.fail(&Verdict::Peer { rank: self.rank, event: PeerEvent::Refused, context })
+    }
+
+    #[cold]
+    fn verdict(&self) -> Error {
+        let winner = self.channel.header().verdict.load(Ordering::Acquire) as usize - 1;
+        let verdict = Verdict::read(self.channel.state(winner))
+            .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)));
+        match verdict {
+            Error::Peer(mut peer) if peer.event == PeerEvent::Refused && peer.rank == self.rank => {
+                // The words of a verdict have no room for it.
+                peer.refusal = self.refusal.get().cloned();
+                Error::Peer(peer)
+            }
+            verdict => verdict,
+        }
+    }
+
+    /// Fails the channel for all ranks, and answers with the verdict that holds (another rank's, if it was
+    /// first).
+    #[cold]
+    pub fn fail(&self, verdict: &Verdict) -> Error {
+        if self.is_copy() {
+            return Error::forked();
+        }
+        let failing = lock(&self.failing);
+        if !self.has_failed() {
+            match &self.link {
+                Some(link) => link.fail(verdict),
+                None => verdict.propose(self.channel.header(), self.own(), self.rank),
+            }
+            tracing::error!(rank = self.rank, "the communicator has failed: {}", self.verdict());
+        }
+        drop(failing);
+        self.wake_peers();
+        self.verdict()
+    }
+
+    /// Waits until no peer is inside this rank's memory. Called after the channel has failed and before the
+    /// error is returned: from then on the caller may free its buffers. A peer that enters later sees the
+    /// verdict and turns back. Process ranks see only memory of the region, which outlives this rank.
+    #[cold]
+    pub fn close_buffers(&self) {
+        if self.world.is_processes() {
+            return;
+        }
+        self.fences.slow_side();
+        for peer in self.peers() {
+            for gate in &self.channel.state(peer).gates {
+                while gate.is_inside() {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// Does `work` on memory of a peer's own, inside one of this rank's gates. If somebody has given up meanwhile it does not
+    /// count: the memory of a process may be used for something else by then.
+    #[inline(always)]
+    pub fn inside(&self, gate: usize, work: impl FnOnce()) -> Result<()> {
+        let gate = &self.own().gates[gate];
+        if gate.enter(self.fences, || self.has_failed()) {
+            work();
+            gate.leave();
+            // What was read is older than the answer.
+            fence(Ordering::Acquire);
+        }
+        self.check()
+    }
+
+    /// Waits until `ready`, which `peer` will make true.
+    #[inline(always)]
+    pub fn wait(&self, peer: usize, ready: impl Fn() -> bool) -> Result<()> {
+        for _ in 0..self.polls {
+            if ready() {
+                return Ok(());
+            }
+        }
+        let subject = || self.own().last_announced().expect("a rank that waits has announced why");
+        self.wait_long(&mut || Ok(ready()), &|| vec![peer], &|| vec![peer], &subject)
+    }
+
+    /// Waits until `ready`, which needs all of `awaited`; polls, yields and then sleeps, until any of `wakers` has done
+    /// something.
+    #[cold]
+    pub fn wait_long(
+        &self,
+        ready: &mut dyn FnMut() -> Result<bool>,
+        wakers: &dyn Fn() -> Vec<usize>,
+        awaited: &dyn Fn() -> Vec<usize>,
+        subject: &dyn Fn() -> Subject,
+    ) -> Result<()> {
+        if !self.crowded {
+            for _ in 0..PAUSES {
+                std::hint::spin_loop();
+                if ready()? {
+                    return Ok(());
+                }
+            }
+        }
+        let since = Instant::now();
+        while since.elapsed() < YIELDING {
+            std::thread::yield_now();
+            if ready()? {
+                return Ok(());
+            }
+            self.check()?;
+        }
+        self.sleep_until(ready, wakers, awaited, subject, since)
+    }
+
+    fn sleep_until(
+        &self,
+        ready: &mut dyn FnMut() -> Result<bool>,
+        wakers: &dyn Fn() -> Vec<usize>,
+        awaited: &dyn Fn() -> Vec<usize>,
+        subject: &dyn Fn() -> Subject,
+        mut since: Instant,
+    ) -> Result<()> {
+        let mut slice = FIRST_SLEEP;
+        let (mut logged, mut looked) = (since, since);
+        let mut liveness = Liveness::new();
+        let mut waiting = Waiting { word: &self.standing(self.rank).waits_for, said: 0 };
+        loop {
+            let (wakers, peers) = (wakers(), awaited());
+            let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
+            if let Some(first) = peers.first() {
+                waiting.say(self.members[*first] as u32 + 1);
+            }
+            let left = self.deadline().saturating_sub(since.elapsed());
+            let turn = self.own().park.prepare(parks(), self.fences);
+            let outcome = ready();
+            if matches!(outcome, Ok(false)) && !self.has_failed() {
+                self.own().park.sleep(turn, slice.min(left));
+            }
+            Park::finish(parks());
+            if outcome? || ready()? {
+                return Ok(());
+            }
+            self.check()?;
+            let held_up = looked.elapsed().saturating_sub(slice);
+            if held_up > HELD_UP {
+                // This rank was stopped, and perhaps the whole job: that is not time in which the peers did not come.
+                since += held_up;
+            }
+            looked = Instant::now();
+            if let Some(verdict) = self.find_reason(&awaited(), subject, since, &mut liveness) {
+                // It may have become ready while the reason was found: a peer that has left had done its part.
+                return if ready()? { Ok(()) } else { Err(self.fail(&verdict)) };
+            }
+            slice = (slice * 2).min(LAST_SLEEP);
+            if logged.elapsed() > LOG_INTERVAL {
+                logged = Instant::now();
+                let (sequence, record) = subject();
+                let seen: Vec<_> =
+                    peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
+                tracing::warn!(
+                    rank = self.rank,
+                    "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
+                    since.elapsed(),
+                    seen.join(", ")
+                );
+            }
+        }
+    }
+
+    /// Whether there is a reason to give up.
+    fn find_reason(
+        &self,
+        awaited: &[usize],
+        subject: &dyn Fn() -> Subject,
+        since: Instant,
+        liveness: &mut Liveness,
+    ) -> Option<Verdict> {
+        let (sequence, record) = subject();
+        let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
+        if !is_message(&record)
+            && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
+        {
+            return Some(mismatch);
+        }
+        for &rank in awaited {
+            if let Some(event) = self.gone(rank) {
+                return Some(Verdict::Peer { rank, event, context: context() });
+            }
+        }
+        if let Some(rank) = liveness.look(self, awaited) {
+            return Some(Verdict::Peer { rank, event: PeerEvent::Stopped, context: context() });
+        }
+        if since.elapsed() >= self.deadline() {
+            let missing = self.missing(awaited, sequence, &record);
+            return Some(Verdict::Timeout { missing, context: context() });
+        }
+        None
+    }
+
+    /// Whether a rank that left is not there for what ends all together: it said so, or its process is over.
+    #[cfg(feature = "cuda")]
+    pub fn is_alone(&self, rank: usize) -> bool {
+        match self.channel.state(rank).life.state.load(Ordering::Acquire) {
+            LIFE_ALONE => true,
+            LIFE_LEFT => match &self.world.kind {
+                Kind::Processes(world) => world.processes[self.members[rank]].has_exited(),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// This rank has left, and is not there for what ends all together.
+    #[cfg(feature = "cuda")]
+    pub fn depart_alone(&self) {
+        if !self.is_copy() {
+            self.own().life.state.store(LIFE_ALONE, Ordering::Release);
+            self.announce_progress();
+        }
+    }
+
+    /// Whether a peer cannot answer any more.
+    pub fn gone(&self, rank: usize) -> Option<PeerEvent> {
+        match self.channel.state(rank).life.state.load(Ordering::Acquire) {
+            LIFE_LEFT | LIFE_ALONE => Some(PeerEvent::Left),
+            LIFE_PANICKED => Some(PeerEvent::Panicked),
+            _ => match &self.world.kind {
+                Kind::Processes(world) if world.processes[self.members[rank]].has_exited() => {
+                    Some(PeerEvent::Died)
+                }
+                _ => self.link.as_ref()?.lost(self.members[rank]),
+            },
+        }
+    }
+
+    /// The verdict if this rank and `peer` announced different calls under the same number.
+    pub fn compare_records(&self, peer: usize, sequence: u64) -> Option<Verdict> {
+        let own = self.own().announced(sequence)?;
+        let theirs = self.channel.state(peer).announced(sequence)?;
+        (own != theirs).then(|| {
+            let (own, theirs) = ((self.rank, own), (peer, theirs));
+            let (lower, higher) = if self.rank < peer { (own, theirs) } else { (theirs, own) };
+            Verdict::Mismatch { sequence, lower, higher }
+        })
+    }
+
+    /// The error after `peer`'s history turned out to differ from this rank's: names the first call that does.
+    #[cold]
+    pub fn fail_mismatch(&self, peer: usize, sequence: u64) -> Error {
+        let first = sequence.saturating_sub(RECORDS as u64 - 1).max(1);
+        let verdict = (first..=sequence).find_map(|s| self.compare_records(peer, s));
+        match verdict {
+            Some(verdict) => self.fail(&verdict),
+            // The call that differed is longer ago than calls are remembered: name the present one.
+            None => {
+                let own = self.own().announced(sequence).expect("announced by this call");
+                let (low, high) = (self.rank.min(peer), self.rank.max(peer));
+                self.fail(&Verdict::Mismatch { sequence, lower: (low, own), higher: (high, own) })
+            }
+        }
+    }
+
+    /// Makes this rank's proposal the decision of a round of `shrink`, unless another one is first.
+    pub fn decide_round(&self, round: u64, words: &[AtomicU64]) {
+        let header = &self.channel.header().decided;
+        let last = header.load(Ordering::Acquire);
+        if last >> 16 >= round {
+            return;
+        }
+        if let Some(link) = &self.link {
+            let words = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+            link.decide(Decision::Round(round, words), || header.load(Ordering::Acquire) >> 16 >= round);
+            return;
+        }
+        let winner = round << 16 | (self.rank as u64 + 1);
+        let _ = header.compare_exchange(last, winner, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Settles whether a channel made by `shrink` counts, unless that is settled.
+    pub fn settle(&self, open: u32, outcome: u32) {
+        let state = &self.channel.header().confirmed;
+        if let Some(link) = &self.link {
+            link.decide(Decision::Outcome(outcome), || state.load(Ordering::Acquire) != open);
+            return;
+        }
+        let _ = state.compare_exchange(open, outcome, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// An error if the ranks have nothing left over which they could agree.
+    pub fn check_connected(&self) -> Result<()> {
+        if self.link.as_ref().is_none_or(|link| !link.has_ended()) {
+            return Ok(());
+        }
+        Err(Error::from(UnsupportedError {
+            what: "shrink".into(),
+            why: "the job's store is gone, with the process that had it, or this process is cut off from it"
+                .into(),
+            remedy: "start the job again; with `phalanx launch` the store outlives every rank".into(),
+        }))
+    }
+
+    pub fn depart(&self, departure: Departure) {
+        if self.is_copy() {
+            return;
+        }
+        let state = match departure {
+            Departure::Left => LIFE_LEFT,
+            Departure::Panicked => LIFE_PANICKED,
+        };
+        self.own().life.state.store(state, Ordering::Release);
+        self.announce_progress();
+    }
+}
+
+/// For whom a thread of this rank waits, told to the world as long as it does.
+struct Waiting<'a> {
+    word: &'a AtomicU32,
+    said: u32,
+}
+
+impl Waiting<'_> {
+    fn say(&mut self, awaited: u32) {
+        self.said = awaited;
+        self.word.store(awaited, Ordering::Release);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        // Another thread of the rank may have said something else since.
+        let _ = self.word.compare_exchange(self.said, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if self.is_copy() {
+            return;
+        }
+        if self.own().life.state.load(Ordering::Relaxed) == LIFE_ACTIVE {
+            // Given up on its way into a communicator: nobody else would tell the others.
+            self.depart(Departure::Left);
+        }
+        // Counted by those who have closed it: who comes late finds the others' last words.
+        let last = self.channel.header().closed.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.ranks;
+        self.world.close_segment(&self.segment, last);
+    }
+}

@@ -1,0 +1,200 @@
+//! Why a communicator has failed: written once, and the same for every rank.
+//!
+//! A rank that finds a reason writes it into its own state and then tries to make it *the* verdict, by a
+//! compare-and-swap of the channel's header. Whoever loses takes the winner's.
+
+use super::layout::ChannelHeader;
+use crate::types::MAX_RANKS;
+use super::layout::RankState;
+use super::layout::VERDICT_WORDS;
+use super::record::Record;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::error::Error;
+use crate::types::error::MismatchError;
+use crate::types::error::MissingRank;
+use crate::types::error::PeerError;
+use crate::types::error::PeerEvent;
+use crate::types::error::TimeoutError;
+use crate::os::sync::AtomicU64;
+use crate::os::sync::Ordering;
+use std::time::Duration;
+
+/// What a rank was doing when it found the reason.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Context {
+    pub reporter: usize,
+    pub sequence: u64,
+    pub record: Record,
+    pub waited: Duration,
+}
+
+impl Context {
+    /// In what this rank was last.
+    pub fn of_last(state: &RankState, reporter: usize) -> Context {
+        let call = || (0, Record::of(&Call::empty(Operation::Barrier)));
+        let (sequence, record) = state.last_announced().unwrap_or_else(call);
+        Context { reporter, sequence, record, waited: Duration::ZERO }
+    }
+}
+
+/// The reason.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Verdict {
+    Mismatch { sequence: u64, lower: (usize, Record), higher: (usize, Record) },
+    Peer { rank: usize, event: PeerEvent, context: Context },
+    Timeout { missing: Vec<usize>, context: Context },
+    Aborted { rank: usize },
+}
+
+const MISMATCH: u64 = 1;
+const PEER: u64 = 2;
+const TIMEOUT: u64 = 3;
+const ABORTED: u64 = 4;
+
+/// Where the bit set of missing ranks starts in a verdict's words.
+const MASK: usize = 16;
+
+const NO_RECORD: [u64; 3] = [0; 3];
+
+impl Verdict {
+    /// Makes this the channel's verdict, if it has none yet.
+    pub fn propose(&self, header: &ChannelHeader, own: &RankState, rank: usize) {
+        // The own words are free: this rank has proposed nothing, or it would have stopped then.
+        self.write(&own.verdict);
+        let _ = header.verdict.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The words of this verdict.
+    pub fn words(&self) -> Vec<u64> {
+        let words = [const { AtomicU64::new(0) }; VERDICT_WORDS];
+        self.write(&words);
+        words.into_iter().map(AtomicU64::into_inner).collect()
+    }
+
+    fn write(&self, words: &[AtomicU64]) {
+        let put = |index: usize, value: u64| words[index].store(value, Ordering::Relaxed);
+        let put_record = |index: usize, record: [u64; 3]| (0..3).for_each(|i| put(index + i, record[i]));
+        let put_context = |context: &Context| {
+            put(2, context.reporter as u64);
+            put(3, context.sequence);
+            put(4, context.waited.as_nanos() as u64);
+            put_record(5, context.record.words());
+        };
+        put_record(8, NO_RECORD);
+        match self {
+            Verdict::Mismatch { sequence, lower, higher } => {
+                put(0, MISMATCH);
+                put(1, lower.0 as u64);
+                put(2, higher.0 as u64);
+                put(3, *sequence);
+                put_record(5, lower.1.words());
+                put_record(8, higher.1.words());
+            }
+            Verdict::Peer { rank, event, context } => {
+                put(0, PEER);
+                put(1, *rank as u64);
+                put(11, *event as u64);
+                put_context(context);
+            }
+            Verdict::Timeout { missing, context } => {
+                put(0, TIMEOUT);
+                put_context(context);
+                for block in 0..MAX_RANKS / 64 {
+                    let bits = missing.iter().filter(|rank| **rank / 64 == block);
+                    put(MASK + block, bits.fold(0, |mask, rank| mask | 1 << (rank % 64)));
+                }
+            }
+            Verdict::Aborted { rank } => {
+                put(0, ABORTED);
+                put(1, *rank as u64);
+            }
+        }
+    }
+
+    /// Reads the winning rank's words.
+    pub fn read(state: &RankState) -> Option<Verdict> {
+        let get = |index: usize| state.verdict[index].load(Ordering::Relaxed);
+        let record = |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
+        let context = || {
+            Some(Context {
+                reporter: get(2) as usize,
+                sequence: get(3),
+                waited: Duration::from_nanos(get(4)),
+                record: record(5)?,
+            })
+        };
+        Some(match get(0) {
+            MISMATCH => Verdict::Mismatch {
+                sequence: get(3),
+                lower: (get(1) as usize, record(5)?),
+                higher: (get(2) as usize, record(8)?),
+            },
+            PEER => Verdict::Peer {
+                rank: get(1) as usize,
+                event: match get(11) {
+                    0 => PeerEvent::Died,
+                    1 => PeerEvent::Left,
+                    2 => PeerEvent::Panicked,
+                    3 => PeerEvent::Refused,
+                    4 => PeerEvent::Stopped,
+                    _ => PeerEvent::Unreachable,
+                },
+                context: context()?,
+            },
+            TIMEOUT => Verdict::Timeout {
+                missing: (0..MAX_RANKS)
+                    .filter(|rank| get(MASK + rank / 64) & (1 << (rank % 64)) != 0)
+                    .collect(),
+                context: context()?,
+            },
+            ABORTED => Verdict::Aborted { rank: get(1) as usize },
+            _ => return None,
+        })
+    }
+
+    /// The ranks that it says are gone or did not come.
+    pub fn lost(&self) -> &[usize] {
+        match self {
+            Verdict::Peer { rank, .. } => std::slice::from_ref(rank),
+            Verdict::Timeout { missing, .. } => missing,
+            Verdict::Mismatch { .. } | Verdict::Aborted { .. } => &[],
+        }
+    }
+
+    /// The error that every rank answers. `last_seen` says what a rank was doing.
+    pub fn into_error(self, last_seen: impl Fn(usize) -> String) -> Error {
+        match self {
+            Verdict::Mismatch { sequence, lower, higher } => MismatchError {
+                rank: higher.0,
+                theirs: higher.1.to_string(),
+                other_rank: lower.0,
+                ours: lower.1.to_string(),
+                sequence,
+            }
+            .into(),
+            Verdict::Peer { rank, event, context } => PeerError {
+                rank,
+                event,
+                reporter: context.reporter,
+                operation: context.record.to_string(),
+                sequence: context.sequence,
+                waited: context.waited,
+                refusal: None,
+            }
+            .into(),
+            Verdict::Timeout { missing, context } => TimeoutError {
+                operation: context.record.to_string(),
+                sequence: context.sequence,
+                reporter: context.reporter,
+                waited: context.waited,
+                missing: missing
+                    .into_iter()
+                    .map(|rank| MissingRank { rank, last_seen: last_seen(rank) })
+                    .collect(),
+            }
+            .into(),
+            Verdict::Aborted { rank } => Error::Aborted { rank },
+        }
+    }
+}

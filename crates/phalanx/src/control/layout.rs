@@ -1,0 +1,496 @@
+//! Where everything lies in a communicator's channel: the part of the region its ranks share.
+//!
+//! A channel holds, for n ranks:
+//! - a header with the verdict, and a [`RankState`] for each rank: its counters, its records, its sleep;
+//! - for each rank two *slots* (small operations, and the opening of every operation);
+//! - for each rank three *rings* of chunks (contributions, results of two-phase reductions, and what goes one way);
+//! - for each ordered pair of ranks a mailbox (messages).
+//!
+//! **Plain memory changes hands.** Whoever reads a line takes it into its core's cache, and on some processors becomes its owner: then
+//! the next one to write it pays for getting it back, several times what the reading took if the two cores share no cache. So a rank that
+//! comes to a piece of a slot or ring again does not write where it wrote before, but where its neighbour wrote and it has read. (Lines
+//! that are polled stay with their writers: whoever polls takes them away again in any case.)
+//!
+//! The file is sparse: pages that were never touched cost nothing.
+
+use super::flags::Counter;
+use super::flags::Gate;
+use crate::os::LINE;
+use super::flags::NumberedWords;
+use super::flags::Park;
+use super::flags::StampedLine;
+use super::flags::StampedPair;
+use super::flags::StampedWord;
+use crate::os::Mapping;
+use crate::types::MAX_RANKS;
+#[cfg(feature = "cuda")]
+use crate::os::sync::Ordering;
+use crate::os::sync::AtomicU32;
+use crate::os::sync::AtomicU64;
+use std::sync::Arc;
+
+/// Slots of a rank. With two, an operation's slot is written again two operations later, and a rank that
+/// has completed the one in between has heard that every peer completed this one.
+pub(crate) const SLOTS: usize = 2;
+
+/// Stamped lines of a slot behind its opening.
+pub(crate) const SLOT_LINES: usize = 144;
+
+/// Plain bytes of a slot behind its lines.
+pub(crate) const SLOT_BYTES: usize = 8 << 10;
+
+/// A block for one reader travels in stamped lines if so many hold it: that spares the reader a second wait. With more, plain bytes and one
+/// stamp win, since a reader that polls lines takes them away from the writer. Between ranks that share no memory there is nothing but lines.
+pub(crate) const FEW_LINES: usize = 1;
+pub(crate) const MOST_LINES: usize = 9;
+
+/// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
+/// nothing.
+pub(crate) const CONTRIBUTIONS: usize = 0;
+pub(crate) const RESULTS: usize = 1;
+pub(crate) const ONE_WAY: usize = 2;
+pub(crate) const RINGS: usize = 3;
+
+/// Chunks of a ring: with fewer than four its writer waits for its readers, with more than these it does not stay in the caches when it
+/// changes hands.
+pub(crate) const FEWEST_CHUNKS: usize = 4;
+pub(crate) const MOST_CHUNKS: usize = 8;
+
+/// Bytes of such a ring.
+const EXCHANGED_BYTES: usize = 512 << 10;
+
+/// Memory behind a chunk that nobody writes. A processor that reads the end of a chunk fetches some pages of what comes next, and would
+/// take the next chunk away from the rank that is about to write it. (Of what goes one way, it is what the reader wants next.)
+const GAP: usize = 8 << 10;
+
+/// Bytes of a ring for one way, and of a mailbox's, among few ranks. There a writer gets lines back from its readers' caches, unless the
+/// ring is larger than those: then it finds them in one that both share.
+const ONE_WAY_BYTES: usize = 2 << 20;
+
+/// All such rings together, and the memory of a rank's mailboxes: each shrinks as the ranks grow.
+const RINGS_BYTES: usize = 64 << 20;
+const MAIL_BYTES: usize = 8 << 20;
+
+/// The fewest chunks of a mailbox, which both directions between two ranks share.
+const FEWEST_MAIL_CHUNKS: usize = 4;
+
+/// The queues of a mailbox: of the chunks in which messages come, and of those that come back empty.
+pub(crate) const FULL: usize = 0;
+pub(crate) const EMPTY: usize = 1;
+const QUEUES: usize = 2;
+
+/// Bytes of a queue of so many entries.
+fn queue_len(entries: usize) -> usize {
+    (entries * size_of::<StampedWord>()).next_multiple_of(2 * LINE)
+}
+
+/// Message slots of a mailbox: a sender looks how many are free when it has filled them, since looking takes the word away from the
+/// receiver.
+pub(crate) const MAIL_SLOTS: usize = 16;
+
+/// Remembered calls of each rank.
+pub(crate) const RECORDS: usize = 16;
+
+/// Words of a verdict: see `verdict.rs`.
+pub(crate) const VERDICT_WORDS: usize = 16 + MAX_RANKS / 64;
+
+/// Words of a proposal.
+pub(crate) const PROPOSAL_WORDS: usize = 1 + MAX_RANKS / 64;
+
+/// What the whole channel shares.
+#[repr(C, align(128))]
+pub(crate) struct ChannelHeader {
+    /// 0, or one more than the rank whose verdict counts. Set once.
+    pub verdict: AtomicU32,
+    /// Ranks that have had the channel open and have closed it.
+    pub closed: AtomicU32,
+    /// Of a channel made by `shrink`: whether it counts (see `shrink.rs`).
+    pub confirmed: AtomicU32,
+    /// The last round of `shrink` that is decided, and by whom.
+    pub decided: AtomicU64,
+}
+
+/// What one rank tells about itself. Everything has this rank as its only writer, but `park`.
+#[repr(C, align(128))]
+pub(crate) struct RankState {
+    /// Chunks written to each ring.
+    pub published: [Counter; RINGS],
+    /// Operations completed.
+    pub done_operation: Counter,
+    /// Chunks of each ring that this rank has read from everyone.
+    pub done_chunk: [Counter; RINGS],
+    pub park: Park,
+    /// Inside a peer's memory: from a collective, from a message.
+    pub gates: [Gate; 2],
+    pub life: Life,
+    /// Its calls, as it announces them, by their number: for comparison and for error messages.
+    pub records: [NumberedWords; RECORDS],
+    /// Messages, as far as errors tell of them: the last and the one before.
+    pub messages: [NumberedWords; 2],
+    pub verdict: [AtomicU64; VERDICT_WORDS],
+    /// Of a witness: the peers to whom, and from whom, this rank is about to move messages.
+    pub greetings: [RankSet; 2],
+    pub shrink: ShrinkWords,
+}
+
+impl RankState {
+    /// The words of `greetings`.
+    pub fn greeting_words(&self) -> impl Iterator<Item = &AtomicU64> {
+        self.greetings.iter().flat_map(|set| &set.0)
+    }
+}
+
+/// A set of ranks that only grows, and has one writer.
+#[repr(C)]
+pub(crate) struct RankSet([AtomicU64; MAX_RANKS / 64]);
+
+#[cfg(feature = "cuda")]
+impl RankSet {
+    /// False if it was there.
+    pub fn add(&self, rank: usize) -> bool {
+        let (word, bit) = (&self.0[rank / 64], 1 << (rank % 64));
+        let before = word.load(Ordering::Relaxed);
+        word.store(before | bit, Ordering::Release);
+        before & bit == 0
+    }
+
+    pub fn has(&self, rank: usize) -> bool {
+        self.0[rank / 64].load(Ordering::Acquire) & 1 << (rank % 64) != 0
+    }
+}
+
+/// One rank's part in the agreement on who goes on: see `shrink.rs`.
+#[repr(C, align(128))]
+pub(crate) struct ShrinkWords {
+    /// The round this rank has come to.
+    pub joined: AtomicU64,
+    /// What it proposed in the last round with an even and with an odd number: the new channel's id, and the set
+    /// of its ranks.
+    pub proposals: [[AtomicU64; PROPOSAL_WORDS]; 2],
+}
+
+/// Who a rank is and whether it is there.
+#[repr(C, align(128))]
+pub(crate) struct Life {
+    /// One of the `LIFE_` values.
+    pub state: AtomicU32,
+    pub pid: AtomicU32,
+    pub fetching: FetchWords,
+}
+
+/// What a process tells about reading its peers' private memory, and they its own: see `fetch.rs`.
+#[repr(C)]
+pub(crate) struct FetchWords {
+    /// A number that no other process has, and its address. Peers try to read it.
+    pub mark: AtomicU64,
+    pub mark_at: AtomicU64,
+    /// 1 if this rank could read those of all its peers.
+    pub reads_all: AtomicU32,
+}
+
+pub(crate) const LIFE_ACTIVE: u32 = 1;
+pub(crate) const LIFE_LEFT: u32 = 2;
+pub(crate) const LIFE_PANICKED: u32 = 3;
+/// Left, and not there for what ends all together.
+pub(crate) const LIFE_ALONE: u32 = 4;
+
+/// One rank's part of one small operation: the lines that open it, and where its data goes.
+#[repr(C, align(128))]
+pub(crate) struct Slot {
+    pub opening: StampedPair,
+    pub lines: [StampedLine; SLOT_LINES],
+    bytes: Bytes,
+}
+
+/// Plain memory between its writer and its readers, which know from a stamp when they may touch it.
+#[repr(C, align(64))]
+struct Bytes(crate::os::sync::UnsafeCell<[u8; SLOT_BYTES]>);
+
+/// One direction between two ranks.
+#[repr(C, align(128))]
+pub(crate) struct Mailbox {
+    /// Messages the receiver has taken. Written by the receiver.
+    pub taken_messages: Counter,
+    /// The messages' openings.
+    slots: [StampedPair; MAIL_SLOTS],
+}
+
+impl Mailbox {
+    /// Where the message after so many is opened.
+    #[inline(always)]
+    pub fn slot(&self, messages: u64) -> &StampedPair {
+        &self.slots[messages as usize % MAIL_SLOTS]
+    }
+}
+
+/// Sizes and offsets of a channel for a number of ranks: the same in every process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub ranks: usize,
+    /// Chunks of each ring of a rank, and the bytes of each.
+    pub ring_chunks: [usize; RINGS],
+    pub chunk: [usize; RINGS],
+    /// From a chunk to the next.
+    stride: [usize; RINGS],
+    /// Chunks for the messages of a pair of ranks, those of both directions together, and the bytes of each; it is filled in pieces of so
+    /// many, at least.
+    pub mail_chunks: usize,
+    pub mail_chunk: usize,
+    pub mail_piece: usize,
+    mail_pieces: usize,
+    states: usize,
+    slots: usize,
+    rings: [usize; RINGS],
+    mailboxes: usize,
+    mail_words: usize,
+    mail_memory: usize,
+    total: usize,
+}
+
+/// Whose memory, and which place in it, holds what `writer` gives to `reader` alone when it comes to it for the `lap`th time: where it has
+/// got something from that one the time before.
+#[inline(always)]
+fn swapped(writer: usize, reader: usize, lap: usize) -> (usize, usize) {
+    if lap % 2 == 1 { (reader, writer) } else { (writer, reader) }
+}
+
+/// Offsets of parts that are not of the same kind keep to pages.
+const PAGE: usize = 4096;
+
+impl Layout {
+    pub fn new(ranks: usize) -> Layout {
+        debug_assert!((1..=MAX_RANKS).contains(&ranks));
+        let power = ranks.next_power_of_two();
+        // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
+        let piece = power * 2048;
+        // Two ranks have pieces of 64 KiB: each step costs as much as copying some KiB, between cores that share no cache.
+        let exchanged = if ranks <= 2 { 128 << 10 } else { piece.clamp(64 << 10, 128 << 10) };
+        let exchanged_chunks = (EXCHANGED_BYTES / exchanged).clamp(FEWEST_CHUNKS, MOST_CHUNKS);
+        // Shorter ones, since its readers have nothing else to do until the first is there.
+        let one_way = piece.clamp(32 << 10, 128 << 10);
+        let one_way_chunks = (RINGS_BYTES / power).clamp(MOST_CHUNKS * one_way, ONE_WAY_BYTES) / one_way;
+        let ring_chunks = [exchanged_chunks, exchanged_chunks, one_way_chunks];
+        let chunk = [exchanged, exchanged, one_way];
+        let stride = [exchanged + GAP, exchanged + GAP, one_way];
+        // Mailboxes are n².
+        let mail_piece = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
+        let mail_chunk = ((512 << 10) / power).clamp(mail_piece, 128 << 10);
+        let mail_chunks =
+            2 * (MAIL_BYTES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, ONE_WAY_BYTES) / mail_chunk;
+        let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
+        let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
+        let mut mailboxes = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
+        let rings = std::array::from_fn(|ring| {
+            let start = mailboxes;
+            mailboxes += ranks * ring_chunks[ring] * stride[ring];
+            start
+        });
+        let mail_pieces = mail_chunks * (mail_chunk / mail_piece);
+        let mail_words = (mailboxes + ranks * ranks * size_of::<Mailbox>()).next_multiple_of(PAGE);
+        let mail_memory =
+            (mail_words + ranks * ranks * QUEUES * queue_len(mail_pieces)).next_multiple_of(PAGE);
+        let total = mail_memory + ranks * ranks * mail_chunks / 2 * mail_chunk;
+        Layout {
+            ranks,
+            ring_chunks,
+            chunk,
+            stride,
+            mail_chunks,
+            mail_chunk,
+            mail_piece,
+            mail_pieces,
+            states,
+            slots,
+            rings,
+            mailboxes,
+            mail_words,
+            mail_memory,
+            total,
+        }
+    }
+
+    /// Whose memory a rank writes to when it comes to it for the `lap`th time, from 0.
+    #[inline(always)]
+    fn owner(&self, rank: usize, lap: usize) -> usize {
+        let neighbour = rank ^ 1;
+        if lap % 2 == 1 && neighbour < self.ranks { neighbour } else { rank }
+    }
+
+    /// Bytes of the channel.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+}
+
+/// A mapped channel: typed access to its parts.
+pub(crate) struct Channel {
+    pub layout: Layout,
+    memory: Arc<Mapping>,
+}
+
+impl Channel {
+    /// # Safety
+    /// The mapping starts with a channel of this layout: fresh zeroes, or memory that other ranks use as
+    /// one. All parts are valid when zero.
+    pub unsafe fn new(layout: Layout, memory: Arc<Mapping>) -> Channel {
+        assert!(memory.len() >= layout.total, "a channel needs {} bytes", layout.total);
+        assert_eq!(memory.as_ptr() as usize % PAGE, 0, "a channel starts at a page");
+        Channel { layout, memory }
+    }
+
+    /// The same channel once more.
+    pub fn alias(&self) -> Channel {
+        Channel { layout: self.layout, memory: self.memory.clone() }
+    }
+
+    /// # Safety
+    /// A value of type `T`, made of atomics and of memory under their protocol, lies at `offset`.
+    #[inline(always)]
+    unsafe fn at<T>(&self, offset: usize) -> &T {
+        debug_assert!(offset + size_of::<T>() <= self.layout.total);
+        // SAFETY: in bounds by `Layout`, aligned because parts start at pages and are arrays; the mapping
+        // lives as long as `self`.
+        unsafe { &*self.memory.as_ptr().add(offset).cast::<T>() }
+    }
+
+    #[inline(always)]
+    pub fn header(&self) -> &ChannelHeader {
+        // SAFETY: the header lies at the start.
+        unsafe { self.at(0) }
+    }
+
+    #[inline(always)]
+    pub fn state(&self, rank: usize) -> &RankState {
+        debug_assert!(rank < self.layout.ranks);
+        // SAFETY: `states` is an array of one state per rank.
+        unsafe { self.at(self.layout.states + rank * size_of::<RankState>()) }
+    }
+
+    #[inline(always)]
+    pub fn slot(&self, rank: usize, sequence: u64) -> &Slot {
+        debug_assert!(rank < self.layout.ranks);
+        let index = rank * SLOTS + (sequence as usize % SLOTS);
+        // SAFETY: `slots` is an array of SLOTS slots per rank.
+        unsafe { self.at(self.layout.slots + index * size_of::<Slot>()) }
+    }
+
+    /// Address of the plain bytes that `writer` gives to all in an operation. Who may touch them when is told by the slot's opening and by
+    /// `done_operation`.
+    #[inline(always)]
+    pub fn slot_bytes(&self, writer: usize, sequence: u64) -> *mut u8 {
+        let owner = self.layout.owner(writer, sequence as usize / SLOTS);
+        self.bytes_of(owner, sequence)
+    }
+
+    /// Address of a piece of them, of so many bytes: what `writer` gives to `reader` alone.
+    #[inline(always)]
+    pub fn slot_piece(&self, writer: usize, reader: usize, sequence: u64, bytes: usize) -> *mut u8 {
+        debug_assert!(self.layout.ranks * bytes <= SLOT_BYTES);
+        let (owner, place) = swapped(writer, reader, sequence as usize / SLOTS);
+        self.bytes_of(owner, sequence).wrapping_add(place * bytes)
+    }
+
+    #[inline(always)]
+    fn bytes_of(&self, owner: usize, sequence: u64) -> *mut u8 {
+        self.slot(owner, sequence).bytes.0.with_mut(|bytes| bytes.cast())
+    }
+
+    /// Address of a chunk that `writer` gives to all. Who may touch it when is told by `published` and `done_chunk`.
+    #[inline(always)]
+    pub fn ring_chunk(&self, writer: usize, ring: usize, number: u64) -> *mut u8 {
+        let owner = self.layout.owner(writer, self.lap(ring, number));
+        self.chunk_of(owner, ring, number)
+    }
+
+    /// Address of a piece of a chunk, of so many bytes: what `writer` gives to `reader` alone. It changes hands between these two.
+    #[inline(always)]
+    pub fn ring_piece(
+        &self,
+        writer: usize,
+        reader: usize,
+        ring: usize,
+        number: u64,
+        bytes: usize,
+    ) -> *mut u8 {
+        debug_assert!(reader < self.layout.ranks && self.layout.ranks * bytes <= self.layout.chunk[ring]);
+        let (owner, place) = swapped(writer, reader, self.lap(ring, number));
+        self.chunk_of(owner, ring, number).wrapping_add(place * bytes)
+    }
+
+    /// How often a ring has changed hands before its chunk of this number: in an exchange, whenever all chunks were used.
+    #[inline(always)]
+    fn lap(&self, ring: usize, number: u64) -> usize {
+        if ring == ONE_WAY { 0 } else { number as usize / self.layout.ring_chunks[ring] }
+    }
+
+    /// Address of a chunk in a rank's memory.
+    #[inline(always)]
+    pub fn chunk_of(&self, owner: usize, ring: usize, number: u64) -> *mut u8 {
+        debug_assert!(owner < self.layout.ranks && ring < RINGS);
+        let (chunks, stride) = (self.layout.ring_chunks[ring], self.layout.stride[ring]);
+        let index = owner * chunks + number as usize % chunks;
+        // SAFETY: at each of `rings` is an array of that ring's chunks per rank.
+        unsafe { self.memory.as_ptr().add(self.layout.rings[ring] + index * stride) }
+    }
+
+    #[inline(always)]
+    pub fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
+        debug_assert!(from < self.layout.ranks && to < self.layout.ranks);
+        let index = from * self.layout.ranks + to;
+        // SAFETY: `mailboxes` is an array of n × n mailboxes.
+        unsafe { self.at(self.layout.mailboxes + index * size_of::<Mailbox>()) }
+    }
+
+    /// A word of one of a mailbox's queues.
+    #[inline(always)]
+    pub fn mail_word(&self, from: usize, to: usize, queue: usize, number: u64) -> &StampedWord {
+        debug_assert!(from < self.layout.ranks && to < self.layout.ranks && queue < QUEUES);
+        let Layout { ranks, mail_pieces, mail_words, .. } = self.layout;
+        let queue = (from * ranks + to) * QUEUES + queue;
+        let place = number as usize % mail_pieces * size_of::<StampedWord>();
+        // SAFETY: `mail_words` is an array of QUEUES queues per pair, each of a word for every piece of a chunk.
+        unsafe { self.at(mail_words + queue * queue_len(mail_pieces) + place) }
+    }
+
+    /// Address of one of the chunks that two ranks share. It is the one's or the other's: see `message.rs`.
+    #[inline(always)]
+    pub fn mail_chunk(&self, one: usize, other: usize, chunk: u16) -> *mut u8 {
+        debug_assert!(one < self.layout.ranks && other < self.layout.ranks);
+        let Layout { ranks, mail_chunks, mail_chunk, mail_memory, .. } = self.layout;
+        let (low, high) = (one.min(other), one.max(other));
+        let (chunk, half) = (usize::from(chunk), mail_chunks / 2);
+        let (first, second) = (low * ranks + high, high * ranks + low);
+        let index = if chunk < half { first * half + chunk } else { second * half + chunk - half };
+        // SAFETY: `mail_memory` is an array of half the chunks of a pair for each order of its ranks.
+        unsafe { self.memory.as_ptr().add(mail_memory + index * mail_chunk) }
+    }
+}
+
+const _: () = assert!(size_of::<StampedLine>() == LINE && size_of::<StampedPair>() == 2 * LINE);
+const _: () = assert!(std::mem::offset_of!(Slot, opening) % (2 * LINE) == 0);
+const _: () = assert!(std::mem::offset_of!(Mailbox, slots) % (2 * LINE) == 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_do_not_overlap() {
+        for ranks in [1, 2, 3, 7, 16, 64, MAX_RANKS] {
+            let layout = Layout::new(ranks);
+            assert!(layout.states >= size_of::<ChannelHeader>());
+            assert!(layout.slots >= layout.states + ranks * size_of::<RankState>());
+            assert!(layout.rings[0] >= layout.slots + ranks * SLOTS * size_of::<Slot>());
+            let ends = [layout.rings[1], layout.rings[2], layout.mailboxes];
+            for (ring, end) in ends.into_iter().enumerate() {
+                assert!(end >= layout.rings[ring] + ranks * layout.ring_chunks[ring] * layout.stride[ring]);
+            }
+            assert!(layout.mail_words >= layout.mailboxes + ranks * ranks * size_of::<Mailbox>());
+            let words = ranks * ranks * QUEUES * layout.mail_pieces * size_of::<StampedWord>();
+            assert!(layout.mail_memory >= layout.mail_words + words);
+            assert!(layout.chunk.iter().all(|chunk| chunk % (64 * ranks.next_power_of_two()) == 0));
+            assert!(layout.ring_chunks.iter().all(|chunks| *chunks >= FEWEST_CHUNKS));
+            assert!(layout.mail_chunks >= 2 * FEWEST_MAIL_CHUNKS);
+        }
+    }
+}

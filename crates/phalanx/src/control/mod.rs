@@ -1,0 +1,19 @@
+//! What ranks tell each other beside the data, whichever backend moves it.
+
+pub(crate) mod diagnosis;
+pub(crate) mod endpoint;
+pub(crate) mod failure;
+pub(crate) mod flags;
+pub(crate) mod host_channel;
+pub(crate) mod join;
+pub(crate) mod layout;
+pub(crate) mod liveness;
+#[cfg(feature = "cuda")]
+pub(crate) mod offer;
+pub(crate) mod prefetch;
+pub(crate) mod record;
+pub(crate) mod relay;
+pub(crate) mod shrink;
+#[cfg(feature = "cuda")]
+pub(crate) mod witness;
+pub(crate) mod world;

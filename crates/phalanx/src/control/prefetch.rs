@@ -1,0 +1,16 @@
+//! Prefetching of flag lines.
+
+use super::flags::StampedPair;
+use crate::os::{LINE, prefetch};
+
+/// Has the second line of a pair fetched: who polls the first is not sent it for that.
+#[inline(always)]
+pub(crate) fn second_of(pair: &StampedPair) {
+    prefetch(second_line(pair));
+}
+
+/// An address in the second line of a pair.
+#[inline(always)]
+pub(crate) fn second_line(pair: &StampedPair) -> *const u8 {
+    pair.payload().wrapping_add(LINE)
+}

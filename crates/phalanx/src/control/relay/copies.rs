@@ -1,0 +1,262 @@
+//! The others' words in this process.
+
+use super::telling::Told;
+use super::Content;
+use super::Decision;
+use super::Line;
+use super::Message;
+use super::OPENING;
+use super::Update;
+use crate::control::layout::Channel;
+use crate::control::layout::LIFE_ALONE;
+use crate::control::layout::LIFE_LEFT;
+use crate::control::layout::LIFE_PANICKED;
+use crate::control::flags::Stamped;
+use crate::control::failure::Context;
+use crate::control::failure::Verdict;
+use crate::control::world::SegmentId;
+use crate::control::world::Standing;
+use crate::rendezvous::store::Audience;
+use crate::rendezvous::store::Lost;
+use crate::types::error::PeerEvent;
+use crate::os::sync::AtomicU64;
+use crate::os::sync::Ordering;
+use crate::os::sync::lock;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+/// The copies of what the others wrote: this process's channels, and what is known of the ranks.
+pub(crate) struct Copies {
+    standings: Box<[Standing]>,
+    table: Mutex<Table>,
+    /// How many are in the list: looking is cheap.
+    num_lost: AtomicUsize,
+    lost: Mutex<Vec<(usize, PeerEvent)>>,
+    has_ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct Table {
+    open: HashMap<SegmentId, Arc<Open>>,
+    /// What was told of channels that this rank has not opened yet.
+    early: HashMap<SegmentId, Vec<(usize, Content)>>,
+    closed: HashSet<SegmentId>,
+}
+
+/// A channel of this process.
+pub(crate) struct Open {
+    pub id: SegmentId,
+    pub channel: Channel,
+    pub rank: usize,
+    /// As the world counts them.
+    members: Vec<usize>,
+    /// The other members, as the store knows them.
+    pub others: Vec<u32>,
+    /// Held by whoever tells of it, so that nothing newer overtakes it.
+    pub told: Mutex<Told>,
+}
+
+impl Copies {
+    pub fn new(ranks: usize) -> Copies {
+        Copies {
+            standings: (0..ranks).map(|_| Standing::default()).collect(),
+            table: Mutex::default(),
+            num_lost: AtomicUsize::new(0),
+            lost: Mutex::default(),
+            has_ended: AtomicBool::new(false),
+        }
+    }
+
+    pub fn standing(&self, world_rank: usize) -> &Standing {
+        &self.standings[world_rank]
+    }
+
+    /// Whether the connection has ended.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// The channels that are open.
+    pub fn channels(&self) -> Vec<Arc<Open>> {
+        lock(&self.table).open.values().cloned().collect()
+    }
+
+    /// Takes in what the others tell of a channel, and have told before.
+    pub fn open(&self, open: &Arc<Open>) {
+        let mut table = lock(&self.table);
+        for (from, content) in table.early.remove(&open.id).unwrap_or_default() {
+            self.write(open, from, content);
+        }
+        table.open.insert(open.id, open.clone());
+    }
+
+    pub fn close(&self, id: SegmentId) {
+        let mut table = lock(&self.table);
+        table.early.remove(&id);
+        if table.open.remove(&id).is_some() {
+            table.closed.insert(id);
+        }
+    }
+
+    /// Fails a channel in this process, which has nobody to ask.
+    pub fn fail(&self, open: &Open, verdict: &Verdict) {
+        let _table = lock(&self.table);
+        open.fail(verdict);
+    }
+
+    /// What has become of a rank, as the store says.
+    pub fn lost(&self, world_rank: usize) -> Option<PeerEvent> {
+        if self.num_lost.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        lock(&self.lost).iter().find(|(rank, _)| *rank == world_rank).map(|(_, event)| *event)
+    }
+
+    /// Writes what a rank of the world has told into the copies. The table is locked.
+    fn write(&self, open: &Open, from: usize, content: Content) {
+        let Some(rank) = open.members.iter().position(|member| *member == from) else { return };
+        match content {
+            Content::Update(update) if rank != open.rank => self.write_update(open, rank, &update),
+            Content::Update(_) => {}
+            Content::Decision(decision) => open.write_decision(rank, &decision),
+        }
+        open.channel.state(open.rank).park.wake();
+    }
+
+    fn write_update(&self, open: &Open, rank: usize, update: &Update) {
+        let state = open.channel.state(rank);
+        for (place, word) in &update.greetings {
+            if let Some(target) = state.greeting_words().nth(usize::from(*place)) {
+                target.store(*word, Ordering::Release);
+            }
+        }
+        for (place, sequence, words) in &update.records {
+            let Some(record) = state.records.get(usize::from(*place)) else { continue };
+            record.write(*sequence, *words);
+        }
+        for line in &update.lines {
+            let slot = open.channel.slot(rank, u64::from(line.slot));
+            // SAFETY: this thread is the line's writer in this process; its rank wrote the line since all, this process's
+            // rank too, were done with what it held before.
+            unsafe {
+                match line.line {
+                    OPENING => copy_line(&slot.opening, line),
+                    number => {
+                        if let Some(target) = slot.lines.get(usize::from(number)) {
+                            copy_line(target, line);
+                        }
+                    }
+                }
+            }
+        }
+        state.shrink.joined.store(update.joined, Ordering::Release);
+        state.done_operation.set(update.done);
+        self.standings[open.members[rank]].waits_for.store(update.waits_for, Ordering::Release);
+        state.life.pid.store(update.pid, Ordering::Release);
+        state.life.state.store(update.life, Ordering::Release);
+    }
+}
+
+/// # Safety
+/// As for [`Stamped::write`].
+unsafe fn copy_line<const PAYLOAD: usize>(target: &Stamped<PAYLOAD>, line: &Line) {
+    if size_of_val(&*line.payload) == PAYLOAD {
+        // SAFETY: the caller's contract; as many bytes.
+        unsafe { target.write(line.stamp, line.payload.as_ptr().cast(), PAYLOAD) };
+    }
+}
+
+impl Open {
+    pub fn new(id: SegmentId, channel: Channel, rank: usize, members: Vec<usize>) -> Open {
+        let own = members[rank];
+        let others = members.iter().filter(|member| **member != own).map(|member| *member as u32).collect();
+        let told = Mutex::new(Told::new(channel.state(rank).greeting_words().count()));
+        Open { id, channel, rank, members, others, told }
+    }
+
+    /// All members, as the store knows them.
+    pub fn everybody(&self) -> Vec<u32> {
+        self.members.iter().map(|member| *member as u32).collect()
+    }
+
+    /// The first decision counts. They come in the same order everywhere.
+    fn write_decision(&self, rank: usize, decision: &Decision) {
+        let (header, state) = (self.channel.header(), self.channel.state(rank));
+        let put = |target: &[AtomicU64], words: &[u64]| {
+            target.iter().zip(words).for_each(|(target, word)| target.store(*word, Ordering::Relaxed));
+        };
+        match decision {
+            Decision::Verdict(words) => {
+                if header.verdict.load(Ordering::Acquire) == 0 {
+                    put(&state.verdict, words);
+                    header.verdict.store(rank as u32 + 1, Ordering::Release);
+                }
+            }
+            Decision::Round(round, words) => {
+                if header.decided.load(Ordering::Acquire) >> 16 < *round {
+                    put(&state.shrink.proposals[*round as usize % 2], words);
+                    header.decided.store(round << 16 | (rank as u64 + 1), Ordering::Release);
+                }
+            }
+            Decision::Outcome(outcome) => {
+                let (old, new) = (Ordering::AcqRel, Ordering::Acquire);
+                let _ = header.confirmed.compare_exchange(0, *outcome, old, new);
+            }
+        }
+    }
+}
+
+impl Audience for Copies {
+    fn told(&self, from: usize, value: &[u8]) {
+        let Ok(Message { channel, content }) = postcard::from_bytes(value) else {
+            tracing::warn!(
+                "rank {from} tells what cannot be understood: use one version of phalanx in all processes"
+            );
+            return;
+        };
+        let mut table = lock(&self.table);
+        if let Some(open) = table.open.get(&channel) {
+            self.write(open, from, content);
+        } else if !table.closed.contains(&channel) {
+            table.early.entry(channel).or_default().push((from, content));
+        }
+    }
+
+    fn bereaved(&self, lost: &[Lost], has_ended: bool) {
+        *lock(&self.lost) = lost.iter().map(|lost| (lost.rank, lost.event)).collect();
+        self.num_lost.store(lost.len(), Ordering::Release);
+        self.has_ended.store(has_ended, Ordering::Release);
+        for open in lock(&self.table).open.values() {
+            if has_ended {
+                open.fail_of(lost);
+            }
+            open.channel.state(open.rank).park.wake();
+        }
+    }
+}
+
+impl Open {
+    /// Fails the channel in this process. The table is locked.
+    fn fail(&self, verdict: &Verdict) {
+        if self.channel.header().verdict.load(Ordering::Acquire) == 0 {
+            verdict.propose(self.channel.header(), self.channel.state(self.rank), self.rank);
+        }
+    }
+
+    /// The store is gone, and with it whoever had it, or else this process is cut off: nobody can be asked.
+    fn fail_of(&self, lost: &[Lost]) {
+        let is_here = |rank: &usize| {
+            let life = self.channel.state(*rank).life.state.load(Ordering::Acquire);
+            ![LIFE_LEFT, LIFE_ALONE, LIFE_PANICKED].contains(&life)
+        };
+        let culprit = lost.iter().find_map(|lost| {
+            let rank = self.members.iter().position(|member| *member == lost.rank).filter(is_here)?;
+            Some((rank, lost.event))
+        });
+        if let Some((rank, event)) = culprit {
+            let context = Context::of_last(self.channel.state(self.rank), self.rank);
+            self.fail(&Verdict::Peer { rank, event, context });
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Going on without those who are gone: how the survivors of a channel agree on who they are.
+//!
+//! In *rounds*, over the words of the channel that they share already. A rank joins a round and waits until every
+//! rank of the round before (at first, of the channel) has joined, too, or is gone. Then one of them, the first that
+//! is there, makes a new channel and proposes it with the set of its ranks; a compare-and-swap of the channel's
+//! header makes one proposal the decision. Who finds itself outside of the set was left behind.
+//!
+//! A rank can be lost between its joining and its coming to the new channel. So that channel counts only when
+//! somebody has seen all of its ranks there and *confirmed* it; if a rank is gone, or the deadline passes, somebody
+//! *discards* it instead, again by one compare-and-swap, and all go into the next round.
+
+use super::endpoint::{Endpoint, NewChannel};
+use super::layout::LIFE_LEFT;
+use super::layout::LIFE_PANICKED;
+use crate::types::MAX_RANKS;
+use super::layout::PROPOSAL_WORDS;
+use super::record::Record;
+use super::failure::Context;
+use super::failure::Verdict;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::os::sync::Ordering;
+use std::time::{Duration, Instant};
+
+/// In the place of a round: this rank could not go on.
+const WITHDRAWN: u64 = u64::MAX;
+
+/// States of a new channel.
+const OPEN: u32 = 0;
+const CONFIRMED: u32 = 1;
+const DISCARDED: u32 = 2;
+
+/// How often waiting ranks look around.
+const TICK: Duration = Duration::from_micros(200);
+const LONG_TICK: Duration = Duration::from_millis(5);
+
+/// A decision: the new channel and its ranks, in the old channel's numbers.
+struct Decision {
+    channel: u64,
+    members: Vec<usize>,
+}
+
+impl Endpoint {
+    /// The place of this rank in a channel of the survivors, and the number of this shrinking.
+    pub fn shrink(&self) -> Result<(Endpoint, u64)> {
+        self.check_owner()?;
+        self.check_connected()?;
+        let joined = &self.own().shrink.joined;
+        loop {
+            let round = joined.load(Ordering::Relaxed).saturating_add(1);
+            match self.shrink_round(round) {
+                Ok(Some(shrunk)) => return Ok((shrunk, round)),
+                Ok(None) => {}
+                Err(error) => {
+                    joined.store(WITHDRAWN, Ordering::Release);
+                    self.tell();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// `None` if a rank of the new channel was lost before all had come.
+    fn shrink_round(&self, round: u64) -> Result<Option<Endpoint>> {
+        let endpoint = self;
+        let own = endpoint.rank;
+        let before = if round == 1 {
+            (0..endpoint.ranks).collect()
+        } else {
+            decision(endpoint, round - 1).ok_or(Error::LeftBehind { rank: own })?.members
+        };
+        let made = agree(endpoint, round, &before)?;
+        let decision = decision(endpoint, round)
+            .filter(|decision| decision.members.contains(&own))
+            .ok_or(Error::LeftBehind { rank: own })?;
+        let channel = match made.filter(|made| made.id() == decision.channel) {
+            Some(made) => made,
+            None => match NewChannel::open(&endpoint.world, decision.channel) {
+                Ok(channel) => channel,
+                // Its maker has given it up, since this rank took so long.
+                Err(_) if decided(endpoint) > round => return Err(Error::LeftBehind { rank: own }),
+                Err(error) => return Err(error),
+            },
+        };
+        let rank = decision.members.iter().position(|member| *member == own).expect("contained");
+        let members = decision.members.iter().map(|member| endpoint.members()[*member]).collect();
+        let shrunk = Endpoint::attach(endpoint.world.clone(), channel, rank, members, endpoint.timeout());
+        let counts = confirm(endpoint, &shrunk, round);
+        Ok(counts.then_some(shrunk))
+    }
+}
+
+/// The last round that is decided.
+fn decided(endpoint: &Endpoint) -> u64 {
+    endpoint.channel.header().decided.load(Ordering::Acquire) >> 16
+}
+
+/// Takes part in a round until it is decided. Answers the channel that this rank has made for it, if it has.
+fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<NewChannel>> {
+    let lost = endpoint.lost();
+    if lost.contains(&endpoint.rank) {
+        return Err(Error::LeftBehind { rank: endpoint.rank });
+    }
+    endpoint.own().shrink.joined.store(round, Ordering::Release);
+    endpoint.tell();
+    let has_joined =
+        |rank: usize| endpoint.channel.state(rank).shrink.joined.load(Ordering::Acquire) == round;
+    let is_gone = |rank: usize| {
+        let joined = endpoint.channel.state(rank).shrink.joined.load(Ordering::Acquire);
+        lost.contains(&rank)
+            || joined == WITHDRAWN
+            || (rank != endpoint.rank && endpoint.gone(rank).is_some())
+    };
+    let since = Instant::now();
+    loop {
+        if decided(endpoint) >= round {
+            return Ok(None);
+        }
+        // One look at each, so that nobody who comes just now is neither.
+        let waited_for = before.iter().copied().filter(|rank| !is_gone(*rank));
+        let (there, missing): (Vec<usize>, Vec<usize>) = waited_for.partition(|rank| has_joined(*rank));
+        let late = since.elapsed() >= endpoint.deadline();
+        // At the deadline everybody proposes: the first may be stopped.
+        if late || (missing.is_empty() && there.first() == Some(&endpoint.rank)) {
+            if !missing.is_empty() {
+                tell_missing(endpoint, &missing, round, since.elapsed());
+            }
+            let made = NewChannel::create(&endpoint.world, there.len())?;
+            propose(endpoint, round, &there, made.id());
+            return Ok(Some(made));
+        }
+        pause(since);
+    }
+}
+
+/// Those who come later find the communicator failed, and for which reason.
+fn tell_missing(endpoint: &Endpoint, missing: &[usize], round: u64, waited: Duration) {
+    let record = Record::of(&Call::empty(Operation::Shrink));
+    let context = Context { reporter: endpoint.rank, sequence: round, record, waited };
+    endpoint.fail(&Verdict::Timeout { missing: missing.to_vec(), context });
+}
+
+fn propose(endpoint: &Endpoint, round: u64, members: &[usize], channel: u64) {
+    // The words of the round before last: whoever still reads them sees that they are outdated.
+    let words = &endpoint.own().shrink.proposals[round as usize % 2];
+    words[0].store(channel, Ordering::Relaxed);
+    for (block, word) in words[1..].iter().enumerate() {
+        let bits = members.iter().filter(|rank| **rank / 64 == block);
+        word.store(bits.fold(0, |set, rank| set | 1 << (rank % 64)), Ordering::Relaxed);
+    }
+    endpoint.decide_round(round, words);
+}
+
+/// What a round has decided, unless a later one is decided already.
+fn decision(endpoint: &Endpoint, round: u64) -> Option<Decision> {
+    let header = &endpoint.channel.header().decided;
+    let last = header.load(Ordering::Acquire);
+    if last >> 16 != round {
+        return None;
+    }
+    let winner = (last & 0xffff) as usize - 1;
+    let words = &endpoint.channel.state(winner).shrink.proposals[round as usize % 2];
+    let words: [u64; PROPOSAL_WORDS] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
+    let members = (0..MAX_RANKS).filter(|rank| words[1 + rank / 64] & (1 << (rank % 64)) != 0);
+    let decision = Decision { channel: words[0], members: members.collect() };
+    (header.load(Ordering::Acquire) == last).then_some(decision)
+}
+
+/// Waits until the new channel counts or does not: the same answer for all of its ranks.
+fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
+    let state = &new.channel.header().confirmed;
+    let settle = |outcome| new.settle(OPEN, outcome);
+    let life = |rank: usize| new.channel.state(rank).life.state.load(Ordering::Acquire);
+    let since = Instant::now();
+    loop {
+        match state.load(Ordering::Acquire) {
+            CONFIRMED => return true,
+            DISCARDED => return false,
+            _ => {}
+        }
+        let mut absent = new.peers().filter(|rank| life(*rank) == 0).peekable();
+        let late = since.elapsed() >= new.deadline() || decided(old) > round;
+        // An outcome that somebody else was first to settle is what the next look finds.
+        if absent.peek().is_none() {
+            settle(CONFIRMED);
+        } else if late || absent.any(|rank| new.gone(rank).is_some()) {
+            settle(DISCARDED);
+        } else {
+            pause(since);
+        }
+    }
+}
+
+fn pause(since: Instant) {
+    std::thread::sleep(if since.elapsed() < Duration::from_millis(50) { TICK } else { LONG_TICK });
+}
+
+const _: () = assert!(MAX_RANKS < 1 << 16 && LIFE_LEFT != 0 && LIFE_PANICKED != 0);

@@ -1,0 +1,47 @@
+//! The CUDA driver, found before cudarc needs it: cudarc panics where there is none.
+
+use crate::types::memory::GpuId;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use cudarc::driver::{CudaContext, result, sys};
+use phalanx_sys::{Library, cuda};
+use std::sync::OnceLock;
+
+/// The driver, which cudarc finds, too. Once it is found it stays loaded.
+///
+/// # Errors
+/// [`Error::LibraryNotFound`] if there is none; [`Error::Unsupported`] if what is there is no driver, or if it has a name
+/// under which cudarc does not find it.
+pub(crate) fn driver() -> Result<&'static Library> {
+    static DRIVER: OnceLock<Library> = OnceLock::new();
+    if let Some(driver) = DRIVER.get() {
+        return Ok(driver);
+    }
+    let found = cuda::DRIVER.open()?;
+    let refused = |why: &str| {
+        Error::from(UnsupportedError {
+            what: format!("{} as the CUDA driver", found.path().display()),
+            why: why.into(),
+            remedy: "set PHALANX_CUDA_LIB to the driver's libcuda.so.1, or unset it".into(),
+        })
+    };
+    if !found.has(c"cuInit") {
+        return Err(refused("it has no cuInit"));
+    }
+    // SAFETY: loads libraries of the driver's names, of which one is loaded already or there is none.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(refused("its name (SONAME) is not libcuda.so.1"));
+    }
+    Ok(DRIVER.get_or_init(|| found))
+}
+
+/// What the GPUs are that this process sees, in their order. Nothing is begun on them.
+pub(crate) fn gpu_ids() -> Result<Vec<GpuId>> {
+    driver()?;
+    let id = |ordinal| {
+        let device = result::device::get(ordinal)?;
+        Ok(GpuId(result::device::get_uuid(device)?.bytes.map(|byte| byte as u8)))
+    };
+    (0..CudaContext::device_count()?).map(id).collect()
+}

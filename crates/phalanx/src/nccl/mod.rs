@@ -1,0 +1,35 @@
+//! What only NCCL has: reached through [`Comm::nccl`](crate::Comm::nccl).
+//!
+//! ```no_run
+//! # fn main() -> phalanx::Result<()> {
+//! use phalanx::{BackendKind, Comm, ReduceOp};
+//! for result in Comm::builder().backend(BackendKind::Nccl).run(2, |comm| -> phalanx::Result<()> {
+//!     let nccl = comm.nccl().expect("the backend was chosen");
+//!     let mut gradients = nccl.alloc::<f32>(1 << 20)?; // symmetric memory, where the library has it
+//!     comm.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
+//!     comm.sync()
+//! })? {
+//!     result?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod comm;
+mod device_comm;
+mod estimate;
+mod graph;
+mod one_sided;
+pub mod rccl;
+mod rccl_comm;
+mod scaled;
+mod surface;
+
+pub use crate::backend::nccl::{Buffer, CollectiveConfig, Config, GpuSlice, Registration, parameters};
+pub use device_comm::{
+    DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, KernelArgument, Properties, Resource,
+    ResourceHandle, Team, TeamKind,
+};
+pub use graph::Graph;
+pub use one_sided::Signal;
+pub use surface::{MemoryStatistic, Nccl, Surface, encrypt_sockets, init_all, version};

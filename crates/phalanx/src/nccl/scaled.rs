@@ -1,0 +1,184 @@
+//! Sums in which each rank's factor is in GPU memory: of single operations, of groups, and so of CUDA graphs.
+
+use crate::backend::nccl::check_on_device;
+use super::surface::Surface;
+use crate::contract::Call;
+use crate::contract::Operation;
+use crate::types::memory::Space;
+use crate::api::comm::Comm;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
+use crate::api::group::CommGroup;
+use crate::buffer::stream::Lent;
+use crate::types::op::RawReduction;
+use crate::types::op::ReductionCode;
+use crate::Source;
+use crate::Target;
+
+/// A call with the memory that it needs until it is enqueued.
+struct Scaled<'a> {
+    call: Call<'a>,
+    lent: [Lent<'a>; 3],
+}
+
+impl<'a> Scaled<'a> {
+    fn new<S, R, F>(
+        comm: &'a Comm,
+        operation: &'static str,
+        call: Call<'a>,
+        (send, recv, factor): (&'a S, &'a mut R, &'a F),
+    ) -> Result<Scaled<'a>>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        if comm.backend.nccl().is_none() {
+            return Err(Error::from(UnsupportedError {
+                what: format!("{operation}, with a factor in GPU memory"),
+                why: format!("the communicator is the {} backend's", comm.backend()),
+                remedy: "use PreMulSum, or a communicator on GPUs (BackendKind::Nccl)".into(),
+            }));
+        }
+        if factor.len() != 1 {
+            let (actual, expected) = (factor.len(), 1);
+            let (buffer, rule) = ("factor", "one factor");
+            return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
+        }
+        let lane = &comm.lane;
+        let (send, recv, factor) = (send.lend(lane)?, recv.lend_mut(lane)?, factor.lend(lane)?);
+        let call = call.between::<S::Elem>(&send, &recv, lane).configured(lane);
+        let gets_nothing = call.operation == Operation::Reduce && call.root != comm.rank();
+        let [send_space, recv_space] = call.spaces;
+        check_on_device(
+            &[factor.span().space, send_space, if gets_nothing { send_space } else { recv_space }],
+            "GPU memory, for the buffers and the factor",
+            "use PreMulSum for a factor on the host",
+        )?;
+        let address = factor.span().start.addr() as u64;
+        let reduction = RawReduction { code: ReductionCode::PreMulSum, factor: address };
+        let call = Call { reduction, factor_space: Space::Device, ..call };
+        Ok(Scaled { call, lent: [send, recv, factor] })
+    }
+}
+
+impl Surface<'_> {
+    /// Sums the ranks' buffers, each multiplied by a factor that is in GPU memory and read when the operation is
+    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`): one element, this rank's. For a factor known on the host use
+    /// [`PreMulSum`](crate::PreMulSum). All buffers are in GPU memory. In a group: [`CommGroup::all_reduce_scaled`].
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`] with [`PreMulSum`](crate::PreMulSum); [`UsageError::Length`] for more or less than one factor;
+    /// [`UsageError::Memory`] for host memory.
+    pub fn all_reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.front.shape().all_reduce(send.len(), recv.len())?;
+        self.run(&Scaled::new(self.front, "all_reduce_scaled", call, (send, recv, factor))?)
+    }
+
+    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which only the root gets the result. As in [`Comm::reduce`], `recv` is used
+    /// at the root only.
+    pub fn reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F, root: usize) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.front.shape().reduce(send.len(), recv.len(), root)?;
+        self.run(&Scaled::new(self.front, "reduce_scaled", call, (send, recv, factor))?)
+    }
+
+    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which each rank gets its block. As in [`Comm::reduce_scatter`], `send` has as
+    /// many elements as `recv` for each rank.
+    pub fn reduce_scatter_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let call = self.front.shape().reduce_scatter(send.len(), recv.len())?;
+        self.run(&Scaled::new(self.front, "reduce_scatter_scaled", call, (send, recv, factor))?)
+    }
+
+    /// The memory stays lent until the operation is enqueued.
+    fn run(&self, scaled: &Scaled<'_>) -> Result<()> {
+        self.front.run_call(&scaled.call)
+    }
+}
+
+impl<'env> CommGroup<'_, 'env> {
+    /// See [`Surface::all_reduce_scaled`](super::Surface::all_reduce_scaled). In a [CUDA graph](super::Graph) the factor is read
+    /// again by each launch.
+    ///
+    /// # Errors
+    /// As there; [`Error::Unsupported`] on a communicator that is neither NCCL's nor RCCL's.
+    pub fn all_reduce_scaled<S, R, F>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        factor: &'env F,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let comm = self.comm();
+        let call = comm.shape().all_reduce(send.len(), recv.len())?;
+        self.take(Scaled::new(comm, "all_reduce_scaled", call, (send, recv, factor))?);
+        Ok(())
+    }
+
+    /// See [`Surface::reduce_scaled`](super::Surface::reduce_scaled).
+    ///
+    /// # Errors
+    /// As [`all_reduce_scaled`](CommGroup::all_reduce_scaled).
+    pub fn reduce_scaled<S, R, F>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        factor: &'env F,
+        root: usize,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let comm = self.comm();
+        let call = comm.shape().reduce(send.len(), recv.len(), root)?;
+        self.take(Scaled::new(comm, "reduce_scaled", call, (send, recv, factor))?);
+        Ok(())
+    }
+
+    /// See [`Surface::reduce_scatter_scaled`](super::Surface::reduce_scatter_scaled).
+    ///
+    /// # Errors
+    /// As [`all_reduce_scaled`](CommGroup::all_reduce_scaled).
+    pub fn reduce_scatter_scaled<S, R, F>(
+        &mut self,
+        send: &'env S,
+        recv: &'env mut R,
+        factor: &'env F,
+    ) -> Result<()>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        F: Source<Elem = S::Elem> + ?Sized,
+    {
+        let comm = self.comm();
+        let call = comm.shape().reduce_scatter(send.len(), recv.len())?;
+        self.take(Scaled::new(comm, "reduce_scatter_scaled", call, (send, recv, factor))?);
+        Ok(())
+    }
+
+    fn take(&mut self, Scaled { call, lent }: Scaled<'env>) {
+        self.push(call, lent);
+    }
+}

@@ -1,0 +1,25 @@
+//! Fetching lines before they are read, so that they need not be asked for one after the other.
+
+use super::LINE;
+
+/// Bytes whose lines are fetched one by one: what comes behind them the processor fetches by itself.
+const MOST: usize = 8 * LINE;
+
+/// Has a line fetched. It may be any address.
+#[inline(always)]
+pub(crate) fn prefetch(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch touches nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch(line.cast(), _MM_HINT_T0);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Has the first lines of so many bytes fetched.
+#[inline(always)]
+pub(crate) fn first_lines(bytes: *const u8, len: usize) {
+    (0..len.min(MOST)).step_by(LINE).for_each(|at| prefetch(bytes.wrapping_add(at)));
+}

@@ -1,0 +1,547 @@
+//! The arithmetic: many arrays combined into one, in rank order, and copies.
+//!
+//! A block of 64 elements at a time (16 of what is left, then four, and then one) is taken from each source into accumulators that stay
+//! in registers, and stored once. The same code is compiled for several instruction sets and chosen at run time.
+
+pub(crate) mod arithmetic;
+
+use crate::reduce::arithmetic::Avg;
+use crate::reduce::arithmetic::Combine;
+use crate::reduce::arithmetic::Max;
+use crate::reduce::arithmetic::Min;
+use crate::reduce::arithmetic::Number;
+use crate::reduce::arithmetic::PreMulSum;
+use crate::reduce::arithmetic::Prod;
+use crate::reduce::arithmetic::Sum;
+use crate::os::prefetch;
+use crate::os::LINE;
+use crate::types::dtype::DType;
+use crate::types::dtype::with_element;
+use crate::types::op::ReductionCode;
+use crate::types::op::element_from_bits;
+
+/// Elements per block, and of those that come after the last.
+const BLOCK: usize = 64;
+const SHORT: usize = 16;
+const SHORTER: usize = 4;
+
+/// How far ahead the lines of others' arrays are fetched, in bytes.
+const AHEAD: usize = 1 << 10;
+
+/// Where results are stored, all in every place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Targets<'a> {
+    /// Through the caches, as stores go.
+    pub through: &'a [*mut u8],
+    /// Past the caches.
+    pub past: &'a [*mut u8],
+    /// Who stores in others' arrays, if somebody does: the lines of all sources but this rank's, and of all targets through the caches but the
+    /// first, which is its own, are fetched ahead. The hardware does not do that for what is only stored to, and of own arrays it would take
+    /// more than it gives.
+    pub pusher: usize,
+}
+
+/// No rank: all targets are own ones.
+const NOBODY: usize = usize::MAX;
+
+impl<'a> Targets<'a> {
+    /// Own ones: through the caches, unless `streaming`.
+    #[inline(always)]
+    pub fn new(targets: &'a [*mut u8], streaming: bool) -> Targets<'a> {
+        let (through, past) = targets.split_at(if streaming { 0 } else { targets.len() });
+        Targets { through, past, pusher: NOBODY }
+    }
+}
+
+/// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
+type Kernel = unsafe fn(targets: Targets<'_>, sources: &[*const u8], factors: &[u64], count: usize);
+
+/// The kernel for one type and operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Reducer(Kernel);
+
+impl Reducer {
+    #[inline]
+    pub fn new(dtype: DType, code: ReductionCode) -> Reducer {
+        fn of<T: Number>(code: ReductionCode) -> Kernel {
+            match code {
+                ReductionCode::Sum => dispatch::<T, Sum>,
+                ReductionCode::Prod => dispatch::<T, Prod>,
+                ReductionCode::Min => dispatch::<T, Min>,
+                ReductionCode::Max => dispatch::<T, Max>,
+                ReductionCode::Avg => dispatch::<T, Avg>,
+                ReductionCode::PreMulSum => dispatch::<T, PreMulSum>,
+            }
+        }
+        Reducer(with_element!(dtype, T => of::<T>(code)))
+    }
+
+    /// Combines `count` elements of each source, in the order of the sources, and stores the result in each
+    /// target. `factors[r]` are the bits of the factor of `sources[r]`.
+    ///
+    /// # Safety
+    /// Every source has `count` elements of the reducer's type and every target room for them; a target
+    /// overlaps no other target and no source, or is exactly one of the sources.
+    #[inline]
+    pub unsafe fn run(self, targets: Targets<'_>, sources: &[*const u8], factors: &[u64], count: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { (self.0)(targets, sources, factors, count) }
+    }
+}
+
+/// Chooses how: few elements to one place are over before what more takes is set up.
+unsafe fn dispatch<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match *targets.through {
+            [target] if count < BLOCK && targets.past.is_empty() => {
+                // Written out, so that the compiler sees that there is nothing else to do.
+                rest::<T, C>(Targets::new(&[target], false), sources, factors, 0, count);
+            }
+            _ => many::<T, C>(targets, sources, factors, count),
+        }
+    }
+}
+
+/// Combines any number of elements, for any number of places.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(never)]
+unsafe fn many<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let done = if count < BLOCK { 0 } else { long::<T, C>(targets, sources, factors, count) };
+        rest::<T, C>(targets, sources, factors, done, count);
+        if !targets.past.is_empty() {
+            streaming_fence();
+        }
+    }
+}
+
+/// Combines what is left behind the first `done` elements. That needs no registers but those that every processor has.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn rest<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    done: usize,
+    count: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let done = blocks::<T, C, SHORT, 0>(targets, sources, factors, done, count);
+        let done = blocks::<T, C, SHORTER, 0>(targets, sources, factors, done, count);
+        blocks::<T, C, 1, 0>(targets, sources, factors, done, count);
+    }
+}
+
+/// Combines as many blocks of 64 elements as there are, and answers how many elements are done then. Chooses the instruction set; detection is
+/// cached by the standard library.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn long<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+) -> usize {
+    // SAFETY: the caller's contract, and the instruction set was detected.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+                return avx512::<T, C>(targets, sources, factors, count);
+            }
+            if is_x86_feature_detected!("avx2") {
+                return avx2::<T, C>(targets, sources, factors, count);
+            }
+        }
+        blocks::<T, C, BLOCK, 16>(targets, sources, factors, 0, count)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn avx512<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { blocks::<T, C, BLOCK, 64>(targets, sources, factors, 0, count) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { blocks::<T, C, BLOCK, 32>(targets, sources, factors, 0, count) }
+}
+
+/// Combines as many blocks of `N` elements as there are behind the first `done`, and answers how many elements are done then. `STORE` is the
+/// width of the registers that are stored past the caches, 0 if blocks are no whole lines.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn blocks<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    mut done: usize,
+    count: usize,
+) -> usize {
+    let ahead = AHEAD / size_of::<T>();
+    while count - done >= N {
+        if targets.pusher != NOBODY && count - done >= ahead + N {
+            let others = sources.iter().enumerate().filter(|(rank, _)| *rank != targets.pusher);
+            others.for_each(|(_, source)| fetch::<T, N>(*source, done + ahead));
+            targets.through.iter().skip(1).for_each(|target| fetch::<T, N>(*target, done + ahead));
+        }
+        // SAFETY: the caller's contract; the block lies in front of `count`.
+        unsafe { block::<T, C, N, STORE>(targets, sources, factors, done) };
+        done += N;
+    }
+    done
+}
+
+/// Has the lines of the `N` elements at `at` fetched.
+#[inline(always)]
+fn fetch<T, const N: usize>(array: *const u8, at: usize) {
+    let start = array.cast::<T>().wrapping_add(at).cast::<u8>();
+    for line in 0..size_of::<[T; N]>().div_ceil(LINE) {
+        prefetch(start.wrapping_add(line * LINE));
+    }
+}
+
+/// Combines the `N` elements at `at`.
+///
+/// # Safety
+/// As for [`Reducer::run`].
+#[inline(always)]
+unsafe fn block<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    at: usize,
+) {
+    let ranks = sources.len();
+    let factor = |rank: usize| C::widen(element_from_bits::<T>(factors.get(rank).copied().unwrap_or(0)));
+    let first = factor(0);
+    let mut acc = [C::Acc::default(); N];
+    // SAFETY: the block is in bounds of the source; elements may be unaligned in a caller's raw memory.
+    let x = unsafe { sources[0].cast::<T>().add(at).cast::<[T; N]>().read_unaligned() };
+    for i in 0..N {
+        acc[i] = C::prepare(C::widen(x[i]), first);
+    }
+    for (rank, source) in sources.iter().enumerate().skip(1) {
+        // SAFETY: as above.
+        let x = unsafe { source.cast::<T>().add(at).cast::<[T; N]>().read_unaligned() };
+        let factor = factor(rank);
+        for i in 0..N {
+            acc[i] = C::combine(acc[i], C::prepare(C::widen(x[i]), factor));
+        }
+    }
+    let result: [T; N] = std::array::from_fn(|i| C::finish(acc[i], ranks));
+    // SAFETY: the block is in bounds of the targets.
+    unsafe {
+        for target in targets.through {
+            target.cast::<T>().add(at).cast::<[T; N]>().write_unaligned(result);
+        }
+        for target in targets.past {
+            let target = target.cast::<T>().add(at).cast::<[T; N]>();
+            if STORE > 0 && target.addr().is_multiple_of(LINE) {
+                stream::<STORE>(target.cast(), (&raw const result).cast(), size_of_val(&result));
+            } else {
+                target.write_unaligned(result);
+            }
+        }
+    }
+}
+
+/// Stores a block past the caches, in registers of so many bytes. Follow with [`streaming_fence`].
+///
+/// # Safety
+/// `len` bytes, whole lines, are readable at `source` and writable at `target`, where a line starts; there are registers of that width.
+#[inline(always)]
+unsafe fn stream<const WIDTH: usize>(target: *mut u8, source: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..len).step_by(WIDTH) {
+        use std::arch::x86_64::*;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (target, source) = (target.add(at), source.add(at));
+            match WIDTH {
+                64 => _mm512_stream_si512(target.cast(), source.cast::<__m512i>().read_unaligned()),
+                32 => _mm256_stream_si256(target.cast(), source.cast::<__m256i>().read_unaligned()),
+                _ => _mm_stream_si128(target.cast(), source.cast::<__m128i>().read_unaligned()),
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's contract.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source, target, len);
+    }
+}
+
+/// Copies bytes; `streaming` stores past the caches.
+///
+/// # Safety
+/// `len` bytes are readable at `source` and writable at `target`, and do not overlap.
+#[inline]
+pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, len: usize, streaming: bool) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if streaming {
+            copy_streaming(target, source, len);
+            streaming_fence();
+        } else {
+            std::ptr::copy_nonoverlapping(source, target, len);
+        }
+    }
+}
+
+/// Copies up to 128 bytes: without a call, in pieces that may overlap each other.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+pub(crate) unsafe fn copy_small(target: *mut u8, source: *const u8, len: usize) {
+    debug_assert!(len <= 128);
+    // SAFETY: the caller's contract; the pieces cover the bytes and nothing else.
+    unsafe {
+        match len {
+            0 => {}
+            1..4 => (0..len).for_each(|at| copy_piece::<1>(target, source, at)),
+            4..8 => [0, len - 4].into_iter().for_each(|at| copy_piece::<4>(target, source, at)),
+            8..16 => [0, len - 8].into_iter().for_each(|at| copy_piece::<8>(target, source, at)),
+            16..32 => [0, len - 16].into_iter().for_each(|at| copy_piece::<16>(target, source, at)),
+            32..64 => {
+                [0, 16, len - 32, len - 16].into_iter().for_each(|at| copy_piece::<16>(target, source, at))
+            }
+            _ => [0, 32, len - 64, len - 32].into_iter().for_each(|at| copy_piece::<32>(target, source, at)),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy`], of the `N` bytes at `at`.
+#[inline(always)]
+unsafe fn copy_piece<const N: usize>(target: *mut u8, source: *const u8, at: usize) {
+    // SAFETY: the caller's contract; arrays of bytes lie anywhere.
+    unsafe { target.add(at).cast::<[u8; N]>().write(source.add(at).cast::<[u8; N]>().read()) }
+}
+
+/// Copies to two places with one reading: to `target`, and to `past`, past the caches.
+///
+/// # Safety
+/// As for [`copy`], of both; they do not overlap each other.
+pub(crate) unsafe fn copy_twice(target: *mut u8, past: *mut u8, source: *const u8, len: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        copy_lines::<true>(past, target, source, len);
+    }
+    streaming_fence();
+}
+
+/// Copies with stores that do not go through the caches. Follow with [`streaming_fence`].
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+unsafe fn copy_streaming(target: *mut u8, source: *const u8, len: usize) {
+    // SAFETY: the caller's contract; there is no second copy.
+    unsafe { copy_lines::<false>(target, std::ptr::null_mut(), source, len) }
+}
+
+/// Copies line by line to `past`, past the caches; if `TWICE`, to `target` through them, too.
+///
+/// # Safety
+/// As for [`copy`], of each place that is written.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn copy_lines<const TWICE: bool>(past: *mut u8, target: *mut u8, source: *const u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_storeu_si128, _mm_stream_si128};
+    // SAFETY: the head brings `past` to a line's start, the body keeps in bounds. SSE2 is part of x86-64.
+    unsafe {
+        let edge = |at: usize, len: usize| {
+            std::ptr::copy_nonoverlapping(source.add(at), past.add(at), len);
+            if TWICE {
+                std::ptr::copy_nonoverlapping(source.add(at), target.add(at), len);
+            }
+        };
+        let head = past.align_offset(64).min(len);
+        edge(0, head);
+        let lines = (len - head) / 64;
+        for line in 0..lines {
+            for part in 0..4 {
+                let at = head + line * 64 + part * 16;
+                let value = _mm_loadu_si128(source.add(at).cast::<__m128i>());
+                if TWICE {
+                    _mm_storeu_si128(target.add(at).cast::<__m128i>(), value);
+                }
+                _mm_stream_si128(past.add(at).cast::<__m128i>(), value);
+            }
+        }
+        let done = head + lines * 64;
+        edge(done, len - done);
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+unsafe fn copy_lines<const TWICE: bool>(past: *mut u8, target: *mut u8, source: *const u8, len: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source, past, len);
+        if TWICE {
+            std::ptr::copy_nonoverlapping(source, target, len);
+        }
+    }
+}
+/// Orders streaming stores before the flags that announce them.
+#[inline(always)]
+fn streaming_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streaming_copies_everything_at_any_alignment() {
+        let source: Vec<u8> = (0..1000).map(|i| (i * 7) as u8).collect();
+        for start in 0..70 {
+            for len in [0, 1, 63, 64, 65, 200, 640] {
+                let mut target = vec![0u8; 1000];
+                // SAFETY: start + len is in bounds of both.
+                unsafe { copy(target.as_mut_ptr().add(start), source.as_ptr().add(3), len, true) };
+                assert_eq!(target[start..start + len], source[3..3 + len]);
+                assert!(target[start + len..].iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn every_element_is_combined_once_however_many_there_are() {
+        for count in [0, 1, BLOCK - 1, BLOCK, AHEAD / 4 + BLOCK, AHEAD + BLOCK + SHORT + SHORTER + 1] {
+            // How many are stored through the caches, and where in a line the targets begin.
+            for (through, start) in [(0, 0), (1, 0), (2, 0), (0, 1), (1, 3)] {
+                let [a, b] = [3u32, 5].map(|step| (0..count as u32).map(|i| i * step).collect::<Vec<_>>());
+                let mut memory = [vec![0u32; count + 2 * LINE], vec![0u32; count + 2 * LINE]];
+                // In place of the first, and apart.
+                let [first, apart] = memory.each_mut().map(|memory| {
+                    let start = memory.as_ptr().align_offset(LINE) + start;
+                    &mut memory[start..start + count]
+                });
+                first.copy_from_slice(&a);
+                let targets: [*mut u8; 2] = [first.as_mut_ptr().cast(), apart.as_mut_ptr().cast()];
+                let sources = [targets[0].cast_const(), b.as_ptr().cast()];
+                let (through, past) = targets.split_at(through);
+                let reducer = Reducer::new(DType::U32, ReductionCode::Sum);
+                // SAFETY: all have as many elements, and the first target is the first source.
+                unsafe { reducer.run(Targets { through, past, pusher: 0 }, &sources, &[], count) };
+                assert!((0..count as u32).map(|i| i * 8).eq(first.iter().copied()), "{count}");
+                assert_eq!(first, apart, "{count}");
+            }
+        }
+    }
+
+    #[test]
+    fn both_copies_are_whole_at_any_alignment() {
+        let source: Vec<u8> = (0..10_000).map(|i| (i * 7 % 251) as u8).collect();
+        for (start, len) in [(0, 0), (1, 1), (5, 4095), (64, 4096), (3, 4097), (17, 9000)] {
+            let [mut target, mut past] = [vec![0u8; 10_000], vec![0u8; 10_000]];
+            // SAFETY: start + len is in bounds of all.
+            unsafe {
+                copy_twice(target.as_mut_ptr().add(start), past.as_mut_ptr().add(start), source.as_ptr(), len)
+            };
+            for copy in [target, past] {
+                assert_eq!(copy[start..start + len], source[..len]);
+                assert!(copy[..start].iter().chain(&copy[start + len..]).all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn small_copies_are_as_long_as_they_should() {
+        let source: Vec<u8> = (1..=140).collect();
+        for len in 0..=128 {
+            let mut target = [0u8; 140];
+            // SAFETY: in bounds of both.
+            unsafe { copy_small(target.as_mut_ptr().add(3), source.as_ptr().add(1), len) };
+            assert_eq!(target[3..3 + len], source[1..1 + len]);
+            assert!(target[..3].iter().chain(&target[3 + len..]).all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn nan_wins_and_integers_wrap() {
+        let run = |code, a: &[f32], b: &[f32]| {
+            let mut out = vec![0f32; a.len()];
+            let sources = [a.as_ptr().cast(), b.as_ptr().cast()];
+            // SAFETY: all arrays have the same length.
+            unsafe {
+                let targets = [out.as_mut_ptr().cast()];
+                Reducer::new(DType::F32, code).run(Targets::new(&targets, false), &sources, &[], a.len())
+            };
+            out
+        };
+        let (nan, one) = (vec![f32::NAN; 65], vec![1.0; 65]);
+        for code in [ReductionCode::Min, ReductionCode::Max, ReductionCode::Sum] {
+            assert!(run(code, &nan, &one).iter().all(|x| x.is_nan()));
+            assert!(run(code, &one, &nan).iter().all(|x| x.is_nan()));
+        }
+        let mut out = [0i8];
+        let x = [100i8];
+        let sources = [x.as_ptr().cast(), x.as_ptr().cast()];
+        // SAFETY: one element each.
+        unsafe {
+            Reducer::new(DType::I8, ReductionCode::Sum).run(
+                Targets::new(&[out.as_mut_ptr().cast()], false),
+                &sources,
+                &[],
+                1,
+            )
+        };
+        assert_eq!(out[0], -56);
+        // SAFETY: one element each.
+        unsafe {
+            Reducer::new(DType::I8, ReductionCode::Avg).run(
+                Targets::new(&[out.as_mut_ptr().cast()], false),
+                &sources,
+                &[],
+                1,
+            )
+        };
+        assert_eq!(out[0], 100);
+    }
+}

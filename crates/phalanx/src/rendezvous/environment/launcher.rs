@@ -1,0 +1,365 @@
+//! Who started this process: one table of launchers, and what their variables say.
+
+use super::Environment;
+use super::place;
+use super::setting;
+use crate::types::MAX_RANKS;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+
+/// A launcher that has started this process, and what it says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Launcher {
+    /// Its name.
+    pub name: &'static str,
+    /// This process's rank.
+    pub rank: usize,
+    /// The number of ranks; `None` under PMIx, where only MPI knows it.
+    pub world_size: Option<usize>,
+    /// This process's number among those of its host.
+    pub local_rank: Option<usize>,
+    /// How many of the ranks are on this host.
+    pub local_world_size: Option<usize>,
+    /// The variables it was recognised by.
+    pub recognised_by: &'static [&'static str],
+    /// Launchers whose variables are there too, and that come later in the order.
+    pub ignored: Vec<&'static str>,
+    rule: &'static Rule,
+}
+
+/// This process's place among ranks that meet on one host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub launcher: &'static str,
+    pub rank: usize,
+    pub world_size: usize,
+    /// What the ranks of this job have in common and no other job has.
+    pub job: String,
+    /// Whether all ranks are on this host, as far as the launcher says.
+    pub one_host: bool,
+}
+
+/// How a launcher is recognised, and which variables say what. Of several names the first that is set counts.
+#[derive(Debug, PartialEq, Eq)]
+struct Rule {
+    name: &'static str,
+    /// Each entry is enough; all variables of an entry must be set.
+    evidence: &'static [&'static [&'static str]],
+    rank: &'static str,
+    world_size: &'static [&'static str],
+    local_rank: &'static [&'static str],
+    local_world_size: &'static [&'static str],
+    /// Whether its ranks are those of an MPI job.
+    mpi: bool,
+    /// What tells a job from others. Empty: the launcher's own process on this host does.
+    job: &'static [&'static str],
+    /// The same, where it is there.
+    job_more: &'static [&'static str],
+}
+
+/// Has the numbers of all hosts of a step.
+const SLURM_STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
+
+/// The launchers, in the order in which they count. The more a variable was meant for us the earlier it comes; then
+/// those that are started by the ones below them: torchrun and mpirun run inside of Slurm's steps, and Open MPI and
+/// PALS set the variables of PMIx and PMI too.
+const RULES: [Rule; 9] = [
+    Rule {
+        // See `Environment::placed`.
+        name: "the program itself",
+        evidence: &[&[place::RANK]],
+        rank: place::RANK,
+        world_size: &[place::WORLD_SIZE],
+        local_rank: &[],
+        local_world_size: &[place::LOCAL_WORLD_SIZE],
+        mpi: false,
+        job: &[place::JOB],
+        job_more: &[],
+    },
+    Rule {
+        name: "phalanx launch",
+        evidence: &[&["PHALANX_RANK"], &["PHALANX_WORLD_SIZE"]],
+        rank: "PHALANX_RANK",
+        world_size: &["PHALANX_WORLD_SIZE"],
+        local_rank: &["PHALANX_LOCAL_RANK"],
+        local_world_size: &["PHALANX_LOCAL_WORLD_SIZE"],
+        mpi: false,
+        job: &["PHALANX_JOB"],
+        job_more: &[],
+    },
+    Rule {
+        name: "torchrun",
+        // A lone RANK is too common a name to mean anything.
+        evidence: &[&["RANK", "WORLD_SIZE"]],
+        rank: "RANK",
+        world_size: &["WORLD_SIZE"],
+        local_rank: &["LOCAL_RANK"],
+        local_world_size: &["LOCAL_WORLD_SIZE"],
+        mpi: false,
+        // The port itself is torchrun's own store's: it only tells this job from others.
+        job: &["MASTER_ADDR", "MASTER_PORT"],
+        job_more: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+    },
+    Rule {
+        name: "Open MPI",
+        evidence: &[&["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]],
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: &["OMPI_COMM_WORLD_SIZE"],
+        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_world_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        mpi: true,
+        job: &["PMIX_NAMESPACE"],
+        job_more: &["PMIX_SERVER_URI2"],
+    },
+    Rule {
+        name: "Cray PALS",
+        evidence: &[&["PALS_RANKID"]],
+        rank: "PALS_RANKID",
+        world_size: &["PMI_SIZE"],
+        local_rank: &["PALS_LOCAL_RANKID"],
+        local_world_size: &["PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"],
+        mpi: true,
+        job: &["PALS_APID"],
+        job_more: &[],
+    },
+    Rule {
+        name: "Intel MPI",
+        evidence: &[&["PMI_RANK", "PMI_SIZE", "I_MPI_HYDRA_UUID"]],
+        rank: "PMI_RANK",
+        world_size: &["PMI_SIZE"],
+        local_rank: &["MPI_LOCALRANKID"],
+        local_world_size: &["MPI_LOCALNRANKS"],
+        mpi: true,
+        job: &["I_MPI_HYDRA_UUID"],
+        job_more: &[],
+    },
+    Rule {
+        // MPICH's Hydra, Slurm with --mpi=pmi2, and others.
+        name: "MPICH or another launcher with PMI",
+        evidence: &[&["PMI_RANK", "PMI_SIZE"]],
+        rank: "PMI_RANK",
+        world_size: &["PMI_SIZE"],
+        local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
+        local_world_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", SLURM_STEP_TASKS],
+        mpi: true,
+        job: &[],
+        job_more: &[],
+    },
+    Rule {
+        name: "PMIx",
+        evidence: &[&["PMIX_RANK", "PMIX_NAMESPACE"]],
+        rank: "PMIX_RANK",
+        world_size: &[],
+        local_rank: &["SLURM_LOCALID"],
+        local_world_size: &[],
+        mpi: true,
+        job: &["PMIX_NAMESPACE"],
+        job_more: &["PMIX_SERVER_URI2"],
+    },
+    Rule {
+        name: "Slurm",
+        // SLURM_JOB_ID is also set in an interactive allocation, and SLURM_PROCID in a batch script.
+        evidence: &[&["SLURM_STEP_NODELIST", "SLURM_PROCID"]],
+        rank: "SLURM_PROCID",
+        world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        local_rank: &["SLURM_LOCALID"],
+        local_world_size: &[SLURM_STEP_TASKS],
+        mpi: false,
+        job: &["SLURM_JOB_ID"],
+        job_more: &["SLURM_STEP_ID"],
+    },
+];
+
+impl Rule {
+    fn evidence_in(&self, environment: &Environment) -> Option<&'static [&'static str]> {
+        let all_set = |names: &&&[&str]| names.iter().all(|name| environment.get(name).is_some());
+        self.evidence.iter().find(all_set).copied()
+    }
+}
+
+impl Environment {
+    /// The launcher that started this process; the first of the table that is recognised.
+    pub fn launcher(&self) -> Result<Option<Launcher>> {
+        let mut recognised = RULES.iter().filter_map(|rule| Some((rule, rule.evidence_in(self)?)));
+        let Some((rule, recognised_by)) = recognised.next() else { return Ok(None) };
+        let because = recognised_by[0];
+        let rank = self.required(rule.rank, because)?;
+        let world_size = match self.first_set(rule.world_size) {
+            Some(name) => Some(self.required(name, because)?),
+            // Under PALS it may be missing.
+            None if rule.mpi => None,
+            None => Some(self.required(rule.world_size[0], because)?),
+        };
+        if world_size == Some(0) {
+            return Err(setting(rule.world_size[0], "0", "1 rank or more").into());
+        }
+        if let Some(world_size) = world_size.filter(|size| rank >= *size) {
+            let expected = format!("less than the number of ranks, {world_size}");
+            return Err(setting(rule.rank, &rank.to_string(), expected).into());
+        }
+        let local_rank = match self.first_set(rule.local_rank) {
+            Some(name) => self.local_rank(name, world_size)?,
+            None => None,
+        };
+        Ok(Some(Launcher {
+            name: rule.name,
+            rank,
+            world_size,
+            local_rank,
+            local_world_size: self.local_world_size(rule)?,
+            recognised_by,
+            ignored: recognised.map(|(rule, _)| rule.name).collect(),
+            rule,
+        }))
+    }
+
+    fn first_set(&self, names: &[&'static str]) -> Option<&'static str> {
+        names.iter().copied().find(|name| self.get(name).is_some())
+    }
+
+    /// A number that must be there, because another variable is.
+    fn required(&self, name: &str, because: &str) -> Result<usize> {
+        let expected = || setting(name, "", format!("a number, since {because} is set"));
+        Ok(self.number(name)?.ok_or_else(expected)?)
+    }
+
+    /// It is for applications; it must make sense.
+    fn local_rank(&self, name: &str, world_size: Option<usize>) -> Result<Option<usize>> {
+        let rank = self.number(name)?;
+        match (rank, world_size) {
+            (Some(rank), Some(world_size)) if rank >= world_size => {
+                let expected = format!("less than the number of ranks, {world_size}");
+                Err(setting(name, &rank.to_string(), expected).into())
+            }
+            _ => Ok(rank),
+        }
+    }
+
+    fn local_world_size(&self, rule: &Rule) -> Result<Option<usize>> {
+        let Some(name) = self.first_set(rule.local_world_size) else { return Ok(None) };
+        let value = self.get(name).unwrap_or_default();
+        let Some(hosts) = ranks_of_hosts(value) else {
+            return Err(
+                setting(name, value, "a number, 0 or greater, or one for each host (2(x3), 3,2)").into()
+            );
+        };
+        let own = if name == SLURM_STEP_TASKS { self.number("SLURM_NODEID")?.unwrap_or(0) } else { 0 };
+        let here = hosts.iter().flat_map(|(ranks, times)| std::iter::repeat_n(*ranks, *times)).nth(own);
+        // Which of them this is Slurm may count otherwise: then the first is as good.
+        Ok(Some(here.unwrap_or(hosts[0].0)))
+    }
+}
+
+/// How many ranks hosts have, and how many hosts have as many, of a list as Slurm writes it: `4`, `2(x3)`, `3,2`.
+fn ranks_of_hosts(list: &str) -> Option<Vec<(usize, usize)>> {
+    let entry = |entry: &str| match entry.trim().strip_suffix(')') {
+        Some(entry) => {
+            entry.split_once("(x").and_then(|(n, times)| Some((n.parse().ok()?, times.parse().ok()?)))
+        }
+        None => Some((entry.trim().parse().ok()?, 1)),
+    };
+    list.split(',').map(entry).collect()
+}
+
+impl Launcher {
+    /// Whether all its ranks are on this host; also if it says nothing about that.
+    pub fn is_one_host(&self) -> bool {
+        match (self.local_world_size, self.world_size) {
+            (Some(here), Some(all)) => here == all,
+            _ => true,
+        }
+    }
+
+    /// Whether its ranks are those of an MPI job.
+    pub fn starts_mpi(&self) -> bool {
+        self.rule.mpi
+    }
+
+    /// Whether its ranks, which may be on several hosts, tell each other over MPI where they are: unless the user names a store.
+    pub(crate) fn meets_over_mpi(&self, environment: &Environment) -> bool {
+        let has_store = environment.get("PHALANX_STORE").is_some();
+        self.starts_mpi() && (self.world_size.is_none() || !(self.is_one_host() || has_store))
+    }
+
+    /// The same launcher, when MPI has said how many ranks there are.
+    pub(crate) fn with_world_size(&self, world_size: usize) -> Launcher {
+        Launcher { world_size: Some(world_size), ..self.clone() }
+    }
+
+    /// This process's place among ranks that share the memory of this host.
+    pub(crate) fn place(&self, environment: &Environment) -> Result<Place> {
+        let Some(world_size) = self.world_size else {
+            return Err(Error::from(UnsupportedError {
+                what: format!("the host backend under {}", self.name),
+                why: "its variables do not say how many ranks there are".into(),
+                remedy: "unset PHALANX_BACKEND, or set it to mpi".into(),
+            }));
+        };
+        if world_size > MAX_RANKS {
+            let name = environment.first_set(self.rule.world_size).unwrap_or("the number of ranks");
+            return Err(setting(name, &world_size.to_string(), format!("1 to {MAX_RANKS} ranks")).into());
+        }
+        if let Some(here) = self.local_world_size.filter(|here| *here == 0 || *here > world_size) {
+            let name = environment.first_set(self.rule.local_world_size).unwrap_or_default();
+            let expected = format!("1 to the number of ranks, {world_size}");
+            return Err(setting(name, &here.to_string(), expected).into());
+        }
+        let job = if world_size > 1 { self.job(environment)? } else { String::new() };
+        let one_host = self.is_one_host();
+        Ok(Place { launcher: self.name, rank: self.rank, world_size, job, one_host })
+    }
+
+    /// What the ranks of this job have in common and no other job has.
+    fn job(&self, environment: &Environment) -> Result<String> {
+        let mut job = vec![self.name.to_owned()];
+        for name in self.rule.job {
+            match environment.get(name) {
+                Some(value) if !value.is_empty() => job.push(value.to_owned()),
+                _ => {
+                    let expected =
+                        format!("what {} sets: the ranks of a job know each other by it", self.name);
+                    return Err(setting(name, "", expected).into());
+                }
+            }
+        }
+        let more = self.rule.job_more.iter();
+        job.extend(more.map(|name| environment.get(name).unwrap_or_default().to_owned()));
+        if self.rule.job.is_empty() {
+            job.push(launcher_process(self.name)?);
+        }
+        Ok(job.join(" "))
+    }
+}
+
+/// The launcher's process on this host, of which all its ranks descend: its id, and when it started.
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+fn launcher_process(launcher: &str) -> Result<String> {
+    let found = phalanx_sys::mpi::launcher_process().and_then(|(process, _)| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // `pid (name) state parent …`: the start is the 22nd field, the 20th behind the name.
+        let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.to_owned();
+        Some(format!("{process} {started}"))
+    });
+    found.ok_or_else(|| {
+        Error::from(UnsupportedError {
+            what: format!("the host backend under {launcher}"),
+            why: "neither its variables nor the processes above this one tell its jobs apart".into(),
+            remedy: "unset PHALANX_BACKEND, or set it to mpi; or start the ranks with `phalanx launch`"
+                .into(),
+        })
+    })
+}
+
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
+fn launcher_process(launcher: &str) -> Result<String> {
+    Err(Error::from(UnsupportedError {
+        what: format!("the host backend under {launcher}"),
+        why: "its variables do not tell its jobs apart".into(),
+        remedy: "start the ranks with `phalanx launch`".into(),
+    }))
+}
+
+#[cfg(test)]
+mod tests;

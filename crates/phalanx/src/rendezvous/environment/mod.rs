@@ -1,0 +1,193 @@
+//! The variables that launchers set, and our own.
+
+mod launcher;
+
+pub use launcher::Launcher;
+pub(crate) use launcher::Place;
+
+use crate::contract::BackendKind;
+use crate::types::error::Error;
+use crate::types::error::UsageError;
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// How long a wait may take unless something else was said: five minutes.
+///
+/// A peer that died or left is noticed at once, whatever the deadline; it is for peers that are stopped or
+/// far behind.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The variables of this process; or as a test says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Environment(HashMap<String, String>);
+
+/// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
+pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
+    seconds_from_environment("PHALANX_TIMEOUT").map(|seconds| seconds.unwrap_or(crate::rendezvous::environment::DEFAULT_TIMEOUT))
+}
+
+/// How long a peer may be stopped: `PHALANX_STOPPED_TIMEOUT` in seconds, if it is set.
+pub(crate) fn stopped_timeout_from_environment() -> Result<Option<Duration>, UsageError> {
+    seconds_from_environment("PHALANX_STOPPED_TIMEOUT")
+}
+
+/// How many cores the ranks have: `PHALANX_CORES`, if it is set.
+pub(crate) fn cores_from_environment() -> Result<Option<usize>, UsageError> {
+    number_from_environment("PHALANX_CORES", 1..=usize::MAX, "a number of cores greater than 0")
+}
+
+/// What a variable says that is one of the allowed numbers, if it is set; an error with what is expected.
+pub(crate) fn number_from_environment(
+    name: &str,
+    allowed: RangeInclusive<usize>,
+    expected: &str,
+) -> Result<Option<usize>, UsageError> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let value = value.to_string_lossy();
+    match value.trim().parse() {
+        Ok(number) if allowed.contains(&number) => Ok(Some(number)),
+        _ => Err(setting(name, &value, expected)),
+    }
+}
+
+fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> {
+    match std::env::var_os(name) {
+        None => Ok(None),
+        Some(value) => parse_seconds(name, &value.to_string_lossy()).map(Some),
+    }
+}
+
+/// Whether calls are compared before they move anything: `PHALANX_CHECK`.
+pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
+    Ok(switch_from_environment("PHALANX_CHECK")?.unwrap_or(false))
+}
+
+/// What a variable that is 0 or 1 says, if it is set.
+pub(crate) fn switch_from_environment(name: &str) -> Result<Option<bool>, UsageError> {
+    switch(name, std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).as_deref())
+}
+
+/// The same of its value.
+pub(crate) fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>, UsageError> {
+    match value {
+        None | Some("") => Ok(None),
+        Some("0") => Ok(Some(false)),
+        Some("1") => Ok(Some(true)),
+        Some(other) => Err(setting(name, other, "0 or 1")),
+    }
+}
+
+fn parse_seconds(name: &str, value: &str) -> Result<Duration, UsageError> {
+    let seconds = value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| setting(name, value, "a number of seconds greater than 0"))
+}
+
+/// What a program says of itself ([`Builder::place`](crate::Builder::place)), under names that no variable has.
+mod place {
+    pub const RANK: &str = "Builder::place(rank)";
+    pub const WORLD_SIZE: &str = "Builder::place(world_size)";
+    pub const JOB: &str = "Builder::place(job)";
+    pub const LOCAL_WORLD_SIZE: &str = "Builder::store(ranks of this host)";
+}
+
+/// How often the job was restarted: counts before what torchrun says of that.
+pub(crate) const RESTART_COUNT: &str = "PHALANX_RESTART_COUNT";
+
+pub(crate) fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
+    UsageError::Setting { name: name.into(), value: value.into(), expected: expected.into() }
+}
+
+impl Environment {
+    pub fn current() -> Environment {
+        let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+        // A value that is not Unicode is malformed, and shown as such when it is parsed.
+        Environment(std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
+    }
+
+    pub fn of(variables: &[(&str, &str)]) -> Environment {
+        Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
+    }
+
+    /// This environment for a process that a program has given a place.
+    pub fn placed(mut self, rank: usize, world_size: usize, job: &str) -> Environment {
+        self.set(place::RANK, &rank.to_string());
+        self.set(place::WORLD_SIZE, &world_size.to_string());
+        self.set(place::JOB, job);
+        self
+    }
+
+    /// This environment for ranks that meet at a store which rank 0 has.
+    pub fn with_store(mut self, address: &str, token: &str) -> Environment {
+        self.set("PHALANX_STORE", address);
+        self.set("PHALANX_TOKEN", token);
+        // They learn there who shares a host with whom; so much is known before.
+        self.set(place::LOCAL_WORLD_SIZE, "1");
+        self
+    }
+
+    /// The same for the store of an id, which is for one communicator: launchers that share it may have restarted their ranks more
+    /// or less often.
+    pub fn with_id(self, address: &str, token: &str) -> Environment {
+        let mut environment = self.with_store(address, token);
+        environment.set(RESTART_COUNT, "0");
+        environment
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        self.0.insert(name.to_owned(), value.to_owned());
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Result<Option<usize>, UsageError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let number = value.trim().parse();
+        number.map(Some).map_err(|_| setting(name, value, "a number, 0 or greater"))
+    }
+
+    /// The backend that `PHALANX_BACKEND` asks for.
+    pub fn backend(&self) -> Result<Option<BackendKind>, Error> {
+        match self.get("PHALANX_BACKEND") {
+            None | Some("" | "auto") => Ok(None),
+            Some("solo") => Ok(Some(BackendKind::Solo)),
+            Some("host") => Ok(Some(BackendKind::Host)),
+            Some("mpi") => Ok(Some(BackendKind::Mpi)),
+            Some("nccl") => Ok(Some(BackendKind::Nccl)),
+            Some("rccl") => Ok(Some(BackendKind::Rccl)),
+            Some("nvshmem") => Ok(Some(BackendKind::Nvshmem)),
+            Some(name) => {
+                let known = "solo, host, mpi, nccl, rccl, nvshmem or auto";
+                Err(setting("PHALANX_BACKEND", name, known).into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An environment of a test.
+    pub fn environment(variables: &[(&str, &str)]) -> Environment {
+        Environment::of(variables)
+    }
+
+    #[test]
+    fn malformed_settings_are_named() {
+        for backend in ["NVSHMEM", "NCCL", "carrier-pigeon"] {
+            let error = environment(&[("PHALANX_BACKEND", backend)]).backend().unwrap_err().to_string();
+            assert!(error.contains("PHALANX_BACKEND") && error.contains(backend), "{error}");
+        }
+        for timeout in ["", "0", "-3", "soon", "inf", "1e300"] {
+            assert!(parse_seconds("PHALANX_TIMEOUT", timeout).is_err(), "{timeout}");
+        }
+        assert_eq!(parse_seconds("PHALANX_TIMEOUT", " 2.5 ").unwrap(), Duration::from_millis(2500));
+    }
+}

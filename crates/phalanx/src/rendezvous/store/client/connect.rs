@@ -1,0 +1,308 @@
+//! From an address to an authenticated connection: retries, the greeting, and who refused whom.
+
+use super::Member;
+use crate::rendezvous::store::Rendezvous;
+use crate::rendezvous::store::cipher::Binding;
+use crate::rendezvous::store::cipher::Cipher;
+use crate::rendezvous::store::protocol::Greeting;
+use crate::rendezvous::store::protocol::MAX_REPLY;
+use crate::rendezvous::store::protocol::Malformed;
+use crate::rendezvous::store::protocol::Reply;
+use crate::rendezvous::store::protocol::Request;
+use crate::rendezvous::store::protocol::Side;
+use crate::rendezvous::store::protocol::VERSION;
+use crate::rendezvous::store::session;
+use crate::rendezvous::store::session::Key;
+use crate::os::Wire;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// How long one attempt to reach the store, or one answer of it, may take.
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// How long to wait between attempts, at most.
+const PAUSE: Duration = Duration::from_millis(200);
+/// A store that closes the connection so often in the greeting means it.
+const CLOSURES: u32 = 3;
+
+/// An authenticated connection.
+pub struct Session {
+    pub stream: Wire,
+    pub cipher: Cipher,
+    pub to: Key,
+    pub from: Key,
+    pub silence: Duration,
+    /// Received after the welcome.
+    pub rest: Vec<u8>,
+}
+
+/// Why an attempt failed.
+enum Failed {
+    /// Nobody is there, yet.
+    Absent(io::Error),
+    /// The connection was closed before the welcome.
+    Closed(io::Error),
+    /// It will not get better.
+    Final(Error),
+}
+
+/// Connects and joins; tries again until `deadline` while nobody answers.
+pub fn join(rendezvous: &Rendezvous, member: Member, deadline: Instant) -> Result<Session> {
+    join_in_attempts(rendezvous, member, deadline, ATTEMPT)
+}
+
+fn join_in_attempts(
+    rendezvous: &Rendezvous,
+    member: Member,
+    deadline: Instant,
+    longest: Duration,
+) -> Result<Session> {
+    let started = Instant::now();
+    let mut closures = 0;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let (problem, remedy) = match attempt(rendezvous, member, deadline, longest) {
+            Ok(session) => return Ok(session),
+            Err(Failed::Final(error)) => return Err(error),
+            Err(Failed::Closed(e)) => {
+                closures += 1;
+                (
+                    format!(
+                        "the store at {} ends the connection without a welcome ({e})",
+                        rendezvous.address
+                    ),
+                    "it has another token, or is no store: see that all ranks have the same PHALANX_TOKEN \
+                     (or token file) and PHALANX_STORE",
+                )
+            }
+            Err(Failed::Absent(e)) => (
+                format!(
+                    "after {:.1?} the store at {} cannot be reached ({e})",
+                    started.elapsed(),
+                    rendezvous.address
+                ),
+                "see that the launcher or the rank that hosts it runs, and that no firewall is in between",
+            ),
+        };
+        if closures >= CLOSURES || Instant::now() >= deadline {
+            return Err(Error::bootstrap(problem, remedy));
+        }
+        std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+        pause = (pause * 2).min(PAUSE);
+    }
+}
+
+fn attempt(
+    rendezvous: &Rendezvous,
+    member: Member,
+    deadline: Instant,
+    longest: Duration,
+) -> std::result::Result<Session, Failed> {
+    let patience = || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        left.min(longest).max(Duration::from_millis(10))
+    };
+    let stream = open(&rendezvous.address, patience).map_err(Failed::Absent)?;
+    greet(stream, rendezvous, member, patience())
+}
+
+/// Joins over a wire that is there.
+pub fn join_over(wire: Wire, rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Session> {
+    let patience = timeout.max(Duration::from_millis(10));
+    greet(wire, rendezvous, member, patience).map_err(|failed| match failed {
+        Failed::Final(error) => error,
+        Failed::Absent(e) | Failed::Closed(e) => Error::bootstrap(
+            format!("the store at {} does not answer ({e})", rendezvous.address),
+            "see what became of that rank: its own output",
+        ),
+    })
+}
+
+fn greet(
+    stream: Wire,
+    rendezvous: &Rendezvous,
+    member: Member,
+    patience: Duration,
+) -> std::result::Result<Session, Failed> {
+    stream
+        .set_read_timeout(Some(patience))
+        .and_then(|()| stream.set_write_timeout(Some(patience)))
+        .map_err(Failed::Closed)?;
+
+    let nonce = session::nonce().map_err(Failed::Closed)?;
+    let encrypted = rendezvous.encrypted;
+    let ours = Greeting { side: Side::Client, version: VERSION, encrypted, nonce };
+    let mut bytes = [0; Greeting::LEN];
+    (&stream).write_all(&ours.encode()).and_then(|()| (&stream).read_exact(&mut bytes)).map_err(|e| {
+        match e.kind() {
+            // The kernel accepts connections to a store that is bound and does not run yet: that of a `UniqueId`.
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                Failed::Absent(io::Error::new(ErrorKind::TimedOut, "it is connected, and says nothing"))
+            }
+            _ => Failed::Closed(e),
+        }
+    })?;
+    let stranger = |Malformed(why): Malformed| {
+        Failed::Final(Error::bootstrap(
+            format!("what answers at {} is no store of phalanx: {why}", rendezvous.address),
+            "another program has the port: choose another (PHALANX_STORE)",
+        ))
+    };
+    let theirs = Greeting::decode(&bytes).map_err(stranger)?;
+    if theirs.side != Side::Server {
+        return Err(stranger(Malformed("it is a client, too")));
+    }
+    if theirs.version != VERSION {
+        return Err(Failed::Final(Error::bootstrap(
+            format!(
+                "the store at {} speaks version {} of the protocol, this {} version {VERSION}",
+                rendezvous.address,
+                theirs.version,
+                member.role.name(),
+            ),
+            "use one version of phalanx in all processes of the job",
+        )));
+    }
+    if theirs.encrypted != encrypted {
+        let (it, this) = if encrypted { ("does not encrypt", "does") } else { ("encrypts", "does not") };
+        return Err(Failed::Final(Error::bootstrap(
+            format!("the store at {} {it}, and this {} {this}", rendezvous.address, member.role.name()),
+            "set PHALANX_STORE_TLS to the same (0 or 1) for all processes of the job, launchers included",
+        )));
+    }
+    let mut rest = Vec::new();
+    let (mut cipher, binding) = encryption(&stream, encrypted, &mut rest).map_err(Failed::Closed)?;
+    let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs, &binding);
+    let Member { role, rank, size } = member;
+    let join = Request::Join { role, rank, size, epoch: rendezvous.epoch };
+    let mut wire = Vec::new();
+    let sealed = cipher.seal(&to.seal(&join.encode()), &mut wire);
+    sealed.and_then(|()| (&stream).write_all(&wire)).map_err(Failed::Closed)?;
+
+    let reply = first_reply(&stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
+    match reply {
+        Reply::Welcome { silence } => {
+            Ok(Session { stream, cipher, to, from, silence: Duration::from_millis(silence.into()), rest })
+        }
+        Reply::Refused { reason, .. } => Err(Failed::Final(Error::bootstrap(
+            format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, role.name()),
+            "give each process a number of its own, and all the same size, job and restart count",
+        ))),
+        _ => Err(stranger(Malformed("it answers without a welcome"))),
+    }
+}
+
+fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<Wire> {
+    let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, patience()) {
+            // While nobody listens on a port, the kernel may give that very port to the client, which then
+            // is connected to itself and keeps the store from binding it.
+            Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                failed = ErrorKind::ConnectionRefused.into();
+            }
+            Ok(stream) => return Wire::tcp(stream),
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed)
+}
+
+/// Agrees on the encryption, if there is to be one. What the store has said behind that is appended to `input`.
+fn encryption(mut stream: &Wire, encrypted: bool, input: &mut Vec<u8>) -> io::Result<(Cipher, Binding)> {
+    let mut cipher = if encrypted { Cipher::client()? } else { Cipher::NONE };
+    let mut wire = Vec::new();
+    cipher.flush(&mut wire)?;
+    loop {
+        stream.write_all(&wire)?;
+        wire.clear();
+        if let Some(binding) = cipher.binding() {
+            return Ok((cipher, binding));
+        }
+        cipher.open(read_some(stream, &mut [0; 4096])?, input, &mut wire)?;
+    }
+}
+
+fn read_some<'a>(mut stream: &Wire, bytes: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    match stream.read(bytes)? {
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        n => Ok(&bytes[..n]),
+    }
+}
+
+/// The first reply; what came behind it stays in `input`.
+fn first_reply(
+    mut stream: &Wire,
+    cipher: &mut Cipher,
+    from: &mut Key,
+    input: &mut Vec<u8>,
+    rendezvous: &Rendezvous,
+) -> std::result::Result<Reply, Failed> {
+    let mut wire = Vec::new();
+    loop {
+        let mut bytes = [0; 4096];
+        let read = read_some(stream, &mut bytes);
+        let opened = read.and_then(|bytes| cipher.open(bytes, input, &mut wire));
+        opened.and_then(|()| stream.write_all(&wire)).map_err(Failed::Closed)?;
+        wire.clear();
+        let opened = from.open(input, MAX_REPLY).and_then(|opened| {
+            opened.map(|opened| Ok((Reply::decode(opened.message)?, opened.taken))).transpose()
+        });
+        match opened {
+            Ok(None) => {}
+            Ok(Some((reply, taken))) => {
+                input.drain(..taken);
+                return Ok(reply);
+            }
+            Err(Malformed(why)) => {
+                return Err(Failed::Final(Error::bootstrap(
+                    format!(
+                        "what answers at {} does not prove that it is this job's store: {why}",
+                        rendezvous.address
+                    ),
+                    "see that the address is right (PHALANX_STORE), and that nobody stands in between",
+                )));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::store::server::bind;
+    use crate::rendezvous::store::Host;
+    use crate::rendezvous::store::Server;
+    use crate::rendezvous::store::Settings;
+    use crate::rendezvous::store::Token;
+
+    #[test]
+    fn a_store_that_is_bound_and_does_not_run_yet_is_waited_for() {
+        let listener = bind("127.0.0.1:0").unwrap();
+        let rendezvous = Rendezvous {
+            address: listener.local_addr().unwrap().to_string(),
+            token: Token::random().unwrap(),
+            epoch: 0,
+            host: Host::Rank(0),
+            encrypted: false,
+        };
+        let joined = |rank: usize, timeout: Duration| {
+            let (member, deadline) = (Member::of_ranks(rank, 2), Instant::now() + timeout);
+            join_in_attempts(&rendezvous, member, deadline, Duration::from_millis(100))
+        };
+        let error = joined(1, Duration::from_millis(800)).err().expect("nobody is there").to_string();
+        assert!(error.contains("cannot be reached") && error.contains("says nothing"), "{error}");
+        std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|rank| scope.spawn(move || joined(rank, Duration::from_secs(20))));
+            // Attempts enough for the kernel to have connections that were given up, and that the store then finds.
+            std::thread::sleep(Duration::from_millis(800));
+            let settings = Settings { ranks: Some(2), ..Settings::default() };
+            let _server = Server::on(listener, rendezvous.token.clone(), settings).unwrap();
+            for rank in ranks {
+                rank.join().unwrap().map(drop).unwrap();
+            }
+        });
+    }
+}

@@ -1,0 +1,397 @@
+//! The connection behind a [`Store`](super::Store): what it sends, and the thread that listens.
+
+use super::connect::Session;
+use super::Audience;
+use super::Member;
+use crate::rendezvous::store::cipher::Cipher;
+use crate::rendezvous::store::protocol::End;
+use crate::rendezvous::store::protocol::MAX_REPLY;
+use crate::rendezvous::store::protocol::Malformed;
+use crate::rendezvous::store::protocol::Reply;
+use crate::rendezvous::store::protocol::Request;
+use crate::rendezvous::store::session::Key;
+use crate::rendezvous::store::watch::Watch;
+use crate::os::Wire;
+use crate::rendezvous::store::Host;
+use crate::rendezvous::store::Lost;
+use crate::rendezvous::store::Rendezvous;
+use crate::types::error::BootstrapError;
+use crate::types::error::Error;
+use crate::types::error::PeerEvent;
+use crate::types::error::Result;
+use crate::os::sync::lock;
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long leaving in good order may take.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// What a store and its thread share.
+pub struct Link {
+    pub member: Member,
+    /// The process that joined. A fork of it has the descriptor, and nothing to say.
+    process: u32,
+    rendezvous: Rendezvous,
+    silence: Duration,
+    stream: Wire,
+    sender: Mutex<Sender>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// How many are in `State::lost`: looking is cheap.
+    lost: AtomicUsize,
+    leaving: AtomicBool,
+    told: Mutex<Told>,
+}
+
+/// What members told, while nobody wants to hear it; and who hears it.
+#[derive(Default)]
+struct Told {
+    kept: Vec<(usize, Vec<u8>)>,
+    audience: Option<Arc<dyn Audience>>,
+}
+
+/// Encrypted bytes leave in the order in which they were made: under one lock.
+struct Sender {
+    cipher: Cipher,
+    key: Key,
+    last: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    requests: u64,
+    /// Requests under way, and their answers.
+    answers: HashMap<u64, Option<Reply>>,
+    lost: Vec<Lost>,
+    /// Why the connection is no more.
+    ended: Option<String>,
+}
+
+impl Link {
+    /// Begins to listen.
+    pub fn start(
+        rendezvous: &Rendezvous,
+        member: Member,
+        session: Session,
+    ) -> Result<(Arc<Link>, JoinHandle<()>)> {
+        let system =
+            |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
+        let stream = session.stream.try_clone().map_err(system("dup"))?;
+        stream.set_write_timeout(Some(session.silence)).map_err(system("setsockopt"))?;
+        let Session { stream: read_half, cipher, to, from, silence, rest } = session;
+        let link = Arc::new(Link {
+            member,
+            process: std::process::id(),
+            rendezvous: rendezvous.clone(),
+            silence,
+            stream,
+            sender: Mutex::new(Sender { cipher, key: to, last: Instant::now() }),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            lost: AtomicUsize::new(0),
+            leaving: AtomicBool::new(false),
+            told: Mutex::default(),
+        });
+        let thread = std::thread::Builder::new().name("phalanx-store-client".into());
+        let of_thread = link.clone();
+        let listener = thread
+            .spawn(move || of_thread.listen(read_half, from, rest))
+            .map_err(system("starting the store's thread"))?;
+        Ok((link, listener))
+    }
+
+    pub fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    /// See [`Store::lost`](super::Store::lost).
+    pub fn lost(&self) -> Vec<Lost> {
+        if self.lost.load(Ordering::Acquire) == 0 { Vec::new() } else { lock(&self.state).lost.clone() }
+    }
+
+    /// See [`Store::wait_for_loss`](super::Store::wait_for_loss).
+    pub fn wait_for_loss(&self, known: usize, timeout: Duration) -> Vec<Lost> {
+        let state = lock(&self.state);
+        let waits = |state: &mut State| state.lost.len() <= known && state.ended.is_none();
+        let waited = self.changed.wait_timeout_while(state, timeout, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.lost.clone()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        lock(&self.state).ended.is_some()
+    }
+
+    /// See [`Store::tell`](super::Store::tell).
+    pub fn tell(&self, request: Request) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::bootstrap(
+                "this process is a fork of the one that joined the store",
+                "use the communicator in the process that made it",
+            ));
+        }
+        self.send(&request);
+        match &lock(&self.state).ended {
+            None => Ok(()),
+            Some(ended) => Err(Error::bootstrap(ended, "see what became of the store")),
+        }
+    }
+
+    /// See [`Store::set_audience`](super::Store::set_audience).
+    pub fn set_audience(&self, audience: Arc<dyn Audience>) {
+        let mut told = lock(&self.told);
+        for (from, value) in told.kept.drain(..) {
+            audience.told(from, &value);
+        }
+        told.audience = Some(audience);
+        drop(told);
+        self.tell_losses();
+    }
+
+    fn hand_over(&self, from: usize, value: Vec<u8>) {
+        let mut told = lock(&self.told);
+        match &told.audience {
+            Some(audience) => audience.told(from, &value),
+            None => told.kept.push((from, value)),
+        }
+    }
+
+    fn tell_losses(&self) {
+        let (lost, has_ended) = {
+            let state = lock(&self.state);
+            (state.lost.clone(), state.ended.is_some())
+        };
+        if let Some(audience) = lock(&self.told).audience.as_ref().filter(|_| has_ended || !lost.is_empty()) {
+            audience.bereaved(&lost, has_ended);
+        }
+    }
+
+    /// Leaves in good order: the thread ends soon.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+        self.send(&Request::Goodbye);
+        // What is on its way out still arrives; the thread reads on until the store closes, because a
+        // connection closed with unread bytes takes the goodbye with it.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Sends a request and waits for its answer, until a little after the store should have given up.
+    pub fn ask(&self, what: &str, timeout: Duration, request: impl FnOnce(u64) -> Request) -> Result<Reply> {
+        if self.is_forked() {
+            return Err(Error::bootstrap(
+                format!("{what}: this process is a fork of the one that joined the store"),
+                "use the communicator in the process that made it",
+            ));
+        }
+        let started = Instant::now();
+        let id = {
+            let mut state = lock(&self.state);
+            state.requests += 1;
+            let id = state.requests;
+            state.answers.insert(id, None);
+            id
+        };
+        self.send(&request(id));
+        let patience = timeout.saturating_add(self.silence);
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(Some(_)) = state.answers.get(&id) {
+                return Ok(state.answers.remove(&id).flatten().expect("it was there just now"));
+            }
+            let left = patience.saturating_sub(started.elapsed());
+            if state.ended.is_some() || left.is_zero() {
+                state.answers.remove(&id);
+                let ended = state.ended.clone();
+                let lost = state.lost.iter().map(|lost| lost.rank).collect();
+                let problem = match ended {
+                    Some(ended) => format!("{what}: {ended}"),
+                    None => format!("{what}: the store did not answer within {:.1?}", started.elapsed()),
+                };
+                let remedy = format!("see what became of the store at {}", self.rendezvous.address);
+                return Err(BootstrapError { problem, remedy, missing: lost }.into());
+            }
+            let wait = self.changed.wait_timeout(state, left.min(Duration::from_secs(3600)));
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The error that an answer without the wanted means.
+    pub fn unexpected(&self, what: &str, timeout: Duration, reply: Reply) -> Error {
+        let member = self.member.role.name();
+        let (problem, remedy, missing) = match reply {
+            Reply::TimedOut { missing, .. } if missing.is_empty() => (
+                format!("{what}: nobody has set it within {timeout:.1?}"),
+                "see whether the others run; PHALANX_TIMEOUT sets how long to wait",
+                missing,
+            ),
+            Reply::TimedOut { missing, .. } => (
+                format!("{what}: after {timeout:.1?} these {member}s have not come: {missing:?}"),
+                "see whether they were started and with which variables; PHALANX_TIMEOUT sets how long to wait",
+                missing,
+            ),
+            Reply::Gone { rank, end, .. } => {
+                (format!("{what}: {member} {rank} will not come: {end}"), "see its own output", vec![rank])
+            }
+            Reply::Refused { reason, .. } => {
+                (format!("{what}: {reason}"), "all members must ask for the same, each once", Vec::new())
+            }
+            _ => (format!("{what}: the store's answer makes no sense"), "report this error", Vec::new()),
+        };
+        let missing = missing.into_iter().map(|rank| rank as usize).collect();
+        BootstrapError { problem, remedy: remedy.into(), missing }.into()
+    }
+
+    fn send(&self, request: &Request) {
+        let mut sender = lock(&self.sender);
+        let frame = sender.key.seal(&request.encode());
+        let mut wire = Vec::new();
+        let sent = sender.cipher.seal(&frame, &mut wire).and_then(|()| (&self.stream).write_all(&wire));
+        // A part of a frame may be out: nothing can follow it.
+        if let Err(e) = sent {
+            drop(sender);
+            self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died);
+        } else {
+            sender.last = Instant::now();
+        }
+    }
+
+    /// The thread: takes in what the store says until the connection ends, and shows signs of life.
+    fn listen(&self, stream: Wire, mut key: Key, mut input: Vec<u8>) {
+        let mut bytes = vec![0; 64 << 10];
+        let interval = self.silence / 8;
+        let mut heard = Instant::now();
+        let mut watch = Watch::new(self.silence);
+        let mut leaving = None;
+        loop {
+            heard += watch.held_up(Instant::now());
+            match self.take_in(&mut key, &mut input) {
+                Ok(true) => heard = Instant::now(),
+                Ok(false) => {}
+                Err(Malformed(why)) => {
+                    return self
+                        .ended(&format!("it sends what no store sends: {why}"), PeerEvent::Unreachable);
+                }
+            }
+            if self.leaving.load(Ordering::Acquire) {
+                // The store closes the connection when it has read the goodbye.
+                if leaving.get_or_insert_with(Instant::now).elapsed() > LEAVING {
+                    return;
+                }
+            } else if lock(&self.sender).last.elapsed() >= interval {
+                self.send(&Request::Heartbeat);
+            }
+            // To the point at which silence becomes a loss.
+            let left = self.silence.saturating_sub(heard.elapsed()).min(interval);
+            let _ = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
+            match (&stream).read(&mut bytes) {
+                Ok(0) => return self.ended("it closed the connection", PeerEvent::Died),
+                Ok(n) => {
+                    if let Err(e) = self.decipher(&bytes[..n], &mut input) {
+                        return self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died);
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    let silent = heard.elapsed();
+                    if silent >= self.silence {
+                        // The other direction may work.
+                        self.send(&Request::Deaf);
+                        let silent = u32::try_from(silent.as_millis()).unwrap_or(u32::MAX);
+                        return self.ended(&End::Silent(silent).to_string(), PeerEvent::Unreachable);
+                    }
+                }
+                Err(e) => return self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died),
+            }
+        }
+    }
+
+    /// Appends what came to `input`, as it was before it was encrypted.
+    fn decipher(&self, bytes: &[u8], input: &mut Vec<u8>) -> std::io::Result<()> {
+        let (mut sender, mut wire) = (lock(&self.sender), Vec::new());
+        sender.cipher.open(bytes, input, &mut wire)?;
+        (&self.stream).write_all(&wire)
+    }
+
+    /// Uses up the complete messages of `input`; whether there was one.
+    fn take_in(&self, key: &mut Key, input: &mut Vec<u8>) -> std::result::Result<bool, Malformed> {
+        let mut used = 0;
+        while let Some(opened) = key.open(&input[used..], MAX_REPLY)? {
+            used += opened.taken;
+            let reply = Reply::decode(opened.message)?;
+            let mut is_loss = false;
+            let reply = match reply {
+                Reply::Told { from, value } => {
+                    self.hand_over(from as usize, value);
+                    continue;
+                }
+                reply => reply,
+            };
+            let mut state = lock(&self.state);
+            match reply {
+                Reply::Heartbeat | Reply::Welcome { .. } => {}
+                Reply::Goodbye => {
+                    let ended = format!("the store at {} has ended in good order", self.rendezvous.address);
+                    state.ended.get_or_insert(ended);
+                    is_loss = true;
+                }
+                Reply::Lost { rank, end } => {
+                    self.note_loss(&mut state, rank, end.event(), end.to_string());
+                    is_loss = true;
+                }
+                reply => {
+                    // One that nobody waits for any more came too late.
+                    if let Some(slot) = reply.id().and_then(|id| state.answers.get_mut(&id)) {
+                        *slot = Some(reply);
+                    }
+                }
+            }
+            self.changed.notify_all();
+            drop(state);
+            if is_loss {
+                self.tell_losses();
+            }
+        }
+        input.drain(..used);
+        Ok(used > 0)
+    }
+
+    fn note_loss(&self, state: &mut State, rank: u32, event: PeerEvent, why: String) {
+        let rank = rank as usize;
+        if state.lost.iter().all(|lost| lost.rank != rank) {
+            state.lost.push(Lost { rank, event, why, since: Instant::now() });
+            self.lost.store(state.lost.len(), Ordering::Release);
+        }
+    }
+
+    /// The connection is no more. If it did not end in good order, somebody is lost: the rank that hosts the
+    /// store, or, if that is a launcher, this member, which the others cannot reach either.
+    fn ended(&self, why: &str, event: PeerEvent) {
+        let mut state = lock(&self.state);
+        let cut_off = state.lost.iter().any(|lost| lost.rank == self.member.rank as usize);
+        let already = state.ended.is_some() || cut_off || self.leaving.load(Ordering::Acquire);
+        let address = &self.rendezvous.address;
+        if !already {
+            tracing::warn!("the store at {address} is lost: {why}");
+            match self.rendezvous.host {
+                Host::Rank(rank) => {
+                    let why = format!("it hosts the store at {address}: {why}");
+                    self.note_loss(&mut state, rank, event, why);
+                }
+                Host::Launcher => {
+                    let why = format!("it is cut off from the store at {address}: {why}");
+                    self.note_loss(&mut state, self.member.rank, PeerEvent::Unreachable, why);
+                }
+            }
+        }
+        state.ended.get_or_insert_with(|| format!("the store at {address} is lost: {why}"));
+        // The store shall not take this member for one that is well.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.changed.notify_all();
+        drop(state);
+        self.tell_losses();
+    }
+}

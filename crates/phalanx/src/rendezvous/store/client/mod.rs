@@ -1,0 +1,237 @@
+//! A member's end of the store: requests with deadlines, and a thread that listens and shows signs of life.
+
+mod connect;
+mod link;
+
+use crate::rendezvous::store::carrier::Carrier;
+use crate::rendezvous::store::protocol::MAX_KEY;
+use crate::rendezvous::store::protocol::MAX_VALUE;
+use crate::rendezvous::store::protocol::Reply;
+use crate::rendezvous::store::protocol::Request;
+use crate::rendezvous::store::protocol::Role;
+use crate::rendezvous::store::server::Server;
+use crate::rendezvous::store::Lost;
+use crate::rendezvous::store::Rendezvous;
+use crate::os::Wire;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::watch::deadline::after;
+use link::Link;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Who a client is.
+#[derive(Debug, Clone, Copy)]
+pub struct Member {
+    /// Rank or node.
+    pub role: Role,
+    /// Its number.
+    pub rank: u32,
+    /// How many there are.
+    pub size: u32,
+}
+
+impl Member {
+    fn of_ranks(rank: usize, world_size: usize) -> Member {
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Member { role: Role::Rank, rank: number(rank), size: number(world_size) }
+    }
+}
+
+/// Who hears at once what the store tells unasked, from the thread that listens: it must not wait.
+pub trait Audience: Send + Sync {
+    /// Another member, or this one, told something.
+    fn told(&self, from: usize, value: &[u8]);
+    /// A member is lost, or the connection has ended.
+    fn bereaved(&self, lost: &[Lost], has_ended: bool);
+}
+
+/// A member's connection to the store. Dropping it leaves in good order.
+///
+/// Any thread may use it. After the connection has failed every call answers at once, with the reason.
+pub struct Store {
+    link: Arc<Link>,
+    listener: Option<JoinHandle<()>>,
+    /// If the store lives in this process: it ends after this member has left.
+    server: Option<Server>,
+    /// If something else than TCP has its bytes: it ends after both.
+    _carrier: Option<Carrier>,
+}
+
+impl Store {
+    /// Joins the store as a rank, and waits for it to be there.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`]: nobody answers within `timeout`; the store has another token or version; it
+    /// refuses this rank.
+    pub fn connect(
+        rendezvous: &Rendezvous,
+        rank: usize,
+        world_size: usize,
+        timeout: Duration,
+    ) -> Result<Store> {
+        Store::join(rendezvous, Member::of_ranks(rank, world_size), timeout)
+    }
+
+    /// The same over a wire whose other end, with or without a carrier in between, the store has.
+    pub(crate) fn over(
+        wire: Wire,
+        carrier: Option<Carrier>,
+        rendezvous: &Rendezvous,
+        rank: usize,
+        world_size: usize,
+        timeout: Duration,
+    ) -> Result<Store> {
+        let member = Member::of_ranks(rank, world_size);
+        let session = connect::join_over(wire, rendezvous, member, timeout)?;
+        let (link, listener) = Link::start(rendezvous, member, session)?;
+        Ok(Store { link, listener: Some(listener), server: None, _carrier: carrier })
+    }
+
+    /// Joins the store as any member.
+    pub fn join(rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Store> {
+        let session = connect::join(rendezvous, member, after(Instant::now(), timeout))?;
+        let (link, listener) = Link::start(rendezvous, member, session)?;
+        Ok(Store { link, listener: Some(listener), server: None, _carrier: None })
+    }
+
+    /// Keeps the store itself in this member, until it has left.
+    pub fn hosting(mut self, server: Server) -> Store {
+        self.server = Some(server);
+        self
+    }
+
+    /// Gives `mine` and gets everybody's, in rank order. Collective over all members, once for each key; a key may be
+    /// used again when the exchange is over. An empty value makes it a barrier.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`], with the ranks that are missing, when the deadline passes on any rank or a rank
+    /// that is still needed is lost: the same verdict on all.
+    pub fn exchange(&self, key: &str, mine: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let (key_text, value) = checked(key, mine)?;
+        let what = format!("the exchange {key:?}");
+        let wait = millis(timeout);
+        let request = |id| Request::Exchange { id, key: key_text, value, wait };
+        match self.link.ask(&what, timeout, request)? {
+            Reply::All { values, .. } if values.len() == self.link.member.size as usize => Ok(values),
+            reply => Err(self.link.unexpected(&what, timeout, reply)),
+        }
+    }
+
+    /// Stores a value under a key, in the place of what was there.
+    pub fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<()> {
+        self.put(key, value, false, timeout).map(drop)
+    }
+
+    /// Stores a value unless there is one; answers the one that is there then. The first wins.
+    pub fn set_first(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>> {
+        self.put(key, value, true, timeout)
+    }
+
+    fn put(&self, key: &str, value: &[u8], keep: bool, timeout: Duration) -> Result<Vec<u8>> {
+        let (key_text, value) = checked(key, value)?;
+        let what = format!("storing {key:?}");
+        match self.link.ask(&what, timeout, |id| Request::Set { id, key: key_text, value, keep })? {
+            Reply::Value { value, .. } => Ok(value),
+            reply => Err(self.link.unexpected(&what, timeout, reply)),
+        }
+    }
+
+    /// The value of a key; waits until there is one.
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let (key_text, _) = checked(key, &[])?;
+        let what = format!("waiting for {key:?}");
+        let wait = millis(timeout);
+        match self.link.ask(&what, timeout, |id| Request::Get { id, key: key_text, wait })? {
+            Reply::Value { value, .. } => Ok(value),
+            reply => Err(self.link.unexpected(&what, timeout, reply)),
+        }
+    }
+
+    /// Adds to a counter, which begins at 0; answers the sum.
+    pub fn add(&self, key: &str, amount: i64, timeout: Duration) -> Result<i64> {
+        let (key_text, _) = checked(key, &[])?;
+        let what = format!("counting {key:?}");
+        match self.link.ask(&what, timeout, |id| Request::Add { id, key: key_text, amount })? {
+            Reply::Sum { value, .. } => Ok(value),
+            reply => Err(self.link.unexpected(&what, timeout, reply)),
+        }
+    }
+
+    /// Tells other members something; does not wait. What is told arrives everywhere in one order, at the teller too, if it
+    /// is named or `to` is empty (then all that are connected are meant).
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] if the value is too long, or the connection has ended.
+    pub fn tell(&self, to: &[u32], value: &[u8]) -> Result<()> {
+        let (_, value) = checked("", value)?;
+        self.link.tell(Request::Tell { to: to.to_vec(), value })
+    }
+
+    /// Who hears what members tell from now on, and before: it was kept.
+    pub fn set_audience(&self, audience: Arc<dyn Audience>) {
+        self.link.set_audience(audience);
+    }
+
+    /// What a member does last: one that hosts the store waits, for so long at most, until the others have come to this,
+    /// or are lost, so that they have it to their end.
+    pub fn finish(&self, patience: Duration) {
+        const KEY: &str = "phalanx/finish";
+        if self.server.is_some() {
+            let _ = self.exchange(KEY, &[], patience);
+        } else {
+            let wait = millis(patience);
+            let _ = self.link.tell(Request::Exchange { id: 0, key: KEY.into(), value: Vec::new(), wait });
+        }
+    }
+
+    /// Whether the connection has ended.
+    pub fn has_ended(&self) -> bool {
+        self.link.has_ended()
+    }
+
+    /// The members that are lost, in the order in which that was learned. Costs one load while there are none.
+    ///
+    /// A member that cannot reach the store any more finds itself here, as the others do.
+    pub fn lost(&self) -> Vec<Lost> {
+        self.link.lost()
+    }
+
+    /// Waits until there are more than `known` lost members, or the connection has ended, or time is up.
+    pub fn wait_for_loss(&self, known: usize, timeout: Duration) -> Vec<Lost> {
+        self.link.wait_for_loss(known, timeout)
+    }
+}
+
+fn millis(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn checked(key: &str, value: &[u8]) -> Result<(String, Vec<u8>)> {
+    let (what, actual, limit) = if key.len() > MAX_KEY {
+        ("key", key.len(), MAX_KEY)
+    } else if value.len() > MAX_VALUE {
+        ("value", value.len(), MAX_VALUE)
+    } else {
+        return Ok((key.to_owned(), value.to_vec()));
+    };
+    Err(Error::bootstrap(
+        format!("a {what} of {actual} bytes does not go into the store: at most {limit}"),
+        "the store is for ids and addresses; data goes through collectives",
+    ))
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let listener = self.listener.take();
+        if self.link.is_forked() {
+            // The connection and its thread are the parent's.
+            return std::mem::forget(listener);
+        }
+        self.link.leave();
+        if let Some(listener) = listener {
+            let _ = listener.join();
+        }
+    }
+}

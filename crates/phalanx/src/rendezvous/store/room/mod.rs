@@ -1,0 +1,338 @@
+//! What the store knows of the ranks, or of the nodes: who is there, the values, and who waits for what.
+//!
+//! No sockets and no clocks: requests and the time come in, replies go out. So it is tested without either.
+
+use crate::rendezvous::store::protocol::End;
+use crate::rendezvous::store::protocol::MAX_EXCHANGE;
+use crate::rendezvous::store::protocol::Reply;
+use crate::rendezvous::store::protocol::Request;
+use crate::rendezvous::store::protocol::Role;
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+/// The most bytes a room keeps, keys included.
+const MAX_STORED: usize = 64 << 20;
+/// The most members of a room.
+const MAX_MEMBERS: u32 = 4096;
+/// What a key costs beside its bytes.
+const KEY_COST: usize = 128;
+
+/// Replies, and for whom they are.
+pub type Outbox = Vec<(u32, Reply)>;
+
+/// The store's part for one role.
+pub struct Room {
+    role: Role,
+    /// How many members there are: said when the room was made, or by the first who joined.
+    size: Option<u32>,
+    members: BTreeMap<u32, Standing>,
+    /// Two members that cannot both be right, seen before all had come: nobody shall wait for the rest.
+    conflict: Option<String>,
+    values: HashMap<String, Vec<u8>>,
+    exchanges: HashMap<String, Exchange>,
+    /// Who waits for a value.
+    readers: Vec<Waiting>,
+    stored: usize,
+}
+
+/// What is known of a member that has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Here,
+    Ended(End),
+}
+
+struct Waiting {
+    rank: u32,
+    id: u64,
+    key: String,
+    until: Option<Instant>,
+}
+
+impl Waiting {
+    fn is_late(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until <= now)
+    }
+}
+
+#[derive(Default)]
+struct Exchange {
+    given: BTreeMap<u32, Vec<u8>>,
+    waiting: Vec<Waiting>,
+    /// Why it failed. It stays for those who come late: all get the same answer.
+    failed: Option<Failed>,
+}
+
+#[derive(Clone)]
+enum Failed {
+    TimedOut(Vec<u32>),
+    Gone(u32, End),
+}
+
+impl Failed {
+    fn reply(&self, id: u64) -> Reply {
+        match self {
+            Failed::TimedOut(missing) => Reply::TimedOut { id, missing: missing.clone() },
+            Failed::Gone(rank, end) => Reply::Gone { id, rank: *rank, end: *end },
+        }
+    }
+}
+
+impl Room {
+    pub fn new(role: Role, size: Option<u32>) -> Room {
+        Room {
+            role,
+            size,
+            members: BTreeMap::new(),
+            conflict: None,
+            values: HashMap::new(),
+            exchanges: HashMap::new(),
+            readers: Vec::new(),
+            stored: 0,
+        }
+    }
+
+    /// Lets a member in, or says why not. Those who wait learn of it in `out` if it means that the room
+    /// will never be complete.
+    pub fn join(&mut self, rank: u32, size: u32, out: &mut Outbox) -> Result<(), String> {
+        let problem = self.problem_with(rank, size);
+        let Some(problem) = problem else {
+            self.size.get_or_insert(size);
+            self.members.insert(rank, Standing::Here);
+            return Ok(());
+        };
+        // Once all have come, a stray process disturbs nobody.
+        if !self.is_complete() && self.conflict.is_none() {
+            self.conflict = Some(problem.clone());
+            for waiting in self.exchanges.drain().flat_map(|(_, exchange)| exchange.waiting) {
+                out.push((waiting.rank, Reply::Refused { id: waiting.id, reason: problem.clone() }));
+            }
+        }
+        Err(problem)
+    }
+
+    fn problem_with(&self, rank: u32, size: u32) -> Option<String> {
+        let member = self.role.name();
+        let expected = self.size.unwrap_or(size);
+        if !(1..=MAX_MEMBERS).contains(&expected) {
+            return Some(format!("{expected} {member}s are not possible: 1 to {MAX_MEMBERS} are"));
+        }
+        if let Some(conflict) = &self.conflict {
+            return Some(conflict.clone());
+        }
+        if size != expected {
+            return Some(format!(
+                "{member} {rank} was told that there are {size} {member}s, the store expects {expected}"
+            ));
+        }
+        if rank >= size {
+            return Some(format!("there is no {member} {rank}: the {member}s are 0 to {}", size - 1));
+        }
+        match self.members.get(&rank) {
+            None => None,
+            Some(Standing::Here) => Some(format!("two processes claim to be {member} {rank}")),
+            Some(Standing::Ended(end)) => {
+                Some(format!("{member} {rank} was here already, and is gone: {end}"))
+            }
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.size.is_some_and(|size| self.members.len() == size as usize)
+    }
+
+    /// The members that are connected.
+    pub fn present(&self) -> impl Iterator<Item = u32> {
+        let here = self.members.iter().filter(|(_, standing)| **standing == Standing::Here);
+        here.map(|(rank, _)| *rank)
+    }
+
+    /// The members that are lost. Those who left in good order are not.
+    pub fn lost(&self) -> impl Iterator<Item = (u32, End)> {
+        self.members.iter().filter_map(|(rank, standing)| match standing {
+            Standing::Here | Standing::Ended(End::Left) => None,
+            Standing::Ended(end) => Some((*rank, *end)),
+        })
+    }
+
+    /// A member has left or is lost. Everybody is told of a loss, the lost one too, if it can still hear.
+    pub fn ended(&mut self, rank: u32, end: End, out: &mut Outbox) {
+        if end != End::Left {
+            out.extend(self.present().map(|present| (present, Reply::Lost { rank, end })));
+        }
+        self.members.insert(rank, Standing::Ended(end));
+        self.readers.retain(|waiting| waiting.rank != rank);
+        for exchange in self.exchanges.values_mut() {
+            exchange.waiting.retain(|waiting| waiting.rank != rank);
+            if !exchange.given.contains_key(&rank) {
+                exchange.fail(Failed::Gone(rank, end), out);
+            }
+        }
+    }
+
+    /// Carries out a request of a member.
+    pub fn handle(&mut self, rank: u32, request: Request, now: Instant, out: &mut Outbox) {
+        let until = |wait: u64| now.checked_add(Duration::from_millis(wait));
+        match request {
+            Request::Set { id, key, value, keep } => {
+                let reply = match self.values.get(&key).filter(|_| keep) {
+                    Some(value) => Reply::Value { id, value: value.clone() },
+                    None => match self.store(&key, value.clone(), out) {
+                        Ok(()) => Reply::Value { id, value },
+                        Err(reason) => Reply::Refused { id, reason },
+                    },
+                };
+                out.push((rank, reply));
+            }
+            Request::Get { id, key, wait } => match self.values.get(&key) {
+                Some(value) => out.push((rank, Reply::Value { id, value: value.clone() })),
+                None => self.readers.push(Waiting { rank, id, key, until: until(wait) }),
+            },
+            Request::Add { id, key, amount } => {
+                let reply = match self.add(&key, amount, out) {
+                    Ok(value) => Reply::Sum { id, value },
+                    Err(reason) => Reply::Refused { id, reason },
+                };
+                out.push((rank, reply));
+            }
+            Request::Exchange { id, key, value, wait } => {
+                let waiting = Waiting { rank, id, key, until: until(wait) };
+                if let Err(reason) = self.exchange(waiting, value, out) {
+                    out.push((rank, Reply::Refused { id, reason }));
+                }
+            }
+            Request::Tell { to, value } => {
+                let is_here = |member: &u32| self.members.get(member) == Some(&Standing::Here);
+                let all = if to.is_empty() { self.present().collect() } else { to };
+                let told = |member| (member, Reply::Told { from: rank, value: value.clone() });
+                out.extend(all.into_iter().filter(is_here).map(told));
+            }
+            Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}
+        }
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), String> {
+        if self.stored + bytes > MAX_STORED {
+            let (stored, limit) = (self.stored >> 10, MAX_STORED >> 20);
+            return Err(format!("the store is full: it has {stored} KiB of at most {limit} MiB"));
+        }
+        self.stored += bytes;
+        Ok(())
+    }
+
+    fn store(&mut self, key: &str, value: Vec<u8>, out: &mut Outbox) -> Result<(), String> {
+        let before = self.values.get(key).map_or(0, |value| cost(key, value));
+        self.reserve(cost(key, &value))?;
+        self.stored -= before;
+        self.readers.retain(|waiting| {
+            let fits = waiting.key == key;
+            if fits {
+                out.push((waiting.rank, Reply::Value { id: waiting.id, value: value.clone() }));
+            }
+            !fits
+        });
+        self.values.insert(key.to_owned(), value);
+        Ok(())
+    }
+
+    fn add(&mut self, key: &str, amount: i64, out: &mut Outbox) -> Result<i64, String> {
+        let before = match self.values.get(key) {
+            None => 0,
+            Some(value) => value
+                .as_slice()
+                .try_into()
+                .map(i64::from_le_bytes)
+                .map_err(|_| format!("{key:?} is no counter: its value has {} bytes", value.len()))?,
+        };
+        let sum = before.checked_add(amount).ok_or_else(|| format!("the counter {key:?} overflows"))?;
+        self.store(key, sum.to_le_bytes().to_vec(), out)?;
+        Ok(sum)
+    }
+
+    fn exchange(&mut self, waiting: Waiting, value: Vec<u8>, out: &mut Outbox) -> Result<(), String> {
+        if let Some(conflict) = &self.conflict {
+            return Err(conflict.clone());
+        }
+        let size = self.size.unwrap_or(0) as usize;
+        let (rank, key) = (waiting.rank, waiting.key.clone());
+        if let Some(exchange) = self.exchanges.get(&key).filter(|e| e.given.contains_key(&rank)) {
+            let Some(failed) = &exchange.failed else {
+                let member = self.role.name();
+                return Err(format!("{member} {rank} takes part in the exchange {key:?} twice"));
+            };
+            out.push((rank, failed.reply(waiting.id)));
+            return Ok(());
+        }
+        if value.len() * size > MAX_EXCHANGE {
+            return Err(format!(
+                "{} bytes of each of {size} are too much for an exchange: at most {MAX_EXCHANGE} in all",
+                value.len()
+            ));
+        }
+        self.reserve(cost(&key, &value))?;
+        let exchange = self.exchanges.entry(key.clone()).or_default();
+        exchange.given.insert(rank, value);
+        exchange.waiting.push(waiting);
+
+        let absent = self.members.iter().find_map(|(rank, standing)| match standing {
+            Standing::Ended(end) if !exchange.given.contains_key(rank) => Some((*rank, *end)),
+            _ => None,
+        });
+        if let Some(failed) = exchange.failed.clone() {
+            exchange.fail(failed, out);
+        } else if let Some((rank, end)) = absent {
+            exchange.fail(Failed::Gone(rank, end), out);
+        }
+        if exchange.given.len() == size {
+            // Nobody comes late any more: the key may be used again.
+            let exchange = self.exchanges.remove(&key).expect("it was there just now");
+            self.stored -= exchange.given.values().map(|value| cost(&key, value)).sum::<usize>();
+            let values: Vec<Vec<u8>> = exchange.given.into_values().collect();
+            for waiting in exchange.waiting {
+                out.push((waiting.rank, Reply::All { id: waiting.id, values: values.clone() }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers those whose time is up.
+    pub fn expire(&mut self, now: Instant, out: &mut Outbox) {
+        self.readers.retain(|waiting| {
+            let late = waiting.is_late(now);
+            if late {
+                out.push((waiting.rank, Reply::TimedOut { id: waiting.id, missing: Vec::new() }));
+            }
+            !late
+        });
+        let size = self.size.unwrap_or(0);
+        for exchange in self.exchanges.values_mut() {
+            if exchange.waiting.iter().any(|waiting| waiting.is_late(now)) {
+                let missing = (0..size).filter(|rank| !exchange.given.contains_key(rank)).collect();
+                exchange.fail(Failed::TimedOut(missing), out);
+            }
+        }
+    }
+
+    /// When [`expire`](Room::expire) has something to do next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let waiting = self.exchanges.values().flat_map(|exchange| &exchange.waiting);
+        waiting.chain(&self.readers).filter_map(|waiting| waiting.until).min()
+    }
+}
+
+impl Exchange {
+    /// Gives everybody who waits the same bad news; the first reason stays.
+    fn fail(&mut self, reason: Failed, out: &mut Outbox) {
+        let failed = self.failed.get_or_insert(reason);
+        for waiting in self.waiting.drain(..) {
+            out.push((waiting.rank, failed.reply(waiting.id)));
+        }
+    }
+}
+
+fn cost(key: &str, value: &[u8]) -> usize {
+    KEY_COST + key.len() + value.len()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+//! One connection of the store's server: what it has proved, and its bytes in both directions.
+
+use super::Settings;
+use super::is_not_now;
+use crate::rendezvous::store::cipher::Cipher;
+use crate::rendezvous::store::cipher::Identity;
+use crate::rendezvous::store::protocol::End;
+use crate::rendezvous::store::protocol::Greeting;
+use crate::rendezvous::store::protocol::MAX_JOIN;
+use crate::rendezvous::store::protocol::MAX_REPLY;
+use crate::rendezvous::store::protocol::MAX_REQUEST;
+use crate::rendezvous::store::protocol::Malformed;
+use crate::rendezvous::store::protocol::Reply;
+use crate::rendezvous::store::protocol::Request;
+use crate::rendezvous::store::protocol::Role;
+use crate::rendezvous::store::protocol::Side;
+use crate::rendezvous::store::protocol::VERSION;
+use crate::rendezvous::store::session;
+use crate::rendezvous::store::session::Key;
+use crate::rendezvous::store::session::Token;
+use crate::os::Wire;
+use crate::watch::deadline::after;
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+/// The most that waits to be sent to a member that does not read: two of the longest replies.
+const MAX_UNSENT: usize = 2 * MAX_REPLY;
+
+pub struct Connection {
+    stream: Wire,
+    /// Who it is, for messages.
+    peer: String,
+    phase: Phase,
+    /// With encryption: what the greetings are followed by.
+    identity: Option<Identity>,
+    cipher: Cipher,
+    /// Received, and not used yet: never more than the longest frame and what one call reads.
+    input: Vec<u8>,
+    /// To be sent, as it goes over the wire.
+    output: Vec<u8>,
+    opened: Instant,
+    /// When the last message came.
+    heard: Instant,
+    sent: Instant,
+    end: Option<End>,
+}
+
+enum Phase {
+    /// It has to send its greeting.
+    New,
+    /// The encryption, if there is one, is being agreed on.
+    Greeted { theirs: Greeting, ours: Greeting },
+    /// It has to prove that it knows the token, by its first request.
+    Keyed { from: Key, to: Key },
+    /// It has joined, or is about to be refused.
+    Proved { from: Key, to: Key, member: Option<(Role, u32)> },
+}
+
+/// What a connection wants.
+pub enum Step {
+    /// Nothing yet.
+    Nothing,
+    Join {
+        role: Role,
+        rank: u32,
+        size: u32,
+        epoch: u32,
+    },
+    Ask {
+        role: Role,
+        rank: u32,
+        request: Request,
+    },
+}
+
+impl Connection {
+    pub fn new(
+        stream: Wire,
+        peer: String,
+        identity: Option<&Identity>,
+        now: Instant,
+    ) -> io::Result<Connection> {
+        stream.set_nonblocking(true)?;
+        Ok(Connection {
+            stream,
+            peer,
+            phase: Phase::New,
+            identity: identity.cloned(),
+            cipher: Cipher::NONE,
+            input: Vec::new(),
+            output: Vec::new(),
+            opened: now,
+            heard: now,
+            sent: now,
+            end: None,
+        })
+    }
+
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Who it is, once it was let in.
+    pub fn member(&self) -> Option<(Role, u32)> {
+        match &self.phase {
+            Phase::Proved { member, .. } => *member,
+            _ => None,
+        }
+    }
+
+    /// Its socket, and whether there is something to send.
+    pub fn interest(&self) -> (&Wire, bool) {
+        (&self.stream, !self.output.is_empty())
+    }
+
+    pub fn admit(&mut self, role: Role, rank: u32) {
+        if let Phase::Proved { member, .. } = &mut self.phase {
+            *member = Some((role, rank));
+        }
+    }
+
+    /// Ends it, at the next sweep.
+    pub fn break_off(&mut self, end: End) {
+        self.end.get_or_insert(end);
+    }
+
+    /// Takes in what has come.
+    pub fn receive(&mut self) {
+        let mut bytes = [0; 16 << 10];
+        match (&self.stream).read(&mut bytes) {
+            Ok(0) => self.break_off(End::Closed),
+            Ok(n) => self.take_in(&bytes[..n]),
+            Err(e) if is_not_now(&e) => {}
+            Err(_) => self.break_off(End::Closed),
+        }
+        self.flush();
+    }
+
+    fn take_in(&mut self, bytes: &[u8]) {
+        if let Err(e) = self.cipher.open(bytes, &mut self.input, &mut self.output) {
+            tracing::warn!("{} is cut off by the store: {e}", self.peer);
+            self.break_off(End::Broken);
+        }
+    }
+
+    /// The next thing it wants of those that have come.
+    pub fn next_step(&mut self, token: &Token, now: Instant) -> Step {
+        loop {
+            match self.advance(token, now) {
+                Ok(Some(Step::Nothing)) => {}
+                Ok(Some(step)) => return step,
+                Ok(None) => return Step::Nothing,
+                Err(Malformed(why)) => {
+                    tracing::warn!("{} is cut off by the store: {why}", self.peer);
+                    self.break_off(End::Broken);
+                    self.input.clear();
+                    return Step::Nothing;
+                }
+            }
+        }
+    }
+
+    /// Uses up one message; `None` if none is complete.
+    fn advance(&mut self, token: &Token, now: Instant) -> Result<Option<Step>, Malformed> {
+        match &mut self.phase {
+            Phase::New => {
+                let Some(bytes) = self.input.get(..Greeting::LEN) else {
+                    return Ok(None);
+                };
+                let theirs = Greeting::decode(bytes)?;
+                if theirs.side != Side::Client {
+                    return Err(Malformed("it is no client"));
+                }
+                let nonce = session::nonce().map_err(|_| Malformed("there is no randomness"))?;
+                let encrypted = self.identity.is_some();
+                let ours = Greeting { side: Side::Server, version: VERSION, encrypted, nonce };
+                let rest = self.input.split_off(Greeting::LEN);
+                self.input.clear();
+                self.phase = Phase::Greeted { theirs, ours };
+                self.output.extend_from_slice(&ours.encode());
+                self.flush();
+                // It has been told ours, and can say so.
+                if theirs.version != VERSION {
+                    return Err(Malformed("it speaks another version"));
+                }
+                if theirs.encrypted != encrypted {
+                    return Err(Malformed("one of the two encrypts and the other does not"));
+                }
+                if let Some(identity) = &self.identity {
+                    self.cipher =
+                        Cipher::server(identity).map_err(|_| Malformed("TLS cannot be set up for it"))?;
+                }
+                self.take_in(&rest);
+                Ok(Some(Step::Nothing))
+            }
+            Phase::Greeted { theirs, ours } => {
+                let Some(binding) = self.cipher.binding() else {
+                    return Ok(None);
+                };
+                let (from, to) = session::keys(token, theirs, ours, &binding);
+                self.phase = Phase::Keyed { from, to };
+                Ok(Some(Step::Nothing))
+            }
+            Phase::Keyed { from, .. } => {
+                let Some(opened) = from.open(&self.input, MAX_JOIN)? else {
+                    return Ok(None);
+                };
+                let Request::Join { role, rank, size, epoch } = Request::decode(opened.message)? else {
+                    return Err(Malformed("it does not say who it is"));
+                };
+                let taken = opened.taken;
+                self.input.drain(..taken);
+                self.heard = now;
+                let Phase::Keyed { from, to } = std::mem::replace(&mut self.phase, Phase::New) else {
+                    unreachable!("the phase was matched above");
+                };
+                self.phase = Phase::Proved { from, to, member: None };
+                Ok(Some(Step::Join { role, rank, size, epoch }))
+            }
+            Phase::Proved { from, member: Some((role, rank)), .. } if self.end.is_none() => {
+                let Some(opened) = from.open(&self.input, MAX_REQUEST)? else {
+                    return Ok(None);
+                };
+                let (request, taken) = (Request::decode(opened.message)?, opened.taken);
+                let step = match request {
+                    Request::Heartbeat => Step::Nothing,
+                    Request::Goodbye => {
+                        self.end = Some(End::Left);
+                        Step::Nothing
+                    }
+                    Request::Deaf => {
+                        self.end = Some(End::Deaf);
+                        Step::Nothing
+                    }
+                    Request::Join { .. } => return Err(Malformed("it joins twice")),
+                    request => Step::Ask { role: *role, rank: *rank, request },
+                };
+                self.input.drain(..taken);
+                self.heard = now;
+                Ok(Some(step))
+            }
+            Phase::Proved { .. } => Ok(None),
+        }
+    }
+
+    /// Puts a reply behind what is to be sent; [`flush`](Connection::flush) sends it.
+    pub fn send(&mut self, reply: &Reply) {
+        if let Phase::Proved { to, .. } = &mut self.phase {
+            let frame = to.seal(&reply.encode());
+            if self.cipher.seal(&frame, &mut self.output).is_err() {
+                self.break_off(End::Broken);
+            }
+            self.sent = Instant::now();
+        }
+    }
+
+    /// Sends as much as the network takes.
+    pub fn flush(&mut self) {
+        let mut done = 0;
+        while done < self.output.len() {
+            match (&self.stream).write(&self.output[done..]) {
+                Ok(n) => done += n,
+                Err(e) if is_not_now(&e) => break,
+                Err(_) => {
+                    self.break_off(End::Closed);
+                    done = self.output.len();
+                }
+            }
+        }
+        self.output.drain(..done);
+    }
+
+    /// Says that the store is alive, if it has said nothing for `interval`.
+    pub fn keep_alive(&mut self, now: Instant, interval: Duration) {
+        if self.member().is_some() && now.saturating_duration_since(self.sent) >= interval {
+            self.send(&Reply::Heartbeat);
+        }
+    }
+
+    /// Takes time off its silence in which nobody could have heard it.
+    pub fn pardon(&mut self, held_up: Duration) {
+        self.heard += held_up;
+    }
+
+    /// When it needs attention by itself.
+    pub fn next_deadline(&self, settings: &Settings) -> Instant {
+        match self.member() {
+            Some(_) => (self.sent + settings.silence / 8).min(self.heard + settings.silence),
+            None => after(self.opened, settings.patience),
+        }
+    }
+
+    /// Whether it has ended, or must end.
+    pub fn verdict(&self, now: Instant, settings: &Settings) -> Option<End> {
+        let silent = now.saturating_duration_since(self.heard);
+        if self.end.is_some() {
+            self.end
+        } else if self.member().is_none() {
+            // A slow stranger gets no more time by sending a byte now and then.
+            (now >= after(self.opened, settings.patience)).then_some(End::Broken)
+        } else if silent >= settings.silence {
+            Some(End::Silent(u32::try_from(silent.as_millis()).unwrap_or(u32::MAX)))
+        } else {
+            // It is alive and does not read: it would keep what it is sent in our memory.
+            (self.output.len() > MAX_UNSENT).then_some(End::Broken)
+        }
+    }
+}

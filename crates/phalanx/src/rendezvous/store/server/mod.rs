@@ -1,0 +1,440 @@
+//! The store's server: one thread, one listener (or connections that it was given), and a connection for each member.
+//!
+//! A connection is cut off when it does not prove in time that it knows the token, sends what nobody sends,
+//! falls silent, or does not read what it is sent. None of that disturbs the others, except that they are
+//! told which member is lost.
+
+mod connection;
+
+use crate::rendezvous::store::cipher::Identity;
+use crate::rendezvous::store::protocol::End;
+use crate::rendezvous::store::protocol::Reply;
+use crate::rendezvous::store::protocol::Role;
+use crate::rendezvous::store::room::Outbox;
+use crate::rendezvous::store::room::Room;
+use crate::rendezvous::store::session::Token;
+use crate::rendezvous::store::watch::Watch;
+use crate::os::Wire;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UsageError;
+use crate::os::Waker;
+use crate::os::poll_sockets;
+use connection::{Connection, Step};
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How a store behaves.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How many ranks there will be; else the first that comes says.
+    pub ranks: Option<u32>,
+    /// How many nodes there will be; else the first that comes says.
+    pub nodes: Option<u32>,
+    /// How often the job was restarted: ranks of another epoch are refused.
+    pub epoch: u32,
+    /// A member that was silent for so long is lost.
+    pub silence: Duration,
+    /// A connection that has not proved for so long that it knows the token is cut off.
+    pub patience: Duration,
+    /// Whether connections are encrypted.
+    pub encrypted: bool,
+}
+
+/// Silence that means loss: with what it takes to notice and to tell, less than two seconds.
+pub const SILENCE: Duration = Duration::from_millis(1400);
+
+/// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
+pub fn silence_from(value: Option<&str>) -> Result<Duration> {
+    let Some(text) = value else {
+        return Ok(SILENCE);
+    };
+    let seconds = text.trim().parse().ok().filter(|seconds: &f64| (0.1..=86400.0).contains(seconds));
+    Ok(seconds.map(Duration::from_secs_f64).ok_or_else(|| UsageError::Setting {
+        name: "PHALANX_HEARTBEAT_TIMEOUT".into(),
+        value: text.into(),
+        expected: "a number of seconds, 0.1 to 86400".into(),
+    })?)
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        let patience = Duration::from_secs(5);
+        Settings { ranks: None, nodes: None, epoch: 0, silence: SILENCE, patience, encrypted: false }
+    }
+}
+
+/// Connections that may be open without having proved anything, beside those that are expected: one more
+/// takes the place of the oldest.
+const STRANGERS: usize = 64;
+/// How long the last words may take to get out.
+const LAST_WORDS: Duration = Duration::from_millis(250);
+
+/// A store that runs until it is dropped.
+pub struct Server {
+    address: Option<SocketAddr>,
+    commands: Sender<Command>,
+    waker: Arc<Waker>,
+    thread: Option<JoinHandle<()>>,
+    /// The process that began it.
+    process: u32,
+}
+
+enum Command {
+    Epoch(u32),
+    Stop,
+}
+
+impl Server {
+    /// Listens on `address` (`host:port`; port 0 takes a free one).
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] if the address is taken or is none of this host's.
+    pub fn start(address: &str, token: Token, settings: Settings) -> Result<Server> {
+        Server::on(bind(address)?, token, settings)
+    }
+
+    /// Listens where somebody has begun to.
+    pub(crate) fn on(listener: TcpListener, token: Token, settings: Settings) -> Result<Server> {
+        listener.set_nonblocking(true).map_err(refused("preparing the store's listener"))?;
+        let bound = listener.local_addr().map_err(refused("asking for the store's address"))?;
+        Server::run(Some(bound), Some(listener), Vec::new(), token, settings)
+    }
+
+    /// Serves those at the other ends of these wires, who are called so in messages, and nobody else.
+    pub(crate) fn over(wires: Vec<(String, Wire)>, token: Token, settings: Settings) -> Result<Server> {
+        Server::run(None, None, wires, token, settings)
+    }
+
+    fn run(
+        address: Option<SocketAddr>,
+        listener: Option<TcpListener>,
+        wires: Vec<(String, Wire)>,
+        token: Token,
+        settings: Settings,
+    ) -> Result<Server> {
+        let waker = Arc::new(Waker::new().map_err(refused("preparing the store's thread"))?);
+        let identity = settings.encrypted.then(Identity::new).transpose();
+        let identity = identity.map_err(refused("making the store's key"))?;
+        let (commands, received) = mpsc::channel();
+        let mut service = Service {
+            listener,
+            waker: waker.clone(),
+            commands: received,
+            token,
+            identity,
+            ranks: Room::new(Role::Rank, settings.ranks),
+            nodes: Room::new(Role::Node, settings.nodes),
+            settings,
+            connections: BTreeMap::new(),
+            members: HashMap::new(),
+            accepted: 0,
+        };
+        for (peer, wire) in wires {
+            service.begin_with(wire, peer, Instant::now()).map_err(refused("preparing a socket"))?;
+        }
+        let thread = std::thread::Builder::new().name("phalanx-store".into());
+        let thread = thread.spawn(move || service.run()).map_err(refused("starting the store's thread"))?;
+        Ok(Server { address, commands, waker, thread: Some(thread), process: std::process::id() })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Panics
+    /// If it was given its connections.
+    pub fn address(&self) -> SocketAddr {
+        self.address.expect("it listens")
+    }
+
+    /// Begins a new epoch: the ranks of the one before are cut off, and what they stored is forgotten.
+    pub fn begin_epoch(&self, epoch: u32) {
+        self.command(Command::Epoch(epoch));
+    }
+
+    fn command(&self, command: Command) {
+        // The thread ends only after `Stop`, which is the last command.
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let thread = self.thread.take();
+        if std::process::id() != self.process {
+            // A fork has no such thread, and the parent's goes on.
+            return std::mem::forget(thread);
+        }
+        self.command(Command::Stop);
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn refused(call: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |e| Error::system(call, e, "the store needs a thread and a few file descriptors")
+}
+
+/// Whether other hosts can reach a store at this address, which is one of this host.
+///
+/// Many hosts know their own name as a loopback address, under which nobody else would find the store.
+pub fn check_reachable(address: &str) -> Result<()> {
+    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
+    let means_it = name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    let mut addresses = address.to_socket_addrs().into_iter().flatten().peekable();
+    if means_it || addresses.peek().is_none() || !addresses.all(|address| address.ip().is_loopback()) {
+        return Ok(());
+    }
+    Err(Error::bootstrap(
+        format!(
+            "on this host, {name} is a loopback address: no other host would reach the store at {address}"
+        ),
+        "set the store's address to one of this host that the others know (IP:port), for all ranks",
+    ))
+}
+
+/// Begins to listen.
+pub(crate) fn bind(address: &str) -> Result<TcpListener> {
+    let problem = |problem: String| {
+        Error::bootstrap(problem, "give the store an address of this host with a free port (host:port)")
+    };
+    let addresses =
+        address.to_socket_addrs().map_err(|e| problem(format!("the store's address {address:?}: {e}")))?;
+    TcpListener::bind(&addresses.collect::<Vec<_>>()[..]).map_err(|e| match e.kind() {
+        ErrorKind::AddrInUse => problem(format!("the store's address {address} is taken by another program")),
+        ErrorKind::AddrNotAvailable => {
+            problem(format!("the store's address {address} is none of this host's"))
+        }
+        _ => problem(format!("the store cannot listen on {address}: {e}")),
+    })
+}
+
+/// What the thread owns.
+struct Service {
+    listener: Option<TcpListener>,
+    waker: Arc<Waker>,
+    commands: Receiver<Command>,
+    token: Token,
+    /// With encryption.
+    identity: Option<Identity>,
+    settings: Settings,
+    ranks: Room,
+    nodes: Room,
+    /// In the order in which they were accepted.
+    connections: BTreeMap<u64, Connection>,
+    members: HashMap<(Role, u32), u64>,
+    accepted: u64,
+}
+
+impl Service {
+    fn run(mut self) {
+        let mut watch = Watch::new(self.settings.silence);
+        loop {
+            let ready = self.wait();
+            // Judged is what was known when waiting ended, and only time in which this thread was awake.
+            let now = Instant::now();
+            let held_up = watch.held_up(now);
+            self.connections.values_mut().for_each(|connection| connection.pardon(held_up));
+            self.waker.clear();
+            while let Ok(command) = self.commands.try_recv() {
+                match command {
+                    Command::Epoch(epoch) => self.begin_epoch(epoch),
+                    Command::Stop => return self.stop(),
+                }
+            }
+            for id in ready {
+                self.read(id, now);
+            }
+            self.accept(now);
+            for role in [Role::Rank, Role::Node] {
+                let mut out = Vec::new();
+                self.room(role).expire(now, &mut out);
+                self.deliver(role, out);
+            }
+            let interval = self.settings.silence / 8;
+            for connection in self.connections.values_mut() {
+                connection.keep_alive(now, interval);
+            }
+            // What a round has brought goes out with one write for each connection, however much it is.
+            self.flush();
+            self.sweep(now);
+        }
+    }
+
+    fn flush(&mut self) {
+        self.connections.values_mut().for_each(Connection::flush);
+    }
+
+    /// Waits for something to do; answers which connections have something to read.
+    fn wait(&self) -> Vec<u64> {
+        let now = Instant::now();
+        let rooms = [self.ranks.next_deadline(), self.nodes.next_deadline()];
+        let connections =
+            self.connections.values().map(|connection| connection.next_deadline(&self.settings));
+        let next = rooms.into_iter().flatten().chain(connections).min();
+        // Somebody to watch means looking around; and nobody has been there long when the first comes.
+        let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
+        let streams: Vec<_> = self.connections.values().map(Connection::interest).collect();
+        let ready = poll_sockets(self.listener.as_ref(), &self.waker, &streams, timeout);
+        self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
+    }
+
+    fn room(&mut self, role: Role) -> &mut Room {
+        match role {
+            Role::Rank => &mut self.ranks,
+            Role::Node => &mut self.nodes,
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        let expected = self.settings.ranks.unwrap_or(0) + self.settings.nodes.unwrap_or(0);
+        loop {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
+                Ok((stream, peer)) => {
+                    let strangers = self.connections.iter().filter(|(_, c)| c.member().is_none());
+                    let (oldest, count) =
+                        strangers.fold((None, 0), |(oldest, n), (id, _)| (oldest.or(Some(*id)), n + 1));
+                    if let Some(oldest) = oldest.filter(|_| count >= STRANGERS + expected as usize) {
+                        tracing::warn!("too many connections that prove nothing: the oldest is cut off");
+                        self.connections.remove(&oldest);
+                    }
+                    let served =
+                        Wire::tcp(stream).and_then(|wire| self.begin_with(wire, peer.to_string(), now));
+                    if let Err(e) = served {
+                        tracing::warn!("{peer} could not be served: {e}");
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(e) => {
+                    // Out of descriptors, most likely. The listener stays ready: do not spin on it.
+                    tracing::warn!("the store cannot accept a connection: {e}");
+                    std::thread::sleep(Duration::from_millis(10));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn begin_with(&mut self, wire: Wire, peer: String, now: Instant) -> io::Result<()> {
+        let connection = Connection::new(wire, peer, self.identity.as_ref(), now)?;
+        self.connections.insert(self.accepted, connection);
+        self.accepted += 1;
+        Ok(())
+    }
+
+    /// Reads what a connection has sent, and does what it asks for.
+    fn read(&mut self, id: u64, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.receive();
+        }
+        // A request may end this very connection, by way of a reply that cannot be sent.
+        while let Some(connection) = self.connections.get_mut(&id) {
+            match connection.next_step(&self.token, now) {
+                Step::Nothing => return,
+                Step::Join { role, rank, size, epoch } => self.join(id, role, rank, size, epoch),
+                Step::Ask { role, rank, request } => {
+                    let mut out = Vec::new();
+                    self.room(role).handle(rank, request, now, &mut out);
+                    self.deliver(role, out);
+                }
+            }
+        }
+    }
+
+    fn join(&mut self, id: u64, role: Role, rank: u32, size: u32, epoch: u32) {
+        let mut out = Vec::new();
+        let current = self.settings.epoch;
+        let outcome = if role == Role::Rank && epoch != current {
+            Err(format!(
+                "{role} {rank} is of epoch {epoch}, and the job is in epoch {current}",
+                role = role.name()
+            ))
+        } else {
+            self.room(role).join(rank, size, &mut out)
+        };
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        match outcome {
+            Ok(()) => {
+                self.members.insert((role, rank), id);
+                let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
+                connection.admit(role, rank);
+                connection.send(&Reply::Welcome { silence });
+                // It hears of those that were lost before it came.
+                let lost: Vec<_> = self.room(role).lost().collect();
+                out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
+            }
+            Err(reason) => {
+                tracing::warn!("the store refuses {}: {reason}", connection.peer());
+                connection.send(&Reply::Refused { id: 0, reason });
+                connection.break_off(End::Broken);
+            }
+        }
+        self.deliver(role, out);
+    }
+
+    fn deliver(&mut self, role: Role, out: Outbox) {
+        for (rank, reply) in out {
+            let id = self.members.get(&(role, rank));
+            if let Some(connection) = id.and_then(|id| self.connections.get_mut(id)) {
+                connection.send(&reply);
+            }
+        }
+    }
+
+    /// Removes the connections that have ended or must end. Telling the others may end more.
+    fn sweep(&mut self, now: Instant) {
+        loop {
+            let doomed = self.connections.iter().find_map(|(id, connection)| {
+                connection.verdict(now, &self.settings).map(|end| (*id, connection.member(), end))
+            });
+            let Some((id, member, end)) = doomed else {
+                return;
+            };
+            if let Some((role, rank)) = member {
+                if end != End::Left {
+                    tracing::warn!("{} {rank} is lost: {end}", role.name());
+                }
+                let mut out = Vec::new();
+                self.room(role).ended(rank, end, &mut out);
+                self.deliver(role, out);
+                self.flush();
+                self.members.remove(&(role, rank));
+            }
+            self.connections.remove(&id);
+        }
+    }
+
+    fn begin_epoch(&mut self, epoch: u32) {
+        self.settings.epoch = epoch;
+        self.ranks = Room::new(Role::Rank, self.settings.ranks);
+        self.members.retain(|(role, _), _| *role != Role::Rank);
+        self.connections.retain(|_, connection| !matches!(connection.member(), Some((Role::Rank, _))));
+    }
+
+    fn stop(mut self) {
+        for connection in self.connections.values_mut().filter(|c| c.member().is_some()) {
+            connection.send(&Reply::Goodbye);
+        }
+        self.flush();
+        let until = Instant::now() + LAST_WORDS;
+        while Instant::now() < until && self.connections.values().any(|c| c.interest().1) {
+            std::thread::sleep(Duration::from_millis(5));
+            self.flush();
+        }
+    }
+}
+
+/// Whether an error of a non-blocking call only means: not now.
+fn is_not_now(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

@@ -1,0 +1,406 @@
+//! Where the job's store is, and joining it.
+//!
+//! | started by | the store is in | its address | its token |
+//! |---|---|---|---|
+//! | `phalanx launch` | the (first) launcher | `PHALANX_STORE` | `PHALANX_TOKEN`, set by the launcher |
+//! | torchrun, one host | rank 0 | told over the Unix socket of `rendezvous.rs` | made there, told with it |
+//! | torchrun, several hosts | rank 0 | `MASTER_ADDR` and `MASTER_PORT` + 1000 | `PHALANX_TOKEN` or `PHALANX_TOKEN_FILE`, by the user |
+//! | the program, with a `UniqueId` | rank 0 | in the id | in the id |
+//! | MPI's, several hosts | rank 0 | no port: MPI carries the bytes | made there, told over MPI |
+//!
+//! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
+//! host. `PHALANX_STORE` names another address for any launcher.
+
+use crate::control::host_channel::HostChannel;
+use crate::contract::{Backend, Departure};
+use crate::rendezvous::environment::Environment;
+use crate::rendezvous::environment::Place;
+use crate::rendezvous::environment::RESTART_COUNT;
+use crate::rendezvous::environment::setting;
+use crate::rendezvous::store::cipher::encrypted_from;
+use crate::rendezvous::store::Host;
+use crate::rendezvous::store::Rendezvous;
+use crate::rendezvous::store::Server;
+use crate::rendezvous::store::Settings;
+use crate::rendezvous::store::Store;
+use crate::rendezvous::store::Token;
+use crate::rendezvous::store::server;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::contract::hosts::HostTopology;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::rendezvous::store::Carrier;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::os::Wire;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::backend::mpi::MpiComm;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::backend::mpi::MpiMail;
+use crate::types::error::Error;
+use crate::types::error::Result;
+use crate::types::error::UnsupportedError;
+use crate::types::error::UsageError;
+use crate::watch::deadline::after;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What is added to torchrun's port.
+const PORT_OFFSET: u16 = 1000;
+
+/// How long rank 0 tries to get the store's port: that of a job before may still be ending.
+const PORT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Joins the job's store; as rank 0 of a job that our launcher did not start, begins it, where this process listens already if it
+/// does.
+pub(crate) fn open_store(
+    environment: &Environment,
+    place: &Place,
+    listener: Option<TcpListener>,
+    timeout: Duration,
+) -> Result<Store> {
+    let deadline = after(Instant::now(), timeout);
+    let rendezvous = environment.rendezvous(place)?;
+    let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    let encrypted = environment.encrypted()?;
+    match rendezvous {
+        Some(rendezvous) if rendezvous.host == Host::Rank(0) && place.rank == 0 => {
+            let server = host(&rendezvous, settings(place, silence), listener, deadline)?;
+            Ok(Store::connect(&rendezvous, 0, place.world_size, timeout)?.hosting(server))
+        }
+        Some(rendezvous) => Store::connect(&rendezvous, place.rank, place.world_size, timeout),
+        None => open_local_store(place, silence, encrypted, timeout),
+    }
+}
+
+fn settings(place: &Place, silence: Duration) -> Settings {
+    Settings { ranks: u32::try_from(place.world_size).ok(), silence, ..Settings::default() }
+}
+
+fn host(
+    rendezvous: &Rendezvous,
+    settings: Settings,
+    listener: Option<TcpListener>,
+    deadline: Instant,
+) -> Result<Server> {
+    let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
+    if let Some(listener) = listener {
+        return Server::on(listener, rendezvous.token.clone(), settings);
+    }
+    server::check_reachable(&rendezvous.address)?;
+    let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
+    loop {
+        match Server::start(&rendezvous.address, rendezvous.token.clone(), settings.clone()) {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its
+/// own, and tells the others when they meet.
+fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: Duration) -> Result<Store> {
+    let host = super::join(place, &[], timeout)?.0;
+    let mut told = vec![0; 128];
+    let mut begun = None;
+    if place.rank == 0 {
+        let token =
+            Token::random().map_err(|e| Error::system("getrandom", e, "the store needs a random token"))?;
+        let settings = Settings { encrypted, ..settings(place, silence) };
+        let server = Server::start("127.0.0.1:0", token.clone(), settings)?;
+        let text = format!("{} {}", server.address(), token.reveal());
+        told[..text.len()].copy_from_slice(text.as_bytes());
+        begun = Some(server);
+    }
+    // SAFETY: this thread alone has the channel.
+    told = unsafe { host.tell_bytes(&told) }?.swap_remove(0);
+    host.depart(Departure::Left);
+    let text = String::from_utf8_lossy(&told);
+    let (address, token) = text.trim_end_matches('\0').split_once(' ').unwrap_or_default();
+    let token = Token::new(token)
+        .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
+    let rendezvous =
+        Rendezvous { address: address.to_owned(), token, epoch: 0, host: Host::Rank(0), encrypted };
+    let store = Store::connect(&rendezvous, place.rank, place.world_size, timeout)?;
+    Ok(match begun {
+        Some(server) => store.hosting(server),
+        None => store,
+    })
+}
+
+/// The store of ranks that MPI connects: in rank 0, and MPI carries what goes to it and comes from it.
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+pub(crate) fn open_store_over_mpi(
+    world: MpiComm,
+    environment: &Environment,
+    place: &Place,
+    topology: &HostTopology,
+    timeout: Duration,
+) -> Result<Store> {
+    let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    let encrypted = environment.encrypted()?;
+    // Nobody but the job's ranks can connect, so they may take their time.
+    let settings = Settings { encrypted, patience: timeout, ..settings(place, silence) };
+    let begun = (place.rank == 0).then(|| StoreEnds::begin(place.world_size, settings)).transpose();
+    let mut told = vec![u8::from(world.is_for_all_threads())];
+    if let Ok(Some(begun)) = &begun {
+        told.extend(begun.token.reveal().bytes());
+    }
+    let all = world.tell_bytes(&told)?;
+    let begun = begun?;
+    if let Some(rank) = all.iter().position(|told| told[0] == 0) {
+        return Err(too_few_threads(rank, topology));
+    }
+    let token = Token::new(&String::from_utf8_lossy(&all[0][1..]))
+        .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
+    let address = "rank 0 (over MPI)".to_owned();
+    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0), encrypted };
+    let (own, server, carried) = match begun {
+        Some(ends) => (ends.own, Some(ends.server), ends.carried),
+        None => {
+            let (own, other) = Wire::pair().map_err(no_wire)?;
+            (own, None, vec![(0, other)])
+        }
+    };
+    let carrier = Carrier::start(MpiMail::new(world), carried)?;
+    let store = Store::over(own, Some(carrier), &rendezvous, place.rank, place.world_size, timeout)?;
+    let store = match server {
+        Some(server) => store.hosting(server),
+        None => store,
+    };
+    // What is told to a member that has not joined is lost.
+    store.exchange("phalanx/joined", &[], timeout)?;
+    Ok(store)
+}
+
+/// A store in this process, rank 0's: its own end of the connection with it, and the ends that are carried to the others.
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+struct StoreEnds {
+    server: Server,
+    token: Token,
+    own: Wire,
+    carried: Vec<(usize, Wire)>,
+}
+
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+impl StoreEnds {
+    fn begin(ranks: usize, settings: Settings) -> Result<StoreEnds> {
+        let token =
+            Token::random().map_err(|e| Error::system("getrandom", e, "the store needs a random token"))?;
+        let (served, own) = Wire::pair().map_err(no_wire)?;
+        let (mut all, mut carried) = (vec![("rank 0".to_owned(), served)], Vec::new());
+        for rank in 1..ranks {
+            let (served, other) = Wire::pair().map_err(no_wire)?;
+            all.push((format!("rank {rank}"), served));
+            carried.push((rank, other));
+        }
+        Ok(StoreEnds { server: Server::over(all, token.clone(), settings)?, token, own, carried })
+    }
+}
+
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+fn no_wire(error: std::io::Error) -> Error {
+    Error::system(
+        "socketpair",
+        error,
+        "the store of n ranks takes 2 n descriptors in rank 0: see `ulimit -n`",
+    )
+}
+
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+fn too_few_threads(rank: usize, topology: &HostTopology) -> Error {
+    Error::from(UnsupportedError {
+        what: format!("GPUs on {} hosts whose ranks meet over MPI", topology.num_hosts()),
+        why: format!(
+            "rank {rank} on {} has initialised MPI below MPI_THREAD_MULTIPLE, and what is told over MPI meanwhile needs \
+             a thread of its own",
+            topology.name_of(topology.host_of(rank))
+        ),
+        remedy: "initialise MPI with MPI_Init_thread and MPI_THREAD_MULTIPLE or leave it to phalanx; or meet over TCP \
+                 (PHALANX_STORE=host:port and PHALANX_TOKEN_FILE); or use MPI alone (PHALANX_BACKEND=mpi)"
+            .into(),
+    })
+}
+
+impl Environment {
+    /// Where the job's store is; `None` if no variable says so, and all ranks are on this host.
+    pub(crate) fn rendezvous(&self, place: &Place) -> Result<Option<Rendezvous>> {
+        let (address, host) = match self.get("PHALANX_STORE") {
+            Some(address) if place.launcher == "phalanx launch" => (address.to_owned(), Host::Launcher),
+            Some(address) => (address.to_owned(), Host::Rank(0)),
+            None if place.one_host => return Ok(None),
+            None => (self.beside_torchruns_store()?, Host::Rank(0)),
+        };
+        let restarts = [RESTART_COUNT, "TORCHELASTIC_RESTART_COUNT"];
+        let epoch = match self.number(restarts[0])? {
+            Some(epoch) => epoch,
+            None => self.number(restarts[1])?.unwrap_or(0),
+        };
+        let epoch = u32::try_from(epoch)
+            .map_err(|_| setting(restarts[0], &epoch.to_string(), "a number of restarts"))?;
+        Ok(Some(Rendezvous { address, token: self.token()?, epoch, host, encrypted: self.encrypted()? }))
+    }
+
+    pub(crate) fn encrypted(&self) -> Result<bool> {
+        encrypted_from(self.get("PHALANX_STORE_TLS"))
+    }
+
+    fn beside_torchruns_store(&self) -> std::result::Result<String, UsageError> {
+        let part = |name: &str| self.get(name).unwrap_or("").to_owned();
+        let (host, port) = (part("MASTER_ADDR"), part("MASTER_PORT"));
+        if host.is_empty() {
+            let expected = "the address (host:port) of the job's store, since its ranks are on several hosts; or, \
+                            for ranks without GPUs, start them with mpirun or srun --mpi=pmix";
+            return Err(setting("PHALANX_STORE", "", expected));
+        }
+        let number: u16 = port.trim().parse().map_err(|_| setting("MASTER_PORT", &port, "a port number"))?;
+        let port = number.checked_add(PORT_OFFSET).unwrap_or(number - PORT_OFFSET);
+        // An IPv6 address stands in brackets before a port.
+        Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+    }
+
+    fn token(&self) -> Result<Token> {
+        let bad = |name: &str, value: &str| {
+            let least = Token::MIN_LEN;
+            setting(name, value, format!("a secret of at least {least} characters, the same for all ranks"))
+        };
+        if let Some(token) = self.get("PHALANX_TOKEN") {
+            return Ok(Token::new(token).ok_or_else(|| bad("PHALANX_TOKEN", "(not shown)"))?);
+        }
+        let Some(path) = self.get("PHALANX_TOKEN_FILE") else {
+            return Err(Error::bootstrap(
+                "the ranks are on several hosts, and nothing says how they know each other: neither \
+                 PHALANX_TOKEN nor PHALANX_TOKEN_FILE is set",
+                "make a secret (openssl rand -hex 32), give each host a file with it that only you can read, \
+                 and set PHALANX_TOKEN_FILE to its path on all hosts; ranks without GPUs need none: start them \
+                 with mpirun or srun",
+            ));
+        };
+        Token::from_file(path)
+    }
+}
+
+impl Token {
+    /// Of a file that only its owner can read.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] if it cannot be read, others could read it too, or it is too short.
+    pub fn from_file(path: &str) -> Result<Token> {
+        let problem = |problem: String| {
+            let remedy = "a token file has one line, a secret of at least 16 characters, and mode 600";
+            Error::bootstrap(problem, remedy)
+        };
+        let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
+            ErrorKind::InvalidData => problem(format!("the token file {path} is no text")),
+            _ => problem(format!("the token file {path} cannot be read: {e}")),
+        })?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = std::fs::metadata(path).map_or(0, |file| file.permissions().mode()) & 0o777;
+            if mode & 0o077 != 0 {
+                return Err(problem(format!(
+                    "others may read or write the token file {path} (mode {mode:o})"
+                )));
+            }
+        }
+        Token::new(&text).ok_or_else(|| problem(format!("the token in the file {path} is too short")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(launcher: &'static str, rank: usize, one_host: bool) -> Place {
+        Place { launcher, rank, world_size: 2, job: "job".into(), one_host }
+    }
+
+    fn rendezvous(variables: &[(&str, &str)], place: &Place) -> Result<Option<Rendezvous>> {
+        Environment::of(variables).rendezvous(place)
+    }
+
+    const TOKEN: (&str, &str) = ("PHALANX_TOKEN", "0123456789abcdef");
+
+    #[test]
+    fn each_launcher_has_its_place_for_the_store() {
+        let launched = place("phalanx launch", 1, true);
+        let found =
+            rendezvous(&[("PHALANX_STORE", "127.0.0.1:5"), TOKEN, ("PHALANX_RESTART_COUNT", "2")], &launched);
+        let found = found.unwrap().unwrap();
+        assert_eq!((&*found.address, found.epoch, found.host), ("127.0.0.1:5", 2, Host::Launcher));
+
+        let torchrun = |host, port, place: &Place| {
+            let variables =
+                [("MASTER_ADDR", host), ("MASTER_PORT", port), ("TORCHELASTIC_RESTART_COUNT", "1"), TOKEN];
+            rendezvous(&variables, place)
+        };
+        let several = place("torchrun", 1, false);
+        let found = torchrun("alpha", "29500", &several).unwrap().unwrap();
+        assert_eq!((&*found.address, found.epoch, found.host), ("alpha:30500", 1, Host::Rank(0)));
+        assert_eq!(torchrun("fe80::1", "65000", &several).unwrap().unwrap().address, "[fe80::1]:64000");
+        // An id is for one communicator, however often its ranks were restarted.
+        let restarted =
+            Environment::of(&[("PHALANX_RESTART_COUNT", "1"), ("TORCHELASTIC_RESTART_COUNT", "2")]);
+        let found = restarted.with_id("alpha:5", TOKEN.1).rendezvous(&several).unwrap().unwrap();
+        assert_eq!((&*found.address, found.epoch), ("alpha:5", 0));
+        assert!(torchrun("alpha", "many", &several).unwrap_err().to_string().contains("MASTER_PORT"));
+        // On one host no port has to be agreed on.
+        assert!(torchrun("localhost", "29500", &place("torchrun", 1, true)).unwrap().is_none());
+    }
+
+    #[test]
+    fn several_hosts_need_a_token() {
+        let several = place("torchrun", 0, false);
+        let with = |extra: &[(&str, &str)]| {
+            rendezvous(&[&[("MASTER_ADDR", "alpha"), ("MASTER_PORT", "29500")], extra].concat(), &several)
+        };
+        assert!(with(&[TOKEN]).is_ok());
+        assert!(with(&[]).unwrap_err().to_string().contains("PHALANX_TOKEN_FILE"));
+        let error = with(&[("PHALANX_TOKEN", "secret")]).unwrap_err().to_string();
+        assert!(error.contains("at least 16 characters") && !error.contains("\"secret\""), "{error}");
+        let error = with(&[("PHALANX_TOKEN_FILE", "/nowhere/token")]).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/token"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_token_file_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("phalanx-token-{}", std::process::id()));
+        let name = path.to_str().unwrap();
+        let write = |text: &str, mode| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            Token::from_file(name)
+        };
+        assert_eq!(write("0123456789abcdef\n", 0o600).unwrap().reveal(), "0123456789abcdef");
+        for mode in [0o640, 0o604, 0o620] {
+            assert!(write("0123456789abcdef\n", mode).unwrap_err().to_string().contains("others may read"));
+        }
+        assert!(write("short\n", 0o600).unwrap_err().to_string().contains("too short"));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn ranks_of_one_host_find_a_store_without_variables() {
+        let job = Place { job: format!("local store {}", std::process::id()), ..place("torchrun", 0, true) };
+        let stores = std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|rank| {
+                let job = Place { rank, ..job.clone() };
+                scope.spawn(move || {
+                    open_store(&Environment::of(&[]), &job, None, Duration::from_secs(20)).unwrap()
+                })
+            });
+            ranks.map(|rank| rank.join().unwrap())
+        });
+        let exchanged = std::thread::scope(|scope| {
+            let ranks = stores.each_ref().map(|store| {
+                scope.spawn(move || store.exchange("k", b"x", Duration::from_secs(20)).unwrap())
+            });
+            ranks.map(|rank| rank.join().unwrap())
+        });
+        assert_eq!(exchanged, [[b"x"; 2]; 2]);
+    }
+}

@@ -1,0 +1,11 @@
+//! Values that every layer speaks of: element types, reduction operations, errors, addresses of memory.
+
+#[cfg(feature = "jit")]
+pub(crate) mod compile_error;
+pub(crate) mod dtype;
+pub(crate) mod error;
+pub(crate) mod memory;
+pub(crate) mod op;
+
+/// The most ranks of a communicator that meets in host memory.
+pub(crate) const MAX_RANKS: usize = 512;

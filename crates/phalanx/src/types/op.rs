@@ -1,0 +1,189 @@
+//! Reduction operations: how the ranks' contributions become one value.
+
+use super::dtype::Element;
+use std::fmt;
+
+/// How contributions are combined, element by element, in rank order: `((r0 ∘ r1) ∘ r2) ∘ …`.
+///
+/// Because the order is fixed, a result is bit-identical on every rank and from run to run.
+///
+/// - **Integers** wrap on overflow (two's complement). `Avg` sums in a wider integer, so the sum does
+///   not overflow, and divides towards zero.
+/// - **Floats**: `f32` and `f64` accumulate in their own precision; `f16`, `bf16` and both `fp8` types
+///   accumulate in `f32` and are rounded (to nearest, ties to even) once, at the end. A sum beyond the
+///   largest value becomes infinite in `f16`, `bf16` and `f32`; `fp8` results saturate at their largest
+///   finite value, as CUDA's conversions do: ±57344 is also the `Min` or `Max` of infinities in `e5m2`.
+/// - **NaN**: any NaN contribution makes `Sum`, `Prod`, `Avg`, `Min` and `Max` NaN. (NCCL's and MPI's
+///   `Min` and `Max` leave this open.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum ReduceOp {
+    /// The sum over the ranks.
+    Sum = 0,
+    /// The product over the ranks.
+    Prod = 1,
+    /// The smallest contribution.
+    Min = 2,
+    /// The largest contribution.
+    Max = 3,
+    /// The sum divided by the number of ranks.
+    Avg = 4,
+}
+
+impl ReduceOp {
+    /// Every operation.
+    pub const ALL: [ReduceOp; 5] =
+        [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
+
+    /// The short name: `sum`, `prod`, `min`, `max`, `avg`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Prod => "prod",
+            ReduceOp::Min => "min",
+            ReduceOp::Max => "max",
+            ReduceOp::Avg => "avg",
+        }
+    }
+
+    /// The operation with this short name.
+    pub fn from_name(name: &str) -> Option<ReduceOp> {
+        ReduceOp::ALL.into_iter().find(|op| op.name() == name)
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Sum in which this rank's contribution is first multiplied by a factor of its own.
+///
+/// The factors may differ between ranks. The product is taken in the type in which the sum is
+/// accumulated (see [`ReduceOp`]); integers wrap. NCCL's `ncclRedOpCreatePreMulSum`.
+///
+/// ```
+/// # use phalanx::{PreMulSum, Result};
+/// # fn main() -> Result<()> {
+/// let halves = phalanx::run(2, |comm| -> Result<f32> {
+///     let mut x = [comm.rank() as f32 + 1.0];
+///     comm.all_reduce_in_place(&mut x, PreMulSum(0.5))?;
+///     Ok(x[0])
+/// })?;
+/// assert_eq!(halves.into_iter().collect::<Result<Vec<_>>>()?, [1.5, 1.5]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PreMulSum<T>(pub T);
+
+/// What a reducing collective takes: a [`ReduceOp`] or a [`PreMulSum`] of the buffers' type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reduction<T> {
+    kind: Kind<T>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind<T> {
+    Plain(ReduceOp),
+    PreMulSum(T),
+}
+
+impl<T> From<ReduceOp> for Reduction<T> {
+    fn from(op: ReduceOp) -> Self {
+        Reduction { kind: Kind::Plain(op) }
+    }
+}
+
+impl<T: Element> From<PreMulSum<T>> for Reduction<T> {
+    fn from(PreMulSum(factor): PreMulSum<T>) -> Self {
+        Reduction { kind: Kind::PreMulSum(factor) }
+    }
+}
+
+/// A reduction without its type parameter: what a backend gets and what travels between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RawReduction {
+    pub code: ReductionCode,
+    /// Bits of the pre-multiplication factor, zero-extended; 0 for every other operation.
+    pub factor: u64,
+}
+
+/// [`ReduceOp`] and the pre-multiplied sum, as one byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ReductionCode {
+    Sum = 0,
+    Prod = 1,
+    Min = 2,
+    Max = 3,
+    Avg = 4,
+    PreMulSum = 5,
+}
+
+impl ReductionCode {
+    pub fn name(self) -> &'static str {
+        match self {
+            ReductionCode::Sum => "sum",
+            ReductionCode::Prod => "prod",
+            ReductionCode::Min => "min",
+            ReductionCode::Max => "max",
+            ReductionCode::Avg => "avg",
+            ReductionCode::PreMulSum => "pre-mul-sum",
+        }
+    }
+
+    pub fn from_code(code: u8) -> Option<ReductionCode> {
+        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum]
+            .get(usize::from(code))
+            .copied()
+    }
+}
+
+impl From<ReduceOp> for RawReduction {
+    fn from(op: ReduceOp) -> Self {
+        let code = match op {
+            ReduceOp::Sum => ReductionCode::Sum,
+            ReduceOp::Prod => ReductionCode::Prod,
+            ReduceOp::Min => ReductionCode::Min,
+            ReduceOp::Max => ReductionCode::Max,
+            ReduceOp::Avg => ReductionCode::Avg,
+        };
+        RawReduction { code, factor: 0 }
+    }
+}
+
+impl<T: Element> From<Reduction<T>> for RawReduction {
+    fn from(reduction: Reduction<T>) -> Self {
+        match reduction.kind {
+            Kind::Plain(op) => op.into(),
+            Kind::PreMulSum(factor) => {
+                RawReduction { code: ReductionCode::PreMulSum, factor: element_bits(factor) }
+            }
+        }
+    }
+}
+
+/// The bytes of an element, zero-extended to 64 bits.
+pub(crate) fn element_bits<T: Element>(value: T) -> u64 {
+    let mut bytes = [0u8; 8];
+    // SAFETY: an `Element` has at most 8 bytes and no padding; source and target are distinct.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            std::ptr::from_ref(&value).cast::<u8>(),
+            bytes.as_mut_ptr(),
+            size_of::<T>(),
+        );
+    }
+    u64::from_ne_bytes(bytes)
+}
+
+/// The inverse of [`element_bits`].
+pub(crate) fn element_from_bits<T: Element>(bits: u64) -> T {
+    const { assert!(size_of::<T>() <= 8) };
+    let bytes = bits.to_ne_bytes();
+    // SAFETY: every bit pattern of an `Element` is a valid value, and 8 bytes hold one.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
