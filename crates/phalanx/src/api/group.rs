@@ -150,16 +150,6 @@ impl<'env> Group<'env> {
         moved
     }
 
-    /// Launches a CUDA graph that was captured of these operations of one communicator.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn launch(&self, comm: &Comm, graph: &crate::backend::nccl::HeldGraph) -> Result<()> {
-        comm.requests.wait_for_collectives();
-        let nccl = comm.backend.nccl().expect("a graph is made on a communicator of NCCL");
-        let records: Vec<_> = self.calls().map(|call| comm.recorder.begin(call)).collect();
-        let launched = nccl.launch(graph, self.calls(), self.transfers());
-        records.into_iter().fold(launched, |launched, record| comm.recorder.end(record, launched))
-    }
-
     /// Posts the messages, and queues what is stream-ordered.
     fn start(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
         for (comm, transfer) in &self.transfers {

@@ -8,8 +8,6 @@ pub(crate) mod host_channel;
 pub(crate) mod join;
 pub(crate) mod layout;
 pub(crate) mod liveness;
-#[cfg(feature = "cuda")]
-pub(crate) mod offer;
 pub(crate) mod prefetch;
 pub(crate) mod record;
 pub(crate) mod relay;

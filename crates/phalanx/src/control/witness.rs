@@ -1,6 +1,10 @@
 //! A channel on which nothing is moved: the ranks of another backend's communicator tell each other here what
 //! they call, see who is gone, and give up together, with one verdict.
 
+mod offer;
+
+pub(crate) use offer::Offer;
+
 use super::host_channel::HostChannel;
 use super::endpoint::Endpoint;
 use super::layout::RECORDS;

@@ -4,3 +4,4 @@ pub(crate) mod backoff;
 pub(crate) mod copies;
 pub(crate) mod cuda;
 pub mod hip;
+pub(crate) mod nccl;

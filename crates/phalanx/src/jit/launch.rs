@@ -9,7 +9,6 @@ use crate::types::error::Result;
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Lane;
 use crate::buffer::stream::Lent;
-use crate::nccl::DeviceComm;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DeviceRepr, LaunchConfig};
 use std::ffi::c_void;
@@ -22,7 +21,7 @@ enum Kind<'a> {
     Reads(&'a dyn Lends),
     Writes(&'a mut dyn LendsMut),
     Value { start: *const c_void, bytes: usize },
-    DeviceComm(&'a DeviceComm),
+    DeviceComm(&'a dyn DeviceHandle),
 }
 
 /// A buffer that the kernel reads: its address is passed.
@@ -41,8 +40,20 @@ pub fn value<T: DeviceRepr>(value: &T) -> Argument<'_> {
 }
 
 /// NCCL's communicator for kernels, as `ncclDevComm`. It is not given back before the kernel has ended.
-pub fn device_comm(comm: &DeviceComm) -> Argument<'_> {
+pub fn device_comm(comm: &impl DeviceHandle) -> Argument<'_> {
     Argument(Kind::DeviceComm(comm))
+}
+
+/// What a kernel gets by value and holds until it has ended: [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
+pub trait DeviceHandle: sealed::Sealed {
+    /// The value that the kernel gets.
+    fn as_bytes(&self) -> &[u8];
+    /// Called before a kernel with this value is launched on a stream.
+    fn launched_on(&self, stream: &GpuStream) -> Result<()>;
+}
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
 }
 
 /// A [`Source`] of any type.

@@ -45,7 +45,8 @@ mod module;
 mod nccl;
 mod program;
 
-pub use error::{BuildStep, CompileError, Diagnostic};
+pub use crate::types::compile_error::{BuildStep, CompileError, Diagnostic};
+pub(crate) use launch::{DeviceHandle, sealed};
 pub use launch::{Argument, device_comm, reads, value, writes};
 pub use module::{Kernel, Module};
 pub use program::{Image, Program};

@@ -5,7 +5,6 @@ use crate::gpu::cuda::driver;
 use crate::types::error::Error;
 use crate::types::error::Result;
 use crate::types::error::UsageError;
-use crate::backend::nvshmem::pe::Registration;
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUfunction, CUfunction_attribute, CUkernel, CUlibrary, CUresult,
 };
@@ -53,7 +52,7 @@ struct Loaded<'c> {
     /// Streams on which its kernels were launched.
     streams: RefCell<Vec<Arc<CudaStream>>>,
     /// Its registration with NVSHMEM, if it uses that.
-    registration: ManuallyDrop<Option<Registration<'c>>>,
+    registration: ManuallyDrop<Option<Box<dyn std::fmt::Debug + 'c>>>,
 }
 
 impl Module<'static> {
@@ -77,7 +76,7 @@ impl<'c> Module<'c> {
     pub(crate) fn load_with(
         gpu: &Arc<CudaContext>,
         image: &Image,
-        register: impl FnOnce(CUlibrary) -> Result<Registration<'c>>,
+        register: impl FnOnce(CUlibrary) -> Result<Box<dyn std::fmt::Debug + 'c>>,
     ) -> Result<Module<'c>> {
         let mut loaded = Loaded::new(gpu, image)?;
         if loaded.uses_nvshmem()? {

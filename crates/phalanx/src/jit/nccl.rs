@@ -79,5 +79,5 @@ pub(crate) const NCCL_HEADERS: &[(&CStr, &CStr)] = &[
 
 /// The version of the NCCL that is, or would be, loaded.
 pub(crate) fn loaded_nccl() -> Option<u32> {
-    crate::backend::nccl::loaded_version(Flavour::Nccl)
+    crate::gpu::nccl::loaded_version(Flavour::Nccl)
 }

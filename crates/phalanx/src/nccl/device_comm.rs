@@ -1,7 +1,7 @@
 //! Device communicators: what kernels of a program's own need to reach the memory of the other ranks (NCCL's device API, 2.28).
 
 use crate::backend::nccl::communicator::Communicator;
-use crate::backend::nccl::communicator::ENDING;
+use crate::backend::nccl::device_comm::{Held, KernelArgument, MOST, Words};
 use crate::backend::nccl::config::needs;
 use crate::backend::nccl::library::Library;
 use crate::backend::nccl::memory::Buffer;
@@ -237,12 +237,6 @@ pub struct DeviceRequirements {
     pub multimem_teams: Vec<Team>,
 }
 
-/// Most bytes of `ncclDevComm`. The largest of a known release has 248.
-const MOST: usize = 1024;
-
-/// What kernels get by value.
-type Words = [u64; MOST / 8];
-
 impl DeviceRequirements {
     /// By which ranks compare what they ask for.
     fn tag(&self) -> u32 {
@@ -471,40 +465,6 @@ unsafe fn require(
             // SAFETY: as above.
             communicator.call(name, |_| unsafe { create(blocks, slots, handle, requirement) })
         }
-    }
-}
-
-/// A device communicator as the library made it, which the communicator gives back to it at the latest.
-pub(crate) struct Held {
-    argument: KernelArgument,
-    /// Streams that kernels were launched on with it.
-    users: Mutex<Vec<GpuStream>>,
-}
-
-impl Held {
-    /// `ncclDevComm`, as the library wrote it.
-    pub fn start(&self) -> *const c_void {
-        (&raw const self.argument.0).cast()
-    }
-
-    /// Kernels that have it may run on these streams.
-    pub fn users(&self) -> Vec<GpuStream> {
-        lock(&self.users).clone()
-    }
-}
-
-/// `ncclDevComm` as a kernel's parameter, for `LaunchArgs::arg` of cudarc: see [`DeviceComm::argument`].
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct KernelArgument(Words);
-
-// SAFETY: the driver copies as many bytes as the kernel's parameter has, which is `ncclDevComm` of the library's header, and there are
-// no fewer here; to the kernel, they are what the library wrote.
-unsafe impl DeviceRepr for KernelArgument {}
-
-impl fmt::Debug for KernelArgument {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KernelArgument")
     }
 }
 
@@ -1084,14 +1044,16 @@ fn endpoint(
     Ok(Endpoint { id, offset })
 }
 
-impl Communicator {
-    /// Waits, with a bound, until no kernel uses a device communicator any more.
-    pub(crate) fn wait_for_kernels(&self, held: &Held) -> Result<()> {
-        let _current = self.device.enter();
-        held.users().iter().try_for_each(|stream| {
-            let (what, remedy) = ("the end of a device communicator", "end the capture before");
-            self.device.refuse_captured(stream.raw(), what, remedy)?;
-            self.device.wait_idle(stream.raw(), ENDING)
-        })
+#[cfg(feature = "jit")]
+impl crate::jit::sealed::Sealed for DeviceComm {}
+
+#[cfg(feature = "jit")]
+impl crate::jit::DeviceHandle for DeviceComm {
+    fn as_bytes(&self) -> &[u8] {
+        DeviceComm::as_bytes(self)
+    }
+
+    fn launched_on(&self, stream: &GpuStream) -> Result<()> {
+        DeviceComm::launched_on(self, stream)
     }
 }

@@ -1,5 +1,6 @@
 //! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
 
+use crate::backend::nccl::NcclComm;
 use crate::backend::nccl::Footprint;
 use crate::backend::nccl::HeldGraph;
 use crate::backend::nccl::check_on_device;
@@ -78,7 +79,7 @@ where
     /// [`Error::Unsupported`] on a communicator that is not NCCL's; [`UsageError::Memory`] for buffers in host memory, which
     /// a graph cannot hold; what the operations themselves refuse.
     pub fn capture(comm: &'c Comm, mut buffers: B, describe: F) -> Result<Graph<'c, B, F>> {
-        let (Some(stream), Some(nccl)) = (comm.cuda_stream(), comm.backend.nccl()) else {
+        let (Some(stream), Some(nccl)) = (comm.cuda_stream(), NcclComm::of(&*comm.backend)) else {
             return Err(Error::from(UnsupportedError {
                 what: "a CUDA graph".into(),
                 why: format!("the communicator is the {} backend's", comm.backend()),
@@ -162,7 +163,7 @@ impl<B: std::fmt::Debug, F> std::fmt::Debug for Graph<'_, B, F> {
 fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<()> {
     /// What every type and NCCL's own kernels are content with.
     const ALIGNMENT: usize = 512;
-    let nccl = comm.backend.nccl().expect("a graph is made on a communicator of NCCL");
+    let nccl = NcclComm::of(&*comm.backend).expect("a graph is made on a communicator of NCCL");
     if !nccl.is_of_threads() {
         return Ok(());
     }
@@ -229,4 +230,15 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
         Ok([what, 0, transfer.count as u64, address as u64, 0, 1])
     });
     calls.chain(transfers).collect()
+}
+
+impl Group<'_> {
+    /// Launches a CUDA graph that was captured of these operations of one communicator.
+    pub(crate) fn launch(&self, comm: &Comm, graph: &HeldGraph) -> Result<()> {
+        comm.requests.wait_for_collectives();
+        let nccl = NcclComm::of(&*comm.backend).expect("a graph is made on a communicator of NCCL");
+        let records: Vec<_> = self.calls().map(|call| comm.recorder.begin(call)).collect();
+        let launched = nccl.launch(graph, self.calls(), self.transfers());
+        records.into_iter().fold(launched, |launched, record| comm.recorder.end(record, launched))
+    }
 }

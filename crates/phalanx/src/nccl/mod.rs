@@ -25,9 +25,10 @@ mod rccl_comm;
 mod scaled;
 mod surface;
 
+pub use crate::backend::nccl::device_comm::KernelArgument;
 pub use crate::backend::nccl::{Buffer, CollectiveConfig, Config, GpuSlice, Registration, parameters};
 pub use device_comm::{
-    DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, KernelArgument, Properties, Resource,
+    DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, Properties, Resource,
     ResourceHandle, Team, TeamKind,
 };
 pub use graph::Graph;

@@ -14,7 +14,7 @@ use crate::types::error::UsageError;
 use crate::ReduceOp;
 use crate::Source;
 use crate::Target;
-use crate::start as bootstrap;
+use crate::start;
 use crate::gpu::hip;
 use phalanx_sys::nccl::{Flavour, version_text};
 
@@ -42,7 +42,7 @@ pub fn version() -> Result<String> {
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each: what
 /// the thread that called this can do with them is the same as [NCCL's](super::init_all).
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, Flavour::Rccl)
+    Ok(start::gpu_ranks(gpus, Flavour::Rccl)?.into_iter().map(Comm::from).collect())
 }
 
 impl<'a> Rccl<'a> {

@@ -1,5 +1,6 @@
 //! Sums in which each rank's factor is in GPU memory: of single operations, of groups, and so of CUDA graphs.
 
+use crate::backend::nccl::NcclComm;
 use crate::backend::nccl::check_on_device;
 use super::surface::Surface;
 use crate::contract::Call;
@@ -35,7 +36,7 @@ impl<'a> Scaled<'a> {
         R: Target<Elem = S::Elem> + ?Sized,
         F: Source<Elem = S::Elem> + ?Sized,
     {
-        if comm.backend.nccl().is_none() {
+        if NcclComm::of(&*comm.backend).is_none() {
             return Err(Error::from(UnsupportedError {
                 what: format!("{operation}, with a factor in GPU memory"),
                 why: format!("the communicator is the {} backend's", comm.backend()),

@@ -11,7 +11,7 @@ use crate::contract::Backend;
 use crate::contract::Blocks;
 use crate::contract::Call;
 use crate::contract::Operation;
-use crate::start as bootstrap;
+use crate::start;
 use crate::api::comm::Comm;
 use crate::api::comm::View;
 use crate::types::dtype::Element;
@@ -172,7 +172,7 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
 /// `PHALANX_TIMEOUT` and `PHALANX_CHECK` hold as for [`init`](crate::init); but collectives are compared where each communicator has a thread of
 /// its own, since that waits for the other ranks.
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    bootstrap::gpu_ranks(gpus, Flavour::Nccl)
+    Ok(start::gpu_ranks(gpus, Flavour::Nccl)?.into_iter().map(Comm::from).collect())
 }
 
 /// A number about a communicator's GPU memory, in bytes (`ncclCommMemStat_t`).

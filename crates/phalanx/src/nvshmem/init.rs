@@ -6,3 +6,53 @@ use crate::backend::nvshmem::{Nvshmem, NvshmemComm};
 use crate::start;
 use crate::types::error::Result;
 
+impl Comm {
+    /// NVSHMEM's own features; `None` on other backends.
+    pub fn nvshmem(&self) -> Option<Nvshmem<'_>> {
+        self.requests.wait_for_collectives();
+        NvshmemComm::of(&*self.backend).map(|nvshmem| Nvshmem::new(nvshmem, &self.lane))
+    }
+}
+
+impl Builder {
+    /// As [`Context::init`], with these settings.
+    pub fn init(mut self, comm: &Comm) -> Result<Context> {
+        self.timeout = Some(self.timeout.unwrap_or_else(|| comm.timeout()));
+        self.gpu = self.gpu.or_else(|| comm.gpu());
+        let control = control(comm)?;
+        self.init_between(control, &comm.host_topology())
+    }
+}
+
+impl Context {
+    /// Makes each rank of a communicator a PE, with its rank as its number. Collective over the communicator.
+    ///
+    /// The communicator, whose backend may be any, carries the unique id. Over it the PEs also compare their collective
+    /// calls, and notice who is missing. `nvshmemx_hostlib_init_attr`
+    ///
+    /// # Errors
+    /// [`Error::LibraryNotFound`] where NVSHMEM or the CUDA driver is not there, [`Error::Unsupported`] without a GPU, for
+    /// ranks that are threads of one process, and for a second context; on every PE, before the library is entered.
+    /// [`Error::Unsupported`], too, if PEs share a GPU and MPS does not share it out, and if the PEs that
+    /// [`init_from_environment`](Context::init_from_environment) found before are others: the library is then finalized.
+    /// [`Error::Library`] if the library fails, [`Error::Timeout`] if it does not come back (its thread is then left
+    /// alone for ever, since nothing can end it). After these two the process cannot have a context any more.
+    pub fn init(comm: &Comm) -> Result<Context> {
+        Context::builder().init(comm)
+    }
+}
+
+/// What the PEs tell each other beside the library goes over channels of their own. Collective.
+fn control(comm: &Comm) -> Result<Control> {
+    comm.requests.wait_for_collectives();
+    let name = format!("{}/nvshmem", comm.recorder.name());
+    let of = &*comm.backend;
+    // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
+    let channels = unsafe { (start::host_channel(of)?, start::host_channel(of)?) };
+    if let (Some(meetings), Some(watched)) = channels {
+        return Ok(Control::over(meetings, watched, name));
+    }
+    // SAFETY: as above.
+    let part = unsafe { of.split(Some(0), of.rank() as i64) }?;
+    Ok(Control::without_watch(part.expect("everybody has a colour").into(), name))
+}

@@ -3,6 +3,8 @@
 mod agreement;
 mod meeting;
 
+#[cfg(feature = "cuda")]
+use crate::control::host_channel::HostChannel;
 use crate::rendezvous::environment::{
     check_from_environment, cores_from_environment, stopped_timeout_from_environment, timeout_from_environment,
     Environment, Launcher, Place,
@@ -456,7 +458,7 @@ fn visible_gpus(backend: BackendKind, _wanted: Option<usize>) -> Result<crate::r
 /// The communicator on GPUs of the ranks of a host communicator. Collective.
 #[cfg(feature = "cuda")]
 fn on_gpu(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
-    let comm = NcclComm::join(host, flavour(backend), settings.gpu, settings.nccl.clone())?;
+    let comm = NcclComm::join(Box::new(host), flavour(backend), settings.gpu, settings.nccl.clone())?;
     Ok(NewComm::new(Arc::new(comm), name))
 }
 
@@ -469,7 +471,7 @@ fn on_gpu(backend: BackendKind, host: HostComm, _name: String, _settings: &Setti
 /// The communicator of the ranks of a host communicator as PEs of NVSHMEM. Collective.
 #[cfg(feature = "cuda")]
 fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
-    let comm = crate::backend::nvshmem::NvshmemComm::join(host, settings.gpu, &name)?;
+    let comm = crate::backend::nvshmem::NvshmemComm::join(Box::new(host), settings.gpu, &name)?;
     Ok(NewComm::new(Arc::new(comm), name))
 }
 
@@ -608,7 +610,7 @@ pub(crate) fn gpu_ranks(gpus: &[usize], flavour: Flavour) -> Result<Vec<NewComm>
     std::thread::scope(|scope| {
         let join = |(host, gpu): (HostComm, &usize)| {
             let (gpu, settings) = (*gpu, settings.clone());
-            scope.spawn(move || NcclComm::join(host, flavour, Some(gpu), settings))
+            scope.spawn(move || NcclComm::join(Box::new(host), flavour, Some(gpu), settings))
         };
         let threads: Vec<_> = hosts.into_iter().zip(gpus).map(join).collect();
         let joined = threads.into_iter().map(|thread| thread.join().expect("set-up does not panic"));
@@ -628,4 +630,24 @@ fn thread_ranks(ranks: usize, timeout: Duration) -> Result<Vec<HostComm>> {
             Ok(HostComm::new(Endpoint::attach(world.clone(), opened, rank, members, timeout)))
         })
         .collect()
+}
+
+/// A new channel in host memory between the ranks of a communicator, where its backend has one. Collective.
+///
+/// # Safety
+/// As for [`Backend::split`].
+#[cfg(feature = "cuda")]
+pub(crate) unsafe fn host_channel(backend: &dyn Backend) -> Result<Option<Box<dyn HostChannel>>> {
+    use crate::backend::nvshmem::NvshmemComm;
+    if let Some(nccl) = NcclComm::of(backend) {
+        // SAFETY: the caller's contract.
+        return unsafe { nccl.host_channel() }.map(Some);
+    }
+    if let Some(nvshmem) = NvshmemComm::of(backend) {
+        // SAFETY: the caller's contract.
+        return unsafe { nvshmem.host_channel() }.map(Some);
+    }
+    let Some(host) = (backend as &dyn std::any::Any).downcast_ref::<HostComm>() else { return Ok(None) };
+    // SAFETY: the caller's contract.
+    unsafe { host.part(Some(0), backend.rank() as i64) }
 }

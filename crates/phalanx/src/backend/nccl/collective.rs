@@ -282,7 +282,7 @@ impl Communicator {
     }
 
     /// Nothing is sent where there is nothing to send: the peer knows it too.
-    unsafe fn message(&self, part: Part, stream: Stream) -> Result<()> {
+    unsafe fn message(&self, part: Part, stream: RawStream) -> Result<()> {
         let Part { direction, peer, bytes } = part;
         if bytes == 0 {
             return Ok(());

@@ -103,7 +103,7 @@ pub(crate) struct Last {
     pub messages: u64,
     /// The last of both that may not be complete, and where. What has no data enqueues nothing, and does not count.
     pub subject: Option<Subject>,
-    pub stream: Stream,
+    pub stream: RawStream,
     /// What the ranks are connected for.
     pub acquainted: Acquainted,
 }
@@ -172,7 +172,7 @@ impl Communicator {
                 collectives: 0,
                 messages: 0,
                 subject: None,
-                stream: Stream::NONE,
+                stream: RawStream::NONE,
                 acquainted: Acquainted::default(),
             }),
             streams: Mutex::default(),
@@ -347,12 +347,12 @@ impl Communicator {
     }
 
     /// A stream that it keeps, by its C handle.
-    pub fn stream_of(&self, handle: Stream) -> Option<GpuStream> {
+    pub fn stream_of(&self, handle: RawStream) -> Option<GpuStream> {
         lock(&self.streams).iter().find(|stream| stream.raw() == handle).cloned()
     }
 
     /// What was enqueued last and may not be complete, and where.
-    pub fn last_enqueued(&self) -> Option<(Subject, Stream)> {
+    pub fn last_enqueued(&self) -> Option<(Subject, RawStream)> {
         let last = lock(&self.last);
         last.subject.map(|subject| (subject, last.stream))
     }
@@ -394,7 +394,7 @@ impl Communicator {
     }
 
     /// Notes that something was enqueued that is no collective and no message.
-    pub fn used(&self, stream: Stream) {
+    pub fn used(&self, stream: RawStream) {
         let errand = self.errand();
         let mut last = lock(&self.last);
         last.stream = stream;
@@ -402,7 +402,7 @@ impl Communicator {
     }
 
     /// Notes that the stream waits for signals of these peers from now on.
-    pub fn awaits(&self, stream: Stream, peers: impl Iterator<Item = usize>) {
+    pub fn awaits(&self, stream: RawStream, peers: impl Iterator<Item = usize>) {
         self.witness.expect_signals(peers);
         let mut last = lock(&self.last);
         let subject = Subject::call(last.collectives, &Call::empty(Operation::WaitSignals));

@@ -131,19 +131,19 @@ impl Device {
     }
 
     /// Whether a stream's work is complete.
-    pub fn is_idle(&self, stream: Stream) -> Result<bool> {
+    pub fn is_idle(&self, stream: RawStream) -> Result<bool> {
         // SAFETY: a stream of this device, which is current, kept alive by its lane.
         unsafe { self.runtime.is_idle(stream) }.map_err(crate::LibraryError::fatal)
     }
 
     /// Whether a stream has work to do. One that is captured has none, and must not be asked.
-    pub fn is_busy(&self, stream: Stream) -> Result<bool> {
+    pub fn is_busy(&self, stream: RawStream) -> Result<bool> {
         Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)
     }
 
     /// Whether what is enqueued on a stream goes into a graph. The default stream cannot be captured, and to ask about it is an error while
     /// one is that waits for it.
-    pub fn is_captured(&self, stream: Stream) -> Result<bool> {
+    pub fn is_captured(&self, stream: RawStream) -> Result<bool> {
         if stream.0.is_null() {
             return Ok(false);
         }
@@ -152,7 +152,7 @@ impl Device {
     }
 
     /// An error for what needs a stream's work to be carried out, which is captured instead; to ask how far it is would end the capture.
-    pub fn refuse_captured(&self, stream: Stream, what: &'static str, remedy: &'static str) -> Result<()> {
+    pub fn refuse_captured(&self, stream: RawStream, what: &'static str, remedy: &'static str) -> Result<()> {
         let _current = self.enter();
         match self.is_captured(stream) {
             Ok(true) => Err(UsageError::Captured { what, remedy }.into()),
@@ -162,7 +162,7 @@ impl Device {
     }
 
     /// Waits until a stream's work is complete, without any rank in mind.
-    pub fn wait_idle(&self, stream: Stream, limit: Duration) -> Result<()> {
+    pub fn wait_idle(&self, stream: RawStream, limit: Duration) -> Result<()> {
         let mut patience = Patience::new();
         while !self.is_idle(stream)? {
             if patience.since.elapsed() > limit {
@@ -184,7 +184,7 @@ impl Device {
     ///
     /// # Safety
     /// Memory of this device of so many bytes, valid until the stream's work is complete.
-    pub unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Result<()> {
+    pub unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: RawStream) -> Result<()> {
         // SAFETY: the caller's contract.
         Ok(unsafe { self.runtime.clear(start, bytes, stream) }?)
     }
@@ -198,7 +198,7 @@ impl Device {
         target: *mut u8,
         source: *const u8,
         bytes: usize,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
         Ok(unsafe { self.runtime.copy(target, source, bytes, stream) }?)
@@ -274,7 +274,7 @@ impl PinnedMemory {
 /// Memory of a device that begins and ends on a stream: work that was enqueued before the end can still use it.
 pub(crate) struct StreamMemory {
     pub start: *mut u8,
-    stream: Stream,
+    stream: RawStream,
     device: Device,
 }
 
@@ -283,7 +283,7 @@ unsafe impl Send for StreamMemory {}
 
 impl StreamMemory {
     /// The device is current.
-    pub fn new(device: &Device, bytes: usize, stream: Stream) -> Result<StreamMemory> {
+    pub fn new(device: &Device, bytes: usize, stream: RawStream) -> Result<StreamMemory> {
         // SAFETY: a stream of this device, which is current, kept alive by its lane.
         match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
             Some(start) => Ok(StreamMemory { start, stream, device: *device }),

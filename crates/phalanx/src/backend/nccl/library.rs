@@ -1,7 +1,7 @@
 //! The loaded library, and its answers as errors.
 
 use crate::control::witness::Subject;
-use crate::gpu::copies::Copies;
+pub(crate) use crate::gpu::nccl::{Library, load};
 use crate::types::error::Error;
 use crate::types::error::LibraryError;
 use crate::types::error::Result;
@@ -12,49 +12,11 @@ use std::sync::{Mutex, Once};
 /// Most characters of the library's own account of an error that are kept.
 const ACCOUNT: usize = 1024;
 
-/// The loaded NCCL, or RCCL.
-pub(crate) struct Library {
-    api: Api,
-    /// What is alive when the process exits is ended.
-    pub(crate) ending: Once,
-}
-
-impl std::ops::Deref for Library {
-    type Target = Api;
-
-    fn deref(&self) -> &Api {
-        &self.api
-    }
-}
-
-/// Loads a flavour of the library, once for the process; a failure is not remembered.
-pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
-    static LOADED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
-    static COPIES: Copies = Copies::new();
-    let (search, mut loaded) = (flavour.search(), crate::os::sync::lock(&LOADED));
-    if let Some(library) = loaded.iter().find(|library| library.flavour() == flavour) {
-        COPIES.look(search, library.path());
-        return Ok(library);
-    }
-    let api = Api::load(search)?;
-    tracing::info!(
-        version = phalanx_sys::nccl::version_text(api.version()),
-        path = %api.path().display(),
-        found = api.library().place().origin,
-        "{}",
-        api.name()
-    );
-    COPIES.look(search, api.path());
-    let library: &'static Library = Box::leak(Box::new(Library { api, ending: Once::new() }));
-    loaded.push(library);
-    Ok(library)
-}
-
 impl Library {
     /// A function that must be there.
     #[inline]
     pub fn need<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
-        function.ok_or_else(|| self.api.lacks(name).into())
+        function.ok_or_else(|| self.api().lacks(name).into())
     }
 
     /// Whether the end of a communicator waits for all ranks of the host (since NCCL 2.31).
@@ -85,7 +47,7 @@ impl Library {
     #[cold]
     pub fn error(&self, result: ncclResult_t, function: &'static str) -> LibraryError {
         LibraryError {
-            library: format!("{} {}", self.api.name(), phalanx_sys::nccl::version_text(self.api.version())),
+            library: format!("{} {}", self.api().name(), phalanx_sys::nccl::version_text(self.api().version())),
             function,
             code: result.0,
             text: self.describe(result),
@@ -96,7 +58,7 @@ impl Library {
 
     /// What the library says about an answer, and about its last error.
     fn describe(&self, result: ncclResult_t) -> String {
-        let mut text = match self.api.ncclGetErrorString {
+        let mut text = match self.api().ncclGetErrorString {
             // SAFETY: any code is allowed; the text is static.
             Some(describe) => unsafe { text_at(describe(result)) },
             None => String::new(),
@@ -110,7 +72,7 @@ impl Library {
 
     /// The library's own account of the last error in this process; empty if there was none.
     pub fn last_error(&self) -> Result<String> {
-        let last_error = self.need(self.api.ncclGetLastError, "ncclGetLastError")?;
+        let last_error = self.need(self.api().ncclGetLastError, "ncclGetLastError")?;
         // SAFETY: the communicator is not looked at; the answer is an array of the library that ends in NUL at
         // 1024 bytes at the latest, which other threads may overwrite meanwhile: it is copied, bounded, lossily.
         let account = unsafe { text_at(last_error(std::ptr::null_mut())) };

@@ -3,7 +3,7 @@
 use super::communicator::Communicator;
 use super::config::needs;
 use super::device::Device;
-use crate::nccl::device_comm::Held;
+use super::device_comm::Held;
 use super::library::Library;
 use crate::contract::Operation;
 use crate::buffer::cuda;

@@ -25,27 +25,28 @@
 //! | `device_comm.rs` | what kernels of a program's own need of a communicator |
 //! | `memory.rs`, `surface.rs`, `scaled.rs`, `one_sided.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
 
-mod collective;
-mod collective_config;
-mod communicator;
-mod config;
-mod device;
-mod ending;
-mod graphs;
-mod group;
-mod library;
-mod making;
-mod meeting;
-mod memory;
-mod messages;
-mod operation;
-mod parameters;
-mod runtime;
-mod staging;
-mod streams;
-mod turn;
-mod waiting;
-mod watchdog;
+pub(crate) mod collective;
+pub(crate) mod collective_config;
+pub(crate) mod communicator;
+pub(crate) mod config;
+pub(crate) mod device;
+pub(crate) mod device_comm;
+pub(crate) mod ending;
+pub(crate) mod graphs;
+pub(crate) mod group;
+pub(crate) mod library;
+pub(crate) mod making;
+pub(crate) mod meeting;
+pub(crate) mod memory;
+pub(crate) mod messages;
+pub(crate) mod operation;
+pub(crate) mod parameters;
+pub(crate) mod runtime;
+pub(crate) mod staging;
+pub(crate) mod streams;
+pub(crate) mod turn;
+pub(crate) mod waiting;
+pub(crate) mod watchdog;
 
 pub use collective_config::CollectiveConfig;
 pub use config::Config;
@@ -54,7 +55,7 @@ pub use memory::{Buffer, GpuSlice, Registration};
 pub(crate) use operation::Footprint;
 pub use parameters::parameters;
 
-use crate::backend::host::HostComm;
+use crate::control::host_channel::HostChannel;
 use crate::control::witness::Subject;
 use crate::control::witness::Witness;
 use crate::types::memory::Allocation;
@@ -96,11 +97,11 @@ use streams::Events;
 
 /// One rank's end of a communicator on GPUs.
 pub(crate) struct NcclComm {
-    communicator: Arc<Communicator>,
-    control: Arc<HostComm>,
+    pub(crate) communicator: Arc<Communicator>,
+    control: Arc<dyn HostChannel>,
     stream: GpuStream,
-    settings: Arc<NcclSettings>,
-    messages: Arc<Messages>,
+    pub(crate) settings: Arc<NcclSettings>,
+    pub(crate) messages: Arc<Messages>,
     events: Events,
     /// The stream of the portable trait, if there is one.
     portable: Mutex<Option<GpuStream>>,
@@ -135,12 +136,6 @@ pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible
     Visible::here(ids, wanted, library.shares_gpus())
 }
 
-/// The version of the library that is, or would be, loaded; none if it is not there.
-#[cfg(feature = "jit")]
-pub(crate) fn loaded_version(flavour: Flavour) -> Option<u32> {
-    library::load(flavour).ok().map(|library| library.version())
-}
-
 /// Whether so many ranks of this host can have a GPU each; an error says what is missing.
 pub(crate) fn available(flavour: Flavour, ranks: usize) -> Result<()> {
     let gpus = device::count(flavour)?;
@@ -158,7 +153,7 @@ impl NcclComm {
     /// Makes the communicator of all ranks of a host channel, this rank on the GPU that it was told to use, or that it gets
     /// of those which the ranks of its host see. Collective.
     pub fn join(
-        control: HostComm,
+        control: Box<dyn HostChannel>,
         flavour: Flavour,
         gpu: Option<usize>,
         settings: Arc<NcclSettings>,
@@ -169,10 +164,10 @@ impl NcclComm {
         let gpu = settle_gpu(name, seen, (control.rank(), &topology), tell)?;
         let library = library::load(flavour)?;
         // SAFETY: as above.
-        let ids = unsafe { exchange_ids(&control, library, settings.config.unique_ids.unwrap_or(1)) }?;
+        let ids = unsafe { exchange_ids(&*control, library, settings.config.unique_ids.unwrap_or(1)) }?;
         let device = Device::open(flavour, gpu);
         // SAFETY: as above. A rank without a GPU must not leave the others waiting in the library.
-        let agreed = unsafe { agree(&control, device.is_ok(), "open its GPU") };
+        let agreed = unsafe { agree(&*control, device.is_ok(), "open its GPU") };
         let device = device?;
         agreed?;
         let stream = device.default_stream();
@@ -181,7 +176,7 @@ impl NcclComm {
 
     /// Makes the library's communicator of the ranks of `control`.
     fn assemble(
-        control: HostComm,
+        control: Box<dyn HostChannel>,
         library: &'static Library,
         device: Device,
         stream: GpuStream,
@@ -191,14 +186,14 @@ impl NcclComm {
         let (rank, ranks) = (control.rank(), control.world_size());
         // SAFETY: nobody else uses `control` yet.
         let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
-        let control = Arc::new(control);
+        let control: Arc<dyn HostChannel> = control.into();
         let witness = Witness::new(witness, control.clone());
         let communicator =
             Arc::new(Communicator::new(library, device, witness, (rank, ranks), &settings.config));
         communicator.adopt(&stream)?;
         let config = settings.config.raw(library);
         // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
-        let agreed = unsafe { agree(&control, config.is_ok(), "make the settings") };
+        let agreed = unsafe { agree(&*control, config.is_ok(), "make the settings") };
         let (config, ()) = (config?, agreed?);
         communicator.make(origin, config)?;
         // SAFETY: as above.
@@ -218,7 +213,22 @@ impl NcclComm {
 
     /// The library's own features, with operations on a lane of the front's communicator.
 
-    fn shape(&self) -> Shape {
+    /// The backend behind a communicator, if it is this one.
+    pub fn of(backend: &dyn Backend) -> Option<&NcclComm> {
+        (backend as &dyn std::any::Any).downcast_ref()
+    }
+
+    /// A new channel in host memory between the same ranks. Collective.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    pub unsafe fn host_channel(&self) -> Result<Box<dyn HostChannel>> {
+        // SAFETY: the caller's contract.
+        let channel = unsafe { self.control.part(Some(0), self.rank() as i64) }?;
+        Ok(channel.expect("everybody has a colour"))
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
         Shape { rank: self.rank(), world_size: self.world_size() }
     }
 
@@ -274,7 +284,7 @@ impl NcclComm {
         communicator.witness.announce(&own);
         let mut all = vec![[0u64; Subject::WORDS]; communicator.ranks];
         // SAFETY: the caller's contract.
-        self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_mut_slice()) })?;
+        self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_flattened_mut()) })?;
         communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))?;
         if call.operation != Operation::AllToAllV {
             return Ok(());
@@ -306,7 +316,7 @@ impl NcclComm {
     /// # Safety
     /// As for [`Backend::collective`].
     #[inline(always)]
-    unsafe fn prepare(&self, call: &Call<'_>) -> Result<()> {
+    pub(crate) unsafe fn prepare(&self, call: &Call<'_>) -> Result<()> {
         if self.settings.driver.is_some() {
             self.check_driver(call.operation)?;
         }
@@ -318,7 +328,7 @@ impl NcclComm {
     }
 
     /// All ranks come to what the library does with all of them, and waits for inside without a deadline: an error says who does not.
-    fn gather_for(&self, call: &Call<'_>) -> Result<()> {
+    pub(crate) fn gather_for(&self, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
         self.check_driver(call.operation)?;
         communicator.check_awake(call.operation)?;
@@ -328,7 +338,7 @@ impl NcclComm {
     }
 
     /// Whether this thread made all ranks, and would wait for itself where it waits for one.
-    fn is_driven_here(&self) -> bool {
+    pub(crate) fn is_driven_here(&self) -> bool {
         let is_this_thread = |driver| driver == std::thread::current().id();
         self.settings.driver.is_some_and(is_this_thread) && self.communicator.ranks > 1
     }
@@ -383,9 +393,9 @@ impl NcclComm {
     }
 
     /// A meeting of the ranks, which an operation needs.
-    fn meet<R>(&self, subject: &Subject, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
+    fn meet<R>(&self, subject: &Subject, meeting: impl FnOnce(&dyn HostChannel) -> Result<R>) -> Result<R> {
         let since = Instant::now();
-        meeting(&self.control).map_err(|error| self.communicator.judge(subject, since, error))
+        meeting(&*self.control).map_err(|error| self.communicator.judge(subject, since, error))
     }
 
     /// Carries the messages out that were posted, or waits for the thread that does.
@@ -435,7 +445,7 @@ fn waits_for_itself(what: &str, remedy: &str) -> Error {
 ///
 /// # Safety
 /// As for [`Backend::collective`].
-unsafe fn exchange_ids(control: &HostComm, library: &Library, count: usize) -> Result<Vec<ncclUniqueId>> {
+unsafe fn exchange_ids(control: &dyn HostChannel, library: &Library, count: usize) -> Result<Vec<ncclUniqueId>> {
     let ranks = control.world_size();
     if !(1..=ranks).contains(&count) {
         let expected = format!("1 to the number of ranks, {ranks}");
@@ -469,10 +479,10 @@ unsafe fn exchange_ids(control: &HostComm, library: &Library, count: usize) -> R
 ///
 /// # Safety
 /// As for [`Backend::collective`].
-unsafe fn agree(control: &HostComm, could: bool, what: &str) -> Result<()> {
+unsafe fn agree(control: &dyn HostChannel, could: bool, what: &str) -> Result<()> {
     let mut all = vec![[0u64; 1]; control.world_size()];
     // SAFETY: the caller's contract.
-    unsafe { control.tell_all(&[u64::from(could)], all.as_mut_slice()) }?;
+    unsafe { control.tell_all(&[u64::from(could)], all.as_flattened_mut()) }?;
     match all.iter().position(|could| *could == [0]) {
         None => Ok(()),
         Some(rank) => Err(Error::from(UnsupportedError {
@@ -511,8 +521,16 @@ impl Backend for NcclComm {
         true
     }
 
-    fn nccl(&self) -> Option<&NcclComm> {
-        Some(self)
+    fn adopt(&self, stream: &GpuStream) -> Result<bool> {
+        NcclComm::adopt(self, stream).map(|()| true)
+    }
+
+    fn gpu(&self) -> Option<usize> {
+        Some(NcclComm::gpu(self))
+    }
+
+    fn make_portable(&self) -> Option<Result<Lane>> {
+        Some(NcclComm::make_portable(self))
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
@@ -621,11 +639,6 @@ impl Backend for NcclComm {
         let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
         let part = NcclComm::assemble(control, library, device, stream, self.settings.clone(), &origin)?;
         Ok(Some(Box::new(part)))
-    }
-
-    unsafe fn host_channel(&self) -> Result<Option<HostComm>> {
-        // SAFETY: the caller's contract.
-        unsafe { self.control.part(Some(0), self.rank() as i64) }
     }
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {

@@ -26,7 +26,7 @@ pub(crate) struct Started {
     /// Whom to wait for before the group's end, if it is in one.
     pub meeting: Option<Meeting>,
     subject: Subject,
-    stream: Stream,
+    stream: RawStream,
     progress: Progress,
     needs: Needs,
     returns: Vec<Return>,
@@ -193,7 +193,7 @@ pub(crate) unsafe fn collective_with(
 fn launch(
     communicator: &Arc<Communicator>,
     (subject, mut meeting): (&Subject, Option<Meeting>),
-    stream: Stream,
+    stream: RawStream,
     needs: &mut Needs,
     returns: &mut Vec<Return>,
     enqueue: impl FnOnce(&mut Needs) -> Result<Progress>,
@@ -252,7 +252,7 @@ pub(crate) fn check_host_memory(communicator: &Communicator, call: &Call<'_>) ->
 }
 
 /// Host memory is brought to the GPU and back, for which the host waits.
-fn refuse_captured(communicator: &Communicator, stream: Stream) -> Result<()> {
+fn refuse_captured(communicator: &Communicator, stream: RawStream) -> Result<()> {
     let remedy = "use GPU memory, and let nccl::Graph capture the operation";
     communicator.device.refuse_captured(stream, "host memory", remedy)
 }

@@ -29,7 +29,7 @@ const SMALLEST: usize = 64 * 1024;
 pub(crate) struct Return {
     stage: Stage,
     /// What brings the caller's bytes to the device is on it.
-    stream: Stream,
+    stream: RawStream,
     /// Where it starts in the stage, and where it goes; null if nothing is to come back.
     offset: usize,
     target: *mut u8,
@@ -78,7 +78,7 @@ impl Stage {
         device: &Device,
         source: *const u8,
         bytes: usize,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         // SAFETY: the caller's contract; the stage is not in use by anything else.
         unsafe {
@@ -88,18 +88,18 @@ impl Stage {
     }
 
     /// What brings bytes of the stage, from an offset on, back to a target (if it is not null) after the stream's operation.
-    pub fn returning(self, stream: Stream, (offset, target, bytes): (usize, *mut u8, usize)) -> Return {
+    pub fn returning(self, stream: RawStream, (offset, target, bytes): (usize, *mut u8, usize)) -> Return {
         Return { stage: self, stream, offset, target, bytes }
     }
 }
 
 impl Return {
-    pub fn stream(&self) -> Stream {
+    pub fn stream(&self) -> RawStream {
         self.stream
     }
 
     /// Copies to pinned memory, behind the stream's work.
-    pub fn download(&self, device: &Device, stream: Stream) -> Result<()> {
+    pub fn download(&self, device: &Device, stream: RawStream) -> Result<()> {
         if self.target.is_null() || self.bytes == 0 {
             return Ok(());
         }

@@ -31,7 +31,7 @@ impl NcclComm {
     /// A stream by its C handle, among those that the communicator knows: a number alone proves nothing.
     fn stream_of(&self, handle: u64) -> Result<GpuStream> {
         self.communicator
-            .stream_of(Stream(handle as *mut c_void))
+            .stream_of(RawStream(handle as *mut c_void))
             .ok_or_else(|| UsageError::Stream { stream: handle }.into())
     }
 }

@@ -130,7 +130,7 @@ impl Communicator {
     }
 
     /// Waits until a stream's work is complete, with the deadline, looking for errors and at the peers.
-    pub fn wait_for(&self, stream: Stream, subject: &Subject) -> Result<()> {
+    pub fn wait_for(&self, stream: RawStream, subject: &Subject) -> Result<()> {
         self.check()?;
         let _current = self.device.enter();
         self.device.refuse_captured(

@@ -16,7 +16,7 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
 }
 
 /// Whether a stream's work is complete. The device is current.
-pub(crate) fn is_idle(stream: Stream) -> Result<bool> {
+pub(crate) fn is_idle(stream: RawStream) -> Result<bool> {
     // SAFETY: a stream of the device, kept alive by its lane.
     match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -33,7 +33,7 @@ unsafe impl Send for Event {}
 
 impl Event {
     /// Behind what the stream has now. The device is current.
-    pub fn behind(stream: Stream) -> Result<Event> {
+    pub fn behind(stream: RawStream) -> Result<Event> {
         let mut event: CUevent = std::ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: an out-pointer on the stack, written during the call.
@@ -55,7 +55,7 @@ impl Event {
     }
 
     /// What is enqueued on another stream from here on waits for it.
-    pub fn hold(&self, stream: Stream) -> Result<()> {
+    pub fn hold(&self, stream: RawStream) -> Result<()> {
         // SAFETY: an event and a stream of the device.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0.cast(), self.0, 0) })
     }

@@ -2,7 +2,7 @@
 
 use super::NvshmemComm;
 use super::gpu;
-use crate::backend::host::HostComm;
+use crate::control::host_channel::HostChannel;
 use crate::control::witness::Subject;
 use crate::contract::Backend;
 use crate::contract::Call;
@@ -53,7 +53,7 @@ impl NvshmemComm {
         ]);
         let mut all = vec![[0u64; WORDS]; self.pes.len()];
         // SAFETY: one thread at a time is in a collective.
-        self.met(|control| unsafe { control.tell_all(&words, all.as_mut_slice()) })?;
+        self.met(|control| unsafe { control.tell_all(&words, all.as_flattened_mut()) })?;
         let calls: Vec<[u64; Subject::WORDS]> =
             all.iter().map(|words| std::array::from_fn(|n| words[n])).collect();
         self.witness.compare(&calls).map_err(|mismatch| self.fail(mismatch))?;
@@ -65,9 +65,9 @@ impl NvshmemComm {
     }
 
     /// What all ranks do on the control channel, and the verdict if it fails.
-    pub(crate) fn met<R>(&self, meeting: impl FnOnce(&HostComm) -> Result<R>) -> Result<R> {
+    pub(crate) fn met<R>(&self, meeting: impl FnOnce(&dyn HostChannel) -> Result<R>) -> Result<R> {
         let since = Instant::now();
-        meeting(&self.control).map_err(|error| {
+        meeting(&*self.control).map_err(|error| {
             if !error.is_fatal() {
                 return error;
             }
@@ -88,7 +88,7 @@ impl NvshmemComm {
     }
 
     /// Waits until a stream's work is complete.
-    pub(crate) fn wait_for(&self, stream: Stream, subject: &Subject) -> Result<()> {
+    pub(crate) fn wait_for(&self, stream: RawStream, subject: &Subject) -> Result<()> {
         self.process.device.enter()?;
         let mut patience = Patience::new();
         let _waiting = self.witness.waiting();

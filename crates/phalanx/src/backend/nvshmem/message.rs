@@ -6,7 +6,7 @@
 
 use super::NvshmemComm;
 use super::gpu::Event;
-use crate::backend::host::HostComm;
+use crate::control::host_channel::HostChannel;
 use crate::control::witness::Subject;
 use crate::contract::Backend;
 use crate::contract::Departure;
@@ -31,8 +31,8 @@ pub(crate) type Header = [u64; Subject::WORDS + 2];
 /// The messages of a communicator.
 pub(crate) struct Messages {
     /// Headers, and what is told back.
-    pub headers: HostComm,
-    pub receipts: HostComm,
+    pub headers: Box<dyn HostChannel>,
+    pub receipts: Box<dyn HostChannel>,
     state: Mutex<State>,
 }
 
@@ -105,7 +105,7 @@ impl Moving {
 }
 
 impl Messages {
-    pub fn new(headers: HostComm, receipts: HostComm) -> Messages {
+    pub fn new(headers: Box<dyn HostChannel>, receipts: Box<dyn HostChannel>) -> Messages {
         Messages { headers, receipts, state: Mutex::default() }
     }
 
@@ -148,7 +148,7 @@ impl Messages {
 
 impl State {
     /// Forgets what has arrived, and frees the slots that were told back.
-    fn settle(&mut self, receipts: &HostComm, free: impl Fn(usize)) -> Result<()> {
+    fn settle(&mut self, receipts: &dyn HostChannel, free: impl Fn(usize)) -> Result<()> {
         let mut failed = None;
         let mut is_done = |ticket| {
             receipts.test(ticket).unwrap_or_else(|error| {
@@ -197,7 +197,7 @@ impl NvshmemComm {
     }
 
     fn drive_all(&self, state: &mut State) -> Result<()> {
-        state.settle(&self.messages.receipts, |slot| self.process.free(slot))?;
+        state.settle(&*self.messages.receipts, |slot| self.process.free(slot))?;
         let mut transfers = std::mem::take(&mut state.transfers);
         let mut driven = Ok(());
         let mut seen = Vec::with_capacity(transfers.len());

@@ -34,7 +34,7 @@ mod team;
 pub use memory::{Buffer, Nvshmem};
 pub(crate) use process::available;
 
-use crate::backend::host::HostComm;
+use crate::control::host_channel::HostChannel;
 use crate::control::witness::Subject;
 use crate::control::witness::Witness;
 use crate::types::memory::Allocation;
@@ -68,7 +68,7 @@ pub(crate) struct NvshmemComm {
     /// The library's name for these PEs, if it has one: then their numbers there are the ranks.
     team: Option<Named>,
     /// Where the ranks meet.
-    control: Arc<HostComm>,
+    control: Arc<dyn HostChannel>,
     /// Where they see who is gone.
     witness: Witness,
     messages: Messages,
@@ -81,11 +81,29 @@ pub(crate) struct NvshmemComm {
 }
 
 impl NvshmemComm {
+    /// The backend behind a communicator, if it is this one.
+    pub fn of(backend: &dyn Backend) -> Option<&NvshmemComm> {
+        (backend as &dyn std::any::Any).downcast_ref()
+    }
+
+    /// A new channel in host memory between the same ranks. Collective.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    pub unsafe fn host_channel(&self) -> Result<Box<dyn HostChannel>> {
+        // SAFETY: the caller's contract.
+        let channel = unsafe { self.control.part(Some(0), self.rank() as i64) }?;
+        Ok(channel.expect("everybody has a colour"))
+    }
+
     /// Makes each rank of a host channel a PE, on its GPU. Collective.
-    pub fn join(host: HostComm, gpu: Option<usize>, name: &str) -> Result<NvshmemComm> {
+    pub fn join(host: Box<dyn HostChannel>, gpu: Option<usize>, name: &str) -> Result<NvshmemComm> {
         let topology = host.host_topology();
         // SAFETY: nobody else uses the channel yet.
-        let control = unsafe { Control::between(&host, format!("{name}/nvshmem")) }?;
+        let channel = || unsafe { host.part(Some(0), host.rank() as i64) };
+        let (meetings, watched) = (channel()?, channel()?);
+        let (meetings, watched) = meetings.zip(watched).expect("everybody has a colour");
+        let control = Control::over(meetings, watched, format!("{name}/nvshmem"));
         let builder = Context::builder().timeout(host.timeout());
         let builder = gpu.into_iter().fold(builder, |builder, gpu| builder.gpu(gpu));
         let process = Process::new(builder.init_between(control, &topology)?)?;
@@ -93,7 +111,7 @@ impl NvshmemComm {
     }
 
     /// The communicator of the ranks of `control`, which are PEs already. Collective.
-    fn assemble(control: HostComm, process: Arc<Process>, team: Option<Named>) -> Result<NvshmemComm> {
+    fn assemble(control: Box<dyn HostChannel>, process: Arc<Process>, team: Option<Named>) -> Result<NvshmemComm> {
         let (rank, ranks) = (control.rank(), control.world_size());
         let part = || {
             // SAFETY: nobody else uses `control` yet.
@@ -104,9 +122,9 @@ impl NvshmemComm {
         let mut told = vec![[0u64; 2]; ranks];
         let own = [process.pe as u64, u64::from(team.is_some())];
         // SAFETY: as above.
-        unsafe { control.tell_all(&own, told.as_mut_slice()) }?;
+        unsafe { control.tell_all(&own, told.as_flattened_mut()) }?;
         let pes: Vec<usize> = told.iter().map(|[pe, _]| *pe as usize).collect();
-        let control = Arc::new(control);
+        let control: Arc<dyn HostChannel> = control.into();
         Ok(NvshmemComm {
             team: team.filter(|_| told.iter().all(|[_, has_team]| *has_team == 1)),
             witness: Witness::new(witness, control.clone()),
@@ -176,8 +194,12 @@ impl Backend for NvshmemComm {
         Lane::gpu(GpuStream::Cuda(self.process.device.stream.clone()))
     }
 
-    fn nvshmem(&self) -> Option<&NvshmemComm> {
-        Some(self)
+    fn adopt(&self, stream: &GpuStream) -> Result<bool> {
+        NvshmemComm::adopt(self, stream).map(|()| true)
+    }
+
+    fn gpu(&self) -> Option<usize> {
+        Some(NvshmemComm::gpu(self))
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
@@ -224,11 +246,6 @@ impl Backend for NvshmemComm {
         let part = self.met(|control| unsafe { control.part(color, key) })?;
         let Some(control) = part else { return Ok(None) };
         Ok(Some(Box::new(NvshmemComm::assemble(control, self.process.clone(), team)?)))
-    }
-
-    unsafe fn host_channel(&self) -> Result<Option<HostComm>> {
-        // SAFETY: the caller's contract.
-        unsafe { self.control.part(Some(0), self.rank() as i64) }
     }
 
     /// Page-locked memory.

@@ -81,8 +81,8 @@ impl NvshmemComm {
     }
 
     /// Calls in host memory that were made without a stream are carried out on the communicator's.
-    pub(crate) fn stream_or_own(&self, stream: Stream) -> Stream {
-        if stream == Stream::NONE { Stream(self.process.device.stream.cu_stream().cast()) } else { stream }
+    pub(crate) fn stream_or_own(&self, stream: RawStream) -> RawStream {
+        if stream == RawStream::NONE { RawStream(self.process.device.stream.cu_stream().cast()) } else { stream }
     }
 
     fn longest(&self, call: &Call<'_>) -> u64 {
@@ -163,7 +163,7 @@ impl NvshmemComm {
 
     /// No stream goes on before all have come here: a peer writes to this rank's memory when its own stream gets there, which
     /// may be while this one still uses it.
-    fn get_ready(&self, team: nvshmem_team_t, stream: Stream) -> Result<()> {
+    fn get_ready(&self, team: nvshmem_team_t, stream: RawStream) -> Result<()> {
         let (name, library) = ("nvshmemx_team_sync_on_stream", self.process.library);
         let sync = library.need(library.nvshmemx_team_sync_on_stream, name)?;
         let turn = self.process.enter()?;
@@ -303,7 +303,7 @@ impl NvshmemComm {
         ];
         let mut verdicts = vec![[0u64; 2]; ranks];
         // SAFETY: as above.
-        self.met(|control| unsafe { control.tell_all(&told, verdicts.as_mut_slice()) })?;
+        self.met(|control| unsafe { control.tell_all(&told, verdicts.as_flattened_mut()) })?;
         match verdicts.iter().position(|verdict| verdict[0] != 0) {
             None => Ok(()),
             Some(to) => {

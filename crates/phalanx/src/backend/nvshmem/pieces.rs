@@ -218,7 +218,7 @@ impl NvshmemComm {
         source: *const u8,
         space: Space,
         bytes: usize,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<()> {
         let process = &self.process;
         process.device.enter()?;

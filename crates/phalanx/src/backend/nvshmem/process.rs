@@ -67,7 +67,7 @@ pub(crate) struct Process {
     pub teams: AtomicUsize,
     free_slots: Mutex<Slots>,
     /// The stream on which a collective of the library was enqueued last.
-    last: Mutex<Option<Stream>>,
+    last: Mutex<Option<RawStream>>,
     /// Streams on which something was enqueued: they live as long as this.
     streams: Mutex<Vec<GpuStream>>,
     /// Symmetric memory of the user's, by its start: its length in bytes, and its number, the same on all PEs.
@@ -192,7 +192,7 @@ impl Process {
     }
 
     /// Puts a stream behind the library's last collective: a team carries out one at a time.
-    pub fn order(&self, stream: Stream) -> Result<()> {
+    pub fn order(&self, stream: RawStream) -> Result<()> {
         self.device.enter()?;
         match *lock(&self.last) {
             Some(last) if last != stream => Event::behind(last)?.hold(stream),
@@ -201,7 +201,7 @@ impl Process {
     }
 
     /// Notes a collective of the library that was enqueued.
-    pub fn enqueued(&self, stream: Stream) {
+    pub fn enqueued(&self, stream: RawStream) {
         *lock(&self.last) = Some(stream);
     }
 
@@ -299,12 +299,12 @@ pub(crate) fn available() -> Result<()> {
 
 impl Process {
     /// The stream that may have work of the library's.
-    pub fn last(&self) -> Option<Stream> {
+    pub fn last(&self) -> Option<RawStream> {
         *lock(&self.last)
     }
 
     /// A stream's work is complete.
-    pub fn is_done(&self, stream: Stream) {
+    pub fn is_done(&self, stream: RawStream) {
         let mut last = lock(&self.last);
         if *last == Some(stream) {
             *last = None;

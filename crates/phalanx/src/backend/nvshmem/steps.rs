@@ -7,7 +7,7 @@ use super::message::Header;
 use super::message::Moving;
 use super::message::State;
 use super::message::Step;
-use crate::backend::host::HostComm;
+use crate::control::host_channel::HostChannel;
 use crate::control::witness::Subject;
 use crate::contract::Backend;
 use crate::contract::Direction;
@@ -19,7 +19,7 @@ use crate::types::dtype::DType;
 use crate::types::error::Result;
 
 /// Tells a peer. The words are kept until the ticket is settled.
-fn tell(channel: &HostComm, peer: usize, tag: u32, words: &Header, len: usize) -> Result<Ticket> {
+fn tell(channel: &dyn HostChannel, peer: usize, tag: u32, words: &Header, len: usize) -> Result<Ticket> {
     let transfer = Transfer::host(Direction::Send(words.as_ptr().cast()), peer, tag, DType::U64, len);
     // SAFETY: the words are boxed, and kept by the caller.
     unsafe { channel.post(transfer) }
@@ -97,7 +97,7 @@ impl NvshmemComm {
         header[Subject::WORDS..].copy_from_slice(&[bytes as u64, slot as u64]);
         let len = header.len();
         let Transfer { peer, tag, .. } = moving.transfer;
-        let ticket = tell(&self.messages.headers, peer, tag, &header, len)?;
+        let ticket = tell(&*self.messages.headers, peer, tag, &header, len)?;
         Ok(Step::Telling { ticket, _words: header })
     }
 
@@ -170,7 +170,7 @@ impl NvshmemComm {
                 process.free(slot);
                 // The peer takes it when it comes by; this rank need not wait for that.
                 let words: Box<Header> = Box::default();
-                let ticket = tell(&self.messages.receipts, peer, theirs as u32, &words, 1)?;
+                let ticket = tell(&*self.messages.receipts, peer, theirs as u32, &words, 1)?;
                 state.returned.push((ticket, words));
                 moving.done += bytes;
                 Ok((moving.next(), true))
@@ -189,7 +189,7 @@ impl NvshmemComm {
         source: *const u8,
         space: Space,
         bytes: usize,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<Event> {
         let process = &self.process;
         process.device.enter()?;
@@ -217,7 +217,7 @@ impl NvshmemComm {
         peer: usize,
         (target, space): (*mut u8, Space),
         bytes: usize,
-        stream: Stream,
+        stream: RawStream,
     ) -> Result<Event> {
         let process = &self.process;
         let name = "nvshmemx_getmem_on_stream";

@@ -33,7 +33,7 @@ impl NvshmemComm {
         let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64, has as u64];
         let mut all = vec![[0u64; 4]; ranks];
         // SAFETY: one thread at a time is in a collective.
-        self.met(|control| unsafe { control.tell_all(&own, all.as_mut_slice()) })?;
+        self.met(|control| unsafe { control.tell_all(&own, all.as_flattened_mut()) })?;
         let mut colors: Vec<u64> = all.iter().filter(|told| told[0] == 1).map(|told| told[1]).collect();
         colors.sort_unstable();
         colors.dedup();

@@ -87,14 +87,14 @@ impl Runtime for Cuda {
         answered == CUresult::CUDA_SUCCESS && !pool.is_null()
     }
 
-    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool> {
+    unsafe fn is_captured(&self, stream: RawStream) -> Answer<bool> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the caller's contract; the out-pointer is written during the call.
         check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &raw mut status) })?;
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    unsafe fn is_idle(&self, stream: Stream) -> Answer<bool> {
+    unsafe fn is_idle(&self, stream: RawStream) -> Answer<bool> {
         // SAFETY: the caller's contract.
         match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -106,13 +106,13 @@ impl Runtime for Cuda {
         failed("cuStreamQuery", DriverError(CUresult::CUDA_ERROR_NOT_READY))
     }
 
-    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Answer {
+    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: RawStream) -> Answer {
         // SAFETY: the caller's contract.
         let result = unsafe { sys::cuMemsetD8Async(start as CUdeviceptr, 0, bytes, stream.0.cast()) };
         check("cuMemsetD8Async", result)
     }
 
-    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Answer {
+    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: RawStream) -> Answer {
         // SAFETY: the caller's contract; the driver tells by the addresses where they are.
         let result = unsafe {
             sys::cuMemcpyAsync(target as CUdeviceptr, source as CUdeviceptr, bytes, stream.0.cast())
@@ -143,7 +143,7 @@ impl Runtime for Cuda {
         };
     }
 
-    unsafe fn allocate_on(&self, bytes: usize, stream: Stream) -> Answer<Option<*mut u8>> {
+    unsafe fn allocate_on(&self, bytes: usize, stream: RawStream) -> Answer<Option<*mut u8>> {
         if !self.0.has_async_alloc() {
             return Ok(None);
         }
@@ -153,7 +153,7 @@ impl Runtime for Cuda {
         Ok(Some(start as *mut u8))
     }
 
-    unsafe fn free_on(&self, start: *mut u8, stream: Stream) {
+    unsafe fn free_on(&self, start: *mut u8, stream: RawStream) {
         // SAFETY: the caller's contract.
         unsafe { sys::cuMemFreeAsync(start as CUdeviceptr, stream.0.cast()) };
     }
@@ -171,12 +171,12 @@ impl Runtime for Cuda {
         unsafe { sys::cuEventDestroy_v2(event.cast()) };
     }
 
-    unsafe fn record(&self, event: *mut c_void, stream: Stream) -> Answer {
+    unsafe fn record(&self, event: *mut c_void, stream: RawStream) -> Answer {
         // SAFETY: the caller's contract.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.cast(), stream.0.cast()) })
     }
 
-    unsafe fn wait(&self, stream: Stream, event: *mut c_void) -> Answer {
+    unsafe fn wait(&self, stream: RawStream, event: *mut c_void) -> Answer {
         // SAFETY: the caller's contract.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0.cast(), event.cast(), 0) })
     }

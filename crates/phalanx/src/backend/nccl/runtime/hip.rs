@@ -61,7 +61,7 @@ impl Runtime for Hip {
         matches!(stream, GpuStream::Hip(stream) if stream.device() == self.ordinal())
     }
 
-    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool> {
+    unsafe fn is_captured(&self, stream: RawStream) -> Answer<bool> {
         let Some(is_capturing) = self.api.hipStreamIsCapturing else { return Ok(false) };
         let mut status = hipStreamCaptureStatusNone;
         // SAFETY: the caller's contract; the out-pointer is written during the call.
@@ -69,7 +69,7 @@ impl Runtime for Hip {
         Ok(status != hipStreamCaptureStatusNone)
     }
 
-    unsafe fn is_idle(&self, stream: Stream) -> Answer<bool> {
+    unsafe fn is_idle(&self, stream: RawStream) -> Answer<bool> {
         // SAFETY: the caller's contract.
         match unsafe { (self.api.hipStreamQuery)(stream.0) } {
             hipError_t::NotReady => Ok(false),
@@ -81,13 +81,13 @@ impl Runtime for Hip {
         failed(self.api, "hipStreamQuery", hipError_t::NotReady)
     }
 
-    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Answer {
+    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: RawStream) -> Answer {
         // SAFETY: the caller's contract.
         let result = unsafe { (self.api.hipMemsetAsync)(start.cast(), 0, bytes, stream.0) };
         check(self.api, "hipMemsetAsync", result)
     }
 
-    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Answer {
+    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: RawStream) -> Answer {
         let (target, source) = (target.cast(), source.cast());
         // SAFETY: the caller's contract; the runtime tells by the addresses where they are.
         let result = unsafe { (self.api.hipMemcpyAsync)(target, source, bytes, hipMemcpyDefault, stream.0) };
@@ -118,7 +118,7 @@ impl Runtime for Hip {
         };
     }
 
-    unsafe fn allocate_on(&self, bytes: usize, stream: Stream) -> Answer<Option<*mut u8>> {
+    unsafe fn allocate_on(&self, bytes: usize, stream: RawStream) -> Answer<Option<*mut u8>> {
         let (Some(allocate), Some(_)) = (self.api.hipMallocAsync, self.api.hipFreeAsync) else {
             return Ok(None);
         };
@@ -130,7 +130,7 @@ impl Runtime for Hip {
         }
     }
 
-    unsafe fn free_on(&self, start: *mut u8, stream: Stream) {
+    unsafe fn free_on(&self, start: *mut u8, stream: RawStream) {
         if let Some(free) = self.api.hipFreeAsync {
             // SAFETY: the caller's contract.
             unsafe { free(start.cast(), stream.0) };
@@ -149,12 +149,12 @@ impl Runtime for Hip {
         unsafe { (self.api.hipEventDestroy)(event) };
     }
 
-    unsafe fn record(&self, event: *mut c_void, stream: Stream) -> Answer {
+    unsafe fn record(&self, event: *mut c_void, stream: RawStream) -> Answer {
         // SAFETY: the caller's contract.
         check(self.api, "hipEventRecord", unsafe { (self.api.hipEventRecord)(event, stream.0) })
     }
 
-    unsafe fn wait(&self, stream: Stream, event: *mut c_void) -> Answer {
+    unsafe fn wait(&self, stream: RawStream, event: *mut c_void) -> Answer {
         // SAFETY: the caller's contract.
         check(self.api, "hipStreamWaitEvent", unsafe { (self.api.hipStreamWaitEvent)(stream.0, event, 0) })
     }

@@ -46,22 +46,22 @@ pub(crate) trait Runtime: Send + Sync {
         false
     }
 
-    unsafe fn is_captured(&self, stream: Stream) -> Answer<bool>;
-    unsafe fn is_idle(&self, stream: Stream) -> Answer<bool>;
+    unsafe fn is_captured(&self, stream: RawStream) -> Answer<bool>;
+    unsafe fn is_idle(&self, stream: RawStream) -> Answer<bool>;
     /// The error of work that is not complete.
     fn not_ready(&self) -> LibraryError;
 
-    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: Stream) -> Answer;
-    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Answer;
+    unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: RawStream) -> Answer;
+    unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: RawStream) -> Answer;
 
     fn allocate(&self, place: Place, bytes: usize) -> Answer<*mut u8>;
     unsafe fn free(&self, place: Place, start: *mut u8);
     /// `None` if the device has no memory pools.
-    unsafe fn allocate_on(&self, bytes: usize, stream: Stream) -> Answer<Option<*mut u8>>;
-    unsafe fn free_on(&self, start: *mut u8, stream: Stream);
+    unsafe fn allocate_on(&self, bytes: usize, stream: RawStream) -> Answer<Option<*mut u8>>;
+    unsafe fn free_on(&self, start: *mut u8, stream: RawStream);
 
     fn create_event(&self) -> Answer<*mut c_void>;
     unsafe fn destroy_event(&self, event: *mut c_void);
-    unsafe fn record(&self, event: *mut c_void, stream: Stream) -> Answer;
-    unsafe fn wait(&self, stream: Stream, event: *mut c_void) -> Answer;
+    unsafe fn record(&self, event: *mut c_void, stream: RawStream) -> Answer;
+    unsafe fn wait(&self, stream: RawStream, event: *mut c_void) -> Answer;
 }

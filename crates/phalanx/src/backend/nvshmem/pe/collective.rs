@@ -288,7 +288,7 @@ impl Team<'_> {
             let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(ROOM / size));
             // SAFETY: within the buffer, and the team's room, whose last use was on this stream: a team has one operation at
             // a time.
-            unsafe { copy(room as *mut u8, part, len * size, Stream(raw(stream))) }?;
+            unsafe { copy(room as *mut u8, part, len * size, RawStream(raw(stream))) }?;
             // A peer may read this PE's room, and write to its buffer, as soon as it is there itself.
             self.sync_on_stream(stream)?;
             // SAFETY: as above; so many elements.
@@ -343,7 +343,7 @@ impl Team<'_> {
                             (room as *mut u8).wrapping_add(pe * len * size),
                             part,
                             len * size,
-                            Stream(stream),
+                            RawStream(stream),
                         )
                     }?;
                 }

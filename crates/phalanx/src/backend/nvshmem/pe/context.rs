@@ -14,7 +14,6 @@ use crate::rendezvous::environment::Environment;
 use crate::contract::hosts::HostTopology;
 use crate::rendezvous::gpus::Visible;
 use crate::rendezvous::gpus::settle as settle_gpu;
-use crate::api::comm::Comm;
 use crate::gpu::cuda::gpu_ids;
 use crate::types::error::Error;
 use crate::types::error::Result;
@@ -101,8 +100,8 @@ impl std::fmt::Debug for UniqueId {
 /// Settings for a new [`Context`].
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
-    gpu: Option<usize>,
-    timeout: Option<Duration>,
+    pub(crate) gpu: Option<usize>,
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Builder {
@@ -119,18 +118,10 @@ impl Builder {
         self
     }
 
-    /// As [`Context::init`], with these settings.
-    pub fn init(mut self, comm: &Comm) -> Result<Context> {
-        self.timeout = Some(self.timeout.unwrap_or_else(|| comm.timeout()));
-        self.gpu = self.gpu.or_else(|| comm.gpu());
-        let control = Control::new(comm)?;
-        self.init_between(control, &comm.host_topology())
-    }
-
     /// As [`init`](Builder::init), for PEs that meet on a channel which was made for them.
     pub(crate) fn init_between(self, control: Control, topology: &HostTopology) -> Result<Context> {
         let timeout = self.limit()?;
-        let (rank, ranks) = (control.comm().rank(), control.comm().world_size());
+        let (rank, ranks) = (control.rank(), control.world_size());
         check_processes(topology, &control)?;
         // Whether PEs can share a GPU the library says.
         let seen = gpu_ids().and_then(|ids| Visible::here(ids, self.gpu, true));
@@ -142,7 +133,7 @@ impl Builder {
         agreed?;
         let version = u64::from(ready.library.version());
         let mut versions = vec![0u64; ranks];
-        control.comm().all_gather(&[version], &mut versions)?;
+        control.all_gather(&[version], &mut versions)?;
         check_versions(&versions)?;
         let mut id = [0u8; UniqueId::BYTES];
         let mut made = Ok(());
@@ -152,7 +143,9 @@ impl Builder {
         let agreed = control.agree(made.is_ok(), "make a unique id");
         made?;
         agreed?;
-        control.comm().broadcast_in_place(&mut id, 0)?;
+        let mut ids = vec![0u8; UniqueId::BYTES * ranks];
+        control.all_gather(&id, &mut ids)?;
+        id.copy_from_slice(&ids[..UniqueId::BYTES]);
         let id = UniqueId::from_bytes(&id)?;
         ready.begin(Some((id, rank, ranks)), Some(control), timeout)
     }
@@ -189,15 +182,15 @@ impl Builder {
     fn limit(&self) -> Result<Duration> {
         match self.timeout {
             Some(timeout) => Ok(timeout),
-            None => Ok(bootstrap::timeout_from_environment()?),
+            None => Ok(crate::rendezvous::environment::timeout_from_environment()?),
         }
     }
 }
 
 /// Ranks that are threads of one process cannot be PEs.
 fn check_processes(topology: &HostTopology, control: &Control) -> Result<()> {
-    let mut processes = vec![0u32; control.comm().world_size()];
-    control.comm().all_gather(&[std::process::id()], &mut processes)?;
+    let mut processes = vec![0u32; control.world_size()];
+    control.all_gather(&[std::process::id()], &mut processes)?;
     for rank in 0..processes.len() {
         let same = |other: &usize| processes[*other] == processes[rank] && topology.same_host(rank, *other);
         if let Some(other) = (0..rank).find(same) {
@@ -498,22 +491,6 @@ impl Context {
         Builder::default()
     }
 
-    /// Makes each rank of a communicator a PE, with its rank as its number. Collective over the communicator.
-    ///
-    /// The communicator, whose backend may be any, carries the unique id. Over it the PEs also compare their collective
-    /// calls, and notice who is missing. `nvshmemx_hostlib_init_attr`
-    ///
-    /// # Errors
-    /// [`Error::LibraryNotFound`] where NVSHMEM or the CUDA driver is not there, [`Error::Unsupported`] without a GPU, for
-    /// ranks that are threads of one process, and for a second context; on every PE, before the library is entered.
-    /// [`Error::Unsupported`], too, if PEs share a GPU and MPS does not share it out, and if the PEs that
-    /// [`init_from_environment`](Context::init_from_environment) found before are others: the library is then finalized.
-    /// [`Error::Library`] if the library fails, [`Error::Timeout`] if it does not come back (its thread is then left
-    /// alone for ever, since nothing can end it). After these two the process cannot have a context any more.
-    pub fn init(comm: &Comm) -> Result<Context> {
-        Context::builder().init(comm)
-    }
-
     /// Makes this process one of `pes` PEs that have the same id. The others' calls of the library are not compared here,
     /// and a missing PE is noticed by the timeout alone.
     ///
@@ -563,7 +540,7 @@ impl Context {
     pub fn set_timeout(&self, timeout: Duration) {
         self.timeout.set(timeout);
         if let Some(control) = &self.control {
-            control.comm().set_timeout(timeout);
+            control.set_timeout(timeout);
         }
     }
 

@@ -10,7 +10,10 @@ use crate::contract::Backend;
 use crate::contract::Call;
 use crate::contract::Departure;
 use crate::contract::Operation;
-use crate::api::comm::Comm;
+use crate::contract::Blocks;
+use crate::control::host_channel::HostChannel;
+use crate::types::dtype::Element;
+use crate::watch::Recorder;
 use crate::types::error::Error;
 use crate::types::error::MismatchError;
 use crate::types::error::Result;
@@ -23,7 +26,8 @@ const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// One PE's end of it.
 pub(crate) struct Control {
-    comm: Comm,
+    backend: Arc<dyn Backend>,
+    recorder: Arc<Recorder>,
     /// Notices who is gone, where the backend has a channel of the host.
     witness: Option<Witness>,
 }
@@ -65,53 +69,61 @@ impl Step {
 }
 
 impl Control {
-    /// Collective over the communicator.
-    pub fn new(of: &Comm) -> Result<Control> {
-        of.requests.wait_for_collectives();
-        let name = format!("{}/nvshmem", of.recorder.name());
-        // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
-        unsafe { Control::between(&*of.backend, name) }
+    /// Over two channels in host memory: one on which the PEs meet, and one that tells who is gone.
+    pub fn over(meetings: Box<dyn HostChannel>, watched: Box<dyn HostChannel>, name: String) -> Control {
+        let meetings: Arc<dyn HostChannel> = meetings.into();
+        let witness = Witness::new(watched, meetings.clone());
+        witness.set_timeout(NO_LIMIT);
+        Control { recorder: Control::recorder(&*meetings, name), backend: meetings, witness: Some(witness) }
     }
 
-    /// Between the ranks of a backend's communicator. Collective.
-    ///
-    /// # Safety
-    /// As for [`Backend::split`].
-    pub unsafe fn between(of: &dyn Backend, name: String) -> Result<Control> {
-        // SAFETY: the caller's contract.
-        let channels = unsafe { (of.host_channel()?, of.host_channel()?) };
-        let (backend, witness): (Arc<dyn Backend>, _) = match channels {
-            (Some(meetings), channel) => {
-                let meetings = Arc::new(meetings);
-                let witness = channel.map(|channel| Witness::new(channel, meetings.clone()));
-                (meetings, witness)
-            }
-            (None, _) => {
-                // SAFETY: as above.
-                let part = unsafe { of.split(Some(0), of.rank() as i64) }?;
-                (part.expect("everybody has a colour").into(), None)
-            }
+    /// Over a backend whose ranks share no host memory.
+    pub fn without_watch(backend: Arc<dyn Backend>, name: String) -> Control {
+        Control { recorder: Control::recorder(&*backend, name), backend, witness: None }
+    }
+
+    fn recorder(backend: &dyn Backend, name: String) -> Arc<Recorder> {
+        Recorder::new(backend.kind(), name, backend.rank(), backend.world_size())
+    }
+
+    pub fn rank(&self) -> usize {
+        self.backend.rank()
+    }
+
+    pub fn world_size(&self) -> usize {
+        self.backend.world_size()
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.backend.set_timeout(timeout);
+    }
+
+    /// Gathers a block from each PE, in their order.
+    pub fn all_gather<T: Element>(&self, own: &[T], all: &mut [T]) -> Result<()> {
+        assert_eq!(all.len(), own.len() * self.world_size(), "a block for each PE");
+        let call = Call {
+            operation: Operation::AllGather,
+            dtype: T::DTYPE,
+            send: own.as_ptr().cast(),
+            recv: all.as_mut_ptr().cast(),
+            blocks: Blocks::Equal(own.len()),
+            ..Call::empty(Operation::AllGather)
         };
-        if let Some(witness) = &witness {
-            witness.set_timeout(NO_LIMIT);
-        }
-        Ok(Control { comm: Comm::new(backend, name), witness })
-    }
-
-    pub fn comm(&self) -> &Comm {
-        &self.comm
+        let record = self.recorder.begin(&call);
+        // SAFETY: the context, which has this, stays on one thread; the buffers have the lengths of the call.
+        self.recorder.end(record, unsafe { self.backend.collective(&call) })
     }
 
     /// Waits until all PEs have come to the same call.
     pub(crate) fn meet(&self, number: u64, step: &Step) -> Result<()> {
         let own = [number, step.function, step.arguments[0], step.arguments[1], step.arguments[2]];
-        let mut all = vec![0u64; own.len() * self.comm.world_size()];
-        self.comm.all_gather(&own, &mut all)?;
+        let mut all = vec![0u64; own.len() * self.world_size()];
+        self.all_gather(&own, &mut all)?;
         let read = |pe: usize| {
             let words = &all[pe * own.len()..];
             (words[0], Step { function: words[1], arguments: [words[2], words[3], words[4]] })
         };
-        match (1..self.comm.world_size()).find(|pe| read(*pe) != read(0)) {
+        match (1..self.world_size()).find(|pe| read(*pe) != read(0)) {
             None => Ok(()),
             Some(rank) => Err(MismatchError {
                 rank,
@@ -126,8 +138,8 @@ impl Control {
 
     /// Whether all PEs could do something; an error that names the first that could not.
     pub fn agree(&self, could: bool, what: &str) -> Result<()> {
-        let mut all = vec![0u8; self.comm.world_size()];
-        self.comm.all_gather(&[u8::from(could)], &mut all)?;
+        let mut all = vec![0u8; self.world_size()];
+        self.all_gather(&[u8::from(could)], &mut all)?;
         match all.iter().position(|could| *could == 0) {
             None => Ok(()),
             Some(pe) => Err(Error::from(UnsupportedError {
@@ -140,13 +152,15 @@ impl Control {
 
     /// Gives bytes and gets everybody's, in PE order.
     pub fn tell_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut lens = vec![0u64; self.comm.world_size()];
-        self.comm.all_gather(&[own.len() as u64], &mut lens)?;
-        let lens: Vec<usize> = lens.iter().map(|len| *len as usize).collect();
-        let mut all = vec![0u8; lens.iter().sum()];
-        self.comm.all_gather_v(own, &mut all, &lens)?;
-        let mut rest = &all[..];
-        Ok(lens.iter().map(|len| rest.split_off(..*len).expect("there are as many").to_vec()).collect())
+        let mut lens = vec![0u64; self.world_size()];
+        self.all_gather(&[own.len() as u64], &mut lens)?;
+        let longest = lens.iter().copied().max().unwrap_or(0) as usize;
+        let mut own = own.to_vec();
+        own.resize(longest, 0);
+        let mut all = vec![0u8; longest * lens.len()];
+        self.all_gather(&own, &mut all)?;
+        let of_pe = |(pe, len): (usize, &u64)| all[pe * longest..][..*len as usize].to_vec();
+        Ok(lens.iter().enumerate().map(of_pe).collect())
     }
 
     /// An error if a peer is gone while this PE waits.
@@ -159,9 +173,10 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        if let Some(witness) = &self.witness {
-            let panicking = std::thread::panicking();
-            witness.depart(if panicking { Departure::Panicked } else { Departure::Left });
+        let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
+        match &self.witness {
+            Some(witness) => witness.depart(departure),
+            None => self.backend.depart(departure),
         }
     }
 }

@@ -143,7 +143,7 @@ pub(crate) fn failed(function: &'static str, result: CUresult, fatal: bool) -> E
 ///
 /// # Safety
 /// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
-pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, stream: Stream) -> Result<()> {
+pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, bytes: usize, stream: RawStream) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }

@@ -18,7 +18,7 @@ impl Context {
         image.check()?;
         self.drain()?;
         self.enter()?;
-        Module::load_with(self.cuda_context(), image, |library| self.register_kernels(library))
+        Module::load_with(self.cuda_context(), image, |library| Ok(Box::new(self.register_kernels(library)?)))
     }
 
     fn register_kernels(&self, kernels: CUlibrary) -> Result<Registration<'_>> {

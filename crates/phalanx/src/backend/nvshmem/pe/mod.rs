@@ -23,8 +23,6 @@ pub use atomic::{Atomic, AtomicBits};
 pub use collective::TeamReduction;
 pub(crate) use collective::column;
 pub use context::{Builder, Context, UniqueId};
-#[cfg(feature = "jit")]
-pub(crate) use kernels::Registration;
 pub use library::{openshmem_version, path, version};
 pub(crate) use limits::{Asked, Limits, ROOM, Way};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};

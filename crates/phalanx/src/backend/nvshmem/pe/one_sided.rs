@@ -502,7 +502,7 @@ impl Context {
         // wait that was given up nothing follows.
         unsafe {
             word.write_volatile(0);
-            copy(word.cast(), address as *const u8, bytes, Stream(stream.cu_stream().cast()))?;
+            copy(word.cast(), address as *const u8, bytes, RawStream(stream.cu_stream().cast()))?;
         }
         self.sync(stream)?;
         // SAFETY: as above; the copy is complete.

@@ -1,8 +1,8 @@
 //! Checked mode: both ends of a message tell each other what they call, before either of them enqueues it.
 
-use super::witness::Subject;
-use super::witness::Way;
-use super::witness::Witness;
+use super::Subject;
+use super::Way;
+use super::Witness;
 use crate::contract::Backend;
 use crate::contract::Direction;
 use crate::contract::Operation;
