@@ -5,7 +5,7 @@ use crate::random::{self, Random};
 use crate::reference::{self, Combine};
 use crate::ring::same_values;
 use crate::with_number;
-use phalanx::{Comm, DType, Lane, Lent, Source, Target};
+use phalanx::{Comm, DType, Loan, Source, Stream, Target};
 
 /// The most ranks of a program.
 pub const RANKS: usize = 8;
@@ -300,7 +300,7 @@ unsafe impl<T: Number> Source for Memory<T> {
         }
     }
 
-    fn lend<'a>(&'a self, lane: &'a Lane) -> phalanx::Result<Lent<'a>> {
+    fn lend<'a>(&'a self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
             Memory::Private(vec) => vec.lend(lane),
             Memory::Shared(buffer) => buffer.lend(lane),
@@ -310,7 +310,7 @@ unsafe impl<T: Number> Source for Memory<T> {
 
 // SAFETY: as above.
 unsafe impl<T: Number> Target for Memory<T> {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> phalanx::Result<Lent<'a>> {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
             Memory::Private(vec) => vec.lend_mut(lane),
             Memory::Shared(buffer) => buffer.lend_mut(lane),

@@ -1,33 +1,36 @@
 //! The host backend's flag protocols under loom: every interleaving, with the memory model's reorderings.
 //!
-//! `protocol.rs` is compiled here a second time, on loom's atomics.
+//! `flags.rs` is compiled here a second time, on loom's atomics.
 
 // The types are as they are in the library; not everything they offer is explored.
 #![allow(dead_code)]
 
-mod sync {
-    pub use loom::cell::UnsafeCell;
-    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
-    /// loom has no compiler fences; the symmetric protocol is what it explores.
-    pub fn compiler_fence(_: Ordering) {}
-}
-
 mod os {
-    use crate::sync::AtomicU32;
+    /// Bytes of a cache line.
+    pub const LINE: usize = 64;
+
+    pub mod sync {
+        pub use loom::cell::UnsafeCell;
+        pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+        /// loom has no compiler fences; the symmetric protocol is what it explores.
+        pub fn compiler_fence(_: Ordering) {}
+    }
+
+    use crate::os::sync::AtomicU32;
 
     pub fn futex_wait(_: &AtomicU32, _: u32, _: std::time::Duration) {}
     pub fn futex_wake(_: &AtomicU32) {}
     pub fn heavy_barrier() {}
 }
 
-#[path = "../../phalanx/src/backend/host/protocol.rs"]
-mod protocol;
+#[path = "../../phalanx/src/control/flags.rs"]
+mod flags;
 
+use flags::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, StampedLine, StampedWord};
 use loom::sync::Arc;
 use loom::thread;
-use protocol::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, StampedLine, StampedWord};
-use sync::{AtomicU32, Ordering, UnsafeCell};
+use os::sync::{AtomicU32, Ordering, UnsafeCell};
 
 /// A reader that sees the stamp sees the payload, also when the writer writes the line again after the reader
 /// said that it is done.

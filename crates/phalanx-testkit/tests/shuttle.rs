@@ -1,38 +1,41 @@
 //! The host backend's flag protocols under shuttle: several ranks over several operations, which are too many interleavings
 //! for loom. Random schedules, and ones with few preemptions (PCT), where a rank that sleeps sleeps until it is woken.
 //!
-//! `protocol.rs` is compiled here once more, on shuttle's atomics, which are sequentially consistent: what the memory model
+//! `flags.rs` is compiled here once more, on shuttle's atomics, which are sequentially consistent: what the memory model
 //! reorders is loom's.
 
 // The types are as they are in the library; not everything they offer is tried.
 #![allow(dead_code)]
 
-mod sync {
-    pub use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+mod os {
+    /// Bytes of a cache line.
+    pub const LINE: usize = 64;
 
-    /// [`std::cell::UnsafeCell`] with loom's interface.
-    pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+    pub mod sync {
+        pub use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
-    // SAFETY: who may touch it when is what is tried.
-    unsafe impl<T> Sync for UnsafeCell<T> {}
+        /// [`std::cell::UnsafeCell`] with loom's interface.
+        pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
-    impl<T> UnsafeCell<T> {
-        pub fn new(value: T) -> UnsafeCell<T> {
-            UnsafeCell(std::cell::UnsafeCell::new(value))
-        }
+        // SAFETY: who may touch it when is what is tried.
+        unsafe impl<T> Sync for UnsafeCell<T> {}
 
-        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-            f(self.0.get())
-        }
+        impl<T> UnsafeCell<T> {
+            pub fn new(value: T) -> UnsafeCell<T> {
+                UnsafeCell(std::cell::UnsafeCell::new(value))
+            }
 
-        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-            f(self.0.get())
+            pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+                f(self.0.get())
+            }
+
+            pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+                f(self.0.get())
+            }
         }
     }
-}
 
-mod os {
-    use crate::sync::{AtomicU32, Ordering};
+    use crate::os::sync::{AtomicU32, Ordering};
     use shuttle::sync::{Condvar, Mutex};
 
     shuttle::lazy_static! {
@@ -59,17 +62,17 @@ mod os {
     pub fn heavy_barrier() {}
 }
 
+#[path = "../../phalanx/src/control/flags.rs"]
+mod flags;
 #[path = "../../phalanx/src/backend/host/grid.rs"]
 mod grid;
-#[path = "../../phalanx/src/backend/host/protocol.rs"]
-mod protocol;
 
+use flags::{Counter, Fences, Gate, NumberedWords, Park, StampedLine};
 use grid::Grid;
-use protocol::{Counter, Fences, Gate, NumberedWords, Park, StampedLine};
+use os::sync::{AtomicU32, Ordering, UnsafeCell};
 use shuttle::sync::Arc;
 use shuttle::thread;
 use std::time::Duration;
-use sync::{AtomicU32, Ordering, UnsafeCell};
 
 const SCHEDULES: usize = 2000;
 

@@ -16,8 +16,8 @@ mod timeline;
 use blas::{Blas, Matrix};
 use cudarc::driver::{CudaEvent, CudaStream, DevicePtr};
 use gpu::Result;
-use phalanx::communicator::{Communicator, StreamSyncOps};
 use phalanx::{Comm, DType, ReduceOp};
+use phalanx::{RawCommunicator, StreamSyncOps};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 }
 
 struct Rank {
-    communicator: Arc<dyn Communicator>,
+    communicator: Arc<dyn RawCommunicator>,
     /// Where gradients are computed.
     compute: Arc<CudaStream>,
     /// Where nothing happens but waiting for the communicator's stream, to know its times.
@@ -55,7 +55,7 @@ fn one_rank(comm: Comm) -> Result<()> {
         left: Matrix::new(&compute, (SIZE, SIZE), |_, _| (rank + 1) as f32)?,
         right: Matrix::new(&compute, (SIZE, SIZE), |_, _| 1.0)?,
         parts: (0..PARTS).map(|_| Matrix::zeros(&compute, (SIZE, SIZE))).collect::<Result<_>>()?,
-        communicator: comm.into_communicator(),
+        communicator: comm.into_raw_communicator(),
         compute,
         clock,
     };

@@ -25,7 +25,7 @@
 //! - Collectives, messages, requests, groups, splitting: the methods of [`Comm`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
-//! - Raw pointers behind `Arc<dyn Communicator>`: [`communicator`].
+//! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`communicator`].
 //! - Memory that other ranks put to and get from: `nvshmem`.
 //! - What can go wrong: [`Error`]; going on without a rank that is gone: [`Comm::shrink`]; what a rank did last:
 //!   [`Comm::write_flight_record`].
@@ -91,13 +91,14 @@ mod watch;
 
 pub use api::comm::{Builder, Comm, View};
 pub use api::group::{CommGroup, Group, group};
-pub use api::raw::Communicator;
+pub use api::raw::RawCommunicator;
 pub use api::request::Request;
+pub use buffer::host::HostBuffer;
 #[cfg(feature = "cuda")]
 pub use buffer::stream::GpuStream;
-pub use buffer::host::HostBuffer;
-pub use buffer::stream::{Lane, Lent};
+pub use buffer::stream::{Loan, Stream};
 pub use buffer::{Owned, Source, Target};
+pub use contract::hosts::HostTopology;
 pub use contract::{BackendKind, StreamSyncOps};
 #[cfg(feature = "cuda")]
 pub use gpu::hip;
@@ -105,18 +106,17 @@ pub use gpu::hip;
 pub use nccl::rccl;
 pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use rendezvous::environment::{DEFAULT_TIMEOUT, Launcher};
-pub use contract::hosts::HostTopology;
 pub use rendezvous::unique_id::UniqueId;
 pub use start::{Choice, choose};
-/// For `phalanx launch` and the tests: no part of the interface.
-#[doc(hidden)]
-pub use {rendezvous::store, start::launched};
 pub use types::dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
+/// For `phalanx launch` and the tests: no part of the interface.
+#[doc(hidden)]
+pub use {rendezvous::store, start::launched};
 
 /// cudarc, in the version whose slices and streams are buffers and lanes here.
 #[cfg(feature = "cuda")]

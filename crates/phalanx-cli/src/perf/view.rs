@@ -4,7 +4,7 @@
 
 use super::data::Value;
 use phalanx::cudarc::driver::{CudaView, CudaViewMut};
-use phalanx::{Comm, Lane, Lent, Result, Source, Target};
+use phalanx::{Comm, Loan, Result, Source, Stream, Target};
 use std::ops::Range;
 
 /// Elements to read.
@@ -30,7 +30,7 @@ unsafe impl<T: Value> Source for View<'_, T> {
         }
     }
 
-    fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
         match self {
             View::Host(elements) => Source::lend(*elements, lane),
             View::Device(elements) => Source::lend(elements, lane),
@@ -49,7 +49,7 @@ unsafe impl<T: Value> Source for ViewMut<'_, T> {
         }
     }
 
-    fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
         match self {
             ViewMut::Host(elements) => Source::lend(*elements, lane),
             ViewMut::Device(elements) => Source::lend(elements, lane),
@@ -59,7 +59,7 @@ unsafe impl<T: Value> Source for ViewMut<'_, T> {
 
 // SAFETY: as above.
 unsafe impl<T: Value> Target for ViewMut<'_, T> {
-    fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
         match self {
             ViewMut::Host(elements) => Target::lend_mut(*elements, lane),
             ViewMut::Device(elements) => Target::lend_mut(elements, lane),

@@ -361,7 +361,7 @@ fn panic_amid(comm: Comm, amid: &str) -> Outcome {
             comm.start_all_reduce(vec![1u8; 3], ReduceOp::Sum).map_err(|error| error.to_string())?;
         panic!("{TOLD_TO}");
     }
-    let comm = comm.into_communicator();
+    let comm = comm.into_raw_communicator();
     // SAFETY: the memory is never given back.
     unsafe {
         let never = Box::leak(Box::new([0u8; 3])).as_mut_ptr() as u64;

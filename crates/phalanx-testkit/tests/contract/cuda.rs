@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, Error, Lane, Lent, ReduceOp, Source, Target};
+use phalanx::{Comm, Error, Loan, ReduceOp, Source, Stream, Target};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::program::{Place, Step};
@@ -162,7 +162,7 @@ unsafe impl<T: Number> Source for Buffer<T> {
         }
     }
 
-    fn lend<'a>(&'a self, lane: &'a Lane) -> phalanx::Result<Lent<'a>> {
+    fn lend<'a>(&'a self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
             Buffer::Empty(vec) => vec.lend(lane),
             Buffer::Device(slice) => slice.lend(lane),
@@ -172,7 +172,7 @@ unsafe impl<T: Number> Source for Buffer<T> {
 
 // SAFETY: as above.
 unsafe impl<T: Number> Target for Buffer<T> {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> phalanx::Result<Lent<'a>> {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
             Buffer::Empty(vec) => vec.lend_mut(lane),
             Buffer::Device(slice) => slice.lend_mut(lane),

@@ -3,8 +3,8 @@
 use crate::buffers::Room;
 use crate::world::both;
 use libtest_mimic::Trial;
-use phalanx::communicator::{Communicator, StreamSyncOps};
 use phalanx::{Comm, DType, Error, ReduceOp, UsageError};
+use phalanx::{RawCommunicator, StreamSyncOps};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::reference::Combine;
 use phalanx_testkit::ring::{Ring, STRIDE};
@@ -47,9 +47,9 @@ pub const BOUNDED: &[Scenario] = &[
 ];
 
 /// With buffers of its memory.
-fn portable(comm: Comm, body: fn(&dyn Communicator, &Room) -> Outcome) -> Outcome {
+fn portable(comm: Comm, body: fn(&dyn RawCommunicator, &Room) -> Outcome) -> Outcome {
     let room = Room::of(&comm);
-    body(&*comm.into_communicator(), &room)
+    body(&*comm.into_raw_communicator(), &room)
 }
 
 pub fn trials() -> Vec<Trial> {
@@ -63,7 +63,7 @@ fn text(error: phalanx::Error) -> String {
     error.to_string()
 }
 
-fn collectives(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn collectives(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let ring = Ring::<f32>::new(31);
     let summed = ring.combined(ranks, &Combine::Op(ReduceOp::Sum));
@@ -139,7 +139,7 @@ fn collectives(comm: &dyn Communicator, room: &Room) -> Outcome {
 }
 
 /// What has blocks, in one buffer.
-fn in_place(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn in_place(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let ring = Ring::<f32>::new(33);
     let summed = ring.combined(ranks, &Combine::Op(ReduceOp::Sum));
@@ -196,9 +196,9 @@ fn in_place(comm: &dyn Communicator, room: &Room) -> Outcome {
 }
 
 /// What any implementation of the trait has to have; the rest is made of that.
-struct Least<'a>(&'a dyn Communicator);
+struct Least<'a>(&'a dyn RawCommunicator);
 
-impl Communicator for Least<'_> {
+impl RawCommunicator for Least<'_> {
     fn world_size(&self) -> usize {
         self.0.world_size()
     }
@@ -268,7 +268,7 @@ enum Order {
 }
 
 /// Sends and receives are posted, and matched by tag, or by their order where there are no tags; `sync` completes them.
-fn messages(comm: &dyn Communicator, room: &Room, order: Order) -> Outcome {
+fn messages(comm: &dyn RawCommunicator, room: &Room, order: Order) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let ring = Ring::<u16>::new(32);
     let start = |from: usize, to: usize, tag: u32| from * 7919 + to * 31 + tag as usize * 977;
@@ -300,7 +300,7 @@ fn messages(comm: &dyn Communicator, room: &Room, order: Order) -> Outcome {
 }
 
 /// A message that was begun comes through although its rank is in a collective, and whatever its peer does first.
-fn messages_among_collectives(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn messages_among_collectives(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     if ranks == 1 {
         return Ok(String::new());
@@ -337,7 +337,7 @@ fn messages_among_collectives(comm: &dyn Communicator, room: &Room) -> Outcome {
 }
 
 /// A receive that is pending gets the message that was sent for it, and not a block of a collective.
-fn gather_and_scatter_are_no_messages(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn gather_and_scatter_are_no_messages(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     for (root, other) in [(0, 1 % ranks), (1 % ranks, 0)] {
         let mut message = room.buffer(vec![0u16; 4]);
@@ -376,7 +376,7 @@ fn gather_and_scatter_are_no_messages(comm: &dyn Communicator, room: &Room) -> O
 }
 
 /// Nobody leaves a barrier before the last rank has come to it.
-fn barrier_waits(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn barrier_waits(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let nanos = || SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos() as u64;
     let (rank, ranks) = (comm.rank(), comm.world_size());
     for late in 0..ranks {
@@ -406,7 +406,7 @@ fn dropped_with_a_receive(comm: Comm) -> Outcome {
     let rank = comm.rank();
     comm.set_timeout(TIMEOUT);
     let room = Room::of(&comm);
-    let portable = comm.into_communicator();
+    let portable = comm.into_raw_communicator();
     if rank == 1 {
         // It is there, and sends nothing.
         std::thread::sleep(PATIENCE);
@@ -430,7 +430,7 @@ fn failure_is_told_to_all(comm: Comm) -> Outcome {
     }
     let room = Room::of(&comm);
     let never = room.buffer(vec![0u8; 2000]);
-    let portable = comm.into_communicator();
+    let portable = comm.into_raw_communicator();
     let events = portable.as_stream_sync().ok_or("no events")?;
     let at = never.at();
     // SAFETY: the buffer outlives the communicator.
@@ -460,7 +460,7 @@ fn failure_is_told_to_all(comm: Comm) -> Outcome {
 }
 
 /// The peer answers only what another thread sends while the first waits for the answer.
-fn called_while_another_waits(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn called_while_another_waits(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let peer = 1 - comm.rank();
     let [mut question, mut answer] = [41u64, 0].map(|value| room.buffer(vec![value]));
     let (asked, answered) = (question.at(), answer.at());
@@ -493,7 +493,7 @@ fn called_while_another_waits(comm: &dyn Communicator, room: &Room) -> Outcome {
     }
 }
 
-fn wrong_calls(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn wrong_calls(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let ranks = comm.world_size();
     let buffer = room.buffer(vec![0f64; 4 * ranks + 4]);
     let at = buffer.at();
@@ -543,7 +543,7 @@ fn wrong_calls(comm: &dyn Communicator, room: &Room) -> Outcome {
     Ok(String::new())
 }
 
-fn split(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn split(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let part = comm.split(rank as u32 % 2, (ranks - rank) as u32).map_err(text)?;
     let part = part.ok_or("this backend can split")?;
@@ -560,7 +560,7 @@ fn split(comm: &dyn Communicator, room: &Room) -> Outcome {
     Ok(String::new())
 }
 
-fn events(comm: &dyn Communicator, room: &Room) -> Outcome {
+fn events(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let streams = comm.as_stream_sync().ok_or("every backend offers stream operations")?;
     let (first, second) = (streams.create_event().map_err(text)?, streams.create_event().map_err(text)?);
     if first == second {
@@ -592,7 +592,7 @@ fn events(comm: &dyn Communicator, room: &Room) -> Outcome {
 }
 
 /// Rank 1 sends when it is told to: who waits for an event has what was posted before it, and waits for nothing else.
-fn messages_before_an_event(comm: &dyn Communicator, streams: &dyn StreamSyncOps, event: u64) -> Outcome {
+fn messages_before_an_event(comm: &dyn RawCommunicator, streams: &dyn StreamSyncOps, event: u64) -> Outcome {
     let (go, mut told, mut first, mut last) = ([1u8], [0u8], [0u8], [0u8]);
     let dtype = DType::U8;
     // SAFETY: each buffer has one element, and is not touched before the call is complete.
@@ -625,7 +625,7 @@ fn messages_before_an_event(comm: &dyn Communicator, streams: &dyn StreamSyncOps
 fn from_several_threads(comm: Comm) -> Outcome {
     let ranks = comm.world_size() as u64;
     let room = Room::of(&comm);
-    let comm: Arc<dyn Communicator> = comm.into_communicator();
+    let comm: Arc<dyn RawCommunicator> = comm.into_raw_communicator();
     let workers: Vec<_> = (0..4)
         .map(|_| {
             let (comm, room) = (comm.clone(), room.clone());

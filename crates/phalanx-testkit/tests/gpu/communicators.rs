@@ -169,7 +169,7 @@ fn portable(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let compute = stream(&comm).clone();
     drop(must("on", comm.on(&compute))?);
-    let communicator = comm.into_communicator();
+    let communicator = comm.into_raw_communicator();
     let ops = communicator.as_stream_sync().ok_or("streams")?;
     let buffer = compute.clone_htod(&values::<f32>(rank, 4099)).map_err(|e| e.to_string())?;
     let (address, guard) = buffer.device_ptr(&compute);

@@ -380,7 +380,7 @@ fn portable(comm: Comm, _: &[String]) -> Outcome {
     let stream = comm.cuda_stream().ok_or("no stream")?.clone();
     let address = buffer.device_ptr();
     stream.synchronize().context(|| "synchronize".into())?;
-    let comm = comm.into_communicator();
+    let comm = comm.into_raw_communicator();
     // SAFETY: the address of so many elements of device memory, which live until the end.
     must("all_reduce", unsafe { comm.all_reduce(address, 1000, phalanx::DType::F32, ReduceOp::Sum) })?;
     must("sync", comm.sync())?;

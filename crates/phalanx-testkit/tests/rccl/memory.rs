@@ -207,7 +207,7 @@ fn portable_events(comm: Comm, _: &[String]) -> Outcome {
     let compute = stream(&comm).clone();
     let mut buffer = must("upload", compute.clone_htod(&values::<f32>(rank, 4096)))?;
     let address = must("on", buffer.on_mut(&compute))?.as_ptr() as u64;
-    let portable = comm.into_communicator();
+    let portable = comm.into_raw_communicator();
     let ops = portable.as_stream_sync().ok_or("events")?;
     let (ready, summed) = (must("create", ops.create_event())?, must("create", ops.create_event())?);
     must("record", ops.record_on_stream(ready, compute.as_raw() as u64))?;

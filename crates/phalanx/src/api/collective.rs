@@ -1,17 +1,11 @@
 //! The collectives of [`Comm`]: every check on their arguments, once, and the methods.
 
-use crate::contract::Shape;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::buffer::Source;
-use crate::buffer::Target;
 use super::comm::Comm;
+use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::{Source, Target};
+use crate::contract::{Blocks, Call, Operation, Shape};
 use crate::types::dtype::Element;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
+use crate::types::error::{Result, UsageError};
 use crate::types::op::Reduction;
 
 /// The most elements that lists of counts may add up to: their length in bytes is a number, whatever the type.
@@ -292,13 +286,13 @@ impl<'a> Call<'a> {
 
     /// With its buffers.
     #[inline(always)]
-    pub(crate) fn between<T: Element>(self, send: &Lent<'_>, recv: &Lent<'_>, lane: &Lane) -> Call<'a> {
+    pub(crate) fn between<T: Element>(self, send: &Loan<'_>, recv: &Loan<'_>, lane: &Stream) -> Call<'a> {
         Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send.span(), recv.span())
     }
 
     /// With one buffer: the smaller of the two is `rank`'s block in the larger.
     #[inline(always)]
-    pub(crate) fn inside<T: Element>(self, buffer: &Lent<'_>, lane: &Lane, rank: usize) -> Call<'a> {
+    pub(crate) fn inside<T: Element>(self, buffer: &Loan<'_>, lane: &Stream, rank: usize) -> Call<'a> {
         use Operation::*;
         let whole = buffer.span();
         let own = || whole.at(self.blocks.offset(rank) * size_of::<T>());

@@ -1,37 +1,25 @@
 //! [`Comm`]: one rank's communicator; making one, and how it ends.
 
-use crate::contract::grown_name;
-use crate::start::{self, NewComm, Settings};
-use crate::rendezvous::environment;
-use crate::rendezvous::unique_id::take_listener;
-use crate::contract::Backend;
-use crate::contract::BackendKind;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Operation;
-use crate::start as bootstrap;
-use crate::rendezvous::environment::Environment;
-use crate::contract::hosts::HostTopology;
-use crate::rendezvous::unique_id::UniqueId;
-use crate::contract::Shape;
-use super::raw::Communicator;
-use super::raw::Portable;
-use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
+use super::raw::{Portable, RawCommunicator};
+use super::request::Requests;
 use crate::buffer::host::HostBuffer;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::GpuStream;
-use crate::buffer::stream::Lane;
-use super::request::Requests;
-use crate::watch::deadline::Limited;
+use crate::buffer::stream::Stream;
+use crate::contract::hosts::HostTopology;
+use crate::contract::{Backend, BackendKind, Call, Departure, Operation, Shape, grown_name};
+use crate::rendezvous::environment;
+use crate::rendezvous::environment::Environment;
+use crate::rendezvous::unique_id::{UniqueId, take_listener};
+use crate::start::{self, NewComm, Settings};
+use crate::types::dtype::Element;
+use crate::types::error::{Error, Result, UsageError};
 use crate::watch;
 use crate::watch::Recorder;
+use crate::watch::deadline::Limited;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +42,7 @@ use std::time::Duration;
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
-    pub(crate) lane: Lane,
+    pub(crate) lane: Stream,
     pub(crate) recorder: Arc<Recorder>,
     shape: Shape,
     /// Of a view's operations, if it is not the communicator's.
@@ -330,7 +318,7 @@ impl Comm {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn with_lane(&self, lane: Lane) -> View<'_> {
+    pub(crate) fn with_lane(&self, lane: Stream) -> View<'_> {
         View::of(self, lane, self.deadline)
     }
 
@@ -355,7 +343,7 @@ impl Comm {
     }
 
     /// This rank's end as the portable trait, for runtimes that hold pointers as `u64`.
-    pub fn into_communicator(self) -> Arc<dyn Communicator> {
+    pub fn into_raw_communicator(self) -> Arc<dyn RawCommunicator> {
         Arc::new(Portable::new(self))
     }
 }
@@ -386,7 +374,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn of(comm: &'a Comm, lane: Lane, deadline: Option<Duration>) -> View<'a> {
+    fn of(comm: &'a Comm, lane: Stream, deadline: Option<Duration>) -> View<'a> {
         let comm = Comm {
             backend: comm.backend.clone(),
             requests: comm.requests.clone(),
@@ -448,7 +436,7 @@ pub struct Builder {
     place: Option<(usize, usize, String)>,
     store: Option<Meeting>,
     #[cfg(feature = "cuda")]
-    nccl: crate::nccl::Config,
+    nccl: crate::backend::nccl::Config,
 }
 
 /// Where ranks meet, and by what they know each other.
@@ -551,7 +539,7 @@ impl Builder {
 
     /// Settings of NCCL's and RCCL's communicators.
     #[cfg(feature = "cuda")]
-    pub fn nccl(mut self, config: crate::nccl::Config) -> Builder {
+    pub fn nccl(mut self, config: crate::backend::nccl::Config) -> Builder {
         self.nccl = config;
         self
     }
@@ -580,9 +568,7 @@ impl Builder {
     fn settings(self) -> Result<Settings> {
         // First of all, so that it is closed by any error.
         let listener = match (&self.store, &self.place) {
-            (Some(Meeting { address, is_begun: true, .. }), Some((0, ..))) => {
-                Some(take_listener(address)?)
-            }
+            (Some(Meeting { address, is_begun: true, .. }), Some((0, ..))) => Some(take_listener(address)?),
             _ => None,
         };
         let check = match self.check {

@@ -5,21 +5,15 @@
 //! order. At the end all messages are posted at once and moved along together, and then the collectives are
 //! carried out in the order of their calls (`ncclGroupStart`, `ncclGroupEnd`).
 
+use super::comm::Comm;
+use super::p2p::{receiving, sending, wait_all};
+use crate::buffer::stream::Loan;
+use crate::buffer::{Source, Target};
 #[cfg(feature = "cuda")]
 use crate::contract::Direction;
-use crate::contract::Backend;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::contract::Transfer;
-use crate::buffer::Source;
-use crate::buffer::Target;
-use super::comm::Comm;
+use crate::contract::{Backend, Call, Operation, Transfer};
 use crate::types::error::Result;
-use crate::buffer::stream::Lent;
 use crate::types::op::Reduction;
-use super::p2p::receiving;
-use super::p2p::sending;
-use super::p2p::wait_all;
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
 use std::marker::PhantomData;
@@ -34,7 +28,7 @@ pub struct Group<'env> {
     transfers: Vec<(&'env Comm, Transfer)>,
     calls: Vec<(&'env Comm, Call<'env>)>,
     /// The buffers of both, until the group has ended.
-    lent: Vec<Lent<'env>>,
+    lent: Vec<Loan<'env>>,
     /// Invariant in `'env`, as scoped threads are; neither `Send` nor `Sync`.
     env: PhantomData<(&'env mut &'env (), *const ())>,
 }
@@ -123,7 +117,7 @@ impl<'env> Group<'env> {
     /// What communicators know the operations' buffers by, in the order of the calls.
     #[cfg(feature = "cuda")]
     pub(crate) fn registrations(&self) -> impl Iterator<Item = Option<NonZeroU64>> {
-        self.lent.iter().map(Lent::registration)
+        self.lent.iter().map(Loan::registration)
     }
 
     /// The same operations on other memory, which `place` gives for so many bytes; how many a call has is for `footprint` to
@@ -176,7 +170,7 @@ impl<'env> CommGroup<'_, 'env> {
     }
 
     /// Collects a checked call, and its memory until the group's end.
-    pub(crate) fn push(&mut self, call: Call<'env>, lent: impl IntoIterator<Item = Lent<'env>>) {
+    pub(crate) fn push(&mut self, call: Call<'env>, lent: impl IntoIterator<Item = Loan<'env>>) {
         self.group.calls.push((self.comm, call));
         self.group.lent.extend(lent);
     }

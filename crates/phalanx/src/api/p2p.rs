@@ -1,22 +1,18 @@
 //! Messages from one rank to another.
 
-use crate::contract::Direction;
-use crate::contract::Transfer;
-use crate::buffer::Source;
-use crate::buffer::Target;
 use super::comm::Comm;
+use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::{Source, Target};
+use crate::contract::{Direction, Transfer};
 use crate::types::dtype::Element;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
+use crate::types::error::{Result, UsageError};
 use crate::watch::Posted;
 
 /// The transfer that sends a buffer that was lent.
 pub(crate) fn sending<T: Element>(
     count: usize,
-    lent: &Lent<'_>,
-    lane: &Lane,
+    lent: &Loan<'_>,
+    lane: &Stream,
     peer: usize,
     tag: u32,
 ) -> Transfer {
@@ -28,8 +24,8 @@ pub(crate) fn sending<T: Element>(
 /// The transfer that receives into a buffer that was lent.
 pub(crate) fn receiving<T: Element>(
     count: usize,
-    lent: &Lent<'_>,
-    lane: &Lane,
+    lent: &Loan<'_>,
+    lane: &Stream,
     peer: usize,
     tag: u32,
 ) -> Transfer {

@@ -1,24 +1,16 @@
-//! The portable contract: [`Communicator`] and [`StreamSyncOps`], for runtimes that hold pointers as `u64`.
+//! The portable contract: [`RawCommunicator`] and [`StreamSyncOps`], for runtimes that hold pointers as `u64`.
 //!
 //! The shape is that of numr's trait of the same name, so that code written against it can use any backend
-//! through `Arc<dyn Communicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
-//! [`Comm`] instead; [`Comm::into_communicator`] goes from one to the other.
+//! through `Arc<dyn RawCommunicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
+//! [`Comm`] instead; [`Comm::into_raw_communicator`] goes from one to the other.
 
-use crate::contract::StreamSyncOps;
-use crate::contract::Backend;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::types::memory::Space;
-use crate::contract::Transfer;
 use super::comm::Comm;
-use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::types::op::ReduceOp;
+use crate::contract::{Backend, Blocks, Call, Direction, Operation, StreamSyncOps, Transfer};
 use crate::os::sync::lock;
+use crate::types::dtype::DType;
+use crate::types::error::{Error, Result, UsageError};
+use crate::types::memory::Space;
+use crate::types::op::ReduceOp;
 use crate::watch::Posted;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -27,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 ///
 /// Pointers are addresses in the memory of the backend (host memory on solo and host; device memory on
 /// GPUs), counts are elements of `dtype`. When an operation completes is the backend's: portable code calls
-/// [`sync`](Communicator::sync) before it reads a result or reuses a send buffer. Several threads may call; the order of their calls is
+/// [`sync`](RawCommunicator::sync) before it reads a result or reuses a send buffer. Several threads may call; the order of their calls is
 /// then theirs to agree on, and while one is in a collective the others wait (not while it waits in `sync` or for an event). Dropping with work pending waits for it, bounded by
 /// the deadline, logs what failed, and never panics.
 ///
@@ -38,7 +30,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 /// overlap ([`UsageError::Overlap`] otherwise), but in place: in all_gather, reduce_scatter, and at the root of gather and scatter the
 /// block of the rank is at its place in the larger buffer; in all_to_all both are the same.
 #[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
-pub trait Communicator: Send + Sync {
+pub trait RawCommunicator: Send + Sync {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
@@ -79,7 +71,7 @@ pub trait Communicator: Send + Sync {
 
     /// The communicator of the ranks with the same colour, ordered by `key` and then by rank. `None` where
     /// the backend cannot split; every backend of this crate can.
-    fn split(&self, _color: u32, _key: u32) -> Result<Option<Box<dyn Communicator>>> {
+    fn split(&self, _color: u32, _key: u32) -> Result<Option<Box<dyn RawCommunicator>>> {
         Ok(None)
     }
 
@@ -449,7 +441,7 @@ fn simple(operation: Operation, ptr: u64, count: usize, dtype: DType) -> Call<'s
     Call { dtype, send, recv, blocks, recv_blocks: blocks, ..Call::empty(operation) }
 }
 
-impl Communicator for Portable {
+impl RawCommunicator for Portable {
     fn world_size(&self) -> usize {
         self.world_size
     }
@@ -513,9 +505,9 @@ impl Communicator for Portable {
         lock(&self.inner).comm.barrier()
     }
 
-    fn split(&self, color: u32, key: u32) -> Result<Option<Box<dyn Communicator>>> {
+    fn split(&self, color: u32, key: u32) -> Result<Option<Box<dyn RawCommunicator>>> {
         let part = lock(&self.inner).comm.split(Some(color), key.into())?;
-        Ok(part.map(|comm| Box::new(Portable::new(comm)) as Box<dyn Communicator>))
+        Ok(part.map(|comm| Box::new(Portable::new(comm)) as Box<dyn RawCommunicator>))
     }
 
     fn as_stream_sync(&self) -> Option<&dyn StreamSyncOps> {

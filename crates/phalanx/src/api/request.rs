@@ -7,28 +7,17 @@
 //! the backend, if it has such operations, else by a thread of the communicator. Messages are posted at once. What a backend
 //! carries out is moved along by every wait, and by a thread.
 
-use crate::contract::Backend;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::contract::StartCollectives;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::buffer::Owned;
-use crate::buffer::Source;
-use crate::buffer::Target;
 use super::comm::Comm;
-use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::buffer::stream::Lane;
-use crate::types::op::Reduction;
+use crate::buffer::stream::Stream;
+use crate::buffer::{Owned, Source, Target};
+use crate::contract::{Backend, Call, Direction, Operation, OperationId, StartCollectives, Transfer};
 use crate::os::ForkMark;
 use crate::os::sync::lock;
+use crate::types::dtype::Element;
+use crate::types::error::{Error, Result};
+use crate::types::op::Reduction;
 use crate::watch::deadline::Limited;
-use crate::watch::Posted;
-use crate::watch::RecordId;
-use crate::watch::Recorder;
+use crate::watch::{Posted, RecordId, Recorder};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -178,7 +167,7 @@ impl Outcome {
 /// A started collective, for a thread.
 struct Job {
     call: Call<'static>,
-    lane: Lane,
+    lane: Stream,
     deadline: Option<Duration>,
     record: RecordId,
     outcome: Arc<Outcome>,
@@ -190,7 +179,7 @@ unsafe impl Send for Job {}
 
 /// A started collective that the backend carries out.
 struct Started {
-    ticket: Ticket,
+    ticket: OperationId,
     deadline: Option<Duration>,
     record: RecordId,
     outcome: Arc<Outcome>,
@@ -339,7 +328,7 @@ impl Requests {
         }
     }
 
-    fn start(&self, call: Call<'static>, lane: &Lane, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
+    fn start(&self, call: Call<'static>, lane: &Stream, deadline: Option<Duration>) -> Result<Arc<Outcome>> {
         match self.backend.start_collectives() {
             Some(collectives) => self.start_there(collectives, &call, deadline),
             None => self.give_to_thread(call, lane.clone(), deadline),
@@ -373,7 +362,7 @@ impl Requests {
     fn give_to_thread(
         &self,
         call: Call<'static>,
-        lane: Lane,
+        lane: Stream,
         deadline: Option<Duration>,
     ) -> Result<Arc<Outcome>> {
         let outcome = Arc::new(Outcome::default());
@@ -865,9 +854,8 @@ mod tests {
     use super::*;
     use crate::ReduceOp;
     use crate::backend::solo::SoloComm;
+    use crate::contract::{BackendKind, Departure};
     use crate::types::memory::Allocation;
-    use crate::contract::BackendKind;
-    use crate::contract::Departure;
 
     /// Its collectives panic until it is aborted.
     struct Panicking(SoloComm);
@@ -887,14 +875,14 @@ mod tests {
             unsafe { self.0.collective(call) }?;
             panic!("a collective was told to panic");
         }
-        unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+        unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
             // SAFETY: the caller's contract.
             unsafe { self.0.post(transfer) }
         }
-        fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+        fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
             self.0.wait(ticket, meanwhile)
         }
-        fn test(&self, ticket: Ticket) -> Result<bool> {
+        fn test(&self, ticket: OperationId) -> Result<bool> {
             self.0.test(ticket)
         }
         fn progress(&self) -> Result<bool> {

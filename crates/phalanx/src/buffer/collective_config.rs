@@ -8,6 +8,8 @@ use std::ffi::CString;
 pub(crate) struct RawCollectiveConfig {
     pub raw: ncclCollConfig_t,
     pub tag: u8,
+    /// The text that `raw` points to.
+    #[expect(dead_code, reason = "kept alive for `raw`")]
     pub algorithms: Option<CString>,
 }
 

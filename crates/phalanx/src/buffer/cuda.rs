@@ -7,14 +7,10 @@
 //!
 //! An operation on the host, MPI's, begins when the slice's own stream has done its work, and is complete when it returns.
 
-use super::Source;
-use super::Target;
+use super::stream::{Loan, Stream};
+use super::{Source, Target};
 use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use super::stream::Lane;
-use super::stream::Lent;
+use crate::types::error::{Error, Result, UsageError};
 use cudarc::driver::sys::{
     CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream, CUstreamCaptureStatus,
 };
@@ -118,7 +114,7 @@ impl<'a> Plan<'a> {
 
     /// Lends what `pointer` answers for the operation's stream.
     #[inline(always)]
-    fn lend(self, pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>)) -> Result<Lent<'a>> {
+    fn lend(self, pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>)) -> Result<Loan<'a>> {
         if self.is_managed() || self.must_join(false) {
             return self.lend_in_order(pointer);
         }
@@ -130,7 +126,7 @@ impl<'a> Plan<'a> {
     fn lend_in_order(
         self,
         pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
-    ) -> Result<Lent<'a>> {
+    ) -> Result<Loan<'a>> {
         // With an error that is kept, cudarc neither waits nor records.
         self.slice.context().check_err()?;
         let _current = Current::keep();
@@ -150,10 +146,10 @@ impl<'a> Plan<'a> {
     }
 
     #[inline(always)]
-    fn lent(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Lent<'a> {
+    fn lent(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Loan<'a> {
         // The event is recorded by `Order`: cudarc leaves it out if it tracks nothing in the operation's own context.
         let event = event_of(recording);
-        Lent::device(address, Some(Order { plan: self, event, is_lifted: false }))
+        Loan::device(address, Some(Order { plan: self, event, is_lifted: false }))
     }
 
     /// Puts later users of the slice behind the operation. By the driver's own functions: cudarc's do nothing if the context keeps an
@@ -257,16 +253,16 @@ pub(crate) fn gather_users<T>(
 #[cold]
 fn lend_on_host<'l>(
     slice: &Arc<CudaStream>,
-    lane: &Lane,
+    lane: &Stream,
     address: impl FnOnce() -> CUdeviceptr,
-) -> Result<Lent<'l>> {
+) -> Result<Loan<'l>> {
     let Some(guest) = lane.guest() else {
         return Err(wrong_memory(slice, "host memory".into()));
     };
     guest.check(slice)?;
     let address = address();
     guest.wait(slice)?;
-    Ok(Lent::device(address, None))
+    Ok(Loan::device(address, None))
 }
 
 #[cold]
@@ -289,7 +285,7 @@ macro_rules! device_memory {
                 DeviceSlice::len(self)
             }
             #[inline]
-            fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+            fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
                 let Some(operation) = lane.cuda_stream() else {
                     let own = DeviceSlice::stream(self).clone();
                     return lend_on_host(&own, lane, || self.device_ptr(&own).0);
@@ -305,7 +301,7 @@ macro_rules! device_memory {
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<T: Element> Target for $ty {
             #[inline]
-            fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+            fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
                 let Some(operation) = lane.cuda_stream() else {
                     let own = DeviceSlice::stream(self).clone();
                     return lend_on_host(&own, lane, || self.device_ptr_mut(&own).0);

@@ -1,22 +1,14 @@
 //! HIP's device memory as buffers.
 
-use super::Source;
-use super::Target;
+use super::stream::{Loan, Stream};
+use super::{Source, Target};
+use crate::gpu::hip::{HipSource, HipTarget, Slice, Stream as HipStream, View, ViewMut};
 use crate::types::dtype::Element;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::gpu::hip::HipSource;
-use crate::gpu::hip::HipTarget;
-use crate::gpu::hip::Slice;
-use crate::gpu::hip::Stream;
-use crate::gpu::hip::View;
-use crate::gpu::hip::ViewMut;
-use super::stream::Lane;
-use super::stream::Lent;
+use crate::types::error::{Result, UsageError};
 
 /// The lane's stream, if it is one of HIP.
 #[inline]
-fn stream(lane: &Lane) -> Result<&Stream> {
+fn stream(lane: &Stream) -> Result<&HipStream> {
     lane.hip_stream().ok_or_else(|| {
         UsageError::Memory {
             memory: "the memory of an AMD GPU".into(),
@@ -38,9 +30,9 @@ macro_rules! device_memory {
                 <$ty>::len(self)
             }
             #[inline]
-            fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+            fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
                 let lent = HipSource::on(self, stream(lane)?)?;
-                Ok(Lent::device(lent.as_ptr() as u64, None))
+                Ok(Loan::device(lent.as_ptr() as u64, None))
             }
         }
     )*};
@@ -48,9 +40,9 @@ macro_rules! device_memory {
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<T: Element> Target for $ty {
             #[inline]
-            fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+            fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
                 let lent = HipTarget::on_mut(self, stream(lane)?)?;
-                Ok(Lent::device(lent.as_ptr() as u64, None))
+                Ok(Loan::device(lent.as_ptr() as u64, None))
             }
         }
     )*};

@@ -1,7 +1,7 @@
 //! Memory that every rank of the host can read: what [`Comm::alloc`](crate::Comm::alloc) gives.
 
-use crate::types::memory::Allocation;
 use crate::types::dtype::Element;
+use crate::types::memory::Allocation;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};

@@ -9,11 +9,10 @@ mod hip;
 pub(crate) mod host;
 pub(crate) mod stream;
 
+use crate::buffer::host::HostBuffer;
+use crate::buffer::stream::{Loan, Stream};
 use crate::types::dtype::Element;
 use crate::types::error::Result;
-use crate::buffer::host::HostBuffer;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
 
 /// Memory an operation can read: slices, arrays, vectors, memory from [`Comm::alloc`](crate::Comm::alloc), and
 /// GPU memory (cudarc's `CudaSlice` and its views; those of `phalanx::hip`).
@@ -21,7 +20,7 @@ use crate::buffer::stream::Lent;
 /// # Safety
 /// What [`lend`](Source::lend) points to are `len` initialised elements that stay where they are, and are not
 /// written, for as long as the buffer is borrowed; if they are GPU memory, also until the work that is on the
-/// lane's stream when the `Lent` is dropped is complete.
+/// lane's stream when the `Loan` is dropped is complete.
 pub unsafe trait Source {
     /// The type of the elements.
     type Elem: Element;
@@ -35,7 +34,7 @@ pub unsafe trait Source {
     ///
     /// # Errors
     /// [`UsageError::Memory`](crate::UsageError::Memory) if that lane cannot use this memory.
-    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>>;
+    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>>;
 }
 
 /// Memory an operation can write; the counterpart of [`Source`].
@@ -44,7 +43,7 @@ pub unsafe trait Source {
 /// As for [`Source`]; moreover, during that time nobody else reads or writes the elements.
 pub unsafe trait Target: Source {
     /// Lends the elements to an operation on a lane, for writing.
-    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>>;
+    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>>;
 }
 
 macro_rules! slice_like {
@@ -57,15 +56,15 @@ macro_rules! slice_like {
                 <[T]>::len(self)
             }
             #[inline]
-            fn lend<'a>(&'a self, _lane: &'a Lane) -> Result<Lent<'a>> {
-                Ok(Lent::host(<[T]>::as_ptr(self).cast_mut().cast()))
+            fn lend<'a>(&'a self, _lane: &'a Stream) -> Result<Loan<'a>> {
+                Ok(Loan::host(<[T]>::as_ptr(self).cast_mut().cast()))
             }
         }
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<$($generics)*> Target for $ty {
             #[inline]
-            fn lend_mut<'a>(&'a mut self, _lane: &'a Lane) -> Result<Lent<'a>> {
-                Ok(Lent::host(<[T]>::as_mut_ptr(self).cast()))
+            fn lend_mut<'a>(&'a mut self, _lane: &'a Stream) -> Result<Loan<'a>> {
+                Ok(Loan::host(<[T]>::as_mut_ptr(self).cast()))
             }
         }
     )*};
@@ -87,7 +86,7 @@ unsafe impl<B: Source + ?Sized> Source for &B {
         (**self).len()
     }
     #[inline]
-    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
         (**self).lend(lane)
     }
 }
@@ -100,7 +99,7 @@ unsafe impl<B: Source + ?Sized> Source for &mut B {
         (**self).len()
     }
     #[inline]
-    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
         (**self).lend(lane)
     }
 }
@@ -108,7 +107,7 @@ unsafe impl<B: Source + ?Sized> Source for &mut B {
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<B: Target + ?Sized> Target for &mut B {
     #[inline]
-    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>> {
         (**self).lend_mut(lane)
     }
 }

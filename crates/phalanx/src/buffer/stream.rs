@@ -1,9 +1,8 @@
-//! Where an operation runs ([`Lane`]), and a buffer's memory for the time it is used there ([`Lent`]).
+//! Where an operation runs ([`Stream`]), and a buffer's memory for the time it is used there ([`Loan`]).
 
-use crate::types::memory::Span;
-use crate::types::memory::RawStream;
 #[cfg(feature = "cuda")]
 use crate::types::error::Result;
+use crate::types::memory::{RawStream, Span};
 use std::marker::PhantomData;
 #[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
@@ -24,7 +23,7 @@ use std::time::Duration;
 ///
 /// A communicator on GPUs has a stream of its own; `Comm::on` chooses another.
 #[derive(Debug, Clone, Default)]
-pub struct Lane {
+pub struct Stream {
     #[cfg(feature = "cuda")]
     stream: Option<GpuStream>,
     /// Settings of the collectives on it.
@@ -65,33 +64,33 @@ impl Guest {
     }
 }
 
-impl Lane {
+impl Stream {
     /// The host.
-    pub(crate) fn host() -> Lane {
-        Lane::default()
+    pub(crate) fn host() -> Stream {
+        Stream::default()
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn gpu(stream: GpuStream) -> Lane {
-        Lane { stream: Some(stream), ..Lane::default() }
+    pub(crate) fn gpu(stream: GpuStream) -> Stream {
+        Stream { stream: Some(stream), ..Stream::default() }
     }
 
     /// The host, with operations that may be on CUDA memory.
     #[cfg(feature = "cuda")]
-    pub(crate) fn admitting(admission: Arc<dyn Admission>) -> Lane {
-        Lane { guest: Some(Guest { admission, limit: None }), ..Lane::default() }
+    pub(crate) fn admitting(admission: Arc<dyn Admission>) -> Stream {
+        Stream { guest: Some(Guest { admission, limit: None }), ..Stream::default() }
     }
 
     /// The same lane with another stream.
     #[cfg(feature = "cuda")]
-    pub(crate) fn with_stream(self, stream: GpuStream) -> Lane {
-        Lane { stream: Some(stream), ..self }
+    pub(crate) fn with_stream(self, stream: GpuStream) -> Stream {
+        Stream { stream: Some(stream), ..self }
     }
 
     /// The same lane with settings of the collectives on it.
     #[cfg(feature = "cuda")]
-    pub(crate) fn configured(self, config: Arc<RawCollectiveConfig>) -> Lane {
-        Lane { config: Some(config), ..self }
+    pub(crate) fn configured(self, config: Arc<RawCollectiveConfig>) -> Stream {
+        Stream { config: Some(config), ..self }
     }
 
     #[cfg(feature = "cuda")]
@@ -107,12 +106,12 @@ impl Lane {
 
     /// The same lane for operations with another deadline.
     #[cfg(feature = "cuda")]
-    pub(crate) fn within(self, limit: Option<Duration>) -> Lane {
-        Lane { guest: self.guest.map(|guest| Guest { limit, ..guest }), ..self }
+    pub(crate) fn within(self, limit: Option<Duration>) -> Stream {
+        Stream { guest: self.guest.map(|guest| Guest { limit, ..guest }), ..self }
     }
 
     #[cfg(not(feature = "cuda"))]
-    pub(crate) fn within(self, _limit: Option<Duration>) -> Lane {
+    pub(crate) fn within(self, _limit: Option<Duration>) -> Stream {
         self
     }
 
@@ -164,7 +163,7 @@ impl Lane {
 /// The lane of a stream that is borrowed: the count of those who hold it does not change.
 #[cfg(feature = "cuda")]
 pub(crate) struct OnStream<'a> {
-    lane: ManuallyDrop<Lane>,
+    lane: ManuallyDrop<Stream>,
     stream: PhantomData<&'a Arc<CudaStream>>,
 }
 
@@ -174,16 +173,16 @@ impl<'a> OnStream<'a> {
     pub fn new(stream: &'a Arc<CudaStream>) -> OnStream<'a> {
         // SAFETY: the copy of the pointer is never dropped, and gone before the borrowed original can be.
         let copy = unsafe { std::ptr::read(stream) };
-        OnStream { lane: ManuallyDrop::new(Lane::gpu(GpuStream::Cuda(copy))), stream: PhantomData }
+        OnStream { lane: ManuallyDrop::new(Stream::gpu(GpuStream::Cuda(copy))), stream: PhantomData }
     }
 }
 
 #[cfg(feature = "cuda")]
 impl std::ops::Deref for OnStream<'_> {
-    type Target = Lane;
+    type Target = Stream;
 
     #[inline(always)]
-    fn deref(&self) -> &Lane {
+    fn deref(&self) -> &Stream {
         &self.lane
     }
 }
@@ -248,7 +247,7 @@ impl From<&hip::Stream> for GpuStream {
 /// A buffer's memory, lent to an operation. When it is dropped, the operation has been enqueued: whoever uses
 /// the buffer afterwards is ordered behind it.
 #[derive(Debug)]
-pub struct Lent<'a> {
+pub struct Loan<'a> {
     span: Span,
     /// Number of the memory's registration with a communicator, if it has one.
     #[cfg(feature = "cuda")]
@@ -259,7 +258,7 @@ pub struct Lent<'a> {
 }
 
 #[cfg(feature = "cuda")]
-impl Drop for Lent<'_> {
+impl Drop for Loan<'_> {
     // Host memory has none, and what says so is seen where this is inlined.
     #[inline(always)]
     fn drop(&mut self) {
@@ -270,11 +269,11 @@ impl Drop for Lent<'_> {
     }
 }
 
-impl<'a> Lent<'a> {
+impl<'a> Loan<'a> {
     /// Host memory.
     #[inline]
-    pub fn host(start: *mut u8) -> Lent<'a> {
-        Lent {
+    pub fn host(start: *mut u8) -> Loan<'a> {
+        Loan {
             span: Span::host(start),
             #[cfg(feature = "cuda")]
             registration: None,
@@ -286,8 +285,8 @@ impl<'a> Lent<'a> {
 
     #[cfg(feature = "cuda")]
     #[inline(always)]
-    pub(crate) fn device(address: u64, order: Option<super::cuda::Order<'a>>) -> Lent<'a> {
-        Lent {
+    pub(crate) fn device(address: u64, order: Option<super::cuda::Order<'a>>) -> Loan<'a> {
+        Loan {
             span: Span::device(address),
             registration: None,
             order: ManuallyDrop::new(order),
@@ -298,7 +297,7 @@ impl<'a> Lent<'a> {
     /// The same memory, which a communicator knows by this number.
     #[cfg(feature = "cuda")]
     #[inline(always)]
-    pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Lent<'a> {
+    pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Loan<'a> {
         self.registration = number;
         self
     }

@@ -1,9 +1,7 @@
 //! Who shares a host: found out by a handshake, since names and variables can be wrong.
 
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
 use crate::os::Surroundings;
+use crate::types::error::{Error, Result, UnsupportedError};
 use serde::{Deserialize, Serialize};
 
 /// Which ranks share a host.

@@ -16,15 +16,12 @@ pub use stream_sync::StreamSyncOps;
 use crate::buffer::collective_config::RawCollectiveConfig;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::GpuStream;
-use crate::types::memory::{Allocation, RawStream, Space, Span};
+use crate::buffer::stream::Stream;
 use crate::contract::hosts::HostTopology;
 use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::buffer::stream::Lane;
-use crate::types::op::RawReduction;
-use crate::types::op::ReductionCode;
+use crate::types::error::{Error, Result, UnsupportedError};
+use crate::types::memory::{Allocation, RawStream, Space, Span};
+use crate::types::op::{RawReduction, ReductionCode};
 use std::time::Duration;
 
 /// Which library carries a communicator's data.
@@ -245,7 +242,7 @@ impl<'a> Call<'a> {
 
     /// With the settings of a lane.
     #[inline(always)]
-    pub fn configured(self, #[cfg_attr(not(feature = "cuda"), expect(unused))] lane: &'a Lane) -> Self {
+    pub fn configured(self, #[cfg_attr(not(feature = "cuda"), expect(unused))] lane: &'a Stream) -> Self {
         Call {
             #[cfg(feature = "cuda")]
             config: lane.config(),
@@ -341,7 +338,7 @@ unsafe impl Send for Transfer {}
 
 /// A posted transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ticket(pub usize);
+pub(crate) struct OperationId(pub usize);
 
 /// How a communicator ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -357,13 +354,13 @@ pub(crate) trait StartCollectives {
     /// # Safety
     /// As for [`Backend::collective`]; the memory stays valid, and is touched by nobody else, until `wait` or a true
     /// `test` for the ticket has answered, or any of them failed.
-    unsafe fn start(&self, call: &Call<'static>) -> Result<Ticket>;
+    unsafe fn start(&self, call: &Call<'static>) -> Result<OperationId>;
 
     /// Waits for it, moving everything along.
-    fn wait(&self, ticket: Ticket) -> Result<()>;
+    fn wait(&self, ticket: OperationId) -> Result<()>;
 
     /// Moves everything along; whether this one is done (and its ticket spent).
-    fn test(&self, ticket: Ticket) -> Result<bool>;
+    fn test(&self, ticket: OperationId) -> Result<bool>;
 }
 
 /// One rank's end of a communicator.
@@ -373,8 +370,8 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     fn world_size(&self) -> usize;
 
     /// The lane on which operations run unless another is named.
-    fn lane(&self) -> Lane {
-        Lane::host()
+    fn lane(&self) -> Stream {
+        Stream::host()
     }
 
     /// Prepares a GPU stream for operations of this communicator. `false` if the backend does not enqueue on streams.
@@ -391,7 +388,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
 
     /// Moves the communicator to a stream of its own, and answers it as the new default.
     #[cfg(feature = "cuda")]
-    fn make_portable(&self) -> Option<Result<Lane>> {
+    fn make_portable(&self) -> Option<Result<Stream>> {
         None
     }
 
@@ -433,19 +430,19 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// # Safety
     /// The memory stays valid, is not written (send) and not touched at all (recv), until `wait` or a
     /// true `test` for the ticket has answered, or any of them failed.
-    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket>;
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId>;
 
     /// Starts two transfers, of which neither can wait for what comes behind the other.
     ///
     /// # Safety
     /// As for [`post`](Self::post), of each that is answered with a ticket.
-    unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<Ticket>; 2] {
+    unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<OperationId>; 2] {
         // SAFETY: the caller's contract.
         transfers.map(|transfer| unsafe { self.post(transfer) })
     }
 
     /// Waits for a transfer, moving all others along; calls `meanwhile` again and again.
-    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()>;
+    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()>;
 
     /// A transfer from its start to its end, for a record: calls `begun` as
     /// [`recorded_collective`](Self::recorded_collective) does.
@@ -460,7 +457,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     }
 
     /// Moves everything along; whether this transfer is done (and its ticket spent).
-    fn test(&self, ticket: Ticket) -> Result<bool>;
+    fn test(&self, ticket: OperationId) -> Result<bool>;
 
     /// Moves transfers and started collectives along; whether any is still under way.
     fn progress(&self) -> Result<bool>;

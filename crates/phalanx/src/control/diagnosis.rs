@@ -1,11 +1,11 @@
 //! Who is to blame for a wait: who is missing, whom that rank waits for itself, and what a rank was last seen doing.
 
 use super::endpoint::Endpoint;
-use crate::types::MAX_RANKS;
 use super::record::Record;
-use super::world::Standing;
+use super::world::RankStatus;
 use crate::os::Halt;
 use crate::os::sync::Ordering;
+use crate::types::MAX_RANKS;
 
 impl Endpoint {
     /// Who holds everybody up: those who have not called the collective, or the ranks that are awaited; and if
@@ -59,7 +59,7 @@ impl Endpoint {
         None
     }
 
-    pub fn standing(&self, rank: usize) -> &Standing {
+    pub fn standing(&self, rank: usize) -> &RankStatus {
         self.world.standing(self.members()[rank])
     }
 
@@ -102,7 +102,6 @@ impl Endpoint {
 }
 
 pub(crate) fn is_message(record: &Record) -> bool {
-    use crate::contract::Operation::Recv;
-    use crate::contract::Operation::Send;
+    use crate::contract::Operation::{Recv, Send};
     matches!(record.operation, Send | Recv)
 }

@@ -1,35 +1,18 @@
 //! One rank's end of a channel: who the others are, waiting for them, and giving up.
 
 use super::diagnosis::is_message;
-use super::layout::{Channel, Layout};
-use crate::rendezvous::store::Store;
-use crate::contract::hosts::HostTopology;
-use super::layout::LIFE_ACTIVE;
-use super::layout::LIFE_ALONE;
-use super::layout::LIFE_LEFT;
-use super::layout::LIFE_PANICKED;
-use super::layout::RECORDS;
-use super::layout::RankState;
+use super::failure::{ChannelFailure, Context};
+use super::flags::{Fences, Park};
+use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, Layout, RECORDS, RankState};
 use super::liveness::Liveness;
-use super::flags::Fences;
-use super::flags::Park;
 use super::record::Record;
-use super::relay::Decision;
-use super::relay::Link;
-use super::failure::Context;
-use super::failure::Verdict;
-use super::world::Kind;
-use super::world::Segment;
-use super::world::World;
+use super::relay::{Decision, Link};
+use super::world::{Kind, Segment, World};
 use crate::contract::Departure;
-use crate::types::error::Error;
-use crate::types::error::PeerEvent;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::os::sync::AtomicU32;
-use crate::os::sync::Ordering;
-use crate::os::sync::fence;
-use crate::os::sync::lock;
+use crate::contract::hosts::HostTopology;
+use crate::os::sync::{AtomicU32, Ordering, fence, lock};
+use crate::rendezvous::store::Store;
+use crate::types::error::{Error, PeerEvent, Result, UnsupportedError};
 use crate::watch::deadline;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -95,7 +78,7 @@ impl NewChannel {
 }
 
 /// What a rank waits in, for errors: the number of the operation and what it is.
-pub(crate) type Subject = (u64, Record);
+pub(crate) type PendingOperation = (u64, Record);
 
 impl Endpoint {
     /// The place of a rank among those that have met in a store, on several hosts. It can meet and tell them a few words:
@@ -265,7 +248,7 @@ impl Endpoint {
     pub fn lost(&self) -> Vec<usize> {
         match self.channel.header().verdict.load(Ordering::Acquire) {
             0 => Vec::new(),
-            winner => Verdict::read(self.channel.state(winner as usize - 1))
+            winner => ChannelFailure::read(self.channel.state(winner as usize - 1))
                 .map_or(Vec::new(), |verdict| verdict.lost().to_vec()),
         }
     }
@@ -276,13 +259,13 @@ impl Endpoint {
         tracing::error!(rank = self.rank, "{error}");
         self.refusal.get_or_init(|| error.to_string());
         let context = Context::of_last(self.own(), self.rank);
-        self.fail(&Verdict::Peer { rank: self.rank, event: PeerEvent::Refused, context })
+        self.fail(&ChannelFailure::Peer { rank: self.rank, event: PeerEvent::Refused, context })
     }
 
     #[cold]
     fn verdict(&self) -> Error {
         let winner = self.channel.header().verdict.load(Ordering::Acquire) as usize - 1;
-        let verdict = Verdict::read(self.channel.state(winner))
+        let verdict = ChannelFailure::read(self.channel.state(winner))
             .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)));
         match verdict {
             Error::Peer(mut peer) if peer.event == PeerEvent::Refused && peer.rank == self.rank => {
@@ -297,7 +280,7 @@ impl Endpoint {
     /// Fails the channel for all ranks, and answers with the verdict that holds (another rank's, if it was
     /// first).
     #[cold]
-    pub fn fail(&self, verdict: &Verdict) -> Error {
+    pub fn fail(&self, verdict: &ChannelFailure) -> Error {
         if self.is_copy() {
             return Error::forked();
         }
@@ -366,7 +349,7 @@ impl Endpoint {
         ready: &mut dyn FnMut() -> Result<bool>,
         wakers: &dyn Fn() -> Vec<usize>,
         awaited: &dyn Fn() -> Vec<usize>,
-        subject: &dyn Fn() -> Subject,
+        subject: &dyn Fn() -> PendingOperation,
     ) -> Result<()> {
         if !self.crowded {
             for _ in 0..PAUSES {
@@ -392,7 +375,7 @@ impl Endpoint {
         ready: &mut dyn FnMut() -> Result<bool>,
         wakers: &dyn Fn() -> Vec<usize>,
         awaited: &dyn Fn() -> Vec<usize>,
-        subject: &dyn Fn() -> Subject,
+        subject: &dyn Fn() -> PendingOperation,
         mut since: Instant,
     ) -> Result<()> {
         let mut slice = FIRST_SLEEP;
@@ -446,10 +429,10 @@ impl Endpoint {
     fn find_reason(
         &self,
         awaited: &[usize],
-        subject: &dyn Fn() -> Subject,
+        subject: &dyn Fn() -> PendingOperation,
         since: Instant,
         liveness: &mut Liveness,
-    ) -> Option<Verdict> {
+    ) -> Option<ChannelFailure> {
         let (sequence, record) = subject();
         let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
         if !is_message(&record)
@@ -459,15 +442,15 @@ impl Endpoint {
         }
         for &rank in awaited {
             if let Some(event) = self.gone(rank) {
-                return Some(Verdict::Peer { rank, event, context: context() });
+                return Some(ChannelFailure::Peer { rank, event, context: context() });
             }
         }
         if let Some(rank) = liveness.look(self, awaited) {
-            return Some(Verdict::Peer { rank, event: PeerEvent::Stopped, context: context() });
+            return Some(ChannelFailure::Peer { rank, event: PeerEvent::Stopped, context: context() });
         }
         if since.elapsed() >= self.deadline() {
             let missing = self.missing(awaited, sequence, &record);
-            return Some(Verdict::Timeout { missing, context: context() });
+            return Some(ChannelFailure::Timeout { missing, context: context() });
         }
         None
     }
@@ -509,13 +492,13 @@ impl Endpoint {
     }
 
     /// The verdict if this rank and `peer` announced different calls under the same number.
-    pub fn compare_records(&self, peer: usize, sequence: u64) -> Option<Verdict> {
+    pub fn compare_records(&self, peer: usize, sequence: u64) -> Option<ChannelFailure> {
         let own = self.own().announced(sequence)?;
         let theirs = self.channel.state(peer).announced(sequence)?;
         (own != theirs).then(|| {
             let (own, theirs) = ((self.rank, own), (peer, theirs));
             let (lower, higher) = if self.rank < peer { (own, theirs) } else { (theirs, own) };
-            Verdict::Mismatch { sequence, lower, higher }
+            ChannelFailure::Mismatch { sequence, lower, higher }
         })
     }
 
@@ -530,7 +513,7 @@ impl Endpoint {
             None => {
                 let own = self.own().announced(sequence).expect("announced by this call");
                 let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-                self.fail(&Verdict::Mismatch { sequence, lower: (low, own), higher: (high, own) })
+                self.fail(&ChannelFailure::Mismatch { sequence, lower: (low, own), higher: (high, own) })
             }
         }
     }

@@ -3,21 +3,12 @@
 //! A rank that finds a reason writes it into its own state and then tries to make it *the* verdict, by a
 //! compare-and-swap of the channel's header. Whoever loses takes the winner's.
 
-use super::layout::ChannelHeader;
-use crate::types::MAX_RANKS;
-use super::layout::RankState;
-use super::layout::VERDICT_WORDS;
+use super::layout::{ChannelHeader, RankState, VERDICT_WORDS};
 use super::record::Record;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::error::Error;
-use crate::types::error::MismatchError;
-use crate::types::error::MissingRank;
-use crate::types::error::PeerError;
-use crate::types::error::PeerEvent;
-use crate::types::error::TimeoutError;
-use crate::os::sync::AtomicU64;
-use crate::os::sync::Ordering;
+use crate::contract::{Call, Operation};
+use crate::os::sync::{AtomicU64, Ordering};
+use crate::types::MAX_RANKS;
+use crate::types::error::{Error, MismatchError, MissingRank, PeerError, PeerEvent, TimeoutError};
 use std::time::Duration;
 
 /// What a rank was doing when it found the reason.
@@ -40,7 +31,7 @@ impl Context {
 
 /// The reason.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Verdict {
+pub(crate) enum ChannelFailure {
     Mismatch { sequence: u64, lower: (usize, Record), higher: (usize, Record) },
     Peer { rank: usize, event: PeerEvent, context: Context },
     Timeout { missing: Vec<usize>, context: Context },
@@ -57,7 +48,7 @@ const MASK: usize = 16;
 
 const NO_RECORD: [u64; 3] = [0; 3];
 
-impl Verdict {
+impl ChannelFailure {
     /// Makes this the channel's verdict, if it has none yet.
     pub fn propose(&self, header: &ChannelHeader, own: &RankState, rank: usize) {
         // The own words are free: this rank has proposed nothing, or it would have stopped then.
@@ -83,7 +74,7 @@ impl Verdict {
         };
         put_record(8, NO_RECORD);
         match self {
-            Verdict::Mismatch { sequence, lower, higher } => {
+            ChannelFailure::Mismatch { sequence, lower, higher } => {
                 put(0, MISMATCH);
                 put(1, lower.0 as u64);
                 put(2, higher.0 as u64);
@@ -91,13 +82,13 @@ impl Verdict {
                 put_record(5, lower.1.words());
                 put_record(8, higher.1.words());
             }
-            Verdict::Peer { rank, event, context } => {
+            ChannelFailure::Peer { rank, event, context } => {
                 put(0, PEER);
                 put(1, *rank as u64);
                 put(11, *event as u64);
                 put_context(context);
             }
-            Verdict::Timeout { missing, context } => {
+            ChannelFailure::Timeout { missing, context } => {
                 put(0, TIMEOUT);
                 put_context(context);
                 for block in 0..MAX_RANKS / 64 {
@@ -105,7 +96,7 @@ impl Verdict {
                     put(MASK + block, bits.fold(0, |mask, rank| mask | 1 << (rank % 64)));
                 }
             }
-            Verdict::Aborted { rank } => {
+            ChannelFailure::Aborted { rank } => {
                 put(0, ABORTED);
                 put(1, *rank as u64);
             }
@@ -113,7 +104,7 @@ impl Verdict {
     }
 
     /// Reads the winning rank's words.
-    pub fn read(state: &RankState) -> Option<Verdict> {
+    pub fn read(state: &RankState) -> Option<ChannelFailure> {
         let get = |index: usize| state.verdict[index].load(Ordering::Relaxed);
         let record = |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
         let context = || {
@@ -125,12 +116,12 @@ impl Verdict {
             })
         };
         Some(match get(0) {
-            MISMATCH => Verdict::Mismatch {
+            MISMATCH => ChannelFailure::Mismatch {
                 sequence: get(3),
                 lower: (get(1) as usize, record(5)?),
                 higher: (get(2) as usize, record(8)?),
             },
-            PEER => Verdict::Peer {
+            PEER => ChannelFailure::Peer {
                 rank: get(1) as usize,
                 event: match get(11) {
                     0 => PeerEvent::Died,
@@ -142,13 +133,13 @@ impl Verdict {
                 },
                 context: context()?,
             },
-            TIMEOUT => Verdict::Timeout {
+            TIMEOUT => ChannelFailure::Timeout {
                 missing: (0..MAX_RANKS)
                     .filter(|rank| get(MASK + rank / 64) & (1 << (rank % 64)) != 0)
                     .collect(),
                 context: context()?,
             },
-            ABORTED => Verdict::Aborted { rank: get(1) as usize },
+            ABORTED => ChannelFailure::Aborted { rank: get(1) as usize },
             _ => return None,
         })
     }
@@ -156,16 +147,16 @@ impl Verdict {
     /// The ranks that it says are gone or did not come.
     pub fn lost(&self) -> &[usize] {
         match self {
-            Verdict::Peer { rank, .. } => std::slice::from_ref(rank),
-            Verdict::Timeout { missing, .. } => missing,
-            Verdict::Mismatch { .. } | Verdict::Aborted { .. } => &[],
+            ChannelFailure::Peer { rank, .. } => std::slice::from_ref(rank),
+            ChannelFailure::Timeout { missing, .. } => missing,
+            ChannelFailure::Mismatch { .. } | ChannelFailure::Aborted { .. } => &[],
         }
     }
 
     /// The error that every rank answers. `last_seen` says what a rank was doing.
     pub fn into_error(self, last_seen: impl Fn(usize) -> String) -> Error {
         match self {
-            Verdict::Mismatch { sequence, lower, higher } => MismatchError {
+            ChannelFailure::Mismatch { sequence, lower, higher } => MismatchError {
                 rank: higher.0,
                 theirs: higher.1.to_string(),
                 other_rank: lower.0,
@@ -173,7 +164,7 @@ impl Verdict {
                 sequence,
             }
             .into(),
-            Verdict::Peer { rank, event, context } => PeerError {
+            ChannelFailure::Peer { rank, event, context } => PeerError {
                 rank,
                 event,
                 reporter: context.reporter,
@@ -183,7 +174,7 @@ impl Verdict {
                 refusal: None,
             }
             .into(),
-            Verdict::Timeout { missing, context } => TimeoutError {
+            ChannelFailure::Timeout { missing, context } => TimeoutError {
                 operation: context.record.to_string(),
                 sequence: context.sequence,
                 reporter: context.reporter,
@@ -194,7 +185,7 @@ impl Verdict {
                     .collect(),
             }
             .into(),
-            Verdict::Aborted { rank } => Error::Aborted { rank },
+            ChannelFailure::Aborted { rank } => Error::Aborted { rank },
         }
     }
 }

@@ -6,11 +6,7 @@
 //! explores every interleaving of these protocols (`crates/phalanx-testkit/tests/loom.rs`), and on shuttle's, and tries many of
 //! more ranks (`shuttle.rs` there).
 
-use crate::os::sync::AtomicU32;
-use crate::os::sync::AtomicU64;
-use crate::os::sync::Ordering;
-use crate::os::sync::compiler_fence;
-use crate::os::sync::fence;
+use crate::os::sync::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
 use crate::os::LINE;
 

@@ -1,5 +1,6 @@
 //! The channel over which another backend's ranks set up and meet.
 
+#[cfg(feature = "cuda")]
 use super::endpoint::Endpoint;
 use crate::contract::{Backend, BackendKind, Blocks, Call, Operation};
 use crate::types::dtype::DType;

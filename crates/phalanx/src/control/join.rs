@@ -7,23 +7,13 @@
 //! A communicator that grows meets in the same way once more, at an address of its own: its members come as the ranks that
 //! they are, and to those who join rank 0 gives numbers.
 
-use crate::rendezvous::environment::Place;
-use crate::rendezvous::environment::cores_from_environment;
-use crate::contract::BackendKind;
-use crate::types::MAX_RANKS;
 use super::endpoint::NewChannel;
 use super::world::World;
-use crate::types::error::BootstrapError;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::os::Address;
-use crate::os::Connection;
-use crate::os::CpuSet;
-use crate::os::Listener;
-use crate::os::Process;
-use crate::os::SharedFile;
-use crate::os::usable_cpus;
-use crate::os::user_id;
+use crate::contract::BackendKind;
+use crate::os::{Address, Connection, CpuSet, Listener, Process, SharedFile, usable_cpus, user_id};
+use crate::rendezvous::environment::{Place, cores_from_environment};
+use crate::types::MAX_RANKS;
+use crate::types::error::{BootstrapError, Error, Result};
 use crate::watch::deadline::after;
 use std::io;
 use std::sync::Arc;

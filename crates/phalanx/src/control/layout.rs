@@ -13,20 +13,12 @@
 //!
 //! The file is sparse: pages that were never touched cost nothing.
 
-use super::flags::Counter;
-use super::flags::Gate;
-use crate::os::LINE;
-use super::flags::NumberedWords;
-use super::flags::Park;
-use super::flags::StampedLine;
-use super::flags::StampedPair;
-use super::flags::StampedWord;
-use crate::os::Mapping;
-use crate::types::MAX_RANKS;
+use super::flags::{Counter, Gate, NumberedWords, Park, StampedLine, StampedPair, StampedWord};
 #[cfg(feature = "cuda")]
 use crate::os::sync::Ordering;
-use crate::os::sync::AtomicU32;
-use crate::os::sync::AtomicU64;
+use crate::os::sync::{AtomicU32, AtomicU64};
+use crate::os::{LINE, Mapping};
+use crate::types::MAX_RANKS;
 use std::sync::Arc;
 
 /// Slots of a rank. With two, an operation's slot is written again two operations later, and a rank that
@@ -128,7 +120,7 @@ pub(crate) struct RankState {
     /// Messages, as far as errors tell of them: the last and the one before.
     pub messages: [NumberedWords; 2],
     pub verdict: [AtomicU64; VERDICT_WORDS],
-    /// Of a witness: the peers to whom, and from whom, this rank is about to move messages.
+    /// Of a control_channel: the peers to whom, and from whom, this rank is about to move messages.
     pub greetings: [RankSet; 2],
     pub shrink: ShrinkWords,
 }

@@ -1,5 +1,7 @@
 //! What ranks tell each other beside the data, whichever backend moves it.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod control_channel;
 pub(crate) mod diagnosis;
 pub(crate) mod endpoint;
 pub(crate) mod failure;
@@ -12,6 +14,4 @@ pub(crate) mod prefetch;
 pub(crate) mod record;
 pub(crate) mod relay;
 pub(crate) mod shrink;
-#[cfg(feature = "cuda")]
-pub(crate) mod witness;
 pub(crate) mod world;

@@ -1,11 +1,8 @@
 //! Calls as the ranks announce them: for comparison, and to say in an error who called what.
 
-use super::layout::RECORDS;
-use super::layout::RankState;
 use super::flags::NumberedWords;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Operation;
+use super::layout::{RECORDS, RankState};
+use crate::contract::{Blocks, Call, Operation};
 use crate::types::dtype::DType;
 use crate::types::op::ReductionCode;
 use std::fmt;

@@ -10,18 +10,13 @@
 //! *discards* it instead, again by one compare-and-swap, and all go into the next round.
 
 use super::endpoint::{Endpoint, NewChannel};
-use super::layout::LIFE_LEFT;
-use super::layout::LIFE_PANICKED;
-use crate::types::MAX_RANKS;
-use super::layout::PROPOSAL_WORDS;
+use super::failure::{ChannelFailure, Context};
+use super::layout::{LIFE_LEFT, LIFE_PANICKED, PROPOSAL_WORDS};
 use super::record::Record;
-use super::failure::Context;
-use super::failure::Verdict;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::contract::{Call, Operation};
 use crate::os::sync::Ordering;
+use crate::types::MAX_RANKS;
+use crate::types::error::{Error, Result};
 use std::time::{Duration, Instant};
 
 /// In the place of a round: this rank could not go on.
@@ -139,7 +134,7 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
 fn tell_missing(endpoint: &Endpoint, missing: &[usize], round: u64, waited: Duration) {
     let record = Record::of(&Call::empty(Operation::Shrink));
     let context = Context { reporter: endpoint.rank, sequence: round, record, waited };
-    endpoint.fail(&Verdict::Timeout { missing: missing.to_vec(), context });
+    endpoint.fail(&ChannelFailure::Timeout { missing: missing.to_vec(), context });
 }
 
 fn propose(endpoint: &Endpoint, round: u64, members: &[usize], channel: u64) {

@@ -4,21 +4,14 @@
 //! process ranks map it from the region's file, in which space is given out once and never again (the file
 //! is sparse, and the pages of a segment that is no longer used go back to the system).
 
-use crate::types::MAX_RANKS;
 use super::liveness::STOPPED;
 use super::relay::Relay;
 use crate::contract::hosts::HostTopology;
+use crate::os::sync::{AtomicU32, AtomicU64, Ordering, lock};
+use crate::os::{Mapping, Process, SharedFile, page_size};
 use crate::rendezvous::store::Store;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::os::Mapping;
-use crate::os::Process;
-use crate::os::SharedFile;
-use crate::os::page_size;
-use crate::os::sync::AtomicU32;
-use crate::os::sync::AtomicU64;
-use crate::os::sync::Ordering;
-use crate::os::sync::lock;
+use crate::types::MAX_RANKS;
+use crate::types::error::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -59,7 +52,7 @@ pub(crate) enum Kind {
 /// What a rank tells all ranks of the world, whichever communicator they share.
 #[derive(Default)]
 #[repr(C)]
-pub(crate) struct Standing {
+pub(crate) struct RankStatus {
     /// One more than the world rank it has been waiting for, 0 when it is not waiting.
     pub waits_for: AtomicU32,
     /// Its process.
@@ -67,7 +60,7 @@ pub(crate) struct Standing {
 }
 
 pub(crate) struct ThreadWorld {
-    standings: Box<[Standing]>,
+    standings: Box<[RankStatus]>,
     segments: Mutex<HashMap<SegmentId, Weak<Mapping>>>,
     next: std::sync::atomic::AtomicU64,
 }
@@ -88,7 +81,7 @@ pub(crate) struct ProcessWorld {
 
 impl World {
     pub fn threads() -> Result<World> {
-        let standings = (0..MAX_RANKS).map(|_| Standing::default()).collect();
+        let standings = (0..MAX_RANKS).map(|_| RankStatus::default()).collect();
         let kind = Kind::Threads(ThreadWorld { standings, segments: Mutex::default(), next: 1.into() });
         let counted = || std::thread::available_parallelism().map_or(1, usize::from);
         let cores = crate::rendezvous::environment::cores_from_environment()?.unwrap_or_else(counted);
@@ -106,7 +99,8 @@ impl World {
         let world = ProcessWorld { job, file, header, processes, peers, heap, fork };
         // The first to come finds 0; the first page is the header's own.
         let _ = world.next().compare_exchange(0, GRAIN, Ordering::AcqRel, Ordering::Acquire);
-        let stopped_timeout = crate::rendezvous::environment::stopped_timeout_from_environment()?.unwrap_or(STOPPED);
+        let stopped_timeout =
+            crate::rendezvous::environment::stopped_timeout_from_environment()?.unwrap_or(STOPPED);
         Ok(World { kind: Kind::Processes(world), cores, stopped_timeout })
     }
 
@@ -158,7 +152,7 @@ impl World {
     }
 
     /// What a rank of the world tells all others.
-    pub(crate) fn standing(&self, world_rank: usize) -> &Standing {
+    pub(crate) fn standing(&self, world_rank: usize) -> &RankStatus {
         match &self.kind {
             Kind::Threads(world) => &world.standings[world_rank],
             Kind::Processes(world) => world.standing(world_rank),
@@ -334,11 +328,11 @@ impl ProcessWorld {
         unsafe { &*self.header.as_ptr().cast::<AtomicU64>() }
     }
 
-    fn standing(&self, world_rank: usize) -> &Standing {
+    fn standing(&self, world_rank: usize) -> &RankStatus {
         assert!(world_rank < MAX_RANKS);
         // SAFETY: at STANDINGS is an array of MAX_RANKS standings, for every process, of which
         // zeroes are valid; the mapping lives as long as self.
-        unsafe { &*self.header.as_ptr().add(STANDINGS).cast::<Standing>().add(world_rank) }
+        unsafe { &*self.header.as_ptr().add(STANDINGS).cast::<RankStatus>().add(world_rank) }
     }
 
     fn create_segment(&self, len: usize) -> Result<Segment> {
@@ -491,7 +485,7 @@ const FIRST_ARENA: usize = 1 << 20;
 /// Where the standings are in the header; before them is the counter of places.
 const STANDINGS: usize = 4096;
 
-const _: () = assert!(STANDINGS + MAX_RANKS * size_of::<Standing>() <= GRAIN as usize);
+const _: () = assert!(STANDINGS + MAX_RANKS * size_of::<RankStatus>() <= GRAIN as usize);
 
 /// Smaller blocks keep to cache lines (two, since the hardware fetches pairs).
 fn block_len(len: usize) -> usize {

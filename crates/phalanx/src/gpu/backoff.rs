@@ -12,21 +12,21 @@ const NAP: Duration = Duration::from_micros(50);
 pub(crate) const LOOK: Duration = Duration::from_millis(2);
 
 /// A wait, between two questions.
-pub(crate) struct Patience {
+pub(crate) struct Backoff {
     /// When it began.
     pub since: Instant,
     looked: Instant,
 }
 
-impl Patience {
+impl Backoff {
     /// Of what is waited for from now on.
-    pub fn new() -> Patience {
-        Patience::since(Instant::now())
+    pub fn new() -> Backoff {
+        Backoff::since(Instant::now())
     }
 
     /// Of what has been waited for since then.
-    pub fn since(since: Instant) -> Patience {
-        Patience { since, looked: Instant::now() }
+    pub fn since(since: Instant) -> Backoff {
+        Backoff { since, looked: Instant::now() }
     }
 
     /// Lets some time pass; whether it is time to look around.

@@ -1,9 +1,7 @@
 //! The CUDA driver, found before cudarc needs it: cudarc panics where there is none.
 
+use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::GpuId;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
 use cudarc::driver::{CudaContext, result, sys};
 use phalanx_sys::{Library, cuda};
 use std::sync::OnceLock;

@@ -1,12 +1,8 @@
 //! NVRTC, loaded once.
 
-use crate::types::compile_error::BuildStep;
-use crate::types::compile_error::CompileError;
-use crate::types::compile_error::diagnostics;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
 use crate::os::sync::lock;
+use crate::types::compile_error::{BuildStep, CompileError, diagnostics};
+use crate::types::error::{Error, LibraryError, Result};
 use phalanx_sys::nvrtc::{Api, nvrtcProgram, nvrtcResult};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -178,7 +174,7 @@ impl Handle<'_> {
 /// A text for the library.
 pub(crate) fn text(what: &str, text: &str) -> Result<CString> {
     CString::new(text).map_err(|error| {
-        crate::UsageError::Setting {
+        crate::types::error::UsageError::Setting {
             name: format!("the {what}"),
             value: format!("a text with a NUL at byte {}", error.nul_position()),
             expected: "a text without NUL".to_owned(),

@@ -1,14 +1,10 @@
 //! Launching kernels.
 
-use super::module::Kernel;
-use super::module::check;
-use crate::types::memory::Space;
-use crate::buffer::Source;
-use crate::buffer::Target;
+use super::module::{Kernel, check};
+use crate::buffer::stream::{GpuStream, Loan, Stream};
+use crate::buffer::{Source, Target};
 use crate::types::error::Result;
-use crate::buffer::stream::GpuStream;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
+use crate::types::memory::Space;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, DeviceRepr, LaunchConfig};
 use std::ffi::c_void;
@@ -58,29 +54,29 @@ pub(crate) mod sealed {
 
 /// A [`Source`] of any type.
 trait Lends {
-    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>>;
+    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>>;
 }
 
 impl<B: Source> Lends for B {
-    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
         Source::lend(self, lane)
     }
 }
 
 /// A [`Target`] of any type.
 trait LendsMut {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>>;
+    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>>;
 }
 
 impl<B: Target> LendsMut for B {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>> {
         Target::lend_mut(self, lane)
     }
 }
 
 /// An argument in the form that the driver takes.
 enum Passed<'a> {
-    Buffer { address: *mut u8, _lent: Lent<'a> },
+    Buffer { address: *mut u8, _lent: Loan<'a> },
     Value(*const c_void),
 }
 
@@ -104,7 +100,7 @@ impl Argument<'_> {
     }
 
     /// Lends a buffer; `None` if it is not on a GPU.
-    fn pass<'l>(&'l mut self, lane: &'l Lane) -> Result<Option<Passed<'l>>> {
+    fn pass<'l>(&'l mut self, lane: &'l Stream) -> Result<Option<Passed<'l>>> {
         let lent = match &mut self.0 {
             Kind::Value { start, .. } => return Ok(Some(Passed::Value(*start))),
             Kind::DeviceComm(comm) => {
@@ -175,7 +171,7 @@ impl Kernel<'_> {
         self.check(stream, &arguments)?;
         stream.context().bind_to_thread()?;
         self.module.used_on(stream);
-        let lane = Lane::gpu(GpuStream::Cuda(stream.clone()));
+        let lane = Stream::gpu(GpuStream::Cuda(stream.clone()));
         let mut passed: [Option<Passed<'_>>; N] = [const { None }; N];
         for (index, argument) in arguments.iter_mut().enumerate() {
             passed[index] = argument.pass(&lane)?;
@@ -248,7 +244,7 @@ impl Kernel<'_> {
     }
 
     #[cold]
-    fn too_large(&self, config: LaunchConfig) -> Result<crate::Error> {
+    fn too_large(&self, config: LaunchConfig) -> Result<crate::types::error::Error> {
         let (blocks, threads) = (volume(config.grid_dim), volume(config.block_dim));
         let each = u32::try_from(threads).unwrap_or(u32::MAX);
         let limit = self.cooperative_blocks(each, config.shared_mem_bytes as usize)?;

@@ -2,12 +2,9 @@
 
 use super::compiler;
 use super::compiler::text;
-use crate::types::compile_error::BuildStep;
-use crate::types::compile_error::CompileError;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
 use crate::os::sync::lock;
+use crate::types::compile_error::{BuildStep, CompileError};
+use crate::types::error::{Error, LibraryError, Result};
 use phalanx_sys::nvjitlink::{
     Api, NVJITLINK_INPUT_CUBIN, NVJITLINK_INPUT_LIBRARY, nvJitLinkHandle, nvJitLinkResult,
 };

@@ -46,7 +46,7 @@ mod nccl;
 mod program;
 
 pub use crate::types::compile_error::{BuildStep, CompileError, Diagnostic};
-pub(crate) use launch::{DeviceHandle, sealed};
 pub use launch::{Argument, device_comm, reads, value, writes};
+pub(crate) use launch::{DeviceHandle, sealed};
 pub use module::{Kernel, Module};
 pub use program::{Image, Program};

@@ -2,9 +2,7 @@
 
 use super::program::Image;
 use crate::gpu::cuda::driver;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
+use crate::types::error::{Error, Result, UsageError};
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUfunction, CUfunction_attribute, CUkernel, CUlibrary, CUresult,
 };

@@ -1,15 +1,9 @@
 //! From source to an image.
 
-use super::compiler;
 use super::compiler::Task;
-use super::nccl::NCCL_HEADERS;
-use super::nccl::NCCL_PRELUDE_NAME;
-use super::nccl::loaded_nccl;
-use super::elf;
-use super::linker;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
+use super::nccl::{NCCL_HEADERS, NCCL_PRELUDE_NAME, loaded_nccl};
+use super::{compiler, elf, linker};
+use crate::types::error::{Result, UnsupportedError, UsageError};
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::kernels as nccl;
 use phalanx_sys::nvshmem::kernels;
@@ -165,7 +159,7 @@ impl Program {
         let mut missing = Vec::new();
         let mut archive = None;
         if self.nvshmem && self.nccl {
-            return Err(crate::Error::from(UnsupportedError {
+            return Err(crate::types::error::Error::from(UnsupportedError {
                 what: "a program with NVSHMEM's and NCCL's device functions".into(),
                 why: "their headers need different types of 64-bit integers under NVRTC".into(),
                 remedy: "put their kernels into programs of their own".into(),

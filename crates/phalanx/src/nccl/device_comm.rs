@@ -1,22 +1,17 @@
 //! Device communicators: what kernels of a program's own need to reach the memory of the other ranks (NCCL's device API, 2.28).
 
-use crate::backend::nccl::communicator::Communicator;
-use crate::backend::nccl::device_comm::{Held, KernelArgument, MOST, Words};
-use crate::backend::nccl::config::needs;
-use crate::backend::nccl::library::Library;
-use crate::backend::nccl::memory::Buffer;
-use crate::backend::nccl::memory::Handle;
 use super::surface::Nccl;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
+use crate::backend::nccl::communicator::Communicator;
+use crate::backend::nccl::config::needs;
+use crate::backend::nccl::device_comm::{Held, KernelArgument, MOST, Words};
+use crate::backend::nccl::library::Library;
+use crate::backend::nccl::memory::{Buffer, Handle};
 use crate::buffer::stream::GpuStream;
+use crate::contract::{Call, Operation};
 use crate::os::sync::lock;
-use cudarc::driver::{CudaStream, DeviceRepr};
+use crate::types::dtype::Element;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use cudarc::driver::CudaStream;
 use phalanx_sys::nccl::{
     cft_caps, cft_team, dev_comm_size, gin_connection, gin_type, ncclCommProperties_t,
     ncclDevCommRequirements_t, ncclDevResourceRequirements_t, ncclLLA2AHandle_t, ncclLsaBarrierHandle_t,

@@ -1,16 +1,10 @@
 //! How long the library believes that an operation takes: `ncclGroupSimulateEnd`.
 
 use super::surface::Surface;
-use crate::backend::nccl::check_on_device;
-use crate::backend::nccl::group;
-use crate::backend::nccl::operation;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::api::group::CommGroup;
-use crate::api::group::Group;
+use crate::api::group::{CommGroup, Group};
+use crate::backend::nccl::{check_on_device, group, operation};
+use crate::contract::{Call, Operation};
+use crate::types::error::{Error, Result, UnsupportedError};
 use phalanx_sys::nccl::{ncclResult_t, ncclSimInfo_t};
 use std::time::Duration;
 

@@ -1,21 +1,11 @@
 //! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
 
-use crate::backend::nccl::NcclComm;
-use crate::backend::nccl::Footprint;
-use crate::backend::nccl::HeldGraph;
-use crate::backend::nccl::check_on_device;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Direction;
+use crate::api::comm::{Comm, View};
+use crate::api::group::{CommGroup, Group};
+use crate::backend::nccl::{Footprint, HeldGraph, NcclComm, check_on_device};
+use crate::contract::{Blocks, Call, Direction};
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
-use crate::api::comm::Comm;
-use crate::api::comm::View;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
-use crate::api::group::CommGroup;
-use crate::api::group::Group;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr};
 use std::hash::{DefaultHasher, Hash, Hasher};

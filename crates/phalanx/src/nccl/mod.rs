@@ -28,8 +28,8 @@ mod surface;
 pub use crate::backend::nccl::device_comm::KernelArgument;
 pub use crate::backend::nccl::{Buffer, CollectiveConfig, Config, GpuSlice, Registration, parameters};
 pub use device_comm::{
-    DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, Properties, Resource,
-    ResourceHandle, Team, TeamKind,
+    DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, Properties, Resource, ResourceHandle,
+    Team, TeamKind,
 };
 pub use graph::Graph;
 pub use one_sided::Signal;

@@ -1,13 +1,11 @@
 //! Put and signal: what one rank does with a peer's memory while that goes on with its own work.
 
-use crate::backend::nccl::memory::Buffer;
-use crate::backend::nccl::memory::GpuSlice;
 use super::surface::Surface;
-use crate::contract::Operation;
+use crate::backend::nccl::memory::{Buffer, GpuSlice};
 use crate::buffer::Source;
+use crate::contract::Operation;
 use crate::types::dtype::Element;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
+use crate::types::error::{Result, UsageError};
 use phalanx_sys::nccl::{ncclDataType_t, ncclWaitSignalDesc_t, version_code};
 use std::ops::Range;
 

@@ -23,4 +23,4 @@ pub use super::surface::{MemoryStatistic, Surface};
 pub use crate::backend::nccl::{Config, Registration};
 
 /// GPU memory from RCCL, registered with a communicator as far as the library can.
-pub type Buffer<T> = crate::backend::nccl::Buffer<T, crate::hip::Slice<T>>;
+pub type Buffer<T> = crate::backend::nccl::Buffer<T, crate::gpu::hip::Slice<T>>;

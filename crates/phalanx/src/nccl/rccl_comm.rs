@@ -1,21 +1,16 @@
 //! [`Rccl`]: what only RCCL has, for one communicator.
 
-use crate::backend::nccl::check_on_device;
-use crate::backend::nccl::collective::Needs;
-use crate::backend::nccl::memory::Buffer;
-use crate::backend::nccl::memory::Registration;
 use super::surface::Surface;
 use crate::api::comm::Comm;
-use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
-use crate::ReduceOp;
-use crate::Source;
-use crate::Target;
-use crate::start;
+use crate::backend::nccl::check_on_device;
+use crate::backend::nccl::collective::Needs;
+use crate::backend::nccl::memory::{Buffer, Registration};
+use crate::buffer::{Source, Target};
 use crate::gpu::hip;
+use crate::start;
+use crate::types::dtype::Element;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::op::ReduceOp;
 use phalanx_sys::nccl::{Flavour, version_text};
 
 /// RCCL's own features, for one communicator: those that it shares with NCCL ([`Surface`]), HIP's side of them, and what

@@ -1,27 +1,21 @@
 //! Sums in which each rank's factor is in GPU memory: of single operations, of groups, and so of CUDA graphs.
 
-use crate::backend::nccl::NcclComm;
-use crate::backend::nccl::check_on_device;
 use super::surface::Surface;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::memory::Space;
 use crate::api::comm::Comm;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
 use crate::api::group::CommGroup;
-use crate::buffer::stream::Lent;
-use crate::types::op::RawReduction;
-use crate::types::op::ReductionCode;
-use crate::Source;
-use crate::Target;
+use crate::backend::nccl::{NcclComm, check_on_device};
+use crate::buffer::Source;
+use crate::buffer::Target;
+use crate::buffer::stream::Loan;
+use crate::contract::{Call, Operation};
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::memory::Space;
+use crate::types::op::{RawReduction, ReductionCode};
 
 /// A call with the memory that it needs until it is enqueued.
 struct Scaled<'a> {
     call: Call<'a>,
-    lent: [Lent<'a>; 3],
+    lent: [Loan<'a>; 3],
 }
 
 impl<'a> Scaled<'a> {

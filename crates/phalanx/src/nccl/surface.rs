@@ -1,25 +1,15 @@
 //! What only NCCL and RCCL have, for one communicator: [`Surface`], and [`Nccl`], which adds what is CUDA's.
 
+use crate::api::comm::{Comm, View};
 use crate::backend::nccl::NcclComm;
 use crate::backend::nccl::collective_config::CollectiveConfig;
 use crate::backend::nccl::making::before_the_first;
-use crate::backend::nccl::memory::Buffer;
-use crate::backend::nccl::memory::GpuSlice;
-use crate::backend::nccl::memory::Registration;
-use crate::backend::nccl::memory::best;
-use crate::contract::Backend;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Operation;
+use crate::backend::nccl::memory::{Buffer, GpuSlice, Registration, best};
+use crate::buffer::stream::{GpuStream, Stream};
+use crate::contract::{Backend, Blocks, Call, Operation};
 use crate::start;
-use crate::api::comm::Comm;
-use crate::api::comm::View;
 use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::buffer::stream::GpuStream;
-use crate::buffer::stream::Lane;
+use crate::types::error::{Error, Result, UnsupportedError};
 use cudarc::driver::{CudaContext, CudaSlice};
 use phalanx_sys::nccl::{
     Flavour, NCCL_ENCRYPTION_MODE_PSK, NCCL_SUSPEND_MEM, mem_stat, ncclEncryptionConfig_t, ncclResult_t,
@@ -36,7 +26,7 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy)]
 pub struct Surface<'a> {
     pub(crate) comm: &'a NcclComm,
-    pub(crate) lane: &'a Lane,
+    pub(crate) lane: &'a Stream,
     /// The communicator as the front has it.
     pub(crate) front: &'a Comm,
 }

@@ -56,8 +56,8 @@
 mod init;
 
 pub use crate::backend::nvshmem::pe::{
-    Atomic, AtomicBits, Builder, Compare, Context, Local, LocalMut, Multicast, Peer, Registered, Shared, Signal,
-    SignalOp, Slice, SliceMut, SplitTeam, Symmetric, Team, TeamReduction, UniqueId, Waitable, openshmem_version, path,
-    version,
+    Atomic, AtomicBits, Builder, Compare, Context, Local, LocalMut, Multicast, Peer, Registered, Shared,
+    Signal, SignalOp, Slice, SliceMut, SplitTeam, Symmetric, Team, TeamReduction, UniqueId, Waitable,
+    openshmem_version, path, version,
 };
 pub use crate::backend::nvshmem::{Buffer, Nvshmem};

@@ -1,7 +1,6 @@
 //! Linux: memfd, futex, membarrier, pidfd, Unix sockets.
 
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -618,7 +617,7 @@ mod tests {
 
     #[test]
     fn more_memory_than_there_is_is_an_error() {
-        let (file, len) = (SharedFile::create().unwrap(), super::memory::available().unwrap() * 2);
+        let (file, len) = (SharedFile::create().unwrap(), crate::os::memory::available().unwrap() * 2);
         let error = file.commit(0, len).unwrap_err().to_string();
         assert!(error.contains(&format!("{len} bytes")) && error.contains("can be had"), "{error}");
         assert_eq!(file.allocated(), 0);

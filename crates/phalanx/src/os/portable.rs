@@ -1,8 +1,6 @@
 //! Any other system: ranks are threads; what needs more answers a typed error.
 
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
+use crate::types::error::{Error, Result, UnsupportedError};
 use std::alloc::Layout;
 use std::io;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What a connection of the store goes over: TCP, or, where something else carries its bytes (`carrier/`), a pair of
+//! What a connection of the store goes over: TCP, or, where something else carries its bytes (`transport/`), a pair of
 //! sockets inside of this process.
 
 use std::io::{self, Read, Write};

@@ -1,10 +1,6 @@
 //! Element types and what can be done with them: how each is accumulated, combined and rounded.
 
-use crate::types::dtype::Element;
-use crate::types::dtype::F8E4M3;
-use crate::types::dtype::F8E5M2;
-use crate::types::dtype::bf16;
-use crate::types::dtype::f16;
+use crate::types::dtype::{Element, F8E4M3, F8E5M2, bf16, f16};
 
 /// An element type, and the type in which it is accumulated.
 pub(crate) trait Number: Element {

@@ -5,20 +5,10 @@
 
 pub(crate) mod arithmetic;
 
-use crate::reduce::arithmetic::Avg;
-use crate::reduce::arithmetic::Combine;
-use crate::reduce::arithmetic::Max;
-use crate::reduce::arithmetic::Min;
-use crate::reduce::arithmetic::Number;
-use crate::reduce::arithmetic::PreMulSum;
-use crate::reduce::arithmetic::Prod;
-use crate::reduce::arithmetic::Sum;
-use crate::os::prefetch;
-use crate::os::LINE;
-use crate::types::dtype::DType;
-use crate::types::dtype::with_element;
-use crate::types::op::ReductionCode;
-use crate::types::op::element_from_bits;
+use crate::os::{LINE, prefetch};
+use crate::reduce::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod, Sum};
+use crate::types::dtype::{DType, with_element};
+use crate::types::op::{ReductionCode, element_from_bits};
 
 /// Elements per block, and of those that come after the last.
 const BLOCK: usize = 64;

@@ -3,12 +3,11 @@
 //! The ranks of a host tell each other which GPUs they see, by what these are: a launcher may show each process all of them, in
 //! whatever order, or only one. Each rank gets one that no other has, if it can the one with its own number on the host.
 
-use crate::types::memory::GpuId;
 use crate::contract::hosts::HostTopology;
 #[cfg(any(feature = "cuda", test))]
 use crate::types::error::Result;
-use crate::types::error::Error;
-use crate::types::error::UnsupportedError;
+use crate::types::error::{Error, UnsupportedError};
+use crate::types::memory::GpuId;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 

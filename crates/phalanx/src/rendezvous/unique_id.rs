@@ -1,13 +1,10 @@
 //! What ranks have in common that no launcher of ours started: [`UniqueId`].
 
-use super::store::server::bind;
-use super::store::server::check_reachable;
+use super::store::server::{bind, check_reachable};
 use super::store::session::hex;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
 use crate::os::ForkMark;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result, UsageError};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, TcpListener};
 use std::sync::Mutex;
@@ -166,9 +163,7 @@ impl std::fmt::Debug for UniqueId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BackendKind;
-    use crate::Comm;
-    use crate::ReduceOp;
+    use crate::{BackendKind, Comm, ReduceOp};
     use std::net::TcpStream;
     use std::time::{Duration, Instant};
 

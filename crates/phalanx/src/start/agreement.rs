@@ -1,15 +1,10 @@
 //! Processes agree on a backend: each says where it is, what it was told and which GPUs it sees, and all come to the same
 //! answer.
 
-use crate::rendezvous::gpus::Told;
-use crate::rendezvous::gpus::Visible;
-use crate::rendezvous::gpus::lacking;
-use crate::rendezvous::gpus::share_out;
-use crate::contract::hosts::HostTopology;
-use crate::contract::hosts::Identity;
 use crate::contract::BackendKind;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::contract::hosts::{HostTopology, Identity};
+use crate::rendezvous::gpus::{Told, Visible, lacking, share_out};
+use crate::types::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// The backends on GPUs, in the order of preference.
@@ -129,9 +124,9 @@ pub(crate) fn agree(
 
 #[cfg(test)]
 mod tests {
-    use crate::types::memory::GpuId;
     use super::*;
     use crate::os::Surroundings;
+    use crate::types::memory::GpuId;
 
     /// So many GPUs, the same for all.
     fn seen(gpus: std::result::Result<usize, &str>) -> Told {

@@ -1,24 +1,9 @@
 //! Who am I, who are the others: from the launcher's variables to a communicator.
 
 mod agreement;
-mod meeting;
+mod job_store;
 
-#[cfg(feature = "cuda")]
-use crate::control::host_channel::HostChannel;
-use crate::rendezvous::environment::{
-    check_from_environment, cores_from_environment, stopped_timeout_from_environment, timeout_from_environment,
-    Environment, Launcher, Place,
-};
-#[cfg(feature = "cuda")]
-use crate::rendezvous::gpus::Visible;
-use crate::contract::hosts::HostTopology;
-use crate::rendezvous::store;
-use crate::control::endpoint::Endpoint;
-use crate::control::join as rendezvous;
 use crate::backend::host::HostComm;
-use crate::types::MAX_RANKS;
-use crate::control::endpoint::NewChannel;
-use crate::control::world::World;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::mpi::Launched;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
@@ -28,14 +13,20 @@ use crate::backend::nccl::NcclComm;
 #[cfg(feature = "cuda")]
 use crate::backend::nccl::NcclSettings;
 use crate::backend::solo::SoloComm;
-use crate::contract::Backend;
-use crate::contract::BackendKind;
-use crate::contract::Departure;
-use crate::contract::grown_name;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
+use crate::contract::hosts::HostTopology;
+use crate::contract::{Backend, BackendKind, Departure, grown_name};
+use crate::control::endpoint::{Endpoint, NewChannel};
+#[cfg(feature = "cuda")]
+use crate::control::host_channel::HostChannel;
+use crate::control::join as rendezvous;
+use crate::control::world::World;
+use crate::rendezvous::environment::{
+    Environment, Launcher, Place, check_from_environment, cores_from_environment,
+    stopped_timeout_from_environment, timeout_from_environment,
+};
+use crate::rendezvous::store;
+use crate::types::MAX_RANKS;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 #[cfg(feature = "cuda")]
 use phalanx_sys::nccl::Flavour;
 use std::net::TcpListener;
@@ -312,7 +303,7 @@ fn on_hosts(
 ) -> Result<NewComm> {
     let (place, timeout) = (launcher.place(environment)?, settings.timeout);
     let own = introduction(environment, settings)?;
-    let store = meeting::open_store(environment, &place, listener, timeout)?;
+    let store = job_store::open_store(environment, &place, listener, timeout)?;
     let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
     let told = agreement::heard(&store.exchange("phalanx/hosts", &own.to_bytes(), timeout)?)?;
     let topology = agreement::topology(&told);
@@ -403,7 +394,7 @@ fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings)
         return Ok(NewComm::new(Arc::new(world), job));
     }
     let place = Place { job, ..place? };
-    let store = meeting::open_store_over_mpi(world, environment, &place, &topology, settings.timeout)?;
+    let store = job_store::open_store_over_mpi(world, environment, &place, &topology, settings.timeout)?;
     across_hosts(backend, store, topology, place, settings)
 }
 

@@ -5,13 +5,9 @@
 //! knows whose clocks are one.
 
 use super::TRACE_DIR;
-use super::recorder::Record;
-use super::recorder::Recorder;
+use super::recorder::{Record, Recorder};
 use crate::contract::Operation;
-use crate::types::error::Error;
-use crate::types::error::PeerEvent;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
+use crate::types::error::{Error, PeerEvent, Result, UsageError};
 use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
@@ -233,8 +229,7 @@ impl fmt::Display for Quoted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::BackendKind;
-    use crate::contract::Call;
+    use crate::contract::{BackendKind, Call};
 
     #[test]
     fn any_text_is_a_string() {

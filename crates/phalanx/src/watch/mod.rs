@@ -20,10 +20,8 @@ mod signal;
 
 pub(crate) use recorder::{RecordId, Recorder};
 
-use crate::contract::Ticket;
-use crate::contract::Transfer;
+use crate::contract::OperationId;
 use crate::types::error::Result;
-use std::path::{Path, PathBuf};
 
 /// The folder for flight records, if one is set.
 pub(crate) const TRACE_DIR: &str = "PHALANX_TRACE_DIR";
@@ -43,6 +41,6 @@ pub(crate) fn begin() -> Result<()> {
 /// A posted message and its record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Posted {
-    pub ticket: Ticket,
+    pub ticket: OperationId,
     pub record: RecordId,
 }

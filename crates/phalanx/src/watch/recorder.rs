@@ -6,19 +6,11 @@
 //! carries the operation out, and only as long as the ring has not come round to it. Anybody may read at any time:
 //! a record that changes meanwhile is told by its number, as in a sequence lock, and left out.
 
-use super::clock::Clock;
-use super::clock::Moment;
-use super::clock::Scale;
-use super::clock::Ticks;
+use super::clock::{Clock, Moment, Scale, Ticks};
 use super::dump;
-use crate::contract::BackendKind;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::contract::Transfer;
+use crate::contract::{BackendKind, Call, Direction, Operation, Transfer};
 use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use crate::types::op::ReductionCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

@@ -7,11 +7,9 @@
 use super::dump;
 use super::dump::Reason;
 use super::recorder::Recorder;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
 use crate::os::UserSignal;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result, UsageError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 

@@ -4,9 +4,7 @@
 //! empties it and keeps it for a message of its own: a rank writes best where it has just read, since the lines are its core's (see
 //! `layout.rs`). Who receives more than it sends gives the oldest back, so that a sender never loses more than half of its own for good.
 
-use crate::control::layout::Channel;
-use crate::control::layout::EMPTY;
-use crate::control::layout::FULL;
+use crate::control::layout::{Channel, EMPTY, FULL};
 use std::collections::VecDeque;
 
 /// The chunks of one rank, of those that it shares with a peer.

@@ -1,64 +1,57 @@
 //! The collectives: one description of who gives what to whom ([`Flow`]), and six ways to carry it out.
 //!
-//! *Small* ([`small`]; up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
+//! *Small* ([`slots`]; up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
 //! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening, up to 40 if many read the
 //! same from each other.
 //!
-//! *Rounds* ([`rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
+//! *Rounds* ([`grid_rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
 //! of its row and of its column.
 //!
-//! *Bulk* ([`phases`]): in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
+//! *Bulk* ([`two_phase`]): in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
 //! buffer if that can be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into
 //! which the writer copies it ahead of time. A writer whose buffer is read waits at the end until all have
 //! read it. All_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk.
 //!
-//! *Pushed* ([`pushed`]): all_reduces of buffers that all can reach, in one and a half phases. Each rank stores its part of the result
+//! *Pushed* ([`push`]): all_reduces of buffers that all can reach, in one and a half phases. Each rank stores its part of the result
 //! everywhere.
 //!
-//! *Pairs* ([`pairs`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
+//! *Pairs* ([`pairwise`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
 //!
-//! *Fetched* ([`fetched`]): the longest of those between processes. Each rank has the kernel copy the others' blocks to their place, where it
+//! *Fetched* ([`kernel_copy`]): the longest of those between processes. Each rank has the kernel copy the others' blocks to their place, where it
 //! lets them and that is faster.
 //!
 //! But for pushed all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
 //! rank order.
 
-mod fetched;
 mod flow;
-mod pairs;
-mod phases;
-mod pushed;
-mod rounds;
-mod small;
-mod ways;
+mod grid_rounds;
+mod kernel_copy;
+mod pairwise;
+mod push;
+mod slots;
+mod trial;
+mod two_phase;
 
-use crate::control::endpoint::Endpoint;
 use super::exchange::Copies;
 use super::grid::Grid;
-use crate::control::layout::MOST_CHUNKS;
-use crate::control::layout::MOST_LINES;
-use crate::control::layout::RINGS;
-use crate::control::layout::SLOTS;
+use crate::contract::{Call, Operation, OperationId};
+use crate::control::endpoint::Endpoint;
+use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
+use crate::control::layout::{MOST_CHUNKS, MOST_LINES, RINGS, SLOTS};
 use crate::control::prefetch;
-use crate::control::flags::LINE_PAYLOAD;
-use crate::control::flags::PAIR_PAYLOAD;
 use crate::control::record::Record;
+use crate::control::world::{Location, Mapped};
 use crate::reduce;
-use crate::control::world::Location;
-use crate::control::world::Mapped;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::contract::Ticket;
 use crate::types::error::Result;
 use crate::types::op::ReductionCode;
 use flow::{Flow, Who};
-use pairs::Place;
-use pushed::OPEN_TO_PUSHES;
-use small::Form;
-use ways::Ways;
+use pairwise::Place;
+use push::OPEN_TO_PUSHES;
+use slots::Form;
+use trial::AlgorithmTrial;
 
-pub(crate) use pairs::partner;
+pub(crate) use pairwise::partner;
 
 /// Payload of a slot's opening that is not taken by the fingerprint and the factor.
 const INLINE: usize = PAIR_PAYLOAD - 16;
@@ -95,12 +88,12 @@ pub(crate) struct State {
     /// Where the chunks of exchanges in pairs lie.
     places: [Place; MOST_CHUNKS],
     /// Which way was faster for long all_to_alls between processes.
-    fetches: Ways,
+    fetches: AlgorithmTrial,
     /// Which way was faster to store this rank's part of long all_reduces in peers' buffers.
-    pushes: Ways,
+    pushes: AlgorithmTrial,
     /// Where this rank stands if small all_reduces go in rounds.
     grid: Option<Grid>,
-    /// Room for what small reductions read from each rank's lines.
+    /// Namespace for what small reductions read from each rank's lines.
     scratch: Vec<u8>,
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
@@ -108,7 +101,7 @@ pub(crate) struct State {
     /// Where `send` and `recv` of each peer lay, when they were last read there.
     mapped: Vec<[Mapped; 2]>,
     /// Of the messages that an all_to_all_v goes as.
-    pub tickets: Vec<Ticket>,
+    pub tickets: Vec<OperationId>,
     /// Of what such a one sends in place.
     pub copies: Copies,
 }
@@ -145,9 +138,9 @@ impl State {
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
             places: [Place::default(); MOST_CHUNKS],
-            fetches: fetched::ways(),
-            pushes: pushed::ways(),
-            grid: rounds::grid(endpoint.rank, ranks, endpoint.crowded),
+            fetches: kernel_copy::trial(),
+            pushes: push::trial(),
+            grid: grid_rounds::grid(endpoint.rank, ranks, endpoint.crowded),
             scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
@@ -173,7 +166,7 @@ impl State {
     /// Whether this rank, if it is rank 0, has chosen the region for blocks of this length, and whether it offers none any more.
     #[cfg(all(test, target_os = "linux"))]
     pub(crate) fn way_of(&self, block: usize) -> (bool, bool) {
-        (fetched::word(self.fetches.next(block)) == fetched::TO_PASS, self.fetches.is_settled(block))
+        (kernel_copy::word(self.fetches.next(block)) == kernel_copy::TO_PASS, self.fetches.is_settled(block))
     }
 
     /// Number of the last collective.
@@ -375,7 +368,7 @@ impl<'a> Collective<'a> {
                 data[4] = OPEN_TO_PUSHES;
             }
             if self.may_be_fetched(flow) {
-                data[4] = fetched::word(self.state.fetches.next(flow.longest()));
+                data[4] = kernel_copy::word(self.state.fetches.next(flow.longest()));
             }
             self.wait_slot_free()?;
             // SAFETY: as many bytes; the slot is free.

@@ -5,17 +5,12 @@
 //! copies fill the room before it goes on: a block of an earlier round is never behind one of a later round, on any rank, so
 //! none waits for ever.
 
-use super::collective::State;
-use super::collective::partner;
-use super::message::Plane;
 use super::HostComm;
+use super::collective::{State, partner};
+use super::message::Plane;
+use crate::contract::{Call, Direction, OperationId, Transfer};
 use crate::reduce;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 
 /// Bytes of copies that are under way at once, at least.
 const COPIES: usize = 1 << 20;
@@ -23,12 +18,12 @@ const COPIES: usize = 1 << 20;
 /// The most bytes that are kept for the next call.
 const KEPT: usize = 4 << 20;
 
-/// Room for the blocks that are sent from copies.
+/// Namespace for the blocks that are sent from copies.
 #[derive(Default)]
 pub(crate) struct Copies(Vec<u8>);
 
 impl Copies {
-    /// Room for so many bytes, of any content. What was there before is no longer used.
+    /// Namespace for so many bytes, of any content. What was there before is no longer used.
     fn room(&mut self, bytes: usize) -> Result<*mut u8> {
         self.0.try_reserve_exact(bytes).map_err(|_| {
             let why = format!(
@@ -145,7 +140,7 @@ impl HostComm {
 
     /// Waits for all that were posted, also if some fail; answers the first error.
     fn settle(&self, state: &mut State) -> Result<()> {
-        let settled = |outcome: Result<()>, ticket: Ticket| {
+        let settled = |outcome: Result<()>, ticket: OperationId| {
             outcome.and(self.messages.wait(&self.endpoint, ticket, &|| ()))
         };
         state.tickets.drain(..).fold(Ok(()), settled)

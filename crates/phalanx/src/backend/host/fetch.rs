@@ -5,10 +5,9 @@
 //! region as ever.
 
 use crate::control::endpoint::Endpoint;
-use crate::types::error::Error;
-use crate::types::error::Result;
 use crate::os;
 use crate::os::sync::Ordering;
+use crate::types::error::{Error, Result};
 use std::sync::OnceLock;
 
 /// Bytes that are read before this rank looks whether somebody has given up.

@@ -8,28 +8,18 @@
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
 use super::chunks::Chunks;
-use crate::control::endpoint::Endpoint;
-use crate::control::endpoint::Subject;
-use crate::control::layout::Layout;
-use crate::control::layout::MAIL_SLOTS;
-use crate::control::layout::Mailbox;
+use crate::contract::{Direction, Operation, OperationId, Transfer};
+use crate::control::endpoint::{Endpoint, PendingOperation};
+use crate::control::failure::ChannelFailure;
+use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
+use crate::control::layout::{Layout, MAIL_SLOTS, Mailbox};
 use crate::control::prefetch;
-use crate::control::flags::LINE_PAYLOAD;
-use crate::control::flags::PAIR_PAYLOAD;
 use crate::control::record::Record;
-use crate::control::failure::Verdict;
-use crate::control::world::Location;
-use crate::control::world::Mapped;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::types::op::ReductionCode;
+use crate::control::world::{Location, Mapped};
 use crate::os::sync::lock;
+use crate::types::dtype::DType;
+use crate::types::error::{Error, Result, UsageError};
+use crate::types::op::ReductionCode;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard};
@@ -119,7 +109,7 @@ struct Posted {
 }
 
 impl Posted {
-    fn subject(&self) -> Subject {
+    fn subject(&self) -> PendingOperation {
         (self.number, record(&self.transfer, self.plane))
     }
 }
@@ -240,7 +230,7 @@ impl Messages {
 
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
-    pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
+    pub unsafe fn post(&self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<OperationId> {
         endpoint.check()?;
         self.lock().post(endpoint, transfer, plane)
     }
@@ -278,7 +268,7 @@ impl Messages {
     }
 
     /// Whether the transfer is done; then its ticket is spent.
-    pub fn test(&self, endpoint: &Endpoint, ticket: Ticket) -> Result<bool> {
+    pub fn test(&self, endpoint: &Endpoint, ticket: OperationId) -> Result<bool> {
         endpoint.check_owner()?;
         let mut inner = self.lock();
         let outcome = endpoint.check().and_then(|()| inner.progress(endpoint));
@@ -301,7 +291,7 @@ impl Messages {
         )
     }
 
-    pub fn wait(&self, endpoint: &Endpoint, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    pub fn wait(&self, endpoint: &Endpoint, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         endpoint.check_owner()?;
         self.wait_from(self.lock(), endpoint, ticket, meanwhile)
     }
@@ -310,7 +300,7 @@ impl Messages {
         &self,
         mut inner: MutexGuard<'_, Inner>,
         endpoint: &Endpoint,
-        ticket: Ticket,
+        ticket: OperationId,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
         let polls = if endpoint.crowded { 4 } else { POLLS };
@@ -351,7 +341,7 @@ fn matches(header: &Header, plane: Plane, tag: u32) -> bool {
 }
 
 impl Inner {
-    fn post(&mut self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<Ticket> {
+    fn post(&mut self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<OperationId> {
         let number = match plane {
             Plane::User => {
                 self.announced += 1;
@@ -377,7 +367,7 @@ impl Inner {
                 match found {
                     Some(message) => {
                         if let Err(error) = self.deliver_unexpected(endpoint, ticket, &message) {
-                            let _ = self.settle(Ticket(ticket), Err(error.clone()));
+                            let _ = self.settle(OperationId(ticket), Err(error.clone()));
                             return Err(error);
                         }
                     }
@@ -388,7 +378,7 @@ impl Inner {
         if !self.active.contains(&transfer.peer) {
             self.active.push(transfer.peer);
         }
-        Ok(Ticket(ticket))
+        Ok(OperationId(ticket))
     }
 
     fn insert(&mut self, posted: Posted) -> usize {
@@ -408,7 +398,7 @@ impl Inner {
         self.posted[index].as_ref().expect("queues hold posted transfers")
     }
 
-    fn is_done(&self, ticket: Ticket) -> bool {
+    fn is_done(&self, ticket: OperationId) -> bool {
         self.posted(ticket.0).done
     }
 
@@ -418,7 +408,7 @@ impl Inner {
 
     /// Whether the transfer is done. It is forgotten then, and also on an error: nobody touches its buffer
     /// any more once this has returned.
-    fn settle(&mut self, ticket: Ticket, outcome: Result<()>) -> Result<bool> {
+    fn settle(&mut self, ticket: OperationId, outcome: Result<()>) -> Result<bool> {
         let done = self.is_done(ticket);
         if done || outcome.is_err() {
             let posted = self.posted[ticket.0].take().expect("a ticket is waited for once");
@@ -441,7 +431,7 @@ impl Inner {
     }
 
     /// Whether this rank has sent itself nothing that a receive can get: the thread that could send it waits for the receive.
-    fn never_comes(&mut self, endpoint: &Endpoint, ticket: Ticket) -> bool {
+    fn never_comes(&mut self, endpoint: &Endpoint, ticket: OperationId) -> bool {
         while self.progress(endpoint).is_ok() && !self.is_done(ticket) && !endpoint.has_failed() {
             let own = &self.peers[endpoint.rank];
             if own.sends.is_empty() && own.arriving.is_none() {
@@ -452,7 +442,7 @@ impl Inner {
     }
 
     /// What is under way, if anything is.
-    fn under_way(&self) -> Option<Subject> {
+    fn under_way(&self) -> Option<PendingOperation> {
         self.posted.iter().flatten().find(|posted| !posted.done).map(Posted::subject)
     }
 
@@ -473,7 +463,7 @@ impl Inner {
 
     /// What the message that a receive waits for takes besides the first line of its opening, if it is short: the second line, or lines of the
     /// chunk in which it will come if its sender answers this rank's last one (it fills what it has just emptied).
-    fn awaited_lines(&self, endpoint: &Endpoint, ticket: Ticket) -> Option<(*const u8, usize)> {
+    fn awaited_lines(&self, endpoint: &Endpoint, ticket: OperationId) -> Option<(*const u8, usize)> {
         let Transfer { direction: Direction::Recv(_), peer, dtype, count, .. } =
             self.posted(ticket.0).transfer
         else {
@@ -715,7 +705,7 @@ impl Inner {
         };
         let (ours, theirs) = ((endpoint.rank, record(transfer, *plane)), (peer, record(&sent, *plane)));
         let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
-        Err(endpoint.fail(&Verdict::Mismatch { sequence: *number, lower, higher }))
+        Err(endpoint.fail(&ChannelFailure::Mismatch { sequence: *number, lower, higher }))
     }
 
     /// Takes what there is of the arriving message; whether that was all.
@@ -823,7 +813,7 @@ fn target(posted: &[Option<Posted>], destination: &mut Destination) -> *mut u8 {
     }
 }
 
-/// Room for a message that nobody expects.
+/// Namespace for a message that nobody expects.
 fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<Memory> {
     let mut memory = Memory::new();
     memory.try_reserve_exact(bytes).map_err(|_| {

@@ -18,7 +18,7 @@
 //! | `message.rs`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
 //! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
-//! | `witness.rs` | the words without the data, for backends whose library does not notice who is missing |
+//! | `control_channel.rs` | the words without the data, for backends whose library does not notice who is missing |
 
 mod chunks;
 mod collective;
@@ -32,15 +32,15 @@ mod relay_tests;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
-use crate::contract::{Backend, BackendKind, Call, Departure, Operation, Ticket, Transfer};
+use crate::contract::hosts::HostTopology;
+use crate::contract::{Backend, BackendKind, Call, Departure, Operation, OperationId, Transfer};
 use crate::control::endpoint::{Endpoint, NewChannel};
-use crate::control::failure::Verdict;
+use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
 use crate::control::join::Growth;
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Allocation;
-use crate::contract::hosts::HostTopology;
 use collective::{Collective, State};
 use message::{Messages, Plane};
 use std::cell::UnsafeCell;
@@ -111,7 +111,7 @@ impl Backend for HostComm {
         result.map_err(|error| self.closing(error))
     }
 
-    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         // SAFETY: the caller's contract.
         let posted = unsafe { self.messages.post(&self.endpoint, transfer, Plane::User) };
         posted.map_err(|error| self.closing(error))
@@ -123,11 +123,11 @@ impl Backend for HostComm {
         done.map_err(|error| self.closing(error))
     }
 
-    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         self.messages.wait(&self.endpoint, ticket, meanwhile).map_err(|error| self.closing(error))
     }
 
-    fn test(&self, ticket: Ticket) -> Result<bool> {
+    fn test(&self, ticket: OperationId) -> Result<bool> {
         self.messages.test(&self.endpoint, ticket).map_err(|error| self.closing(error))
     }
 
@@ -202,7 +202,7 @@ impl Backend for HostComm {
         if self.endpoint.is_copy() {
             return;
         }
-        let verdict = Verdict::Aborted { rank: self.endpoint.rank };
+        let verdict = ChannelFailure::Aborted { rank: self.endpoint.rank };
         self.endpoint.fail(&verdict);
         self.endpoint.close_buffers();
     }

@@ -1,20 +1,12 @@
 //! Ranks with a store connection each, as on several hosts; here they are threads.
 
 use super::HostComm;
-use crate::contract::Backend;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Operation;
 use crate::contract::hosts::HostTopology;
-use crate::rendezvous::store::Host;
-use crate::rendezvous::store::Rendezvous;
-use crate::rendezvous::store::Server;
-use crate::rendezvous::store::Settings;
-use crate::rendezvous::store::Store;
-use crate::rendezvous::store::Token;
-use crate::types::error::Error;
-use crate::types::error::PeerEvent;
-use crate::types::error::Result;
+use crate::contract::{Backend, Call, Departure, Operation};
+use crate::control::endpoint::Endpoint;
+use crate::control::host_channel::HostChannel;
+use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token};
+use crate::types::error::{Error, PeerEvent, Result};
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -28,7 +20,7 @@ fn run<R: Send>(ranks: usize, f: impl Fn(HostComm) -> R + Sync) -> Vec<R> {
     let body = &|rank| {
         let store = Store::connect(&rendezvous, rank, ranks, TIMEOUT).unwrap();
         store.exchange("all", &[], TIMEOUT).unwrap();
-        f(HostComm::over(store, rank, HostTopology::one_host(ranks), TIMEOUT).unwrap())
+        f(HostComm::new(Endpoint::over(store, rank, HostTopology::one_host(ranks), TIMEOUT).unwrap()))
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || body(rank))).collect();
@@ -39,7 +31,7 @@ fn run<R: Send>(ranks: usize, f: impl Fn(HostComm) -> R + Sync) -> Vec<R> {
 fn tell(comm: &HostComm, word: u64) -> Result<Vec<u64>> {
     let mut all = vec![[0u64; 1]; comm.world_size()];
     // SAFETY: one thread has the communicator.
-    unsafe { comm.tell_all(&[word], all.as_mut_slice()) }?;
+    unsafe { comm.tell_all(&[word], all.as_flattened_mut()) }?;
     Ok(all.into_iter().flatten().collect())
 }
 
@@ -50,7 +42,7 @@ fn barrier(comm: &HostComm) -> Result<()> {
 
 fn part(comm: &HostComm, color: u32) -> HostComm {
     // SAFETY: as above.
-    unsafe { comm.part(Some(color), 0) }.unwrap().unwrap()
+    HostComm::new(unsafe { comm.part(Some(color), 0) }.unwrap().unwrap().into_endpoint())
 }
 
 #[test]
@@ -190,7 +182,8 @@ fn survivors_shrink_and_go_on() {
         }
         let since = Instant::now();
         assert!(matches!(barrier(&comm), Err(Error::Peer(_))));
-        let (shrunk, round) = comm.shrink_rounds().unwrap();
+        let (shrunk, round) = comm.endpoint.shrink().unwrap();
+        let shrunk = HostComm::new(shrunk);
         assert!(since.elapsed() < TIMEOUT, "{:?}", since.elapsed());
         let told = tell(&shrunk, comm.rank() as u64).unwrap();
         assert_eq!((told, round), (vec![0, 1, 3], 1));

@@ -1,13 +1,17 @@
 //! What happens at an instant that no trial of whole ranks can choose.
 
 use super::*;
+use crate::contract::Blocks;
 use crate::contract::Direction;
-use crate::os::Process;
-use crate::os::SharedFile;
+use crate::control::failure;
+use crate::control::layout::EMPTY;
+use crate::control::world::World;
 use crate::os::sync::Ordering;
+use crate::os::{Process, SharedFile};
+use crate::types::dtype::DType;
 use chunks::Chunks;
-use layout::EMPTY;
 use proptest::prelude::*;
+use std::sync::Arc;
 
 /// Two ranks that take each other for processes.
 fn pair() -> [HostComm; 2] {
@@ -24,7 +28,7 @@ fn of_world(world: World) -> [HostComm; 2] {
     let made = NewChannel::create(&world, 2).unwrap();
     [0, 1].map(|rank| {
         let channel = NewChannel::open(&world, made.id()).unwrap();
-        HostComm::attach(world.clone(), channel, rank, vec![0, 1], Duration::from_secs(60))
+        HostComm::new(Endpoint::attach(world.clone(), channel, rank, vec![0, 1], Duration::from_secs(60)))
     })
 }
 
@@ -132,7 +136,7 @@ fn a_wait_for_a_message_is_for_its_peer_and_has_its_number() {
     let made = NewChannel::create(&world, 3).unwrap();
     let [rank, _other, _awaited] = [0, 1, 2].map(|rank| {
         let channel = NewChannel::open(&world, made.id()).unwrap();
-        HostComm::attach(world.clone(), channel, rank, vec![0, 1, 2], Duration::from_millis(1))
+        HostComm::new(Endpoint::attach(world.clone(), channel, rank, vec![0, 1, 2], Duration::from_millis(1)))
     });
     let mut words = [[0u8; 1]; 3];
     let [other, before, awaited] = &mut words;
@@ -181,16 +185,18 @@ fn a_copy_of_a_rank_takes_no_message() {
 fn threads_of_a_rank_that_fail_at_once_have_one_verdict() {
     for _ in 0..3000 {
         let [rank, peer] = pair_of_threads();
-        let context = verdict::Context::of_last(rank.endpoint.own(), 0);
-        let verdicts =
-            [verdict::Verdict::Aborted { rank: 0 }, verdict::Verdict::Timeout { missing: vec![1], context }];
+        let context = failure::Context::of_last(rank.endpoint.own(), 0);
+        let verdicts = [
+            failure::ChannelFailure::Aborted { rank: 0 },
+            failure::ChannelFailure::Timeout { missing: vec![1], context },
+        ];
         let come = std::sync::atomic::AtomicUsize::new(0);
-        let fail = |verdict: &verdict::Verdict| {
+        let fail = |failure: &failure::ChannelFailure| {
             come.fetch_add(1, Ordering::Relaxed);
             while come.load(Ordering::Relaxed) < 2 {
                 std::hint::spin_loop();
             }
-            rank.endpoint.fail(verdict).to_string()
+            rank.endpoint.fail(failure).to_string()
         };
         let told: Vec<String> = std::thread::scope(|scope| {
             let threads = verdicts.each_ref().map(|verdict| scope.spawn(|| fail(verdict)));

@@ -1,15 +1,8 @@
 //! Elements into accumulators, and back.
 
-use crate::reduce::arithmetic::Avg;
-use crate::reduce::arithmetic::Combine;
-use crate::reduce::arithmetic::Number;
-use crate::reduce::arithmetic::PreMulSum;
-use crate::reduce::arithmetic::Prod;
-use crate::reduce::arithmetic::Sum;
-use crate::types::dtype::DType;
-use crate::types::dtype::with_element;
-use crate::types::op::ReductionCode;
-use crate::types::op::element_from_bits;
+use crate::reduce::arithmetic::{Avg, Combine, Number, PreMulSum, Prod, Sum};
+use crate::types::dtype::{DType, with_element};
+use crate::types::op::{ReductionCode, element_from_bits};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
 

@@ -3,14 +3,8 @@
 
 use super::accumulate::Accumulated;
 use super::reduction::Plan;
-use super::Failure;
-use super::MpiComm;
-use super::check;
-use super::datatype;
-use super::total;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Operation;
+use super::{Failure, MpiComm, check, datatype, total};
+use crate::contract::{Blocks, Call, Operation};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
 

@@ -4,10 +4,8 @@
 //! The thread compares what it sees with what it saw before.
 
 use crate::control::record::Record;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::TimeoutError;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result, TimeoutError};
 use crate::watch::deadline;
 use phalanx_sys::mpi::Handle;
 use std::ffi::c_int;

@@ -5,19 +5,11 @@
 //! from each rank to each becomes messages. all_to_all_v is always made of messages, which is how MPI libraries
 //! do it too: only its two ends know how long a block is.
 
-use super::collective::Scratch;
-use super::collective::is_nothing;
-use super::Failure;
-use super::MpiComm;
-use super::total;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::types::memory::Space;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
+use super::collective::{Scratch, is_nothing};
+use super::{Failure, MpiComm, total};
+use crate::contract::{Blocks, Call, Direction, Operation, OperationId, Transfer};
 use crate::types::dtype::DType;
+use crate::types::memory::Space;
 use std::ops::Range;
 
 /// A block that goes to a peer or comes from it.
@@ -151,7 +143,7 @@ impl MpiComm {
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective), until all messages are complete; so long the
     /// scratch memory, too, is left alone.
-    pub(crate) unsafe fn post_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Vec<Ticket> {
+    pub(crate) unsafe fn post_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Vec<OperationId> {
         use Operation::*;
         let size = call.dtype.size();
         let (send_blocks, recv_blocks) = (call.blocks, call.recv_blocks);
@@ -206,7 +198,7 @@ impl MpiComm {
         sends: &[Part<*const u8>],
         receives: &[Part<*mut u8>],
         on_gpu: bool,
-    ) -> Vec<Ticket> {
+    ) -> Vec<OperationId> {
         // The tag that no message of the application has.
         let (tag, dtype) = (self.process.max_tag + 1, DType::U8);
         let space = if on_gpu { Space::Device } else { Space::Host };
@@ -237,7 +229,7 @@ impl MpiComm {
     }
 
     /// Waits for all messages. The deadline is the operation's, and starts anew with each that completes.
-    fn complete(&self, mut tickets: Vec<Ticket>) -> Result<(), Failure> {
+    fn complete(&self, mut tickets: Vec<OperationId>) -> Result<(), Failure> {
         let mut outcome = Ok(());
         let mut polls = 0u32;
         while !tickets.is_empty() {
@@ -253,11 +245,11 @@ impl MpiComm {
     }
 
     /// Takes out the messages that are complete; whether there were any.
-    pub(crate) fn settle(&self, tickets: &mut Vec<Ticket>, outcome: &mut Result<(), Failure>) -> bool {
+    pub(crate) fn settle(&self, tickets: &mut Vec<OperationId>, outcome: &mut Result<(), Failure>) -> bool {
         let before = tickets.len();
         tickets.retain(|ticket| match self.take_if_done(*ticket) {
             Some(done) => {
-                *outcome = (*outcome).and(done.map_err(|_| Failure::Verdict));
+                *outcome = (*outcome).and(done.map_err(|_| Failure::ChannelFailure));
                 self.guard.beat();
                 false
             }

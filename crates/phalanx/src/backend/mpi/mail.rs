@@ -1,14 +1,11 @@
-//! Messages that carry the store's connections (`bootstrap/store/carrier/`), on a communicator of their own.
+//! Messages that carry the store's connections (`bootstrap/store/transport/`), on a communicator of their own.
 //!
 //! Nothing here waits: sends and receives are MPI's non-blocking calls. A peer may be dead, and then some of them never end:
 //! their memory is left to MPI, and MPI is not finalised, since that could wait for the peer.
 
-use super::Failure;
-use super::MpiComm;
-use super::check;
-use crate::contract::Backend;
-use crate::contract::Departure;
-use crate::rendezvous::store::Mail;
+use super::{Failure, MpiComm, check};
+use crate::contract::{Backend, Departure};
+use crate::rendezvous::store::MessageTransport;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -125,7 +122,7 @@ impl MpiComm {
     }
 }
 
-impl Mail for MpiMail {
+impl MessageTransport for MpiMail {
     fn send(&mut self, to: usize, bytes: &[u8]) -> Result<(), String> {
         self.call(|mail| {
             let mpi = &mail.comm.process.mpi;

@@ -7,24 +7,13 @@
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::Failure;
-use super::MpiComm;
-use super::check;
+use super::{Failure, MpiComm, check};
+use crate::contract::{Blocks, Call, Direction, OperationId, Transfer};
+use crate::control::record::Record;
+use crate::os::sync::lock;
+use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
 #[cfg(feature = "cuda")]
 use crate::types::memory::Space;
-use crate::control::record::Record;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::MismatchError;
-use crate::types::error::MissingRank;
-use crate::types::error::Result;
-use crate::types::error::TimeoutError;
-use crate::types::error::UnsupportedError;
-use crate::os::sync::lock;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -105,7 +94,7 @@ impl Posted {
 }
 
 impl Messages {
-    fn add(&mut self, posted: Posted) -> Ticket {
+    fn add(&mut self, posted: Posted) -> OperationId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.posted.push(None);
             self.posted.len() - 1
@@ -114,14 +103,14 @@ impl Messages {
             self.peers[posted.transfer.peer].expected.push(index);
         }
         self.posted[index] = Some(posted);
-        Ticket(index)
+        OperationId(index)
     }
 
     fn get(&mut self, index: usize) -> &mut Posted {
         self.posted[index].as_mut().expect("a ticket is asked for until it is done, and not again")
     }
 
-    fn take(&mut self, ticket: Ticket) -> Posted {
+    fn take(&mut self, ticket: OperationId) -> Posted {
         self.free.push(ticket.0);
         let posted = self.posted[ticket.0].take();
         let posted = posted.expect("a ticket is asked for until it is done, and not again");
@@ -153,7 +142,7 @@ impl Messages {
 impl MpiComm {
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
-    pub(crate) unsafe fn post_message(&self, transfer: Transfer) -> Result<Ticket> {
+    pub(crate) unsafe fn post_message(&self, transfer: Transfer) -> Result<OperationId> {
         if transfer.tag > self.process.max_tag {
             return Err(Error::from(UnsupportedError {
                 what: format!("the tag {}", transfer.tag),
@@ -169,7 +158,7 @@ impl MpiComm {
     ///
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
-    pub(crate) unsafe fn post_transfer(&self, transfer: Transfer) -> Ticket {
+    pub(crate) unsafe fn post_transfer(&self, transfer: Transfer) -> OperationId {
         let mut messages = lock(&self.messages);
         let sequence = messages.next_sequence(&transfer, self.ranks);
         let mut posted = Posted { transfer, sequence, way: Way::Recv(Receive::default()), outcome: Ok(()) };
@@ -216,7 +205,7 @@ impl MpiComm {
         Ok(request)
     }
 
-    pub(crate) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    pub(crate) fn wait_for_message(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         let others = || {
             // The peer may wait for another one first.
             self.progress_all();
@@ -302,7 +291,7 @@ impl MpiComm {
         self.fail(TimeoutError { operation, sequence, reporter: self.rank, waited, missing }.into())
     }
 
-    pub(crate) fn test_message(&self, ticket: Ticket) -> Result<bool> {
+    pub(crate) fn test_message(&self, ticket: OperationId) -> Result<bool> {
         if self.process.check_thread().is_err() {
             return Ok(false);
         }
@@ -327,7 +316,7 @@ impl MpiComm {
     }
 
     /// A message's outcome, if it is complete; or if the communicator has failed and MPI has not got its buffer.
-    pub(crate) fn take_if_done(&self, ticket: Ticket) -> Option<Result<()>> {
+    pub(crate) fn take_if_done(&self, ticket: OperationId) -> Option<Result<()>> {
         let mut messages = lock(&self.messages);
         self.advance(&mut messages, ticket.0);
         let posted = messages.get(ticket.0);

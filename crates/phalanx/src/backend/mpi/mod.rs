@@ -35,24 +35,16 @@ mod started;
 pub(crate) use mail::MpiMail;
 pub(crate) use process::Launched;
 
-use crate::control::record::Record;
-use crate::types::memory::Allocation;
-use crate::contract::Backend;
-use crate::contract::BackendKind;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Operation;
-use crate::contract::StartCollectives;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
 #[cfg(feature = "cuda")]
-use crate::buffer::stream::Lane;
+use crate::buffer::stream::Stream;
+use crate::contract::{
+    Backend, BackendKind, Blocks, Call, Departure, Operation, OperationId, StartCollectives, Transfer,
+};
+use crate::control::record::Record;
 use crate::os::Mapping;
+use crate::types::dtype::DType;
+use crate::types::error::{Error, LibraryError, Result};
+use crate::types::memory::Allocation;
 use collective::Scratch;
 use guard::Guard;
 use message::Messages;
@@ -71,7 +63,7 @@ pub(crate) enum Failure {
     /// An MPI function's answer: which function, and its code.
     Mpi { function: &'static str, code: c_int },
     /// The communicator has its verdict already.
-    Verdict,
+    ChannelFailure,
 }
 
 /// What an MPI function answered.
@@ -164,7 +156,7 @@ impl MpiComm {
 
     #[cold]
     fn failure(&self, failure: Failure, record: &Record, sequence: u64) -> Error {
-        if let (Failure::Verdict, Some(error)) = (failure, self.failed.get()) {
+        if let (Failure::ChannelFailure, Some(error)) = (failure, self.failed.get()) {
             return error.clone();
         }
         self.process.leave_unfinished("a communicator has failed");
@@ -272,8 +264,8 @@ impl Backend for MpiComm {
     }
 
     #[cfg(feature = "cuda")]
-    fn lane(&self) -> Lane {
-        Lane::admitting(self.gate.clone())
+    fn lane(&self) -> Stream {
+        Stream::admitting(self.gate.clone())
     }
 
     #[inline]
@@ -292,17 +284,17 @@ impl Backend for MpiComm {
         Some(self)
     }
 
-    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.ready()?;
         // SAFETY: the caller's contract.
         unsafe { self.post_message(transfer) }
     }
 
-    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         self.wait_for_message(ticket, meanwhile)
     }
 
-    fn test(&self, ticket: Ticket) -> Result<bool> {
+    fn test(&self, ticket: OperationId) -> Result<bool> {
         self.test_message(ticket)
     }
 
@@ -387,7 +379,7 @@ impl Backend for MpiComm {
 fn error(mpi: &Mpi, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
     let (function, code) = match failure {
         Failure::Mpi { function, code } => (function, code),
-        Failure::Verdict => ("an MPI function", 0),
+        Failure::ChannelFailure => ("an MPI function", 0),
     };
     LibraryError {
         library: mpi.version.clone(),

@@ -5,22 +5,15 @@
 //! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since a thread moves
 //! requests along; below that level, the main thread alone may use the communicators, and does it.
 
-use super::aware;
 use super::aware::Aware;
-use super::guard::Abort;
-use super::guard::Guard;
-use super::reduction::Plans;
-use super::reduction::plans;
-use super::Failure;
-use super::check;
+use super::guard::{Abort, Guard};
+use super::reduction::{Plans, plans};
+use super::{Failure, aware, check};
+use crate::contract::{Call, Operation};
 use crate::control::record::Record;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::rendezvous::environment::number_from_environment;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
 use crate::os::sync::lock;
+use crate::rendezvous::environment::number_from_environment;
+use crate::types::error::{Error, Result, UnsupportedError};
 use phalanx_sys::mpi::{Handle, LoadError, Mpi};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -6,13 +6,9 @@
 //! averages) or scaled first goes through a buffer of that type, so that it is rounded once, as documented. The
 //! order of the ranks is MPI's.
 
-use super::accumulate::Accumulated;
-use super::accumulate::add_i128;
-use super::Failure;
-use super::check;
-use super::datatype;
-use crate::reduce::Reducer;
-use crate::reduce::Targets;
+use super::accumulate::{Accumulated, add_i128};
+use super::{Failure, check, datatype};
+use crate::reduce::{Reducer, Targets};
 use crate::types::dtype::DType;
 use crate::types::op::ReductionCode;
 use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};

@@ -12,20 +12,13 @@
 //! made. So the order is that of the collectives on every rank, whatever is complete when, and those of one call each are all
 //! under way at once.
 
-use super::collective::Prepared;
-use super::collective::Scratch;
+use super::collective::{Prepared, Scratch};
 use super::large::Parts;
-use super::Failure;
-use super::MpiComm;
-use super::check;
+use super::{Failure, MpiComm, check};
+use crate::contract::{Call, OperationId, StartCollectives};
 use crate::control::record::Record;
-use crate::contract::Call;
-use crate::contract::StartCollectives;
-use crate::contract::Ticket;
-use crate::types::error::Error;
-use crate::types::error::MismatchError;
-use crate::types::error::Result;
 use crate::os::sync::lock;
+use crate::types::error::{Error, MismatchError, Result};
 use phalanx_sys::mpi::Handle;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -64,7 +57,7 @@ enum Stage {
     /// MPI has a call.
     Calling(Handle, Box<Made>),
     /// It is made of messages: those that are under way, and what has become of the others.
-    Exchanging(Vec<Ticket>, std::result::Result<(), Failure>),
+    Exchanging(Vec<OperationId>, std::result::Result<(), Failure>),
     Over(Result<()>),
 }
 
@@ -148,7 +141,7 @@ impl MpiComm {
                 Stage::Over(_) => return Ok(()),
                 Stage::Waiting => {
                     if self.failed.get().is_some() {
-                        return Err(Failure::Verdict);
+                        return Err(Failure::ChannelFailure);
                     }
                     if !is_next {
                         return Ok(());
@@ -165,7 +158,7 @@ impl MpiComm {
                     }
                     if let Some(mismatch) = mismatch(number, &calls[..self.ranks]) {
                         self.fail(mismatch);
-                        return Err(Failure::Verdict);
+                        return Err(Failure::ChannelFailure);
                     }
                     self.guard.beat();
                     started.stage = self.begin(started)?;
@@ -277,20 +270,20 @@ impl MpiComm {
 }
 
 impl StartCollectives for MpiComm {
-    unsafe fn start(&self, call: &Call<'static>) -> Result<Ticket> {
+    unsafe fn start(&self, call: &Call<'static>) -> Result<OperationId> {
         self.ready()?;
         if !self.polled.swap(true, Ordering::Relaxed) {
             lock(&self.collectives).first = Some(self.guard.last() + 1);
         }
         // SAFETY: the caller's contract.
-        Ok(Ticket(unsafe { self.add(call) } as usize))
+        Ok(OperationId(unsafe { self.add(call) } as usize))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<()> {
+    fn wait(&self, ticket: OperationId) -> Result<()> {
         self.wait_for_collective(ticket.0 as u64)
     }
 
-    fn test(&self, ticket: Ticket) -> Result<bool> {
+    fn test(&self, ticket: OperationId) -> Result<bool> {
         if self.process.check_thread().is_err() {
             return Ok(false);
         }

@@ -2,19 +2,11 @@
 
 use super::communicator::Communicator;
 use super::device::StreamMemory;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::types::memory::Space;
-use crate::types::memory::RawStream;
-use crate::contract::Transfer;
+use crate::contract::{Blocks, Call, Direction, Operation, Transfer};
 use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::op::RawReduction;
-use crate::types::op::ReductionCode;
+use crate::types::error::{Error, Result, UnsupportedError};
+use crate::types::memory::{RawStream, Space};
+use crate::types::op::{RawReduction, ReductionCode};
 use phalanx_sys::nccl::{
     Flavour, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate, red_op,
 };

@@ -1,12 +1,10 @@
 //! Settings of single collectives.
 
-use super::config::needs;
-use super::config::text;
+use super::config::{needs, text};
 use super::library::Library;
 use crate::buffer::collective_config::RawCollectiveConfig;
 use crate::types::error::Result;
 use phalanx_sys::nccl::{ncclCollConfig_t, version_code};
-use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 

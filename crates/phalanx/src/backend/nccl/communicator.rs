@@ -8,23 +8,16 @@ use super::config::Config;
 use super::device::Device;
 use super::graphs::Graphs;
 use super::library::Library;
-use super::meeting::Acquainted;
-use super::meeting::Meeting;
-use super::memory::Handle;
-use super::memory::free;
+use super::meeting::{Acquainted, Meeting};
+use super::memory::{Handle, free};
 use super::staging::Stages;
 use super::turn::Inside;
-use crate::control::witness::Subject;
-use crate::control::witness::Witness;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::memory::RawStream;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
 use crate::buffer::stream::GpuStream;
+use crate::contract::{Call, Operation, Transfer};
+use crate::control::control_channel::{AnnouncedCall, ControlChannel};
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result, UnsupportedError};
+use crate::types::memory::RawStream;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
@@ -42,7 +35,7 @@ pub(crate) struct Communicator {
     pub device: Device,
     pub rank: usize,
     pub ranks: usize,
-    pub witness: Witness,
+    pub control_channel: ControlChannel,
     pub stages: Stages,
     pub(crate) handle: Arc<HandleCell>,
     pub(crate) last: Mutex<Last>,
@@ -102,7 +95,7 @@ pub(crate) struct Last {
     pub collectives: u64,
     pub messages: u64,
     /// The last of both that may not be complete, and where. What has no data enqueues nothing, and does not count.
-    pub subject: Option<Subject>,
+    pub subject: Option<AnnouncedCall>,
     pub stream: RawStream,
     /// What the ranks are connected for.
     pub acquainted: Acquainted,
@@ -117,7 +110,7 @@ unsafe impl Sync for Communicator {}
 impl Drop for Communicator {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut *lock(&self.left_to_peers));
-        if !memory.is_empty() && self.has_ended() && !self.witness.is_copy() {
+        if !memory.is_empty() && self.has_ended() && !self.control_channel.is_copy() {
             // SAFETY: of windows that were dropped, whose users on this rank were waited for then; the communicator, and with it what
             // peers do by it, has ended.
             memory.into_iter().for_each(|start| unsafe { free(self.library, &self.device, start) });
@@ -156,7 +149,7 @@ impl Communicator {
     pub fn new(
         library: &'static Library,
         device: Device,
-        witness: Witness,
+        control_channel: ControlChannel,
         (rank, ranks): (usize, usize),
         config: &Config,
     ) -> Communicator {
@@ -165,7 +158,7 @@ impl Communicator {
             device,
             rank,
             ranks,
-            witness,
+            control_channel,
             stages: Stages::default(),
             handle: Arc::default(),
             last: Mutex::new(Last {
@@ -251,7 +244,7 @@ impl Communicator {
     /// The error that every call answers, if the communicator has failed.
     #[inline]
     pub fn check(&self) -> Result<()> {
-        if self.failed.get().is_some() || self.witness.check().is_err() {
+        if self.failed.get().is_some() || self.control_channel.check().is_err() {
             return Err(self.failure());
         }
         Ok(())
@@ -260,7 +253,7 @@ impl Communicator {
     /// An error in a copy of the process, made by fork: what the library and the driver have is the original's, and another
     /// thread may have held a lock when the copy was made.
     pub fn check_owner(&self) -> Result<()> {
-        if self.witness.is_copy() { Err(Error::forked()) } else { Ok(()) }
+        if self.control_channel.is_copy() { Err(Error::forked()) } else { Ok(()) }
     }
 
     /// [`check`](Communicator::check), and an error for an operation while it is suspended: its kernels would read memory that is
@@ -276,7 +269,7 @@ impl Communicator {
 
     #[cold]
     pub(crate) fn failure(&self) -> Error {
-        match self.witness.check() {
+        match self.control_channel.check() {
             Err(verdict) => self.fail(verdict),
             Ok(()) => self.fail(Error::Aborted { rank: self.rank }),
         }
@@ -286,12 +279,12 @@ impl Communicator {
     /// comes second waits until that is done.
     #[cold]
     pub fn fail(&self, error: Error) -> Error {
-        if self.witness.is_copy() {
+        if self.control_channel.is_copy() {
             return Error::forked();
         }
         let _failing = lock(&self.failing);
         if self.failed.get().is_none() {
-            self.witness.give_up();
+            self.control_channel.give_up();
             self.abort();
         }
         self.failed.get_or_init(|| error).clone()
@@ -352,31 +345,31 @@ impl Communicator {
     }
 
     /// What was enqueued last and may not be complete, and where.
-    pub fn last_enqueued(&self) -> Option<(Subject, RawStream)> {
+    pub fn last_enqueued(&self) -> Option<(AnnouncedCall, RawStream)> {
         let last = lock(&self.last);
         last.subject.map(|subject| (subject, last.stream))
     }
 
     /// Notes and announces a collective that is about to be enqueued; who has to meet before it is.
     #[inline(always)]
-    pub fn next_collective(&self, call: &Call<'_>) -> (Subject, Option<Meeting>) {
+    pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Meeting>) {
         let mut last = lock(&self.last);
         last.collectives += 1;
-        let subject = Subject::call(last.collectives, call);
+        let subject = AnnouncedCall::call(last.collectives, call);
         let Footprint { send, recv } = Footprint::of(call, self.rank, self.ranks);
         if send + recv > 0 {
             (last.subject, last.stream) = (Some(subject), call.stream);
         }
-        self.witness.announce(&subject);
+        self.control_channel.announce(&subject);
         let meeting = self.meeting_for(call, &subject, &mut last.acquainted);
         (subject, meeting)
     }
 
     /// Notes a message that is about to be enqueued.
-    pub fn next_message(&self, transfer: &Transfer) -> Subject {
+    pub fn next_message(&self, transfer: &Transfer) -> AnnouncedCall {
         let mut last = lock(&self.last);
         last.messages += 1;
-        let subject = Subject::message(last.messages, transfer);
+        let subject = AnnouncedCall::message(last.messages, transfer);
         if transfer.count > 0 {
             (last.subject, last.stream) = (Some(subject), transfer.stream);
         }
@@ -389,8 +382,8 @@ impl Communicator {
     }
 
     /// What the library is asked for that is neither a collective nor a message.
-    pub(crate) fn errand(&self) -> Subject {
-        Subject::call(self.collectives(), &Call::empty(Operation::Init))
+    pub(crate) fn errand(&self) -> AnnouncedCall {
+        AnnouncedCall::call(self.collectives(), &Call::empty(Operation::Init))
     }
 
     /// Notes that something was enqueued that is no collective and no message.
@@ -403,9 +396,9 @@ impl Communicator {
 
     /// Notes that the stream waits for signals of these peers from now on.
     pub fn awaits(&self, stream: RawStream, peers: impl Iterator<Item = usize>) {
-        self.witness.expect_signals(peers);
+        self.control_channel.expect_signals(peers);
         let mut last = lock(&self.last);
-        let subject = Subject::call(last.collectives, &Call::empty(Operation::WaitSignals));
+        let subject = AnnouncedCall::call(last.collectives, &Call::empty(Operation::WaitSignals));
         (last.subject, last.stream) = (Some(subject), stream);
     }
 

@@ -1,9 +1,7 @@
 //! Settings of a communicator.
 
 use super::library::Library;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
+use crate::types::error::{Error, Result, UnsupportedError};
 use phalanx_sys::nccl::{ncclConfig_t, version_code, version_text};
 use std::ffi::{CStr, CString};
 use std::mem::offset_of;
@@ -174,6 +172,6 @@ pub(crate) fn needs(library: &Library, setting: &'static str, since: u32, in_lay
 pub(crate) fn text(setting: &'static str, value: &str) -> Result<CString> {
     CString::new(value).map_err(|_| {
         let (name, expected) = (setting.to_owned(), "a text without NUL characters".to_owned());
-        crate::UsageError::Setting { name, value: value.to_owned(), expected }.into()
+        crate::types::error::UsageError::Setting { name, value: value.to_owned(), expected }.into()
     })
 }

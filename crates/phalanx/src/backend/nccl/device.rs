@@ -1,18 +1,12 @@
 //! A GPU, and what the backend does there besides the library's calls, whoever made it ([`Runtime`]).
 
-use super::runtime::Cuda;
-use super::runtime::Hip;
-use super::runtime::Runtime;
+use super::runtime::{Cuda, Hip, Runtime};
 use super::turn::Turnstile;
-use crate::types::memory::RawStream;
-use crate::types::memory::GpuId;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
 use crate::buffer::stream::GpuStream;
-use crate::gpu::backoff::Patience;
+use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::memory::{GpuId, RawStream};
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::Flavour;
 use std::collections::BTreeMap;
@@ -133,7 +127,7 @@ impl Device {
     /// Whether a stream's work is complete.
     pub fn is_idle(&self, stream: RawStream) -> Result<bool> {
         // SAFETY: a stream of this device, which is current, kept alive by its lane.
-        unsafe { self.runtime.is_idle(stream) }.map_err(crate::LibraryError::fatal)
+        unsafe { self.runtime.is_idle(stream) }.map_err(crate::types::error::LibraryError::fatal)
     }
 
     /// Whether a stream has work to do. One that is captured has none, and must not be asked.
@@ -163,7 +157,7 @@ impl Device {
 
     /// Waits until a stream's work is complete, without any rank in mind.
     pub fn wait_idle(&self, stream: RawStream, limit: Duration) -> Result<()> {
-        let mut patience = Patience::new();
+        let mut patience = Backoff::new();
         while !self.is_idle(stream)? {
             if patience.since.elapsed() > limit {
                 return Err(self.runtime.not_ready().into());

@@ -5,15 +5,14 @@
 //! all ranks go the same way, which they see alike: the communicator is finalized when all have left, and aborted when it
 //! has failed before. A rank that leaves before the others does not wait for that: a thread does.
 
-use super::communicator::Communicator;
-use super::communicator::ENDING;
+use super::communicator::{Communicator, ENDING};
 use super::device::Device;
 use super::library::Library;
 use super::turn::Errand;
 use crate::contract::Departure;
-use crate::types::error::Error;
-use crate::gpu::backoff::Patience;
+use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
+use crate::types::error::Error;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -49,7 +48,7 @@ impl Communicator {
     /// With operations in an open group, or while it is split, the library looks at it until the end of that, which aborts it.
     pub(crate) fn abort(&self) {
         let Some(abort) = self.library.ncclCommAbort else { return };
-        if self.witness.is_copy() || self.is_queued() || self.ended.load(Ordering::Acquire) {
+        if self.control_channel.is_copy() || self.is_queued() || self.ended.load(Ordering::Acquire) {
             return;
         }
         self.destroy_graphs();
@@ -119,14 +118,14 @@ impl Communicator {
         }
         if departure == Departure::Panicked {
             // Told before what others may find of the abort.
-            self.witness.depart(departure);
+            self.control_channel.depart(departure);
             return self.abort();
         }
         if !self.has_ended() && !self.end() {
             self.end_alone();
         }
         if !self.is_alone.load(Ordering::Acquire) {
-            self.witness.depart(departure);
+            self.control_channel.depart(departure);
         }
     }
 
@@ -143,7 +142,7 @@ impl Communicator {
     pub(crate) fn end_alone(&self) {
         if self.is_departing() && self.library.ends_together() {
             self.is_alone.store(true, Ordering::Release);
-            self.witness.depart_alone();
+            self.control_channel.depart_alone();
         }
         self.abort();
     }
@@ -164,9 +163,9 @@ impl Communicator {
     ///
     /// A rank that fails it leaves after that, so that whoever sees all gone sees that, too.
     fn verdict_of_all(&self) -> Option<bool> {
-        let have_all_left = self.witness.have_all_left();
-        let is_over = self.is_alone.load(Ordering::Acquire) || self.witness.check().is_err();
-        if is_over || self.witness.is_one_missing() {
+        let have_all_left = self.control_channel.have_all_left();
+        let is_over = self.is_alone.load(Ordering::Acquire) || self.control_channel.check().is_err();
+        if is_over || self.control_channel.is_one_missing() {
             return Some(false);
         }
         have_all_left.then_some(true)
@@ -202,11 +201,11 @@ impl Communicator {
             }
         }
         // Those who are gone will not take part in the end.
-        if self.witness.has_casualties() {
+        if self.control_channel.has_casualties() {
             return false;
         }
         // Peers that still need this rank must not wait for it while it ends.
-        self.witness.depart(Departure::Left);
+        self.control_channel.depart(Departure::Left);
         if !self.library.ends_together() {
             return self.finish();
         }
@@ -264,7 +263,7 @@ impl Ending {
         let _current = self.device.enter();
         // SAFETY: a communicator that is there; nothing but looking at it and destroying follows.
         let finalize = |comm| unsafe { finalize(comm) };
-        let mut patience = Patience::new();
+        let mut patience = Backoff::new();
         let mut state = match self.library.ends_together() {
             true => self.call_beside_others(errand, finalize),
             false => self.call(errand, finalize),

@@ -2,9 +2,8 @@
 //! often the one that waits for the abort: so the communicator destroys them.
 
 use super::communicator::Communicator;
-use crate::types::error::Error;
-use crate::types::error::Result;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result};
 use cudarc::driver::CudaGraph;
 use std::sync::{Arc, Mutex, Weak};
 

@@ -3,17 +3,13 @@
 //! Inside a group the library only queues. What has to wait for the group's end (ranks to meet, host memory to bring
 //! back, `ncclInProgress` to wait for) is kept in the thread's list.
 
-use super::communicator::Communicator;
-use super::communicator::Visit;
+use super::communicator::{Communicator, Visit};
 use super::meeting::meet_all;
-use super::messages::Carrying;
-use super::messages::Messages;
-use super::operation::Aftermath;
-use super::operation::Started;
+use super::messages::{Carrying, Messages};
+use super::operation::{Aftermath, Started};
 use super::turn;
 use super::turn::Turnstile;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{ncclDataType_t, ncclResult_t};
 use std::cell::RefCell;
 use std::sync::Arc;

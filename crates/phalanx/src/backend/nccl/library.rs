@@ -1,13 +1,10 @@
 //! The loaded library, and its answers as errors.
 
-use crate::control::witness::Subject;
+use crate::control::control_channel::AnnouncedCall;
 pub(crate) use crate::gpu::nccl::{Library, load};
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
-use phalanx_sys::nccl::{Api, Flavour, ncclComm_t, ncclResult_t, version_code};
+use crate::types::error::{Error, LibraryError, Result};
+use phalanx_sys::nccl::{Flavour, ncclComm_t, ncclResult_t, version_code};
 use std::ffi::CStr;
-use std::sync::{Mutex, Once};
 
 /// Most characters of the library's own account of an error that are kept.
 const ACCOUNT: usize = 1024;
@@ -47,7 +44,11 @@ impl Library {
     #[cold]
     pub fn error(&self, result: ncclResult_t, function: &'static str) -> LibraryError {
         LibraryError {
-            library: format!("{} {}", self.api().name(), phalanx_sys::nccl::version_text(self.api().version())),
+            library: format!(
+                "{} {}",
+                self.api().name(),
+                phalanx_sys::nccl::version_text(self.api().version())
+            ),
             function,
             code: result.0,
             text: self.describe(result),
@@ -104,7 +105,7 @@ unsafe fn text_at(start: *const std::ffi::c_char) -> String {
 
 impl LibraryError {
     /// With the operation in which it happened.
-    pub(crate) fn within(mut self, rank: usize, subject: &Subject) -> LibraryError {
+    pub(crate) fn within(mut self, rank: usize, subject: &AnnouncedCall) -> LibraryError {
         let (operation, sequence) = subject.describe();
         self.context = Some((rank, operation, sequence));
         self

@@ -1,19 +1,15 @@
 //! How a communicator is made: the library is called in a thread, so that a rank that does not come is an error here
 //! and not a wait inside the library.
 
-use super::communicator::Communicator;
-use super::communicator::ENDING;
-use super::communicator::HandleCell;
+use super::communicator::{Communicator, ENDING, HandleCell};
 use super::config::RawConfig;
 use super::device::Device;
 use super::library::Library;
-use crate::control::witness::Subject;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::contract::{Call, Operation};
+use crate::control::control_channel::AnnouncedCall;
 use crate::gpu::backoff::LOOK;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -202,10 +198,12 @@ impl Making {
     /// Waits until the library has done it, for `rank`, the rank of what is made. If the library does not
     /// come back, its thread stays, and with it what is half made: nothing can end a call of NCCL that has no
     /// communicator yet.
-    pub fn wait(&self, rank: &Communicator, subject: &Subject, since: Instant) -> Result<()> {
+    pub fn wait(&self, rank: &Communicator, subject: &AnnouncedCall, since: Instant) -> Result<()> {
         // The library needs all ranks of what is split, which know who they are in that.
         let (judge, subject) = match &self.parent {
-            Some(parent) => (&**parent, &Subject::call(parent.collectives(), &Call::empty(Operation::Split))),
+            Some(parent) => {
+                (&**parent, &AnnouncedCall::call(parent.collectives(), &Call::empty(Operation::Split)))
+            }
             None => (rank, subject),
         };
         let result = loop {
@@ -214,7 +212,7 @@ impl Making {
                 Err(RecvTimeoutError::Disconnected) => break ncclResult_t::UnhandledCudaError,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Err(verdict) = judge.witness.look(subject, since) {
+            if let Err(verdict) = judge.control_channel.look(subject, since) {
                 self.give_up(rank.rank, &verdict);
                 return Err(verdict);
             }
@@ -259,9 +257,9 @@ impl Communicator {
     /// Makes it. Collective.
     pub(crate) fn make(&self, origin: &Origin, config: Option<RawConfig>) -> Result<()> {
         let since = Instant::now();
-        // The first operation on the witness.
-        let subject = Subject::call(1, &Call::empty(Operation::Init));
-        self.witness.announce(&subject);
+        // The first operation on the control_channel.
+        let subject = AnnouncedCall::call(1, &Call::empty(Operation::Init));
+        self.control_channel.announce(&subject);
         let place = (self.rank, self.ranks);
         let made = Making::start(self.library, &self.device, origin, place, config, &self.handle)
             .and_then(|making| making.wait(self, &subject, since))
@@ -270,12 +268,16 @@ impl Communicator {
                 self.settle(&subject, since)
             })
             .map_err(|error| self.fail(error));
-        self.witness.withdraw(&subject);
+        self.control_channel.withdraw(&subject);
         made
     }
 
     /// This rank's part in a split of its communicator that makes it no member of anything. Collective.
-    pub(crate) fn take_no_part(self: &Arc<Self>, subject: &Subject, config: Option<RawConfig>) -> Result<()> {
+    pub(crate) fn take_no_part(
+        self: &Arc<Self>,
+        subject: &AnnouncedCall,
+        config: Option<RawConfig>,
+    ) -> Result<()> {
         let origin = Origin::Split { parent: self.clone(), color: None, key: 0 };
         Making::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
             .and_then(|making| making.wait(self, subject, Instant::now()))

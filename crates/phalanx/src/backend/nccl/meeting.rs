@@ -4,19 +4,12 @@
 //! a deadline. So the ranks see first, by what they announce, that all of them have come to the call; that costs
 //! microseconds, once for each kind of operation. What can still go wrong inside is the watchdog's.
 
-use super::collective::Part;
-use super::collective::parts;
+use super::collective::{Part, parts};
 use super::communicator::Communicator;
-use crate::control::witness::Offer;
-use crate::control::witness::Subject;
-use crate::control::witness::Way;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::gpu::backoff::Patience;
+use crate::contract::{Blocks, Call, Direction, Operation};
+use crate::control::control_channel::{AnnouncedCall, Connection, TransferCheck};
+use crate::gpu::backoff::Backoff;
+use crate::types::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -52,18 +45,18 @@ struct Kind {
 /// Whom to wait for before the library is called.
 pub(crate) enum Meeting {
     /// All, in this collective.
-    All(Subject),
+    All(AnnouncedCall),
     /// Single peers, each in what this rank exchanges with it.
     Peers(Vec<Awaited>),
 }
 
 /// A peer that has to come to its end of a message.
 pub(crate) struct Awaited {
-    subject: Subject,
+    subject: AnnouncedCall,
     peer: usize,
-    way: Way,
+    way: Connection,
     /// What both ends say of the message, in checked mode, if they can: whoever has said it has come.
-    offer: Option<Offer>,
+    offer: Option<TransferCheck>,
 }
 
 impl Meeting {
@@ -73,7 +66,7 @@ impl Meeting {
     }
 
     /// What is waited for, until it is over.
-    fn subject(&self) -> &Subject {
+    fn subject(&self) -> &AnnouncedCall {
         match self {
             Meeting::All(subject) => subject,
             Meeting::Peers(peers) => &peers[0].subject,
@@ -87,7 +80,7 @@ impl Communicator {
     pub(crate) fn meeting_for(
         &self,
         call: &Call<'_>,
-        subject: &Subject,
+        subject: &AnnouncedCall,
         acquainted: &mut Acquainted,
     ) -> Option<Meeting> {
         use Operation::{AllGatherV, AllToAllV, GatherV, ScatterV};
@@ -104,18 +97,19 @@ impl Communicator {
     }
 
     /// Tells a peer of the first message of a way between two ranks, which it has to come to.
-    pub(crate) fn greet(&self, subject: &Subject, part: &Part) -> Option<Awaited> {
+    pub(crate) fn greet(&self, subject: &AnnouncedCall, part: &Part) -> Option<Awaited> {
         let (peer, way) = (part.peer, way(part.direction));
-        let is_new = part.bytes > 0 && peer != self.rank && self.witness.greet(peer, way);
+        let is_new = part.bytes > 0 && peer != self.rank && self.control_channel.greet(peer, way);
         is_new.then_some(Awaited { subject: *subject, peer, way, offer: None })
     }
 
     /// Tells a peer what this rank calls, which it compares before either enqueues it. Where that cannot be told, it is only
     /// greeted.
-    pub(crate) fn offer(&self, message: &Subject, part: &Part) -> Result<Option<Awaited>> {
+    pub(crate) fn offer(&self, message: &AnnouncedCall, part: &Part) -> Result<Option<Awaited>> {
         let (since, greeted) = (Instant::now(), self.greet(message, part));
         let (peer, way) = (part.peer, way(part.direction));
-        let offer = self.witness.offer(message, way).map_err(|error| self.judge(message, since, error))?;
+        let offer =
+            self.control_channel.offer(message, way).map_err(|error| self.judge(message, since, error))?;
         Ok(match offer {
             Some(offer) => Some(Awaited { subject: *message, peer, way, offer: Some(offer) }),
             None => greeted,
@@ -124,11 +118,11 @@ impl Communicator {
 
     /// What the end of a meeting means for the communicator, which the subject needed.
     #[cold]
-    pub(crate) fn judge(&self, subject: &Subject, since: Instant, error: Error) -> Error {
+    pub(crate) fn judge(&self, subject: &AnnouncedCall, since: Instant, error: Error) -> Error {
         if !error.is_fatal() {
             return error;
         }
-        let error = self.witness.judge_meeting(subject, since, error);
+        let error = self.control_channel.judge_meeting(subject, since, error);
         self.fail(error)
     }
 
@@ -141,7 +135,7 @@ impl Communicator {
     /// Whether all have come. An error if one calls something else.
     fn is_over(&self, meeting: &mut Meeting, since: Instant) -> Result<bool> {
         match meeting {
-            Meeting::All(subject) => Ok(self.witness.have_all_arrived(subject)),
+            Meeting::All(subject) => Ok(self.control_channel.have_all_arrived(subject)),
             Meeting::Peers(peers) => {
                 all_asked(peers, |awaited| self.has_come(awaited, since))?;
                 Ok(peers.is_empty())
@@ -152,9 +146,9 @@ impl Communicator {
     fn has_come(&self, awaited: &mut Awaited, since: Instant) -> Result<bool> {
         match &mut awaited.offer {
             Some(offer) => {
-                self.witness.settle(offer).map_err(|error| self.judge(&awaited.subject, since, error))
+                self.control_channel.settle(offer).map_err(|error| self.judge(&awaited.subject, since, error))
             }
-            None => Ok(self.witness.is_greeted_by(awaited.peer, awaited.way)),
+            None => Ok(self.control_channel.is_greeted_by(awaited.peer, awaited.way)),
         }
     }
 }
@@ -162,7 +156,7 @@ impl Communicator {
 /// Waits for the meetings of several communicators, all at once: their other ranks may come to them in another order.
 pub(crate) fn meet_all(mut open: Vec<(&Communicator, &mut Meeting)>) -> Result<()> {
     let since = Instant::now();
-    let mut patience = Patience::since(since);
+    let mut patience = Backoff::since(since);
     let _waiting: Vec<_> = open.iter().map(|(communicator, _)| communicator.begin_wait()).collect();
     loop {
         all_asked(&mut open, |(communicator, meeting)| communicator.is_over(meeting, since))?;
@@ -190,10 +184,10 @@ fn all_asked<T>(open: &mut Vec<T>, mut is_over: impl FnMut(&mut T) -> Result<boo
     outcome
 }
 
-fn way(direction: Direction) -> Way {
+fn way(direction: Direction) -> Connection {
     match direction {
-        Direction::Send(_) => Way::Out,
-        Direction::Recv(_) => Way::In,
+        Direction::Send(_) => Connection::Out,
+        Direction::Recv(_) => Connection::In,
     }
 }
 

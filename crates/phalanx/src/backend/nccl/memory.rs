@@ -5,20 +5,15 @@ use super::config::needs;
 use super::device::Device;
 use super::device_comm::Held;
 use super::library::Library;
-use crate::contract::Operation;
+use crate::buffer::Source;
+use crate::buffer::Target;
 use crate::buffer::cuda;
-use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
+use crate::buffer::stream::{GpuStream, Loan, Stream};
+use crate::contract::Operation;
 use crate::gpu::hip;
-use crate::buffer::stream::GpuStream;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
 use crate::os::sync::lock;
-use crate::Source;
-use crate::Target;
+use crate::types::dtype::Element;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use phalanx_sys::nccl::{
     NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, NCCL_WIN_STRICT_ORDERING, ncclResult_t,
@@ -541,7 +536,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
 
     /// Puts an operation that writes behind those that read, and whoever comes after it with that.
     #[cold]
-    fn put_behind_readers(&mut self, lane: &Lane) -> Result<()> {
+    fn put_behind_readers(&mut self, lane: &Stream) -> Result<()> {
         let readers = readers(&mut self.readers);
         match lane.gpu_stream() {
             Some(stream) => {
@@ -575,7 +570,7 @@ unsafe impl<T: Element, S: GpuSlice<T>> Source for Buffer<T, S> {
         self.slice.len()
     }
 
-    fn lend<'a>(&'a self, lane: &'a Lane) -> Result<Lent<'a>> {
+    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
         let lent = self.slice.lend(lane)?;
         if let Some(stream) = lane.gpu_stream()
             && !self.slice.is_on(stream)
@@ -588,7 +583,7 @@ unsafe impl<T: Element, S: GpuSlice<T>> Source for Buffer<T, S> {
 
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<T: Element, S: GpuSlice<T>> Target for Buffer<T, S> {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Lane) -> Result<Lent<'a>> {
+    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>> {
         if !readers(&mut self.readers).is_empty() {
             self.put_behind_readers(lane)?;
         }

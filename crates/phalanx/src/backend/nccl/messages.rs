@@ -4,11 +4,9 @@
 //! that are there, so that messages and collectives keep the order of the calls, and the others wait for it: a message is complete
 //! only when whoever took it says so. A group carries messages out at its end, and until then nobody else does.
 
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::contract::{OperationId, Transfer};
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -34,8 +32,8 @@ struct State {
     first_queued: usize,
     first_pending: usize,
     /// Who carries messages out, or has a group open in which they will be.
-    carrier: Option<ThreadId>,
-    /// Those that wait for the end of the carrier's group.
+    transport: Option<ThreadId>,
+    /// Those that wait for the end of the transport's group.
     grouped: Vec<Range<usize>>,
     failed: Vec<Failed>,
 }
@@ -56,13 +54,13 @@ impl State {
 
 impl Messages {
     /// They are taken together.
-    pub fn post<const N: usize>(&self, transfers: [Transfer; N]) -> [Ticket; N] {
+    pub fn post<const N: usize>(&self, transfers: [Transfer; N]) -> [OperationId; N] {
         let mut state = lock(&self.state);
         state.queued.extend(transfers);
         self.are_pending.store(true, Ordering::Release);
         let first = state.next;
         state.next += N;
-        std::array::from_fn(|index| Ticket(first + index))
+        std::array::from_fn(|index| OperationId(first + index))
     }
 
     #[inline(always)]
@@ -71,7 +69,7 @@ impl Messages {
     }
 
     /// Has a message carried out by the thread that moves requests along, unless somebody has taken it.
-    pub fn want(&self, ticket: Ticket) {
+    pub fn want(&self, ticket: OperationId) {
         let state = lock(&self.state);
         if ticket.0 >= state.first_queued {
             self.are_wanted.store(true, Ordering::Release);
@@ -82,7 +80,7 @@ impl Messages {
         self.are_wanted.load(Ordering::Acquire)
     }
 
-    pub fn is_complete(&self, ticket: Ticket) -> bool {
+    pub fn is_complete(&self, ticket: OperationId) -> bool {
         ticket.0 < lock(&self.state).first_pending
     }
 
@@ -90,10 +88,10 @@ impl Messages {
     pub fn carry(self: &Arc<Self>) -> Option<Carrying> {
         let me = std::thread::current().id();
         let mut state = lock(&self.state);
-        while state.carrier.is_some_and(|carrier| carrier != me) {
+        while state.transport.is_some_and(|transport| transport != me) {
             state = self.carried_out.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let is_new = state.carrier.replace(me).is_none();
+        let is_new = state.transport.replace(me).is_none();
         is_new.then(|| Carrying(self.clone()))
     }
 
@@ -111,13 +109,13 @@ impl Messages {
         lock(&self.state).fail(tickets, error);
     }
 
-    /// They fare as the carrier's group does.
+    /// They fare as the transport's group does.
     pub fn leave_to_group(&self, tickets: Range<usize>) {
         lock(&self.state).grouped.push(tickets);
     }
 
     /// How a complete message fared, which is asked once.
-    pub fn settle(&self, ticket: Ticket) -> Result<()> {
+    pub fn settle(&self, ticket: OperationId) -> Result<()> {
         let mut state = lock(&self.state);
         let Some(index) = state.failed.iter().position(|failed| failed.tickets.contains(&ticket.0)) else {
             return Ok(());
@@ -151,7 +149,7 @@ impl Drop for Carrying {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.first_pending = state.first_queued;
-        state.carrier = None;
+        state.transport = None;
         self.0.are_pending.store(!state.queued.is_empty(), Ordering::Release);
         drop(state);
         self.0.carried_out.notify_all();
@@ -164,7 +162,7 @@ mod tests {
     use crate::contract::Direction;
     use crate::types::dtype::DType;
 
-    fn posted() -> (Arc<Messages>, Ticket) {
+    fn posted() -> (Arc<Messages>, OperationId) {
         let messages = Arc::new(Messages::default());
         let transfer = Transfer::host(Direction::Send(std::ptr::null()), 1, 0, DType::U8, 0);
         let [ticket] = messages.post([transfer]);

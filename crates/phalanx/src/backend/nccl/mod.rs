@@ -6,7 +6,7 @@
 //! are no tags. Messages are matched with the collectives in one order.
 //!
 //! Beside the library's communicator, the ranks share two channels of the host backend: one on which they set up and
-//! meet (`control`), and one on which they announce their calls (`witness.rs` there), by which a missing, dead
+//! meet (`control`), and one on which they announce their calls (`control_channel.rs` there), by which a missing, dead
 //! or differing rank is found and named, which NCCL itself does not do. Whether the ranks share memory or are on
 //! several hosts is the channels' secret.
 //!
@@ -55,32 +55,17 @@ pub use memory::{Buffer, GpuSlice, Registration};
 pub(crate) use operation::Footprint;
 pub use parameters::parameters;
 
-use crate::control::host_channel::HostChannel;
-use crate::control::witness::Subject;
-use crate::control::witness::Witness;
-use crate::types::memory::Allocation;
-use crate::contract::Backend;
-use crate::contract::BackendKind;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Operation;
-use crate::types::memory::Space;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
+use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::hosts::HostTopology;
-use crate::rendezvous::gpus::Visible;
-use crate::rendezvous::gpus::settle as settle_gpu;
-use crate::contract::Shape;
-use crate::api::comm::Comm;
-use crate::contract::StreamSyncOps;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
-use crate::buffer::stream::GpuStream;
-use crate::buffer::stream::Lane;
+use crate::contract::{
+    Backend, BackendKind, Blocks, Call, Departure, Operation, OperationId, Shape, StreamSyncOps, Transfer,
+};
+use crate::control::control_channel::{AnnouncedCall, ControlChannel};
+use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
+use crate::rendezvous::gpus::{Visible, settle as settle_gpu};
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::memory::{Allocation, Space};
 use communicator::Communicator;
 use cudarc::driver::CudaGraph;
 use device::{Device, PinnedMemory};
@@ -185,11 +170,11 @@ impl NcclComm {
     ) -> Result<NcclComm> {
         let (rank, ranks) = (control.rank(), control.world_size());
         // SAFETY: nobody else uses `control` yet.
-        let witness = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
+        let control_channel = unsafe { control.part(Some(0), rank as i64) }?.expect("everybody has a colour");
         let control: Arc<dyn HostChannel> = control.into();
-        let witness = Witness::new(witness, control.clone());
+        let control_channel = ControlChannel::new(control_channel, control.clone());
         let communicator =
-            Arc::new(Communicator::new(library, device, witness, (rank, ranks), &settings.config));
+            Arc::new(Communicator::new(library, device, control_channel, (rank, ranks), &settings.config));
         communicator.adopt(&stream)?;
         let config = settings.config.raw(library);
         // SAFETY: as above. A rank that cannot begin must not leave the others waiting in the library.
@@ -210,8 +195,6 @@ impl NcclComm {
             portable: Mutex::default(),
         })
     }
-
-    /// The library's own features, with operations on a lane of the front's communicator.
 
     /// The backend behind a communicator, if it is this one.
     pub fn of(backend: &dyn Backend) -> Option<&NcclComm> {
@@ -262,11 +245,11 @@ impl NcclComm {
     }
 
     /// A stream of its own for the portable trait, so that communication runs beside what the application computes.
-    pub fn make_portable(&self) -> Result<Lane> {
+    pub fn make_portable(&self) -> Result<Stream> {
         let stream = self.communicator.device.new_stream()?;
         *lock(&self.portable) = Some(stream.clone());
         self.adopt(&stream)?;
-        Ok(Lane::gpu(stream))
+        Ok(Stream::gpu(stream))
     }
 
     fn portable_stream(&self) -> GpuStream {
@@ -280,12 +263,12 @@ impl NcclComm {
     unsafe fn compare(&self, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
         communicator.check()?;
-        let own = Subject::call(communicator.collectives() + 1, call);
-        communicator.witness.announce(&own);
-        let mut all = vec![[0u64; Subject::WORDS]; communicator.ranks];
+        let own = AnnouncedCall::call(communicator.collectives() + 1, call);
+        communicator.control_channel.announce(&own);
+        let mut all = vec![[0u64; AnnouncedCall::WORDS]; communicator.ranks];
         // SAFETY: the caller's contract.
         self.meet(&own, |control| unsafe { control.tell_all(&own.words(), all.as_flattened_mut()) })?;
-        communicator.witness.compare(&all).map_err(|mismatch| communicator.fail(mismatch))?;
+        communicator.control_channel.compare(&all).map_err(|mismatch| communicator.fail(mismatch))?;
         if call.operation != Operation::AllToAllV {
             return Ok(());
         }
@@ -297,7 +280,7 @@ impl NcclComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`].
-    unsafe fn compare_blocks(&self, own: &Subject, call: &Call<'_>) -> Result<()> {
+    unsafe fn compare_blocks(&self, own: &AnnouncedCall, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
         let mut peers = Vec::new();
         for part in collective::parts(call, communicator.rank, communicator.ranks) {
@@ -393,7 +376,11 @@ impl NcclComm {
     }
 
     /// A meeting of the ranks, which an operation needs.
-    fn meet<R>(&self, subject: &Subject, meeting: impl FnOnce(&dyn HostChannel) -> Result<R>) -> Result<R> {
+    fn meet<R>(
+        &self,
+        subject: &AnnouncedCall,
+        meeting: impl FnOnce(&dyn HostChannel) -> Result<R>,
+    ) -> Result<R> {
         let since = Instant::now();
         meeting(&*self.control).map_err(|error| self.communicator.judge(subject, since, error))
     }
@@ -445,7 +432,11 @@ fn waits_for_itself(what: &str, remedy: &str) -> Error {
 ///
 /// # Safety
 /// As for [`Backend::collective`].
-unsafe fn exchange_ids(control: &dyn HostChannel, library: &Library, count: usize) -> Result<Vec<ncclUniqueId>> {
+unsafe fn exchange_ids(
+    control: &dyn HostChannel,
+    library: &Library,
+    count: usize,
+) -> Result<Vec<ncclUniqueId>> {
     let ranks = control.world_size();
     if !(1..=ranks).contains(&count) {
         let expected = format!("1 to the number of ranks, {ranks}");
@@ -513,8 +504,8 @@ impl Backend for NcclComm {
         self.control.host_topology()
     }
 
-    fn lane(&self) -> Lane {
-        Lane::gpu(self.stream.clone())
+    fn lane(&self) -> Stream {
+        Stream::gpu(self.stream.clone())
     }
 
     fn is_stream_ordered(&self) -> bool {
@@ -529,7 +520,7 @@ impl Backend for NcclComm {
         Some(NcclComm::gpu(self))
     }
 
-    fn make_portable(&self) -> Option<Result<Lane>> {
+    fn make_portable(&self) -> Option<Result<Stream>> {
         Some(NcclComm::make_portable(self))
     }
 
@@ -548,28 +539,28 @@ impl Backend for NcclComm {
         let (subject, _) = self.communicator.next_collective(call);
         // SAFETY: the caller's contract.
         self.meet(&subject, |control| unsafe { control.collective(call) })?;
-        self.communicator.witness.complete(self.communicator.collectives());
+        self.communicator.control_channel.complete(self.communicator.collectives());
         if call.operation == Operation::Finalize {
             self.communicator.all_leave.store(true, Ordering::Release);
         }
         Ok(())
     }
 
-    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.communicator.check()?;
         let [ticket] = self.messages.post([transfer]);
         Ok(ticket)
     }
 
     /// Whoever takes one to carry it out takes the other, too.
-    unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<Ticket>; 2] {
+    unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<OperationId>; 2] {
         match self.communicator.check() {
             Ok(()) => self.messages.post(transfers).map(Ok),
             Err(error) => [Err(error.clone()), Err(error)],
         }
     }
 
-    fn wait(&self, ticket: Ticket, _meanwhile: &dyn Fn()) -> Result<()> {
+    fn wait(&self, ticket: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
         if !self.messages.is_complete(ticket) {
             // What fails is kept for each.
             let _ = self.flush();
@@ -578,7 +569,7 @@ impl Backend for NcclComm {
     }
 
     /// Does not wait: what is not complete is left to `progress`, but for the peers of a rank that panics, who do not come.
-    fn test(&self, ticket: Ticket) -> Result<bool> {
+    fn test(&self, ticket: OperationId) -> Result<bool> {
         if !self.messages.is_complete(ticket) {
             if !std::thread::panicking() {
                 self.messages.want(ticket);
@@ -643,7 +634,7 @@ impl Backend for NcclComm {
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         self.check_driver(Operation::Shrink)?;
-        let (control, round) = self.communicator.witness.shrink()?;
+        let (control, round) = self.communicator.control_channel.shrink()?;
         let flavour = self.communicator.library.flavour();
         let part = NcclComm::join(control, flavour, Some(self.gpu()), self.settings.clone())?;
         Ok((Box::new(part), round))
@@ -660,7 +651,7 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         let (control, number) =
             self.meet(&subject, |control| unsafe { control.grown(joiners, self.kind()) })?;
-        self.communicator.witness.complete(self.communicator.collectives());
+        self.communicator.control_channel.complete(self.communicator.collectives());
         let flavour = self.communicator.library.flavour();
         let grown = NcclComm::join(control, flavour, Some(self.gpu()), self.settings.clone())?;
         Ok((Box::new(grown), number))
@@ -675,11 +666,11 @@ impl Backend for NcclComm {
     }
 
     fn timeout(&self) -> Duration {
-        self.communicator.witness.timeout()
+        self.communicator.control_channel.timeout()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        self.communicator.witness.set_timeout(timeout);
+        self.communicator.control_channel.set_timeout(timeout);
         self.control.set_timeout(timeout);
     }
 
@@ -689,7 +680,7 @@ impl Backend for NcclComm {
     }
 
     fn depart(&self, departure: Departure) {
-        if self.communicator.witness.is_copy() {
+        if self.communicator.control_channel.is_copy() {
             return;
         }
         // A rank that panics tells the others at once: they do not come to its messages.

@@ -1,22 +1,14 @@
 //! An operation from its call to its end: host memory in, the library, host memory out.
 
-use super::collective::Needs;
-use super::collective::Part;
-use super::collective::Progress;
+use super::collective::{Needs, Part, Progress};
 use super::communicator::Communicator;
 use super::group;
 use super::meeting::Meeting;
-use super::staging::Return;
-use super::staging::Stage;
-use crate::control::witness::Subject;
-use crate::contract::Call;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::types::memory::Space;
-use crate::types::memory::RawStream;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use super::staging::{Return, Stage};
+use crate::contract::{Call, Direction, Operation, Transfer};
+use crate::control::control_channel::AnnouncedCall;
+use crate::types::error::{Error, Result};
+use crate::types::memory::{RawStream, Space};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,7 +17,7 @@ pub(crate) struct Started {
     pub communicator: Arc<Communicator>,
     /// Whom to wait for before the group's end, if it is in one.
     pub meeting: Option<Meeting>,
-    subject: Subject,
+    subject: AnnouncedCall,
     stream: RawStream,
     progress: Progress,
     needs: Needs,
@@ -192,7 +184,7 @@ pub(crate) unsafe fn collective_with(
 #[inline(always)]
 fn launch(
     communicator: &Arc<Communicator>,
-    (subject, mut meeting): (&Subject, Option<Meeting>),
+    (subject, mut meeting): (&AnnouncedCall, Option<Meeting>),
     stream: RawStream,
     needs: &mut Needs,
     returns: &mut Vec<Return>,

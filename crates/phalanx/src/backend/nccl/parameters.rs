@@ -1,7 +1,6 @@
 //! What the library takes from its environment.
 
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{Flavour, ncclResult_t};
 use std::collections::BTreeMap;
 use std::ffi::CStr;

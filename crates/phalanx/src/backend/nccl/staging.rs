@@ -3,15 +3,13 @@
 //! The copies go through pinned memory of the backend's own, so that the GPU never touches the caller's memory:
 //! a caller that gives up waiting may free it at once.
 
-use super::device::Device;
-use super::device::DeviceMemory;
-use super::device::PinnedMemory;
-use crate::types::memory::RawStream;
-use crate::types::error::Result;
+use super::device::{Device, DeviceMemory, PinnedMemory};
 use crate::os::sync::lock;
+use crate::types::error::Result;
+use crate::types::memory::RawStream;
 use std::sync::Mutex;
 
-/// Room for one buffer, on both sides.
+/// Namespace for one buffer, on both sides.
 pub(crate) struct Stage {
     device: DeviceMemory,
     pinned: PinnedMemory,

@@ -2,13 +2,11 @@
 
 use super::NcclComm;
 use super::device::Event;
-use crate::contract::Backend;
-use crate::types::memory::RawStream;
-use crate::contract::StreamSyncOps;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
 use crate::buffer::stream::GpuStream;
+use crate::contract::{Backend, StreamSyncOps};
 use crate::os::sync::lock;
+use crate::types::error::{Result, UsageError};
+use crate::types::memory::RawStream;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};

@@ -1,10 +1,8 @@
 //! One thread at a time inside the library, for each device.
 
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::gpu::backoff::Patience;
+use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result, UnsupportedError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
@@ -75,7 +73,7 @@ impl Turnstile {
 
     #[cold]
     fn wait(&'static self) -> Result<Inside> {
-        let mut patience = Patience::new();
+        let mut patience = Backoff::new();
         loop {
             if let Some(inside) = self.try_enter() {
                 return Ok(inside);

@@ -1,16 +1,11 @@
 //! Waiting for the library, for a stream and for the other ranks: with the deadline, and an eye on the peers.
 
-use super::communicator::Communicator;
-use super::communicator::Turn;
-use crate::types::memory::RawStream;
-use crate::control::witness::Subject;
-use crate::control::witness::Waiting;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
-use crate::gpu::backoff::LOOK;
-use crate::gpu::backoff::Patience;
+use super::communicator::{Communicator, Turn};
+use crate::control::control_channel::{AnnouncedCall, Waiting};
+use crate::gpu::backoff::{Backoff, LOOK};
 use crate::os::sync::lock;
+use crate::types::error::{Error, LibraryError, Result};
+use crate::types::memory::RawStream;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::{Duration, Instant};
 
@@ -34,9 +29,9 @@ impl Communicator {
     }
 
     /// Waits until the library has done what it answered `ncclInProgress` for.
-    pub fn settle(&self, subject: &Subject, since: Instant) -> Result<()> {
-        let mut patience = Patience::since(since);
-        let _waiting = self.witness.waiting();
+    pub fn settle(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
+        let mut patience = Backoff::since(since);
+        let _waiting = self.control_channel.waiting();
         loop {
             let state = self.async_state(&self.turn()?)?;
             match state {
@@ -52,13 +47,18 @@ impl Communicator {
 
     /// The error for an answer of the library. Where that has lost a peer, who it was: a connection breaks before the end of
     /// the process behind it can be seen.
-    pub(crate) fn cause(&self, answer: ncclResult_t, function: &'static str, subject: &Subject) -> Error {
+    pub(crate) fn cause(
+        &self,
+        answer: ncclResult_t,
+        function: &'static str,
+        subject: &AnnouncedCall,
+    ) -> Error {
         let error = self.library.error(answer, function);
         let since = Instant::now();
         while matches!(answer, ncclResult_t::RemoteError | ncclResult_t::SystemError)
             && since.elapsed() < BLAME
         {
-            if let Err(verdict) = self.witness.look(subject, since) {
+            if let Err(verdict) = self.control_channel.look(subject, since) {
                 return verdict;
             }
             std::thread::sleep(LOOK);
@@ -71,7 +71,7 @@ impl Communicator {
     /// A communicator whose call failed for other reasons than its arguments may be connected in part, and is to be aborted (NCCL's user
     /// guide, error handling); the others would wait for this rank.
     #[cold]
-    pub(crate) fn refused(&self, error: Error, subject: &Subject) -> Error {
+    pub(crate) fn refused(&self, error: Error, subject: &AnnouncedCall) -> Error {
         if let Err(verdict) = self.check() {
             return verdict;
         }
@@ -90,21 +90,21 @@ impl Communicator {
     }
 
     /// [`settle`](Communicator::settle), or the error of a communicator that has failed.
-    pub fn settle_unless_failed(&self, subject: &Subject, since: Instant) -> Result<()> {
+    pub fn settle_unless_failed(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
         self.check()?;
         self.settle(subject, since)
     }
 
     /// Looks for a reason to give up; if there is one, fails.
-    pub(crate) fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
-        self.witness.tell_wait(subject);
-        self.witness.look(subject, since).map_err(|verdict| self.fail(verdict))
+    pub(crate) fn look(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
+        self.control_channel.tell_wait(subject);
+        self.control_channel.look(subject, since).map_err(|verdict| self.fail(verdict))
     }
 
     /// A wait begins for what the other ranks have to announce, too.
     pub(crate) fn begin_wait(&self) -> Waiting<'_> {
-        self.witness.tell();
-        self.witness.waiting()
+        self.control_channel.tell();
+        self.control_channel.waiting()
     }
 
     /// Waits until this rank's operations are complete.
@@ -123,14 +123,14 @@ impl Communicator {
         let mut now = lock(&self.last);
         if now.collectives == collectives && now.messages == messages {
             now.subject = None;
-            self.witness.have_signals();
+            self.control_channel.have_signals();
         }
-        self.witness.complete(collectives);
+        self.control_channel.complete(collectives);
         Ok(())
     }
 
     /// Waits until a stream's work is complete, with the deadline, looking for errors and at the peers.
-    pub fn wait_for(&self, stream: RawStream, subject: &Subject) -> Result<()> {
+    pub fn wait_for(&self, stream: RawStream, subject: &AnnouncedCall) -> Result<()> {
         self.check()?;
         let _current = self.device.enter();
         self.device.refuse_captured(
@@ -139,8 +139,8 @@ impl Communicator {
             "end the capture before, or let nccl::Graph capture the operations",
         )?;
         let since = Instant::now();
-        let mut patience = Patience::since(since);
-        let _waiting = self.witness.waiting();
+        let mut patience = Backoff::since(since);
+        let _waiting = self.control_channel.waiting();
         loop {
             match self.device.is_idle(stream) {
                 // Work that was aborted meanwhile, by the watchdog, leaves the stream as work that is complete does.

@@ -4,18 +4,15 @@
 //! peer is gone or does not come, and errors that the library reports beside its calls. Operations pay two stores
 //! for it.
 
-use super::communicator::Communicator;
-use super::communicator::ENDING;
+use super::communicator::{Communicator, ENDING};
 use super::ending::wait_until_all_are_out;
 use super::making::look_unless_making;
 use super::waiting::ASYNC_ERROR;
 use crate::contract::Departure;
-use crate::control::witness::Subject;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::os::at_exit;
-use crate::os::leave;
+use crate::control::control_channel::AnnouncedCall;
 use crate::os::sync::lock;
+use crate::os::{at_exit, leave};
+use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::ncclResult_t;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -65,7 +62,7 @@ fn end(status: Option<c_int>) {
         lock(&WATCHED).iter().filter_map(|watched| watched.communicator.upgrade()).collect();
     let alive: Vec<_> = watched.into_iter().filter(|one| !one.has_ended()).collect();
     let is_well = status.unwrap_or(0) == 0;
-    let longest = alive.iter().map(|one| one.witness.timeout()).max().unwrap_or_default();
+    let longest = alive.iter().map(|one| one.control_channel.timeout()).max().unwrap_or_default();
     let limit = if is_well { longest + 2 * ENDING } else { ENDING };
     let (sender, ended) = channel::<()>();
     // Ranks of one process wait for each other, so each device has a thread. On one device the last that was made comes first, on all
@@ -138,14 +135,14 @@ impl Watched {
     }
 
     fn reason(&mut self, communicator: &Communicator, now: Instant) -> Option<Error> {
-        if let Err(verdict) = communicator.witness.check() {
+        if let Err(verdict) = communicator.control_channel.check() {
             return Some(verdict);
         }
         let last = communicator.last_enqueued();
         let visits = communicator.visits();
         if visits % 2 == 1 && visits == self.visits {
             let subject = last.map_or_else(|| communicator.errand(), |(subject, _)| subject);
-            return communicator.witness.look(&subject, self.visiting).err();
+            return communicator.control_channel.look(&subject, self.visiting).err();
         }
         (self.visits, self.visiting) = (visits, now);
         let (subject, stream) = last?;
@@ -156,13 +153,13 @@ impl Watched {
         if communicator.is_queued() {
             return None;
         }
-        if communicator.witness.suspects(&subject, self.enqueued) {
+        if communicator.control_channel.suspects(&subject, self.enqueued) {
             // What the communicator has let go of meanwhile had nothing to do.
             let stream = communicator.stream_of(stream)?;
             let device = &communicator.device;
             let _current = device.enter();
             return match device.is_busy(stream.raw()) {
-                Ok(true) => communicator.witness.look(&subject, self.enqueued).err(),
+                Ok(true) => communicator.control_channel.look(&subject, self.enqueued).err(),
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
@@ -173,7 +170,7 @@ impl Watched {
 
 impl Communicator {
     /// An error that the library reports beside its calls.
-    fn reported_error(&self, subject: &Subject) -> Option<Error> {
+    fn reported_error(&self, subject: &AnnouncedCall) -> Option<Error> {
         // Whoever is inside looks for itself.
         let state = look_unless_making(|| self.async_state(&self.try_turn()?).ok())?;
         match state {

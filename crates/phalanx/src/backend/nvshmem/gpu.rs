@@ -1,10 +1,9 @@
 //! What the backend does on its GPU beside the library's calls. Streams are raw here: their lanes keep them alive.
 
-use crate::types::memory::RawStream;
-use crate::types::error::Result;
 pub(crate) use super::pe::copy;
-use super::pe::Device;
-use super::pe::device_error;
+use super::pe::{Device, device_error};
+use crate::types::error::Result;
+use crate::types::memory::RawStream;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
 use std::ffi::c_void;
 

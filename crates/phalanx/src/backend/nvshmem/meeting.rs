@@ -1,26 +1,23 @@
 //! The ranks before an operation, and while one waits: nobody enqueues what waits for a rank that has not come.
 
-use super::NvshmemComm;
-use super::gpu;
+use super::{NvshmemComm, gpu};
+use crate::contract::{Call, Operation};
+use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
-use crate::control::witness::Subject;
-use crate::contract::Backend;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::memory::RawStream;
-use crate::types::error::Result;
-use crate::gpu::backoff::Patience;
+use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
+use crate::types::error::Result;
+use crate::types::memory::RawStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// How many words each rank tells at a meeting: what it calls, and its [`Offer`].
-const WORDS: usize = Subject::WORDS + 4;
+/// How many words each rank tells at a meeting: what it calls, and its [`TransferCheck`].
+const WORDS: usize = AnnouncedCall::WORDS + 4;
 
 /// What a rank brings to an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Offer {
+pub(crate) struct TransferCheck {
     /// Bytes of the longest block that it knows of.
     pub longest: u64,
     /// What names its buffers on every PE, if both are symmetric memory; else 0.
@@ -31,21 +28,21 @@ pub(crate) struct Offer {
 
 impl NvshmemComm {
     /// Waits until all ranks have come to the same call.
-    pub(crate) fn meet(&self, call: &Call<'_>) -> Result<Vec<Offer>> {
-        self.meet_with(call, Offer::default())
+    pub(crate) fn meet(&self, call: &Call<'_>) -> Result<Vec<TransferCheck>> {
+        self.meet_with(call, TransferCheck::default())
     }
 
     /// The same, with what each brings: in the order of the ranks.
-    pub(crate) fn meet_with(&self, call: &Call<'_>, offer: Offer) -> Result<Vec<Offer>> {
+    pub(crate) fn meet_with(&self, call: &Call<'_>, offer: TransferCheck) -> Result<Vec<TransferCheck>> {
         self.check()?;
         self.drive_what_is_left()?;
         let number = self.collectives.fetch_add(1, Ordering::Relaxed) + 1;
-        let own = Subject::call(number, call);
-        self.witness.announce(&own);
+        let own = AnnouncedCall::call(number, call);
+        self.control_channel.announce(&own);
         *lock(&self.last) = Some(own);
         let mut words = [0u64; WORDS];
-        words[..Subject::WORDS].copy_from_slice(&own.words());
-        words[Subject::WORDS..].copy_from_slice(&[
+        words[..AnnouncedCall::WORDS].copy_from_slice(&own.words());
+        words[AnnouncedCall::WORDS..].copy_from_slice(&[
             offer.longest,
             offer.places[0],
             offer.places[1],
@@ -54,12 +51,12 @@ impl NvshmemComm {
         let mut all = vec![[0u64; WORDS]; self.pes.len()];
         // SAFETY: one thread at a time is in a collective.
         self.met(|control| unsafe { control.tell_all(&words, all.as_flattened_mut()) })?;
-        let calls: Vec<[u64; Subject::WORDS]> =
+        let calls: Vec<[u64; AnnouncedCall::WORDS]> =
             all.iter().map(|words| std::array::from_fn(|n| words[n])).collect();
-        self.witness.compare(&calls).map_err(|mismatch| self.fail(mismatch))?;
+        self.control_channel.compare(&calls).map_err(|mismatch| self.fail(mismatch))?;
         let offer = |words: &[u64; WORDS]| {
-            let [longest, send, recv, factor] = std::array::from_fn(|n| words[Subject::WORDS + n]);
-            Offer { longest, places: [send, recv], factor }
+            let [longest, send, recv, factor] = std::array::from_fn(|n| words[AnnouncedCall::WORDS + n]);
+            TransferCheck { longest, places: [send, recv], factor }
         };
         Ok(all.iter().map(offer).collect())
     }
@@ -71,7 +68,7 @@ impl NvshmemComm {
             if !error.is_fatal() {
                 return error;
             }
-            self.fail(self.witness.judge_meeting(&self.errand(), since, error))
+            self.fail(self.control_channel.judge_meeting(&self.errand(), since, error))
         })
     }
 
@@ -82,16 +79,16 @@ impl NvshmemComm {
     }
 
     /// What this rank is in, as the others see it.
-    pub(crate) fn errand(&self) -> Subject {
-        let init = || Subject::call(0, &Call::empty(Operation::Init));
+    pub(crate) fn errand(&self) -> AnnouncedCall {
+        let init = || AnnouncedCall::call(0, &Call::empty(Operation::Init));
         lock(&self.last).unwrap_or_else(init)
     }
 
     /// Waits until a stream's work is complete.
-    pub(crate) fn wait_for(&self, stream: RawStream, subject: &Subject) -> Result<()> {
+    pub(crate) fn wait_for(&self, stream: RawStream, subject: &AnnouncedCall) -> Result<()> {
         self.process.device.enter()?;
-        let mut patience = Patience::new();
-        let _waiting = self.witness.waiting();
+        let mut patience = Backoff::new();
+        let _waiting = self.control_channel.waiting();
         while !gpu::is_idle(stream).map_err(|error| self.fail(error))? {
             if patience.pause() {
                 self.look(subject, patience.since)?;
@@ -101,9 +98,9 @@ impl NvshmemComm {
     }
 
     /// Looks for a reason to give up; if there is one, fails.
-    pub(crate) fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
-        self.witness.tell_wait(subject);
-        self.witness.look(subject, since).map_err(|verdict| self.fail(verdict))
+    pub(crate) fn look(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
+        self.control_channel.tell_wait(subject);
+        self.control_channel.look(subject, since).map_err(|verdict| self.fail(verdict))
     }
 
     /// Waits for the library's collectives of this process.
@@ -111,7 +108,7 @@ impl NvshmemComm {
         self.check()?;
         let Some(stream) = self.process.last() else { return Ok(()) };
         self.wait_for(stream, &self.errand())?;
-        self.witness.complete(self.collectives.load(Ordering::Relaxed));
+        self.control_channel.complete(self.collectives.load(Ordering::Relaxed));
         self.process.is_done(stream);
         Ok(())
     }
@@ -122,7 +119,7 @@ impl NvshmemComm {
         self.wait_for_last()?;
         // Who has memory, or another communicator, still needs the library.
         let is_last = self.pes.len() == self.process.pes && Arc::strong_count(&self.process) == 1;
-        let offer = Offer { longest: u64::from(is_last), ..Offer::default() };
+        let offer = TransferCheck { longest: u64::from(is_last), ..TransferCheck::default() };
         let all = self.meet_with(call, offer)?;
         let _operating = lock(&self.process.operating);
         self.end_team().map_err(|error| self.fail(error))?;

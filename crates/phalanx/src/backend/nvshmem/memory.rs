@@ -2,15 +2,10 @@
 
 use super::NvshmemComm;
 use super::process::Process;
-use crate::buffer::Source;
-use crate::buffer::Target;
+use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -21,12 +16,12 @@ use std::sync::Arc;
 #[derive(Clone, Copy)]
 pub struct Nvshmem<'a> {
     comm: &'a NvshmemComm,
-    lane: &'a Lane,
+    lane: &'a Stream,
 }
 
 impl<'a> Nvshmem<'a> {
     /// Memory is used on a lane, unless something else is said.
-    pub(crate) fn new(comm: &'a NvshmemComm, lane: &'a Lane) -> Nvshmem<'a> {
+    pub(crate) fn new(comm: &'a NvshmemComm, lane: &'a Stream) -> Nvshmem<'a> {
         Nvshmem { comm, lane }
     }
 
@@ -167,14 +162,14 @@ unsafe impl<T: Element> Source for Buffer<T> {
         self.slice.len()
     }
 
-    fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
         self.slice.lend(lane)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive among this PE's users.
 unsafe impl<T: Element> Target for Buffer<T> {
-    fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
         self.slice.lend_mut(lane)
     }
 }

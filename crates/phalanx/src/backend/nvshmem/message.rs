@@ -6,18 +6,13 @@
 
 use super::NvshmemComm;
 use super::gpu::Event;
+use crate::contract::{Backend, Departure, Direction, OperationId, Transfer};
+use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
-use crate::control::witness::Subject;
-use crate::contract::Backend;
-use crate::contract::Departure;
-use crate::contract::Direction;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::gpu::backoff::Patience;
+use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
+use crate::types::dtype::DType;
+use crate::types::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -25,8 +20,8 @@ use std::time::{Duration, Instant};
 /// How long an end waits for the peers to fetch what was sent to them.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// Where a part of a message is: what is sent ([`Subject::words`]), bytes of the part, and its slot.
-pub(crate) type Header = [u64; Subject::WORDS + 2];
+/// Where a part of a message is: what is sent ([`AnnouncedCall::words`]), bytes of the part, and its slot.
+pub(crate) type Header = [u64; AnnouncedCall::WORDS + 2];
 
 /// The messages of a communicator.
 pub(crate) struct Messages {
@@ -42,9 +37,9 @@ pub(crate) struct State {
     /// In the order of posting.
     pub transfers: VecDeque<Moving>,
     /// What peers were told back, and may not have taken. The words are boxed, as they must stay where they are.
-    pub returned: Vec<(Ticket, Box<Header>)>,
+    pub returned: Vec<(OperationId, Box<Header>)>,
     /// Slots that peers have not told back yet.
-    pub lent: Vec<(usize, Ticket, Box<u64>)>,
+    pub lent: Vec<(usize, OperationId, Box<u64>)>,
 }
 
 /// A transfer under way.
@@ -66,12 +61,12 @@ pub(crate) enum Step {
     },
     /// The peer is told where the part is.
     Telling {
-        ticket: Ticket,
+        ticket: OperationId,
         _words: Box<Header>,
     },
     /// A header has to come.
     Expecting {
-        ticket: Ticket,
+        ticket: OperationId,
         header: Box<Header>,
     },
     /// It has come.
@@ -109,21 +104,21 @@ impl Messages {
         Messages { headers, receipts, state: Mutex::default() }
     }
 
-    pub fn post(&self, transfer: Transfer) -> Ticket {
+    pub fn post(&self, transfer: Transfer) -> OperationId {
         let mut state = lock(&self.state);
         let ticket = state.next;
         state.next += 1;
         state.transfers.push_back(Moving { ticket, transfer, done: 0, step: Step::Begin });
-        Ticket(ticket)
+        OperationId(ticket)
     }
 
-    pub fn is_under_way(&self, ticket: Ticket) -> bool {
+    pub fn is_under_way(&self, ticket: OperationId) -> bool {
         lock(&self.state).transfers.iter().any(|moving| moving.ticket == ticket.0)
     }
 
     /// The transfer that was posted first, of those under way.
-    fn oldest(&self) -> Option<Ticket> {
-        lock(&self.state).transfers.front().map(|moving| Ticket(moving.ticket))
+    fn oldest(&self) -> Option<OperationId> {
+        lock(&self.state).transfers.front().map(|moving| OperationId(moving.ticket))
     }
 
     pub fn depart(&self, departure: Departure) {
@@ -139,10 +134,10 @@ impl Messages {
             || state.transfers.iter().any(|moving| matches!(moving.transfer.direction, Direction::Send(_)))
     }
 
-    fn subject(&self, ticket: Ticket) -> Option<Subject> {
+    fn subject(&self, ticket: OperationId) -> Option<AnnouncedCall> {
         let state = lock(&self.state);
         let moving = state.transfers.iter().find(|moving| moving.ticket == ticket.0)?;
-        Some(Subject::message(moving.ticket as u64 + 1, &moving.transfer))
+        Some(AnnouncedCall::message(moving.ticket as u64 + 1, &moving.transfer))
     }
 }
 
@@ -180,13 +175,16 @@ impl NvshmemComm {
         let mut state = lock(&self.messages.state);
         // Whoever is told of a failure frees its buffers: nobody touches them from then on.
         self.check()?;
-        let subject = state.transfers.front().map(|m| Subject::message(m.ticket as u64 + 1, &m.transfer));
+        let subject =
+            state.transfers.front().map(|m| AnnouncedCall::message(m.ticket as u64 + 1, &m.transfer));
         let driven = self.drive_all(&mut state);
         let is_busy = !state.transfers.is_empty();
         drop(state);
         driven.map(|()| is_busy).map_err(|error| {
             let error = match subject {
-                Some(subject) if error.is_fatal() => self.witness.judge_meeting(&subject, since, error),
+                Some(subject) if error.is_fatal() => {
+                    self.control_channel.judge_meeting(&subject, since, error)
+                }
                 _ => error,
             };
             let error = self.fail(error);
@@ -221,11 +219,12 @@ impl NvshmemComm {
 
     /// Whether what comes is what this rank expects.
     pub(crate) fn compare(&self, moving: &Moving, header: &Header) -> Result<()> {
-        let theirs: [u64; Subject::WORDS] = std::array::from_fn(|n| header[n]);
-        let own = Subject::message(moving.ticket as u64 + 1, &moving.transfer).words();
+        let theirs: [u64; AnnouncedCall::WORDS] = std::array::from_fn(|n| header[n]);
+        let own = AnnouncedCall::message(moving.ticket as u64 + 1, &moving.transfer).words();
         // The type is the second byte; the length in elements the next word.
         let same = (theirs[1] >> 8 & 0xff, theirs[2]) == (own[1] >> 8 & 0xff, own[2]);
-        let fits = header[Subject::WORDS] as usize <= (moving.bytes() - moving.done).min(self.process.slot);
+        let fits =
+            header[AnnouncedCall::WORDS] as usize <= (moving.bytes() - moving.done).min(self.process.slot);
         if same && fits {
             return Ok(());
         }
@@ -240,7 +239,7 @@ impl NvshmemComm {
         (to, expected): (usize, u64),
     ) -> Error {
         let part = |direction, peer, count: u64| {
-            Subject::message(0, &Transfer::host(direction, peer, 0, dtype, count as usize)).words()
+            AnnouncedCall::message(0, &Transfer::host(direction, peer, 0, dtype, count as usize)).words()
         };
         let sent = part(Direction::Send(std::ptr::null()), to, given);
         let received = part(Direction::Recv(std::ptr::null_mut()), from, expected);
@@ -249,14 +248,18 @@ impl NvshmemComm {
 
     fn differing(
         &self,
-        one: (usize, &[u64; Subject::WORDS]),
-        other: (usize, &[u64; Subject::WORDS]),
+        one: (usize, &[u64; AnnouncedCall::WORDS]),
+        other: (usize, &[u64; AnnouncedCall::WORDS]),
     ) -> Error {
-        if one.0 <= other.0 { self.witness.differ(one, other) } else { self.witness.differ(other, one) }
+        if one.0 <= other.0 {
+            self.control_channel.differ(one, other)
+        } else {
+            self.control_channel.differ(other, one)
+        }
     }
 
     /// Waits for a transfer, with the deadline.
-    pub(crate) fn wait_for_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    pub(crate) fn wait_for_message(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         let waited = self.await_message(ticket, meanwhile);
         if waited.is_err() {
             // Another thread may be in the middle of a step.
@@ -265,9 +268,9 @@ impl NvshmemComm {
         waited
     }
 
-    fn await_message(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
-        let mut patience = Patience::new();
-        let _waiting = self.witness.waiting();
+    fn await_message(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        let mut patience = Backoff::new();
+        let _waiting = self.control_channel.waiting();
         loop {
             self.drive()?;
             let Some(subject) = self.messages.subject(ticket) else { return Ok(()) };
@@ -292,7 +295,7 @@ impl NvshmemComm {
     pub(crate) fn settle_messages(&self) {
         let since = Instant::now();
         while self.messages.has_sent() && self.check().is_ok() {
-            if since.elapsed() > ENDING || self.witness.has_casualties() || self.drive().is_err() {
+            if since.elapsed() > ENDING || self.control_channel.has_casualties() || self.drive().is_err() {
                 tracing::error!(rank = self.rank(), "messages were sent that their peers did not come for");
                 return;
             }

@@ -25,8 +25,8 @@ mod meeting;
 mod memory;
 mod message;
 mod operation;
-mod pieces;
 pub(crate) mod pe;
+mod pieces;
 mod process;
 mod steps;
 mod team;
@@ -34,24 +34,14 @@ mod team;
 pub use memory::{Buffer, Nvshmem};
 pub(crate) use process::available;
 
+use crate::backend::nvshmem::pe::{Context, Control};
+use crate::buffer::stream::{GpuStream, Stream};
+use crate::contract::{Backend, BackendKind, Call, Departure, Operation, OperationId, Transfer};
+use crate::control::control_channel::{AnnouncedCall, ControlChannel};
 use crate::control::host_channel::HostChannel;
-use crate::control::witness::Subject;
-use crate::control::witness::Witness;
-use crate::types::memory::Allocation;
-use crate::contract::Backend;
-use crate::contract::BackendKind;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Operation;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::buffer::stream::GpuStream;
-use crate::buffer::stream::Lane;
-use crate::backend::nvshmem::pe::Context;
-use crate::backend::nvshmem::pe::Control;
 use crate::os::sync::lock;
+use crate::types::error::{Error, Result};
+use crate::types::memory::Allocation;
 use gpu::Pinned;
 use message::Messages;
 use process::Process;
@@ -70,11 +60,11 @@ pub(crate) struct NvshmemComm {
     /// Where the ranks meet.
     control: Arc<dyn HostChannel>,
     /// Where they see who is gone.
-    witness: Witness,
+    control_channel: ControlChannel,
     messages: Messages,
     /// Number of the last collective, and what it was.
     collectives: AtomicU64,
-    last: Mutex<Option<Subject>>,
+    last: Mutex<Option<AnnouncedCall>>,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
     failed: OnceLock<Error>,
@@ -111,14 +101,18 @@ impl NvshmemComm {
     }
 
     /// The communicator of the ranks of `control`, which are PEs already. Collective.
-    fn assemble(control: Box<dyn HostChannel>, process: Arc<Process>, team: Option<Named>) -> Result<NvshmemComm> {
+    fn assemble(
+        control: Box<dyn HostChannel>,
+        process: Arc<Process>,
+        team: Option<Named>,
+    ) -> Result<NvshmemComm> {
         let (rank, ranks) = (control.rank(), control.world_size());
         let part = || {
             // SAFETY: nobody else uses `control` yet.
             let part = unsafe { control.part(Some(0), rank as i64) }?;
             Ok::<_, Error>(part.expect("everybody has a colour"))
         };
-        let (witness, messages) = (part()?, Messages::new(part()?, part()?));
+        let (control_channel, messages) = (part()?, Messages::new(part()?, part()?));
         let mut told = vec![[0u64; 2]; ranks];
         let own = [process.pe as u64, u64::from(team.is_some())];
         // SAFETY: as above.
@@ -127,7 +121,7 @@ impl NvshmemComm {
         let control: Arc<dyn HostChannel> = control.into();
         Ok(NvshmemComm {
             team: team.filter(|_| told.iter().all(|[_, has_team]| *has_team == 1)),
-            witness: Witness::new(witness, control.clone()),
+            control_channel: ControlChannel::new(control_channel, control.clone()),
             process,
             pes,
             control,
@@ -154,7 +148,7 @@ impl NvshmemComm {
     fn check(&self) -> Result<()> {
         match self.failed.get() {
             Some(error) => Err(error.clone()),
-            None => self.witness.check().map_err(|verdict| self.fail(verdict)),
+            None => self.control_channel.check().map_err(|verdict| self.fail(verdict)),
         }
     }
 
@@ -171,7 +165,7 @@ impl NvshmemComm {
         let _failing = lock(&self.failing);
         if self.failed.get().is_none() {
             self.process.is_broken.store(true, Ordering::Relaxed);
-            self.witness.give_up();
+            self.control_channel.give_up();
         }
         self.failed.get_or_init(|| error).clone()
     }
@@ -190,8 +184,8 @@ impl Backend for NvshmemComm {
         self.pes.len()
     }
 
-    fn lane(&self) -> Lane {
-        Lane::gpu(GpuStream::Cuda(self.process.device.stream.clone()))
+    fn lane(&self) -> Stream {
+        Stream::gpu(GpuStream::Cuda(self.process.device.stream.clone()))
     }
 
     fn adopt(&self, stream: &GpuStream) -> Result<bool> {
@@ -215,16 +209,16 @@ impl Backend for NvshmemComm {
         }
     }
 
-    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.check()?;
         Ok(self.messages.post(transfer))
     }
 
-    fn wait(&self, ticket: Ticket, meanwhile: &dyn Fn()) -> Result<()> {
+    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         self.wait_for_message(ticket, meanwhile)
     }
 
-    fn test(&self, ticket: Ticket) -> Result<bool> {
+    fn test(&self, ticket: OperationId) -> Result<bool> {
         // Also if it fails, no other thread is in the middle of a step when this returns.
         self.drive()?;
         Ok(!self.messages.is_under_way(ticket))
@@ -255,11 +249,11 @@ impl Backend for NvshmemComm {
     }
 
     fn timeout(&self) -> Duration {
-        self.witness.timeout()
+        self.control_channel.timeout()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        self.witness.set_timeout(timeout);
+        self.control_channel.set_timeout(timeout);
         self.control.set_timeout(timeout);
     }
 
@@ -271,7 +265,7 @@ impl Backend for NvshmemComm {
         if departure == Departure::Left {
             self.settle_messages();
         }
-        self.witness.depart(departure);
+        self.control_channel.depart(departure);
         self.messages.depart(departure);
     }
 }

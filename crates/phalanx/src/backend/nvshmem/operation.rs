@@ -1,29 +1,18 @@
 //! A collective: enqueued as the library's where it can be, else as pieces.
 
-use super::NvshmemComm;
-use super::gpu;
-use super::meeting::Offer;
-use super::pieces::ALIGNMENT;
-use super::pieces::Combination;
-use super::pieces::Flow;
+use super::meeting::TransferCheck;
+use super::pe::{Asked, ROOM, TeamReduction, Way, column};
+use super::pieces::{ALIGNMENT, Combination, Flow};
 use super::process::Half;
 use super::team::Named;
+use super::{NvshmemComm, gpu};
+use crate::contract::{Backend, Blocks, Call, Operation};
+use crate::os::sync::lock;
 use crate::reduce::Reducer;
-use crate::contract::Backend;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::memory::Space;
-use crate::types::memory::RawStream;
 use crate::types::dtype::DType;
 use crate::types::error::Result;
-use super::pe::Asked;
-use super::pe::ROOM;
-use super::pe::TeamReduction;
-use super::pe::Way;
-use super::pe::column;
+use crate::types::memory::{RawStream, Space};
 use crate::types::op::ReductionCode;
-use crate::os::sync::lock;
 use phalanx_sys::nvshmem::{Reduce, nvshmem_team_t};
 use std::ffi::c_int;
 
@@ -37,7 +26,7 @@ impl NvshmemComm {
         let _operating = lock(&self.process.operating);
         let call = &Call { stream: self.stream_or_own(call.stream), ..*call };
         let places = self.places(call);
-        let offer = Offer { longest: self.longest(call), places, factor: call.reduction.factor };
+        let offer = TransferCheck { longest: self.longest(call), places, factor: call.reduction.factor };
         let offers = self.meet_with(call, offer)?;
         // From here on the others wait for this rank.
         // SAFETY: the caller's contract.
@@ -48,7 +37,7 @@ impl NvshmemComm {
     ///
     /// # Safety
     /// As for [`operate`](NvshmemComm::operate).
-    unsafe fn carry_out(&self, call: &Call<'_>, places: [u64; 2], offers: &[Offer]) -> Result<()> {
+    unsafe fn carry_out(&self, call: &Call<'_>, places: [u64; 2], offers: &[TransferCheck]) -> Result<()> {
         if call.operation == Operation::AllToAllV {
             // SAFETY: the caller's contract.
             unsafe { self.compare_counts(call) }?;
@@ -82,7 +71,11 @@ impl NvshmemComm {
 
     /// Calls in host memory that were made without a stream are carried out on the communicator's.
     pub(crate) fn stream_or_own(&self, stream: RawStream) -> RawStream {
-        if stream == RawStream::NONE { RawStream(self.process.device.stream.cu_stream().cast()) } else { stream }
+        if stream == RawStream::NONE {
+            RawStream(self.process.device.stream.cu_stream().cast())
+        } else {
+            stream
+        }
     }
 
     fn longest(&self, call: &Call<'_>) -> u64 {

@@ -3,18 +3,12 @@
 //! One step: every rank copies a piece of what it gives to its stage; they line up; each gets its pieces from the others'
 //! stages and copies them to where they belong; they line up again, after which a stage can be written to again.
 
-use super::NvshmemComm;
-use super::gpu;
 use super::process::Half;
-use crate::reduce::Reducer;
-use crate::reduce::Targets;
-use crate::contract::Backend;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Operation;
-use crate::types::memory::Space;
-use crate::types::memory::RawStream;
+use super::{NvshmemComm, gpu};
+use crate::contract::{Backend, Blocks, Call, Operation};
+use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
+use crate::types::memory::{RawStream, Space};
 
 /// Places in the stage are multiples of this many bytes.
 pub(crate) const ALIGNMENT: usize = 64;

@@ -4,20 +4,13 @@
 //! Whoever uses the stage holds `operating`, for as long as its peers may look into this rank's part.
 
 use super::gpu;
-use super::gpu::Event;
-use super::gpu::Pinned;
-use crate::types::memory::RawStream;
-use crate::rendezvous::environment::number_from_environment;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
+use super::gpu::{Event, Pinned};
+use super::pe::{Context, Device, Library, Limits};
 use crate::buffer::stream::GpuStream;
-use super::pe::Context;
-use super::pe::Device;
-use super::pe::Library;
-use super::pe::Limits;
 use crate::os::sync::lock;
+use crate::rendezvous::environment::number_from_environment;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::memory::RawStream;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};

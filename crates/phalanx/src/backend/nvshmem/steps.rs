@@ -1,25 +1,17 @@
 //! The steps of a message: a part to a slot, its header to the receiver, from there to where it belongs, and the receipt.
 
-use super::NvshmemComm;
-use super::gpu;
 use super::gpu::Event;
-use super::message::Header;
-use super::message::Moving;
-use super::message::State;
-use super::message::Step;
+use super::message::{Header, Moving, State, Step};
+use super::{NvshmemComm, gpu};
+use crate::contract::{Direction, OperationId, Transfer};
+use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
-use crate::control::witness::Subject;
-use crate::contract::Backend;
-use crate::contract::Direction;
-use crate::types::memory::Space;
-use crate::types::memory::RawStream;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
 use crate::types::dtype::DType;
 use crate::types::error::Result;
+use crate::types::memory::{RawStream, Space};
 
 /// Tells a peer. The words are kept until the ticket is settled.
-fn tell(channel: &dyn HostChannel, peer: usize, tag: u32, words: &Header, len: usize) -> Result<Ticket> {
+fn tell(channel: &dyn HostChannel, peer: usize, tag: u32, words: &Header, len: usize) -> Result<OperationId> {
     let transfer = Transfer::host(Direction::Send(words.as_ptr().cast()), peer, tag, DType::U64, len);
     // SAFETY: the words are boxed, and kept by the caller.
     unsafe { channel.post(transfer) }
@@ -91,10 +83,10 @@ impl NvshmemComm {
 
     /// Tells the receiver where a part is.
     fn tell_part(&self, moving: &Moving, bytes: usize, slot: usize) -> Result<Step> {
-        let mut header = Box::new([0; Subject::WORDS + 2]);
-        let subject = Subject::message(moving.ticket as u64 + 1, &moving.transfer);
-        header[..Subject::WORDS].copy_from_slice(&subject.words());
-        header[Subject::WORDS..].copy_from_slice(&[bytes as u64, slot as u64]);
+        let mut header = Box::new([0; AnnouncedCall::WORDS + 2]);
+        let subject = AnnouncedCall::message(moving.ticket as u64 + 1, &moving.transfer);
+        header[..AnnouncedCall::WORDS].copy_from_slice(&subject.words());
+        header[AnnouncedCall::WORDS..].copy_from_slice(&[bytes as u64, slot as u64]);
         let len = header.len();
         let Transfer { peer, tag, .. } = moving.transfer;
         let ticket = tell(&*self.messages.headers, peer, tag, &header, len)?;
@@ -124,7 +116,8 @@ impl NvshmemComm {
                 false => Ok((Step::Expecting { ticket, header }, false)),
             },
             Step::Told { header } => {
-                let (bytes, theirs) = (header[Subject::WORDS] as usize, header[Subject::WORDS + 1]);
+                let (bytes, theirs) =
+                    (header[AnnouncedCall::WORDS] as usize, header[AnnouncedCall::WORDS + 1]);
                 if bytes == 0 {
                     return Ok((Step::Done, true));
                 }

@@ -1,9 +1,9 @@
 //! The library's names for the ranks of a part: teams, without which it does not reduce.
 
 use super::NvshmemComm;
+use super::pe::strided;
 use crate::contract::Backend;
 use crate::types::error::Result;
-use super::pe::strided;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::sync::atomic::Ordering;
 

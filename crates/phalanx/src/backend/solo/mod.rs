@@ -3,24 +3,12 @@
 //! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
 //! kept until it is received.
 
-use crate::reduce::Reducer;
-use crate::reduce::Targets;
-use crate::types::memory::Allocation;
-use crate::contract::Backend;
-use crate::contract::BackendKind;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Direction;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::MismatchError;
-use crate::types::error::MissingRank;
-use crate::types::error::Result;
-use crate::types::error::TimeoutError;
-use crate::types::error::UsageError;
+use crate::contract::{Backend, BackendKind, Call, Departure, Direction, OperationId, Transfer};
 use crate::os::Mapping;
 use crate::os::sync::lock;
+use crate::reduce::{Reducer, Targets};
+use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UsageError};
+use crate::types::memory::Allocation;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -38,8 +26,8 @@ struct Messages {
     /// Sent and not received, in order.
     sent: VecDeque<(Transfer, Vec<u8>)>,
     /// Posted receives that nothing matched yet.
-    receives: Vec<(Ticket, Transfer)>,
-    done: Vec<Ticket>,
+    receives: Vec<(OperationId, Transfer)>,
+    done: Vec<OperationId>,
     next: usize,
 }
 
@@ -126,10 +114,10 @@ impl Backend for SoloComm {
         Ok(())
     }
 
-    unsafe fn post(&self, transfer: Transfer) -> Result<Ticket> {
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.check()?;
         let mut messages = self.lock();
-        let ticket = Ticket(messages.next);
+        let ticket = OperationId(messages.next);
         messages.next += 1;
         match transfer.direction {
             Direction::Send(source) => {
@@ -175,7 +163,7 @@ impl Backend for SoloComm {
         Err(UsageError::SelfExchange { operation, rank: 0 }.into())
     }
 
-    fn wait(&self, ticket: Ticket, _meanwhile: &dyn Fn()) -> Result<()> {
+    fn wait(&self, ticket: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
         if self.test(ticket)? {
             return Ok(());
         }
@@ -188,7 +176,7 @@ impl Backend for SoloComm {
         Err(self.never_comes(receive))
     }
 
-    fn test(&self, ticket: Ticket) -> Result<bool> {
+    fn test(&self, ticket: OperationId) -> Result<bool> {
         let mut messages = self.lock();
         match messages.done.iter().position(|done| *done == ticket) {
             Some(index) => {
@@ -252,9 +240,7 @@ impl Backend for SoloComm {
 
 #[cfg(test)]
 mod tests {
-    use crate::BackendKind;
-    use crate::Comm;
-    use crate::Error;
+    use crate::{BackendKind, Comm, Error};
 
     #[test]
     fn a_receive_to_which_nothing_was_sent_is_told_by_sync() {

@@ -1,34 +1,21 @@
 //! The others' words in this process.
 
 use super::telling::Told;
-use super::Content;
-use super::Decision;
-use super::Line;
-use super::Message;
-use super::OPENING;
-use super::Update;
-use crate::control::layout::Channel;
-use crate::control::layout::LIFE_ALONE;
-use crate::control::layout::LIFE_LEFT;
-use crate::control::layout::LIFE_PANICKED;
+use super::{Content, Decision, Line, Message, OPENING, Update};
+use crate::control::failure::{ChannelFailure, Context};
 use crate::control::flags::Stamped;
-use crate::control::failure::Context;
-use crate::control::failure::Verdict;
-use crate::control::world::SegmentId;
-use crate::control::world::Standing;
-use crate::rendezvous::store::Audience;
-use crate::rendezvous::store::Lost;
+use crate::control::layout::{Channel, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED};
+use crate::control::world::{RankStatus, SegmentId};
+use crate::os::sync::{AtomicU64, Ordering, lock};
+use crate::rendezvous::store::{Audience, Lost};
 use crate::types::error::PeerEvent;
-use crate::os::sync::AtomicU64;
-use crate::os::sync::Ordering;
-use crate::os::sync::lock;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 /// The copies of what the others wrote: this process's channels, and what is known of the ranks.
 pub(crate) struct Copies {
-    standings: Box<[Standing]>,
+    standings: Box<[RankStatus]>,
     table: Mutex<Table>,
     /// How many are in the list: looking is cheap.
     num_lost: AtomicUsize,
@@ -60,7 +47,7 @@ pub(crate) struct Open {
 impl Copies {
     pub fn new(ranks: usize) -> Copies {
         Copies {
-            standings: (0..ranks).map(|_| Standing::default()).collect(),
+            standings: (0..ranks).map(|_| RankStatus::default()).collect(),
             table: Mutex::default(),
             num_lost: AtomicUsize::new(0),
             lost: Mutex::default(),
@@ -68,7 +55,7 @@ impl Copies {
         }
     }
 
-    pub fn standing(&self, world_rank: usize) -> &Standing {
+    pub fn standing(&self, world_rank: usize) -> &RankStatus {
         &self.standings[world_rank]
     }
 
@@ -100,7 +87,7 @@ impl Copies {
     }
 
     /// Fails a channel in this process, which has nobody to ask.
-    pub fn fail(&self, open: &Open, verdict: &Verdict) {
+    pub fn fail(&self, open: &Open, verdict: &ChannelFailure) {
         let _table = lock(&self.table);
         open.fail(verdict);
     }
@@ -187,7 +174,7 @@ impl Open {
             target.iter().zip(words).for_each(|(target, word)| target.store(*word, Ordering::Relaxed));
         };
         match decision {
-            Decision::Verdict(words) => {
+            Decision::ChannelFailure(words) => {
                 if header.verdict.load(Ordering::Acquire) == 0 {
                     put(&state.verdict, words);
                     header.verdict.store(rank as u32 + 1, Ordering::Release);
@@ -238,7 +225,7 @@ impl Audience for Copies {
 
 impl Open {
     /// Fails the channel in this process. The table is locked.
-    fn fail(&self, verdict: &Verdict) {
+    fn fail(&self, verdict: &ChannelFailure) {
         if self.channel.header().verdict.load(Ordering::Acquire) == 0 {
             verdict.propose(self.channel.header(), self.channel.state(self.rank), self.rank);
         }
@@ -256,7 +243,7 @@ impl Open {
         });
         if let Some((rank, event)) = culprit {
             let context = Context::of_last(self.channel.state(self.rank), self.rank);
-            self.fail(&Verdict::Peer { rank, event, context });
+            self.fail(&ChannelFailure::Peer { rank, event, context });
         }
     }
 }

@@ -14,18 +14,18 @@
 mod copies;
 mod telling;
 
+use crate::contract::hosts::HostTopology;
+use crate::control::failure::ChannelFailure;
 use crate::control::layout::Channel;
-use crate::control::failure::Verdict;
+use crate::control::world::RankStatus;
 use crate::control::world::Segment;
 use crate::control::world::SegmentId;
-use crate::control::world::Standing;
-use crate::contract::hosts::HostTopology;
+use crate::os::Mapping;
+use crate::os::sync::Ordering;
 use crate::rendezvous::store::Store;
 use crate::types::error::Error;
 use crate::types::error::PeerEvent;
 use crate::types::error::Result;
-use crate::os::Mapping;
-use crate::os::sync::Ordering;
 use copies::{Copies, Open};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicU64;
@@ -89,7 +89,7 @@ struct Line {
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Decision {
     /// Why the channel has failed: the words of it.
-    Verdict(Vec<u64>),
+    ChannelFailure(Vec<u64>),
     /// A proposal for a round of `shrink`: its words.
     Round(u64, Vec<u64>),
     /// Whether the channel counts.
@@ -150,7 +150,7 @@ impl Relay {
         &self.topology
     }
 
-    pub fn standing(&self, world_rank: usize) -> &Standing {
+    pub fn standing(&self, world_rank: usize) -> &RankStatus {
         self.shared.copies.standing(world_rank)
     }
 
@@ -222,10 +222,10 @@ impl Link {
 
     /// Fails the channel; if there is nobody to ask, for this process alone.
     #[cold]
-    pub fn fail(&self, verdict: &Verdict) {
+    pub fn fail(&self, verdict: &ChannelFailure) {
         let header = self.open.channel.header();
         let is_decided = || header.verdict.load(Ordering::Acquire) != 0;
-        if !self.decide(Decision::Verdict(verdict.words()), is_decided) {
+        if !self.decide(Decision::ChannelFailure(verdict.words()), is_decided) {
             self.shared.copies.fail(&self.open, verdict);
         }
     }
@@ -250,6 +250,3 @@ impl Link {
         true
     }
 }
-
-#[cfg(test)]
-mod tests;

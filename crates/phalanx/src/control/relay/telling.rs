@@ -1,19 +1,11 @@
 //! This rank's words on their way to the others.
 
 use super::copies::Open;
-use super::Content;
-use super::Line;
-use super::Message;
-use super::OPENING;
-use super::Shared;
-use super::Update;
-use crate::control::layout::RECORDS;
-use crate::control::layout::SLOT_LINES;
-use crate::control::layout::SLOTS;
+use super::{Content, Line, Message, OPENING, Shared, Update};
 use crate::control::flags::Stamped;
+use crate::control::layout::{RECORDS, SLOT_LINES, SLOTS};
 use crate::control::world::SegmentId;
-use crate::os::sync::Ordering;
-use crate::os::sync::lock;
+use crate::os::sync::{Ordering, lock};
 use std::sync::Arc;
 
 /// What the others know of this rank.

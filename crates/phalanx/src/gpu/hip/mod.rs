@@ -30,11 +30,8 @@ mod stream;
 pub use slice::{Slice, Use, View, ViewMut};
 pub use stream::{HipSource, HipTarget, Stream};
 
+use crate::types::error::{Error, LibraryError, Result, UnsupportedError};
 use crate::types::memory::GpuId;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
 use phalanx_sys::hip::{Api, hipError_t};
 use std::ffi::c_int;
 use std::sync::OnceLock;

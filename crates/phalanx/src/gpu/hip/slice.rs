@@ -1,15 +1,10 @@
 //! Memory of a GPU, and the order of its users.
 
-use super::stream::HipSource;
-use super::stream::HipTarget;
-use super::stream::Stream;
-use super::api;
-use super::check;
-use super::enter;
-use crate::types::dtype::Element;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
+use super::stream::{HipSource, HipTarget, Stream};
+use super::{api, check, enter};
 use crate::os::sync::lock;
+use crate::types::dtype::Element;
+use crate::types::error::{Result, UsageError};
 use phalanx_sys::hip::hipError_t;
 use std::ffi::c_void;
 use std::fmt;
@@ -296,6 +291,10 @@ macro_rules! views {
         }
 
         impl<T: Element> HipSource for $view<'_, T> {
+            type Elem = T;
+            fn len(&self) -> usize {
+                self.len
+            }
             fn on<'a>(&'a self, stream: &'a Stream) -> Result<Use<'a>> {
                 self.memory.lend(self.start * size_of::<T>(), stream, false)
             }
@@ -316,6 +315,10 @@ macro_rules! views {
 views!(View, ViewMut);
 
 impl<T: Element> HipSource for Slice<T> {
+    type Elem = T;
+    fn len(&self) -> usize {
+        self.len
+    }
     fn on<'a>(&'a self, stream: &'a Stream) -> Result<Use<'a>> {
         Slice::on(self, stream)
     }

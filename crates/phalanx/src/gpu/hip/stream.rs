@@ -1,17 +1,9 @@
 //! Streams, and what is enqueued on them.
 
-use super::slice::Memory;
-use super::slice::Slice;
-use super::slice::Use;
-use super::api;
-use super::check;
-use super::enter;
-use super::failed;
+use super::slice::{Memory, Slice, Use};
+use super::{api, check, enter, failed};
 use crate::types::dtype::Element;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::Source;
-use crate::Target;
+use crate::types::error::{Result, UsageError};
 use phalanx_sys::hip::{
     hipError_t, hipEventDisableTiming, hipMemcpyDefault, hipStream_t, hipStreamNonBlocking,
 };
@@ -305,13 +297,21 @@ impl std::fmt::Debug for Stream {
 }
 
 /// GPU memory that can be read on a stream: [`Slice`], [`View`](super::View), [`ViewMut`](super::ViewMut).
-pub trait HipSource: Source {
+pub trait HipSource {
+    /// The type of the elements.
+    type Elem: Element;
+    /// Number of elements.
+    fn len(&self) -> usize;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
     /// For one use on a stream, reading: see [`Slice::on`].
     fn on<'a>(&'a self, stream: &'a Stream) -> Result<Use<'a>>;
 }
 
 /// GPU memory that can be written on a stream: [`Slice`], [`ViewMut`](super::ViewMut).
-pub trait HipTarget: HipSource + Target {
+pub trait HipTarget: HipSource {
     /// For one use on a stream, reading and writing: see [`Slice::on`].
     fn on_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Use<'a>>;
 }

@@ -1,12 +1,8 @@
 //! Who started this process: one table of launchers, and what their variables say.
 
-use super::Environment;
-use super::place;
-use super::setting;
+use super::{Environment, place, setting};
 use crate::types::MAX_RANKS;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
+use crate::types::error::{Error, Result, UnsupportedError};
 
 /// A launcher that has started this process, and what it says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]

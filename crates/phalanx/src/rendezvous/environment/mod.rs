@@ -6,8 +6,7 @@ pub use launcher::Launcher;
 pub(crate) use launcher::Place;
 
 use crate::contract::BackendKind;
-use crate::types::error::Error;
-use crate::types::error::UsageError;
+use crate::types::error::{Error, UsageError};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -24,7 +23,8 @@ pub(crate) struct Environment(HashMap<String, String>);
 
 /// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
 pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
-    seconds_from_environment("PHALANX_TIMEOUT").map(|seconds| seconds.unwrap_or(crate::rendezvous::environment::DEFAULT_TIMEOUT))
+    seconds_from_environment("PHALANX_TIMEOUT")
+        .map(|seconds| seconds.unwrap_or(crate::rendezvous::environment::DEFAULT_TIMEOUT))
 }
 
 /// How long a peer may be stopped: `PHALANX_STOPPED_TIMEOUT` in seconds, if it is set.
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn malformed_settings_are_named() {
-        for backend in ["NVSHMEM", "NCCL", "carrier-pigeon"] {
+        for backend in ["NVSHMEM", "NCCL", "transport-pigeon"] {
             let error = environment(&[("PHALANX_BACKEND", backend)]).backend().unwrap_err().to_string();
             assert!(error.contains("PHALANX_BACKEND") && error.contains(backend), "{error}");
         }

@@ -16,25 +16,24 @@
 //! | `server/` | the listener's thread |
 //! | `client/` | a member's end |
 //! | `wire.rs` | what a connection goes over |
-//! | `carrier/` | connections whose bytes travel as messages of something else |
+//! | `transport/` | connections whose bytes travel as messages of something else |
 //!
 //! What it defends against, and what not: `docs/security.md`.
 
-mod carrier;
 pub mod cipher;
 pub mod client;
+mod namespace;
 pub mod protocol;
-mod room;
 pub mod server;
 pub mod session;
+mod transport;
 mod watch;
 
-pub(crate) use carrier::{Carrier, Mail};
 pub use client::{Audience, Member, Store};
 pub use protocol::Role;
 pub use server::{Server, Settings};
 pub use session::Token;
-pub(crate) use crate::os::Wire;
+pub(crate) use transport::{MessageTransport, Transport};
 
 use crate::types::error::PeerEvent;
 use std::time::Instant;

@@ -4,8 +4,7 @@
 //! the message. Each direction has a key of its own, made of the token and of both sides' nonces: a frame
 //! that was changed, left out, repeated, sent back, or recorded in another session does not verify.
 
-use super::protocol::Greeting;
-use super::protocol::Malformed;
+use super::protocol::{Greeting, Malformed};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
@@ -136,9 +135,8 @@ pub struct Opened<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::protocol::Side;
-    use super::protocol::VERSION;
     use super::*;
+    use crate::rendezvous::store::protocol::{Side, VERSION};
     use proptest::prelude::*;
 
     const TOKEN: &str = "a token that is long enough";

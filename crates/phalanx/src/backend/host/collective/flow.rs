@@ -1,8 +1,6 @@
 //! What a collective is: who gives what to whom.
 
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Operation;
+use crate::contract::{Blocks, Call, Operation};
 
 /// Who takes part in one role.
 #[derive(Clone, Copy, PartialEq, Eq)]

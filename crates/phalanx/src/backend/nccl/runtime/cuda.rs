@@ -1,14 +1,11 @@
 //! CUDA's driver, by way of cudarc.
 
-use super::Answer;
-use super::Runtime;
-use crate::types::memory::RawStream;
+use super::{Answer, Runtime};
 use crate::backend::nccl::device::Place;
-use crate::gpu::cuda::driver;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
 use crate::buffer::stream::GpuStream;
+use crate::gpu::cuda::driver;
+use crate::types::error::{Error, LibraryError, Result};
+use crate::types::memory::RawStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, DriverError};
 use std::ffi::{CStr, c_void};

@@ -1,15 +1,12 @@
 //! HIP, by way of `phalanx-sys`.
 
-use super::Answer;
-use super::Runtime;
-use crate::types::memory::RawStream;
+use super::{Answer, Runtime};
 use crate::backend::nccl::device::Place;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
-use crate::gpu::hip;
-use crate::gpu::hip::check;
-use crate::gpu::hip::failed;
 use crate::buffer::stream::GpuStream;
+use crate::gpu::hip;
+use crate::gpu::hip::{check, failed};
+use crate::types::error::{LibraryError, Result};
+use crate::types::memory::RawStream;
 use phalanx_sys::hip::{
     Api, hipError_t, hipEventDisableTiming, hipHostMallocDefault, hipMemcpyDefault,
     hipStreamCaptureStatusNone,

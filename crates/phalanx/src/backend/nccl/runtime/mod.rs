@@ -9,10 +9,9 @@ pub(crate) use cuda::Cuda;
 pub(crate) use hip::Hip;
 
 use crate::backend::nccl::device::Place;
-use crate::types::memory::RawStream;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
 use crate::buffer::stream::GpuStream;
+use crate::types::error::{LibraryError, Result};
+use crate::types::memory::RawStream;
 use cudarc::driver::CudaContext;
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -5,17 +5,12 @@
 //! a few lines of PTX, which the driver compiles.
 
 use super::context::Context;
-use super::device::failed;
-use super::device::raw;
-use super::memory::Shared;
-use super::memory::check_index;
-use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::op::element_bits;
-use crate::types::op::element_from_bits;
+use super::device::{failed, raw};
+use super::memory::{Shared, check_index};
 use crate::os::sync::lock;
+use crate::types::dtype::Element;
+use crate::types::error::{Error, Result, UnsupportedError};
+use crate::types::op::{element_bits, element_from_bits};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUmodule, CUresult};
 use std::collections::BTreeMap;

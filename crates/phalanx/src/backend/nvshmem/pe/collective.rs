@@ -1,23 +1,13 @@
 //! The collectives of a team, on a stream.
 
-use super::device::copy;
-use super::device::raw;
-use super::limits::Asked;
-use super::limits::ROOM;
-use super::limits::Way;
-use super::memory::Local;
-use super::memory::LocalMut;
-use super::memory::Shared;
-use super::memory::too_short;
+use super::device::{copy, raw};
+use super::limits::{Asked, ROOM, Way};
+use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
-use crate::types::memory::RawStream;
-use crate::types::dtype::DType;
-use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
 use crate::buffer::stream::OnStream;
+use crate::types::dtype::{DType, Element};
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::memory::RawStream;
 use cudarc::driver::CudaStream;
 use phalanx_sys::nvshmem::{REDUCE_OPS, REDUCE_TYPES, Reduce};
 use std::ffi::c_void;

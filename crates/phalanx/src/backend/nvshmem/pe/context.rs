@@ -1,29 +1,18 @@
 //! [`Context`]: this process as a PE, from initialisation to its end.
 
-use super::control::Control;
-use super::control::Step;
-use super::device::Device;
-use super::device::failed;
+use super::control::{Control, Step};
+use super::device::{Device, failed};
 use super::library;
-use super::library::LOOK;
-use super::library::Library;
-use super::library::within;
+use super::library::{LOOK, Library, within};
 use super::limits::Limits;
-use crate::start as bootstrap;
-use crate::rendezvous::environment::Environment;
 use crate::contract::hosts::HostTopology;
-use crate::rendezvous::gpus::Visible;
-use crate::rendezvous::gpus::settle as settle_gpu;
+use crate::gpu::backoff::Backoff;
 use crate::gpu::cuda::gpu_ids;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::TimeoutError;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
-use crate::os::at_exit;
-use crate::os::leave;
-use crate::gpu::backoff::Patience;
 use crate::os::sync::lock;
+use crate::os::{at_exit, leave};
+use crate::rendezvous::environment::Environment;
+use crate::rendezvous::gpus::{Visible, settle as settle_gpu};
+use crate::types::error::{Error, Result, TimeoutError, UnsupportedError, UsageError};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 use phalanx_sys::nvshmem::{
@@ -557,7 +546,7 @@ impl Context {
         self.check()?;
         self.device.check(stream)?;
         self.device.enter()?;
-        let mut patience = Patience::new();
+        let mut patience = Backoff::new();
         // What is put to a PE that is gone is complete all the same.
         if patience.since.saturating_duration_since(self.looked.get()) > LOOK {
             self.looked.set(patience.since);

@@ -4,24 +4,16 @@
 //! arguments. So where the PEs met through a `Comm`, they meet on a communicator of their own before each of
 //! them, and a wait for the library looks at the peers meanwhile.
 
-use crate::control::witness::Subject;
-use crate::control::witness::Witness;
-use crate::contract::Backend;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Operation;
-use crate::contract::Blocks;
+use crate::contract::{Backend, Blocks, Call, Departure, Operation};
+use crate::control::control_channel::{AnnouncedCall, ControlChannel};
 use crate::control::host_channel::HostChannel;
 use crate::types::dtype::Element;
+use crate::types::error::{Error, MismatchError, Result, UnsupportedError};
 use crate::watch::Recorder;
-use crate::types::error::Error;
-use crate::types::error::MismatchError;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits of the witness are limited by those who wait.
+/// Waits of the control_channel are limited by those who wait.
 const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// One PE's end of it.
@@ -29,7 +21,7 @@ pub(crate) struct Control {
     backend: Arc<dyn Backend>,
     recorder: Arc<Recorder>,
     /// Notices who is gone, where the backend has a channel of the host.
-    witness: Option<Witness>,
+    control_channel: Option<ControlChannel>,
 }
 
 /// A collective call of the library, as it is compared.
@@ -72,14 +64,18 @@ impl Control {
     /// Over two channels in host memory: one on which the PEs meet, and one that tells who is gone.
     pub fn over(meetings: Box<dyn HostChannel>, watched: Box<dyn HostChannel>, name: String) -> Control {
         let meetings: Arc<dyn HostChannel> = meetings.into();
-        let witness = Witness::new(watched, meetings.clone());
-        witness.set_timeout(NO_LIMIT);
-        Control { recorder: Control::recorder(&*meetings, name), backend: meetings, witness: Some(witness) }
+        let control_channel = ControlChannel::new(watched, meetings.clone());
+        control_channel.set_timeout(NO_LIMIT);
+        Control {
+            recorder: Control::recorder(&*meetings, name),
+            backend: meetings,
+            control_channel: Some(control_channel),
+        }
     }
 
     /// Over a backend whose ranks share no host memory.
     pub fn without_watch(backend: Arc<dyn Backend>, name: String) -> Control {
-        Control { recorder: Control::recorder(&*backend, name), backend, witness: None }
+        Control { recorder: Control::recorder(&*backend, name), backend, control_channel: None }
     }
 
     fn recorder(backend: &dyn Backend, name: String) -> Arc<Recorder> {
@@ -165,17 +161,17 @@ impl Control {
 
     /// An error if a peer is gone while this PE waits.
     pub fn look(&self, since: Instant) -> Result<()> {
-        let Some(witness) = &self.witness else { return Ok(()) };
+        let Some(control_channel) = &self.control_channel else { return Ok(()) };
         // No number: what PEs do on their streams needs no counterpart.
-        witness.look(&Subject::call(0, &Call::empty(Operation::Init)), since)
+        control_channel.look(&AnnouncedCall::call(0, &Call::empty(Operation::Init)), since)
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
-        match &self.witness {
-            Some(witness) => witness.depart(departure),
+        match &self.control_channel {
+            Some(control_channel) => control_channel.depart(departure),
             None => self.backend.depart(departure),
         }
     }

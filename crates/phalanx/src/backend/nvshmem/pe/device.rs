@@ -1,13 +1,9 @@
 //! This PE's GPU.
 
-use crate::types::memory::RawStream;
 use crate::gpu::cuda::driver;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
 use crate::os::sync::lock;
+use crate::types::error::{Error, LibraryError, Result, UnsupportedError, UsageError};
+use crate::types::memory::RawStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use std::collections::BTreeMap;

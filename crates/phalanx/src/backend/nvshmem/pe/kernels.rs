@@ -1,9 +1,8 @@
 //! Kernels that use NVSHMEM's device functions.
 
 use super::Context;
+use crate::jit::{Image, Module};
 use crate::types::error::Result;
-use crate::jit::Image;
-use crate::jit::Module;
 use cudarc::driver::sys::CUlibrary;
 
 impl Context {

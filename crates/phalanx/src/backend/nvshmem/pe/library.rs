@@ -1,10 +1,8 @@
 //! The loaded library, its answers as errors, and calls that are given a time limit.
 
 use crate::gpu::copies::Copies;
-use crate::types::error::Error;
-use crate::types::error::LibraryError;
-use crate::types::error::Result;
 use crate::os::sync::lock;
+use crate::types::error::{Error, LibraryError, Result};
 use phalanx_sys::nvshmem::{Api, NVSHMEM, version_text};
 use std::ffi::c_int;
 use std::path::Path;

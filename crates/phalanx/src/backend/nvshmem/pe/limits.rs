@@ -12,14 +12,11 @@
 //! With the switch, by the source of 3.4.5 (multicast was off wherever this has run): a reduce_scatter adds integers as if they were
 //! floats, and 16-bit floats depend on how many there are for each block. Sums of f32 are left to it, and nothing else.
 
-use super::collective::TeamReduction;
-use super::collective::column;
+use super::collective::{TeamReduction, column};
 use super::context::Context;
 use super::library::Library;
 use crate::types::dtype::DType;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
+use crate::types::error::{Error, Result, UnsupportedError};
 use cudarc::driver::sys::CUdeviceptr;
 use phalanx_sys::nccl::NCCL;
 use phalanx_sys::nvshmem::{init_status, nvshmem_team_t, team};

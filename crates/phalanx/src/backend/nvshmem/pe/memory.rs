@@ -5,14 +5,10 @@ use super::control::Step;
 use super::device::failed;
 use super::signal::Signal;
 use super::views::Peer;
-use crate::buffer::Source;
-use crate::buffer::Target;
+use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
+use crate::types::error::{Error, Result, UsageError};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::ffi::c_void;
@@ -417,7 +413,7 @@ macro_rules! symmetric {
                 self.$field.len()
             }
             #[inline]
-            fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+            fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
                 self.$field.lend(lane)
             }
         }
@@ -438,7 +434,7 @@ macro_rules! symmetric {
         // SAFETY: as above, and `&mut self` is exclusive among this PE's users.
         unsafe impl<T: Element> Target for $ty {
             #[inline]
-            fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+            fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
                 self.$field.lend_mut(lane)
             }
         }

@@ -23,6 +23,9 @@ pub use atomic::{Atomic, AtomicBits};
 pub use collective::TeamReduction;
 pub(crate) use collective::column;
 pub use context::{Builder, Context, UniqueId};
+pub(crate) use control::Control;
+pub(crate) use device::{Device, copy, failed as device_error};
+pub(crate) use library::Library;
 pub use library::{openshmem_version, path, version};
 pub(crate) use limits::{Asked, Limits, ROOM, Way};
 pub use memory::{Local, LocalMut, Shared, Slice, SliceMut, Symmetric};
@@ -31,6 +34,3 @@ pub use signal::{Compare, Signal, SignalOp, Waitable};
 pub(crate) use team::strided;
 pub use team::{SplitTeam, Team};
 pub use views::{Multicast, Peer};
-pub(crate) use {
-    control::Control, device::Device, device::copy, device::failed as device_error, library::Library,
-};

@@ -1,21 +1,12 @@
 //! Puts and gets: contiguous, strided, of one element; blocking, non-blocking and on a stream; and what completes them.
 
 use super::context::Context;
-use super::device::copy;
-use super::device::raw;
-use super::memory::Local;
-use super::memory::LocalMut;
-use super::memory::Shared;
-use super::memory::check_index;
-use super::memory::too_short;
-use crate::types::memory::RawStream;
+use super::device::{copy, raw};
+use super::memory::{Local, LocalMut, Shared, check_index, too_short};
+use crate::buffer::stream::{Loan, OnStream};
 use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
-use crate::buffer::stream::Lent;
-use crate::buffer::stream::OnStream;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::memory::RawStream;
 use crate::types::op::element_from_bits;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUdeviceptr, CUstreamCaptureStatus};
@@ -558,7 +549,7 @@ impl Context {
 
     /// What comes after it was enqueued, if there was something to do.
     #[inline]
-    pub(crate) fn conclude(&self, mode: Mode<'_>, lent: Option<Lent<'_>>) -> Result<()> {
+    pub(crate) fn conclude(&self, mode: Mode<'_>, lent: Option<Loan<'_>>) -> Result<()> {
         if let Mode::Blocking = mode {
             self.sync(self.host_stream())?;
             if let Some(lent) = lent {

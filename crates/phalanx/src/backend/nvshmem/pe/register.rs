@@ -3,21 +3,12 @@
 use super::context::Context;
 use super::control::Step;
 use super::device::failed;
-use super::growth::origin;
-use super::growth::step;
-use super::memory::Local;
-use super::memory::LocalMut;
-use super::memory::Origin;
-use super::memory::Symmetric;
-use super::memory::byte_count;
-use crate::buffer::Source;
-use crate::buffer::Target;
+use super::growth::{origin, step};
+use super::memory::{Local, LocalMut, Origin, Symmetric, byte_count};
+use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::buffer::stream::Lane;
-use crate::buffer::stream::Lent;
+use crate::types::error::{Error, Result, UnsupportedError};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
 use std::ffi::c_void;
@@ -209,14 +200,14 @@ unsafe impl<T: Element> Source for Registered<'_, T> {
         self.slice.len()
     }
 
-    fn lend<'l>(&'l self, lane: &'l Lane) -> Result<Lent<'l>> {
+    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
         self.slice.lend(lane)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<T: Element> Target for Registered<'_, T> {
-    fn lend_mut<'l>(&'l mut self, lane: &'l Lane) -> Result<Lent<'l>> {
+    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
         self.slice.lend_mut(lane)
     }
 }

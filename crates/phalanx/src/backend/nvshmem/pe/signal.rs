@@ -2,14 +2,11 @@
 
 use super::context::Context;
 use super::device::raw;
-use super::memory::Local;
-use super::memory::Shared;
-use super::memory::Symmetric;
-use super::memory::check_index;
+use super::memory::{Local, Shared, Symmetric, check_index};
 use super::one_sided::Mode;
+use crate::gpu::backoff::Backoff;
 use crate::types::dtype::Element;
 use crate::types::error::Result;
-use crate::gpu::backoff::Patience;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 use phalanx_sys::nvshmem::{cmp, signal_op};
@@ -250,7 +247,7 @@ impl Context {
     /// # Errors
     /// [`Error::Timeout`](crate::Error); [`Error::Peer`](crate::Error), which is final.
     pub fn signal_wait_until(&self, signal: &Signal<'_>, compare: Compare, value: u64) -> Result<u64> {
-        let mut patience = Patience::new();
+        let mut patience = Backoff::new();
         loop {
             let now = self.signal_fetch(signal)?;
             if compare.holds(now, value) {

@@ -1,9 +1,9 @@
 //! Symmetric memory where kernels of this PE load and store it: a peer's part, or all parts of a team at once.
 
 use super::memory::bounds;
-use crate::types::dtype::Element;
 #[cfg(feature = "jit")]
 use crate::jit::Argument;
+use crate::types::dtype::Element;
 use cudarc::driver::sys::CUdeviceptr;
 use std::fmt;
 use std::marker::PhantomData;

@@ -2,8 +2,8 @@
 
 mod clusters;
 
-use crate::rendezvous::environment::tests::environment;
 use super::*;
+use crate::rendezvous::environment::tests::environment;
 
 type Variables = &'static [(&'static str, &'static str)];
 

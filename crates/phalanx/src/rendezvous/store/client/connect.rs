@@ -1,21 +1,12 @@
 //! From an address to an authenticated connection: retries, the greeting, and who refused whom.
 
 use super::Member;
-use crate::rendezvous::store::Rendezvous;
-use crate::rendezvous::store::cipher::Binding;
-use crate::rendezvous::store::cipher::Cipher;
-use crate::rendezvous::store::protocol::Greeting;
-use crate::rendezvous::store::protocol::MAX_REPLY;
-use crate::rendezvous::store::protocol::Malformed;
-use crate::rendezvous::store::protocol::Reply;
-use crate::rendezvous::store::protocol::Request;
-use crate::rendezvous::store::protocol::Side;
-use crate::rendezvous::store::protocol::VERSION;
-use crate::rendezvous::store::session;
-use crate::rendezvous::store::session::Key;
 use crate::os::Wire;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::rendezvous::store::cipher::{Binding, Cipher};
+use crate::rendezvous::store::protocol::{Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION};
+use crate::rendezvous::store::session::Key;
+use crate::rendezvous::store::{Rendezvous, session};
+use crate::types::error::{Error, Result};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -273,10 +264,7 @@ fn first_reply(
 mod tests {
     use super::*;
     use crate::rendezvous::store::server::bind;
-    use crate::rendezvous::store::Host;
-    use crate::rendezvous::store::Server;
-    use crate::rendezvous::store::Settings;
-    use crate::rendezvous::store::Token;
+    use crate::rendezvous::store::{Host, Server, Settings, Token};
 
     #[test]
     fn a_store_that_is_bound_and_does_not_run_yet_is_waited_for() {

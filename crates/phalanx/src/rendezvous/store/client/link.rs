@@ -1,25 +1,15 @@
 //! The connection behind a [`Store`](super::Store): what it sends, and the thread that listens.
 
 use super::connect::Session;
-use super::Audience;
-use super::Member;
+use super::{Audience, Member};
+use crate::os::Wire;
+use crate::os::sync::lock;
 use crate::rendezvous::store::cipher::Cipher;
-use crate::rendezvous::store::protocol::End;
-use crate::rendezvous::store::protocol::MAX_REPLY;
-use crate::rendezvous::store::protocol::Malformed;
-use crate::rendezvous::store::protocol::Reply;
-use crate::rendezvous::store::protocol::Request;
+use crate::rendezvous::store::protocol::{End, MAX_REPLY, Malformed, Reply, Request};
 use crate::rendezvous::store::session::Key;
 use crate::rendezvous::store::watch::Watch;
-use crate::os::Wire;
-use crate::rendezvous::store::Host;
-use crate::rendezvous::store::Lost;
-use crate::rendezvous::store::Rendezvous;
-use crate::types::error::BootstrapError;
-use crate::types::error::Error;
-use crate::types::error::PeerEvent;
-use crate::types::error::Result;
-use crate::os::sync::lock;
+use crate::rendezvous::store::{Host, Lost, Rendezvous};
+use crate::types::error::{BootstrapError, Error, PeerEvent, Result};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;

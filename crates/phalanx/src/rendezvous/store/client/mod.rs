@@ -3,18 +3,12 @@
 mod connect;
 mod link;
 
-use crate::rendezvous::store::carrier::Carrier;
-use crate::rendezvous::store::protocol::MAX_KEY;
-use crate::rendezvous::store::protocol::MAX_VALUE;
-use crate::rendezvous::store::protocol::Reply;
-use crate::rendezvous::store::protocol::Request;
-use crate::rendezvous::store::protocol::Role;
-use crate::rendezvous::store::server::Server;
-use crate::rendezvous::store::Lost;
-use crate::rendezvous::store::Rendezvous;
 use crate::os::Wire;
-use crate::types::error::Error;
-use crate::types::error::Result;
+use crate::rendezvous::store::protocol::{MAX_KEY, MAX_VALUE, Reply, Request, Role};
+use crate::rendezvous::store::server::Server;
+use crate::rendezvous::store::transport::Transport;
+use crate::rendezvous::store::{Lost, Rendezvous};
+use crate::types::error::{Error, Result};
 use crate::watch::deadline::after;
 use link::Link;
 use std::sync::Arc;
@@ -56,7 +50,7 @@ pub struct Store {
     /// If the store lives in this process: it ends after this member has left.
     server: Option<Server>,
     /// If something else than TCP has its bytes: it ends after both.
-    _carrier: Option<Carrier>,
+    _carrier: Option<Transport>,
 }
 
 impl Store {
@@ -74,10 +68,10 @@ impl Store {
         Store::join(rendezvous, Member::of_ranks(rank, world_size), timeout)
     }
 
-    /// The same over a wire whose other end, with or without a carrier in between, the store has.
+    /// The same over a wire whose other end, with or without a transport in between, the store has.
     pub(crate) fn over(
         wire: Wire,
-        carrier: Option<Carrier>,
+        transport: Option<Transport>,
         rendezvous: &Rendezvous,
         rank: usize,
         world_size: usize,
@@ -86,7 +80,7 @@ impl Store {
         let member = Member::of_ranks(rank, world_size);
         let session = connect::join_over(wire, rendezvous, member, timeout)?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
-        Ok(Store { link, listener: Some(listener), server: None, _carrier: carrier })
+        Ok(Store { link, listener: Some(listener), server: None, _carrier: transport })
     }
 
     /// Joins the store as any member.

@@ -1,24 +1,13 @@
 //! One connection of the store's server: what it has proved, and its bytes in both directions.
 
-use super::Settings;
-use super::is_not_now;
-use crate::rendezvous::store::cipher::Cipher;
-use crate::rendezvous::store::cipher::Identity;
-use crate::rendezvous::store::protocol::End;
-use crate::rendezvous::store::protocol::Greeting;
-use crate::rendezvous::store::protocol::MAX_JOIN;
-use crate::rendezvous::store::protocol::MAX_REPLY;
-use crate::rendezvous::store::protocol::MAX_REQUEST;
-use crate::rendezvous::store::protocol::Malformed;
-use crate::rendezvous::store::protocol::Reply;
-use crate::rendezvous::store::protocol::Request;
-use crate::rendezvous::store::protocol::Role;
-use crate::rendezvous::store::protocol::Side;
-use crate::rendezvous::store::protocol::VERSION;
-use crate::rendezvous::store::session;
-use crate::rendezvous::store::session::Key;
-use crate::rendezvous::store::session::Token;
+use super::{Settings, is_not_now};
 use crate::os::Wire;
+use crate::rendezvous::store::cipher::{Cipher, Identity};
+use crate::rendezvous::store::protocol::{
+    End, Greeting, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side, VERSION,
+};
+use crate::rendezvous::store::session;
+use crate::rendezvous::store::session::{Key, Token};
 use crate::watch::deadline::after;
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};

@@ -6,20 +6,13 @@
 
 mod connection;
 
+use crate::os::{Waker, Wire, poll_sockets};
 use crate::rendezvous::store::cipher::Identity;
-use crate::rendezvous::store::protocol::End;
-use crate::rendezvous::store::protocol::Reply;
-use crate::rendezvous::store::protocol::Role;
-use crate::rendezvous::store::room::Outbox;
-use crate::rendezvous::store::room::Room;
+use crate::rendezvous::store::namespace::{Namespace, Outbox};
+use crate::rendezvous::store::protocol::{End, Reply, Role};
 use crate::rendezvous::store::session::Token;
 use crate::rendezvous::store::watch::Watch;
-use crate::os::Wire;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UsageError;
-use crate::os::Waker;
-use crate::os::poll_sockets;
+use crate::types::error::{Error, Result, UsageError};
 use connection::{Connection, Step};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
@@ -128,8 +121,8 @@ impl Server {
             commands: received,
             token,
             identity,
-            ranks: Room::new(Role::Rank, settings.ranks),
-            nodes: Room::new(Role::Node, settings.nodes),
+            ranks: Namespace::new(Role::Rank, settings.ranks),
+            nodes: Namespace::new(Role::Node, settings.nodes),
             settings,
             connections: BTreeMap::new(),
             members: HashMap::new(),
@@ -224,8 +217,8 @@ struct Service {
     /// With encryption.
     identity: Option<Identity>,
     settings: Settings,
-    ranks: Room,
-    nodes: Room,
+    ranks: Namespace,
+    nodes: Namespace,
     /// In the order in which they were accepted.
     connections: BTreeMap<u64, Connection>,
     members: HashMap<(Role, u32), u64>,
@@ -285,7 +278,7 @@ impl Service {
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
     }
 
-    fn room(&mut self, role: Role) -> &mut Room {
+    fn room(&mut self, role: Role) -> &mut Namespace {
         match role {
             Role::Rank => &mut self.ranks,
             Role::Node => &mut self.nodes,
@@ -416,7 +409,7 @@ impl Service {
 
     fn begin_epoch(&mut self, epoch: u32) {
         self.settings.epoch = epoch;
-        self.ranks = Room::new(Role::Rank, self.settings.ranks);
+        self.ranks = Namespace::new(Role::Rank, self.settings.ranks);
         self.members.retain(|(role, _), _| *role != Role::Rank);
         self.connections.retain(|_, connection| !matches!(connection.member(), Some((Role::Rank, _))));
     }

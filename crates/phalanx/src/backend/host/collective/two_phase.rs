@@ -1,19 +1,13 @@
 //! Bulk: blocks in steps of a chunk, in one phase or two.
 
-use super::flow::Flow;
-use super::flow::Who;
-use super::Collective;
-use super::State;
+use super::flow::{Flow, Who};
+use super::{Collective, State};
 use crate::contract::Call;
-use crate::control::layout::CONTRIBUTIONS;
-use crate::control::layout::FEWEST_CHUNKS;
-use crate::control::layout::ONE_WAY;
-use crate::control::layout::RESULTS;
+use crate::control::layout::{CONTRIBUTIONS, FEWEST_CHUNKS, ONE_WAY, RESULTS};
+use crate::control::world::Location;
 use crate::os::LINE;
 use crate::reduce;
-use crate::reduce::Reducer;
-use crate::reduce::Targets;
-use crate::control::world::Location;
+use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 
 /// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has more, so that
@@ -34,7 +28,7 @@ pub(crate) const STREAMING: usize = 8 << 20;
 const STREAMING_ONE_WAY: usize = 16 << 20;
 
 /// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
-/// rank reducing everything; beyond [`SMALL_READS`](super::small::SMALL_READS) only if two phases spare them no more than so many, or they share cores.
+/// rank reducing everything; beyond [`SMALL_READS`](super::slots::SMALL_READS) only if two phases spare them no more than so many, or they share cores.
 pub(crate) const ONE_PHASE: usize = 64 << 10;
 const SPARED: usize = 8 << 10;
 

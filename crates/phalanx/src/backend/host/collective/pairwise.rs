@@ -8,12 +8,8 @@
 //! nobody's leave, but where another collective wrote before.
 
 use super::Collective;
-use super::flow::Flow;
-use super::flow::Who;
-use super::phases::LONG_STEP_OF_TWO;
-use super::phases::STREAMING;
-use super::phases::Steps;
-use super::phases::copy_own;
+use super::flow::{Flow, Who};
+use super::two_phase::{LONG_STEP_OF_TWO, STREAMING, Steps, copy_own};
 use crate::contract::Call;
 use crate::control::layout::CONTRIBUTIONS;
 use crate::reduce;

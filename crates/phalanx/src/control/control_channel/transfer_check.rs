@@ -1,43 +1,38 @@
 //! Checked mode: both ends of a message tell each other what they call, before either of them enqueues it.
 
-use super::Subject;
-use super::Way;
-use super::Witness;
-use crate::contract::Backend;
-use crate::contract::Direction;
-use crate::contract::Operation;
-use crate::contract::Ticket;
-use crate::contract::Transfer;
+use super::{AnnouncedCall, Connection, ControlChannel};
+use crate::contract::{Direction, Operation, OperationId, Transfer};
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 
 /// What goes each way.
-type Words = [u64; Subject::WORDS];
+type Words = [u64; AnnouncedCall::WORDS];
 
 /// One end of a message, which has told the other what it calls, and is told the same by it.
-pub(crate) struct Offer {
+pub(crate) struct TransferCheck {
     peer: usize,
     /// Ours and theirs, in a box: the transfers have it until both are done, and keep it if they fail.
     words: *mut [Words; 2],
     /// Of the halves that are under way.
-    tickets: [Option<Ticket>; 2],
+    tickets: [Option<OperationId>; 2],
 }
 
-impl Witness {
+impl ControlChannel {
     /// Tells a peer of a message with it, and lets it tell; does not wait. Both offer their messages with each other in one order.
     ///
     /// `None` for a message to oneself, and between hosts, where ranks tell each other a few words, and tell them to all.
-    pub fn offer(&self, own: &Subject, way: Way) -> Result<Option<Offer>> {
+    pub fn offer(&self, own: &AnnouncedCall, way: Connection) -> Result<Option<TransferCheck>> {
         let (endpoint, peer) = (self.meetings.endpoint(), own.record.root as usize);
         if peer == endpoint.rank || !endpoint.shares_memory() {
             return Ok(None);
         }
         // Only the two ends of one message have these tags.
         let of_block = if own.record.operation == Operation::AllToAllV { 2 } else { 0 };
-        let tag = |end: Way| of_block + u32::from(end == Way::In);
+        let tag = |end: Connection| of_block + u32::from(end == Connection::In);
         let words = Box::into_raw(Box::new([own.words(), Words::default()]));
         let [ours, theirs] = [0, 1].map(|half| words.cast::<Words>().wrapping_add(half).cast::<u8>());
-        let half = |direction, end| Transfer::host(direction, peer, tag(end), DType::U64, Subject::WORDS);
+        let half =
+            |direction, end| Transfer::host(direction, peer, tag(end), DType::U64, AnnouncedCall::WORDS);
         // SAFETY: nobody else has the box until both are done.
         let tickets = unsafe {
             [
@@ -45,12 +40,12 @@ impl Witness {
                 Some(self.meetings.post(half(Direction::Recv(theirs), way.reverse()))?),
             ]
         };
-        Ok(Some(Offer { peer, words, tickets }))
+        Ok(Some(TransferCheck { peer, words, tickets }))
     }
 
     /// Whether the other end has said what it calls: the verdict if that is another type or count. Moves all offers of this
     /// communicator along; it is not asked about the same one again after it has.
-    pub fn settle(&self, offer: &mut Offer) -> Result<bool> {
+    pub fn settle(&self, offer: &mut TransferCheck) -> Result<bool> {
         for ticket in &mut offer.tickets {
             if let Some(under_way) = *ticket {
                 if !self.meetings.test(under_way)? {
@@ -60,9 +55,9 @@ impl Witness {
             }
         }
         // SAFETY: `offer` made the box, and both transfers are done with it; nobody asks again.
-        let subjects = unsafe { Box::from_raw(offer.words) }.map(Subject::from_words);
+        let subjects = unsafe { Box::from_raw(offer.words) }.map(AnnouncedCall::from_words);
         let [Some(ours), Some(theirs)] = subjects else { return Ok(true) };
-        let arguments = |subject: &Subject| (subject.record.dtype, subject.record.count);
+        let arguments = |subject: &AnnouncedCall| (subject.record.dtype, subject.record.count);
         if arguments(&ours) == arguments(&theirs) {
             return Ok(true);
         }

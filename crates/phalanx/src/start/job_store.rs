@@ -11,38 +11,25 @@
 //! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
 //! host. `PHALANX_STORE` names another address for any launcher.
 
-use crate::control::host_channel::HostChannel;
-use crate::contract::{Backend, Departure};
-use crate::rendezvous::environment::Environment;
-use crate::rendezvous::environment::Place;
-use crate::rendezvous::environment::RESTART_COUNT;
-use crate::rendezvous::environment::setting;
-use crate::rendezvous::store::cipher::encrypted_from;
-use crate::rendezvous::store::Host;
-use crate::rendezvous::store::Rendezvous;
-use crate::rendezvous::store::Server;
-use crate::rendezvous::store::Settings;
-use crate::rendezvous::store::Store;
-use crate::rendezvous::store::Token;
-use crate::rendezvous::store::server;
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-use crate::contract::hosts::HostTopology;
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-use crate::rendezvous::store::Carrier;
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-use crate::os::Wire;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::mpi::MpiComm;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::mpi::MpiMail;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::types::error::UnsupportedError;
-use crate::types::error::UsageError;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::contract::hosts::HostTopology;
+use crate::contract::{Backend, Departure};
+use crate::control::host_channel::HostChannel;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::os::Wire;
+use crate::rendezvous::environment::{Environment, Place, RESTART_COUNT, setting};
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+use crate::rendezvous::store::Transport;
+use crate::rendezvous::store::cipher::encrypted_from;
+use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::watch::deadline::after;
 use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What is added to torchrun's port.
@@ -162,8 +149,8 @@ pub(crate) fn open_store_over_mpi(
             (own, None, vec![(0, other)])
         }
     };
-    let carrier = Carrier::start(MpiMail::new(world), carried)?;
-    let store = Store::over(own, Some(carrier), &rendezvous, place.rank, place.world_size, timeout)?;
+    let transport = Transport::start(MpiMail::new(world), carried)?;
+    let store = Store::over(own, Some(transport), &rendezvous, place.rank, place.world_size, timeout)?;
     let store = match server {
         Some(server) => store.hosting(server),
         None => store,

@@ -1,13 +1,13 @@
 use super::*;
 
 struct Bench {
-    room: Room,
+    room: Namespace,
     now: Instant,
 }
 
 impl Bench {
     fn of(size: u32) -> Bench {
-        let mut room = Room::new(Role::Rank, Some(size));
+        let mut room = Namespace::new(Role::Rank, Some(size));
         for rank in 0..size {
             room.join(rank, size, &mut Vec::new()).unwrap();
         }
@@ -147,7 +147,7 @@ fn memory_is_bounded() {
 
 #[test]
 fn those_who_cannot_be_right_are_refused_and_nobody_waits_for_them() {
-    let mut room = Room::new(Role::Rank, None);
+    let mut room = Namespace::new(Role::Rank, None);
     let mut out = Vec::new();
     room.join(0, 3, &mut out).unwrap();
     let now = Instant::now();

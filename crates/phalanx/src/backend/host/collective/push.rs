@@ -4,18 +4,13 @@
 //! within everybody's reach: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
 
 use super::flow::Flow;
-use super::phases::STREAMING;
-use super::ways::Choice;
-use super::ways::Way;
-use super::ways::Ways;
-use super::Collective;
-use super::State;
-use crate::os::LINE;
-use crate::reduce::Reducer;
-use crate::reduce::Targets;
+use super::trial::{AlgorithmTrial, Candidate, Choice};
+use super::two_phase::STREAMING;
+use super::{Collective, State};
+use crate::contract::{Call, Operation};
 use crate::control::world::Location;
-use crate::contract::Call;
-use crate::contract::Operation;
+use crate::os::LINE;
+use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use std::time::Instant;
 
@@ -36,8 +31,8 @@ const PUSH_STEP: usize = 512 << 10;
 pub(crate) const OPEN_TO_PUSHES: u64 = 1;
 
 /// The usual way is through the caches.
-pub(crate) fn ways() -> Ways {
-    Ways::new(PUSHED_PAST, WORTH_PUSHING_PAST)
+pub(crate) fn trial() -> AlgorithmTrial {
+    AlgorithmTrial::new(PUSHED_PAST, WORTH_PUSHING_PAST)
 }
 
 impl Collective<'_> {
@@ -85,7 +80,7 @@ impl Collective<'_> {
         // How many targets: the own one first.
         let through = match choice.map(Choice::way) {
             _ if bytes >= STREAMING => 0,
-            Some(Way::Other) => 1,
+            Some(Candidate::Other) => 1,
             _ => ranks,
         };
         self.state.sources.clear();

@@ -1,13 +1,8 @@
 //! Ranks are threads, and queues have the messages.
 
-use crate::rendezvous::store::Host;
-use crate::rendezvous::store::Rendezvous;
-use crate::rendezvous::store::Server;
-use crate::rendezvous::store::Settings;
-use crate::rendezvous::store::Store;
-use crate::rendezvous::store::Token;
 use super::*;
 use crate::os::sync::lock;
+use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -30,7 +25,7 @@ struct Queues {
     fate: Arc<Fate>,
 }
 
-impl Mail for Queues {
+impl MessageTransport for Queues {
     fn send(&mut self, to: usize, bytes: &[u8]) -> std::result::Result<(), String> {
         if *lock(&self.fate.out_of_reach) == Some(to) {
             return Err("it is gone".into());
@@ -90,8 +85,8 @@ fn stores(ranks: usize, fate: &Arc<Fate>) -> Vec<Store> {
                     (own, vec![(0, other)])
                 }
             };
-            let carrier = Carrier::start(mail((rank, from)), carried).unwrap();
-            let store = Store::over(wire, Some(carrier), &rendezvous, rank, ranks, TIMEOUT).unwrap();
+            let transport = Transport::start(mail((rank, from)), carried).unwrap();
+            let store = Store::over(wire, Some(transport), &rendezvous, rank, ranks, TIMEOUT).unwrap();
             match server.take() {
                 Some(server) => store.hosting(server),
                 None => store,
@@ -202,9 +197,9 @@ fn a_silent_peer_takes_no_time_from_one_that_is_heard() {
         })
         .into_iter()
         .unzip();
-    let carrier = Carrier::start(mail, carried).unwrap();
+    let transport = Transport::start(mail, carried).unwrap();
     ends.iter().for_each(|end| end.shutdown(Shutdown::Write).unwrap());
-    let ending = std::thread::spawn(move || drop(carrier));
+    let ending = std::thread::spawn(move || drop(transport));
     // Longer than the silent one is waited for.
     let words = 3 * LAST_WORDS.as_secs();
     for word in 0..words {

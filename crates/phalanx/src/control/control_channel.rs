@@ -1,31 +1,20 @@
 //! A channel on which nothing is moved: the ranks of another backend's communicator tell each other here what
 //! they call, see who is gone, and give up together, with one verdict.
 
-mod offer;
+mod transfer_check;
 
-pub(crate) use offer::Offer;
+pub(crate) use transfer_check::TransferCheck;
 
-use super::host_channel::HostChannel;
 use super::endpoint::Endpoint;
+use super::failure::{ChannelFailure, Context};
+use super::host_channel::HostChannel;
 use super::layout::RECORDS;
 use super::liveness::Liveness;
 use super::record::Record;
-use super::failure::Context;
-use super::failure::Verdict;
-use crate::contract::Backend;
-use crate::contract::Blocks;
-use crate::contract::Call;
-use crate::contract::Departure;
-use crate::contract::Operation;
-use crate::contract::Transfer;
-use crate::types::error::Error;
-use crate::types::error::MismatchError;
-use crate::types::error::PeerEvent;
-use crate::types::error::Result;
-use crate::types::op::RawReduction;
-use crate::types::op::ReductionCode;
-use crate::os::sync::Ordering;
-use crate::os::sync::lock;
+use crate::contract::{Blocks, Call, Departure, Operation, Transfer};
+use crate::os::sync::{Ordering, lock};
+use crate::types::error::{Error, MismatchError, PeerEvent, Result};
+use crate::types::op::{RawReduction, ReductionCode};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,7 +22,7 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(1);
 
 /// One rank's end of it.
-pub(crate) struct Witness {
+pub(crate) struct ControlChannel {
     endpoint: Endpoint,
     /// Where the ranks meet: it fails with this channel, and its failures are judged here, so that there is one verdict.
     meetings: Arc<dyn HostChannel>,
@@ -56,35 +45,35 @@ impl Drop for Waiting<'_> {
 
 /// Which way messages go between two ranks: each way is a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Connection {
     Out,
     In,
 }
 
-impl Way {
+impl Connection {
     /// The same connection as the peer sees it.
-    fn reverse(self) -> Way {
+    fn reverse(self) -> Connection {
         match self {
-            Way::Out => Way::In,
-            Way::In => Way::Out,
+            Connection::Out => Connection::In,
+            Connection::In => Connection::Out,
         }
     }
 }
 
 /// What a rank waits in.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Subject {
+pub(crate) struct AnnouncedCall {
     sequence: u64,
     record: Record,
 }
 
-impl Subject {
-    pub fn call(sequence: u64, call: &Call<'_>) -> Subject {
-        Subject { sequence, record: Record::of(call) }
+impl AnnouncedCall {
+    pub fn call(sequence: u64, call: &Call<'_>) -> AnnouncedCall {
+        AnnouncedCall { sequence, record: Record::of(call) }
     }
 
     /// A message; `sequence` counts this rank's messages.
-    pub fn message(sequence: u64, transfer: &Transfer) -> Subject {
+    pub fn message(sequence: u64, transfer: &Transfer) -> AnnouncedCall {
         let call = Call {
             root: transfer.peer,
             dtype: transfer.dtype,
@@ -92,13 +81,13 @@ impl Subject {
             blocks: Blocks::Equal(transfer.count),
             ..Call::empty(transfer.operation())
         };
-        Subject { sequence, record: Record::of(&call) }
+        AnnouncedCall { sequence, record: Record::of(&call) }
     }
 
     /// A block of this all_to_all_v: a message to or from a peer.
-    pub fn block(&self, message: Operation, (peer, count): (usize, usize)) -> Subject {
+    pub fn block(&self, message: Operation, (peer, count): (usize, usize)) -> AnnouncedCall {
         let record = Record { root: peer as u32, count: count as u64, counts: message as u64, ..self.record };
-        Subject { record, ..*self }
+        AnnouncedCall { record, ..*self }
     }
 
     /// How many words a subject has on its way to the other ranks.
@@ -109,22 +98,23 @@ impl Subject {
         self.record.words()[0]
     }
 
-    pub fn words(&self) -> [u64; Subject::WORDS] {
+    pub fn words(&self) -> [u64; AnnouncedCall::WORDS] {
         let [head, count, counts] = self.record.words();
         [self.sequence, head, count, counts]
     }
 
-    fn from_words([sequence, head, count, counts]: [u64; Subject::WORDS]) -> Option<Subject> {
-        Record::from_words([head, count, counts]).map(|record| Subject { sequence, record })
+    fn from_words([sequence, head, count, counts]: [u64; AnnouncedCall::WORDS]) -> Option<AnnouncedCall> {
+        Record::from_words([head, count, counts]).map(|record| AnnouncedCall { sequence, record })
     }
 
     /// The error for what two ranks call under one number.
     pub fn mismatch(
-        lower: (usize, &[u64; Subject::WORDS]),
-        higher: (usize, &[u64; Subject::WORDS]),
+        lower: (usize, &[u64; AnnouncedCall::WORDS]),
+        higher: (usize, &[u64; AnnouncedCall::WORDS]),
     ) -> Error {
-        let text =
-            |words| Subject::from_words(words).map_or("an unknown call".into(), |s| s.record.to_string());
+        let text = |words| {
+            AnnouncedCall::from_words(words).map_or("an unknown call".into(), |s| s.record.to_string())
+        };
         MismatchError {
             rank: higher.0,
             theirs: text(*higher.1),
@@ -146,19 +136,24 @@ impl Subject {
     }
 }
 
-impl Witness {
-    pub fn new(channel: Box<dyn HostChannel>, meetings: Arc<dyn HostChannel>) -> Witness {
-        Witness { endpoint: channel.into_endpoint(), meetings, judging: Mutex::new(Liveness::new()), signals: Mutex::default() }
+impl ControlChannel {
+    pub fn new(channel: Box<dyn HostChannel>, meetings: Arc<dyn HostChannel>) -> ControlChannel {
+        ControlChannel {
+            endpoint: channel.into_endpoint(),
+            meetings,
+            judging: Mutex::new(Liveness::new()),
+            signals: Mutex::default(),
+        }
     }
 
     /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
     #[inline]
-    pub fn announce(&self, subject: &Subject) {
+    pub fn announce(&self, subject: &AnnouncedCall) {
         self.endpoint.own().announce(subject.sequence, &subject.record);
     }
 
     /// Takes back what was announced: its number is free again.
-    pub fn withdraw(&self, subject: &Subject) {
+    pub fn withdraw(&self, subject: &AnnouncedCall) {
         self.endpoint.own().withdraw(subject.sequence);
         self.endpoint.tell();
     }
@@ -179,7 +174,7 @@ impl Witness {
         self.endpoint.check()
     }
 
-    /// A wait begins, in which the rank [tells](Witness::tell_wait) for whom.
+    /// A wait begins, in which the rank [tells](ControlChannel::tell_wait) for whom.
     #[inline]
     pub fn waiting(&self) -> Waiting<'_> {
         Waiting(&self.endpoint)
@@ -206,7 +201,7 @@ impl Witness {
     }
 
     /// Tells the others whom this rank waits for.
-    pub fn tell_wait(&self, subject: &Subject) {
+    pub fn tell_wait(&self, subject: &AnnouncedCall) {
         let endpoint = &self.endpoint;
         let awaited = match subject.peer() {
             Some(peer) => Some(peer),
@@ -223,7 +218,7 @@ impl Witness {
 
     /// The verdict on a meeting that failed, which the subject needed.
     #[cold]
-    pub fn judge_meeting(&self, subject: &Subject, since: Instant, error: Error) -> Error {
+    pub fn judge_meeting(&self, subject: &AnnouncedCall, since: Instant, error: Error) -> Error {
         if let Err(verdict) = self.look(subject, since) {
             return verdict;
         }
@@ -232,10 +227,11 @@ impl Witness {
         let context = Context { reporter: endpoint.rank, sequence, record, waited: since.elapsed() };
         // Seen there first; the ranks have the same numbers here.
         let verdict = match &error {
-            Error::Peer(peer) => Verdict::Peer { rank: peer.rank, event: peer.event, context },
-            Error::Timeout(timeout) => {
-                Verdict::Timeout { missing: timeout.missing.iter().map(|rank| rank.rank).collect(), context }
-            }
+            Error::Peer(peer) => ChannelFailure::Peer { rank: peer.rank, event: peer.event, context },
+            Error::Timeout(timeout) => ChannelFailure::Timeout {
+                missing: timeout.missing.iter().map(|rank| rank.rank).collect(),
+                context,
+            },
             _ => return error,
         };
         let _judging = lock(&self.judging);
@@ -244,7 +240,7 @@ impl Witness {
 
     /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
     /// ranks and answers the verdict.
-    pub fn look(&self, subject: &Subject, since: Instant) -> Result<()> {
+    pub fn look(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
         let endpoint = &self.endpoint;
         let mut liveness = lock(&self.judging);
         endpoint.check()?;
@@ -270,56 +266,58 @@ impl Witness {
         for &rank in &awaited {
             match endpoint.gone(rank) {
                 Some(PeerEvent::Left) if self.may_have_done(rank, subject, waited) => {}
-                Some(event) => return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() })),
+                Some(event) => {
+                    return Err(endpoint.fail(&ChannelFailure::Peer { rank, event, context: context() }));
+                }
                 None => {}
             }
         }
         // Also one that has enqueued its part: what carries the data may be a thread of its process.
         if let Some(rank) = liveness.look(endpoint, &awaited) {
             let event = PeerEvent::Stopped;
-            return Err(endpoint.fail(&Verdict::Peer { rank, event, context: context() }));
+            return Err(endpoint.fail(&ChannelFailure::Peer { rank, event, context: context() }));
         }
         if waited >= endpoint.deadline() {
             let signals = lock(&self.signals);
             let is_for_signals = subject.record.operation == Operation::WaitSignals && !signals.is_empty();
             let suspects = if is_for_signals { &*signals } else { &awaited };
             let missing = endpoint.missing(suspects, subject.sequence, &subject.record);
-            return Err(endpoint.fail(&Verdict::Timeout { missing, context: context() }));
+            return Err(endpoint.fail(&ChannelFailure::Timeout { missing, context: context() }));
         }
         Ok(())
     }
 
     /// Whether a peer that left may have done its part: nobody leaves before what it called is complete. What has no number
     /// needs all to be there.
-    fn may_have_done(&self, rank: usize, subject: &Subject, waited: Duration) -> bool {
+    fn may_have_done(&self, rank: usize, subject: &AnnouncedCall, waited: Duration) -> bool {
         match subject.peer() {
             Some(_) => waited < GRACE,
             None => subject.sequence > 0 && self.has_arrived(rank, subject),
         }
     }
 
-    fn has_arrived(&self, rank: usize, subject: &Subject) -> bool {
+    fn has_arrived(&self, rank: usize, subject: &AnnouncedCall) -> bool {
         self.endpoint.channel.state(rank).has_come_to(subject.sequence)
     }
 
     /// Whether all ranks have announced a collective, or a later one.
-    pub fn have_all_arrived(&self, subject: &Subject) -> bool {
+    pub fn have_all_arrived(&self, subject: &AnnouncedCall) -> bool {
         self.endpoint.peers().all(|rank| self.has_arrived(rank, subject))
     }
 
     /// Tells a peer that this rank is about to exchange messages with it, this way; false if it was told before.
-    pub fn greet(&self, peer: usize, way: Way) -> bool {
+    pub fn greet(&self, peer: usize, way: Connection) -> bool {
         self.endpoint.own().greetings[way as usize].add(peer)
     }
 
     /// Whether a peer has said the same, for the other end of the way.
-    pub fn is_greeted_by(&self, peer: usize, way: Way) -> bool {
+    pub fn is_greeted_by(&self, peer: usize, way: Connection) -> bool {
         let endpoint = &self.endpoint;
         endpoint.channel.state(peer).greetings[way.reverse() as usize].has(endpoint.rank)
     }
 
     /// Whether there may be a reason to give up, for work that nobody waits for: it costs little to ask.
-    pub fn suspects(&self, subject: &Subject, since: Instant) -> bool {
+    pub fn suspects(&self, subject: &AnnouncedCall, since: Instant) -> bool {
         let endpoint = &self.endpoint;
         let is_late = since.elapsed() >= endpoint.timeout();
         endpoint.peers().any(|rank| match endpoint.gone(rank) {
@@ -353,7 +351,7 @@ impl Witness {
     }
 
     /// The verdict on what the ranks call under one number, told in their order, if it is not the same.
-    pub fn compare(&self, calls: &[[u64; Subject::WORDS]]) -> Result<()> {
+    pub fn compare(&self, calls: &[[u64; AnnouncedCall::WORDS]]) -> Result<()> {
         match calls.iter().position(|theirs| *theirs != calls[0]) {
             None => Ok(()),
             Some(rank) => Err(self.differ((0, &calls[0]), (rank, &calls[rank]))),
@@ -363,18 +361,18 @@ impl Witness {
     /// The verdict on two ranks that call different things under one number; all ranks find the same two.
     pub fn differ(
         &self,
-        lower: (usize, &[u64; Subject::WORDS]),
-        higher: (usize, &[u64; Subject::WORDS]),
+        lower: (usize, &[u64; AnnouncedCall::WORDS]),
+        higher: (usize, &[u64; AnnouncedCall::WORDS]),
     ) -> Error {
-        match (Subject::from_words(*lower.1), Subject::from_words(*higher.1)) {
+        match (AnnouncedCall::from_words(*lower.1), AnnouncedCall::from_words(*higher.1)) {
             (Some(low), Some(high)) => self.reject((lower.0, low), (higher.0, high)),
-            _ => Subject::mismatch(lower, higher),
+            _ => AnnouncedCall::mismatch(lower, higher),
         }
     }
 
-    fn reject(&self, lower: (usize, Subject), higher: (usize, Subject)) -> Error {
+    fn reject(&self, lower: (usize, AnnouncedCall), higher: (usize, AnnouncedCall)) -> Error {
         let _judging = lock(&self.judging);
-        self.endpoint.fail(&Verdict::Mismatch {
+        self.endpoint.fail(&ChannelFailure::Mismatch {
             sequence: lower.1.sequence,
             lower: (lower.0, lower.1.record),
             higher: (higher.0, higher.1.record),
@@ -389,7 +387,7 @@ impl Witness {
         }
         let _judging = lock(&self.judging);
         let endpoint = &self.endpoint;
-        let verdict = endpoint.fail(&Verdict::Aborted { rank: endpoint.rank });
+        let verdict = endpoint.fail(&ChannelFailure::Aborted { rank: endpoint.rank });
         self.meetings.abort();
         verdict
     }

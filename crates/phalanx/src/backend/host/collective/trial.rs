@@ -12,7 +12,7 @@ const TRIALS: u32 = 3 * STRETCH;
 const CLASSES: usize = 13;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Candidate {
     Usual,
     Other,
 }
@@ -21,12 +21,12 @@ pub(crate) enum Way {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// And what it takes is to be told.
-    Try(Way),
-    Keep(Way),
+    Try(Candidate),
+    Keep(Candidate),
 }
 
 impl Choice {
-    pub fn way(self) -> Way {
+    pub fn way(self) -> Candidate {
         match self {
             Choice::Try(way) | Choice::Keep(way) => way,
         }
@@ -34,7 +34,7 @@ impl Choice {
 }
 
 /// How long each way took.
-pub(crate) struct Ways {
+pub(crate) struct AlgorithmTrial {
     shortest: usize,
     /// The other way is worth it if it saves more than one part in so many.
     parts: u32,
@@ -50,11 +50,11 @@ struct Trials {
     settled: bool,
 }
 
-impl Ways {
+impl AlgorithmTrial {
     /// For lengths from `shortest` on.
-    pub const fn new(shortest: usize, parts: u32) -> Ways {
+    pub const fn new(shortest: usize, parts: u32) -> AlgorithmTrial {
         const NONE: Trials = Trials { tried: 0, best: [None; 2], settled: false };
-        Ways { shortest, parts, classes: [NONE; CLASSES] }
+        AlgorithmTrial { shortest, parts, classes: [NONE; CLASSES] }
     }
 
     fn class(&self, len: usize) -> usize {
@@ -64,19 +64,19 @@ impl Ways {
     /// How the next operation of this length goes.
     pub fn next(&self, len: usize) -> Choice {
         match self.classes[self.class(len)] {
-            Trials { settled: true, .. } => Choice::Keep(Way::Usual),
+            Trials { settled: true, .. } => Choice::Keep(Candidate::Usual),
             Trials { tried, .. } if tried < TRIALS => {
-                Choice::Try([Way::Usual, Way::Other][usize::from(tried / STRETCH == 1)])
+                Choice::Try([Candidate::Usual, Candidate::Other][usize::from(tried / STRETCH == 1)])
             }
             Trials { best: [Some(usual), Some(other)], .. } if other + usual / self.parts < usual => {
-                Choice::Keep(Way::Other)
+                Choice::Keep(Candidate::Other)
             }
-            _ => Choice::Keep(Way::Usual),
+            _ => Choice::Keep(Candidate::Usual),
         }
     }
 
     /// What an operation took.
-    pub fn took(&mut self, len: usize, way: Way, time: Duration) {
+    pub fn took(&mut self, len: usize, way: Candidate, time: Duration) {
         let Trials { tried, best, .. } = &mut self.classes[self.class(len)];
         if *tried < TRIALS {
             let best = &mut best[way as usize];
@@ -96,7 +96,7 @@ impl Ways {
 
     #[cfg(all(test, target_os = "linux"))]
     pub fn has_tried_other(&self, len: usize) -> bool {
-        self.classes[self.class(len)].best[Way::Other as usize].is_some()
+        self.classes[self.class(len)].best[Candidate::Other as usize].is_some()
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     /// What is chosen for operations of `len` that take so many microseconds in either way.
-    fn choices(ways: &mut Ways, len: usize, times: [u64; 2]) -> Vec<Choice> {
+    fn choices(ways: &mut AlgorithmTrial, len: usize, times: [u64; 2]) -> Vec<Choice> {
         let mut run = || {
             let choice = ways.next(len);
             ways.took(len, choice.way(), Duration::from_micros(times[choice.way() as usize]));
@@ -117,21 +117,22 @@ mod tests {
     #[test]
     fn the_faster_way_is_kept_for_each_length() {
         const SHORTEST: usize = 1000;
-        let mut ways = Ways::new(SHORTEST, u32::MAX);
-        let tries =
-            [Way::Usual, Way::Other, Way::Usual].map(|way| [Choice::Try(way); STRETCH as usize]).concat();
+        let mut ways = AlgorithmTrial::new(SHORTEST, u32::MAX);
+        let tries = [Candidate::Usual, Candidate::Other, Candidate::Usual]
+            .map(|way| [Choice::Try(way); STRETCH as usize])
+            .concat();
         let kept = |way| [&tries[..], &[Choice::Keep(way); 2]].concat();
-        assert_eq!(choices(&mut ways, SHORTEST, [90, 50]), kept(Way::Other));
-        assert_eq!(choices(&mut ways, 2 * SHORTEST, [50, 90]), kept(Way::Usual));
+        assert_eq!(choices(&mut ways, SHORTEST, [90, 50]), kept(Candidate::Other));
+        assert_eq!(choices(&mut ways, 2 * SHORTEST, [50, 90]), kept(Candidate::Usual));
         let tried = choices(&mut ways, 2 * SHORTEST - 1, [50, 90]);
-        assert_eq!(tried, [Choice::Keep(Way::Other); TRIALS as usize + 2], "of a class that was tried");
-        assert_eq!(choices(&mut ways, usize::MAX, [9, 5]), kept(Way::Other));
+        assert_eq!(tried, [Choice::Keep(Candidate::Other); TRIALS as usize + 2], "of a class that was tried");
+        assert_eq!(choices(&mut ways, usize::MAX, [9, 5]), kept(Candidate::Other));
     }
 
     #[test]
     fn the_other_way_has_to_save_its_part() {
-        for (other, way) in [(87, Way::Other), (88, Way::Usual)] {
-            let mut ways = Ways::new(1, 8);
+        for (other, way) in [(87, Candidate::Other), (88, Candidate::Usual)] {
+            let mut ways = AlgorithmTrial::new(1, 8);
             assert_eq!(
                 choices(&mut ways, 1, [100, other]).last(),
                 Some(&Choice::Keep(way)),

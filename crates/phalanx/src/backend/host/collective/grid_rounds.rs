@@ -11,17 +11,11 @@
 //! reduction goes: the bits are the same, and for small floats there is one rounding.
 
 use super::flow::Flow;
-use super::Awaited;
-use super::Collective;
-use super::IN_ONE_LINE;
-use super::LINES_BYTES;
-use super::State;
+use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
+use crate::contract::{Call, Operation};
 use crate::control::flags::LINE_PAYLOAD;
-use crate::reduce::Reducer;
-use crate::reduce::Targets;
-use crate::contract::Call;
-use crate::contract::Operation;
+use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use crate::types::op::ReductionCode;
 use std::ops::Range;
@@ -208,7 +202,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Room for LINES_BYTES of a rank, and of those that follow.
+    /// Namespace for LINES_BYTES of a rank, and of those that follow.
     #[inline(always)]
     fn scratch_of(&mut self, rank: usize) -> *mut u8 {
         self.state.scratch.as_mut_ptr().wrapping_add(rank * LINES_BYTES)
@@ -218,8 +212,8 @@ impl Collective<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::MAX_RANKS;
     use crate::control::layout::SLOT_LINES;
+    use crate::types::MAX_RANKS;
 
     #[test]
     fn many_ranks_with_cores_of_their_own_take_it_for_short_blocks() {

@@ -1,26 +1,14 @@
 //! Small operations: every writer puts its blocks into its slot, and every reader takes them out.
 
-use super::flow::Flow;
-use super::flow::Who;
-use super::phases::ONE_PHASE;
-use super::phases::copy_own;
-use super::Awaited;
-use super::Collective;
-use super::IN_ONE_LINE;
-use super::INLINE;
-use super::LINES_BYTES;
-use super::State;
-use crate::control::layout::FEW_LINES;
-use crate::control::layout::MOST_LINES;
-use crate::control::layout::SLOT_BYTES;
-use crate::control::layout::SLOT_LINES;
-use crate::os::LINE;
+use super::flow::{Flow, Who};
+use super::two_phase::{ONE_PHASE, copy_own};
+use super::{Awaited, Collective, IN_ONE_LINE, INLINE, LINES_BYTES, State};
+use crate::contract::{Blocks, Call};
 use crate::control::flags::LINE_PAYLOAD;
+use crate::control::layout::{FEW_LINES, MOST_LINES, SLOT_BYTES, SLOT_LINES};
+use crate::os::LINE;
 use crate::reduce;
-use crate::reduce::Reducer;
-use crate::reduce::Targets;
-use crate::contract::Blocks;
-use crate::contract::Call;
+use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 
 /// So many ranks can poll both lines of each other's openings; among 8 bytes behind one line take half the time.

@@ -1,15 +1,12 @@
 //! Connections whose bytes travel as messages of something that connects the ranks already (MPI: `backend/mpi/mail.rs`), so that
 //! the store needs no port.
 //!
-//! The store's ends are as ever; each has a socket in its own process, and a thread there, the carrier, has the other end of it.
-//! What it reads from the socket it sends to the peer's carrier, which writes it into the peer's socket; a message without bytes
+//! The store's ends are as ever; each has a socket in its own process, and a thread there, the transport, has the other end of it.
+//! What it reads from the socket it sends to the peer's transport, which writes it into the peer's socket; a message without bytes
 //! is the end of that direction. A rank has a line to the rank with the store, and that one has a line to each.
 
-use crate::os::Wire;
-use crate::types::error::Error;
-use crate::types::error::Result;
-use crate::os::Waker;
-use crate::os::poll_sockets;
+use crate::os::{Waker, Wire, poll_sockets};
+use crate::types::error::{Error, Result};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -23,7 +20,7 @@ const PIECE: usize = 4096;
 /// Messages to one peer that are under way, at most. Then its socket fills up, and the store sees that it does not read.
 const MOST_UNSENT: usize = 256;
 
-/// Messages cannot wake anybody: how soon a carrier looks again after something has come or gone, and when nothing does.
+/// Messages cannot wake anybody: how soon a transport looks again after something has come or gone, and when nothing does.
 const SOON: Duration = Duration::from_micros(20);
 const LATER: Duration = Duration::from_millis(2);
 
@@ -33,7 +30,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 const LAST_WORDS_HEARD: Duration = Duration::from_secs(10);
 
 /// What has the messages. Nothing here waits. Messages of one sender arrive in order.
-pub trait Mail: Send + 'static {
+pub trait MessageTransport: Send + 'static {
     /// Sends a message. An error means that this peer is out of reach.
     fn send(&mut self, to: usize, bytes: &[u8]) -> std::result::Result<(), String>;
     /// How many messages to a peer were not on their way when it was looked last.
@@ -48,7 +45,7 @@ pub trait Mail: Send + 'static {
 }
 
 /// A thread that carries the bytes of connections. Dropped, it ends when these have ended, or soon.
-pub struct Carrier {
+pub struct Transport {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// The process that began it.
@@ -74,12 +71,12 @@ struct Line {
     has_heard_all: bool,
 }
 
-impl Carrier {
+impl Transport {
     /// Begins to carry what these wires have for and from those peers, which are in order.
-    pub fn start(mail: impl Mail, wires: Vec<(usize, Wire)>) -> Result<Carrier> {
+    pub fn start(mail: impl MessageTransport, wires: Vec<(usize, Wire)>) -> Result<Transport> {
         let refused =
             |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
-        let waker = Waker::new().map_err(refused("preparing the store's carrier"))?;
+        let waker = Waker::new().map_err(refused("preparing the store's transport"))?;
         let shared = Arc::new(Shared { is_ending: AtomicBool::new(false), waker });
         let line = |(peer, wire): (usize, Wire)| {
             wire.set_nonblocking(true)?;
@@ -87,16 +84,16 @@ impl Carrier {
             Ok(Line { peer, wire, input: Vec::new(), heard, has_said_all: false, has_heard_all: false })
         };
         let lines: io::Result<Vec<Line>> = wires.into_iter().map(line).collect();
-        let lines = lines.map_err(refused("preparing the store's carrier"))?;
+        let lines = lines.map_err(refused("preparing the store's transport"))?;
         let of_thread = shared.clone();
-        let thread = std::thread::Builder::new().name("phalanx-carrier".into());
+        let thread = std::thread::Builder::new().name("phalanx-transport".into());
         let thread = thread.spawn(move || carry(mail, lines, &of_thread));
-        let thread = Some(thread.map_err(refused("starting the store's carrier"))?);
-        Ok(Carrier { shared, thread, process: std::process::id() })
+        let thread = Some(thread.map_err(refused("starting the store's transport"))?);
+        Ok(Transport { shared, thread, process: std::process::id() })
     }
 }
 
-impl Drop for Carrier {
+impl Drop for Transport {
     fn drop(&mut self) {
         let thread = self.thread.take();
         if std::process::id() != self.process {
@@ -112,7 +109,7 @@ impl Drop for Carrier {
 }
 
 /// The thread.
-fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
+fn carry(mut mail: impl MessageTransport, mut lines: Vec<Line>, shared: &Shared) {
     let mut pause = SOON;
     let mut ending = None;
     let mut late = Vec::new();
@@ -157,7 +154,7 @@ fn carry(mut mail: impl Mail, mut lines: Vec<Line>, shared: &Shared) {
 }
 
 /// Gives their lines what has come: how many messages.
-fn deliver(mail: &mut impl Mail, lines: &mut [Line]) -> std::result::Result<usize, String> {
+fn deliver(mail: &mut impl MessageTransport, lines: &mut [Line]) -> std::result::Result<usize, String> {
     let mut received = 0;
     while let Some((from, bytes)) = mail.receive()? {
         received += 1;
@@ -204,7 +201,7 @@ impl Line {
     }
 
     /// Sends to the peer what the socket has: how many messages.
-    fn collect(&mut self, mail: &mut impl Mail) -> usize {
+    fn collect(&mut self, mail: &mut impl MessageTransport) -> usize {
         let (mut sent, mut bytes) = (0, [0; PIECE]);
         while !self.has_said_all && mail.unsent(self.peer) < MOST_UNSENT {
             let read = match (&self.wire).read(&mut bytes) {

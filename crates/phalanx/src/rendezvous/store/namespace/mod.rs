@@ -2,11 +2,7 @@
 //!
 //! No sockets and no clocks: requests and the time come in, replies go out. So it is tested without either.
 
-use crate::rendezvous::store::protocol::End;
-use crate::rendezvous::store::protocol::MAX_EXCHANGE;
-use crate::rendezvous::store::protocol::Reply;
-use crate::rendezvous::store::protocol::Request;
-use crate::rendezvous::store::protocol::Role;
+use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
@@ -21,11 +17,11 @@ const KEY_COST: usize = 128;
 pub type Outbox = Vec<(u32, Reply)>;
 
 /// The store's part for one role.
-pub struct Room {
+pub struct Namespace {
     role: Role,
     /// How many members there are: said when the room was made, or by the first who joined.
     size: Option<u32>,
-    members: BTreeMap<u32, Standing>,
+    members: BTreeMap<u32, RankStatus>,
     /// Two members that cannot both be right, seen before all had come: nobody shall wait for the rest.
     conflict: Option<String>,
     values: HashMap<String, Vec<u8>>,
@@ -37,7 +33,7 @@ pub struct Room {
 
 /// What is known of a member that has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum RankStatus {
     Here,
     Ended(End),
 }
@@ -78,9 +74,9 @@ impl Failed {
     }
 }
 
-impl Room {
-    pub fn new(role: Role, size: Option<u32>) -> Room {
-        Room {
+impl Namespace {
+    pub fn new(role: Role, size: Option<u32>) -> Namespace {
+        Namespace {
             role,
             size,
             members: BTreeMap::new(),
@@ -98,7 +94,7 @@ impl Room {
         let problem = self.problem_with(rank, size);
         let Some(problem) = problem else {
             self.size.get_or_insert(size);
-            self.members.insert(rank, Standing::Here);
+            self.members.insert(rank, RankStatus::Here);
             return Ok(());
         };
         // Once all have come, a stray process disturbs nobody.
@@ -130,8 +126,8 @@ impl Room {
         }
         match self.members.get(&rank) {
             None => None,
-            Some(Standing::Here) => Some(format!("two processes claim to be {member} {rank}")),
-            Some(Standing::Ended(end)) => {
+            Some(RankStatus::Here) => Some(format!("two processes claim to be {member} {rank}")),
+            Some(RankStatus::Ended(end)) => {
                 Some(format!("{member} {rank} was here already, and is gone: {end}"))
             }
         }
@@ -143,15 +139,15 @@ impl Room {
 
     /// The members that are connected.
     pub fn present(&self) -> impl Iterator<Item = u32> {
-        let here = self.members.iter().filter(|(_, standing)| **standing == Standing::Here);
+        let here = self.members.iter().filter(|(_, standing)| **standing == RankStatus::Here);
         here.map(|(rank, _)| *rank)
     }
 
     /// The members that are lost. Those who left in good order are not.
     pub fn lost(&self) -> impl Iterator<Item = (u32, End)> {
         self.members.iter().filter_map(|(rank, standing)| match standing {
-            Standing::Here | Standing::Ended(End::Left) => None,
-            Standing::Ended(end) => Some((*rank, *end)),
+            RankStatus::Here | RankStatus::Ended(End::Left) => None,
+            RankStatus::Ended(end) => Some((*rank, *end)),
         })
     }
 
@@ -160,7 +156,7 @@ impl Room {
         if end != End::Left {
             out.extend(self.present().map(|present| (present, Reply::Lost { rank, end })));
         }
-        self.members.insert(rank, Standing::Ended(end));
+        self.members.insert(rank, RankStatus::Ended(end));
         self.readers.retain(|waiting| waiting.rank != rank);
         for exchange in self.exchanges.values_mut() {
             exchange.waiting.retain(|waiting| waiting.rank != rank);
@@ -202,7 +198,7 @@ impl Room {
                 }
             }
             Request::Tell { to, value } => {
-                let is_here = |member: &u32| self.members.get(member) == Some(&Standing::Here);
+                let is_here = |member: &u32| self.members.get(member) == Some(&RankStatus::Here);
                 let all = if to.is_empty() { self.present().collect() } else { to };
                 let told = |member| (member, Reply::Told { from: rank, value: value.clone() });
                 out.extend(all.into_iter().filter(is_here).map(told));
@@ -275,7 +271,7 @@ impl Room {
         exchange.waiting.push(waiting);
 
         let absent = self.members.iter().find_map(|(rank, standing)| match standing {
-            Standing::Ended(end) if !exchange.given.contains_key(rank) => Some((*rank, *end)),
+            RankStatus::Ended(end) if !exchange.given.contains_key(rank) => Some((*rank, *end)),
             _ => None,
         });
         if let Some(failed) = exchange.failed.clone() {
@@ -313,7 +309,7 @@ impl Room {
         }
     }
 
-    /// When [`expire`](Room::expire) has something to do next.
+    /// When [`expire`](Namespace::expire) has something to do next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.exchanges.values().flat_map(|exchange| &exchange.waiting);
         waiting.chain(&self.readers).filter_map(|waiting| waiting.until).min()

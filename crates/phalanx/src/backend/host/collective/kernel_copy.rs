@@ -7,10 +7,8 @@
 
 use super::Collective;
 use super::flow::Flow;
-use super::phases::copy_own;
-use super::ways::Choice;
-use super::ways::Way;
-use super::ways::Ways;
+use super::trial::{AlgorithmTrial, Candidate, Choice};
+use super::two_phase::copy_own;
 use crate::contract::Call;
 use crate::control::world::Location;
 use crate::types::error::Result;
@@ -28,16 +26,16 @@ pub(crate) const TO_PASS: u64 = 3;
 const STREAMING_OWN: usize = 4 << 20;
 
 /// Rank 0 finds out which way is faster; the usual one is the region.
-pub(crate) fn ways() -> Ways {
-    Ways::new(FETCHED, u32::MAX)
+pub(crate) fn trial() -> AlgorithmTrial {
+    AlgorithmTrial::new(FETCHED, u32::MAX)
 }
 
 /// What rank 0 says of an all_to_all that may be fetched.
 pub(crate) fn word(choice: Choice) -> u64 {
     match choice {
-        Choice::Try(Way::Other) | Choice::Keep(Way::Other) => TO_FETCH,
-        Choice::Try(Way::Usual) => TO_TRY_PASSING,
-        Choice::Keep(Way::Usual) => TO_PASS,
+        Choice::Try(Candidate::Other) | Choice::Keep(Candidate::Other) => TO_FETCH,
+        Choice::Try(Candidate::Usual) => TO_TRY_PASSING,
+        Choice::Keep(Candidate::Usual) => TO_PASS,
     }
 }
 
@@ -83,7 +81,7 @@ impl Collective<'_> {
             }
         }
         if send.is_to_fetch() {
-            let way = if fetched { Way::Other } else { Way::Usual };
+            let way = if fetched { Candidate::Other } else { Candidate::Usual };
             self.state.fetches.took(flow.longest(), way, began.elapsed());
         }
         Ok(())
