@@ -1,22 +1,23 @@
-//! How communicators beget others: split, shrink, grow.
+//! How new communicators are derived from others: split, shrink, grow.
 //!
-//! The new communicator's handle is written late, when it is ready; for non-blocking ones by another thread, and the
-//! parent is the one to be polled.
+//! The handle of a new communicator is written when it is ready: of a non-blocking one by another thread, while the
+//! caller polls the parent.
 
-use super::communicator::{Call, Communicator, Need, Phase, enter};
-use super::config::Config;
-use super::group::{self, Job, note};
-use super::init::{begin, device_for_init};
-use super::result::*;
-use super::transport::mailbox::Stopped;
-use super::transport::message::{numbers, words};
-use super::transport::rendezvous::{self, Peer, UniqueId};
-use crate::call::{Answer, Code};
-use crate::cuda::device::physical;
-use crate::handles::Handle;
-use crate::pointers::{In, Out};
-use crate::random::mix;
-use crate::violation::violation;
+use super::init::{begin, connect, device_for_init};
+use crate::base::call::{Answer, Code};
+use crate::base::handles::Handle;
+use crate::base::pointers::{In, Out};
+use crate::base::random::mix;
+use crate::base::violation::violation;
+use crate::nccl::communicator::{Call, Communicator, Need, Phase, enter};
+use crate::nccl::config::Config;
+use crate::nccl::group::{self, nccl, record};
+use crate::nccl::job::Job;
+use crate::nccl::result::*;
+use crate::nccl::transport::join::UniqueId;
+use crate::nccl::transport::mailbox::Stopped;
+use crate::nccl::transport::message::{numbers, words};
+use crate::nccl::transport::root::Peer;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -25,10 +26,10 @@ const NO_COLOR: c_int = -1;
 /// `NCCL_SHRINK_ABORT`.
 const SHRINK_ABORT: c_int = 1;
 
-/// The handle of a new communicator; none for a rank that gets none.
+/// The handle of a new communicator; `None` for a rank outside it.
 type Derived = Result<Result<Option<Handle>, Code>, Stopped>;
 
-/// Begins a job on a communicator that makes another one.
+/// Begins a job on a communicator that makes a new one.
 fn derive(
     function: &'static str,
     call: Call,
@@ -44,17 +45,17 @@ fn derive(
     let parent = Arc::clone(&communicator);
     let body = move || match make(&parent) {
         Ok(Ok(handle)) => {
-            parent.random.dawdle();
+            parent.random.delay();
             to.set(handle.unwrap_or(0));
             SUCCESS
         }
         Ok(Err(code)) => code,
         Err(Stopped) => INTERNAL_ERROR,
     };
-    group::work(Job { function, communicator, body: Box::new(body) })
+    group::run(Job { function, communicator, body: Box::new(body) })
 }
 
-/// A ready communicator of some of the parent's ranks, in this order.
+/// A connected communicator of some of the parent's ranks, in the order of `ranks`.
 fn child(function: &str, parent: &Communicator, number: u64, ranks: &[u32], config: Config) -> Handle {
     let place = ranks.iter().position(|rank| *rank == parent.rank).unwrap_or_default();
     let peers: Vec<Peer> = ranks.iter().map(|rank| parent.peers()[*rank as usize].clone()).collect();
@@ -85,7 +86,7 @@ fn split(
     let config = Config::read(function, config, &call.config)?;
     let exchange = call.next_exchange();
     derive(function, call, to, move |parent| {
-        let all = parent.exchange(exchange, parent.everyone(), &numbers(&[color as u64, key as u64]))?;
+        let all = parent.exchange(exchange, parent.all_ranks(), &numbers(&[color as u64, key as u64]))?;
         let mut members: Vec<(c_int, u32)> = Vec::new();
         for (rank, theirs) in all.iter().enumerate() {
             let [their_color, their_key] = words(theirs);
@@ -103,7 +104,7 @@ fn split(
     })
 }
 
-/// The ranks that stay. As NCCL does, the caller's list is sorted in place.
+/// The ranks that stay. As in NCCL, the caller's list is sorted in place.
 fn survivors(
     function: &str,
     parent: &Communicator,
@@ -123,7 +124,7 @@ fn survivors(
             format!("{function} : the excluded ranks {excluded:?} are not valid"),
         ));
     }
-    Ok(parent.everyone().filter(|rank| !excluded.contains(&(*rank as c_int))).collect())
+    Ok(parent.all_ranks().filter(|rank| !excluded.contains(&(*rank as c_int))).collect())
 }
 
 fn shrink(
@@ -145,20 +146,20 @@ fn shrink(
     let before = call.state().result;
     derive(function, call, to, move |parent| {
         if aborts {
-            parent.give_up_operations();
+            parent.cancel_operations();
         }
         parent.exchange(exchange, ranks.iter().copied(), &[])?;
         let number = number_of_child(parent, exchange, 0);
         let handle = child(function, parent, number, &ranks, config);
         if before > SUCCESS && before != IN_PROGRESS {
-            // The parent stays as it is: good for nothing but Abort.
+            // The parent stays failed: only `ncclCommAbort` may be called.
             parent.fail(before);
         }
         Ok(Ok(Some(handle)))
     })
 }
 
-/// An existing rank takes part in growing its communicator.
+/// Grows a communicator, as one of its ranks.
 fn grow(
     function: &'static str,
     comm: Handle,
@@ -176,9 +177,9 @@ fn grow(
     }
     let config = Config::read(function, config, &call.config)?;
     let exchange = call.next_exchange();
-    let told = id.get().map_or(Vec::new(), |id| id.bytes().to_vec());
+    let given = id.get().map_or(Vec::new(), |id| id.bytes().to_vec());
     derive(function, call, to, move |parent| {
-        let all = parent.exchange(exchange, parent.everyone(), &told)?;
+        let all = parent.exchange(exchange, parent.all_ranks(), &given)?;
         let ids: Vec<[u8; 128]> = all.into_iter().filter_map(|bytes| bytes.try_into().ok()).collect();
         let [id] = ids[..] else {
             violation(function, format!("{} ranks gave a unique id; exactly one must", ids.len()));
@@ -190,19 +191,15 @@ fn grow(
         };
         let place = (parent.rank, ranks as u32);
         let grown = Communicator::new(function, number, place, parent.device, config);
-        let stop = || parent.is_stopped();
-        match rendezvous::meet(function, &id, place, physical(parent.device), &grown.mailbox, stop)? {
-            Ok(peers) => {
-                grown.connect(peers);
-                Ok(Ok(Some(grown.handle)))
-            }
-            Err(code) => Ok(Err(code)),
-        }
+        Ok(match connect(function, &grown, &id, || parent.is_stopped())? {
+            SUCCESS => Ok(Some(grown.handle)),
+            code => Err(code),
+        })
     })
 }
 
-/// A new rank joins a communicator that grows.
-fn join(
+/// Joins a growing communicator, as a new rank.
+fn join_growing(
     function: &'static str,
     ranks: c_int,
     id: In<UniqueId>,
@@ -223,26 +220,19 @@ fn join(
     let communicator = Communicator::new(function, number, place, device, config);
     to.set(communicator.handle);
     begin(function, communicator, to, move |communicator| {
-        let stop = || communicator.is_stopped();
-        Ok(match rendezvous::meet(function, &id, place, physical(device), &communicator.mailbox, stop)? {
-            Ok(peers) => {
-                communicator.connect(peers);
-                SUCCESS
-            }
-            Err(code) => code,
-        })
+        connect(function, communicator, &id, || communicator.is_stopped())
     })
 }
 
-exported! {
+nccl! {
     fn ncclCommSplit(comm: Handle, color: c_int, key: c_int, newcomm: Out<Handle>, config: In<u8>) {
-        note(split(FUNCTION, comm, (color, key), newcomm, config))
+        record(split(FUNCTION, comm, (color, key), newcomm, config))
     }
 
     fn ncclCommShrink(
         comm: Handle, exclude: Out<c_int>, count: c_int, newcomm: Out<Handle>, config: In<u8>, flags: c_int,
     ) {
-        note(shrink(FUNCTION, comm, (exclude, count), newcomm, config, flags))
+        record(shrink(FUNCTION, comm, (exclude, count), newcomm, config, flags))
     }
 
     fn ncclCommGetUniqueId(comm: Handle, id: Out<UniqueId>) {
@@ -257,8 +247,8 @@ exported! {
     fn ncclCommGrow(
         comm: Handle, ranks: c_int, id: In<UniqueId>, rank: c_int, newcomm: Out<Handle>, config: In<u8>,
     ) {
-        note(if comm == 0 {
-            join(FUNCTION, ranks, id, rank, newcomm, config)
+        record(if comm == 0 {
+            join_growing(FUNCTION, ranks, id, rank, newcomm, config)
         } else if rank != -1 {
             Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : the rank of an existing rank must be -1")))
         } else {

@@ -1,13 +1,13 @@
-//! Broken rules end the process.
+//! The end of the process after a broken rule.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// Says which rule a call of `function` broke, and ends the process.
+/// Prints the function and the rule that a call of it broke, and aborts the process.
 pub fn violation(function: &str, rule: impl Display) -> ! {
-    // In one piece, so that lines of several processes do not mix.
+    // One write, so that lines of several processes do not mix.
     let line = format!("EMULATED VIOLATION in {function}: {rule}\n");
-    // If standard error is closed there is nobody to tell.
+    // Standard error may be closed; the process ends all the same.
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
     std::process::abort()
 }

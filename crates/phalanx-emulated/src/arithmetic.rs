@@ -1,11 +1,44 @@
-//! The arithmetic: contributions combined element by element, in rank order.
+//! Element types, and reductions: contributions combined element by element, in rank order.
 //!
-//! Integers wrap, also where they are averaged; small floats are combined as `f32` and rounded once; a NaN among the
-//! contributions makes the result one. NCCL's own order and roundings differ from this, within what it promises.
+//! Integers wrap, also in averages. Small floats are combined as `f32` and rounded once. A NaN in one contribution makes
+//! the result a NaN. NCCL's own order and rounding differ from this, within its promises.
 
-use super::types::DataType;
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
+
+/// An element type, in the order of `ncclDataType_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataType {
+    I8,
+    U8,
+    I32,
+    U32,
+    I64,
+    U64,
+    F16,
+    F32,
+    F64,
+    Bf16,
+    F8E4M3,
+    F8E5M2,
+}
+
+impl DataType {
+    /// Its `ncclDataType_t`.
+    pub fn code(self) -> u64 {
+        self as u64
+    }
+
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        match self {
+            DataType::I8 | DataType::U8 | DataType::F8E4M3 | DataType::F8E5M2 => 1,
+            DataType::F16 | DataType::Bf16 => 2,
+            DataType::I32 | DataType::U32 | DataType::F32 => 4,
+            DataType::I64 | DataType::U64 | DataType::F64 => 8,
+        }
+    }
+}
 
 /// How contributions are combined (`ncclRedOp_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +59,7 @@ pub struct Contribution<'a> {
     pub factor: [u8; 8],
 }
 
-/// The combined elements.
+/// Combines the contributions of all ranks.
 pub fn combine(dtype: DataType, how: Combine, contributions: &[Contribution<'_>]) -> Vec<u8> {
     match dtype {
         DataType::I8 => fold::<i8>(how, contributions),
@@ -70,7 +103,7 @@ fn fold<T: Number>(how: Combine, contributions: &[Contribution<'_>]) -> Vec<u8> 
     result.into_iter().flat_map(narrow).collect()
 }
 
-/// An element type and the type in which it is combined.
+/// An element, and the type in which elements are combined.
 trait Number {
     type Wide: Wide;
     fn load(bytes: &[u8]) -> Self::Wide;
@@ -96,7 +129,7 @@ macro_rules! integers {
                 wide.to_ne_bytes().into_iter()
             }
             fn divide(sum: $ty, ranks: usize) -> $ty {
-                // More ranks than the type can count make every average 0.
+                // If the type cannot hold the number of ranks, every average is 0.
                 $ty::try_from(ranks).map_or(0, |ranks| sum / ranks)
             }
         }

@@ -1,24 +1,24 @@
-//! Handles that C callers hold: never null, never used twice, and no addresses of anything.
+//! Handles that C callers hold: never null, never used twice, and not addresses.
 
-use crate::lock;
-use crate::violation::violation;
+use super::lock::lock;
+use super::violation::violation;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A handle; as a pointer it is not canonical, so that reading through it crashes.
+/// A handle. As a pointer it is not canonical, so reading through it crashes.
 pub type Handle = u64;
 
 const FIRST: u64 = 0x0e00_0000_0000_0000;
 
-/// A new handle.
+/// Makes a new handle.
 pub fn fresh() -> Handle {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     FIRST + NEXT.fetch_add(1, Ordering::Relaxed) * 16
 }
 
-/// The objects of one kind.
+/// The objects of one kind, by their handles.
 #[derive(Debug)]
 pub struct Handles<T> {
     kind: &'static str,
@@ -32,17 +32,17 @@ enum Entry<T> {
 }
 
 impl<T> Handles<T> {
-    /// No objects yet; `kind` is what they are called in messages.
+    /// An empty table; `kind` names the objects in messages.
     pub const fn new(kind: &'static str) -> Handles<T> {
         Handles { kind, table: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Enters an object that knows its own handle.
+    /// Enters an object under its handle.
     pub fn insert(&self, handle: Handle, object: Arc<T>) {
         lock(&self.table).insert(handle, Entry::Live(object));
     }
 
-    /// The object of a handle. Anything else is a violation.
+    /// The object of a handle. A handle without an object is a violation.
     pub fn get(&self, function: &str, handle: Handle) -> Arc<T> {
         match lock(&self.table).get(&handle) {
             Some(Entry::Live(object)) => Arc::clone(object),
@@ -50,7 +50,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// The object of a handle, if it lives.
+    /// The object of a handle, unless it has ended.
     pub fn find(&self, handle: Handle) -> Option<Arc<T>> {
         match lock(&self.table).get(&handle) {
             Some(Entry::Live(object)) => Some(Arc::clone(object)),
@@ -58,7 +58,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Takes an object out. From here on its handle is one of something that `how` has ended.
+    /// Takes an object out. Later violations with its handle name `how` as the call that ended it.
     pub fn end(&self, function: &str, handle: Handle, how: &'static str) -> Arc<T> {
         let mut table = lock(&self.table);
         match table.insert(handle, Entry::Ended(how)) {
@@ -67,7 +67,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// All that live.
+    /// All objects that have not ended.
     pub fn live(&self) -> Vec<Arc<T>> {
         let table = lock(&self.table);
         table

@@ -1,15 +1,15 @@
-//! Adversarial choices from a seed: SplitMix64.
+//! Choices and delays from a seed (SplitMix64).
 
-use crate::settings::settings;
+use super::settings::settings;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A sequence of choices.
+/// A sequence of random choices.
 #[derive(Debug)]
 pub struct Random(AtomicU64);
 
 impl Random {
-    /// A sequence of its own for every caller and `EMULATED_SEED`.
+    /// The sequence with this number under `EMULATED_SEED`.
     pub fn new(number: u64) -> Random {
         Random(AtomicU64::new(mix(settings().seed ^ mix(number))))
     }
@@ -25,14 +25,14 @@ impl Random {
         (self.next() % limit.max(1) as u64) as usize
     }
 
-    /// True with this probability.
+    /// `true` with this probability.
     pub fn chance(&self, probability: f64) -> bool {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
 
-    /// Waits for a time in the range of `EMULATED_DELAY_US`; often not at all, so that either side of every race
-    /// is met.
-    pub fn dawdle(&self) {
+    /// Sleeps for a time in the range of `EMULATED_DELAY_US`. About half of the sleeps are the shortest, so that
+    /// tests meet both outcomes of a race.
+    pub fn delay(&self) {
         let (least, most) = settings().delay_us;
         let extra = if self.chance(0.5) { self.below((most - least) as usize + 1) as u64 } else { 0 };
         if least + extra > 0 {
@@ -49,7 +49,7 @@ pub fn mix(bits: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// For choices that belong to nobody in particular.
+/// The sequence of choices that belong to no object.
 pub fn shared() -> &'static Random {
     static SHARED: std::sync::OnceLock<Random> = std::sync::OnceLock::new();
     SHARED.get_or_init(|| Random::new(u64::from(std::process::id())))

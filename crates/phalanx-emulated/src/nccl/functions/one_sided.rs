@@ -1,23 +1,19 @@
-//! The functions that write to a peer's window, and signals.
+//! Puts to a peer's window, and signals.
 
-use super::collective::{To, operate, refuse_flags};
-use super::communicator::{Call, Need, enter};
-use super::group::note;
-use super::operation::{Arguments, Awaited, Kind, peer};
-use super::result::*;
-use super::window;
-use crate::call::Answer;
-use crate::handles::Handle;
-use crate::pointers::In;
-use crate::settings::settings;
+use super::operate::{To, buffers, operate, refuse_flags};
+use crate::base::call::Answer;
+use crate::base::handles::Handle;
+use crate::base::pointers::In;
+use crate::nccl::communicator::{Call, Need, enter};
+use crate::nccl::group::{nccl, record};
+use crate::nccl::operation::{Arguments, Awaited, Kind, peer};
+use crate::nccl::result::*;
+use crate::nccl::version::{SEVERAL_SIGNALS, is_since};
 use std::ffi::{c_int, c_uint};
 
-/// The release from which on there is more than the first signal of the first context, whatever is configured.
-const SEVERAL: c_int = 23100;
-
-/// There are as many contexts, and signals of each peer in one, as the communicator is configured to have.
+/// Refuses a context or a signal that the communicator's configuration does not have.
 fn check_signal(function: &str, call: &Call, signal: c_int, context: c_int) -> Answer {
-    let has_several = settings().nccl_version >= SEVERAL;
+    let has_several = is_since(SEVERAL_SIGNALS);
     let check = |what, number, configured| {
         let count = if has_several { configured } else { 1 };
         if (0..count).contains(&number) {
@@ -32,13 +28,13 @@ fn check_signal(function: &str, call: &Call, signal: c_int, context: c_int) -> A
     check("Signal index", signal, call.config.signals)
 }
 
-fn nothing() -> Arguments {
-    Arguments { send: 0, receive: 0, count: 0, dtype: 0, reduction: None, bias: 0 }
+fn no_buffers() -> Arguments {
+    buffers(0, 0, 0, 0)
 }
 
-/// Refuses signals before the first window.
-fn check_begun(function: &str, call: &Call) -> Answer {
-    if call.state().windows.have_begun() {
+/// Refuses signals before they are enabled.
+fn check_enabled(function: &str, call: &Call) -> Answer {
+    if call.state().windows.enable_signals() {
         return Ok(());
     }
     Err(fail(
@@ -49,7 +45,7 @@ fn check_begun(function: &str, call: &Call) -> Answer {
 
 fn wait(function: &'static str, to: To, awaited: Vec<Awaited>) -> Answer {
     let call = enter(function, to.comm, Need::Ready)?;
-    check_begun(function, &call)?;
+    check_enabled(function, &call)?;
     for one in &awaited {
         peer(function, &call, one.peer)?;
         check_signal(function, &call, one.signal, one.context)?;
@@ -61,43 +57,43 @@ fn wait(function: &'static str, to: To, awaited: Vec<Awaited>) -> Answer {
         }
     }
     drop(call);
-    operate(function, to, Kind::WaitSignal(awaited), nothing())
+    operate(function, to, Kind::WaitSignal(awaited), no_buffers())
 }
 
-exported! {
+nccl! {
     fn ncclPutSignal(
         send: u64, count: usize, dtype: c_int, to: c_int, window: Handle, offset: usize, signal: c_int, context: c_int,
         flags: c_uint, comm: Handle, stream: Handle,
     ) {
-        note((|| {
+        record((|| {
             refuse_flags(FUNCTION, flags)?;
             let call = enter(FUNCTION, comm, Need::Ready)?;
             let peer = peer(FUNCTION, &call, to)?;
             check_signal(FUNCTION, &call, signal, context)?;
-            window::check_source(FUNCTION, &call, send)?;
-            let window = window::number(FUNCTION, &call, window)?;
+            call.state().windows.check_source(FUNCTION, send)?;
+            let window = call.state().windows.number(FUNCTION, window)?;
             drop(call);
             let kind = Kind::PutSignal { peer, window, offset: offset as u64, signal, context };
-            operate(FUNCTION, To { comm, stream }, kind, Arguments { send, receive: 0, count, dtype, reduction: None, bias: 0 })
+            operate(FUNCTION, To { comm, stream }, kind, buffers(send, 0, count, dtype))
         })())
     }
 
     fn ncclSignal(to: c_int, signal: c_int, context: c_int, flags: c_uint, comm: Handle, stream: Handle) {
-        note((|| {
+        record((|| {
             refuse_flags(FUNCTION, flags)?;
             let call = enter(FUNCTION, comm, Need::Ready)?;
-            check_begun(FUNCTION, &call)?;
+            check_enabled(FUNCTION, &call)?;
             let peer = peer(FUNCTION, &call, to)?;
             check_signal(FUNCTION, &call, signal, context)?;
             drop(call);
-            operate(FUNCTION, To { comm, stream }, Kind::Signal { peer, signal, context }, nothing())
+            operate(FUNCTION, To { comm, stream }, Kind::Signal { peer, signal, context }, no_buffers())
         })())
     }
 
     fn ncclWaitSignal(number: c_int, awaited: In<Awaited>, comm: Handle, stream: Handle) {
         if number < 1 || awaited.is_null() {
-            return note(Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : there is nothing to wait for"))));
+            return record(Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : there is nothing to wait for"))));
         }
-        note(wait(FUNCTION, To { comm, stream }, awaited.slice(number as usize).to_vec()))
+        record(wait(FUNCTION, To { comm, stream }, awaited.slice(number as usize).to_vec()))
     }
 }

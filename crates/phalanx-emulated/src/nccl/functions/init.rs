@@ -1,21 +1,22 @@
 //! How communicators begin.
 
-use super::communicator::{Communicator, end};
-use super::config::Config;
-use super::group::{self, Job, note};
-use super::result::*;
-use super::transport::mailbox::Stopped;
-use super::transport::rendezvous::{self, UniqueId};
-use crate::call::{Answer, Code, check_fork};
+use crate::base::call::{Answer, Code, answered, check_fork};
+use crate::base::handles::Handle;
+use crate::base::pointers::{In, Out};
+use crate::base::settings::settings;
+use crate::base::violation::violation;
 use crate::cuda::{capture, context, device};
-use crate::handles::Handle;
-use crate::pointers::{In, Out};
-use crate::settings::settings;
-use crate::violation::violation;
+use crate::nccl::communicator::{Communicator, end};
+use crate::nccl::config::Config;
+use crate::nccl::group::{self, nccl, record};
+use crate::nccl::job::Job;
+use crate::nccl::result::*;
+use crate::nccl::transport::join::{UniqueId, join};
+use crate::nccl::transport::mailbox::Stopped;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// Which rank of how many, checked.
+/// A valid rank and number of ranks.
 fn ranks(function: &str, rank: c_int, ranks: c_int) -> Result<(u32, u32), Code> {
     if ranks < 1 || rank < 0 || rank >= ranks {
         return Err(fail(INVALID_ARGUMENT, format!("{function} : invalid rank requested : {rank}/{ranks}")));
@@ -23,13 +24,13 @@ fn ranks(function: &str, rank: c_int, ranks: c_int) -> Result<(u32, u32), Code> 
     Ok((rank as u32, ranks as u32))
 }
 
-/// What every communicator begins with: the driver, and a device that is current and captures nothing.
+/// The device of a new communicator: the current one. The driver is initialised, and a capture on the device is a violation.
 pub fn device_for_init(function: &str) -> Result<usize, Code> {
     check_fork(function);
     device::initialize().map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("Cuda failure {code}")))?;
     let device = context::runtime_device();
     context::runtime_ensure(device);
-    if capture::any(&context::runtime_context(device)) {
+    if capture::any_in(context::runtime_context(device).handle) {
         violation(function, "a communicator must not begin while a stream of its device is captured");
     }
     Ok(device)
@@ -49,12 +50,14 @@ fn init(
     let (number, _) = id.parts()?;
     let device = device_for_init(function)?;
     let communicator = Communicator::new(function, number, place, device, config);
-    // The handle is there at once, and good for GetAsyncError and Abort.
+    // The caller has the handle at once, for `ncclCommGetAsyncError` and `ncclCommAbort`.
     to.set(communicator.handle);
-    begin(function, communicator, to, move |communicator| meet(function, communicator, &id))
+    begin(function, communicator, to, move |communicator| {
+        connect(function, communicator, &id, || communicator.is_stopped())
+    })
 }
 
-/// Begins a communicator with a job that connects it.
+/// Begins a communicator with a job that connects it to the other ranks.
 pub fn begin(
     function: &'static str,
     communicator: Arc<Communicator>,
@@ -79,14 +82,19 @@ pub fn begin(
         }
         code
     };
-    group::work(Job { function, communicator, body: Box::new(body) })
+    group::run(Job { function, communicator, body: Box::new(body) })
 }
 
-fn meet(function: &str, communicator: &Communicator, id: &UniqueId) -> Result<Code, Stopped> {
+/// Joins the ranks of an id, and connects the communicator to them. `stop` ends the wait for them.
+pub fn connect(
+    function: &str,
+    communicator: &Communicator,
+    id: &UniqueId,
+    stop: impl Fn() -> bool,
+) -> Result<Code, Stopped> {
     let place = (communicator.rank, communicator.ranks);
     let device = device::physical(communicator.device);
-    let stop = || communicator.is_stopped();
-    Ok(match rendezvous::meet(function, id, place, device, &communicator.mailbox, stop)? {
+    Ok(match join(function, id, place, device, &communicator.mailbox, stop)? {
         Ok(peers) => {
             communicator.connect(peers);
             SUCCESS
@@ -95,7 +103,7 @@ fn meet(function: &str, communicator: &Communicator, id: &UniqueId) -> Result<Co
     })
 }
 
-exported! {
+nccl! {
     fn ncclGetUniqueId(id: Out<UniqueId>) {
         check_fork(FUNCTION);
         if id.is_null() {
@@ -106,30 +114,30 @@ exported! {
     }
 
     fn ncclCommInitRank(comm: Out<Handle>, count: c_int, id: UniqueId, rank: c_int) {
-        note(init(FUNCTION, comm, (rank, count), id, Config::default()))
+        record(init(FUNCTION, comm, (rank, count), id, Config::default()))
     }
 
     fn ncclCommInitRankConfig(comm: Out<Handle>, count: c_int, id: UniqueId, rank: c_int, config: In<u8>) {
-        let config = note(Config::read(FUNCTION, config, &Config::default()))?;
-        note(init(FUNCTION, comm, (rank, count), id, config))
+        let config = record(Config::read(FUNCTION, config, &Config::default()))?;
+        record(init(FUNCTION, comm, (rank, count), id, config))
     }
 
     fn ncclCommInitRankScalable(
         comm: Out<Handle>, count: c_int, rank: c_int, number: c_int, ids: In<UniqueId>, config: In<u8>,
     ) {
-        let config = note(Config::read(FUNCTION, config, &Config::default()))?;
+        let config = record(Config::read(FUNCTION, config, &Config::default()))?;
         if number < 1 || number > count || ids.is_null() {
-            return note(Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : invalid number of ids {number}"))));
+            return record(Err(fail(INVALID_ARGUMENT, format!("{FUNCTION} : invalid number of ids {number}"))));
         }
         let ids = ids.slice(number as usize);
         for (number, id) in ids.iter().enumerate() {
-            let own = note(id.parts())?;
+            let own = record(id.parts())?;
             if ids[..number].iter().any(|other| other.parts().is_ok_and(|other| other == own)) {
                 violation(FUNCTION, "unique ids are different ones");
             }
         }
-        // Ranks find each other at the first; the others only divide the work in NCCL.
-        note(init(FUNCTION, comm, (rank, count), ids[0], config))
+        // All ranks join at the first id. In NCCL the others spread the load.
+        record(init(FUNCTION, comm, (rank, count), ids[0], config))
     }
 
     fn ncclCommInitAll(comms: Out<Handle>, count: c_int, devices: In<c_int>) {
@@ -158,11 +166,8 @@ fn init_all(function: &'static str, comms: Out<Handle>, count: c_int, devices: I
     group::ncclGroupStart();
     for (rank, device) in chosen.into_iter().enumerate() {
         let begin = || init(function, comms.nth(rank), (rank as c_int, count), id, Config::default());
-        // An error is the group's, too.
-        let _ = note(context::runtime_on_device(device, begin));
+        // An error fails the group.
+        let _ = record(context::runtime_on_device(device, begin));
     }
-    match group::ncclGroupEnd() {
-        SUCCESS => Ok(()),
-        code => Err(code),
-    }
+    answered(group::ncclGroupEnd())
 }

@@ -1,44 +1,44 @@
-//! Settings: environment variables, read when the library is used first.
+//! Settings of the emulator: environment variables, read at the first use of the library.
 //!
 //! | Variable | Meaning | Default |
 //! |---|---|---|
-//! | `EMULATED_DEVICES` | number of devices of the host; `CUDA_VISIBLE_DEVICES`, or else `HIP_VISIBLE_DEVICES`, chooses among them | 4 |
+//! | `EMULATED_DEVICES` | number of devices of the host; `CUDA_VISIBLE_DEVICES`, or else `HIP_VISIBLE_DEVICES`, selects among them | 4 |
 //! | `EMULATED_DEVICE_MEMORY` | bytes of memory of each device | 16 GiB |
 //! | `EMULATED_COMPUTE_CAPABILITY` | `major.minor` | 9.0 |
-//! | `EMULATED_DRIVER_VERSION` | what `cuDriverGetVersion` answers | 12080 |
-//! | `EMULATED_HIP_VERSION` | what `hipRuntimeGetVersion` answers | 60443483 |
+//! | `EMULATED_DRIVER_VERSION` | version that `cuDriverGetVersion` reports | 12080 |
+//! | `EMULATED_HIP_VERSION` | version that `hipRuntimeGetVersion` reports | 60443483 |
 //! | `EMULATED_ASYNC_ALLOC` | `0`: no memory pools, so cudarc frees with `cuMemFree` | 1 |
-//! | `EMULATED_SEED` | of all adversarial choices | 0 |
-//! | `EMULATED_DELAY_US` | `least..most`: how late streams and background work are, in microseconds | `0..300` |
-//! | `EMULATED_NCCL_VERSION` | `2.28.9`: reported version; layouts and types of later ones are refused | 2.32.3 |
-//! | `EMULATED_FAIL` | `function:n:code`, comma-separated: the n-th call (from 1; `*` for all) answers the code and does nothing; `function@rank:n:code` counts and fails only the calls on communicators in which this process has that rank | |
-//! | `EMULATED_FAIL_LATE` | the same for what non-blocking communicators do in the background: the call answers `ncclInProgress`, the state becomes the code (operations are enqueued nevertheless; those of a group count as `ncclGroupEnd`) | |
-//! | `EMULATED_IN_PROGRESS` | fraction of the operations of non-blocking communicators that answer `ncclInProgress` and are enqueued late | 0.5 |
+//! | `EMULATED_SEED` | seed of all random choices | 0 |
+//! | `EMULATED_DELAY_US` | `least..most`: delay of streams and background work, in microseconds | `0..300` |
+//! | `EMULATED_NCCL_VERSION` | `2.28.9`: reported version; structures and types of later versions are refused | 2.32.3 |
+//! | `EMULATED_FAIL` | `function:n:code`, comma-separated: the n-th call (from 1; `*` for all) returns the code and does nothing; `function@rank:n:code` counts and fails only calls on communicators in which this process has that rank | |
+//! | `EMULATED_FAIL_LATE` | as `EMULATED_FAIL`, for background work of non-blocking communicators: the call returns `ncclInProgress`, then the state becomes the code (operations are enqueued nevertheless; operations of a group count as `ncclGroupEnd`) | |
+//! | `EMULATED_IN_PROGRESS` | fraction of the operations of non-blocking communicators that return `ncclInProgress` and are enqueued late | 0.5 |
 //! | `EMULATED_ASYNC_ERROR` | `n:code` or `n:code@rank`: the n-th operation of a communicator (from 1) raises an asynchronous error and never ends | |
-//! | `EMULATED_WRONG` | `6`: the results of collectives on elements of this type (`ncclDataType_t`) have a wrong bit | |
-//! | `EMULATED_PEER_DEATH` | what a peer's process that ended does: `hang` or `error` (`ncclRemoteError`) | `hang` |
-//! | `EMULATED_MISMATCH` | what ranks that call different things do: `end` the process or `hang` | `end` |
-//! | `EMULATED_INIT` | `hang`: communicators are never ready | |
+//! | `EMULATED_WRONG` | `6`: results of collectives on elements of this type (`ncclDataType_t`) have one wrong bit | |
+//! | `EMULATED_PEER_DEATH` | effect of a peer process's end: `hang` or `error` (`ncclRemoteError`) | `hang` |
+//! | `EMULATED_MISMATCH` | effect of ranks that call different operations: `end` the process or `hang` | `end` |
+//! | `EMULATED_INIT` | `hang`: communicators never become ready | |
 //! | `EMULATED_DESTROY` | `slow`: `ncclCommDestroy` takes 0.3 s to free the communicator | |
 //! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
-//! | `EMULATED_HANG_INSIDE` | `n`: in the n-th launch of operations on blocking communicators the library holds the caller until the communicator is revoked | |
-//! | `EMULATED_EXIT` | `crash`: a process that exits while a communicator is there, or NVSHMEM is initialised, breaks a rule: the threads of NCCL's sockets, and NVSHMEM 3.4.5, then crash | |
+//! | `EMULATED_HANG_INSIDE` | `n`: the n-th launch of operations on blocking communicators (from 1) does not return until the communicator is revoked | |
+//! | `EMULATED_EXIT` | `crash`: exiting with a live communicator or an initialised NVSHMEM is a violation; threads of NCCL's sockets, and NVSHMEM 3.4.5, crash in that case | |
 //! | `EMULATED_SYNC` | `implicit`: `cuModuleLoadData` and `cuMemHostAlloc` wait for the work of all streams, as a driver may | |
 //! | `EMULATED_FINALIZE` | `local`: the end of a communicator does not wait for ranks of other processes | `collective` |
 //! | `EMULATED_REGISTER`, `EMULATED_WINDOWS` | `null`: registrations and windows succeed with null handles | |
 //! | `EMULATED_LEAVES_DEVICE` | `1`: NCCL calls leave the communicator's device current | 0 |
-//! | `EMULATED_NVSHMEM_VERSION` | `3.4.5`: what NVSHMEM reports | 3.8.0 |
-//! | `EMULATED_NVSHMEM_INIT` | `half`: initialisation answers success with status 1, as 3.4.5 does when it cannot use the device; `error`: as later ones do; `hang`; `exit` | |
-//! | `EMULATED_PEER_ACCESS` | `0`: peers' symmetric memory cannot be loaded from or stored to | 1 |
-//! | `EMULATED_MULTICAST` | `1`: NVSHMEM has NVLink multicast: addresses, and teams that take 16 of its 128 | 0 |
+//! | `EMULATED_NVSHMEM_VERSION` | `3.4.5`: version that NVSHMEM reports | 3.8.0 |
+//! | `EMULATED_NVSHMEM_INIT` | `half`: initialisation returns success with status 1, as 3.4.5 does when it cannot use the device; `error`: it fails, as later versions do; `hang`; `exit` | |
+//! | `EMULATED_PEER_ACCESS` | `0`: loads and stores do not reach symmetric memory of peers | 1 |
+//! | `EMULATED_MULTICAST` | `1`: NVSHMEM has NVLink multicast: multicast addresses, and teams that use 16 of its 128 team slots | 0 |
 //! | `EMULATED_SYMMETRIC_SIZE` | bytes of each PE's symmetric heap, which then does not grow | |
-//! | `NVSHMEM_CUMEM_GRANULARITY` | as in NVSHMEM, bytes by which the heap grows, or a multiple | 512 MiB |
-//! | `NCCL_COMM_BLOCKING` | as in NCCL, overrides every communicator's configuration | |
+//! | `NVSHMEM_CUMEM_GRANULARITY` | as in NVSHMEM: the heap grows by a multiple of this number of bytes | 512 MiB |
+//! | `NCCL_COMM_BLOCKING` | as in NCCL: overrides every communicator's configuration | |
 //!
-//! A value that cannot be understood ends the process.
+//! A value that does not parse ends the process.
 
-use crate::lock;
-use crate::violation::violation;
+use super::lock::lock;
+use super::violation::violation;
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Mutex, OnceLock};
@@ -82,7 +82,7 @@ pub struct Settings {
     pub heap_step: u64,
 }
 
-/// What NVSHMEM's initialisation does.
+/// How NVSHMEM's initialisation ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "EMULATED_NVSHMEM_INIT, above")]
 pub enum Init {
@@ -93,7 +93,7 @@ pub enum Init {
     Exits,
 }
 
-/// A function's call that fails.
+/// A call that fails.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "EMULATED_FAIL, above")]
 pub struct Failure {
@@ -176,7 +176,7 @@ fn value<T: FromStr>(name: &str, default: T) -> T {
     text(name).map_or(default, |text| text.parse().unwrap_or_else(|_| bad(name, &text)))
 }
 
-/// Whether the second of two words was chosen; the first is the default.
+/// Whether a variable has the second of two words. The first is the default.
 fn choice(name: &str, words: [&str; 2]) -> bool {
     text(name).is_some_and(|text| match words.iter().position(|word| *word == text) {
         Some(index) => index == 1,
@@ -202,7 +202,7 @@ fn delay() -> (u64, u64) {
 fn visible(devices: usize) -> Vec<usize> {
     match std::env::var("CUDA_VISIBLE_DEVICES").or_else(|_| std::env::var("HIP_VISIBLE_DEVICES")) {
         Err(_) => (0..devices).collect(),
-        // As in CUDA, the first entry that is not a device ends the list.
+        // As in CUDA, the first entry without a device ends the list.
         Ok(list) => {
             list.split(',').map_while(|one| one.trim().parse().ok().filter(|n| *n < devices)).collect()
         }
@@ -245,28 +245,28 @@ fn async_error(text: &str) -> AsyncError {
     AsyncError { nth, code, rank }
 }
 
-/// When a failure happens.
+/// Where a failure strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum When {
-    /// Instead of the call.
+    /// In the call, which does nothing.
     Called,
-    /// In the background.
+    /// In the background work of the call.
     Late,
 }
 
-/// The code with which this call of a function is to fail: a call as such (`rank` is `None`), or one on a
-/// communicator in which this process has a rank.
+/// The code with which this call of a function fails, if the settings say so. With `rank`, the calls on communicators
+/// in which this process has that rank are counted; without, all calls.
 pub(crate) fn failure(when: When, function: &str, rank: Option<i32>) -> Option<i32> {
-    /// What is counted: each function on its own, and on each rank.
+    /// Calls are counted by function and rank.
     type Counted = (When, String, Option<i32>);
     static CALLS: Mutex<BTreeMap<Counted, u64>> = Mutex::new(BTreeMap::new());
     let all = if when == When::Called { &settings().failures } else { &settings().late_failures };
-    let told = |failure: &&Failure| failure.function == function && failure.rank == rank;
-    // Most runs are told of no failure at all.
-    all.iter().find(told)?;
+    let matches = |failure: &&Failure| failure.function == function && failure.rank == rank;
+    // Most runs configure no failure: they skip the lock.
+    all.iter().find(matches)?;
     let mut calls = lock(&CALLS);
     let count = calls.entry((when, function.to_owned(), rank)).or_default();
     *count += 1;
-    let mut told = all.iter().filter(told);
-    told.find(|failure| failure.nth.is_none_or(|nth| nth == *count)).map(|failure| failure.code)
+    let mut matching = all.iter().filter(matches);
+    matching.find(|failure| failure.nth.is_none_or(|nth| nth == *count)).map(|failure| failure.code)
 }

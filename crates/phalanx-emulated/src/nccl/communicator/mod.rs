@@ -1,37 +1,43 @@
-//! A communicator's state, and who may call what when.
+//! A communicator: its state, what it owns, and the calls that are allowed on it.
 //!
-//! The rules, each broken one a violation: no call after Destroy or Abort; while the state is `ncclInProgress` only
-//! GetAsyncError and Abort; no two threads inside communicators of one device; Abort instead of Destroy after an
-//! error.
+//! Each of these is a violation:
+//! - a call after `ncclCommDestroy` or `ncclCommAbort`;
+//! - a call other than `ncclCommGetAsyncError` and `ncclCommAbort` while the state is `ncclInProgress`;
+//! - two threads in calls on communicators of one device;
+//! - `ncclCommDestroy`, and not `ncclCommAbort`, after an error.
+
+pub mod reductions;
+pub mod registrations;
+pub mod windows;
 
 use super::config::Config;
-use super::inside::Inside;
+use super::exclusive::Exclusive;
 use super::result::*;
+use super::transport::endpoint;
 use super::transport::mailbox::{Mailbox, Stopped};
-use super::transport::message::{Message, Tag};
-use super::transport::rendezvous::Peer;
-use super::transport::{self, Address};
-use crate::call::{Answer, Code, check_fork};
+use super::transport::message::{Address, Message, Tag};
+use super::transport::root::Peer;
+use crate::base::call::{Answer, Code, check_fork};
+use crate::base::exit;
+use crate::base::handles::{self, Handle, Handles};
+use crate::base::lock::lock;
+use crate::base::random::Random;
+use crate::base::settings::{When, failure, settings};
+use crate::base::violation::violation;
 use crate::cuda::context;
-use crate::exit;
-use crate::handles::{self, Handle, Handles};
-use crate::lock;
-use crate::random::Random;
-use crate::settings::{When, failure, settings};
-use crate::violation::violation;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 /// One rank's communicator.
 pub struct Communicator {
     pub handle: Handle,
-    /// The number that all its ranks know it by.
+    /// The communicator's number, the same on all ranks.
     pub number: u64,
     pub rank: u32,
     pub ranks: u32,
-    /// As callers count devices.
+    /// The device's number in this process.
     pub device: usize,
     pub config: Config,
     pub mailbox: Arc<Mailbox>,
@@ -39,40 +45,42 @@ pub struct Communicator {
     peers: OnceLock<Vec<Peer>>,
     state: Mutex<State>,
     changed: Condvar,
-    /// For good: it was aborted.
+    /// Whether it was aborted.
     aborted: AtomicBool,
-    /// For now: operations are given up, and the communicator may go on.
-    giving_up: AtomicBool,
-    /// How often operations were given up: who waits is to notice, however late it looks.
-    revocations: AtomicU64,
+    /// Whether operations are being cancelled. The communicator may be used again afterwards.
+    cancelling: AtomicBool,
+    /// How many times operations were cancelled, for waits that check after the end of a cancellation.
+    cancellations: AtomicU64,
 }
 
-/// What changes about a communicator.
+/// The changing state of a communicator.
 #[derive(Default)]
 pub struct State {
-    /// What GetAsyncError answers.
+    /// The result of `ncclCommGetAsyncError`.
     pub result: Code,
     pub phase: Phase,
-    /// Threads that work on it in the background.
+    /// Jobs in the background.
     jobs: usize,
-    /// Operations that were bound and have not ended, and those that a stream works on.
+    /// Operations that were enqueued and have not ended.
     pending: usize,
+    /// Streams that perform operations of it.
     running: usize,
-    /// Graphs that have operations of it.
+    /// Graphs that contain operations of it.
     pub graphs: usize,
-    /// How many there were of each.
+    /// Numbers of the last collective, exchange, operation, and message to or from each rank.
     pub collectives: u64,
     pub exchanges: u64,
     pub operations: u64,
     pub sends: HashMap<u32, u64>,
     pub receives: HashMap<u32, u64>,
-    pub reductions: super::reduction::Reductions,
-    pub registrations: super::registration::Registrations,
-    pub windows: super::window::Windows,
-    pub device_comms: super::device::DeviceComms,
+    pub reductions: reductions::Reductions,
+    pub registrations: registrations::Registrations,
+    pub windows: windows::Windows,
+    /// Device communicators, by the handles of their resource windows.
+    pub device_comms: BTreeSet<Handle>,
 }
 
-/// What a communicator is fit for.
+/// The phase of a communicator's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
     #[default]
@@ -82,25 +90,25 @@ pub enum Phase {
     Finalized,
 }
 
-/// What a call needs a communicator to be.
+/// The state of a communicator that a call needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Ready for operations.
     Ready,
-    /// Alive and idle: questions, derived communicators.
+    /// Not failed, and no job in the background: for questions and derived communicators.
     Idle,
-    /// Not erroneous: the last call.
+    /// Not failed, where a failure is a violation: for the last call.
     End,
-    /// Anything that was not ended.
+    /// Not ended.
     Any,
 }
 
 static COMMUNICATORS: Handles<Communicator> = Handles::new("communicator");
 
-/// A call on a communicator. While it lasts no other thread may be inside one of the same device.
+/// A call on a communicator. During it, a call of another thread on the same device is a violation.
 pub struct Call {
     communicator: Arc<Communicator>,
-    _visit: Inside,
+    _exclusive: Exclusive,
 }
 
 impl Deref for Call {
@@ -118,15 +126,15 @@ pub fn enter(function: &'static str, handle: Handle, need: Need) -> Result<Call,
         return Err(fail(INVALID_ARGUMENT, format!("{function} : comm argument is NULL")));
     }
     let communicator = COMMUNICATORS.get(function, handle);
-    let visit = Inside::enter(function, communicator.device);
+    let exclusive = Exclusive::enter(function, communicator.device);
     if let Some(code) = failure(When::Called, function, Some(communicator.rank as i32)) {
         return Err(fail(code, format!("{function} was told to fail")));
     }
     communicator.check(function, need)?;
-    Ok(Call { communicator, _visit: visit })
+    Ok(Call { communicator, _exclusive: exclusive })
 }
 
-/// The communicator of a call that may come while another thread is inside.
+/// The communicator of a call that is allowed during calls of other threads.
 pub fn find(function: &'static str, handle: Handle, need: Need) -> Result<Arc<Communicator>, Code> {
     check_fork(function);
     if handle == 0 {
@@ -137,35 +145,64 @@ pub fn find(function: &'static str, handle: Handle, need: Need) -> Result<Arc<Co
     Ok(communicator)
 }
 
-/// Takes a communicator away from its callers. Its peers still reach it.
+/// Ends a communicator's handle. Messages of peers still reach the communicator.
 pub fn end(function: &'static str, communicator: &Communicator) {
     COMMUNICATORS.end(function, communicator.handle, function);
 }
 
-/// The communicator that a handle stood for a moment ago; whoever ended it since broke a rule.
-pub fn still_there(function: &'static str, communicator: &Communicator, meanwhile: &str) {
+/// Ends the process if another call ended the communicator meanwhile.
+pub fn check_not_ended(function: &'static str, communicator: &Communicator, meanwhile: &str) {
     if COMMUNICATORS.find(communicator.handle).is_none() {
         violation(function, format!("a communicator was ended while {meanwhile}"));
     }
 }
 
-/// A process that has ranks may have ended.
-pub fn peer_process_ended(address: &Address) {
+/// Tells all communicators that another process has ended.
+fn process_ended(address: &Address) {
     COMMUNICATORS.live().iter().for_each(|communicator| communicator.peer_ended(address));
 }
 
-/// The communicator of this process that has a window.
+/// The communicator with this window.
 pub fn with_window(window: Handle) -> Option<Arc<Communicator>> {
     COMMUNICATORS.live().into_iter().find(|communicator| communicator.state().windows.has(window))
 }
 
-/// A rank whose communicator was not ended.
-pub fn left() -> Option<u32> {
-    COMMUNICATORS.live().first().map(|communicator| communicator.rank)
+/// How many threads free a communicator.
+static FREEING: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that frees a communicator, until dropped.
+pub struct Freeing(());
+
+impl Freeing {
+    pub fn begin() -> Freeing {
+        FREEING.fetch_add(1, Ordering::AcqRel);
+        Freeing(())
+    }
+}
+
+impl Drop for Freeing {
+    fn drop(&mut self) {
+        FREEING.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Checks at the process's exit that all communicators have ended. As NCCL's destructors, which are registered when it is
+/// loaded, the check runs after everything that the program registers later.
+fn check_at_exit() {
+    extern "C" fn check() {
+        if let Some(communicator) = COMMUNICATORS.live().first() {
+            violation("exit", format!("rank {}'s communicator was not ended", communicator.rank));
+        }
+        if FREEING.load(Ordering::Acquire) > 0 {
+            violation("exit", "a thread frees a communicator");
+        }
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| exit::check_at_exit(check));
 }
 
 impl Communicator {
-    /// A rank's communicator that has not met the others yet.
+    /// A rank's communicator, before it knows the other ranks.
     pub fn new(
         function: &str,
         number: u64,
@@ -173,9 +210,10 @@ impl Communicator {
         device: usize,
         config: Config,
     ) -> Arc<Self> {
-        exit::watch_nccl();
+        check_at_exit();
+        endpoint::set_on_loss(process_ended);
         let handle = handles::fresh();
-        let Some(mailbox) = transport::mailbox((number, rank)) else {
+        let Some(mailbox) = endpoint::mailbox((number, rank)) else {
             violation(function, "the unique id was used for a communicator before");
         };
         let communicator = Arc::new(Communicator {
@@ -191,46 +229,46 @@ impl Communicator {
             state: Mutex::default(),
             changed: Condvar::new(),
             aborted: AtomicBool::new(false),
-            giving_up: AtomicBool::new(false),
-            revocations: AtomicU64::new(0),
+            cancelling: AtomicBool::new(false),
+            cancellations: AtomicU64::new(0),
         });
         COMMUNICATORS.insert(handle, Arc::clone(&communicator));
         communicator
     }
 
-    /// Says where the ranks are.
+    /// Sets where the ranks are.
     pub fn connect(&self, peers: Vec<Peer>) {
-        // Only who made the communicator connects it, once.
+        // Set once: a communicator is connected once.
         let _ = self.peers.set(peers);
-        // Nobody waits for this: with it there is a connection from which peers learn that this process has ended.
-        for rank in self.everyone() {
+        // An empty message opens a connection, by whose end the peer learns of the end of this process.
+        for rank in self.all_ranks() {
             let address = &self.peers()[rank as usize].address;
-            if address != transport::address() {
+            if address != endpoint::address() {
                 self.send(rank, Tag::Exchange(0), Vec::new());
-                transport::flush(address);
+                endpoint::flush(address);
             }
         }
     }
 
-    /// Nothing that arrives concerns it any more.
+    /// Drops messages that arrive from here on, and ends what the communicator owns.
     pub fn close(&self) {
-        transport::end((self.number, self.rank));
+        endpoint::end((self.number, self.rank));
         let mut state = self.state();
-        state.registrations.forget();
-        state.windows.forget();
+        state.registrations.clear();
+        state.windows.clear();
     }
 
     pub fn peers(&self) -> &[Peer] {
         self.peers.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Connects it to its peers in this process, as NCCL does at the first operation that needs to; the answer is CUDA's.
+    /// Enables access to the devices of peers in this process, as NCCL does at the first operation. The error is CUDA's.
     pub fn reach_peers(&self) -> Answer {
         let devices = &settings().devices;
-        let neighbours = self.peers().iter().filter(|peer| peer.address == *transport::address());
+        let neighbours = self.peers().iter().filter(|peer| peer.address == *endpoint::address());
         let visible = neighbours.filter_map(|peer| devices.iter().position(|known| *known == peer.device));
         for device in visible.filter(|device| *device != self.device) {
-            context::runtime_reach(self.device, device)?;
+            context::runtime_enable_access(self.device, device)?;
         }
         Ok(())
     }
@@ -239,37 +277,37 @@ impl Communicator {
         lock(&self.state)
     }
 
-    /// Whether whatever goes on must be given up.
+    /// Whether waits and operations must end: after an abort, and during a cancellation.
     pub fn is_stopped(&self) -> bool {
-        self.aborted.load(Ordering::Acquire) || self.giving_up.load(Ordering::Acquire)
+        self.aborted.load(Ordering::Acquire) || self.cancelling.load(Ordering::Acquire)
     }
 
-    /// Lets everything that goes on be given up.
+    /// Ends all waits and operations for good.
     pub fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Lets those who wait look whether they should stop.
+    /// Wakes all waits, which check whether to stop.
     fn wake(&self) {
-        // All of them, since a communicator that grows waits at the mailbox of the new one.
-        transport::wake();
-        // With the lock, so that nobody is between looking and waiting.
+        // Waits at all mailboxes: a communicator that grows waits at the mailbox of the new one.
+        endpoint::wake();
+        // With the lock, so that no wait is between its check and its sleep.
         drop(self.state());
         self.changed.notify_all();
     }
 
-    /// Gives up everything that is in streams: what has begun, and what has not.
-    pub fn give_up_operations(&self) {
-        self.revocations.fetch_add(1, Ordering::AcqRel);
-        self.giving_up.store(true, Ordering::Release);
+    /// Cancels all operations in streams, those that run and those that wait.
+    pub fn cancel_operations(&self) {
+        self.cancellations.fetch_add(1, Ordering::AcqRel);
+        self.cancelling.store(true, Ordering::Release);
         self.wake();
-        // It is given up, so this ends as soon as the streams get there.
+        // Cancelled operations end as soon as their streams reach them.
         let _ = self.wait(|state| state.pending == 0, || false);
-        self.giving_up.store(false, Ordering::Release);
+        self.cancelling.store(false, Ordering::Release);
     }
 
-    /// Waits for `ncclCommRevoke`, which another thread calls.
+    /// Waits for `ncclCommRevoke` in another thread.
     pub fn await_revocation(&self) {
         let _ = self.wait(|state| matches!(state.phase, Phase::Revoked), || false);
     }
@@ -299,25 +337,25 @@ impl Communicator {
         }
     }
 
-    /// Sends something to a rank.
+    /// Sends a message to a rank.
     pub fn send(&self, to: u32, tag: Tag, body: Vec<u8>) {
         let message = Message { communicator: self.number, from: self.rank, to, tag, body };
-        transport::send(&self.peers()[to as usize].address, message);
+        endpoint::send(&self.peers()[to as usize].address, message);
     }
 
-    /// Waits for something from a rank.
+    /// Waits for a message from a rank.
     pub fn take(&self, from: u32, tag: Tag) -> Result<Vec<u8>, Stopped> {
         self.mailbox.take(from, tag, || self.is_stopped())
     }
 
-    /// The number of the next exchange; taken at the call, so that it is the same on all ranks.
+    /// The number of the next exchange. Taken at the call, so that it is the same on all ranks.
     pub fn next_exchange(&self) -> u64 {
         let mut state = self.state();
         state.exchanges += 1;
         state.exchanges
     }
 
-    /// Everybody tells everybody something.
+    /// Sends a body to each of the ranks, and returns the bodies that they send.
     pub fn exchange(
         &self,
         number: u64,
@@ -327,17 +365,17 @@ impl Communicator {
         for rank in with.clone() {
             self.send(rank, Tag::Exchange(number), body.to_vec());
         }
-        let before = self.revocations.load(Ordering::Acquire);
-        let stop = || self.is_stopped() || self.revocations.load(Ordering::Acquire) != before;
+        let before = self.cancellations.load(Ordering::Acquire);
+        let stop = || self.is_stopped() || self.cancellations.load(Ordering::Acquire) != before;
         with.map(|rank| self.mailbox.take(rank, Tag::Exchange(number), stop)).collect()
     }
 
     /// All ranks.
-    pub fn everyone(&self) -> std::ops::Range<u32> {
+    pub fn all_ranks(&self) -> std::ops::Range<u32> {
         0..self.ranks
     }
 
-    /// The state that everybody is told from here on, if it is the first to go wrong.
+    /// Sets the asynchronous error, unless there is one.
     pub fn fail(&self, code: Code) {
         let mut state = self.state();
         if matches!(state.result, SUCCESS | IN_PROGRESS) {
@@ -349,20 +387,20 @@ impl Communicator {
         if !settings().peer_death_is_error {
             return;
         }
-        let lives = |(rank, peer): (usize, &Peer)| {
+        let has_rank = |(rank, peer): (usize, &Peer)| {
             peer.address == *address && !self.mailbox.has(rank as u32, Tag::Ended)
         };
-        if self.peers().iter().enumerate().any(lives) {
+        if self.peers().iter().enumerate().any(has_rank) {
             self.fail(REMOTE_ERROR);
         }
     }
 
-    /// Counts work in, from when it is enqueued to when it has ended.
-    pub fn bind(&self) {
+    /// Counts an operation that is enqueued.
+    pub fn count_operation(&self) {
         self.state().pending += 1;
     }
 
-    /// Does what was bound as so many operations, unless the communicator has been stopped.
+    /// Performs a number of counted operations, unless the communicator is stopped.
     pub fn perform(&self, operations: usize, work: impl FnOnce()) {
         let run = {
             let mut state = self.state();
@@ -380,19 +418,19 @@ impl Communicator {
         self.changed.notify_all();
     }
 
-    /// Waits until nothing of it is in a stream.
+    /// Waits until no operation is in a stream.
     pub fn wait_for_operations(&self) -> Result<(), Stopped> {
         self.wait(|state| state.pending == 0, || self.is_stopped())
     }
 
-    /// Waits until nobody works on it any more and no graph has it.
-    pub fn wait_for_rest(&self) {
+    /// Waits until no stream and no job works on it and no graph contains it.
+    pub fn wait_for_end_of_use(&self) {
         let quiet = |state: &State| state.running == 0 && state.jobs == 0 && state.graphs == 0;
-        // Nothing stops this wait: not even an abort returns before graphs are destroyed.
+        // Nothing stops this wait: even an abort waits until graphs are destroyed.
         let _ = self.wait(quiet, || false);
     }
 
-    /// Waits until no graph has it.
+    /// Waits until no graph contains operations of it.
     pub fn wait_for_graphs(&self) -> Result<(), Stopped> {
         self.wait(|state| state.graphs == 0, || self.is_stopped())
     }
@@ -408,7 +446,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// A graph has, or has no longer, operations of it.
+    /// Counts a graph with operations of it, up or down.
     pub fn count_graph(&self, up: bool) {
         let mut state = self.state();
         state.graphs = if up { state.graphs + 1 } else { state.graphs - 1 };
@@ -416,14 +454,14 @@ impl Communicator {
         self.changed.notify_all();
     }
 
-    /// Begins work in the background: the state is InProgress until [`end_job`](Self::end_job).
+    /// Begins a job in the background: the state is `ncclInProgress` until [`end_job`](Self::end_job).
     pub fn begin_job(&self) {
         let mut state = self.state();
         state.jobs += 1;
         state.result = IN_PROGRESS;
     }
 
-    /// Ends work in the background.
+    /// Ends a job in the background.
     pub fn end_job(&self, code: Code) {
         let mut state = self.state();
         state.jobs -= 1;

@@ -1,15 +1,15 @@
-//! The collectives with settings of the call (`ncclAllReduceConfig` and its like), and encryption.
+//! Collectives with a configuration of the call (such as `ncclAllReduceConfig`), and encryption.
 
-use super::collective::{To, operate, operate_with, plain};
-use super::config::{MAGIC, UNDEFINED};
-use super::group::note;
-use super::operation::Kind;
-use super::result::{INVALID_ARGUMENT, fail};
-use crate::call::Answer;
-use crate::handles::Handle;
-use crate::pointers::In;
-use crate::settings::settings;
-use crate::violation::violation;
+use super::operate::{To, buffers, operate, operate_with};
+use crate::base::call::Answer;
+use crate::base::handles::Handle;
+use crate::base::pointers::In;
+use crate::base::settings::settings;
+use crate::base::violation::violation;
+use crate::nccl::config::{MAGIC, UNDEFINED};
+use crate::nccl::group::{nccl, record};
+use crate::nccl::operation::Kind;
+use crate::nccl::result::{INVALID_ARGUMENT, fail};
 use std::ffi::{c_char, c_int};
 
 /// `ncclCollConfig_t`.
@@ -57,7 +57,7 @@ fn check(function: &str, config: In<Config>) -> Answer {
             return Err(fail(INVALID_ARGUMENT, format!("config->{name}={value} is invalid")));
         }
     }
-    // 2.32.3 was seen to have none of these for AlltoAll.
+    // AlltoAll has none of these algorithms (2.32.3).
     let operation = function.trim_start_matches("nccl").trim_end_matches("Config");
     let unknown = |names: &String| {
         operation == "AlltoAll" || names.to_lowercase().split(',').any(|name| !ALGORITHMS.contains(&name))
@@ -71,69 +71,69 @@ fn check(function: &str, config: In<Config>) -> Answer {
     }
 }
 
-exported! {
+nccl! {
     fn ncclAllReduceConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, op: c_int, comm: Handle, stream: Handle, config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
-        operate_with(FUNCTION, To { comm, stream }, Kind::AllReduce, plain(send, receive, count, dtype), Some(op))
+        record(check(FUNCTION, config))?;
+        operate_with(FUNCTION, To { comm, stream }, Kind::AllReduce, buffers(send, receive, count, dtype), Some(op))
     }
 
     fn ncclReduceConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, op: c_int, root: c_int, comm: Handle, stream: Handle,
         config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
+        record(check(FUNCTION, config))?;
         let kind = Kind::Reduce { root: root as u32 };
-        operate_with(FUNCTION, To { comm, stream }, kind, plain(send, receive, count, dtype), Some(op))
+        operate_with(FUNCTION, To { comm, stream }, kind, buffers(send, receive, count, dtype), Some(op))
     }
 
     fn ncclReduceScatterConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, op: c_int, comm: Handle, stream: Handle, config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
-        operate_with(FUNCTION, To { comm, stream }, Kind::ReduceScatter, plain(send, receive, count, dtype), Some(op))
+        record(check(FUNCTION, config))?;
+        operate_with(FUNCTION, To { comm, stream }, Kind::ReduceScatter, buffers(send, receive, count, dtype), Some(op))
     }
 
     fn ncclBroadcastConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle, config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
+        record(check(FUNCTION, config))?;
         let kind = Kind::Broadcast { root: root as u32 };
-        operate(FUNCTION, To { comm, stream }, kind, plain(send, receive, count, dtype))
+        operate(FUNCTION, To { comm, stream }, kind, buffers(send, receive, count, dtype))
     }
 
     fn ncclAllGatherConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, comm: Handle, stream: Handle, config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
-        operate(FUNCTION, To { comm, stream }, Kind::AllGather, plain(send, receive, count, dtype))
+        record(check(FUNCTION, config))?;
+        operate(FUNCTION, To { comm, stream }, Kind::AllGather, buffers(send, receive, count, dtype))
     }
 
     fn ncclAlltoAllConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, comm: Handle, stream: Handle, config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
-        operate(FUNCTION, To { comm, stream }, Kind::AllToAll, plain(send, receive, count, dtype))
+        record(check(FUNCTION, config))?;
+        operate(FUNCTION, To { comm, stream }, Kind::AllToAll, buffers(send, receive, count, dtype))
     }
 
     fn ncclGatherConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle, config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
+        record(check(FUNCTION, config))?;
         let kind = Kind::Gather { root: root as u32 };
-        operate(FUNCTION, To { comm, stream }, kind, plain(send, receive, count, dtype))
+        operate(FUNCTION, To { comm, stream }, kind, buffers(send, receive, count, dtype))
     }
 
     fn ncclScatterConfig(
         send: u64, receive: u64, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle, config: In<Config>,
     ) {
-        note(check(FUNCTION, config))?;
+        record(check(FUNCTION, config))?;
         let kind = Kind::Scatter { root: root as u32 };
-        operate(FUNCTION, To { comm, stream }, kind, plain(send, receive, count, dtype))
+        operate(FUNCTION, To { comm, stream }, kind, buffers(send, receive, count, dtype))
     }
 
-    // Nothing is encrypted here; what the library refuses is refused.
+    // Checks the arguments as the library does, and encrypts nothing.
     fn ncclSetEncryption(config: In<Encryption>) {
         let Some(config) = config.get().filter(|config| config.magic == MAGIC) else {
             return Err(fail(INVALID_ARGUMENT, "ncclSetEncryption: config not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER"));

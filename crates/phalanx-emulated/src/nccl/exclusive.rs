@@ -1,27 +1,28 @@
-//! One thread at a time may be inside the communicators of a device, even different ones.
+//! The check that one thread at a time calls communicators of a device, even different communicators.
 
-use crate::lock;
-use crate::random;
-use crate::violation::violation;
+use crate::base::lock::lock;
+use crate::base::random;
+use crate::base::violation::violation;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread::ThreadId;
 
-/// The thread that is inside a communicator of each device, how deep, and where.
+/// The thread that is in calls on communicators of each device.
 static INSIDE: Mutex<BTreeMap<usize, Visit>> = Mutex::new(BTreeMap::new());
 
 struct Visit {
     thread: ThreadId,
+    /// How many nested calls the thread is in.
     depth: usize,
     function: &'static str,
 }
 
-/// That this thread is inside a device's communicators.
-pub struct Inside(usize);
+/// A call of this thread on a communicator of a device, until dropped.
+pub struct Exclusive(usize);
 
-impl Inside {
-    /// Goes in; another thread in there is a violation.
-    pub fn enter(function: &'static str, device: usize) -> Inside {
+impl Exclusive {
+    /// Enters a call. Another thread in a call on the device is a violation.
+    pub fn enter(function: &'static str, device: usize) -> Exclusive {
         let me = std::thread::current().id();
         let mut inside = lock(&INSIDE);
         let visit = inside.entry(device).or_insert(Visit { thread: me, depth: 0, function });
@@ -36,15 +37,15 @@ impl Inside {
         }
         visit.depth += 1;
         drop(inside);
-        // Some calls take their time, so that others meet them.
+        // Some calls are slow, so that calls of other threads overlap with them.
         if random::shared().chance(0.03) {
-            random::shared().dawdle();
+            random::shared().delay();
         }
-        Inside(device)
+        Exclusive(device)
     }
 }
 
-impl Drop for Inside {
+impl Drop for Exclusive {
     fn drop(&mut self) {
         let mut inside = lock(&INSIDE);
         if let Some(visit) = inside.get_mut(&self.0) {

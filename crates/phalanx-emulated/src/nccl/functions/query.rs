@@ -1,14 +1,15 @@
 //! Questions about the library and communicators; suspending them.
 
-use super::communicator::{Need, Phase, enter};
-use super::result::*;
-use crate::call::Code;
-use crate::handles::Handle;
-use crate::pointers::Out;
-use crate::settings::settings;
+use crate::base::call::Code;
+use crate::base::handles::Handle;
+use crate::base::pointers::Out;
+use crate::base::settings::settings;
+use crate::nccl::communicator::{Need, Phase, enter};
+use crate::nccl::group::nccl;
+use crate::nccl::result::*;
 use std::ffi::c_int;
 
-/// What a communicator is said to use of its device.
+/// Bytes of its device that a communicator claims to use.
 const MEMORY: u64 = 64 << 20;
 
 fn not_null<T>(function: &str, to: Out<T>) -> Result<Out<T>, Code> {
@@ -19,7 +20,7 @@ fn not_null<T>(function: &str, to: Out<T>) -> Result<Out<T>, Code> {
     }
 }
 
-exported! {
+nccl! {
     fn ncclGetVersion(version: Out<c_int>) {
         not_null(FUNCTION, version)?.set(settings().nccl_version);
         Ok(())
@@ -73,7 +74,7 @@ exported! {
         let call = enter(FUNCTION, comm, Need::Idle)?;
         let suspended = call.state().phase == Phase::Suspended;
         let value = not_null(FUNCTION, value)?;
-        // Can be suspended, is suspended, cannot be suspended, in all.
+        // Memory that can be suspended, whether it is, memory that cannot be suspended, all memory.
         value.set(match which {
             0 => MEMORY,
             1 => u64::from(suspended),
