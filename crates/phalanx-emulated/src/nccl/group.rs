@@ -41,7 +41,7 @@ macro_rules! nccl {
         $crate::base::call::answered_by! { $crate::nccl::group::answer; $($functions)* }
     };
 }
-pub(in crate::nccl) use nccl;
+pub(super) use nccl;
 
 /// Returns the result of a call. An error in a group fails the group.
 pub fn record<T>(result: Result<T, Code>) -> Result<T, Code> {
