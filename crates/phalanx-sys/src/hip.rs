@@ -4,6 +4,7 @@
 
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
+use crate::functions::{addresses, c_name, table};
 use crate::{Library, NotFound, Place, Search};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -81,30 +82,36 @@ pub struct Properties {
 
 macro_rules! functions {
     (required { $( $name:ident($($argument:ident: $ty:ty),*) -> $answer:ty; )* } optional { $( $maybe:ident($($other:ident: $other_ty:ty),*) -> $other_answer:ty; )* }) => {
-        /// The functions of a loaded library.
-        #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
-        pub struct Functions {
-            $(pub $name: unsafe extern "C" fn($($argument: $ty),*) -> $answer,)*
-            $(pub $maybe: Option<unsafe extern "C" fn($($other: $other_ty),*) -> $other_answer>,)*
-        }
-
-        impl Functions {
-            fn load(library: &Library) -> Result<Functions, &'static str> {
-                // SAFETY: the types are those of the C header.
-                unsafe {
-                    Ok(Functions {
-                        $($name: library.symbol(cstr(concat!(stringify!($name), "\0"))).ok_or(stringify!($name))?,)*
-                        $($maybe: library.symbol(cstr(concat!(stringify!($maybe), "\0"))),)*
-                    })
-                }
+        table! {
+            /// The functions of a loaded library.
+            #[allow(missing_docs)]
+            pub struct Functions {
+                $(pub $name: unsafe extern "C" fn($($argument: $ty),*) -> $answer,)*
+                $(pub $maybe: Option<unsafe extern "C" fn($($other: $other_ty),*) -> $other_answer>,)*
             }
         }
+
+        /// How many functions are required: the first ones.
+        const REQUIRED: usize = [$(stringify!($name)),*].len();
+
+        /// The symbol of each function.
+        const SYMBOLS: [&CStr; Functions::FIELDS.len()] = [
+            $(c_name(concat!(stringify!($name), "\0")),)*
+            $(c_name(concat!(stringify!($maybe), "\0")),)*
+        ];
     };
 }
 
-fn cstr(name: &'static str) -> &'static CStr {
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("the macro adds one NUL")
+impl Functions {
+    /// The functions, or the name of a required one that is missing.
+    fn load(library: &Library) -> Result<Functions, &'static str> {
+        let addresses = addresses(library, &SYMBOLS);
+        if let Some(missing) = addresses[..REQUIRED].iter().position(Option::is_none) {
+            return Err(Functions::FIELDS[missing]);
+        }
+        // SAFETY: the fields' types are those of the C header, and the required functions are there.
+        Ok(unsafe { Functions::from_addresses(addresses) })
+    }
 }
 
 functions! {

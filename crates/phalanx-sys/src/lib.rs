@@ -6,7 +6,6 @@
 
 pub mod cuda;
 mod files;
-#[macro_use]
 mod functions;
 pub mod hip;
 mod library;

@@ -1,5 +1,6 @@
 //! Finding a library and its functions.
 
+use crate::functions::Address;
 use std::ffi::{CStr, OsStr};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -209,6 +210,12 @@ impl Library {
     pub unsafe fn symbol<T: Copy>(&self, name: &CStr) -> Option<T> {
         // SAFETY: the caller's contract.
         unsafe { self.handle.get::<T>(name.to_bytes_with_nul()) }.ok().map(|symbol| *symbol)
+    }
+
+    /// The address of a symbol.
+    pub(crate) fn address(&self, name: &CStr) -> Address {
+        // SAFETY: an address is not a reference to anything.
+        unsafe { self.symbol::<Address>(name) }.flatten()
     }
 
     /// Whether it has a symbol.

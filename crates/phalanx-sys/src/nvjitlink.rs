@@ -5,6 +5,7 @@
 
 #![allow(non_camel_case_types)]
 
+use crate::functions::functions;
 use crate::nvrtc::{self, beside};
 use crate::{Library, MissingFunction, NotFound, Place, Search};
 use std::ffi::{c_char, c_int, c_uint, c_void};

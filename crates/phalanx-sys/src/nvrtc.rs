@@ -2,6 +2,7 @@
 
 #![allow(non_camel_case_types)]
 
+use crate::functions::functions;
 use crate::{FileSearch, Found, Library, MissingFunction, NotFound, Place, Search};
 use std::ffi::{c_char, c_int, c_void};
 

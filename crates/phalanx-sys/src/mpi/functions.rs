@@ -1,5 +1,6 @@
 //! The functions that phalanx uses, with MPI's own signatures.
 
+use crate::functions::{addresses, c_name, table};
 use crate::library::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -63,45 +64,46 @@ macro_rules! functions {
         { $($field:ident = $name:literal ($($argument:ident: $ty:ty),*);)* }
         both { $($blocking:ident = $blocking_name:literal, $started:ident = $started_name:literal ($($part:ident: $of:ty),*);)* }
     ) => {
-        /// The functions; all answer `MPI_SUCCESS` (0) or an error's code.
+        table! {
+        /// The functions. All return `MPI_SUCCESS` (0) or an error's code.
         #[expect(missing_docs, reason = "the names are MPI's")]
-        #[derive(Debug, Clone, Copy)]
         pub struct Functions {
             $(pub $field: unsafe extern "C" fn($($argument: $ty),*) -> c_int,)*
             $(
                 pub $blocking: unsafe extern "C" fn($($part: $of),*) -> c_int,
                 pub $started: unsafe extern "C" fn($($part: $of,)* request: *mut Handle) -> c_int,
             )*
-            /// Whether the library takes addresses of CUDA memory, if it has a function that tells.
+            /// Whether the library accepts addresses of CUDA memory (`MPIX_Query_cuda_support`).
             pub query_cuda_support: Option<unsafe extern "C" fn() -> c_int>,
-            /// The same of a kind of GPU (0: CUDA).
+            /// Whether the library accepts addresses of a kind of GPU, 0 for CUDA (`MPIX_GPU_query_support`).
             pub gpu_query_support: Option<unsafe extern "C" fn(kind: c_int, supported: *mut c_int) -> c_int>,
         }
-
-        impl Functions {
-            /// Looks all of them up; the error is the name of one that is missing.
-            pub(super) fn new(library: &Library) -> Result<Functions, &'static str> {
-                macro_rules! function {
-                    ($its_name:literal) => {{
-                        let name = CStr::from_bytes_with_nul(concat!($its_name, "\0").as_bytes());
-                        library.symbol(name.expect("it ends with a zero")).ok_or($its_name)?
-                    }};
-                }
-                // SAFETY: the types are those of MPI's C binding, with handles as the module says.
-                unsafe {
-                    Ok(Functions {
-                        $($field: function!($name),)*
-                        $(
-                            $blocking: function!($blocking_name),
-                            $started: function!($started_name),
-                        )*
-                        query_cuda_support: library.symbol(c"MPIX_Query_cuda_support"),
-                        gpu_query_support: library.symbol(c"MPIX_GPU_query_support"),
-                    })
-                }
-            }
         }
+
+        /// The symbols of the functions. All but the last [`OPTIONAL`] are required.
+        const SYMBOLS: [&CStr; Functions::FIELDS.len()] = [
+            $(c_name(concat!($name, "\0")),)*
+            $(c_name(concat!($blocking_name, "\0")), c_name(concat!($started_name, "\0")),)*
+            c"MPIX_Query_cuda_support",
+            c"MPIX_GPU_query_support",
+        ];
     };
+}
+
+const OPTIONAL: usize = 2;
+
+impl Functions {
+    /// The functions, or the symbol of a required one that is missing.
+    pub(super) fn load(library: &Library) -> Result<Functions, &'static str> {
+        let addresses = addresses(library, &SYMBOLS);
+        let required = &addresses[..SYMBOLS.len() - OPTIONAL];
+        if let Some(missing) = required.iter().position(Option::is_none) {
+            return Err(SYMBOLS[missing].to_str().expect("the symbols are ASCII"));
+        }
+        // SAFETY: the fields' types are those of MPI's C binding, with handles as the module says, and the required
+        // functions are there.
+        Ok(unsafe { Functions::from_addresses(addresses) })
+    }
 }
 
 functions! {

@@ -57,7 +57,7 @@ impl Mpi {
         };
         let flavour = Flavour::of(&library);
         let constants = Constants::new(flavour, &library).map_err(missing)?;
-        let functions = Functions::new(&library).map_err(missing)?;
+        let functions = Functions::load(&library).map_err(missing)?;
         Ok(Mpi { flavour, constants, functions, version, library })
     }
 }

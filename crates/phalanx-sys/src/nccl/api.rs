@@ -1,6 +1,7 @@
 //! The table of functions.
 
 use super::*;
+use crate::functions::{c_name, table};
 use crate::{Library, MissingFunction, NotFound};
 use std::ffi::{CStr, c_char, c_uint};
 use std::path::Path;
@@ -36,57 +37,56 @@ macro_rules! only {
 
 macro_rules! api {
     ($( $name:ident $(| $other:ident)? ($($argument:ident: $ty:ty),*) $(-> $answer:ty)?, $(only $flavour:ident)? since $major:literal $minor:literal $patch:literal; )*) => {
-        /// The functions that the loaded library has. Each is `None` if it has not.
-        #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
-        pub struct Functions {
-            $(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*
-        }
-
-        $(#[allow(non_upper_case_globals)]
-        const $name: Function = Function {
-            name: stringify!($name),
-            since: version_code($major, $minor, $patch),
-            only: only!($($flavour)?),
-            signature: stringify!(fn($($ty),*) $(-> $answer)?),
-        };)*
-
-        impl Functions {
-            /// Another spelling is RCCL's.
-            fn load(library: &Library, flavour: Flavour) -> Functions {
-                let could_have = |only: Option<Flavour>| only.is_none_or(|only| only == flavour);
-                // SAFETY: the types are those of the C header.
-                unsafe {
-                    Functions {
-                        $($name: could_have(only!($($flavour)?))
-                            .then(|| library.symbol(cstr(concat!(stringify!($name), "\0"))))
-                            .flatten()
-                            $(.or_else(|| {
-                                (flavour == Flavour::Rccl)
-                                    .then(|| library.symbol(cstr(concat!(stringify!($other), "\0"))))
-                                    .flatten()
-                            }))?,)*
-                    }
-                }
-            }
-
-            /// Names of those that are not there, with the release that has them first.
-            fn missing(&self) -> Vec<Function> {
-                let mut missing = Vec::new();
-                $(if self.$name.is_none() {
-                    missing.push($name);
-                })*
-                missing
+        table! {
+            /// The functions of the loaded library; `None` where it lacks one.
+            #[allow(missing_docs)]
+            pub struct Functions {
+                $(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*
             }
         }
 
         /// Every function of the table.
-        pub const FUNCTIONS: &[Function] = &[$($name),*];
+        pub const FUNCTIONS: &[Function] = &[$(Function {
+            name: stringify!($name),
+            since: version_code($major, $minor, $patch),
+            only: only!($($flavour)?),
+            signature: stringify!(fn($($ty),*) $(-> $answer)?),
+        }),*];
+
+        /// The symbol of each function, and RCCL's older spelling of it.
+        const SYMBOLS: [(&CStr, Option<&CStr>); FUNCTIONS.len()] =
+            [$((c_name(concat!(stringify!($name), "\0")), older_spelling!($($other)?))),*];
     };
 }
 
-fn cstr(name: &'static str) -> &'static CStr {
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("the macro adds one NUL")
+macro_rules! older_spelling {
+    () => {
+        None
+    };
+    ($name:ident) => {
+        Some(c_name(concat!(stringify!($name), "\0")))
+    };
+}
+
+impl Functions {
+    fn load(library: &Library, flavour: Flavour) -> Functions {
+        let address = |n: usize| {
+            if !FUNCTIONS[n].is_of(flavour) {
+                return None;
+            }
+            let (symbol, older) = SYMBOLS[n];
+            let older = older.filter(|_| flavour == Flavour::Rccl);
+            library.address(symbol).or_else(|| library.address(older?))
+        };
+        // SAFETY: the fields' types are those of the C header.
+        unsafe { Functions::from_addresses(std::array::from_fn(address)) }
+    }
+
+    /// The functions that the library lacks.
+    fn missing(&self) -> Vec<Function> {
+        let functions = FUNCTIONS.iter().zip(self.addresses());
+        functions.filter(|(_, address)| address.is_none()).map(|(function, _)| *function).collect()
+    }
 }
 
 api! {

@@ -1,6 +1,7 @@
 //! The table of functions.
 
 use super::*;
+use crate::functions::{addresses, c_name, table};
 use crate::{Library, MissingFunction, NotFound};
 use std::ffi::{CStr, CString, c_char, c_long, c_uint};
 use std::path::Path;
@@ -19,41 +20,34 @@ pub struct Function {
 
 macro_rules! api {
     ($( since $major:literal $minor:literal { $( $name:ident($($argument:ident: $ty:ty),*) $(-> $answer:ty)?; )* } )*) => {
-        /// The functions that the loaded library has. Each is `None` if it has not.
-        #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
-        pub struct Functions {
-            $($(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*)*
-        }
-
-        impl Functions {
-            fn load(library: &Library) -> Functions {
-                // SAFETY: the types are those of the C headers.
-                unsafe {
-                    Functions {
-                        $($($name: library.symbol(cstr(concat!(stringify!($name), "\0"))),)*)*
-                    }
-                }
-            }
-
-            /// Names of those that are not there, with the release that has them first.
-            fn missing(&self) -> Vec<Function> {
-                let mut missing = Vec::new();
-                $($(if self.$name.is_none() {
-                    missing.push(Function { name: stringify!($name), since: version_code($major, $minor, 0) });
-                })*)*
-                missing
+        table! {
+            /// The functions of the loaded library; `None` where it lacks one.
+            #[allow(missing_docs)]
+            pub struct Functions {
+                $($(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*)*
             }
         }
 
         /// Every function of the table but the reductions.
         pub const FUNCTIONS: &[Function] =
             &[$($(Function { name: stringify!($name), since: version_code($major, $minor, 0) }),*),*];
+
+        /// The symbol of each function.
+        const SYMBOLS: [&CStr; FUNCTIONS.len()] = [$($(c_name(concat!(stringify!($name), "\0"))),*),*];
     };
 }
 
-fn cstr(name: &'static str) -> &'static CStr {
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("the macro adds one NUL")
+impl Functions {
+    fn load(library: &Library) -> Functions {
+        // SAFETY: the fields' types are those of the C headers.
+        unsafe { Functions::from_addresses(addresses(library, &SYMBOLS)) }
+    }
+
+    /// The functions that the library lacks.
+    fn missing(&self) -> Vec<Function> {
+        let functions = FUNCTIONS.iter().zip(self.addresses());
+        functions.filter(|(_, address)| address.is_none()).map(|(function, _)| *function).collect()
+    }
 }
 
 api! {
