@@ -3,12 +3,8 @@
 //! A table is a struct with a field for each function, laid out as an array of addresses. It is loaded and listed as that
 //! array, so a function costs an entry of data and no code.
 
-use crate::Library;
+use crate::library::{Address, Library};
 use std::ffi::CStr;
-use std::ptr::NonNull;
-
-/// The address of a function; `None` if the library does not have it.
-pub(crate) type Address = Option<NonNull<()>>;
 
 /// The addresses of functions, in the order of their names.
 pub(crate) fn addresses<const N: usize>(library: &Library, names: &[&CStr; N]) -> [Address; N] {
@@ -39,13 +35,13 @@ macro_rules! table {
             ///
             /// # Safety
             /// Each address is that of a function of its field's type, and is `None` only if the field is an `Option`.
-            unsafe fn from_addresses(addresses: [$crate::functions::Address; $table::FIELDS.len()]) -> $table {
+            unsafe fn from_addresses(addresses: [$crate::library::Address; $table::FIELDS.len()]) -> $table {
                 // SAFETY: the fields are as many as the addresses, each of the size of a pointer and with the same
                 // representation of `None`; their values fit by the caller's contract.
                 unsafe { std::mem::transmute(addresses) }
             }
 
-            fn addresses(&self) -> [$crate::functions::Address; $table::FIELDS.len()] {
+            fn addresses(&self) -> [$crate::library::Address; $table::FIELDS.len()] {
                 // SAFETY: as in `from_addresses`; any pointer is a valid address.
                 unsafe { std::mem::transmute(*self) }
             }

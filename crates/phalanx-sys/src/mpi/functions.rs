@@ -1,16 +1,16 @@
-//! The functions that phalanx uses, with MPI's own signatures.
+//! The MPI functions that phalanx uses.
 
+use crate::Library;
 use crate::functions::{addresses, c_name, table};
-use crate::library::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// A communicator, type, operation, request or error handler.
+/// A handle of a communicator, type, operation, request, message or error handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Handle(usize);
 
 impl Handle {
-    /// What a variable holds before MPI writes a handle to it.
+    /// The value of a variable before MPI writes a handle to it.
     pub const ZERO: Handle = Handle(0);
 
     pub(super) const fn new(value: usize) -> Handle {
@@ -18,19 +18,19 @@ impl Handle {
     }
 }
 
-/// Room for any implementation's `MPI_Status` (20 to 32 bytes). What is in it is asked with functions; for the source there is
-/// none before MPI 4.1.
+/// Room for an `MPI_Status` of any implementation, which has 20 to 32 bytes. Its content is read by functions, except the
+/// source, for which MPI has none before 4.1.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(16))]
 pub struct Status([c_int; 16]);
 
 impl Status {
-    /// An empty one.
+    /// An empty status.
     pub const fn new() -> Status {
         Status([0; 16])
     }
 
-    /// `MPI_SOURCE`, which is at this place ([`Constants::status_source`](super::Constants)).
+    /// `MPI_SOURCE`, at the index [`Constants::status_source`](super::Constants).
     pub fn source(&self, place: usize) -> c_int {
         self.0[place]
     }
@@ -42,20 +42,20 @@ impl Default for Status {
     }
 }
 
-/// A reduction of one's own: `inout[i] = in[i] ∘ inout[i]` for `len` elements of a type.
+/// A user-defined reduction: `inout[i] = in[i] ∘ inout[i]` for `len` elements of a type (`MPI_User_function`).
 pub type UserFunction =
     unsafe extern "C" fn(input: *mut c_void, inout: *mut c_void, len: *mut c_int, datatype: *mut Handle);
 
 pub(super) type GetText = unsafe extern "C" fn(text: *mut c_char, length: *mut c_int) -> c_int;
 
-/// The text that a function writes. Longer than any implementation's limit (8192).
+/// The text that a function writes. The buffer exceeds every implementation's limit of 8192 bytes.
 pub(super) fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> String {
     let mut buffer = [0 as c_char; 8193];
     let mut length = 0;
     write(buffer.as_mut_ptr(), &raw mut length);
-    // The last byte is never written to.
+    // The functions write at most 8192 bytes.
     buffer[8192] = 0;
-    // SAFETY: the buffer ends with a zero.
+    // SAFETY: the last byte of the buffer is NUL.
     unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_string_lossy().into_owned()
 }
 
@@ -90,6 +90,7 @@ macro_rules! functions {
     };
 }
 
+/// How many functions are optional.
 const OPTIONAL: usize = 2;
 
 impl Functions {
@@ -151,9 +152,9 @@ functions! {
 }
 
 impl Functions {
-    /// MPI's text for an error's code.
+    /// MPI's text for an error code.
     pub fn describe(&self, code: c_int) -> String {
-        // SAFETY: the function may be called at any time, with a buffer and a variable to write to.
+        // SAFETY: may be called at any time; both pointers are valid.
         text(|buffer, length| unsafe { (self.error_string)(code, buffer, length) })
     }
 }

@@ -1,26 +1,28 @@
-//! The table of functions.
+//! The table of functions, and a loaded library.
 
-use super::*;
+use super::config::*;
+use super::device::*;
+use super::types::*;
 use crate::functions::{c_name, table};
-use crate::{Library, MissingFunction, NotFound};
-use std::ffi::{CStr, c_char, c_uint};
+use crate::{Library, MissingFunction, NotFound, Search};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
-/// A function of the library and the release that has it first.
+/// A function of the table, and its first release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function {
-    /// Its name.
+    /// The function's name.
     pub name: &'static str,
-    /// The version code of the first release that has it; 0 if it was always there.
+    /// The version code of the first release with it.
     pub since: u32,
-    /// Whether only one of the two libraries ever had it.
+    /// The only library with it; `None` if both have it.
     pub only: Option<Flavour>,
-    /// Its type, in Rust, by which tests compare it with the C header's.
+    /// The function's type in Rust. Tests compare it with the C header.
     pub signature: &'static str,
 }
 
 impl Function {
-    /// Whether some release of this library has it.
+    /// Whether a release of this library has it.
     pub fn is_of(&self, flavour: Flavour) -> bool {
         self.only.is_none_or(|only| only == flavour)
     }
@@ -195,7 +197,7 @@ api! {
     mscclUnloadAlgo(algorithm: mscclAlgoHandle_t) -> ncclResult_t, only Rccl since 2 15 5;
 }
 
-/// A loaded library: its functions, version and place.
+/// A loaded NCCL or RCCL.
 #[derive(Debug)]
 pub struct Api {
     library: Library,
@@ -213,7 +215,7 @@ impl std::ops::Deref for Api {
 }
 
 impl Api {
-    /// Loads the library that a search finds, and asks for its version.
+    /// Loads the library of a search and reads its version.
     ///
     /// # Errors
     /// [`NotFound`] if none loads.
@@ -234,7 +236,7 @@ impl Api {
         self.version
     }
 
-    /// NVIDIA's library, or AMD's.
+    /// Which of the two libraries it is.
     pub fn flavour(&self) -> Flavour {
         self.flavour
     }
@@ -244,7 +246,7 @@ impl Api {
         self.flavour.search().name
     }
 
-    /// The file.
+    /// The library's file.
     pub fn path(&self) -> &Path {
         self.library.path()
     }
@@ -254,12 +256,12 @@ impl Api {
         &self.library
     }
 
-    /// The functions that it lacks, without those that only the other flavour has.
+    /// The functions that the library lacks, without those that only the other library ever had.
     pub fn missing(&self) -> Vec<Function> {
         self.functions.missing().into_iter().filter(|function| function.is_of(self.flavour)).collect()
     }
 
-    /// The error for a function that is not there.
+    /// The error for a missing function.
     #[cold]
     pub fn lacks(&self, function: &'static str) -> MissingFunction {
         MissingFunction {
