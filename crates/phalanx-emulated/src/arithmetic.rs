@@ -24,7 +24,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Its `ncclDataType_t`.
+    /// The type's `ncclDataType_t`.
     pub fn code(self) -> u64 {
         self as u64
     }

@@ -1,4 +1,4 @@
-//! What every emulated library stands on.
+//! The common base of the emulated libraries.
 //!
 //! | File | What it has |
 //! |---|---|

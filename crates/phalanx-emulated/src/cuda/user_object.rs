@@ -1,4 +1,4 @@
-//! User objects: caller's objects that graphs keep alive.
+//! User objects: callers' objects that graphs keep alive.
 
 use super::error::INVALID_VALUE;
 use crate::base::call::{Answer, Code, exported, in_host_function};

@@ -1,4 +1,4 @@
-//! Work: what a stream performs, once or at each launch of a graph.
+//! Work that a stream performs, once or at each launch of a graph.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ pub trait Work: Send + Sync {
     /// Prepares one performance. Called where the work is enqueued, in the caller's order.
     fn bind(self: Arc<Self>) -> Job;
 
-    /// Whether such works of a graph keep the order of capture, also without an edge between them.
+    /// Whether pieces of such work in a graph keep the order of capture, also without an edge between them.
     fn keeps_order(&self) -> bool {
         false
     }

@@ -5,7 +5,7 @@ use super::heap;
 use super::pmi::ProcessManager;
 use super::process::{
     self, INTERNAL, INVALID_VALUE, IS_BOOTSTRAPPED, IS_INITIALIZED, LIMITED_MPG, NOT_INITIALIZED, Pe, State,
-    Team, alone, exit, inside, nvshmem,
+    Team, exit, initialized, nvshmem, serialized,
 };
 use super::world::{self, BOOTSTRAP, PES, World};
 use crate::base::exit::{check_at_exit, run_at_exit};
@@ -67,7 +67,7 @@ fn check_version(function: &'static str, what: &str, word: c_int, size: c_int) {
 
 nvshmem! {
     fn nvshmemx_get_uniqueid(id: Out<UniqueId>) -> c_int {
-        alone(FUNCTION, || {
+        serialized(FUNCTION, || {
             let Some(given) = id.as_in().get() else { return INVALID_VALUE };
             check_version(FUNCTION, "the id", given.version, 128);
             let file = world::create();
@@ -79,7 +79,7 @@ nvshmem! {
     }
 
     fn nvshmemx_set_attr_uniqueid_args(rank: c_int, ranks: c_int, id: *const UniqueId, attr: Out<Attributes>) -> c_int {
-        alone(FUNCTION, || {
+        serialized(FUNCTION, || {
             let Some(given) = attr.as_in().get() else { return INVALID_VALUE };
             check_version(FUNCTION, "the attributes", given.version, 144);
             check_version(FUNCTION, "the arguments", given.args_version, 128);
@@ -93,18 +93,18 @@ nvshmem! {
     }
 
     fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: Out<Attributes>) -> c_int {
-        alone(FUNCTION, || begin(FUNCTION, flags, attr))
+        serialized(FUNCTION, || begin(FUNCTION, flags, attr))
     }
 
     fn nvshmemx_init_status() -> c_int {
-        alone(FUNCTION, process::status)
+        serialized(FUNCTION, process::status)
     }
 
     fn nvshmemx_hostlib_finalize() {
         if process::status() < IS_INITIALIZED {
             exit(FUNCTION, "aborting due to error in nvshmem_finalize");
         }
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             complete(pe, &awaited(pe));
             for stream in pe.context.streams() {
                 stream.mark().wait();
@@ -118,7 +118,7 @@ nvshmem! {
 
     fn nvshmem_global_exit(status: c_int) {
         // Without effect after a bootstrap by unique id, as in the library.
-        alone(FUNCTION, || {
+        serialized(FUNCTION, || {
             if IS_KEPT.load(Ordering::Relaxed) {
                 std::process::exit(status);
             }
@@ -130,11 +130,11 @@ nvshmem! {
     }
 
     fn nvshmem_my_pe() -> c_int {
-        inside(FUNCTION, |pe| pe.pe as c_int)
+        initialized(FUNCTION, |pe| pe.pe as c_int)
     }
 
     fn nvshmem_n_pes() -> c_int {
-        inside(FUNCTION, |pe| pe.pes as c_int)
+        initialized(FUNCTION, |pe| pe.pes as c_int)
     }
 
     fn nvshmem_info_get_version(major: Out<c_int>, minor: Out<c_int>) {

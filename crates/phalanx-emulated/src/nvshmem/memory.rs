@@ -2,7 +2,7 @@
 
 use super::completion::{awaited, complete};
 use super::heap::{PAGE, forget, place};
-use super::process::{INVALID_VALUE, Pe, exit, inside, nvshmem};
+use super::process::{INVALID_VALUE, Pe, exit, initialized, nvshmem};
 use super::world::{BOOTSTRAP, HEAP};
 use crate::base::lock::lock;
 use crate::base::settings::settings;
@@ -18,7 +18,7 @@ const WORLD: c_int = 0;
 /// Allocates at the same offset of all PEs' heaps. Returns 0 without room, or for 0 bytes. `growth` is the number of bytes
 /// by which the library lets its heap grow, rounded up.
 fn allocate(function: &'static str, alignment: u64, bytes: usize, growth: u64, fill: u8) -> u64 {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         if bytes == 0 {
             return 0;
         }
@@ -65,7 +65,7 @@ nvshmem! {
     }
 
     fn nvshmem_free(address: u64) {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             if address == 0 {
                 return;
             }
@@ -85,7 +85,7 @@ nvshmem! {
     }
 
     fn nvshmem_ptr(address: u64, peer: c_int) -> u64 {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let peer = pe.peer(FUNCTION, peer);
             let heap = pe.world.heap(pe.pe);
             let known = address >= heap && address < heap + HEAP as u64;
@@ -96,14 +96,14 @@ nvshmem! {
 
     fn nvshmemx_mc_ptr(team: c_int, address: u64) -> u64 {
         // An address that only kernels could use.
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let is_there = settings().multicast && pe.team(FUNCTION, team).members.len() > 1;
             if is_there { (1 << 60) | address } else { 0 }
         })
     }
 
     fn nvshmemx_buffer_register(address: u64, bytes: usize) -> c_int {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             if bytes == 0 {
                 return INVALID_VALUE;
             }
@@ -120,7 +120,7 @@ nvshmem! {
     }
 
     fn nvshmemx_buffer_unregister(address: u64) -> c_int {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             if !lock(&pe.state).pending.is_empty() {
                 violation(FUNCTION, "operations that were not completed by quiet may still use the buffer");
             }
@@ -135,11 +135,11 @@ nvshmem! {
     }
 
     fn nvshmemx_buffer_register_symmetric(address: u64, bytes: usize, _flags: c_int) -> u64 {
-        inside(FUNCTION, |pe| map(FUNCTION, pe, address, bytes))
+        initialized(FUNCTION, |pe| map(FUNCTION, pe, address, bytes))
     }
 
     fn nvshmemx_buffer_unregister_symmetric(address: u64, bytes: usize) -> c_int {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
             if lock(&pe.state).mapped.remove(&offset) != Some(bytes as u64) {
                 violation(FUNCTION, format!("{bytes} bytes at {address:#x} are nothing that was registered"));

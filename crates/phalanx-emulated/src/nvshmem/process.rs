@@ -99,7 +99,7 @@ pub fn exit(function: &str, why: &str) -> ! {
 }
 
 /// Runs the body of a function that may be called at any time; one thread at a time.
-pub fn alone<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
+pub fn serialized<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
     check_fork(function);
     let _inside = match INSIDE.try_lock() {
         Ok(inside) => inside,
@@ -112,8 +112,8 @@ pub fn alone<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
 }
 
 /// Runs the body of a function that needs initialisation, on the PE's device.
-pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
-    alone(function, || {
+pub fn initialized<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
+    serialized(function, || {
         let pe = lock(&PROCESS).pe.clone();
         let Some(pe) = pe else { exit(function, "nvshmem API called before nvshmem_init") };
         match current() {
@@ -123,9 +123,9 @@ pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R 
     })
 }
 
-/// As [`inside`], for a function that the library refuses to PEs that share a GPU.
+/// As [`initialized`], for a function that the library refuses to PEs that share a GPU.
 pub fn with_own_gpu<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         if HAS_SHARED.load(Ordering::Acquire) {
             exit(
                 function,

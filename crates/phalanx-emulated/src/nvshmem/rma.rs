@@ -1,7 +1,7 @@
 //! Puts, gets, signals, and the functions that complete them.
 
 use super::completion::{awaited, complete, enqueue, queue};
-use super::process::{Pe, exit, inside, nvshmem, with_own_gpu};
+use super::process::{Pe, exit, initialized, nvshmem, with_own_gpu};
 use crate::base::handles::Handle;
 use crate::base::lock::lock;
 use crate::base::settings::settings;
@@ -92,7 +92,7 @@ fn put(
     time: Time,
     signal: Option<(u64, u64, c_int)>,
 ) {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = pe.peer(function, peer);
         let from = pe.local(function, "the source", source, bytes);
         let offset = pe.symmetric(function, "the destination", dest, bytes);
@@ -109,7 +109,7 @@ fn put(
 }
 
 fn get(function: &'static str, (dest, source, bytes, peer): (u64, u64, usize, c_int), time: Time) {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = pe.peer(function, peer);
         let to = pe.local(function, "the destination", dest, bytes);
         let offset = pe.symmetric(function, "the source", source, bytes);
@@ -130,7 +130,7 @@ struct Strided {
 }
 
 fn strided(function: &'static str, is_put: bool, what: Strided, time: Time) {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = reachable(function, pe, what.peer);
         if what.dest_stride < 1 || what.source_stride < 1 {
             exit(function, "cudaMemcpy2DAsync() failed");
@@ -166,7 +166,7 @@ fn put_one<const N: usize>(
     peer: c_int,
     stream: Option<Handle>,
 ) {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = pe.peer(function, peer);
         let offset = pe.symmetric(function, "the destination", dest, N);
         let to = pe.remote(function, "the destination", offset, N, peer);
@@ -179,7 +179,7 @@ fn put_one<const N: usize>(
 }
 
 fn get_one<const N: usize>(function: &'static str, source: u64, peer: c_int) -> [u8; N] {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = reachable(function, pe, peer);
         let offset = pe.symmetric(function, "the source", source, N);
         let from = pe.remote(function, "the source", offset, N, peer);
@@ -319,7 +319,7 @@ nvshmem! {
     }
 
     fn nvshmemx_signal_op_on_stream(signal: u64, value: u64, op: c_int, peer: c_int, stream: Handle) {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let peer = pe.peer(FUNCTION, peer);
             let signal = signal_change(FUNCTION, pe, signal, value, op);
             let own = Arc::clone(pe);
@@ -328,7 +328,7 @@ nvshmem! {
     }
 
     fn nvshmem_signal_fetch(signal: u64) -> u64 {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let offset = pe.symmetric(FUNCTION, "the signal", signal, 8);
             // A synchronous copy, on the default stream.
             pe.context.legacy().marks().iter().for_each(|mark| mark.wait());
@@ -365,16 +365,16 @@ nvshmem! {
     }
 
     fn nvshmem_quiet() {
-        inside(FUNCTION, |pe| complete(pe, &awaited(pe)))
+        initialized(FUNCTION, |pe| complete(pe, &awaited(pe)))
     }
 
     fn nvshmem_fence() {
         // Operations overtake each other only by waiting for quiet, and fence does not promise to complete those.
-        inside(FUNCTION, |_| ())
+        initialized(FUNCTION, |_| ())
     }
 
     fn nvshmemx_quiet_on_stream(stream: Handle) {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let (own, awaited) = (Arc::clone(pe), awaited(pe));
             enqueue(FUNCTION, pe, stream, move || complete(&own, &awaited));
         })

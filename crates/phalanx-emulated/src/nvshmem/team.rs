@@ -1,6 +1,6 @@
 //! The functions on teams.
 
-use super::process::{INVALID_VALUE, Pe, Team, exit, inside, nvshmem, with_own_gpu};
+use super::process::{INVALID_VALUE, Pe, Team, exit, initialized, nvshmem, with_own_gpu};
 use super::world::TEAMS;
 use crate::base::lock::lock;
 use crate::base::pointers::{In, Out};
@@ -57,18 +57,18 @@ fn split(function: &'static str, pe: &Pe, parent: c_int, members: Vec<usize>) ->
 
 nvshmem! {
     fn nvshmem_team_my_pe(team: c_int) -> c_int {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let team = pe.team(FUNCTION, team);
             team.members.iter().position(|member| *member == pe.pe).map_or(INVALID, |n| n as c_int)
         })
     }
 
     fn nvshmem_team_n_pes(team: c_int) -> c_int {
-        inside(FUNCTION, |pe| pe.team(FUNCTION, team).members.len() as c_int)
+        initialized(FUNCTION, |pe| pe.team(FUNCTION, team).members.len() as c_int)
     }
 
     fn nvshmem_team_translate_pe(from: c_int, number: c_int, to: c_int) -> c_int {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let (from, to) = (pe.team(FUNCTION, from), pe.team(FUNCTION, to));
             let Some(member) = from.members.get(number as usize) else { return INVALID };
             to.members.iter().position(|other| other == member).map_or(INVALID, |n| n as c_int)
@@ -119,7 +119,7 @@ nvshmem! {
     }
 
     fn nvshmem_team_destroy(team: c_int) {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let of = pe.team(FUNCTION, team);
             if team < FIRST {
                 violation(FUNCTION, "a predefined team cannot be destroyed");

@@ -1,5 +1,4 @@
-//! The exported functions of NCCL and RCCL. Functions that return no status, and those of groups, are with their
-//! subjects in the parent folder.
+//! The exported functions of NCCL and RCCL, except those of groups (`../group.rs`) and of errors (`../result.rs`).
 //!
 //! | File | What it has |
 //! |---|---|
