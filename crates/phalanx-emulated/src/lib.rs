@@ -1,60 +1,49 @@
-//! An emulated CUDA driver, NCCL and NVSHMEM, and HIP and RCCL: one shared library with the C interfaces of all, for
-//! tests without a GPU.
+//! An emulated CUDA driver, NCCL, NVSHMEM, HIP and RCCL: one shared library with all their C interfaces, for tests
+//! without a GPU.
 //!
-//! Put it in a folder as `libcuda.so.1`, `libnccl.so.2` and `libnvshmem_host.so.3` (`libamdhip64.so` and `librccl.so.1`),
-//! and programs that load those libraries run on it. Memory
-//! of devices is memory of the process, streams are threads, ranks are threads or processes of one host, and every
-//! operation moves real data. The testkit's `emulated` module makes the folder and starts programs with it.
+//! Put the library into a folder as `libcuda.so.1`, `libnccl.so.2` and `libnvshmem_host.so.3` (`libamdhip64.so` and
+//! `librccl.so.1`), and programs that load those names run on it. Device memory is memory of the process. Streams are
+//! threads, ranks are threads or processes of one host, and every operation moves real data. The testkit's `emulated`
+//! module makes the folder and starts programs with it.
 //!
-//! It is strict and hostile, because its purpose is to expose unsound use of the real libraries:
-//! - Freed memory is unmapped and its addresses are never used again; allocations end at a page that cannot be
-//!   accessed. New memory and the outputs of operations that have not ended hold garbage.
-//! - Streams run late, in an order that differs with the seed. What the C interfaces do not promise, does not happen.
-//! - A broken rule ends the process (`SIGABRT`) with a line on standard error that names the function and the rule.
+//! The emulator is strict and hostile, because it is there to expose unsound use of the real libraries:
+//! - Freed memory is unmapped and its addresses are never used again. Each allocation ends at an inaccessible page. New
+//!   memory, and the output of an operation that has not ended, hold garbage.
+//! - Streams run late, in an order that depends on the seed. Only the order that the C interfaces promise is kept.
+//! - A broken rule aborts the process (`SIGABRT`) with a line on standard error that names the function and the rule.
 //!
-//! [`settings`] has the environment variables (`EMULATED_…`) that choose the devices, the version, and what fails.
+//! [`settings`] lists the environment variables (`EMULATED_…`) that choose devices, versions and failures.
 //!
-//! | Room | What it has |
+//! # Layers
+//! A folder uses its own files and rows further down in this table. `hip/`, `nccl/` and `nvshmem/` do not use each other.
+//!
+//! | Folder | What it has |
 //! |---|---|
-//! | `cuda/` | the driver's functions (`cu…`): contexts, streams, events, memory, copies, graphs |
-//! | `hip/` | HIP's functions, over those of the driver |
+//! | `hip/` | HIP's functions, in terms of the driver's |
+//! | `nccl/` | functions of NCCL and RCCL: communicators, groups, operations, and the transport between ranks |
 //! | `nvshmem/` | NVSHMEM's host functions: symmetric memory, one-sided operations, teams |
-//! | `nccl/` | NCCL's and RCCL's functions: communicators, groups, operations; `nccl/transport/`: how ranks reach each other |
-//! | `call.rs`, `pointers.rs` | what every exported function goes through; pointers that come from C |
-//! | `settings.rs`, `random.rs`, `handles.rs`, `violation.rs`, `exit.rs` | the rest of the furniture |
+//! | `cuda/` | the driver's functions (`cu…`): contexts, streams, events, memory, copies, graphs |
+//! | `arithmetic.rs` | element types and reductions, for NCCL and NVSHMEM |
+//! | `base/` | exported functions, pointers and handles from C, settings, random choices, violations |
 //!
-//! Not here: kernels and modules but those of phalanx itself, managed memory, virtual memory management, and
-//! the device interfaces of NCCL and NVSHMEM.
+//! Inside a folder the imports have no cycle; its `mod.rs` lists the files from the top down.
+//!
+//! # Not here
+//! Kernels and modules other than phalanx's own, managed memory, kernels that use the device interfaces of NCCL or
+//! NVSHMEM.
 
 #[cfg(target_os = "linux")]
-#[macro_use]
-mod call;
+mod arithmetic;
+#[cfg(target_os = "linux")]
+mod base;
 #[cfg(target_os = "linux")]
 mod cuda;
-#[cfg(target_os = "linux")]
-mod exit;
-#[cfg(target_os = "linux")]
-mod handles;
 #[cfg(target_os = "linux")]
 mod hip;
 #[cfg(target_os = "linux")]
 mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
-#[cfg(target_os = "linux")]
-mod pointers;
-#[cfg(target_os = "linux")]
-mod random;
-#[cfg(target_os = "linux")]
-pub mod settings;
-#[cfg(target_os = "linux")]
-mod violation;
 
 #[cfg(target_os = "linux")]
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks, also after a holder panicked: what is behind a lock here is consistent at every step.
-#[cfg(target_os = "linux")]
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub use base::settings;

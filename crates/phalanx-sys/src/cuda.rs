@@ -1,8 +1,8 @@
-//! Finding the CUDA driver. Its interface is cudarc's.
+//! Finding the CUDA driver. Its interface is in cudarc.
 
 use crate::Search;
 
-/// Where the driver's library may be. Once it is loaded from anywhere, cudarc finds it by its name.
+/// Where the driver's library may be. Once it is loaded, cudarc finds it by its name.
 pub const DRIVER: Search = Search {
     name: "the CUDA driver",
     files: &["libcuda.so.1", "libcuda.so"],

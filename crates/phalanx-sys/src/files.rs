@@ -1,49 +1,49 @@
-//! Finding what is no shared library: headers, and archives of device code.
+//! Finding files other than shared libraries: headers, and archives of device code.
 
-use crate::library::{children, python_packages, targets};
+use crate::folders::{children, python_packages, targets};
 use crate::{Attempt, NotFound, Place};
 use std::path::{Path, PathBuf};
 
 /// Where a file may be.
 ///
-/// The places are tried in this order, and the first that has the file is taken:
-/// 1. the folder that the environment variable [`variable`](FileSearch::variable) names; if it is set, nothing else;
-/// 2. folders that the caller knows: beside a library that was loaded;
-/// 3. below each home that an environment variable names;
+/// [`find`](FileSearch::find) looks into these folders in this order and takes the first one with the file:
+/// 1. the folder in the environment variable [`variable`](FileSearch::variable); if it is set, nothing else;
+/// 2. folders that the caller passes, such as those beside a loaded library;
+/// 3. folders of each home that an environment variable names;
 /// 4. Python's packages;
 /// 5. folders of the system.
 #[derive(Debug, Clone, Copy)]
 pub struct FileSearch {
-    /// What it is called in messages.
+    /// The file's name in messages.
     pub name: &'static str,
-    /// The file, as a path below the folder that is looked for.
+    /// The file, as a path below the folder.
     pub file: &'static str,
-    /// The variable with which a user names the folder.
+    /// The environment variable by which a user chooses the folder.
     pub variable: &'static str,
-    /// Variables that name a folder in which the file's owner was installed.
+    /// Environment variables with the folder of an installation.
     pub homes: &'static [&'static str],
-    /// Folders of a home, and of the folder `targets/*` of a CUDA tree.
+    /// Folders below a home, and below `targets/*` of a CUDA installation.
     pub below: &'static [&'static str],
     /// Folders in Python's `site-packages`.
     pub wheels: &'static [&'static str],
-    /// Folders of the system; one that ends in `*` stands for all that begin so, the newest first.
+    /// Folders of the system. One that ends in `*` stands for all with that prefix, in falling order.
     pub system: &'static [&'static str],
 }
 
-/// A folder that has the file.
+/// A folder with the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     /// The folder.
     pub folder: PathBuf,
-    /// Why there: a variable's name, `beside NVRTC`, …
+    /// The reason for the folder: an environment variable, `beside NVRTC`, …
     pub origin: String,
 }
 
 impl FileSearch {
-    /// Looks for the file.
+    /// Finds the file. `beside` are folders of the caller.
     ///
     /// # Errors
-    /// [`NotFound`] with every folder that was looked at.
+    /// [`NotFound`] with the folders that were tried.
     pub fn find(&self, beside: &[Found]) -> Result<Found, NotFound> {
         let mut tried = Vec::new();
         for found in self.folders(beside) {
@@ -96,7 +96,7 @@ impl FileSearch {
     }
 }
 
-/// A folder, or all that begin so, in falling order.
+/// A folder, or all folders with a prefix in falling order.
 fn matching(pattern: &str) -> Vec<PathBuf> {
     let Some(start) = pattern.strip_suffix('*') else { return vec![pattern.into()] };
     let (parent, prefix) = start.rsplit_once('/').unwrap_or(("", start));

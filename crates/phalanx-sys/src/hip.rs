@@ -1,14 +1,15 @@
-//! The HIP runtime, as far as phalanx uses it: devices, memory, streams, events.
+//! The part of the HIP runtime that phalanx uses: devices, memory, streams, events.
 //!
-//! Names are the C library's own.
+//! Names are those of the C library.
 
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
+use crate::functions::{addresses, c_name, table};
 use crate::{Library, NotFound, Place, Search};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
-/// Where HIP may be. A copy that the process has already is taken first: two know nothing of each other.
+/// Where HIP may be. [`Api::load`] prefers a copy that the process has loaded, since two copies do not share state.
 pub const HIP: Search = Search {
     name: "HIP",
     files: &["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"],
@@ -18,12 +19,12 @@ pub const HIP: Search = Search {
     global: false,
 };
 
-/// A function's answer.
+/// A status code.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct hipError_t(pub c_int);
 
-/// The answers that phalanx looks at.
+/// The status codes that phalanx handles.
 #[allow(missing_docs)]
 impl hipError_t {
     pub const Success: Self = Self(0);
@@ -40,21 +41,20 @@ pub type hipStream_t = *mut c_void;
 /// An event.
 pub type hipEvent_t = *mut c_void;
 
-/// `hipMemcpyDefault`: where the memory is, its addresses tell.
+/// `hipMemcpyDefault`: the addresses say where the memory is.
 pub const hipMemcpyDefault: c_int = 4;
-/// `hipStreamNonBlocking`: the stream does not wait for the default one.
+/// `hipStreamNonBlocking`: the stream is not ordered with the default stream.
 pub const hipStreamNonBlocking: c_uint = 1;
 /// `hipEventDisableTiming`.
 pub const hipEventDisableTiming: c_uint = 2;
-/// `hipStreamCaptureStatusNone`: nothing captures the stream.
+/// `hipStreamCaptureStatusNone`: the stream is not being captured.
 pub const hipStreamCaptureStatusNone: c_int = 0;
 /// `hipHostMallocDefault`.
 pub const hipHostMallocDefault: c_uint = 0;
-/// Room for `hipDeviceProp_t`, in any layout.
+/// Room for `hipDeviceProp_t` in any layout, in bytes.
 const PROPERTIES: usize = 8192;
 
-/// Where a field of `hipDeviceProp_t` is: the structure has another layout from ROCm 6 on, and another symbol that
-/// fills it.
+/// Offsets in `hipDeviceProp_t`, in bytes. ROCm 6 changed the layout, and the function that fills it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PropertyOffsets {
     /// `totalGlobalMem`, a `size_t`.
@@ -63,48 +63,54 @@ pub struct PropertyOffsets {
     pub architecture: usize,
 }
 
-/// `hipGetDevicePropertiesR0600`, ROCm 6 and later.
+/// Offsets for `hipGetDevicePropertiesR0600`, of ROCm 6 and later.
 pub const R0600: PropertyOffsets = PropertyOffsets { memory: 288, architecture: 1160 };
-/// `hipGetDeviceProperties`, before.
+/// Offsets for `hipGetDeviceProperties`, of ROCm before 6.
 pub const R0000: PropertyOffsets = PropertyOffsets { memory: 256, architecture: 396 };
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Properties {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its architecture, such as `gfx942:sramecc+:xnack-`.
+    /// The architecture, such as `gfx942:sramecc+:xnack-`.
     pub architecture: String,
-    /// Bytes of its memory.
+    /// Bytes of memory.
     pub memory: usize,
 }
 
 macro_rules! functions {
     (required { $( $name:ident($($argument:ident: $ty:ty),*) -> $answer:ty; )* } optional { $( $maybe:ident($($other:ident: $other_ty:ty),*) -> $other_answer:ty; )* }) => {
-        /// The functions of a loaded library.
-        #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
-        pub struct Functions {
-            $(pub $name: unsafe extern "C" fn($($argument: $ty),*) -> $answer,)*
-            $(pub $maybe: Option<unsafe extern "C" fn($($other: $other_ty),*) -> $other_answer>,)*
-        }
-
-        impl Functions {
-            fn load(library: &Library) -> Result<Functions, &'static str> {
-                // SAFETY: the types are those of the C header.
-                unsafe {
-                    Ok(Functions {
-                        $($name: library.symbol(cstr(concat!(stringify!($name), "\0"))).ok_or(stringify!($name))?,)*
-                        $($maybe: library.symbol(cstr(concat!(stringify!($maybe), "\0"))),)*
-                    })
-                }
+        table! {
+            /// The functions of a loaded library.
+            #[allow(missing_docs)]
+            pub struct Functions {
+                $(pub $name: unsafe extern "C" fn($($argument: $ty),*) -> $answer,)*
+                $(pub $maybe: Option<unsafe extern "C" fn($($other: $other_ty),*) -> $other_answer>,)*
             }
         }
+
+        /// How many functions are required: the first ones.
+        const REQUIRED: usize = [$(stringify!($name)),*].len();
+
+        /// The symbol of each function.
+        const SYMBOLS: [&CStr; Functions::FIELDS.len()] = [
+            $(c_name(concat!(stringify!($name), "\0")),)*
+            $(c_name(concat!(stringify!($maybe), "\0")),)*
+        ];
     };
 }
 
-fn cstr(name: &'static str) -> &'static CStr {
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("the macro adds one NUL")
+impl Functions {
+    /// The functions, or the name of a required one that is missing.
+    fn load(library: &Library) -> Result<Functions, &'static str> {
+        let addresses = addresses(library, &SYMBOLS);
+        if let Some(missing) = addresses[..REQUIRED].iter().position(Option::is_none) {
+            return Err(Functions::FIELDS[missing]);
+        }
+        // SAFETY: the fields' types are those of the C header, and the required functions are there.
+        Ok(unsafe { Functions::from_addresses(addresses) })
+    }
 }
 
 functions! {
@@ -145,7 +151,7 @@ functions! {
     }
 }
 
-/// A loaded HIP.
+/// A loaded HIP runtime.
 #[derive(Debug)]
 pub struct Api {
     library: Library,
@@ -162,10 +168,10 @@ impl std::ops::Deref for Api {
 }
 
 impl Api {
-    /// Loads HIP: the one that the process has, else the first that the search finds.
+    /// Loads HIP: the copy that the process has loaded, or else the first that the search finds.
     ///
     /// # Errors
-    /// [`NotFound`] if none loads; one that lacks a function counts as one that does not load.
+    /// [`NotFound`] if none loads. A library without a required function counts as one that does not load.
     pub fn load() -> Result<Api, NotFound> {
         let library = HIP.open_among(places())?;
         let functions = match Functions::load(&library) {
@@ -182,13 +188,13 @@ impl Api {
         Ok(Api { library, functions, version })
     }
 
-    /// `major.minor.patch` of the runtime.
+    /// The runtime's version, `major.minor.patch`.
     pub fn version(&self) -> String {
         let version = self.version;
         format!("{}.{}.{}", version / 10_000_000, version / 100_000 % 100, version % 100_000)
     }
 
-    /// The file.
+    /// The library's file.
     pub fn path(&self) -> &Path {
         self.library.path()
     }
@@ -198,7 +204,7 @@ impl Api {
         &self.library
     }
 
-    /// How many devices this process sees (`hipGetDeviceCount`). None is 0 and no error.
+    /// The number of devices that this process sees (`hipGetDeviceCount`); 0 without a device.
     pub fn device_count(&self) -> Result<usize, hipError_t> {
         let mut count = 0;
         // SAFETY: an out-pointer on the stack, written during the call.
@@ -209,16 +215,16 @@ impl Api {
         }
     }
 
-    /// What a device is (`hipGetDeviceProperties`).
+    /// The properties of a device (`hipGetDeviceProperties`).
     pub fn properties(&self, device: usize) -> Result<Properties, hipError_t> {
         let (get, offsets) = match (self.hipGetDevicePropertiesR0600, self.hipGetDeviceProperties) {
             (Some(get), _) => (get, R0600),
             (None, Some(get)) => (get, R0000),
             (None, None) => return Err(hipError_t::NotSupported),
         };
-        // Words, for the alignment of the C structure, of which every known layout is smaller.
+        // Words, for the alignment of the C structure. Every known layout is smaller.
         let mut words = [0u64; PROPERTIES / 8];
-        // SAFETY: the function writes no more than its structure, which is smaller than this.
+        // SAFETY: the function writes its structure, which is smaller than this.
         match unsafe { get(words.as_mut_ptr().cast(), device as c_int) } {
             hipError_t::Success => {}
             error => return Err(error),
@@ -237,11 +243,11 @@ impl Api {
         })
     }
 
-    /// Where a device is on the host's buses, as RCCL tells devices apart (`hipDeviceGetPCIBusId`).
+    /// The PCI bus id of a device (`hipDeviceGetPCIBusId`), by which RCCL identifies devices.
     pub fn bus_id(&self, device: usize) -> Result<String, hipError_t> {
         let get = self.hipDeviceGetPCIBusId.ok_or(hipError_t::NotSupported)?;
         let mut id = [0u8; 64];
-        // SAFETY: room for so many bytes, of which the last stays NUL.
+        // SAFETY: room for the given number of bytes; the last byte of the array stays NUL.
         match unsafe { get(id.as_mut_ptr().cast(), id.len() as c_int - 1, device as c_int) } {
             hipError_t::Success => {}
             error => return Err(error),
@@ -250,22 +256,22 @@ impl Api {
         Ok(text.to_string_lossy().into_owned())
     }
 
-    /// An answer in words: its name and HIP's text.
+    /// The name and HIP's text of a status code.
     pub fn describe(&self, error: hipError_t) -> String {
-        // SAFETY: any code is allowed; the answers are static texts.
+        // SAFETY: any code is allowed; the results are static texts.
         let texts = unsafe { [(self.hipGetErrorName)(error), (self.hipGetErrorString)(error)] };
         let text = |start: *const c_char| {
             if start.is_null() {
                 return String::new();
             }
-            // SAFETY: a text of the library that ends in NUL and is never freed.
+            // SAFETY: a text of the library, which ends in NUL and is never freed.
             unsafe { CStr::from_ptr(start) }.to_string_lossy().into_owned()
         };
         format!("{}, {}", text(texts[0]), text(texts[1]))
     }
 }
 
-/// The copy that is in the process, if there is one and nobody named another; else the search's places.
+/// The copy that the process has loaded, unless the user chose a file; or else the search's places.
 fn places() -> Vec<Place> {
     let named = std::env::var_os(HIP.variable).is_some_and(|file| !file.is_empty());
     match HIP.loaded().into_iter().next() {

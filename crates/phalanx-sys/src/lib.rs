@@ -1,12 +1,20 @@
 //! Raw interfaces of communication libraries, found and loaded at run time: nothing safe, nothing clever.
 //!
-//! This is the only crate of phalanx that opens libraries. [`Search`] says where a library may be and finds
-//! it; each library's module has its types, constants and a table of its functions, all of them optional:
-//! versions differ, and a function that is not there is an error when it is needed, not before.
+//! This is the only crate of phalanx that opens libraries. A [`Search`] lists where a library may be, and loads it. Each
+//! library has a module with its types, its constants and a table of its functions. Versions have different functions, so
+//! most tables have optional entries: a missing function is an error when it is needed, and not before.
+//!
+//! ```no_run
+//! use phalanx_sys::nccl::{Api, NCCL};
+//!
+//! let nccl = Api::load(&NCCL)?;
+//! println!("NCCL {} at {}", phalanx_sys::nccl::version_text(nccl.version()), nccl.path().display());
+//! # Ok::<(), phalanx_sys::NotFound>(())
+//! ```
 
 pub mod cuda;
 mod files;
-#[macro_use]
+mod folders;
 mod functions;
 pub mod hip;
 mod library;
@@ -17,6 +25,8 @@ pub mod nvjitlink;
 pub mod nvrtc;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
+mod search;
 
 pub use files::{FileSearch, Found};
-pub use library::{Attempt, Library, MissingFunction, NotFound, Place, Search};
+pub use library::{Library, MissingFunction, Place};
+pub use search::{Attempt, NotFound, Search};

@@ -1,10 +1,11 @@
-//! nvJitLink's C interface: device code linked at run time.
+//! nvJitLink's C interface, which links device code at run time.
 //!
-//! The C header calls functions whose names end in the release (`__nvJitLinkCreate_13_0`); the plain names are the
-//! same functions in every release.
+//! The C header calls functions with the release in their names (`__nvJitLinkCreate_13_0`). The plain names are the same
+//! functions in every release.
 
 #![allow(non_camel_case_types)]
 
+use crate::functions::functions;
 use crate::nvrtc::{self, beside};
 use crate::{Library, MissingFunction, NotFound, Place, Search};
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -21,10 +22,10 @@ pub const NVJITLINK: Search = Search {
 
 /// A linker.
 pub type nvJitLinkHandle = *mut c_void;
-/// A function's answer; 0 is success.
+/// A status code; 0 is success.
 pub type nvJitLinkResult = c_int;
 
-/// A device program, the only kind of input under which a kernel that nobody calls is kept.
+/// A device program: the only kind of input of which uncalled kernels are kept.
 pub const NVJITLINK_INPUT_CUBIN: c_int = 1;
 /// An archive of objects with device code.
 pub const NVJITLINK_INPUT_LIBRARY: c_int = 6;
@@ -59,7 +60,7 @@ impl std::ops::Deref for Api {
 }
 
 impl Api {
-    /// Loads nvJitLink: the one beside NVRTC, if there is one, since an older one refuses what NVRTC compiles.
+    /// Loads nvJitLink, preferably from beside NVRTC: an older nvJitLink refuses the output of NVRTC.
     ///
     /// # Errors
     /// [`NotFound`] if there is none.
@@ -87,12 +88,12 @@ impl Api {
         Ok(Api { library, functions, version })
     }
 
-    /// The release of CUDA it belongs to; the first ones do not tell.
+    /// Major and minor version, those of the CUDA release; `None` in the first releases, which do not report it.
     pub fn version(&self) -> Option<(u32, u32)> {
         self.version
     }
 
-    /// The version in words.
+    /// The version for messages.
     pub fn version_text(&self) -> String {
         self.version.map_or("of unknown version".to_owned(), |(major, minor)| format!("{major}.{minor}"))
     }
@@ -102,7 +103,7 @@ impl Api {
         &self.library
     }
 
-    /// The error for a function that is not there.
+    /// The error for a missing function.
     #[cold]
     pub fn lacks(&self, function: &'static str) -> MissingFunction {
         MissingFunction {

@@ -1,7 +1,8 @@
-//! NVRTC's C interface: CUDA C++ compiled at run time. And where the headers are that such code includes.
+//! NVRTC's C interface, which compiles CUDA C++ at run time, and the search for the headers that such code includes.
 
 #![allow(non_camel_case_types)]
 
+use crate::functions::functions;
 use crate::{FileSearch, Found, Library, MissingFunction, NotFound, Place, Search};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -45,7 +46,7 @@ pub const CCCL_HEADERS: FileSearch = FileSearch {
 /// A program.
 pub type nvrtcProgram = *mut c_void;
 
-/// A function's answer.
+/// A status code.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct nvrtcResult(pub c_int);
@@ -90,7 +91,7 @@ impl std::ops::Deref for Api {
 }
 
 impl Api {
-    /// Loads NVRTC, and asks for its version.
+    /// Loads NVRTC and reads its version.
     ///
     /// # Errors
     /// [`NotFound`] if there is none.
@@ -107,7 +108,7 @@ impl Api {
         Ok(Api { library, functions, version, _builtins: builtins })
     }
 
-    /// The release of CUDA it belongs to: major and minor.
+    /// Major and minor version, those of the CUDA release.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
@@ -120,7 +121,7 @@ impl Api {
     /// CUDA's headers, preferably those that came with this library.
     ///
     /// # Errors
-    /// [`NotFound`] with every folder that was looked at.
+    /// [`NotFound`] with the folders that were tried.
     pub fn cuda_headers(&self) -> Result<Found, NotFound> {
         CUDA_HEADERS
             .find(&beside(&self.library, &["../include", "../../include", "../../cuda_runtime/include"]))
@@ -135,7 +136,7 @@ impl Api {
         CCCL_HEADERS.find(&beside(&self.library, &folders))
     }
 
-    /// The error for a function that is not there.
+    /// The error for a missing function.
     #[cold]
     pub fn lacks(&self, function: &'static str) -> MissingFunction {
         let (major, minor) = self.version;
@@ -148,14 +149,14 @@ impl Api {
     }
 }
 
-/// Opens the library that NVRTC opens by its bare name when it compiles: in a wheel, it lies where the loader does not look.
+/// Opens the library of built-ins, which NVRTC itself opens by its bare name. In a wheel, the loader would not find it.
 fn open_builtins(library: &Library, (major, minor): (u32, u32)) -> Option<Library> {
     let file = library.path().with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
     let places = file.exists().then(|| Place { file, origin: "beside NVRTC".to_owned() });
     NVRTC.open_among(places.into_iter().collect()).ok()
 }
 
-/// Folders given from that of a library's file.
+/// Folders relative to the folder of a library's file.
 pub(crate) fn beside(library: &Library, folders: &[&str]) -> Vec<Found> {
     let Some(folder) = library.path().parent().filter(|folder| folder.is_absolute()) else {
         return Vec::new();

@@ -1,20 +1,21 @@
-//! The functions that allocate and free memory, and that say what a pointer is.
+//! The functions that allocate and free memory, and that describe pointers.
 
 use super::capture;
 use super::context::{Context, current};
 use super::device::index;
-use super::error::{INVALID_VALUE, NOT_SUPPORTED};
-use super::memory::{self, Allocation, Kind, Range};
-use super::queue::{Plain, Stream};
+use super::error::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use super::memory::{self, Allocation, Kind};
+use super::queue::Stream;
 use super::stream;
-use crate::call::{Answer, Code};
-use crate::handles::Handle;
-use crate::pointers::{In, Out};
-use crate::settings::settings;
+use super::work::Plain;
+use crate::base::call::{Answer, Code, exported};
+use crate::base::handles::Handle;
+use crate::base::pointers::{In, Out};
+use crate::base::settings::settings;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-/// Memory of a device that can be used at once.
+/// Allocates memory of a device that is accessible at once.
 pub fn allocate(context: &Context, kind: Kind, size: usize) -> Result<u64, Code> {
     if size == 0 {
         return Err(INVALID_VALUE);
@@ -32,10 +33,9 @@ fn allocate_in(stream: &Arc<Stream>, size: usize, to: Out<u64>) -> Answer {
         to.set(0);
         return Ok(());
     }
-    let context = &stream.context;
-    let address = memory::reserve(Kind::Pool, context.device, context.handle, size)?;
-    // Accessible when the stream gets there, and not before.
-    capture::enqueue(stream, Arc::new(Plain(move || memory::open(address))))?;
+    let address = memory::reserve(Kind::Pool, stream.device, stream.context, size)?;
+    // Accessible once the stream reaches the allocation, and not before.
+    stream.enqueue(Arc::new(Plain(move || memory::open(address))))?;
     to.set(address);
     Ok(())
 }
@@ -44,14 +44,14 @@ fn free_in(function: &'static str, stream: &Arc<Stream>, address: u64) -> Answer
     if address == 0 {
         return Ok(());
     }
-    // A graph that frees may be launched never or often.
-    if capture::of(stream).is_none() {
+    // A graph with a free may be launched never or many times.
+    if stream.capture().is_none() {
         memory::announce_free(function, address, &[Kind::Pool, Kind::Device]);
     }
-    capture::enqueue(stream, Arc::new(Plain(move || memory::close(address))))
+    stream.enqueue(Arc::new(Plain(move || memory::close(address))))
 }
 
-/// Frees at once, whatever still uses the memory. CUDA may wait for the device here, which no caller may rely on.
+/// Frees at once, also while work uses the memory. CUDA may wait for the device here, but does not promise it.
 pub fn free(function: &'static str, address: u64, kinds: &[Kind]) -> Answer {
     if address != 0 {
         memory::announce_free(function, address, kinds);
@@ -60,7 +60,7 @@ pub fn free(function: &'static str, address: u64, kinds: &[Kind]) -> Answer {
     Ok(())
 }
 
-/// Stores an attribute of a pointer. `data` points to what the attribute's documentation says.
+/// Stores an attribute of a pointer. `data` points to a variable of the attribute's type.
 fn put_attribute(data: *mut c_void, attribute: c_int, allocation: &Allocation) -> Answer {
     let host = allocation.kind == Kind::Host;
     let words = |value: u64| put(data, value);
@@ -84,7 +84,7 @@ fn put_attribute(data: *mut c_void, attribute: c_int, allocation: &Allocation) -
 }
 
 fn put<T>(data: *mut c_void, value: T) {
-    // SAFETY: the caller's buffer is of the type that the attribute has.
+    // SAFETY: the caller's variable has the attribute's type.
     unsafe { data.cast::<T>().write_unaligned(value) }
 }
 
@@ -150,7 +150,7 @@ exported! {
     }
 
     fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
-        let allocation = attributed(address).ok_or(super::error::NOT_FOUND)?;
+        let allocation = attributed(address).ok_or(NOT_FOUND)?;
         base.set(allocation.address);
         size.set(allocation.size as usize);
         Ok(())
@@ -164,7 +164,7 @@ exported! {
     fn cuPointerGetAttributes(number: c_uint, attributes: In<c_int>, data: In<*mut c_void>, address: u64) {
         let allocation = attributed(address);
         for (attribute, data) in attributes.slice(number as usize).iter().zip(data.slice(number as usize)) {
-            // Unlike the call for one attribute, this one answers null for pointers that it does not know.
+            // Unlike the call for one attribute, this one returns zeros for unknown pointers.
             match &allocation {
                 Some(allocation) => put_attribute(*data, *attribute, allocation)?,
                 None if matches!(attribute, 2 | 9) => put(*data, 0u32),
@@ -183,11 +183,4 @@ exported! {
         pool.set(0x900 + index(device)? as u64);
         Ok(())
     }
-}
-
-/// What a call was given to use; checked as far as it can be at the call.
-pub fn given(function: &'static str, role: &'static str, address: u64, len: usize) -> Range {
-    let range = Range { function, role, address, len };
-    range.check(memory::When::Called);
-    range
 }

@@ -1,4 +1,4 @@
-//! Contexts, and which one is current in a thread.
+//! Contexts: which one is current in a thread, primary contexts, and the context that NCCL uses.
 
 use super::capture;
 use super::device::{check_initialized, index};
@@ -8,32 +8,34 @@ use super::error::{
 };
 use super::memory;
 use super::queue::{Kind, Stream, Streams};
-use crate::call::{Answer, Code};
-use crate::handles::{self, Handle, Handles};
-use crate::lock;
-use crate::pointers::{In, Out};
-use crate::settings::settings;
+use super::streams;
+use crate::base::call::{Answer, Code, exported};
+use crate::base::handles::{self, Handle, Handles};
+use crate::base::lock::lock;
+use crate::base::pointers::{In, Out};
+use crate::base::settings::settings;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 /// A context: a device's streams and memory.
 pub struct Context {
     pub handle: Handle,
     pub device: usize,
-    legacy: OnceLock<Arc<Stream>>,
-    streams: Streams,
+    streams: Arc<Streams>,
+    /// Contexts that work of this one may access.
     peers: Mutex<HashSet<Handle>>,
 }
 
 static CONTEXTS: Handles<Context> = Handles::new("context");
 
-/// The primary context of each device that has one, and how often it was retained.
+/// The primary context of each device that has one.
 static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
 
 struct Primary {
     context: Arc<Context>,
+    /// How many times it was retained and not released.
     retained: usize,
 }
 
@@ -43,51 +45,50 @@ thread_local! {
 
 impl Context {
     fn start(device: usize) -> Arc<Context> {
-        let context = Arc::new(Context {
-            handle: handles::fresh(),
-            device,
-            legacy: OnceLock::new(),
-            streams: Streams::default(),
-            peers: Mutex::default(),
-        });
-        let legacy = Stream::start(&context, Kind::Legacy, 0);
-        // The context was made here, so nobody was faster.
-        let _ = context.legacy.set(legacy);
+        let handle = handles::fresh();
+        let streams = Streams::start(handle, device);
+        let context = Arc::new(Context { handle, device, streams, peers: Mutex::default() });
         CONTEXTS.insert(context.handle, Arc::clone(&context));
         context
     }
 
     /// The default stream.
     pub fn legacy(&self) -> &Arc<Stream> {
-        self.legacy.get().expect("a context starts with its default stream")
+        self.streams.legacy()
     }
 
-    /// All streams that somebody still holds or that still work.
+    /// All streams that a caller holds or that still work.
     pub fn streams(&self) -> Vec<Arc<Stream>> {
         self.streams.all()
     }
 
-    /// Waits for the work of all streams, if the settings say so.
+    /// Waits for the work of all streams, if `EMULATED_SYNC` asks for it.
     pub(super) fn sync_implicitly(&self) {
         if settings().implicit_sync {
             self.streams().iter().for_each(|stream| stream.mark().wait());
         }
     }
 
-    pub(super) fn add(&self, stream: &Arc<Stream>) {
-        self.streams.add(stream);
+    /// Starts a stream.
+    pub(super) fn start_stream(&self, kind: Kind, priority: i32) -> Arc<Stream> {
+        Stream::start(&self.streams, kind, priority)
+    }
+
+    /// The default stream of this thread.
+    pub(super) fn per_thread_stream(&self) -> Arc<Stream> {
+        streams::per_thread(self.handle, &self.streams)
     }
 
     fn synchronize(&self) {
         self.streams().iter().map(Stream::mark).for_each(|mark| mark.wait());
     }
 
-    /// Ends a context as CUDA does: when its work is done, its memory goes.
+    /// Ends the context. As in CUDA, its work ends first, then its memory is freed.
     fn destroy(&self, function: &'static str) {
         self.synchronize();
         CONTEXTS.end(function, self.handle, "the end of the context");
         for stream in self.streams() {
-            super::stream::forget(function, &stream);
+            streams::forget(function, &stream);
         }
         memory::free_context(function, self.handle);
     }
@@ -132,7 +133,7 @@ fn release(function: &'static str, device: usize) -> Answer {
     Ok(())
 }
 
-/// The context of a device that the CUDA runtime, and so NCCL, uses: the primary one, retained until the process ends.
+/// The context that the CUDA runtime, and so NCCL, uses on a device: the primary one, retained until the process ends.
 pub fn runtime_context(device: usize) -> Arc<Context> {
     static RETAINED: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
     let mut retained = lock(&RETAINED);
@@ -144,24 +145,24 @@ pub fn runtime_context(device: usize) -> Arc<Context> {
     })
 }
 
-/// What the CUDA runtime does when it is told to use a device.
+/// Makes a device current as the CUDA runtime does.
 pub fn runtime_set_device(device: usize) {
     set_current(runtime_context(device).handle);
 }
 
-/// The device that the CUDA runtime works on in this thread.
+/// The device that is current in this thread for the CUDA runtime.
 pub fn runtime_device() -> usize {
     current().map_or(0, |context| context.device)
 }
 
-/// What any call of the CUDA runtime does: a thread without a context gets the primary one of its device.
+/// Makes the primary context current in a thread without a context, as every call of the CUDA runtime does.
 pub fn runtime_ensure(device: usize) {
     if current().is_err() {
         runtime_set_device(device);
     }
 }
 
-/// Runs with a device current, as NCCL does by way of the CUDA runtime.
+/// Runs a function with a device current, as NCCL does.
 pub fn runtime_on_device<T>(device: usize, run: impl FnOnce() -> T) -> T {
     let before = runtime_device();
     if before == device {
@@ -252,7 +253,7 @@ exported! {
 
     fn cuCtxSynchronize() {
         let context = current()?;
-        capture::refuse_in(&context)?;
+        capture::refuse_in(context.handle)?;
         context.synchronize();
         Ok(())
     }
@@ -284,25 +285,25 @@ exported! {
             return Err(INVALID_VALUE);
         }
         let peer = find(peer)?;
-        reach(&context, &peer)
+        enable_access(&context, &peer)
     }
 }
 
-/// Lets a context's work use another's memory. Not while a stream of either is captured, whatever the capture's mode.
-fn reach(context: &Context, peer: &Context) -> Answer {
-    if capture::any(context) || capture::any(peer) {
+/// Lets work of a context access another's memory. Refused during a capture in either, whatever its mode.
+fn enable_access(context: &Context, peer: &Context) -> Answer {
+    if capture::any_in(context.handle) || capture::any_in(peer.handle) {
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
     if lock(&context.peers).insert(peer.handle) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
 }
 
-/// What NCCL does to connect two ranks of this process, once.
-pub fn runtime_reach(device: usize, peer: usize) -> Answer {
+/// Enables access from one device to another, unless it is enabled already. NCCL does so to connect two ranks of this process.
+pub fn runtime_enable_access(device: usize, peer: usize) -> Answer {
     let (context, peer) = (runtime_context(device), runtime_context(peer));
     if lock(&context.peers).contains(&peer.handle) {
         return Ok(());
     }
-    match reach(&context, &peer) {
+    match enable_access(&context, &peer) {
         Err(PEER_ACCESS_ALREADY_ENABLED) => Ok(()),
         answer => answer,
     }

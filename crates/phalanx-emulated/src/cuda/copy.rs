@@ -1,25 +1,24 @@
 //! Copies and fills.
 //!
-//! Host memory that is not page-locked is read before the call returns, and written before the call returns, as
-//! CUDA does. Everything else happens when the stream gets there.
+//! As in CUDA, pageable host memory is read and written before the call returns. Other memory is accessed when the
+//! stream reaches the copy.
 
-use super::allocation::given;
-use super::capture;
-use super::context::current;
+use super::context::{self, current};
 use super::error::INVALID_VALUE;
 use super::memory::Range;
-use super::queue::{Plain, Stream};
+use super::queue::Stream;
 use super::stream;
-use crate::call::{Answer, Code};
-use crate::handles::Handle;
+use super::work::Plain;
+use crate::base::call::{Answer, Code, exported};
+use crate::base::handles::Handle;
 use std::sync::Arc;
 
 /// One end of a copy.
 #[derive(Clone, Copy)]
 enum End {
     /// Memory of a device, or page-locked memory.
-    Ours(Range),
-    /// Any memory of the process.
+    Allocated(Range),
+    /// Other memory of the process.
     Pageable { address: u64, len: usize },
 }
 
@@ -28,15 +27,17 @@ impl End {
         if address == 0 {
             return Err(INVALID_VALUE);
         }
-        let ours = Range { function, role, address, len }.is_ours();
-        Ok(if ours { End::Ours(given(function, role, address, len)) } else { End::Pageable { address, len } })
+        if !(Range { function, role, address, len }).is_allocated() {
+            return Ok(End::Pageable { address, len });
+        }
+        Ok(End::Allocated(Range::given(function, role, address, len)))
     }
 
     fn device(function: &'static str, role: &'static str, address: u64, len: usize) -> Result<End, Code> {
         if address == 0 {
             return Err(INVALID_VALUE);
         }
-        Ok(End::Ours(given(function, role, address, len)))
+        Ok(End::Allocated(Range::given(function, role, address, len)))
     }
 
     fn is_pageable(self) -> bool {
@@ -45,9 +46,9 @@ impl End {
 
     fn read(self) -> Vec<u8> {
         match self {
-            End::Ours(range) => range.read(),
+            End::Allocated(range) => range.read(),
             End::Pageable { address, len } => {
-                // SAFETY: the caller's memory, which it promised to keep until the copy is done.
+                // SAFETY: the caller's memory, which it keeps until the copy is done.
                 unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec()
             }
         }
@@ -55,8 +56,8 @@ impl End {
 
     fn write(self, bytes: &[u8]) {
         match self {
-            End::Ours(range) => range.write(bytes),
-            // SAFETY: the caller's memory, which it promised to keep until the copy is done.
+            End::Allocated(range) => range.write(bytes),
+            // SAFETY: the caller's memory, which it keeps until the copy is done.
             End::Pageable { address, .. } => unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len());
             },
@@ -65,7 +66,7 @@ impl End {
 }
 
 fn copy(stream: &Arc<Stream>, to: End, from: End) -> Answer {
-    let captures = capture::of(stream).is_some();
+    let captures = stream.capture().is_some();
     if from.is_pageable() && !captures {
         let staged = from.read();
         return perform(stream, to.is_pageable(), move || to.write(&staged));
@@ -73,9 +74,9 @@ fn copy(stream: &Arc<Stream>, to: End, from: End) -> Answer {
     perform(stream, to.is_pageable() && !captures, move || to.write(&from.read()))
 }
 
-/// Enqueues, and waits if the call has to.
+/// Enqueues work, and waits for it if `waits`.
 fn perform(stream: &Arc<Stream>, waits: bool, work: impl Fn() + Send + Sync + 'static) -> Answer {
-    capture::enqueue(stream, Arc::new(Plain(work)))?;
+    stream.enqueue(Arc::new(Plain(work)))?;
     if waits {
         stream.mark().wait();
     }
@@ -133,7 +134,7 @@ fn fill(function: &'static str, stream: Handle, to: u64, pattern: &[u8], count: 
 
 exported! {
     fn cuMemcpyHtoD_v2(to: u64, from: u64, len: usize) {
-        // Page-locked memory has been read when this returns, too.
+        // Page-locked memory, too, has been read when this returns.
         to_device(FUNCTION, 0, to, from, len).map(|stream| stream.mark().wait())
     }
 
@@ -158,14 +159,14 @@ exported! {
     }
 
     fn cuMemcpyPeer(to: u64, to_context: Handle, from: u64, from_context: Handle, len: usize) {
-        super::context::find(to_context)?;
-        super::context::find(from_context)?;
+        context::find(to_context)?;
+        context::find(from_context)?;
         between(FUNCTION, 0, to, from, len)
     }
 
     fn cuMemcpyPeerAsync(to: u64, to_context: Handle, from: u64, from_context: Handle, len: usize, stream: Handle) {
-        super::context::find(to_context)?;
-        super::context::find(from_context)?;
+        context::find(to_context)?;
+        context::find(from_context)?;
         between(FUNCTION, stream, to, from, len)
     }
 

@@ -1,21 +1,21 @@
-//! Devices: how many there are and what they are like.
+//! Devices and their attributes.
 
 use super::error::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED};
-use crate::call::{Answer, Code};
-use crate::pointers::{In, Out};
-use crate::random::mix;
-use crate::settings::settings;
+use crate::base::call::{Answer, Code, exported};
+use crate::base::pointers::{In, Out};
+use crate::base::random::mix;
+use crate::base::settings::settings;
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
-/// Whether `cuInit` succeeded.
+/// An error before `cuInit`.
 pub fn check_initialized() -> Answer {
     if INITIALIZED.load(Ordering::Acquire) { Ok(()) } else { Err(NOT_INITIALIZED) }
 }
 
-/// What NCCL does: the CUDA runtime initialises the driver by itself.
+/// Initialises the driver. The CUDA runtime, and so NCCL, does it without a call of `cuInit`.
 pub fn initialize() -> Answer {
     if settings().devices.is_empty() {
         return Err(NO_DEVICE);
@@ -24,13 +24,13 @@ pub fn initialize() -> Answer {
     Ok(())
 }
 
-/// The index of a device, checked.
+/// A valid device's index.
 pub fn index(device: c_int) -> Result<usize, Code> {
     check_initialized()?;
     usize::try_from(device).ok().filter(|index| *index < settings().devices.len()).ok_or(INVALID_DEVICE)
 }
 
-/// Which device of the host it is, whatever `CUDA_VISIBLE_DEVICES` makes of it.
+/// A device's number on the host, before `CUDA_VISIBLE_DEVICES`.
 pub fn physical(index: usize) -> usize {
     settings().devices[index]
 }
@@ -70,7 +70,7 @@ fn attribute(attribute: c_int) -> Result<c_int, Code> {
         76 => minor,
         // Memory pools.
         115 => i32::from(settings().async_alloc),
-        // Whatever else a device may have, this one has not.
+        // No other feature.
         _ => 0,
     })
 }

@@ -1,7 +1,7 @@
-//! Results (`CUresult`) and their texts.
+//! Status codes (`CUresult`) and their texts.
 
-use crate::call::Code;
-use crate::pointers::Out;
+use crate::base::call::{Code, exported};
+use crate::base::pointers::Out;
 use std::ffi::{CStr, c_char};
 
 macro_rules! results {

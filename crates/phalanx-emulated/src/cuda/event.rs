@@ -1,26 +1,27 @@
-//! Events.
+//! Events: points in a stream's work.
 
-use super::capture::{self, Point};
-use super::context::{Context, current};
+use super::capture::Point;
+use super::context::current;
 use super::error::{INVALID_HANDLE, INVALID_VALUE, NOT_READY};
-use super::queue::{Mark, Plain, Stream, Work};
+use super::queue::{Mark, Stream};
 use super::stream;
-use crate::call::{Answer, Code};
-use crate::handles::{self, Handle, Handles};
-use crate::lock;
-use crate::pointers::Out;
+use super::work::{Plain, Work};
+use crate::base::call::{Answer, Code, exported};
+use crate::base::handles::{self, Handle, Handles};
+use crate::base::lock::lock;
+use crate::base::pointers::Out;
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-/// An event: the last point that it was recorded at.
+/// An event: the point at which it was last recorded.
 pub struct Event {
-    context: Arc<Context>,
+    context: Handle,
     timed: bool,
     state: Mutex<State>,
 }
 
-/// Where in a stream, and when the stream got there.
+/// A point in a stream, and the time at which the stream reached it.
 type Recorded = (Mark, Arc<OnceLock<Instant>>);
 
 #[derive(Clone, Default)]
@@ -38,11 +39,6 @@ static EVENTS: Handles<Event> = Handles::new("event");
 const DISABLE_TIMING: c_uint = 2;
 
 impl Event {
-    /// Whether it was ever recorded outside a capture.
-    pub fn was_recorded(&self) -> bool {
-        matches!(*lock(&self.state), State::Recorded(..))
-    }
-
     fn state(&self) -> State {
         lock(&self.state).clone()
     }
@@ -51,15 +47,15 @@ impl Event {
         match self.state() {
             State::Never => Ok(None),
             State::Recorded(recorded) => Ok(Some(recorded)),
-            State::Captured(point) => Err(capture::refuse_point(&point)),
+            State::Captured(point) => Err(point.refuse()),
         }
     }
 
     fn record(&self, stream: &Arc<Stream>) -> Answer {
-        if stream.context.handle != self.context.handle {
+        if stream.context != self.context {
             return Err(INVALID_HANDLE);
         }
-        if let Some(point) = capture::point(stream)? {
+        if let Some(point) = stream.capture_point()? {
             *lock(&self.state) = State::Captured(point);
             return Ok(());
         }
@@ -76,11 +72,11 @@ impl Event {
     fn is_waited_for_by(&self, stream: &Arc<Stream>) -> Answer {
         match self.state() {
             State::Never => Ok(()),
-            State::Captured(point) if capture::goes_on(&point) => capture::join(stream, &point),
-            State::Captured(point) => Err(capture::refuse_point(&point)),
+            State::Captured(point) if point.is_open() => stream.join_capture(&point),
+            State::Captured(point) => Err(point.refuse()),
             State::Recorded((mark, _)) => {
-                capture::refuse_uncaptured(stream, self)?;
-                capture::enqueue_after(stream, vec![mark], Arc::new(Plain(|| ())))
+                stream.refuse_uncaptured()?;
+                stream.enqueue_after(vec![mark], Arc::new(Plain(|| ())))
             }
         }
     }
@@ -88,8 +84,8 @@ impl Event {
 
 exported! {
     fn cuEventCreate(event: Out<Handle>, flags: c_uint) {
-        let context = current()?;
-        // Blocking synchronisation, no timing, for other processes.
+        let context = current()?.handle;
+        // Flags: blocking synchronisation, no timing, for other processes.
         if flags & !7 != 0 {
             return Err(INVALID_VALUE);
         }
@@ -101,7 +97,7 @@ exported! {
     }
 
     fn cuEventDestroy_v2(event: Handle) {
-        // Whoever waits for it goes on waiting.
+        // Streams that wait for it keep the point.
         EVENTS.end(FUNCTION, event, FUNCTION);
         Ok(())
     }

@@ -1,21 +1,20 @@
-//! The few kernels that phalanx itself has: atomic operations of one thread. There are no others.
+//! Launches of phalanx's own kernels: atomic operations of one thread. Other kernels do not exist here.
 //!
-//! A module is its text, which has to name one of them; what it does is known here by that name.
+//! A module is its PTX text, which must declare the kernel. The kernel's name selects the code in this file.
 
-use super::capture;
 use super::context::current;
 use super::error::{INVALID_VALUE, NOT_FOUND};
 use super::memory::{Range, When};
-use super::queue::Plain;
 use super::stream;
-use crate::call::Code;
-use crate::handles::{self, Handle, Handles};
-use crate::pointers::{In, Out};
+use super::work::Plain;
+use crate::base::call::{Code, exported};
+use crate::base::handles::{self, Handle, Handles};
+use crate::base::pointers::{In, Out};
 use std::ffi::{c_char, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel};
 
-/// A kernel, by what is behind this in its name: the operation and the type.
+/// The prefix of a kernel's name. The operation and the type follow.
 const PREFIX: &str = "phalanx_atomic_";
 
 static MODULES: Handles<String> = Handles::new("module");
@@ -23,7 +22,7 @@ static FUNCTIONS: Handles<String> = Handles::new("function");
 
 macro_rules! atomically {
     ($atomic:ty, $float:ty, $place:expr, $operation:expr, $is_float:expr, $value:expr, $comparand:expr) => {{
-        // SAFETY: an element that was checked, aligned, and that only atomics and copies touch.
+        // SAFETY: checked and aligned, and accessed by atomics and copies only.
         let place = unsafe { &*($place as *const $atomic) };
         let (value, comparand) = ($value, $comparand);
         let add = |old| (<$float>::from_bits(old) + <$float>::from_bits(value)).to_bits();
@@ -48,7 +47,7 @@ fn parameter<T: Copy>(pointer: *mut c_void) -> Result<T, Code> {
     if pointer.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller's parameter, of the type that the kernel has.
+    // SAFETY: the caller's parameter, of the kernel's parameter type.
     Ok(unsafe { pointer.cast::<T>().read_unaligned() })
 }
 
@@ -97,6 +96,6 @@ exported! {
         let (address, answer) = (parameter::<u64>(given[0])?, parameter::<u64>(given[3])?);
         let (value, comparand) = (operand(given[1])?, operand(given[2])?);
         let stream = stream::find(FUNCTION, stream)?;
-        capture::enqueue(&stream, Arc::new(Plain(move || perform(&name, address, value, comparand, answer))))
+        stream.enqueue(Arc::new(Plain(move || perform(&name, address, value, comparand, answer))))
     }
 }

@@ -1,29 +1,29 @@
-//! Where memory comes from, and who may touch it.
+//! Allocations, and checks of every access.
 //!
-//! Each device, and page-locked host memory, has a range of addresses of its own that is given out once and never
-//! again. An allocation ends (up to the alignment of 256 bytes) at a page that cannot be accessed; freed, it cannot
-//! be accessed either. Everything that the emulator itself reads or writes is checked against the list of allocations
-//! first, because a message says more than a crash.
+//! Each device has a range of addresses, and page-locked host memory has another. Addresses are used once. An
+//! allocation ends, up to the alignment of 256 bytes, at an inaccessible page; once freed, it is inaccessible itself.
+//! The emulator checks its own reads and writes against the list of allocations first, since a message says more than
+//! a crash.
 
 use super::error::OUT_OF_MEMORY;
-use crate::call::Code;
-use crate::handles::Handle;
-use crate::lock;
-use crate::settings::settings;
-use crate::violation::violation;
+use crate::base::call::Code;
+use crate::base::handles::Handle;
+use crate::base::lock::lock;
+use crate::base::settings::settings;
+use crate::base::violation::violation;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
 const PAGE: u64 = 4096;
-/// What CUDA promises of an allocation's start.
+/// The alignment that CUDA promises for an allocation, in bytes.
 const ALIGNMENT: u64 = 256;
-/// Addresses of one device.
+/// Bytes of addresses of one device.
 const ARENA: u64 = 1 << 40;
-/// What memory holds that nobody wrote: a NaN in each float type but the 8-bit ones.
+/// The byte that fills unwritten memory: a NaN in each float type except the 8-bit ones.
 pub const GARBAGE: u8 = 0xff;
-/// Larger allocations start with zeros, for speed.
+/// Allocations of more bytes than this start with zeros, for speed.
 const MOST_GARBAGE: usize = 64 << 20;
 
 /// How memory was allocated.
@@ -37,7 +37,7 @@ pub enum Kind {
     Nccl,
     /// `cuMemHostAlloc`.
     Host,
-    /// Of NVSHMEM's heap, mapped by the emulated library itself.
+    /// NVSHMEM's heap, and memory of `cuMemMap`: mapped outside this file.
     Symmetric,
 }
 
@@ -49,10 +49,10 @@ pub struct Allocation {
     pub kind: Kind,
     pub device: usize,
     pub context: Handle,
-    /// A number of its own (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
+    /// A unique number (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub id: u64,
     live: bool,
-    /// The call that freed it, from when it was called: the stream may not be there yet.
+    /// The call that freed it, set at the call: the stream may reach the free later.
     freed_by: Option<&'static str>,
     registrations: usize,
 }
@@ -73,30 +73,30 @@ struct Arena {
 static MEMORY: Mutex<Memory> =
     Mutex::new(Memory { allocations: BTreeMap::new(), arenas: BTreeMap::new(), ids: 0 });
 
-/// The arena of host memory, among those of devices.
+/// The key of host memory's arena among those of devices.
 const HOST: usize = usize::MAX;
 
-/// When a use is checked.
+/// When an access is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// At the call: a stream may allocate it later.
+    /// At the call. The stream may allocate the memory later.
     Called,
-    /// When the stream gets there.
+    /// When the stream performs the access.
     Performed,
 }
 
-/// A range of memory that a call was given.
+/// A range of memory that a caller passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// The function that was called, for messages.
     pub function: &'static str,
-    /// What the range is to it.
+    /// The range's role in the call, for messages.
     pub role: &'static str,
     pub address: u64,
     pub len: usize,
 }
 
-/// Takes addresses for an allocation that nobody can access yet.
+/// Reserves addresses for an allocation, inaccessible until [`open`].
 pub fn reserve(kind: Kind, device: usize, context: Handle, size: usize) -> Result<u64, Code> {
     let size = size as u64;
     let mut memory = lock(&MEMORY);
@@ -110,7 +110,7 @@ pub fn reserve(kind: Kind, device: usize, context: Handle, size: usize) -> Resul
     if arena.next + bytes > arena.start + ARENA {
         violation("memory", "this process has used up the emulator's addresses");
     }
-    // NCCL's memory is aligned for windows; the rest ends where its pages end.
+    // NCCL's memory is aligned for windows. Other allocations end where their last page ends.
     let offset = if kind == Kind::Nccl { 0 } else { pages(size) - size.next_multiple_of(ALIGNMENT) };
     let address = arena.next + offset;
     arena.next += bytes;
@@ -157,8 +157,7 @@ impl Allocation {
 
     fn protect(&self, access: MprotectFlags) {
         let (start, len) = self.pages();
-        // SAFETY: the pages belong to this allocation alone. Whoever still accesses them when they become
-        // inaccessible crashes, which is this crate's purpose.
+        // SAFETY: the pages belong to this allocation alone. An access to freed memory crashes, as it should.
         let done = unsafe { mprotect(start, len, access) };
         if let Err(error) = done {
             violation("memory", format!("the access to {len} bytes cannot be changed: {error}"));
@@ -166,7 +165,7 @@ impl Allocation {
     }
 }
 
-/// Makes an allocation accessible; a graph does it at each launch.
+/// Makes an allocation accessible. A graph does so at each launch.
 pub fn open(address: u64) {
     let mut memory = lock(&MEMORY);
     let Some(allocation) = memory.allocations.get_mut(&address).filter(|allocation| !allocation.live) else {
@@ -176,12 +175,12 @@ pub fn open(address: u64) {
     allocation.protect(MprotectFlags::READ | MprotectFlags::WRITE);
     let (start, len) = allocation.pages();
     if allocation.kind != Kind::Host && len <= MOST_GARBAGE {
-        // SAFETY: the pages were made accessible just now, and nobody knows of them yet.
+        // SAFETY: the pages belong to this allocation alone and were made accessible just now.
         unsafe { start.cast::<u8>().write_bytes(GARBAGE, len) };
     }
 }
 
-/// Says that an allocation is about to go: nobody may use it in a later call.
+/// Marks an allocation as freed: later calls must not use it, although it is accessible until [`close`].
 pub fn announce_free(function: &'static str, address: u64, kinds: &[Kind]) {
     let mut memory = lock(&MEMORY);
     let Some(allocation) = memory.allocations.get_mut(&address) else {
@@ -208,7 +207,7 @@ pub fn close(address: u64) {
     allocation.live = false;
     allocation.protect(MprotectFlags::empty());
     let (start, len) = allocation.pages();
-    // SAFETY: the pages belong to this allocation alone, and it is gone.
+    // SAFETY: the pages belong to this allocation alone, which has been freed.
     let given_back = unsafe { madvise(start, len, Advice::LinuxDontNeed) };
     if let Err(error) = given_back {
         violation("memory", format!("{len} bytes cannot be given back: {error}"));
@@ -220,7 +219,7 @@ pub fn close(address: u64) {
     }
 }
 
-/// Enters memory that was mapped elsewhere.
+/// Adds memory that was mapped elsewhere to the list.
 pub fn adopt(address: u64, size: u64, device: usize, context: Handle) {
     let mut memory = lock(&MEMORY);
     memory.ids += 1;
@@ -230,7 +229,7 @@ pub fn adopt(address: u64, size: u64, device: usize, context: Handle) {
     memory.allocations.insert(address, allocation);
 }
 
-/// Says that such memory must not be used any more. It stays mapped: peers may be late.
+/// Marks adopted memory as freed. It stays mapped: peers may still access it.
 pub fn disown(function: &'static str, address: u64) {
     if let Some(allocation) = lock(&MEMORY).allocations.get_mut(&address) {
         allocation.live = false;
@@ -238,7 +237,7 @@ pub fn disown(function: &'static str, address: u64) {
     }
 }
 
-/// Frees what a context allocated, at its end.
+/// Frees the allocations of a context at its end.
 pub fn free_context(function: &'static str, context: Handle) {
     let mut addresses = Vec::new();
     for allocation in lock(&MEMORY).allocations.values_mut().filter(|a| a.context == context && a.live) {
@@ -248,7 +247,7 @@ pub fn free_context(function: &'static str, context: Handle) {
     addresses.into_iter().for_each(close);
 }
 
-/// Takes so many bytes of a device for whoever maps them himself; false if there are not so many.
+/// Counts bytes of a device that are mapped elsewhere; false if the device has fewer left.
 pub fn take(device: usize, bytes: u64) -> bool {
     let mut memory = lock(&MEMORY);
     let arena = memory.arenas.entry(device).or_insert_with(Arena::map);
@@ -259,24 +258,24 @@ pub fn take(device: usize, bytes: u64) -> bool {
     fits
 }
 
-/// Gives them back.
+/// Gives such bytes back.
 pub fn put_back(device: usize, bytes: u64) {
     if let Some(arena) = lock(&MEMORY).arenas.get_mut(&device) {
         arena.used -= bytes;
     }
 }
 
-/// Bytes that are allocated on a device.
+/// Bytes in use on a device.
 pub fn used(device: usize) -> u64 {
     lock(&MEMORY).arenas.get(&device).map_or(0, |arena| arena.used)
 }
 
-/// The allocation that an address is in.
+/// The allocation that contains an address.
 pub fn find(address: u64) -> Option<Allocation> {
     lock(&MEMORY).find(address).cloned()
 }
 
-/// Counts a registration of the allocation that an address is in, up or down.
+/// Counts a registration of the allocation that contains an address, up or down.
 pub fn register(address: u64, up: bool) {
     let mut memory = lock(&MEMORY);
     let start = memory.find(address).map(|allocation| allocation.address);
@@ -289,18 +288,25 @@ pub fn register(address: u64, up: bool) {
 impl Memory {
     fn find(&self, address: u64) -> Option<&Allocation> {
         let (_, allocation) = self.allocations.range(..=address).next_back()?;
-        // The page behind an allocation still belongs to it: an address in there is an overrun and not a stranger.
+        // The inaccessible page after an allocation belongs to it: an address there is an overrun.
         (address < allocation.address + pages(allocation.size) + PAGE).then_some(allocation)
     }
 }
 
 impl Range {
-    /// Whether it is the emulator's memory at all, and not anything of the process.
-    pub fn is_ours(&self) -> bool {
+    /// A range that a caller passed, checked as far as it can be at the call.
+    pub fn given(function: &'static str, role: &'static str, address: u64, len: usize) -> Range {
+        let range = Range { function, role, address, len };
+        range.check(When::Called);
+        range
+    }
+
+    /// Whether the range is in an allocation of the emulator, and not in other memory of the process.
+    pub fn is_allocated(&self) -> bool {
         find(self.address).is_some()
     }
 
-    /// Ends the process if the range must not be used.
+    /// Ends the process if the range must not be accessed.
     pub fn check(&self, when: When) {
         if self.len == 0 {
             return;
@@ -325,7 +331,7 @@ impl Range {
     pub fn read(&self) -> Vec<u8> {
         self.check(When::Performed);
         let mut bytes = vec![0; self.len];
-        // SAFETY: the range is in a live allocation; if somebody frees it at this moment, the crash is meant.
+        // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is intended.
         unsafe { std::ptr::copy_nonoverlapping(self.address as *const u8, bytes.as_mut_ptr(), self.len) };
         bytes
     }
@@ -334,7 +340,7 @@ impl Range {
     pub fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.len, "a write stays in its range");
         self.check(When::Performed);
-        // SAFETY: the range is in a live allocation; if somebody frees it at this moment, the crash is meant.
+        // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is intended.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address as *mut u8, bytes.len()) };
     }
 

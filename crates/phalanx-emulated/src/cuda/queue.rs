@@ -1,55 +1,36 @@
-//! How a stream works: a queue and a thread that is late.
+//! A stream: a queue of jobs, and a thread that performs them late.
 
-use super::context::Context;
-use crate::call::check_fork;
-use crate::handles::{self, Handle};
-use crate::lock;
-use crate::random::Random;
+use super::capture::Member;
+use super::work::Job;
+use crate::base::call::check_fork;
+use crate::base::handles::{self, Handle};
+use crate::base::lock::lock;
+use crate::base::random::Random;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 
-/// Something that a stream does; a graph does it again at each launch.
-pub trait Work: Send + Sync {
-    /// Called where it is enqueued, in the order of the caller: one performance of it.
-    fn bind(self: Arc<Self>) -> Job;
-
-    /// Whether its order among other such work of a graph matters even where the graph has no edge.
-    fn keeps_order(&self) -> bool {
-        false
-    }
-}
-
-/// One performance of work.
-pub type Job = Box<dyn FnOnce() + Send>;
-
-/// Work that is the same every time.
-pub struct Plain<F>(pub F);
-
-impl<F: Fn() + Send + Sync + 'static> Work for Plain<F> {
-    fn bind(self: Arc<Self>) -> Job {
-        Box::new(move || (self.0)())
-    }
-}
-
-/// Which streams wait for each other.
+/// Which other streams a stream is ordered with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The default stream: waits for all blocking streams of its context, and they for it.
+    /// The default stream: ordered with all blocking streams of its context.
     Legacy,
     /// Ordered with the default stream.
     Blocking,
-    /// Ordered with nothing.
+    /// Ordered with no other stream.
     NonBlocking,
 }
 
 /// A stream.
 pub struct Stream {
-    /// What callers know it by; unknown to them for default streams.
+    /// The handle that callers have; of default streams they have none.
     pub handle: Handle,
-    pub context: Arc<Context>,
+    pub context: Handle,
+    pub device: usize,
     pub kind: Kind,
     pub priority: i32,
-    pub capture: Mutex<super::capture::Membership>,
+    /// The stream's part in a capture, if it takes part in one.
+    pub member: Mutex<Option<Member>>,
+    siblings: Arc<Streams>,
     queue: Mutex<Queue>,
     changed: Condvar,
     random: Random,
@@ -76,15 +57,17 @@ pub struct Mark {
 }
 
 impl Stream {
-    /// Starts a stream's thread; the context knows the stream from here on.
-    pub fn start(context: &Arc<Context>, kind: Kind, priority: i32) -> Arc<Stream> {
+    /// Starts a stream and its thread.
+    pub fn start(siblings: &Arc<Streams>, kind: Kind, priority: i32) -> Arc<Stream> {
         let handle = handles::fresh();
         let stream = Arc::new(Stream {
             handle,
-            context: Arc::clone(context),
+            context: siblings.context,
+            device: siblings.device,
             kind,
             priority,
-            capture: Mutex::default(),
+            member: Mutex::default(),
+            siblings: Arc::clone(siblings),
             queue: Mutex::default(),
             changed: Condvar::new(),
             random: Random::new(handle),
@@ -94,17 +77,16 @@ impl Stream {
             .name(format!("stream {handle:x}"))
             .spawn(move || worker.work())
             .expect("a thread for a stream");
-        context.add(&stream);
+        siblings.add(&stream);
         stream
     }
 
-    /// Enqueues one performance of something, after everything before it in this stream and after `after`.
+    /// Enqueues a job: after everything that is in this stream, and after `after`.
     pub fn submit(self: &Arc<Stream>, mut after: Vec<Mark>, job: Job) -> Mark {
         check_fork("a stream");
         match self.kind {
-            Kind::Legacy => after
-                .extend(self.context.streams().iter().filter(|s| s.kind == Kind::Blocking).map(Stream::mark)),
-            Kind::Blocking => after.push(self.context.legacy().mark()),
+            Kind::Legacy => after.extend(self.siblings.blocking().map(|stream| stream.mark())),
+            Kind::Blocking => after.push(self.siblings.legacy().mark()),
             Kind::NonBlocking => {}
         }
         let mut queue = lock(&self.queue);
@@ -114,22 +96,26 @@ impl Stream {
         Mark { stream: Arc::clone(self), position: queue.submitted }
     }
 
-    /// Everything that was enqueued so far.
+    /// The point after everything that was enqueued so far.
     pub fn mark(self: &Arc<Stream>) -> Mark {
         Mark { stream: Arc::clone(self), position: lock(&self.queue).submitted }
     }
 
-    /// As [`mark`](Self::mark), for the default stream including what it waits for.
+    /// As [`mark`](Self::mark); of the default stream also the points of the streams that it is ordered with.
     pub fn marks(self: &Arc<Stream>) -> Vec<Mark> {
         let mut marks = vec![self.mark()];
         if self.kind == Kind::Legacy {
-            marks
-                .extend(self.context.streams().iter().filter(|s| s.kind == Kind::Blocking).map(Stream::mark));
+            marks.extend(self.siblings.blocking().map(|stream| stream.mark()));
         }
         marks
     }
 
-    /// Lets the thread end when it has done everything.
+    /// The blocking streams of the same context.
+    pub fn blocking_siblings(&self) -> impl Iterator<Item = Arc<Stream>> {
+        self.siblings.blocking()
+    }
+
+    /// Lets the thread end once the queue is empty.
     pub fn close(&self) {
         lock(&self.queue).closed = true;
         self.changed.notify_all();
@@ -138,7 +124,7 @@ impl Stream {
     fn work(&self) {
         while let Some(task) = self.next() {
             task.after.iter().for_each(Mark::wait);
-            self.random.dawdle();
+            self.random.delay();
             (task.job)();
             lock(&self.queue).completed += 1;
             self.changed.notify_all();
@@ -160,12 +146,12 @@ impl Stream {
 }
 
 impl Mark {
-    /// Whether everything up to it is done.
+    /// Whether everything before the mark is done.
     pub fn reached(&self) -> bool {
         lock(&self.stream.queue).completed >= self.position
     }
 
-    /// Waits until everything up to it is done.
+    /// Waits until everything before the mark is done.
     pub fn wait(&self) {
         let mut queue = lock(&self.stream.queue);
         while queue.completed < self.position {
@@ -174,18 +160,43 @@ impl Mark {
     }
 }
 
-/// A list of streams that does not keep them.
-#[derive(Default)]
-pub struct Streams(Mutex<Vec<Weak<Stream>>>);
+/// The streams of a context.
+pub struct Streams {
+    context: Handle,
+    device: usize,
+    legacy: OnceLock<Arc<Stream>>,
+    /// Not kept alive: a stream that ended and that no caller holds is gone.
+    all: Mutex<Vec<Weak<Stream>>>,
+}
 
 impl Streams {
-    pub fn add(&self, stream: &Arc<Stream>) {
-        let mut streams = lock(&self.0);
-        streams.retain(|stream| stream.strong_count() > 0);
-        streams.push(Arc::downgrade(stream));
+    /// Starts the default stream of a context.
+    pub fn start(context: Handle, device: usize) -> Arc<Streams> {
+        let all = Mutex::default();
+        let streams = Arc::new(Streams { context, device, legacy: OnceLock::new(), all });
+        let legacy = Stream::start(&streams, Kind::Legacy, 0);
+        // Set once: the streams were made here.
+        let _ = streams.legacy.set(legacy);
+        streams
     }
 
+    /// The default stream.
+    pub fn legacy(&self) -> &Arc<Stream> {
+        self.legacy.get().expect("a context starts with its default stream")
+    }
+
+    /// All streams that a caller holds or that still work.
     pub fn all(&self) -> Vec<Arc<Stream>> {
-        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.all).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn blocking(&self) -> impl Iterator<Item = Arc<Stream>> + use<> {
+        self.all().into_iter().filter(|stream| stream.kind == Kind::Blocking)
+    }
+
+    fn add(&self, stream: &Arc<Stream>) {
+        let mut all = lock(&self.all);
+        all.retain(|stream| stream.strong_count() > 0);
+        all.push(Arc::downgrade(stream));
     }
 }

@@ -1,19 +1,16 @@
 //! The functions on streams.
 
-use super::capture;
-use super::context::{Context, current};
+use super::context::current;
 use super::error::{INVALID_VALUE, NOT_READY};
-use super::queue::{Kind, Plain, Stream};
-use crate::call::{Answer, Code, in_host_function};
-use crate::handles::{Handle, Handles};
-use crate::lock;
-use crate::pointers::Out;
-use std::collections::HashMap;
+use super::queue::{Kind, Stream};
+use super::streams::STREAMS;
+use super::work::Plain;
+use crate::base::call::{Answer, Code, exported, in_host_function};
+use crate::base::handles::Handle;
+use crate::base::pointers::Out;
+use crate::base::violation::violation;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::ThreadId;
-
-static STREAMS: Handles<Stream> = Handles::new("stream");
+use std::sync::Arc;
 
 /// `CU_STREAM_LEGACY`.
 const LEGACY: Handle = 1;
@@ -22,44 +19,13 @@ const PER_THREAD: Handle = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
-/// The stream of a handle; the default ones are those of the current context. A stream that was destroyed is a
-/// violation.
+/// The stream of a handle. Default streams are those of the current context. A handle without a stream is a violation.
 pub fn find(function: &'static str, handle: Handle) -> Result<Arc<Stream>, Code> {
     match handle {
         0 | LEGACY => Ok(Arc::clone(current()?.legacy())),
-        PER_THREAD => Ok(per_thread(&current()?)),
+        PER_THREAD => Ok(current()?.per_thread_stream()),
         _ => Ok(STREAMS.get(function, handle)),
     }
-}
-
-/// Every stream that has a handle or belongs to a thread.
-pub fn all() -> Vec<Arc<Stream>> {
-    let mut all = STREAMS.live();
-    all.extend(lock(per_thread_streams()).values().cloned());
-    all
-}
-
-/// The default stream of each thread in each context.
-type PerThread = HashMap<(ThreadId, Handle), Arc<Stream>>;
-
-fn per_thread_streams() -> &'static Mutex<PerThread> {
-    static STREAMS: OnceLock<Mutex<PerThread>> = OnceLock::new();
-    STREAMS.get_or_init(Mutex::default)
-}
-
-fn per_thread(context: &Arc<Context>) -> Arc<Stream> {
-    let key = (std::thread::current().id(), context.handle);
-    let mut streams = lock(per_thread_streams());
-    Arc::clone(streams.entry(key).or_insert_with(|| Stream::start(context, Kind::Blocking, 0)))
-}
-
-/// Lets a stream end with its context.
-pub fn forget(function: &str, stream: &Arc<Stream>) {
-    if STREAMS.find(stream.handle).is_some() {
-        STREAMS.end(function, stream.handle, "the end of its context");
-    }
-    lock(per_thread_streams()).retain(|_, other| other.handle != stream.handle);
-    stream.close();
 }
 
 fn create(to: Out<Handle>, flags: c_uint, priority: c_int) -> Answer {
@@ -69,17 +35,17 @@ fn create(to: Out<Handle>, flags: c_uint, priority: c_int) -> Answer {
         NON_BLOCKING => Kind::NonBlocking,
         _ => return Err(INVALID_VALUE),
     };
-    let stream = Stream::start(&context, kind, priority.clamp(-5, 0));
+    let stream = context.start_stream(kind, priority.clamp(-5, 0));
     STREAMS.insert(stream.handle, Arc::clone(&stream));
     to.set(stream.handle);
     Ok(())
 }
 
-/// A pointer that is handed through to a callback.
+/// The argument of a caller's host function.
 #[derive(Clone, Copy)]
 struct Opaque(*mut c_void);
 
-// SAFETY: it is the caller's, who gave it to be used by another thread.
+// SAFETY: the caller passed it for use in the stream's thread (`cuLaunchHostFunc`).
 unsafe impl Send for Opaque {}
 // SAFETY: as above.
 unsafe impl Sync for Opaque {}
@@ -104,24 +70,24 @@ exported! {
             return Err(INVALID_VALUE);
         }
         let stream = find(FUNCTION, handle)?;
-        if capture::of(&stream).is_some() {
-            crate::violation::violation(FUNCTION, "the stream takes part in a capture");
+        if stream.capture().is_some() {
+            violation(FUNCTION, "the stream takes part in a capture");
         }
-        // What is in it is still done.
+        // Work that is in it is still performed.
         STREAMS.end(FUNCTION, handle, FUNCTION).close();
         Ok(())
     }
 
     fn cuStreamSynchronize(stream: Handle) {
         let stream = find(FUNCTION, stream)?;
-        capture::refuse(&stream)?;
+        stream.refuse_capture()?;
         stream.marks().iter().for_each(|mark| mark.wait());
         Ok(())
     }
 
     fn cuStreamQuery(stream: Handle) {
         let stream = find(FUNCTION, stream)?;
-        capture::refuse(&stream)?;
+        stream.refuse_capture()?;
         if stream.marks().iter().all(|mark| mark.reached()) { Ok(()) } else { Err(NOT_READY) }
     }
 
@@ -141,12 +107,12 @@ exported! {
     }
 
     fn cuStreamGetCtx(stream: Handle, context: Out<Handle>) {
-        context.set(find(FUNCTION, stream)?.context.handle);
+        context.set(find(FUNCTION, stream)?.context);
         Ok(())
     }
 
     fn cuStreamGetDevice(stream: Handle, device: Out<c_int>) {
-        device.set(find(FUNCTION, stream)?.context.device as c_int);
+        device.set(find(FUNCTION, stream)?.device as c_int);
         Ok(())
     }
 
@@ -156,8 +122,8 @@ exported! {
         let stream = find(FUNCTION, stream)?;
         let function = function.ok_or(INVALID_VALUE)?;
         let data = Opaque(data);
-        // SAFETY: the caller gave the function to be called with this argument.
+        // SAFETY: the caller passed the function to be called with this argument.
         let call = move || in_host_function(|| unsafe { function(data.get()) });
-        capture::enqueue(&stream, Arc::new(Plain(call)))
+        stream.enqueue(Arc::new(Plain(call)))
     }
 }

@@ -1,31 +1,31 @@
-//! User objects: what graphs keep alive.
+//! User objects: callers' objects that graphs keep alive.
 
 use super::error::INVALID_VALUE;
-use crate::call::{Answer, Code, in_host_function};
-use crate::handles::{self, Handle, Handles};
-use crate::lock;
-use crate::pointers::Out;
-use crate::random;
+use crate::base::call::{Answer, Code, exported, in_host_function};
+use crate::base::handles::{self, Handle, Handles};
+use crate::base::lock::lock;
+use crate::base::pointers::Out;
+use crate::base::random;
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
-/// An object of a caller, with the function that ends it.
+/// A caller's object and its destructor.
 pub struct UserObject {
     handle: Handle,
     data: *mut c_void,
     destroy: unsafe extern "C" fn(*mut c_void),
 }
 
-// SAFETY: the caller gives the object to be ended by any thread.
+// SAFETY: the caller passes the object for its destructor to run in any thread (`cuUserObjectCreate`).
 unsafe impl Send for UserObject {}
-// SAFETY: nobody but the destructor touches it.
+// SAFETY: only the destructor uses the pointer.
 unsafe impl Sync for UserObject {}
 
 /// A reference to a user object.
 #[derive(Clone)]
 pub struct Reference(Arc<UserObject>);
 
-/// What a graph keeps.
+/// The references that a graph keeps.
 pub type Kept = Vec<Reference>;
 
 /// The references that callers own.
@@ -34,10 +34,10 @@ static OWNED: Handles<Mutex<Kept>> = Handles::new("user object");
 impl Drop for UserObject {
     fn drop(&mut self) {
         let (data, destroy) = (self.data as usize, self.destroy);
-        // CUDA promises neither a thread nor a time.
+        // CUDA does not promise in which thread or when the destructor runs.
         std::thread::spawn(move || {
-            random::shared().dawdle();
-            // SAFETY: the caller gave the function to be called once with this argument.
+            random::shared().delay();
+            // SAFETY: the caller passed the function to be called once with this argument.
             in_host_function(|| unsafe { destroy(data as *mut c_void) });
         });
     }
@@ -49,7 +49,7 @@ impl Reference {
     }
 }
 
-/// References for a graph: new ones, or with `CU_GRAPH_USER_OBJECT_MOVE` the caller's.
+/// References for a graph: new ones, or the caller's own with `CU_GRAPH_USER_OBJECT_MOVE`.
 pub fn for_graph(function: &str, object: Handle, count: c_uint, flags: c_uint) -> Result<Kept, Code> {
     let owned = OWNED.get(function, object);
     let mut owned = lock(&owned);
@@ -76,7 +76,7 @@ exported! {
         object: Out<Handle>, data: *mut c_void, destroy: Option<unsafe extern "C" fn(*mut c_void)>, count: c_uint,
         flags: c_uint,
     ) {
-        // The destructor is never synchronised with anything, and the caller must say that this is known.
+        // The only flag is mandatory: no synchronisation with the destructor.
         if flags != 1 || count == 0 {
             return Err(INVALID_VALUE);
         }

@@ -1,22 +1,22 @@
-//! Virtual memory management: physical memory (a file without a name) and addresses where it is mapped.
+//! Virtual memory management: physical memory, which is an unnamed file, and the addresses where it is mapped.
 
 use super::context::current;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY};
 use super::memory;
-use crate::call::Answer;
-use crate::handles::{self, Handle, Handles};
-use crate::lock;
-use crate::pointers::{In, Out};
-use crate::violation::violation;
+use crate::base::call::{Answer, exported};
+use crate::base::handles::{self, Handle, Handles};
+use crate::base::lock::lock;
+use crate::base::pointers::{In, Out};
+use crate::base::violation::violation;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-/// What all sizes and addresses are multiples of.
+/// The granularity of sizes and addresses, in bytes.
 pub const GRANULE: usize = 2 << 20;
 
 /// `CUmemAllocationProp`, with its inner structures laid out.
@@ -31,7 +31,7 @@ pub struct Properties {
     flags: [u8; 8],
 }
 
-// SAFETY: the pointer is none that anybody follows.
+// SAFETY: the pointer is never followed.
 unsafe impl Send for Properties {}
 // SAFETY: as above.
 unsafe impl Sync for Properties {}
@@ -43,26 +43,35 @@ pub struct Physical {
     pub size: usize,
     pub properties: Properties,
     handle: Handle,
+    /// How many times it was created or retained and not released.
     holders: AtomicUsize,
 }
 
 static PHYSICAL: Handles<Physical> = Handles::new("memory handle");
 
-/// What is mapped, by its start: its length, and the memory.
+/// Mappings by their start: the length, and the memory.
 static MAPPED: Mutex<BTreeMap<u64, (usize, Arc<Physical>)>> = Mutex::new(BTreeMap::new());
 
-/// The handle of NVSHMEM's heap, which the emulated library maps in its own way.
+/// The handle of NVSHMEM's heap, which the emulated NVSHMEM maps itself.
 const HEAP: Handle = 0xa00;
 
+/// Whether an address is in NVSHMEM's heap; set when NVSHMEM is initialised.
+static IS_IN_HEAP: OnceLock<fn(u64) -> bool> = OnceLock::new();
+
+/// Tells this file which addresses are in NVSHMEM's heap.
+pub fn set_heap(contains: fn(u64) -> bool) {
+    IS_IN_HEAP.get_or_init(|| contains);
+}
+
 impl Properties {
-    /// Pinned memory of a device that can be exported as a file descriptor.
+    /// The properties of pinned device memory that can be exported as a file descriptor.
     pub fn exportable(device: usize) -> Properties {
         let security = std::ptr::null_mut();
         Properties { kind: 1, handle_types: 1, location: 1, device: device as c_int, security, flags: [0; 8] }
     }
 }
 
-/// What is mapped around an address: where it starts, its length, and the memory.
+/// The mapping that contains an address: its start, its length, and the memory.
 pub fn find(address: u64) -> Option<(u64, usize, Arc<Physical>)> {
     let mapped = lock(&MAPPED);
     let (start, (size, physical)) = mapped.range(..=address).next_back()?;
@@ -115,7 +124,7 @@ exported! {
     }
 
     fn cuMemRetainAllocationHandle(to: Out<Handle>, address: u64) {
-        if crate::nvshmem::memory::is_mapped(address) {
+        if IS_IN_HEAP.get().is_some_and(|is_in_heap| is_in_heap(address)) {
             to.set(HEAP);
             return Ok(());
         }
@@ -156,7 +165,7 @@ exported! {
             return Err(INVALID_VALUE);
         }
         let (flags, none) = (MapFlags::SHARED | MapFlags::FIXED, ProtFlags::empty());
-        // SAFETY: over addresses that the caller has reserved.
+        // SAFETY: the caller reserved these addresses (`cuMemAddressReserve`).
         unsafe { mmap(start as *mut c_void, size, none, flags, &physical.file, 0) }.map_err(|_| OUT_OF_MEMORY)?;
         lock(&MAPPED).insert(start, (size, physical));
         Ok(())
@@ -164,7 +173,7 @@ exported! {
 
     fn cuMemSetAccess(start: u64, size: usize, _access: In<c_void>, _count: usize) {
         let (mapped, _, physical) = find(start).filter(|(mapped, len, _)| (*mapped, *len) == (start, size)).ok_or(INVALID_VALUE)?;
-        // SAFETY: mapped above, and nobody knows of it yet.
+        // SAFETY: a mapping of `cuMemMap`, which the caller does not access yet.
         unsafe { mprotect(mapped as *mut c_void, size, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|_| INVALID_VALUE)?;
         memory::adopt(start, size as u64, physical.properties.device as usize, current()?.handle);
@@ -178,7 +187,7 @@ exported! {
         }
         memory::disown(FUNCTION, start);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: over what was mapped; whoever still uses it crashes.
+        // SAFETY: replaces a mapping of `cuMemMap`. A later access crashes, as it should.
         unsafe { mmap_anonymous(start as *mut c_void, size, ProtFlags::empty(), flags) }.map_err(|_| INVALID_VALUE)?;
         Ok(())
     }

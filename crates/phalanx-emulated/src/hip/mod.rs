@@ -1,12 +1,14 @@
-//! The emulated HIP runtime: the same devices, streams and memory as those of the driver, under HIP's names.
+//! The emulated HIP runtime: the devices, streams and memory of the emulated driver, under HIP's names.
 //!
-//! Like any runtime it starts by itself, and each thread has a current device, which is 0 at first.
+//! The runtime initialises itself at the first call. Each thread has a current device, at first device 0.
 
-use crate::call::{Answer, Code};
+use crate::base::call::{Answer, Code, answered, exported};
+use crate::base::handles::Handle;
+use crate::base::pointers::Out;
+use crate::base::settings::settings;
 use crate::cuda::allocation::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemFreeHost, cuMemHostAlloc,
 };
-use crate::cuda::capture::cuStreamIsCapturing;
 use crate::cuda::context::{cuCtxSynchronize, runtime_device, runtime_ensure, runtime_set_device};
 use crate::cuda::copy::{cuMemcpyAsync, cuMemsetD8Async};
 use crate::cuda::device;
@@ -15,26 +17,21 @@ use crate::cuda::event::{
     cuEventCreate, cuEventDestroy_v2, cuEventQuery, cuEventRecord, cuEventSynchronize, cuStreamWaitEvent,
 };
 use crate::cuda::stream::{cuStreamCreate, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize};
-use crate::handles::Handle;
-use crate::pointers::Out;
-use crate::settings::settings;
+use crate::cuda::stream_capture::cuStreamIsCapturing;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 /// `hipMemcpyDefault`, the last kind of copy.
 const DEFAULT: c_int = 4;
 
-/// What every call does first.
+/// Initialises the runtime, and makes a device current in this thread.
 fn enter() -> Answer {
     device::initialize()?;
     runtime_ensure(runtime_device());
     Ok(())
 }
 
-fn answered(code: Code) -> Answer {
-    if code == 0 { Ok(()) } else { Err(code) }
-}
-
-/// `hipDeviceProp_t`: its size, and where the total memory and the architecture are in it. The name is at its start.
+/// A layout of `hipDeviceProp_t`: its size, and the offsets of the total memory and the architecture, in bytes. The name
+/// is at offset 0.
 struct Layout {
     size: usize,
     memory: usize,
@@ -198,7 +195,7 @@ exported! {
     }
 }
 
-/// The name and the text of a result. HIP's codes are those of CUDA.
+/// The name and the text of a status code. HIP's codes are CUDA's.
 fn texts(code: Code) -> (&'static CStr, &'static CStr) {
     match code {
         0 => (c"hipSuccess", c"no error"),

@@ -1,17 +1,18 @@
-//! Configurations (`ncclConfig_t`), of which each version has a longer one.
+//! Configurations (`ncclConfig_t`), which grow from version to version.
 
 use super::result::{INVALID_ARGUMENT, fail};
-use crate::call::Code;
-use crate::pointers::In;
-use crate::settings::settings;
-use crate::violation::violation;
+use crate::base::call::Code;
+use crate::base::pointers::In;
+use crate::base::settings::settings;
+use crate::base::violation::violation;
 use std::ffi::{CStr, c_char, c_int};
 
+/// The magic number of structures that the caller initialises.
 pub const MAGIC: u32 = 0xcafe_beef;
 /// `NCCL_CONFIG_UNDEF_INT`.
 pub const UNDEFINED: c_int = c_int::MIN;
 
-/// The size of the structure from each version on that changed it.
+/// Each version that changed the structure, and the size from there on.
 const SIZES: [(c_int, usize); 9] = [
     (21403, 24),
     (21701, 40),
@@ -26,17 +27,18 @@ const SIZES: [(c_int, usize); 9] = [
 
 const LONGEST: usize = 120;
 
-/// What a communicator is configured to be, as far as it makes a difference here.
+/// The settings of a communicator that have an effect here.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub blocking: bool,
-    /// How many contexts for put and signal there are, and signals in each.
+    /// Contexts for puts and signals.
     pub contexts: c_int,
+    /// Signals of each context.
     pub signals: c_int,
     name: Option<Name>,
 }
 
-/// NCCL keeps the pointer to a communicator's name and not the name.
+/// A communicator's name. As in NCCL, the caller's string is kept and not copied.
 #[derive(Debug, Clone)]
 struct Name {
     address: usize,
@@ -54,7 +56,7 @@ fn size_of_version(version: c_int) -> usize {
 }
 
 impl Config {
-    /// Reads a caller's configuration; what it does not say is as in `base`.
+    /// Reads a caller's configuration. Undefined fields are as in `base`.
     pub fn read(function: &str, from: In<u8>, base: &Config) -> Result<Config, Code> {
         if from.is_null() {
             return Ok(base.clone());
@@ -88,10 +90,10 @@ impl Config {
         Fields { bytes, size }.interpret(base)
     }
 
-    /// Ends the process if the name that NCCL points to has changed or is gone.
+    /// Ends the process if the caller changed or freed the name.
     pub fn check_name(&self, function: &str) {
         let Some(name) = &self.name else { return };
-        // SAFETY: the contract of `ncclConfig_t`; a caller who broke it crashes here or is told below.
+        // SAFETY: `ncclConfig_t` demands that the name outlives the communicator; a freed name may crash here.
         let text = unsafe { CStr::from_ptr(name.address as *const c_char) };
         if text.to_bytes() != name.text {
             violation(function, "the communicator's name (commName) was changed or freed");
@@ -151,7 +153,7 @@ impl Fields {
         }
         let blocking = self.int(16).map_or(base.blocking, |value| value == 1);
         let name = self.pointer(48).map(|address| {
-            // SAFETY: the contract of `ncclConfig_t`: null or a string.
+            // SAFETY: `ncclConfig_t` demands null or a string, and it is not null.
             let text = unsafe { CStr::from_ptr(address as *const c_char) }.to_bytes().to_vec();
             Name { address, text }
         });

@@ -1,35 +1,29 @@
 //! The emulated NCCL.
 //!
+//! From the top down, each file or folder uses those further down only:
+//!
 //! | File | What it has |
 //! |---|---|
-//! | `communicator.rs`, `inside.rs` | a communicator's state, and who may call what when |
-//! | `init.rs`, `derive.rs`, `ending.rs` | how communicators begin, beget others, and end |
-//! | `group.rs` | groups, and how work gets into streams: at once or late |
-//! | `collective.rs`, `configured.rs`, `one_sided.rs` | the functions that enqueue operations |
-//! | `operation.rs`, `perform.rs`, `reduce.rs` | an operation; what a stream does for it; the arithmetic |
-//! | `reduction.rs`, `registration.rs`, `window.rs` | reduction operators, registered memory, windows |
-//! | `device.rs` | what kernels of a program's own need of a communicator |
-//! | `config.rs`, `query.rs`, `result.rs`, `types.rs` | configurations, questions, results, element types |
+//! | `functions/` | the exported functions, by subject |
+//! | `group.rs` | groups: operations and jobs that wait for `ncclGroupEnd` |
+//! | `launch.rs`, `job.rs` | how operations get into streams; work on communicators, at once or in the background |
+//! | `perform.rs` | what a stream does for the operations of a group |
+//! | `operation.rs` | an operation, from the checked arguments of a call |
+//! | `communicator/` | a communicator's state, what it owns, and the calls that are allowed on it |
+//! | `exclusive.rs` | the check that one thread at a time calls communicators of a device |
 //! | `transport/` | messages between ranks |
+//! | `config.rs`, `types.rs`, `version.rs`, `result.rs` | configurations; element types; releases; status codes and their texts |
 
-pub mod collective;
 pub mod communicator;
 pub mod config;
-pub mod configured;
-pub mod derive;
-pub mod device;
-pub mod ending;
+pub mod exclusive;
+pub mod functions;
 pub mod group;
-pub mod init;
-pub mod inside;
-pub mod one_sided;
+pub mod job;
+pub mod launch;
 pub mod operation;
 pub mod perform;
-pub mod query;
-pub mod reduce;
-pub mod reduction;
-pub mod registration;
 pub mod result;
 pub mod transport;
 pub mod types;
-pub mod window;
+pub mod version;

@@ -1,16 +1,16 @@
-//! An operation: what a call asked for.
+//! An operation: the checked arguments of a call.
 
 use super::communicator::Communicator;
-use super::reduce::Combine;
+use super::communicator::reductions::{Reduction, check_float8};
 use super::result::{INVALID_ARGUMENT, INVALID_USAGE, fail};
-use super::types::DataType;
-use crate::call::Code;
-use crate::cuda::allocation::given;
+use super::types::data_type;
+use crate::arithmetic::DataType;
+use crate::base::call::Code;
+use crate::base::violation::violation;
 use crate::cuda::memory::{Range, When};
-use crate::violation::violation;
 use std::sync::Arc;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     AllReduce,
@@ -28,7 +28,7 @@ pub enum Kind {
     WaitSignal(Vec<Awaited>),
 }
 
-/// Signals that are waited for (`ncclWaitSignalDesc_t`).
+/// A number of signals to wait for (`ncclWaitSignalDesc_t`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Awaited {
@@ -36,23 +36,6 @@ pub struct Awaited {
     pub peer: i32,
     pub signal: i32,
     pub context: i32,
-}
-
-/// How contributions are combined, and this rank's factor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reduction {
-    pub combine: Combine,
-    pub factor: Factor,
-}
-
-/// Where a factor is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Factor {
-    None,
-    /// Its bytes, read when the operator was made.
-    Value([u8; 8]),
-    /// In memory that is read when the operation runs.
-    Device(Range),
 }
 
 /// An operation of one rank.
@@ -63,22 +46,22 @@ pub struct Operation {
     pub kind: Kind,
     pub send: Option<Range>,
     pub receive: Option<Range>,
-    /// Elements of a block: what the call was given.
+    /// Elements of a block: the call's count.
     pub count: usize,
     pub dtype: DataType,
     pub reduction: Option<Reduction>,
-    /// What is reduced with the ranks' buffers, too (`ncclAllReduceWithBias`).
+    /// Another contribution to the reduction (`ncclAllReduceWithBias`).
     pub bias: Option<Range>,
 }
 
-/// The arguments of a call, before they were looked at.
+/// The arguments of a call, unchecked.
 pub struct Arguments {
     pub send: u64,
     pub receive: u64,
     pub count: usize,
     pub dtype: i32,
     pub reduction: Option<Reduction>,
-    /// 0 for none.
+    /// An address; 0 for none.
     pub bias: u64,
 }
 
@@ -87,7 +70,7 @@ impl Kind {
         self.code() < 8
     }
 
-    /// A number for each kind, and its root.
+    /// The number of the kind: collectives are below 8, one-sided operations from 10 on.
     pub fn code(&self) -> u64 {
         match self {
             Kind::AllReduce => 0,
@@ -116,7 +99,7 @@ impl Kind {
         }
     }
 
-    /// How many blocks are sent and received, by a rank of so many.
+    /// How many blocks a rank sends and receives.
     fn blocks(&self, rank: u32, ranks: u32) -> (usize, usize) {
         let all = ranks as usize;
         let at = |root: &u32, blocks: usize| if *root == rank { blocks } else { 0 };
@@ -135,7 +118,7 @@ impl Kind {
         }
     }
 
-    /// Where the receive buffer starts relative to the send buffer when they are the same: in blocks.
+    /// The start of the receive buffer relative to the send buffer of an operation in place, in blocks.
     fn in_place(&self, rank: u32) -> Option<i64> {
         match self {
             Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => Some(0),
@@ -149,7 +132,7 @@ impl Kind {
 }
 
 impl Operation {
-    /// An operation from a call's arguments; `None` if there is nothing to do.
+    /// An operation from a call's arguments; `None` for an empty collective, which NCCL drops.
     pub fn new(
         function: &'static str,
         communicator: &Arc<Communicator>,
@@ -157,7 +140,7 @@ impl Operation {
         arguments: Arguments,
     ) -> Result<Option<Operation>, Code> {
         let Arguments { send, receive, count, dtype, reduction, bias } = arguments;
-        let dtype = DataType::from_code(dtype)?;
+        let dtype = data_type(dtype)?;
         let (rank, ranks) = (communicator.rank, communicator.ranks);
         let peers = match &kind {
             Kind::Send { peer } | Kind::Recv { peer } => Some(*peer),
@@ -170,9 +153,9 @@ impl Operation {
             ));
         }
         if matches!(dtype, DataType::F8E4M3 | DataType::F8E5M2) && reduction.is_some() {
-            super::reduction::check_float8()?;
+            check_float8()?;
         }
-        // NCCL drops empty collectives, but not empty messages.
+        // Empty messages are not dropped.
         if count == 0 && kind.is_collective() {
             return Ok(None);
         }
@@ -185,7 +168,7 @@ impl Operation {
             if address == 0 {
                 return Err(fail(INVALID_ARGUMENT, format!("{function} : {role} argument is NULL")));
             }
-            Ok(Some(given(function, role, address, len)))
+            Ok(Some(Range::given(function, role, address, len)))
         };
         let send = range("the send buffer", send, sent)?;
         let receive = range("the receive buffer", receive, received)?;
@@ -234,7 +217,7 @@ impl Operation {
     }
 }
 
-/// A peer's number, checked.
+/// A valid peer's rank.
 pub fn peer(function: &str, communicator: &Communicator, peer: i32) -> Result<u32, Code> {
     let known = u32::try_from(peer).ok().filter(|peer| *peer < communicator.ranks);
     known.ok_or_else(|| fail(INVALID_USAGE, format!("{function} : invalid peer {peer}")))

@@ -1,19 +1,20 @@
-//! What a stream does for the operations of a group: first all of them start, then all of them end.
+//! What a stream does for the operations of a group: all of them start before the first one is waited for.
 
-use super::operation::{Factor, Kind, Operation};
-use super::reduce::{Contribution, combine};
+use super::communicator::reductions::Factor;
+use super::operation::{Kind, Operation};
 use super::transport::mailbox::Stopped;
 use super::transport::message::{Tag, numbers, words};
+use crate::arithmetic::{Contribution, combine};
+use crate::base::settings::settings;
+use crate::base::violation::violation;
 use crate::cuda::memory::{GARBAGE, Range};
-use crate::cuda::queue::{Job, Work};
-use crate::settings::settings;
-use crate::violation::violation;
+use crate::cuda::work::{Job, Work};
 use std::sync::Arc;
 
 /// Operations that run together.
 pub struct Fused {
     operations: Vec<Operation>,
-    /// Whether they are part of a graph, which keeps their communicators from ending.
+    /// Whether they are in a graph. Until it is destroyed, their communicators do not end.
     captured: bool,
 }
 
@@ -45,20 +46,20 @@ impl Work for Fused {
     }
 }
 
-/// An operation with its number: it is matched with what the peers call with the same number.
+/// An operation with its number, by which it is matched with the operations of peers.
 struct Bound {
     operation: Operation,
     number: u64,
-    /// The asynchronous error that it was told to raise.
+    /// The asynchronous error that it raises (`EMULATED_ASYNC_ERROR`).
     error: Option<i32>,
 }
 
-/// What an operation needs to end after it has started.
+/// An operation that has started.
 struct Started {
     bound: Bound,
     sent: Vec<u8>,
     bias: Vec<u8>,
-    /// What this rank contributes to itself.
+    /// This rank's contribution to its own result.
     own: Vec<u8>,
     factor: [u8; 8],
 }
@@ -72,33 +73,33 @@ fn perform(bound: Vec<Bound>) {
             None => communicators.push(vec![one]),
         }
     }
-    // If one communicator is stuck and another aborted, the latter's operations end nevertheless.
+    // In a thread for each communicator: a stuck one does not hold up the operations of an aborted one.
     std::thread::scope(|scope| {
         let last = communicators.pop();
         for others in communicators {
-            scope.spawn(|| perform_of_one(others));
+            scope.spawn(|| perform_on_one(others));
         }
-        last.into_iter().for_each(perform_of_one);
+        last.into_iter().for_each(perform_on_one);
     });
 }
 
-fn perform_of_one(bound: Vec<Bound>) {
+fn perform_on_one(bound: Vec<Bound>) {
     let Some(communicator) = bound.first().map(|bound| Arc::clone(&bound.operation.communicator)) else {
         return;
     };
     communicator.perform(bound.len(), || {
         let mut started: Vec<Started> = bound.into_iter().map(Bound::start).collect();
-        communicator.random.dawdle();
-        // What is sent ends when it has been received: by a peer that, in a ring, waits for what this rank receives.
+        communicator.random.delay();
+        // A send ends when the peer has received it. In a ring, the peer first waits for this rank's receive.
         started.sort_by_key(|started| matches!(started.bound.operation.kind, Kind::Send { .. }));
-        // Stopped: the communicator was aborted or revoked, and the buffers stay as they are.
+        // If the communicator is stopped, the buffers stay as they are.
         let _ = started.into_iter().try_for_each(Started::finish);
     });
 }
 
 impl Bound {
     fn new(operation: &Operation) -> Bound {
-        operation.communicator.bind();
+        operation.communicator.count_operation();
         let mut state = operation.communicator.state();
         state.operations += 1;
         let nth = state.operations;
@@ -111,9 +112,9 @@ impl Bound {
         *counter += u64::from(operation.kind.code() < 10);
         let number = *counter;
         let rank = operation.communicator.rank as i32;
-        let told = settings().async_error.as_ref();
-        let error = told.filter(|told| told.nth == nth && told.rank.is_none_or(|only| only == rank));
-        Bound { operation: operation.clone(), number, error: error.map(|told| told.code) }
+        let error = settings().async_error.as_ref();
+        let error = error.filter(|error| error.nth == nth && error.rank.is_none_or(|only| only == rank));
+        Bound { operation: operation.clone(), number, error: error.map(|error| error.code) }
     }
 
     fn start(self) -> Started {
@@ -122,7 +123,7 @@ impl Bound {
         let bias = operation.bias.map_or(Vec::new(), |range| range.read());
         let factor = operation.reduction.map_or([0; 8], |reduction| reduction.factor.read());
         let own = operation.part_for(&sent, operation.communicator.rank);
-        // Whoever reads the output before the operation has ended shall see that.
+        // Garbage exposes programs that read the output before the operation has ended.
         if let Some(range) = operation.receive.filter(|_| !operation.is_in_place()) {
             range.write(&vec![GARBAGE; range.len]);
         }
@@ -149,7 +150,7 @@ impl Bound {
             }
             Kind::Recv { .. } | Kind::WaitSignal(_) => {}
             _ => {
-                for rank in communicator.everyone().filter(|rank| *rank != communicator.rank) {
+                for rank in communicator.all_ranks().filter(|rank| *rank != communicator.rank) {
                     let mut body = numbers(&self.operation.fingerprint());
                     body.extend(factor);
                     body.extend(self.operation.part_for(sent, rank));
@@ -174,19 +175,20 @@ impl Factor {
     }
 }
 
-/// Words of a fingerprint, and bytes before a contribution.
+/// Words of a fingerprint.
 const FINGERPRINT: usize = 5;
+/// Bytes before a contribution: the fingerprint and the factor.
 const HEADER: usize = FINGERPRINT * 8 + 8;
 
 impl Operation {
-    /// What must be the same on all ranks.
+    /// The arguments that must be the same on all ranks.
     fn fingerprint(&self) -> [u64; FINGERPRINT] {
         let combine = self.reduction.map_or(u64::MAX, |reduction| reduction.combine as u64);
         let root = self.kind.root().map_or(u64::MAX, u64::from);
         [self.kind.code(), root, self.count as u64, self.dtype.code(), combine]
     }
 
-    /// What a rank gets of what this one sends.
+    /// The part of the sent bytes that a rank receives.
     fn part_for(&self, sent: &[u8], rank: u32) -> Vec<u8> {
         let block = || {
             let start = rank as usize * self.block();
@@ -199,7 +201,7 @@ impl Operation {
         }
     }
 
-    /// What this rank gets, from what the ranks sent to it.
+    /// This rank's result, from the contributions of all ranks.
     fn result(&self, contributions: &[Contribution<'_>]) -> Vec<u8> {
         match (&self.kind, self.reduction) {
             (Kind::Broadcast { root } | Kind::Scatter { root }, _) => {
@@ -254,7 +256,7 @@ impl Started {
         let operation = &self.bound.operation;
         let communicator = &operation.communicator;
         let mut bodies = Vec::new();
-        for rank in communicator.everyone() {
+        for rank in communicator.all_ranks() {
             if rank == communicator.rank {
                 bodies.push(Vec::new());
                 continue;
@@ -304,7 +306,7 @@ impl Started {
         }
     }
 
-    /// The ranks call different things.
+    /// Ends the process, or hangs (`EMULATED_MISMATCH`), since the ranks call different operations.
     fn mismatch(&self, theirs: &str) -> Stopped {
         let operation = &self.bound.operation;
         if settings().mismatch_hangs {
@@ -317,7 +319,7 @@ impl Started {
     }
 }
 
-/// Ends the process if somebody wrote to an output while the operation ran.
+/// Ends the process if the output was written to while the operation ran.
 fn check_output(range: &Range) {
     if range.read().iter().any(|byte| *byte != GARBAGE) {
         violation(range.function, "the receive buffer was written to while the operation ran");

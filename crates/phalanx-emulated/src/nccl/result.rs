@@ -1,8 +1,8 @@
-//! Results (`ncclResult_t`), their texts, and the last error.
+//! Status codes (`ncclResult_t`), their texts, and the last error.
 
-use crate::call::Code;
-use crate::handles::Handle;
-use crate::lock;
+use crate::base::call::Code;
+use crate::base::handles::Handle;
+use crate::base::lock::lock;
 use std::ffi::{CStr, c_char};
 use std::sync::Mutex;
 
@@ -16,10 +16,10 @@ pub const REMOTE_ERROR: Code = 6;
 pub const IN_PROGRESS: Code = 7;
 pub const TIMEOUT: Code = 8;
 
-/// As in NCCL, one text for the whole process, which the next error overwrites.
+/// The text of the last error. As in NCCL, the process has one.
 static LAST_ERROR: Mutex<[u8; 1024]> = Mutex::new([0; 1024]);
 
-/// Remembers what went wrong and answers the code.
+/// Stores the text of an error and returns its code.
 pub fn fail(code: Code, text: impl Into<String>) -> Code {
     let mut last = lock(&LAST_ERROR);
     let text = text.into();
@@ -29,7 +29,7 @@ pub fn fail(code: Code, text: impl Into<String>) -> Code {
     code
 }
 
-/// The text of a result.
+/// The text of a status code.
 fn text(code: Code) -> &'static CStr {
     match code {
         SUCCESS => c"no error",

@@ -1,17 +1,15 @@
-//! What a team does together, on streams.
+//! Barriers and collectives of a team, on streams.
 
+use super::completion::{awaited, complete, enqueue, queue};
 use super::process::{Pe, nvshmem, with_own_gpu};
-use super::rma::{awaited, complete, enqueue, queue};
-use crate::cuda::capture;
-use crate::handles::Handle;
-use crate::nccl::reduce::{Combine, Contribution, combine};
-use crate::nccl::types::DataType;
-use crate::violation::violation;
+use crate::arithmetic::{Combine, Contribution, DataType, combine};
+use crate::base::handles::Handle;
+use crate::base::violation::violation;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a PE takes of which PE's source.
+/// The kind of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Broadcast { root: usize },
@@ -23,18 +21,20 @@ enum Kind {
 
 type Combination = dyn Fn(&[Vec<u8>]) -> Vec<u8> + Send + Sync;
 
-/// Combines bytes of several PEs.
+/// A reduction of bytes of several PEs.
 struct Merge {
     combine: Arc<Combination>,
-    /// Whether NCCL has it, so that no kernel of the library's own does it.
-    is_nccls: bool,
+    /// Whether the library lets NCCL perform it, and not its own kernels.
+    by_nccl: bool,
 }
 
-/// Scratch memory of the library's own kernels: for a round of a reduction, and for the parts of a reduce_scatter.
+/// Scratch memory of the library's own kernels for a round of a reduction, in bytes.
 const ROUND: usize = 32 << 10;
+/// Scratch memory of the library's own kernels for the parts of a reduce_scatter, in bytes.
 const PARTS: usize = 256 << 10;
 
-/// A reduction in place by the library's own kernels: in each round a PE sends what it has combined so far.
+/// The wrong result of the library's own kernels for a reduction in place that needs several rounds: in each round a PE
+/// sends its partial result, and not its contribution.
 fn in_rounds(merge: &Merge, me: usize, parts: Vec<Vec<u8>>) -> Vec<u8> {
     let n = parts.len();
     let mut held = parts;
@@ -47,10 +47,10 @@ fn in_rounds(merge: &Merge, me: usize, parts: Vec<Vec<u8>>) -> Vec<u8> {
     held.swap_remove(me)
 }
 
-/// A call: the team, destination, source, bytes of a part, stream.
+/// The arguments of a call: team, destination, source, bytes of a part, stream.
 type Call = (c_int, u64, u64, usize, Handle);
 
-/// An operation of a team, as work on a stream.
+/// Enqueues an operation of a team. One operation of a team is performed at a time.
 fn enqueue_in_turn(
     function: &'static str,
     pe: &Arc<Pe>,
@@ -59,7 +59,7 @@ fn enqueue_in_turn(
     work: impl Fn() + Send + Sync + 'static,
 ) {
     // A graph may be launched never.
-    let counted = usize::from(capture::of(&queue(function, pe, stream)).is_none());
+    let counted = usize::from(queue(function, pe, stream).capture().is_none());
     let own = Arc::clone(pe);
     pe.turns[team as usize].enqueued.fetch_add(counted, Ordering::AcqRel);
     enqueue(function, pe, stream, move || {
@@ -95,19 +95,19 @@ fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merg
             Kind::ReduceScatter => 4 << 32,
         };
         let own = Arc::clone(pe);
-        let by_kernel = merge.as_ref().is_some_and(|merge| !merge.is_nccls);
+        let by_kernel = merge.as_ref().is_some_and(|merge| !merge.by_nccl);
         if by_kernel && kind == Kind::ReduceScatter && bytes * n > PARTS {
             violation(function, format!("{n} parts of {bytes} bytes do not fit into the scratch memory"));
         }
         let is_wrong = by_kernel && kind == Kind::Reduce && from == target && bytes * (n - 1) > ROUND;
         enqueue_in_turn(function, pe, team, stream, move || {
-            let say: [u64; 14] =
+            let mine: [u64; 14] =
                 std::array::from_fn(|n| [code, from, target, bytes as u64].get(n).copied().unwrap_or(0));
-            let heard = own.world.exchange(team as usize, own.pe, &of.members, say);
-            if let Some(other) = heard.iter().find(|words| **words != say) {
+            let all = own.world.exchange(team as usize, own.pe, &of.members, mine);
+            if let Some(other) = all.iter().find(|words| **words != mine) {
                 violation(
                     function,
-                    format!("the PEs pass different arguments: {:?} and {:?}", &say[..4], &other[..4]),
+                    format!("the PEs pass different arguments: {:?} and {:?}", &mine[..4], &other[..4]),
                 );
             }
             let me = of.members.iter().position(|member| *member == own.pe).unwrap_or(0);
@@ -125,7 +125,7 @@ fn collective(function: &'static str, kind: Kind, call: Call, merge: Option<Merg
                 Some(merge) => (merge.combine)(&parts),
                 None => parts.concat(),
             };
-            // Nobody writes before all have read: source and destination may be the same.
+            // All PEs read before one writes: source and destination may be the same.
             own.world.barrier(team as usize, own.pe, &of.members);
             if !result.is_empty() {
                 to.write(&result);
@@ -182,19 +182,19 @@ nvshmem! {
     }
 }
 
-/// The arithmetic of NCCL's emulation, in the order of the PEs.
+/// A reduction in the order of the PEs.
 fn arithmetic(dtype: DataType, how: Combine) -> Merge {
     let combine = move |parts: &[Vec<u8>]| {
         let contributions: Vec<_> =
             parts.iter().map(|bytes| Contribution { bytes, factor: [0; 8] }).collect();
         combine(dtype, how, &contributions)
     };
-    Merge { combine: Arc::new(combine), is_nccls: true }
+    Merge { combine: Arc::new(combine), by_nccl: true }
 }
 
 fn integers16(how: Combine, signed: bool) -> Merge {
     let combine = move |parts: &[Vec<u8>]| {
-        // No element is lost in 64 bits, and what is left of a sum or product is its low half.
+        // 64 bits hold every element, and the low 16 bits of a sum or product are those of 16-bit arithmetic.
         let widen = |bytes: &[u8]| {
             let bits = u16::from_ne_bytes([bytes[0], bytes[1]]);
             if signed { i64::from(bits as i16) } else { i64::from(bits) }
@@ -207,7 +207,7 @@ fn integers16(how: Combine, signed: bool) -> Merge {
         let narrow = |bytes: &[u8]| i64::from_ne_bytes(bytes.try_into().expect("8 bytes")) as u16;
         result.chunks_exact(8).flat_map(|bytes| narrow(bytes).to_ne_bytes()).collect()
     };
-    Merge { combine: Arc::new(combine), is_nccls: false }
+    Merge { combine: Arc::new(combine), by_nccl: false }
 }
 
 fn bits(how: fn(u8, u8) -> u8) -> Merge {
@@ -218,7 +218,7 @@ fn bits(how: fn(u8, u8) -> u8) -> Merge {
         }
         result
     };
-    Merge { combine: Arc::new(combine), is_nccls: false }
+    Merge { combine: Arc::new(combine), by_nccl: false }
 }
 
 macro_rules! reductions {

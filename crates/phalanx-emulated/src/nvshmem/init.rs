@@ -1,26 +1,26 @@
-//! Beginning and end.
+//! Initialisation and finalisation, and how PEs find each other.
 
+use super::completion::{awaited, complete};
+use super::heap;
 use super::pmi::ProcessManager;
 use super::process::{
-    self, IS_BOOTSTRAPPED, IS_INITIALIZED, LIMITED_MPG, NOT_INITIALIZED, Pe, State, Team, alone, exit,
-    inside, nvshmem,
+    self, INTERNAL, INVALID_VALUE, IS_BOOTSTRAPPED, IS_INITIALIZED, LIMITED_MPG, NOT_INITIALIZED, Pe, State,
+    Team, exit, initialized, nvshmem, serialized,
 };
 use super::world::{self, BOOTSTRAP, PES, World};
+use crate::base::exit::{check_at_exit, run_at_exit};
+use crate::base::lock::lock;
+use crate::base::pointers::Out;
+use crate::base::settings::{Init, settings};
+use crate::base::violation::violation;
 use crate::cuda::context::current;
 use crate::cuda::device::physical;
-use crate::lock;
-use crate::pointers::Out;
-use crate::settings::{Init, settings};
-use crate::violation::violation;
+use crate::cuda::virtual_memory;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// Status codes.
-pub const INVALID_VALUE: c_int = 1;
-pub const INTERNAL: c_int = 7;
 
 /// `nvshmemx_uniqueid_t`.
 #[repr(C)]
@@ -51,10 +51,12 @@ pub struct Attributes {
 const _: () = assert!(size_of::<UniqueId>() == 128 && size_of::<Attributes>() == 144);
 const _: () = assert!(std::mem::offset_of!(Attributes, uid_version) == 24);
 const MAGIC: u32 = 0x656d_756c;
+/// No flags: the environment says how PEs find each other.
 const BY_ENVIRONMENT: c_uint = 0;
+/// `NVSHMEMX_INIT_WITH_UNIQUEID`.
 const BY_UNIQUE_ID: c_uint = 8;
 
-/// Whether the PEs were found by the environment: that stays until the process ends, whatever a later initialisation says.
+/// Whether PEs were found by the environment. That lasts until the process ends: later initialisations use it too.
 static IS_KEPT: AtomicBool = AtomicBool::new(false);
 
 fn check_version(function: &'static str, what: &str, word: c_int, size: c_int) {
@@ -65,7 +67,7 @@ fn check_version(function: &'static str, what: &str, word: c_int, size: c_int) {
 
 nvshmem! {
     fn nvshmemx_get_uniqueid(id: Out<UniqueId>) -> c_int {
-        alone(FUNCTION, || {
+        serialized(FUNCTION, || {
             let Some(given) = id.as_in().get() else { return INVALID_VALUE };
             check_version(FUNCTION, "the id", given.version, 128);
             let file = world::create();
@@ -77,46 +79,46 @@ nvshmem! {
     }
 
     fn nvshmemx_set_attr_uniqueid_args(rank: c_int, ranks: c_int, id: *const UniqueId, attr: Out<Attributes>) -> c_int {
-        alone(FUNCTION, || {
+        serialized(FUNCTION, || {
             let Some(given) = attr.as_in().get() else { return INVALID_VALUE };
             check_version(FUNCTION, "the attributes", given.version, 144);
             check_version(FUNCTION, "the arguments", given.args_version, 128);
             if rank < 0 || rank >= ranks {
                 return INVALID_VALUE;
             }
-            // The pointer is kept, and not what it points to.
+            // As in the library, the id is read later, through this pointer.
             attr.set(Attributes { id, rank, ranks, ..given });
             0
         })
     }
 
     fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: Out<Attributes>) -> c_int {
-        alone(FUNCTION, || begin(FUNCTION, flags, attr))
+        serialized(FUNCTION, || begin(FUNCTION, flags, attr))
     }
 
     fn nvshmemx_init_status() -> c_int {
-        alone(FUNCTION, process::status)
+        serialized(FUNCTION, process::status)
     }
 
     fn nvshmemx_hostlib_finalize() {
         if process::status() < IS_INITIALIZED {
             exit(FUNCTION, "aborting due to error in nvshmem_finalize");
         }
-        inside(FUNCTION, |pe| {
-            super::rma::complete(pe, &super::rma::awaited(pe));
+        initialized(FUNCTION, |pe| {
+            complete(pe, &awaited(pe));
             for stream in pe.context.streams() {
                 stream.mark().wait();
             }
             pe.barrier();
-            super::memory::forget_all(pe);
+            heap::forget_all(pe);
             let is_kept = IS_KEPT.load(Ordering::Relaxed);
             process::set(if is_kept { IS_BOOTSTRAPPED } else { NOT_INITIALIZED }, None);
         });
     }
 
     fn nvshmem_global_exit(status: c_int) {
-        // The bootstrap by unique id has no such function.
-        alone(FUNCTION, || {
+        // Without effect after a bootstrap by unique id, as in the library.
+        serialized(FUNCTION, || {
             if IS_KEPT.load(Ordering::Relaxed) {
                 std::process::exit(status);
             }
@@ -128,11 +130,11 @@ nvshmem! {
     }
 
     fn nvshmem_my_pe() -> c_int {
-        inside(FUNCTION, |pe| pe.pe as c_int)
+        initialized(FUNCTION, |pe| pe.pe as c_int)
     }
 
     fn nvshmem_n_pes() -> c_int {
-        inside(FUNCTION, |pe| pe.pes as c_int)
+        initialized(FUNCTION, |pe| pe.pes as c_int)
     }
 
     fn nvshmem_info_get_version(major: Out<c_int>, minor: Out<c_int>) {
@@ -154,19 +156,29 @@ nvshmem! {
     }
 }
 
+/// Checks at the process's exit that NVSHMEM was finalised. Registered at every initialisation, as the library does: the
+/// last one runs before the functions that the program registered earlier.
+extern "C" fn check_finalized() {
+    if process::status() >= IS_INITIALIZED {
+        violation("exit", "NVSHMEM was not finalized");
+    }
+}
+
 fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int {
-    crate::exit::watch_nvshmem();
+    check_at_exit(check_finalized);
+    virtual_memory::set_heap(heap::is_mapped);
     match settings().nvshmem_init {
         Init::Works => {}
         Init::Hangs => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
         Init::Exits => exit(function, "aborting due to error in init"),
-        // As 3.4.5 does, and as later ones do, when the device cannot be set up.
+        // The device cannot be set up, in 3.4.5.
         Init::Half => {
             process::set(IS_BOOTSTRAPPED, None);
             return 0;
         }
+        // The same in later versions.
         Init::Fails => {
             process::set(IS_BOOTSTRAPPED, None);
             return INTERNAL;
@@ -188,26 +200,26 @@ fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int 
     };
     let Some((world, rank, ranks)) = found else { return INTERNAL };
     IS_KEPT.fetch_or(flags == BY_ENVIRONMENT, Ordering::Relaxed);
-    let everybody: Vec<usize> = (0..ranks).collect();
+    let pes: Vec<usize> = (0..ranks).collect();
     let alone = Team { members: vec![rank] };
-    let all = Team { members: everybody };
-    // The world, those who share memory, the node, and those with this number on other nodes, of which there are none.
+    let all = Team { members: pes };
+    // The predefined teams: the world, shared memory, the node, and PEs of this number on other nodes.
     let teams = BTreeMap::from([(0, all.clone()), (1, all.clone()), (2, all), (3, alone)]);
     let state = Mutex::new(State { teams, ..State::default() });
     let turns = Default::default();
     let pe = Pe { world, pe: rank, pes: ranks, context, state, turns };
     let gpu = [physical(pe.context.device) as u64; 14];
     let gpus = pe.world.exchange(BOOTSTRAP, rank, &pe.all(), gpu);
-    // There is no MPS that would share it out.
+    // PEs on one GPU share it without MPS.
     let shares_gpu = gpus.iter().filter(|other| **other == gpu).count() > 1;
     process::set(if shares_gpu { LIMITED_MPG } else { IS_INITIALIZED }, Some(Arc::new(pe)));
     0
 }
 
-/// The PEs that have the same id: what they share, this one's number, how many there are.
+/// The job of a unique id: its shared file, this PE's number, and the number of PEs.
 fn by_unique_id(function: &'static str, attr: Attributes) -> Option<(World, usize, usize)> {
     check_version(function, "the arguments of the unique id", attr.uid_version, 24);
-    // SAFETY: the caller's promise; it is read here and not before, as in the library.
+    // SAFETY: the caller keeps the id valid until here, where the library reads it.
     let id = unsafe { attr.id.read() };
     if id.magic != MAGIC || attr.ranks as usize > PES {
         return None;
@@ -222,20 +234,20 @@ fn by_environment() -> Option<(World, usize, usize)> {
     find_peers().inspect_err(unknown).ok()
 }
 
-/// The process manager, from the first time that peers are found by it until the process ends.
+/// The process manager, from the first initialisation by the environment until the process ends.
 static MANAGER: Mutex<Option<ProcessManager>> = Mutex::new(None);
 
-/// By the process manager; without one this PE is alone.
+/// The job of the process manager; without one, a job of this PE alone.
 fn find_peers() -> std::io::Result<(World, usize, usize)> {
     let mut manager = lock(&MANAGER);
     if manager.is_none() {
         *manager = ProcessManager::find()?;
         if manager.is_some() {
-            crate::exit::leave_process_manager();
+            run_at_exit(leave_process_manager);
         }
     }
     match manager.as_mut() {
-        Some(manager) => meet(manager),
+        Some(manager) => share_file(manager),
         None => {
             let file = world::create();
             let (process, number) = world::place(&file);
@@ -244,17 +256,18 @@ fn find_peers() -> std::io::Result<(World, usize, usize)> {
     }
 }
 
-/// The end of the process: nobody hears whether it worked.
-pub fn leave_process_manager() {
+/// Tells the process manager at the process's exit that nothing failed. Hydra ends the other ranks of a rank that ends
+/// without it.
+extern "C" fn leave_process_manager() {
     if let Some(manager) = lock(&MANAGER).as_mut() {
         let _ = manager.leave();
     }
 }
 
-/// PE 0 makes the shared file, and all learn where it is.
-fn meet(manager: &mut ProcessManager) -> std::io::Result<(World, usize, usize)> {
-    static MEETINGS: AtomicUsize = AtomicUsize::new(0);
-    let key = format!("world-{}", MEETINGS.fetch_add(1, Ordering::Relaxed));
+/// Makes the shared file on PE 0, and opens it on all.
+fn share_file(manager: &mut ProcessManager) -> std::io::Result<(World, usize, usize)> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let key = format!("world-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     if manager.rank == 0 {
         let file = world::create();
         let (process, number) = world::place(&file);
@@ -267,28 +280,4 @@ fn meet(manager: &mut ProcessManager) -> std::io::Result<(World, usize, usize)> 
     let process = process.parse().map_err(std::io::Error::other)?;
     let number = number.parse().map_err(std::io::Error::other)?;
     Ok((World::open(process, number)?, manager.rank, manager.ranks))
-}
-
-impl Pe {
-    /// All PEs meet, on the library's own account.
-    pub fn barrier(&self) {
-        self.world.barrier(BOOTSTRAP, self.pe, &self.all());
-    }
-
-    /// All PEs meet and say the same, or the program is wrong.
-    pub fn agree(&self, function: &'static str, words: [u64; 2]) {
-        let mut say = [0; 14];
-        say[..2].copy_from_slice(&words);
-        let heard = self.world.exchange(BOOTSTRAP, self.pe, &self.all(), say);
-        if let Some(pe) = heard.iter().position(|words| *words != say) {
-            violation(
-                function,
-                format!("PE {pe} passes {:?}, PE {} passes {words:?}", &heard[pe][..2], self.pe),
-            );
-        }
-    }
-
-    fn all(&self) -> Vec<usize> {
-        lock(&self.state).teams[&0].members.clone()
-    }
 }

@@ -1,20 +1,23 @@
-//! The emulated NVSHMEM host library: what NVIDIA's exports, and none of what is inline in its headers.
+//! The emulated NVSHMEM host library: NVIDIA's exported functions, without those that are inline in its headers.
+//!
+//! PEs are processes of one host. Their heaps are parts of one shared file that every PE maps. Addresses are used once.
+//! Non-blocking operations are performed when quiet is called, and not before. As in the library, strided operations and
+//! single gets end the process if loads and stores do not reach the peer.
+//!
+//! From the top down, each file uses files further down only:
 //!
 //! | File | What it has |
 //! |---|---|
-//! | `world.rs` | the memory that the PEs of a job share: heaps, barriers, what they tell each other |
-//! | `process.rs` | this process as a PE; what every exported function goes through |
-//! | `init.rs` | beginning and end, with the ways in which they fail |
-//! | `pmi.rs` | the process manager's client, for PEs that mpirun starts |
-//! | `memory.rs` | the symmetric heap, registrations, peers' addresses |
-//! | `rma.rs` | puts, gets, signals, quiet |
-//! | `team.rs`, `collective.rs` | teams, and what they do together |
-//!
-//! PEs are processes of one host. Each one's heap is part of one shared file, which everybody maps; addresses are given out
-//! once. Operations that are not blocking happen when quiet is called, and not before. Strided operations and single gets
-//! end the process where a peer cannot be reached by loads and stores, as in the library.
+//! | `init.rs` | initialisation and finalisation, with the failures that the settings inject |
+//! | `collective.rs`, `team.rs` | barriers and collectives on streams; teams |
+//! | `rma.rs`, `memory.rs` | puts, gets, signals, quiet; allocation, registration, peers' addresses |
+//! | `completion.rs`, `heap.rs` | work on streams, and what quiet completes; offsets and checks of heap addresses |
+//! | `process.rs` | this process as a PE, and the checks that each call goes through |
+//! | `world.rs`, `pmi.rs` | the shared file: heaps, barriers, exchanges; the client of a process manager |
 
 pub mod collective;
+pub mod completion;
+pub mod heap;
 pub mod init;
 pub mod memory;
 pub mod pmi;

@@ -1,24 +1,25 @@
-//! A process manager's client, as the library's PMI bootstrap has one: PMI-1's lines on the descriptor that `PMI_FD` names,
-//! which Hydra (MPICH's and Intel MPI's mpirun) and Slurm's PMI-1 serve.
+//! A client of a process manager, as in the library's PMI bootstrap: lines of PMI-1 on the descriptor in `PMI_FD`, which
+//! Hydra (mpirun of MPICH and Intel MPI) and Slurm's PMI-1 serve.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Result, Write};
 use std::os::fd::{BorrowedFd, RawFd};
 
-/// A connection to the process manager. The library has one until the process ends.
+/// A connection to the process manager. It lasts until the process ends.
 pub struct ProcessManager {
     reader: BufReader<std::fs::File>,
     writer: std::fs::File,
+    /// The name of the key-value space.
     names: String,
     pub rank: usize,
     pub ranks: usize,
 }
 
-/// The words behind the command of an answer.
+/// The `name=value` pairs of an answer.
 type Answer = BTreeMap<String, String>;
 
 impl ProcessManager {
-    /// The one that started this process; `None` if none did.
+    /// The process manager that started this process, if one did.
     pub fn find() -> Result<Option<ProcessManager>> {
         std::env::var("PMI_FD").ok().map(|descriptor| ProcessManager::connect(&descriptor)).transpose()
     }
@@ -30,7 +31,7 @@ impl ProcessManager {
             value.parse::<usize>().map_err(Error::other)
         };
         let (rank, ranks) = (variable("PMI_RANK")?, variable("PMI_SIZE")?);
-        // SAFETY: the process manager's, which this process has inherited and never closes.
+        // SAFETY: inherited from the process manager, and never closed here.
         let socket = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let writer = std::fs::File::from(socket.try_clone_to_owned()?);
         let reader = BufReader::new(writer.try_clone()?);
@@ -41,29 +42,31 @@ impl ProcessManager {
         Ok(manager)
     }
 
-    /// Says something that the others get after a barrier.
+    /// Stores a value, which other ranks can get after a barrier.
     pub fn put(&mut self, key: &str, value: &str) -> Result<()> {
         let command = format!("put kvsname={} key={key} value={value}", self.names);
         self.ask(&command, "put_result").map(drop)
     }
 
+    /// Waits for all ranks.
     pub fn barrier(&mut self) -> Result<()> {
         self.ask("barrier_in", "barrier_out").map(drop)
     }
 
+    /// A value that a rank stored.
     pub fn get(&mut self, key: &str) -> Result<String> {
         let command = format!("get kvsname={} key={key}", self.names);
         let answer = self.ask(&command, "get_result")?;
         word(&answer, "value")
     }
 
-    /// The last that is said to it.
+    /// Ends the connection.
     pub fn leave(&mut self) -> Result<()> {
         self.ask("finalize", "finalize_ack").map(drop)
     }
 
     fn ask(&mut self, command: &str, expected: &str) -> Result<Answer> {
-        // In one piece.
+        // One write, so that the manager reads a whole line.
         self.writer.write_all(format!("cmd={command}\n").as_bytes())?;
         let mut line = String::new();
         self.reader.read_line(&mut line)?;

@@ -1,15 +1,19 @@
-//! This process as a PE, and what every exported function goes through.
+//! This process as a PE, and the checks that each call goes through.
 
-use super::world::{TEAMS, World};
-use crate::call::check_fork;
+use super::world::{BOOTSTRAP, TEAMS, World};
+use crate::base::call::check_fork;
+use crate::base::lock::lock;
+use crate::base::violation::violation;
 use crate::cuda::context::{Context, current};
-use crate::lock;
-use crate::violation::violation;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
-/// How far initialisation has come (`nvshmemx_init_status`).
+/// Status codes.
+pub const INVALID_VALUE: i32 = 1;
+pub const INTERNAL: i32 = 7;
+
+/// States of initialisation (`nvshmemx_init_status`).
 pub const NOT_INITIALIZED: i32 = 0;
 pub const IS_BOOTSTRAPPED: i32 = 1;
 pub const IS_INITIALIZED: i32 = 2;
@@ -25,32 +29,33 @@ pub struct Pe {
     pub turns: [Turns; TEAMS],
 }
 
-/// The operations of a team that are on streams: it has one place where its PEs tell each other how far they are.
+/// A team's operations on streams. The team has one set of words for its barriers, so its operations take turns.
 #[derive(Default)]
 pub struct Turns {
-    /// Enqueued, and not over.
+    /// How many are enqueued and have not ended.
     pub enqueued: AtomicUsize,
     is_busy: AtomicBool,
 }
 
-/// What changes.
+/// The changing state of a PE.
 #[derive(Default)]
 pub struct State {
     pub teams: BTreeMap<i32, Team>,
     /// Allocations by their start in the heap, with their length.
     pub allocations: BTreeMap<u64, u64>,
-    /// Where the next one goes, and how many bytes are in use.
+    /// The offset of the next allocation.
     pub next: u64,
+    /// Bytes in use.
     pub used: u64,
-    /// Bytes of the device that the heap has, if it grows.
+    /// Bytes of device memory of a growing heap.
     pub physical: u64,
-    /// Memory of the callers' that is mapped into the heap: offset and length.
+    /// Callers' memory that is mapped into the heap, by its offset, with its length.
     pub mapped: BTreeMap<u64, u64>,
-    /// Registered memory of this PE's: start and length.
+    /// Registered memory of this PE, by its start, with its length.
     pub registered: BTreeMap<u64, u64>,
     /// Operations that quiet completes.
     pub pending: Vec<Box<dyn FnOnce() + Send>>,
-    /// Those that wait for their streams to get there: whether they have.
+    /// Operations that become pending once their streams reach them: whether they have.
     pub awaited: Vec<Arc<AtomicBool>>,
 }
 
@@ -68,6 +73,7 @@ struct Process {
 static PROCESS: Mutex<Process> = Mutex::new(Process { status: NOT_INITIALIZED, pe: None });
 static INSIDE: Mutex<()> = Mutex::new(());
 
+/// The state of initialisation.
 pub fn status() -> i32 {
     lock(&PROCESS).status
 }
@@ -77,22 +83,23 @@ pub fn pe() -> Option<Arc<Pe>> {
     lock(&PROCESS).pe.clone()
 }
 
-/// PEs have shared a GPU: 3.4.5 was seen not to forget it when it is initialised anew, whatever it then answers of its status.
+/// Whether PEs have ever shared a GPU. In 3.4.5 this outlasts a new initialisation, whose status may say otherwise.
 static HAS_SHARED: AtomicBool = AtomicBool::new(false);
 
+/// Sets the state of initialisation, and this process's PE.
 pub fn set(status: i32, pe: Option<Arc<Pe>>) {
     HAS_SHARED.fetch_or(status == LIMITED_MPG, Ordering::AcqRel);
     *lock(&PROCESS) = Process { status, pe };
 }
 
-/// Ends the process as the library does, with what it says.
+/// Ends the process with a message, as the library does.
 pub fn exit(function: &str, why: &str) -> ! {
     eprintln!("emulated NVSHMEM: {function}: {why}, exiting");
     std::process::exit(255)
 }
 
 /// Runs the body of a function that may be called at any time; one thread at a time.
-pub fn alone<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
+pub fn serialized<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
     check_fork(function);
     let _inside = match INSIDE.try_lock() {
         Ok(inside) => inside,
@@ -105,8 +112,8 @@ pub fn alone<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
 }
 
 /// Runs the body of a function that needs initialisation, on the PE's device.
-pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
-    alone(function, || {
+pub fn initialized<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
+    serialized(function, || {
         let pe = lock(&PROCESS).pe.clone();
         let Some(pe) = pe else { exit(function, "nvshmem API called before nvshmem_init") };
         match current() {
@@ -116,9 +123,9 @@ pub fn inside<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R 
     })
 }
 
-/// The same for a function that PEs which share a GPU do not have.
+/// As [`initialized`], for a function that the library refuses to PEs that share a GPU.
 pub fn with_own_gpu<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R) -> R {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         if HAS_SHARED.load(Ordering::Acquire) {
             exit(
                 function,
@@ -130,6 +137,30 @@ pub fn with_own_gpu<R>(function: &'static str, body: impl FnOnce(&Arc<Pe>) -> R)
 }
 
 impl Pe {
+    /// A barrier of all PEs, apart from those of teams.
+    pub fn barrier(&self) {
+        self.world.barrier(BOOTSTRAP, self.pe, &self.all());
+    }
+
+    /// A barrier of all PEs. Different words on two PEs are a violation.
+    pub fn agree(&self, function: &'static str, words: [u64; 2]) {
+        let mut mine = [0; 14];
+        mine[..2].copy_from_slice(&words);
+        let all = self.world.exchange(BOOTSTRAP, self.pe, &self.all(), mine);
+        if let Some(pe) = all.iter().position(|words| *words != mine) {
+            violation(
+                function,
+                format!("PE {pe} passes {:?}, PE {} passes {words:?}", &all[pe][..2], self.pe),
+            );
+        }
+    }
+
+    /// All PEs.
+    pub fn all(&self) -> Vec<usize> {
+        lock(&self.state).teams[&0].members.clone()
+    }
+
+    /// A team. A number without a team is a violation.
     pub fn team(&self, function: &'static str, team: i32) -> Team {
         match lock(&self.state).teams.get(&team) {
             Some(team) => team.clone(),
@@ -137,7 +168,7 @@ impl Pe {
         }
     }
 
-    /// Carries out an operation of a team: one at a time.
+    /// Performs an operation of a team. Two at a time are a violation.
     pub fn turn<R>(&self, function: &'static str, team: i32, operation: impl FnOnce() -> R) -> R {
         let turns = &self.turns[team as usize];
         if turns.is_busy.swap(true, Ordering::AcqRel) {
@@ -148,7 +179,7 @@ impl Pe {
         result
     }
 
-    /// The library's own barrier of a team waits for no stream.
+    /// Ends the process if the team has operations on streams: the library's own barrier does not wait for them.
     pub fn check_idle(&self, function: &'static str, team: i32) {
         if self.turns[team as usize].enqueued.load(Ordering::Acquire) > 0 {
             violation(
@@ -158,7 +189,7 @@ impl Pe {
         }
     }
 
-    /// A PE, checked.
+    /// A valid PE's number.
     pub fn peer(&self, function: &'static str, pe: i32) -> usize {
         match usize::try_from(pe).ok().filter(|pe| *pe < self.pes) {
             Some(pe) => pe,

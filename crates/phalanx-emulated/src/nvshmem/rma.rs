@@ -1,105 +1,74 @@
-//! Puts, gets, signals, and what completes them.
+//! Puts, gets, signals, and the functions that complete them.
 
-use super::process::{Pe, exit, inside, nvshmem, with_own_gpu};
-use crate::cuda::capture;
+use super::completion::{awaited, complete, enqueue, queue};
+use super::process::{Pe, exit, initialized, nvshmem, with_own_gpu};
+use crate::base::handles::Handle;
+use crate::base::lock::lock;
+use crate::base::settings::settings;
+use crate::base::violation::violation;
 use crate::cuda::memory::Range;
-use crate::cuda::queue::{Plain, Stream};
-use crate::cuda::stream;
-use crate::handles::Handle;
-use crate::lock;
-use crate::settings::settings;
-use crate::violation::violation;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// When an operation happens.
+/// When an operation is performed.
 #[derive(Clone, Copy)]
-enum Turn {
+enum Time {
     Now,
     /// When quiet is called.
     Later,
     OnStream(Handle),
-    /// When quiet is called after the stream has got there.
+    /// When quiet is called after the stream has reached the operation.
     LaterOnStream(Handle),
 }
 
-/// What follows the data: a signal's offset in the heap, the value, whether it is added.
+/// A change of a signal variable, after the data of a put if there are any.
 #[derive(Clone, Copy)]
-struct Follow {
+struct Signal {
+    /// The variable's offset in the heap.
     offset: u64,
     value: u64,
     add: bool,
 }
 
+/// `NVSHMEM_SIGNAL_SET`.
 const SET: c_int = 9;
+/// `NVSHMEM_SIGNAL_ADD`.
 const ADD: c_int = 10;
 
-pub fn queue(function: &'static str, pe: &Pe, handle: Handle) -> Arc<Stream> {
-    let Ok(stream) = stream::find(function, handle) else { violation(function, "the stream is none") };
-    if stream.context.handle != pe.context.handle {
-        violation(function, "the stream is another device's");
-    }
-    stream
-}
-
-/// Work on a stream.
-pub fn enqueue(function: &'static str, pe: &Pe, handle: Handle, work: impl Fn() + Send + Sync + 'static) {
-    let stream = queue(function, pe, handle);
-    if capture::enqueue(&stream, Arc::new(Plain(work))).is_err() {
-        exit(function, "the stream refuses work");
-    }
-}
-
-/// What has been given to streams so far, for quiet to wait for.
-pub fn awaited(pe: &Pe) -> Vec<Arc<AtomicBool>> {
-    let mut state = lock(&pe.state);
-    state.awaited.retain(|reached| !reached.load(Ordering::Acquire));
-    state.awaited.clone()
-}
-
-/// Does everything that quiet completes, when the streams have got there: the library's internal streams wait for them, and quiet
-/// for those.
-pub fn complete(pe: &Pe, awaited: &[Arc<AtomicBool>]) {
-    while awaited.iter().any(|reached| !reached.load(Ordering::Acquire)) {
-        std::thread::sleep(Duration::from_micros(20));
-    }
-    let pending = std::mem::take(&mut lock(&pe.state).pending);
-    pending.into_iter().for_each(|operation| operation());
-}
-
 fn signal_at(pe: &Pe, offset: u64, peer: usize) -> &AtomicU64 {
-    // SAFETY: a word of a mapped heap, aligned (checked), which only signals and copies touch.
+    // SAFETY: a word of the mapped heap, checked to be aligned, accessed by signals and copies only.
     unsafe { &*((pe.world.heap(peer) + offset) as *const AtomicU64) }
 }
 
-fn change(pe: &Pe, follow: Follow, peer: usize) {
-    let signal = signal_at(pe, follow.offset, peer);
-    if follow.add {
-        signal.fetch_add(follow.value, Ordering::AcqRel);
+fn change(pe: &Pe, signal: Signal, peer: usize) {
+    let variable = signal_at(pe, signal.offset, peer);
+    if signal.add {
+        variable.fetch_add(signal.value, Ordering::AcqRel);
     } else {
-        signal.store(follow.value, Ordering::Release);
+        variable.store(signal.value, Ordering::Release);
     }
 }
 
-fn follow(function: &'static str, pe: &Pe, signal: u64, value: u64, op: c_int) -> Follow {
-    let offset = pe.symmetric(function, "the signal", signal, 8);
+/// The change of a signal that a call's arguments ask for.
+fn signal_change(function: &'static str, pe: &Pe, variable: u64, value: u64, op: c_int) -> Signal {
+    let offset = pe.symmetric(function, "the signal", variable, 8);
     if !offset.is_multiple_of(8) || !matches!(op, SET | ADD) {
-        violation(function, format!("a signal at {signal:#x} with operation {op}"));
+        violation(function, format!("a signal at {variable:#x} with operation {op}"));
     }
-    Follow { offset, value, add: op == ADD }
+    Signal { offset, value, add: op == ADD }
 }
 
-fn perform(function: &'static str, pe: &Arc<Pe>, turn: Turn, work: impl Fn() + Send + Sync + 'static) {
-    match turn {
-        Turn::Now => work(),
-        Turn::Later => lock(&pe.state).pending.push(Box::new(work)),
-        Turn::OnStream(stream) => enqueue(function, pe, stream, work),
-        Turn::LaterOnStream(stream) => {
+fn perform(function: &'static str, pe: &Arc<Pe>, time: Time, work: impl Fn() + Send + Sync + 'static) {
+    match time {
+        Time::Now => work(),
+        Time::Later => lock(&pe.state).pending.push(Box::new(work)),
+        Time::OnStream(stream) => enqueue(function, pe, stream, work),
+        Time::LaterOnStream(stream) => {
             let (pe, work, reached) = (Arc::clone(pe), Arc::new(work), Arc::new(AtomicBool::new(false)));
             // A graph may be launched never.
-            if capture::of(&queue(function, &pe, stream)).is_none() {
+            if queue(function, &pe, stream).capture().is_none() {
                 lock(&pe.state).awaited.push(Arc::clone(&reached));
             }
             enqueue(function, &Arc::clone(&pe), stream, move || {
@@ -120,17 +89,17 @@ fn copy(to: Range, from: Range) {
 fn put(
     function: &'static str,
     (dest, source, bytes, peer): (u64, u64, usize, c_int),
-    turn: Turn,
+    time: Time,
     signal: Option<(u64, u64, c_int)>,
 ) {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = pe.peer(function, peer);
         let from = pe.local(function, "the source", source, bytes);
         let offset = pe.symmetric(function, "the destination", dest, bytes);
         let to = pe.remote(function, "the destination", offset, bytes, peer);
-        let signal = signal.map(|(signal, value, op)| follow(function, pe, signal, value, op));
+        let signal = signal.map(|(variable, value, op)| signal_change(function, pe, variable, value, op));
         let own = Arc::clone(pe);
-        perform(function, pe, turn, move || {
+        perform(function, pe, time, move || {
             copy(to, from);
             if let Some(signal) = signal {
                 change(&own, signal, peer);
@@ -139,17 +108,17 @@ fn put(
     });
 }
 
-fn get(function: &'static str, (dest, source, bytes, peer): (u64, u64, usize, c_int), turn: Turn) {
-    inside(function, |pe| {
+fn get(function: &'static str, (dest, source, bytes, peer): (u64, u64, usize, c_int), time: Time) {
+    initialized(function, |pe| {
         let peer = pe.peer(function, peer);
         let to = pe.local(function, "the destination", dest, bytes);
         let offset = pe.symmetric(function, "the source", source, bytes);
         let from = pe.remote(function, "the source", offset, bytes, peer);
-        perform(function, pe, turn, move || copy(to, from));
+        perform(function, pe, time, move || copy(to, from));
     });
 }
 
-/// Addresses, strides, number of elements, their size, and the PE.
+/// The arguments of a strided operation. Strides are in elements, the size of an element is in bytes.
 struct Strided {
     dest: u64,
     source: u64,
@@ -160,8 +129,8 @@ struct Strided {
     peer: c_int,
 }
 
-fn strided(function: &'static str, is_put: bool, what: Strided, turn: Turn) {
-    inside(function, |pe| {
+fn strided(function: &'static str, is_put: bool, what: Strided, time: Time) {
+    initialized(function, |pe| {
         let peer = reachable(function, pe, what.peer);
         if what.dest_stride < 1 || what.source_stride < 1 {
             exit(function, "cudaMemcpy2DAsync() failed");
@@ -176,12 +145,12 @@ fn strided(function: &'static str, is_put: bool, what: Strided, turn: Turn) {
             let near = pe.local(function, "the local buffer", at(near), what.size);
             let offset = pe.symmetric(function, "the remote buffer", at(far), what.size);
             let far = pe.remote(function, "the remote buffer", offset, what.size, peer);
-            perform(function, pe, turn, move || if is_put { copy(far, near) } else { copy(near, far) });
+            perform(function, pe, time, move || if is_put { copy(far, near) } else { copy(near, far) });
         }
     });
 }
 
-/// A PE whose memory can be loaded and stored; the library can do some things only there.
+/// A PE that loads and stores can reach. As in the library, some operations end the process for other PEs.
 fn reachable(function: &'static str, pe: &Pe, peer: c_int) -> usize {
     let peer = pe.peer(function, peer);
     if peer != pe.pe && !settings().peer_access {
@@ -197,20 +166,20 @@ fn put_one<const N: usize>(
     peer: c_int,
     stream: Option<Handle>,
 ) {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = pe.peer(function, peer);
         let offset = pe.symmetric(function, "the destination", dest, N);
         let to = pe.remote(function, "the destination", offset, N, peer);
-        if stream.is_some_and(|stream| capture::of(&queue(function, pe, stream)).is_some()) {
+        if stream.is_some_and(|stream| queue(function, pe, stream).capture().is_some()) {
             violation(function, "the graph would read the value where the stack of this call was");
         }
-        let turn = stream.map_or(Turn::Now, Turn::OnStream);
-        perform(function, pe, turn, move || to.write(&value));
+        let time = stream.map_or(Time::Now, Time::OnStream);
+        perform(function, pe, time, move || to.write(&value));
     });
 }
 
 fn get_one<const N: usize>(function: &'static str, source: u64, peer: c_int) -> [u8; N] {
-    inside(function, |pe| {
+    initialized(function, |pe| {
         let peer = reachable(function, pe, peer);
         let offset = pe.symmetric(function, "the source", source, N);
         let from = pe.remote(function, "the source", offset, N, peer);
@@ -218,7 +187,7 @@ fn get_one<const N: usize>(function: &'static str, source: u64, peer: c_int) -> 
     })
 }
 
-/// Whether a variable compares so with a value.
+/// Whether a comparison (`NVSHMEM_CMP_…`) of a variable with a value holds.
 fn holds<T: PartialOrd>(variable: T, cmp: c_int, value: T) -> bool {
     match cmp {
         0 => variable == value,
@@ -243,7 +212,7 @@ fn wait<T: PartialOrd + Copy + Send + Sync + 'static>(
     with_own_gpu(function, |pe| {
         pe.symmetric(function, "the variable", variable, size_of::<T>());
         enqueue(function, pe, stream, move || {
-            // SAFETY: an element of the heap, which stays mapped; peers change it meanwhile.
+            // SAFETY: an element of the heap, which stays mapped; peers change it during the wait.
             while !holds(unsafe { (variable as *const T).read_volatile() }, cmp, value) {
                 std::thread::sleep(Duration::from_micros(20));
             }
@@ -257,26 +226,26 @@ macro_rules! elements {
        $p:ident, $p_on_stream:ident, $g:ident;)*) => { nvshmem! { $(
         fn $put(dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int) {
             let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
-            strided(FUNCTION, true, what, Turn::Now)
+            strided(FUNCTION, true, what, Time::Now)
         }
 
         fn $get(dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int) {
             let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
-            strided(FUNCTION, false, what, Turn::Now)
+            strided(FUNCTION, false, what, Time::Now)
         }
 
         fn $put_on_stream(
             dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int, stream: Handle,
         ) {
             let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
-            strided(FUNCTION, true, what, Turn::OnStream(stream))
+            strided(FUNCTION, true, what, Time::OnStream(stream))
         }
 
         fn $get_on_stream(
             dest: u64, source: u64, dest_stride: isize, source_stride: isize, count: usize, peer: c_int, stream: Handle,
         ) {
             let what = Strided { dest, source, dest_stride, source_stride, count, size: $width, peer };
-            strided(FUNCTION, false, what, Turn::OnStream(stream))
+            strided(FUNCTION, false, what, Time::OnStream(stream))
         }
 
         fn $p(dest: u64, value: $ty, peer: c_int) {
@@ -306,62 +275,62 @@ elements! {
 
 nvshmem! {
     fn nvshmem_putmem(dest: u64, source: u64, bytes: usize, peer: c_int) {
-        put(FUNCTION, (dest, source, bytes, peer), Turn::Now, None)
+        put(FUNCTION, (dest, source, bytes, peer), Time::Now, None)
     }
 
     fn nvshmem_putmem_nbi(dest: u64, source: u64, bytes: usize, peer: c_int) {
-        put(FUNCTION, (dest, source, bytes, peer), Turn::Later, None)
+        put(FUNCTION, (dest, source, bytes, peer), Time::Later, None)
     }
 
     fn nvshmemx_putmem_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
-        put(FUNCTION, (dest, source, bytes, peer), Turn::OnStream(stream), None)
+        put(FUNCTION, (dest, source, bytes, peer), Time::OnStream(stream), None)
     }
 
     fn nvshmemx_putmem_nbi_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
-        put(FUNCTION, (dest, source, bytes, peer), Turn::LaterOnStream(stream), None)
+        put(FUNCTION, (dest, source, bytes, peer), Time::LaterOnStream(stream), None)
     }
 
     fn nvshmem_getmem(dest: u64, source: u64, bytes: usize, peer: c_int) {
-        get(FUNCTION, (dest, source, bytes, peer), Turn::Now)
+        get(FUNCTION, (dest, source, bytes, peer), Time::Now)
     }
 
     fn nvshmem_getmem_nbi(dest: u64, source: u64, bytes: usize, peer: c_int) {
-        get(FUNCTION, (dest, source, bytes, peer), Turn::Later)
+        get(FUNCTION, (dest, source, bytes, peer), Time::Later)
     }
 
     fn nvshmemx_getmem_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
-        get(FUNCTION, (dest, source, bytes, peer), Turn::OnStream(stream))
+        get(FUNCTION, (dest, source, bytes, peer), Time::OnStream(stream))
     }
 
     fn nvshmemx_getmem_nbi_on_stream(dest: u64, source: u64, bytes: usize, peer: c_int, stream: Handle) {
-        get(FUNCTION, (dest, source, bytes, peer), Turn::LaterOnStream(stream))
+        get(FUNCTION, (dest, source, bytes, peer), Time::LaterOnStream(stream))
     }
 
     fn nvshmemx_putmem_signal_on_stream(
         dest: u64, source: u64, bytes: usize, signal: u64, value: u64, op: c_int, peer: c_int, stream: Handle,
     ) {
-        put(FUNCTION, (dest, source, bytes, peer), Turn::OnStream(stream), Some((signal, value, op)))
+        put(FUNCTION, (dest, source, bytes, peer), Time::OnStream(stream), Some((signal, value, op)))
     }
 
     fn nvshmemx_putmem_signal_nbi_on_stream(
         dest: u64, source: u64, bytes: usize, signal: u64, value: u64, op: c_int, peer: c_int, stream: Handle,
     ) {
-        put(FUNCTION, (dest, source, bytes, peer), Turn::LaterOnStream(stream), Some((signal, value, op)))
+        put(FUNCTION, (dest, source, bytes, peer), Time::LaterOnStream(stream), Some((signal, value, op)))
     }
 
     fn nvshmemx_signal_op_on_stream(signal: u64, value: u64, op: c_int, peer: c_int, stream: Handle) {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let peer = pe.peer(FUNCTION, peer);
-            let what = follow(FUNCTION, pe, signal, value, op);
+            let signal = signal_change(FUNCTION, pe, signal, value, op);
             let own = Arc::clone(pe);
-            enqueue(FUNCTION, pe, stream, move || change(&own, what, peer));
+            enqueue(FUNCTION, pe, stream, move || change(&own, signal, peer));
         })
     }
 
     fn nvshmem_signal_fetch(signal: u64) -> u64 {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let offset = pe.symmetric(FUNCTION, "the signal", signal, 8);
-            // A copy that is not asynchronous.
+            // A synchronous copy, on the default stream.
             pe.context.legacy().marks().iter().for_each(|mark| mark.wait());
             signal_at(pe, offset, pe.pe).load(Ordering::Acquire)
         })
@@ -396,16 +365,16 @@ nvshmem! {
     }
 
     fn nvshmem_quiet() {
-        inside(FUNCTION, |pe| complete(pe, &awaited(pe)))
+        initialized(FUNCTION, |pe| complete(pe, &awaited(pe)))
     }
 
     fn nvshmem_fence() {
-        // Nothing of this emulator overtakes anything but by waiting for quiet, which fence does not promise.
-        inside(FUNCTION, |_| ())
+        // Operations overtake each other only by waiting for quiet, and fence does not promise to complete those.
+        initialized(FUNCTION, |_| ())
     }
 
     fn nvshmemx_quiet_on_stream(stream: Handle) {
-        inside(FUNCTION, |pe| {
+        initialized(FUNCTION, |pe| {
             let (own, awaited) = (Arc::clone(pe), awaited(pe));
             enqueue(FUNCTION, pe, stream, move || complete(&own, &awaited));
         })

@@ -1,17 +1,17 @@
-//! The three families of handles.
+//! The three families of MPI libraries, with their handles and constants.
 
 use super::functions::Handle;
-use crate::library::Library;
+use crate::Library;
 use std::ffi::{CStr, c_int};
 
-/// Which handles and constants an MPI library has.
+/// A family of MPI libraries with the same handles and constants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// The standard ABI of MPI 5.
     StandardAbi,
     /// Open MPI: handles are addresses of the library's objects.
     OpenMpi,
-    /// MPICH and what descends from it, such as Intel MPI: handles are `int`s.
+    /// MPICH and its descendants, such as Intel MPI: handles are `int`s.
     Mpich,
 }
 
@@ -22,18 +22,18 @@ impl Flavour {
         if library.has(c"ompi_mpi_comm_world") {
             return Flavour::OpenMpi;
         }
-        // A library with handles of its own can have the function too, and then answers -1.
+        // A library with other handles can have the function too, and returns version -1.
         // SAFETY: the function has this type.
         let get: Option<GetVersion> = unsafe { library.symbol(c"MPI_Abi_get_version") };
         let (mut major, mut minor) = (-1, -1);
         if let Some(get) = get {
-            // SAFETY: it may be called before MPI is initialised, with two variables to write to.
+            // SAFETY: may be called before MPI is initialised; both pointers are valid.
             unsafe { get(&raw mut major, &raw mut minor) };
         }
         if major >= 1 { Flavour::StandardAbi } else { Flavour::Mpich }
     }
 
-    /// A name for messages.
+    /// The family's name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Flavour::StandardAbi => "MPI standard ABI",
@@ -43,7 +43,7 @@ impl Flavour {
     }
 }
 
-/// The handles and constants that phalanx uses, named as in MPI.
+/// The predefined handles and constants that phalanx uses, named as in MPI.
 #[expect(missing_docs, reason = "the names are MPI's")]
 #[derive(Debug, Clone, Copy)]
 pub struct Constants {
@@ -69,13 +69,12 @@ pub struct Constants {
     pub tag_ub: c_int,
     pub undefined: c_int,
     pub thread_multiple: c_int,
-    /// Which of a status's `int`s is `MPI_SOURCE`.
+    /// The index of `MPI_SOURCE` among the `int`s of a status.
     pub status_source: usize,
 }
 
 impl Constants {
-    /// The constants of a flavour; only Open MPI's depend on the library. The error is the name of a symbol that is
-    /// missing.
+    /// The constants of a family. Only Open MPI's depend on the library. The error is the name of a missing symbol.
     pub(super) fn new(flavour: Flavour, library: &Library) -> Result<Constants, &'static str> {
         match flavour {
             Flavour::StandardAbi => Ok(STANDARD_ABI),
@@ -137,7 +136,7 @@ const MPICH: Constants = Constants {
 
 fn open_mpi(library: &Library) -> Result<Constants, &'static str> {
     let object = |name: &'static CStr| {
-        // SAFETY: the address of an object, which is the handle and is not followed here.
+        // SAFETY: the object's address is the handle, and is not followed here.
         let address: Option<*const ()> = unsafe { library.symbol(name) };
         address
             .map(|address| Handle::new(address as usize))

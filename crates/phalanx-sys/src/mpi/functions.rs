@@ -1,15 +1,16 @@
-//! The functions that phalanx uses, with MPI's own signatures.
+//! The MPI functions that phalanx uses.
 
-use crate::library::Library;
+use crate::Library;
+use crate::functions::{addresses, c_name, table};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// A communicator, type, operation, request or error handler.
+/// A handle of a communicator, type, operation, request, message or error handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Handle(usize);
 
 impl Handle {
-    /// What a variable holds before MPI writes a handle to it.
+    /// The value of a variable before MPI writes a handle to it.
     pub const ZERO: Handle = Handle(0);
 
     pub(super) const fn new(value: usize) -> Handle {
@@ -17,19 +18,19 @@ impl Handle {
     }
 }
 
-/// Room for any implementation's `MPI_Status` (20 to 32 bytes). What is in it is asked with functions; for the source there is
-/// none before MPI 4.1.
+/// Room for an `MPI_Status` of any implementation, which has 20 to 32 bytes. Its content is read by functions, except the
+/// source, for which MPI has none before 4.1.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(16))]
 pub struct Status([c_int; 16]);
 
 impl Status {
-    /// An empty one.
+    /// An empty status.
     pub const fn new() -> Status {
         Status([0; 16])
     }
 
-    /// `MPI_SOURCE`, which is at this place ([`Constants::status_source`](super::Constants)).
+    /// `MPI_SOURCE`, at the index [`Constants::status_source`](super::Constants).
     pub fn source(&self, place: usize) -> c_int {
         self.0[place]
     }
@@ -41,20 +42,20 @@ impl Default for Status {
     }
 }
 
-/// A reduction of one's own: `inout[i] = in[i] ∘ inout[i]` for `len` elements of a type.
+/// A user-defined reduction: `inout[i] = in[i] ∘ inout[i]` for `len` elements of a type (`MPI_User_function`).
 pub type UserFunction =
     unsafe extern "C" fn(input: *mut c_void, inout: *mut c_void, len: *mut c_int, datatype: *mut Handle);
 
 pub(super) type GetText = unsafe extern "C" fn(text: *mut c_char, length: *mut c_int) -> c_int;
 
-/// The text that a function writes. Longer than any implementation's limit (8192).
+/// The text that a function writes. The buffer exceeds every implementation's limit of 8192 bytes.
 pub(super) fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> String {
     let mut buffer = [0 as c_char; 8193];
     let mut length = 0;
     write(buffer.as_mut_ptr(), &raw mut length);
-    // The last byte is never written to.
+    // The functions write at most 8192 bytes.
     buffer[8192] = 0;
-    // SAFETY: the buffer ends with a zero.
+    // SAFETY: the last byte of the buffer is NUL.
     unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_string_lossy().into_owned()
 }
 
@@ -63,45 +64,47 @@ macro_rules! functions {
         { $($field:ident = $name:literal ($($argument:ident: $ty:ty),*);)* }
         both { $($blocking:ident = $blocking_name:literal, $started:ident = $started_name:literal ($($part:ident: $of:ty),*);)* }
     ) => {
-        /// The functions; all answer `MPI_SUCCESS` (0) or an error's code.
+        table! {
+        /// The functions. All return `MPI_SUCCESS` (0) or an error's code.
         #[expect(missing_docs, reason = "the names are MPI's")]
-        #[derive(Debug, Clone, Copy)]
         pub struct Functions {
             $(pub $field: unsafe extern "C" fn($($argument: $ty),*) -> c_int,)*
             $(
                 pub $blocking: unsafe extern "C" fn($($part: $of),*) -> c_int,
                 pub $started: unsafe extern "C" fn($($part: $of,)* request: *mut Handle) -> c_int,
             )*
-            /// Whether the library takes addresses of CUDA memory, if it has a function that tells.
+            /// Whether the library accepts addresses of CUDA memory (`MPIX_Query_cuda_support`).
             pub query_cuda_support: Option<unsafe extern "C" fn() -> c_int>,
-            /// The same of a kind of GPU (0: CUDA).
+            /// Whether the library accepts addresses of a kind of GPU, 0 for CUDA (`MPIX_GPU_query_support`).
             pub gpu_query_support: Option<unsafe extern "C" fn(kind: c_int, supported: *mut c_int) -> c_int>,
         }
-
-        impl Functions {
-            /// Looks all of them up; the error is the name of one that is missing.
-            pub(super) fn new(library: &Library) -> Result<Functions, &'static str> {
-                macro_rules! function {
-                    ($its_name:literal) => {{
-                        let name = CStr::from_bytes_with_nul(concat!($its_name, "\0").as_bytes());
-                        library.symbol(name.expect("it ends with a zero")).ok_or($its_name)?
-                    }};
-                }
-                // SAFETY: the types are those of MPI's C binding, with handles as the module says.
-                unsafe {
-                    Ok(Functions {
-                        $($field: function!($name),)*
-                        $(
-                            $blocking: function!($blocking_name),
-                            $started: function!($started_name),
-                        )*
-                        query_cuda_support: library.symbol(c"MPIX_Query_cuda_support"),
-                        gpu_query_support: library.symbol(c"MPIX_GPU_query_support"),
-                    })
-                }
-            }
         }
+
+        /// The symbols of the functions. All but the last [`OPTIONAL`] are required.
+        const SYMBOLS: [&CStr; Functions::FIELDS.len()] = [
+            $(c_name(concat!($name, "\0")),)*
+            $(c_name(concat!($blocking_name, "\0")), c_name(concat!($started_name, "\0")),)*
+            c"MPIX_Query_cuda_support",
+            c"MPIX_GPU_query_support",
+        ];
     };
+}
+
+/// How many functions are optional.
+const OPTIONAL: usize = 2;
+
+impl Functions {
+    /// The functions, or the symbol of a required one that is missing.
+    pub(super) fn load(library: &Library) -> Result<Functions, &'static str> {
+        let addresses = addresses(library, &SYMBOLS);
+        let required = &addresses[..SYMBOLS.len() - OPTIONAL];
+        if let Some(missing) = required.iter().position(Option::is_none) {
+            return Err(SYMBOLS[missing].to_str().expect("the symbols are ASCII"));
+        }
+        // SAFETY: the fields' types are those of MPI's C binding, with handles as the module says, and the required
+        // functions are there.
+        Ok(unsafe { Functions::from_addresses(addresses) })
+    }
 }
 
 functions! {
@@ -149,9 +152,9 @@ functions! {
 }
 
 impl Functions {
-    /// MPI's text for an error's code.
+    /// MPI's text for an error code.
     pub fn describe(&self, code: c_int) -> String {
-        // SAFETY: the function may be called at any time, with a buffer and a variable to write to.
+        // SAFETY: may be called at any time; both pointers are valid.
         text(|buffer, length| unsafe { (self.error_string)(code, buffer, length) })
     }
 }

@@ -1,9 +1,11 @@
 //! MPI: one table of functions for every implementation.
 //!
-//! What differs between implementations is the values and sizes of handles and constants, see [`Flavour`].
-//! A [`Handle`] is as wide as a pointer. MPICH's handles are C `int`s: passed by value, the callee looks at the
-//! lower half of the register or stack slot; written through a pointer, the upper half stays as it was. So a handle
-//! that MPI writes starts as [`Handle::ZERO`], and this module needs a little-endian 64-bit machine.
+//! Implementations differ in the values and sizes of handles and constants: see [`Flavour`]. A [`Handle`] is as wide as a
+//! pointer, but MPICH's handles are C `int`s:
+//! - passed by value, MPICH reads the lower half of the register or stack slot;
+//! - written through a pointer, the upper half keeps its value.
+//!
+//! A handle that MPI writes therefore starts as [`Handle::ZERO`], and this module needs a little-endian 64-bit machine.
 
 mod flavour;
 mod functions;
@@ -13,39 +15,39 @@ pub use flavour::{Constants, Flavour};
 pub use functions::{Functions, Handle, Status, UserFunction};
 pub use search::{launcher_process, places};
 
-use crate::library::{Library, MissingFunction, NotFound};
+use crate::{Library, MissingFunction, NotFound};
 
-/// A loaded MPI library. Nothing has been initialised.
+/// A loaded MPI library, not initialised.
 #[derive(Debug)]
 pub struct Mpi {
-    /// The file.
+    /// The library.
     pub library: Library,
-    /// Which handles it has.
+    /// The family of its handles.
     pub flavour: Flavour,
-    /// Its handles and constants.
+    /// The predefined handles and constants.
     pub constants: Constants,
-    /// Its functions.
+    /// The functions.
     pub functions: Functions,
-    /// Its own name and version, the first line of `MPI_Get_library_version`.
+    /// The library's name and version: the first line of `MPI_Get_library_version`.
     pub version: String,
 }
 
-/// Why there is no MPI.
+/// The error if no MPI can be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// No library.
+    /// No library was found.
     #[error(transparent)]
     NotFound(#[from] NotFound),
-    /// A library that is no MPI 3, or an MPI for another kind of machine.
+    /// The library lacks a function of MPI 3.
     #[error(transparent)]
     MissingFunction(#[from] MissingFunction),
 }
 
 impl Mpi {
-    /// Finds the MPI that fits the launcher of this process (see [`places`]) and loads it.
+    /// Loads the MPI that fits this process's launcher (see [`places`]).
     ///
     /// # Errors
-    /// [`LoadError`], with every place that was tried.
+    /// [`LoadError`] with the places that were tried, or the missing function.
     pub fn load() -> Result<Mpi, LoadError> {
         let library = search::SEARCH.open_among(places())?;
         let version = version(&library);
@@ -57,7 +59,7 @@ impl Mpi {
         };
         let flavour = Flavour::of(&library);
         let constants = Constants::new(flavour, &library).map_err(missing)?;
-        let functions = Functions::new(&library).map_err(missing)?;
+        let functions = Functions::load(&library).map_err(missing)?;
         Ok(Mpi { flavour, constants, functions, version, library })
     }
 }

@@ -1,6 +1,6 @@
-//! Which MPI fits the launcher of this process, and where it may be.
+//! Finding the MPI that fits this process's launcher.
 
-use crate::library::{Place, Search};
+use crate::{Place, Search};
 use std::path::{Path, PathBuf};
 
 const OPEN_MPI: &str = "libmpi.so.40";
@@ -8,7 +8,7 @@ const MPICH: &str = "libmpi.so.12";
 const DEBIAN_MPICH: &str = "libmpich.so.12";
 const STANDARD_ABI: &str = "libmpi_abi.so.1";
 
-/// The files in the order in which they are tried when no launcher says otherwise.
+/// Where MPI may be, without a launcher that speaks PMI.
 pub(super) const SEARCH: Search = Search {
     name: "MPI",
     files: &[OPEN_MPI, MPICH, DEBIAN_MPICH, STANDARD_ABI],
@@ -18,7 +18,7 @@ pub(super) const SEARCH: Search = Search {
     global: true,
 };
 
-/// The same when the launcher speaks PMI, as those of MPICH, Intel MPI, Cray PALS and Slurm do.
+/// Where MPI may be under a launcher that speaks PMI: those of MPICH, Intel MPI, Cray PALS and Slurm.
 const UNDER_PMI: Search = Search { files: &[MPICH, DEBIAN_MPICH, STANDARD_ABI, OPEN_MPI], ..SEARCH };
 
 /// Names of programs that start MPI ranks.
@@ -34,10 +34,10 @@ const LAUNCHERS: [&str; 9] = [
     "slurmstepd",
 ];
 
-/// The places where MPI is looked for, in their order:
-/// 1. `PHALANX_MPI_LIB`, and nothing else if it is set;
-/// 2. an MPI that is in this process already: the application's own;
-/// 3. the installation that the launcher of this process belongs to;
+/// The places where MPI may be, in the order of the search:
+/// 1. `PHALANX_MPI_LIB`; if it is set, nothing else;
+/// 2. an MPI that the application has loaded;
+/// 3. the installation of this process's launcher;
 /// 4. the places of a [`Search`], first for the files that fit the launcher's variables.
 pub fn places() -> Vec<Place> {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -60,17 +60,17 @@ pub fn places() -> Vec<Place> {
     places
 }
 
-/// Where an installation with this program has its libraries.
+/// The folders with the libraries of a program's installation.
 fn library_folders(program: &Path) -> Vec<PathBuf> {
     let Some(prefix) = program.parent().and_then(Path::parent) else { return Vec::new() };
     let triplet = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
     ["lib", "lib/release", "lib64", &triplet].map(|folder| prefix.join(folder)).into()
 }
 
-/// The launcher's process on this host, if this process descends from one: its id and its program.
+/// The id and the program of the launcher on this host, if this process descends from one.
 pub fn launcher_process() -> Option<(u32, PathBuf)> {
     let mut process = std::process::id();
-    // A shell or two may be in between.
+    // Up to 8 generations: shells and wrappers may be in between.
     for _ in 0..8 {
         process = parent(process)?;
         let Ok(program) = std::fs::read_link(format!("/proc/{process}/exe")) else { continue };
@@ -84,7 +84,7 @@ pub fn launcher_process() -> Option<(u32, PathBuf)> {
 
 fn parent(process: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // `pid (name) state parent …`, and the name may have anything in it.
+    // `pid (name) state parent …`, where the name may contain any character.
     let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
     (parent > 1).then_some(parent)
 }

@@ -1,25 +1,28 @@
-//! The table of functions.
+//! The table of functions, and a loaded library.
 
-use super::*;
-use crate::{Library, MissingFunction, NotFound};
-use std::ffi::{CStr, c_char, c_uint};
+use super::config::*;
+use super::device::*;
+use super::types::*;
+use crate::functions::{c_name, table};
+use crate::{Library, MissingFunction, NotFound, Search};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
-/// A function of the library and the release that has it first.
+/// A function of the table, and its first release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function {
-    /// Its name.
+    /// The function's name.
     pub name: &'static str,
-    /// The version code of the first release that has it; 0 if it was always there.
+    /// The version code of the first release with it.
     pub since: u32,
-    /// Whether only one of the two libraries ever had it.
+    /// The only library with it; `None` if both have it.
     pub only: Option<Flavour>,
-    /// Its type, in Rust, by which tests compare it with the C header's.
+    /// The function's type in Rust. Tests compare it with the C header.
     pub signature: &'static str,
 }
 
 impl Function {
-    /// Whether some release of this library has it.
+    /// Whether a release of this library has it.
     pub fn is_of(&self, flavour: Flavour) -> bool {
         self.only.is_none_or(|only| only == flavour)
     }
@@ -36,57 +39,56 @@ macro_rules! only {
 
 macro_rules! api {
     ($( $name:ident $(| $other:ident)? ($($argument:ident: $ty:ty),*) $(-> $answer:ty)?, $(only $flavour:ident)? since $major:literal $minor:literal $patch:literal; )*) => {
-        /// The functions that the loaded library has. Each is `None` if it has not.
-        #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
-        pub struct Functions {
-            $(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*
-        }
-
-        $(#[allow(non_upper_case_globals)]
-        const $name: Function = Function {
-            name: stringify!($name),
-            since: version_code($major, $minor, $patch),
-            only: only!($($flavour)?),
-            signature: stringify!(fn($($ty),*) $(-> $answer)?),
-        };)*
-
-        impl Functions {
-            /// Another spelling is RCCL's.
-            fn load(library: &Library, flavour: Flavour) -> Functions {
-                let could_have = |only: Option<Flavour>| only.is_none_or(|only| only == flavour);
-                // SAFETY: the types are those of the C header.
-                unsafe {
-                    Functions {
-                        $($name: could_have(only!($($flavour)?))
-                            .then(|| library.symbol(cstr(concat!(stringify!($name), "\0"))))
-                            .flatten()
-                            $(.or_else(|| {
-                                (flavour == Flavour::Rccl)
-                                    .then(|| library.symbol(cstr(concat!(stringify!($other), "\0"))))
-                                    .flatten()
-                            }))?,)*
-                    }
-                }
-            }
-
-            /// Names of those that are not there, with the release that has them first.
-            fn missing(&self) -> Vec<Function> {
-                let mut missing = Vec::new();
-                $(if self.$name.is_none() {
-                    missing.push($name);
-                })*
-                missing
+        table! {
+            /// The functions of the loaded library; `None` where it lacks one.
+            #[allow(missing_docs)]
+            pub struct Functions {
+                $(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*
             }
         }
 
         /// Every function of the table.
-        pub const FUNCTIONS: &[Function] = &[$($name),*];
+        pub const FUNCTIONS: &[Function] = &[$(Function {
+            name: stringify!($name),
+            since: version_code($major, $minor, $patch),
+            only: only!($($flavour)?),
+            signature: stringify!(fn($($ty),*) $(-> $answer)?),
+        }),*];
+
+        /// The symbol of each function, and RCCL's older spelling of it.
+        const SYMBOLS: [(&CStr, Option<&CStr>); FUNCTIONS.len()] =
+            [$((c_name(concat!(stringify!($name), "\0")), older_spelling!($($other)?))),*];
     };
 }
 
-fn cstr(name: &'static str) -> &'static CStr {
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("the macro adds one NUL")
+macro_rules! older_spelling {
+    () => {
+        None
+    };
+    ($name:ident) => {
+        Some(c_name(concat!(stringify!($name), "\0")))
+    };
+}
+
+impl Functions {
+    fn load(library: &Library, flavour: Flavour) -> Functions {
+        let address = |n: usize| {
+            if !FUNCTIONS[n].is_of(flavour) {
+                return None;
+            }
+            let (symbol, older) = SYMBOLS[n];
+            let older = older.filter(|_| flavour == Flavour::Rccl);
+            library.address(symbol).or_else(|| library.address(older?))
+        };
+        // SAFETY: the fields' types are those of the C header.
+        unsafe { Functions::from_addresses(std::array::from_fn(address)) }
+    }
+
+    /// The functions that the library lacks.
+    fn missing(&self) -> Vec<Function> {
+        let functions = FUNCTIONS.iter().zip(self.addresses());
+        functions.filter(|(_, address)| address.is_none()).map(|(function, _)| *function).collect()
+    }
 }
 
 api! {
@@ -195,7 +197,7 @@ api! {
     mscclUnloadAlgo(algorithm: mscclAlgoHandle_t) -> ncclResult_t, only Rccl since 2 15 5;
 }
 
-/// A loaded library: its functions, version and place.
+/// A loaded NCCL or RCCL.
 #[derive(Debug)]
 pub struct Api {
     library: Library,
@@ -213,7 +215,7 @@ impl std::ops::Deref for Api {
 }
 
 impl Api {
-    /// Loads the library that a search finds, and asks for its version.
+    /// Loads the library of a search and reads its version.
     ///
     /// # Errors
     /// [`NotFound`] if none loads.
@@ -234,7 +236,7 @@ impl Api {
         self.version
     }
 
-    /// NVIDIA's library, or AMD's.
+    /// Which of the two libraries it is.
     pub fn flavour(&self) -> Flavour {
         self.flavour
     }
@@ -244,7 +246,7 @@ impl Api {
         self.flavour.search().name
     }
 
-    /// The file.
+    /// The library's file.
     pub fn path(&self) -> &Path {
         self.library.path()
     }
@@ -254,12 +256,12 @@ impl Api {
         &self.library
     }
 
-    /// The functions that it lacks, without those that only the other flavour has.
+    /// The functions that the library lacks, without those that only the other library ever had.
     pub fn missing(&self) -> Vec<Function> {
         self.functions.missing().into_iter().filter(|function| function.is_of(self.flavour)).collect()
     }
 
-    /// The error for a function that is not there.
+    /// The error for a missing function.
     #[cold]
     pub fn lacks(&self, function: &'static str) -> MissingFunction {
         MissingFunction {

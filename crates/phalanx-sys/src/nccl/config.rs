@@ -1,19 +1,19 @@
-//! Structures that grow with the releases.
+//! Configurations: structures that grow from release to release.
 
-use super::{Flavour, version_code};
+use super::types::{Flavour, version_code};
 use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 use std::mem::offset_of;
 
 /// `NCCL_API_MAGIC`.
 pub(super) const MAGIC: c_uint = 0xcafe_beef;
 
-/// What is not set.
+/// The value of an integer field that is not set.
 pub const UNDEF_INT: c_int = c_int::MIN;
 
-/// Settings of a communicator, with the fields of every release up to 2.32.
+/// The configuration of a communicator, with the fields of every release up to 2.32.
 ///
-/// The library reads as much as `size` says and then goes by `version`: both must describe one layout, no
-/// newer than the library (see [`ncclConfig_t::for_version`]). RCCL's is the same up to its last field, `maxP2pPeers`.
+/// The library reads `size` bytes and interprets them by `version`. Both must describe one layout, no newer than the
+/// library: see [`ncclConfig_t::for_version`]. RCCL's structure is the same up to its last field, `maxP2pPeers`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -46,17 +46,17 @@ pub struct ncclConfig_t {
     pub nvlsHostMode: c_int,
 }
 
-/// A layout: the first release that has it, the bytes that are used, the size that is declared.
+/// A layout: the version code of its first release, the bytes of its fields, its `sizeof`.
 type Layout = (u32, usize, usize);
 
-/// Size of a structure whose last field ends at `end`, padded to its alignment.
+/// The size of a structure with fields up to `end`, padded to its alignment.
 const fn padded(end: usize) -> usize {
     end.next_multiple_of(align_of::<ncclConfig_t>())
 }
 
 const INT: usize = size_of::<c_int>();
 
-/// Every layout, the oldest first: version code, bytes of fields, `sizeof`.
+/// Every layout, the oldest first.
 pub const CONFIG_LAYOUTS: [Layout; 11] = [
     layout(version_code(2, 14, 3), offset_of!(ncclConfig_t, blocking) + INT),
     layout(version_code(2, 17, 1), offset_of!(ncclConfig_t, splitShare)),
@@ -75,11 +75,11 @@ const fn layout(version: u32, end: usize) -> Layout {
     (version, end, padded(end))
 }
 
-/// The newest layout that RCCL has: that of its 2.30, which ends before `graphStreamOrdering`.
+/// RCCL's newest layout: that of its 2.30, which ends before `graphStreamOrdering`.
 const RCCL_NEWEST: u32 = version_code(2, 30, 3);
 
 impl ncclConfig_t {
-    /// [`for_version`](ncclConfig_t::for_version), of either library.
+    /// As [`for_version`](ncclConfig_t::for_version), for either library.
     pub fn for_library(flavour: Flavour, version: u32) -> Option<ncclConfig_t> {
         ncclConfig_t::for_version(match flavour {
             Flavour::Nccl => version,
@@ -87,14 +87,14 @@ impl ncclConfig_t {
         })
     }
 
-    /// How many bytes from the start have a meaning in this layout; what follows is padding.
+    /// Bytes of the layout's fields, without the padding behind them.
     pub fn used(&self) -> usize {
         let of = |(version, ..): &&Layout| *version == self.version;
         CONFIG_LAYOUTS.iter().find(of).map_or(0, |(_, used, _)| *used)
     }
 
-    /// Nothing set, in the newest layout that a library of this version knows. `None` before 2.14, which has
-    /// no configuration.
+    /// A configuration without settings, in the newest layout of a library of this version. `None` before 2.14, which has no
+    /// configurations.
     pub fn for_version(library: u32) -> Option<ncclConfig_t> {
         let (version, _, size) = CONFIG_LAYOUTS.into_iter().rfind(|(version, ..)| *version <= library)?;
         let (unset, none) = (UNDEF_INT, std::ptr::null());
@@ -129,8 +129,8 @@ impl ncclConfig_t {
     }
 }
 
-/// Settings of one collective (2.31), with the fields up to 2.32. As with [`ncclConfig_t`], `size` and `version` describe one
-/// layout, no newer than the library: see [`ncclCollConfig_t::for_version`].
+/// The configuration of one collective (since 2.31), with the fields up to 2.32. As in [`ncclConfig_t`], `size` and
+/// `version` describe one layout, no newer than the library: see [`ncclCollConfig_t::for_version`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -153,7 +153,8 @@ pub struct ncclCollConfig_t {
 }
 
 impl ncclCollConfig_t {
-    /// Nothing set, in the newest layout that a library of this version knows. `None` before 2.31, which has no such settings.
+    /// A configuration without settings, in the newest layout of a library of this version. `None` before 2.31, which has
+    /// none.
     pub fn for_version(library: u32) -> Option<ncclCollConfig_t> {
         let (version, size) = match library {
             code if code >= version_code(2, 32, 0) => (version_code(2, 32, 0), size_of::<ncclCollConfig_t>()),
@@ -180,7 +181,7 @@ impl ncclCollConfig_t {
     }
 }
 
-/// How NCCL's TCP sockets are encrypted (2.32).
+/// The encryption of NCCL's TCP sockets (since 2.32).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -192,20 +193,20 @@ pub struct ncclEncryptionConfig_t {
     pub psk: *const c_char,
 }
 
-/// Nothing is encrypted.
+/// No encryption.
 pub const NCCL_ENCRYPTION_MODE_NONE: c_int = 0;
-/// With a key that is shared beforehand.
+/// Encryption with a pre-shared key.
 pub const NCCL_ENCRYPTION_MODE_PSK: c_int = 1;
 
 impl ncclEncryptionConfig_t {
-    /// A mode, and its key.
+    /// A mode and its key.
     pub const fn new(mode: c_int, psk: *const c_char) -> ncclEncryptionConfig_t {
         let (size, version) = (size_of::<ncclEncryptionConfig_t>(), version_code(2, 32, 0));
         ncclEncryptionConfig_t { size, magic: MAGIC, version, mode, psk }
     }
 }
 
-/// What `ncclGroupSimulateEnd` answers (2.22).
+/// The result of `ncclGroupSimulateEnd` (since 2.22).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -217,7 +218,7 @@ pub struct ncclSimInfo_t {
 }
 
 impl ncclSimInfo_t {
-    /// Nothing known.
+    /// A result without an estimate.
     pub const fn new() -> ncclSimInfo_t {
         ncclSimInfo_t {
             size: size_of::<ncclSimInfo_t>(),
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// The layouts of RCCL's headers, from ROCm 5.4 (no configuration) to 2.30, by the field that is their last.
+    /// The layouts of RCCL's headers, from ROCm 5.4 (no configuration) to 2.30, by their last field.
     #[test]
     fn rccl_has_the_same_layouts_up_to_its_last_field() {
         assert!(ncclConfig_t::for_library(Flavour::Rccl, 21304).is_none());

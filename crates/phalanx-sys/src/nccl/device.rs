@@ -1,28 +1,29 @@
-//! The host's side of the device API (`nccl_device.h`, since 2.28.3): what kernels of a program's own need of a communicator.
+//! The host's part of the device API (`nccl_device.h`, since 2.28.3): device communicators, for kernels of a program.
 //!
-//! `ncclDevComm` itself, which kernels get by value, has another layout in nearly every release and is nobody's business but the
-//! kernel's, which is compiled with the header of the library: the host needs its size alone.
+//! A kernel gets an `ncclDevComm` by value. Its layout changes in nearly every release, and only the kernel knows it, since
+//! it is compiled with the library's header. The host needs the size alone.
 
 use super::config::{MAGIC, UNDEF_INT};
-use super::version_code;
+use super::types::version_code;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
 
-/// What kernels get by value: so many bytes as [`dev_comm_size`] says, or [`ncclCommProperties_t::devCommRuntimeVersionSize`].
+/// A device communicator, which kernels get by value. Its size is [`dev_comm_size`], or
+/// [`ncclCommProperties_t::devCommRuntimeVersionSize`].
 pub type ncclDevComm_t = c_void;
-/// Where a buffer is in the device communicator's own memory.
+/// The place of a buffer in a device communicator's memory.
 pub type ncclDevResourceHandle_t = u32;
-/// Number of a signal of GPU-initiated networking.
+/// A signal of GPU-initiated networking.
 pub type ncclGinSignal_t = u32;
-/// Number of a counter of GPU-initiated networking.
+/// A counter of GPU-initiated networking.
 pub type ncclGinCounter_t = u32;
-/// A logical endpoint (2.31).
+/// A logical endpoint (since 2.31).
 pub type ncclCftLeId = u32;
-/// Which ranks are connected for GPU-initiated networking (2.29.7).
+/// Which ranks are connected for GPU-initiated networking: one of [`gin_connection`] (since 2.29.7).
 pub type ncclGinConnectionType_t = c_int;
-/// How GPU-initiated networking is done (2.29.2).
+/// The kind of GPU-initiated networking: one of [`gin_type`] (since 2.29.2).
 pub type ncclGinType_t = c_int;
-/// Which team of logical endpoints (2.31).
+/// The team of logical endpoints: one of [`cft_team`] (since 2.31).
 pub type ncclCftTeamMode_t = c_int;
 
 /// Values of [`ncclGinConnectionType_t`].
@@ -67,7 +68,7 @@ pub mod cft_caps {
     pub const MULTIMEM: c_int = 2;
 }
 
-/// Ranks, every so many of the communicator's.
+/// A team: ranks of a communicator at a constant stride.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs)]
@@ -85,7 +86,7 @@ pub struct ncclMultimemHandle_t {
     pub mcBasePtr: *mut c_void,
 }
 
-/// Barriers of a team that reaches each other's memory.
+/// Barriers of a team of ranks that load and store each other's memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs)]
@@ -112,7 +113,7 @@ pub struct ncclLLA2AHandle_t {
     pub nSlots: u32,
 }
 
-/// Memory, signals and counters that a device communicator shall have. 2.28.3 reads what comes before `ginSignalCount`.
+/// Required memory, signals and counters of a device communicator. 2.28.3 reads the fields before `ginSignalCount`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -120,7 +121,7 @@ pub struct ncclDevResourceRequirements_t {
     pub next: *mut ncclDevResourceRequirements_t,
     pub bufferSize: usize,
     pub bufferAlign: usize,
-    /// Written when the device communicator is made, if it is not null.
+    /// Written when the device communicator is ready, unless null.
     pub outBufferHandle: *mut ncclDevResourceHandle_t,
     pub ginSignalCount: c_int,
     pub ginCounterCount: c_int,
@@ -129,7 +130,7 @@ pub struct ncclDevResourceRequirements_t {
 }
 
 impl ncclDevResourceRequirements_t {
-    /// Nothing.
+    /// No requirements.
     pub const NONE: ncclDevResourceRequirements_t = ncclDevResourceRequirements_t {
         next: std::ptr::null_mut(),
         bufferSize: 0,
@@ -141,7 +142,7 @@ impl ncclDevResourceRequirements_t {
         outGinCounterStart: std::ptr::null_mut(),
     };
 
-    /// How many bytes of it a release has; 0 before 2.28.3.
+    /// Bytes of the structure in a release; 0 before 2.28.3.
     pub fn size(version: u32) -> usize {
         match version {
             code if code >= SINCE_28_7 => size_of::<ncclDevResourceRequirements_t>(),
@@ -151,7 +152,7 @@ impl ncclDevResourceRequirements_t {
     }
 }
 
-/// A team that shall have a multicast address.
+/// A team that requires a multicast address.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -159,7 +160,7 @@ pub struct ncclTeamRequirements_t {
     pub next: *mut ncclTeamRequirements_t,
     pub team: ncclTeam_t,
     pub multimem: bool,
-    /// Written when the device communicator is made, if it is not null.
+    /// Written when the device communicator is ready, unless null.
     pub outMultimemHandle: *mut ncclMultimemHandle_t,
 }
 
@@ -167,13 +168,15 @@ const SINCE_28_3: u32 = version_code(2, 28, 3);
 const SINCE_28_7: u32 = version_code(2, 28, 7);
 const SINCE_29_2: u32 = version_code(2, 29, 2);
 
-/// The newest release whose layouts are known here.
+/// The newest release with known layouts.
 const NEWEST: u32 = version_code(2, 32, 3);
 
-/// What a device communicator shall have, with the fields of every release up to 2.32.
+/// The requirements of a device communicator, with the fields of every release up to 2.32.
 ///
-/// From 2.29.2 on the library goes by `size` and `version`. Before, it reads what follows these ([`with_pointer`](ncclDevCommRequirements_t::with_pointer)),
-/// and 2.28.3 something shorter, [`ncclDevCommRequirements_v22803_t`].
+/// Releases read different parts, which [`with_pointer`](ncclDevCommRequirements_t::with_pointer) selects:
+/// - from 2.29.2 on, the layout that `size` and `version` describe;
+/// - from 2.28.7 on, the fields behind `size`, `magic` and `version`;
+/// - 2.28.3, the shorter [`ncclDevCommRequirements_v22803_t`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -218,7 +221,7 @@ pub struct ncclDevCommRequirements_v22803_t {
     pub lsaBarrierCount: c_int,
 }
 
-/// Every layout from 2.28.7 on, the oldest first: version code, bytes of fields.
+/// Every layout from 2.28.7 on, the oldest first: the version code, and the bytes of the fields.
 const REQUIREMENTS_LAYOUTS: [(u32, usize); 6] = {
     const INT: usize = size_of::<c_int>();
     [
@@ -232,8 +235,8 @@ const REQUIREMENTS_LAYOUTS: [(u32, usize); 6] = {
 };
 
 impl ncclDevCommRequirements_t {
-    /// Nothing asked for (`NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER`), in the newest layout that a library of this version knows.
-    /// `None` before 2.28.3, which has no device communicators.
+    /// No requirements (`NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER`), in the newest layout of a library of this version. `None`
+    /// before 2.28.3, which has no device communicators.
     pub fn for_version(library: u32) -> Option<ncclDevCommRequirements_t> {
         if library < SINCE_28_3 {
             return None;
@@ -270,13 +273,13 @@ impl ncclDevCommRequirements_t {
         })
     }
 
-    /// How many bytes from the start have a meaning in a release; 0 before 2.28.7.
+    /// Bytes of the fields in a release; 0 before 2.28.7.
     pub fn used(version: u32) -> usize {
         let layout = REQUIREMENTS_LAYOUTS.iter().rfind(|(since, _)| *since <= version);
         layout.map_or(0, |(_, used)| *used)
     }
 
-    /// Where the fields begin in a release from 2.28.7 on: behind size, magic and version, where it has none.
+    /// The offset of the first byte that a release from 2.28.7 on reads.
     pub fn start(version: u32) -> usize {
         match version >= SINCE_29_2 {
             true => 0,
@@ -284,7 +287,7 @@ impl ncclDevCommRequirements_t {
         }
     }
 
-    /// What 2.28.3 reads.
+    /// The requirements of 2.28.3.
     pub fn of_22803(&self) -> ncclDevCommRequirements_v22803_t {
         ncclDevCommRequirements_v22803_t {
             resourceRequirementsList: self.resourceRequirementsList,
@@ -294,7 +297,7 @@ impl ncclDevCommRequirements_t {
         }
     }
 
-    /// Calls `f` with these requirements as a library of this version reads them.
+    /// Calls `f` with these requirements in the layout of a library of this version.
     pub fn with_pointer<T>(&self, library: u32, f: impl FnOnce(*const ncclDevCommRequirements_t) -> T) -> T {
         if library < SINCE_28_7 {
             let short = self.of_22803();
@@ -304,7 +307,8 @@ impl ncclDevCommRequirements_t {
     }
 }
 
-/// The size of `ncclDevComm` in a release's header; 0 before 2.28.3. What comes behind the newest known is to be asked of the library.
+/// The size of `ncclDevComm` in a release's header; 0 before 2.28.3. Releases behind the newest known one report it
+/// themselves ([`ncclCommProperties_t::devCommRuntimeVersionSize`]).
 pub fn dev_comm_size(version: u32) -> usize {
     const SIZES: [(u32, usize); 5] = [
         (SINCE_28_3, 88),
@@ -316,7 +320,7 @@ pub fn dev_comm_size(version: u32) -> usize {
     SIZES.iter().rfind(|(since, _)| *since <= version).map_or(0, |(_, size)| *size)
 }
 
-/// What a communicator can do (2.29.2), with the fields up to 2.32. As with the requirements, `size` and `version` describe one layout.
+/// The properties of a communicator (since 2.29.2), with the fields up to 2.32. `size` and `version` describe one layout.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -330,7 +334,7 @@ pub struct ncclCommProperties_t {
     pub nvmlDev: c_int,
     pub deviceApiSupport: bool,
     pub multimemSupport: bool,
-    /// Where `ginType` is in 2.29.2 and 2.29.3, a byte there; padding since.
+    /// `ginType` in 2.29.2 and 2.29.3, one byte; padding in later releases.
     pub ginType_v22902: u8,
     pub ginType: ncclGinType_t,
     pub nLsaTeams: c_int,
@@ -346,7 +350,7 @@ pub struct ncclCommProperties_t {
     pub cftCountedSupport: bool,
 }
 
-/// Every layout, the oldest first: version code, bytes of fields.
+/// Every layout, the oldest first: the version code, and the bytes of the fields.
 const PROPERTIES_LAYOUTS: [(u32, usize); 4] = [
     (SINCE_29_2, offset_of!(ncclCommProperties_t, ginType_v22902) + 1),
     (version_code(2, 29, 7), offset_of!(ncclCommProperties_t, railedGinType) + size_of::<c_int>()),
@@ -355,7 +359,8 @@ const PROPERTIES_LAYOUTS: [(u32, usize); 4] = [
 ];
 
 impl ncclCommProperties_t {
-    /// To be asked for (`NCCL_COMM_PROPERTIES_INITIALIZER`), in the newest layout that a library of this version knows. `None` before 2.29.2.
+    /// Properties to be filled in (`NCCL_COMM_PROPERTIES_INITIALIZER`), in the newest layout of a library of this version.
+    /// `None` before 2.29.2.
     pub fn for_version(library: u32) -> Option<ncclCommProperties_t> {
         let used = ncclCommProperties_t::used(library);
         (used > 0).then(|| ncclCommProperties_t {
@@ -384,7 +389,7 @@ impl ncclCommProperties_t {
         })
     }
 
-    /// How many bytes from the start have a meaning in a release; 0 before 2.29.2.
+    /// Bytes of the fields in a release; 0 before 2.29.2.
     pub fn used(version: u32) -> usize {
         PROPERTIES_LAYOUTS.iter().rfind(|(since, _)| *since <= version).map_or(0, |(_, used)| *used)
     }
@@ -426,7 +431,7 @@ mod tests {
     fn each_library_reads_its_own_layout() {
         let mut asked = ncclDevCommRequirements_t::for_version(NEWEST).expect("it has them");
         (asked.lsaMultimem, asked.barrierCount, asked.lsaBarrierCount) = (true, 3, 5);
-        // SAFETY: what a library of that version reads, which is there during the call.
+        // SAFETY: the pointer is to the structure that a library of that version reads, and valid during the call.
         asked.with_pointer(22803, |read| unsafe {
             let read = read.cast::<ncclDevCommRequirements_v22803_t>();
             assert!((*read).lsaMultimem && (*read).lsaBarrierCount == 5);

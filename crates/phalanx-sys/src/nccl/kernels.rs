@@ -1,10 +1,10 @@
-//! Finding what kernels need that use NCCL's device API: its headers.
+//! Finding the headers of NCCL's device API, for kernels that use it.
 
-use super::NCCL;
+use super::types::NCCL;
 use crate::{FileSearch, Found, NotFound};
 use std::path::PathBuf;
 
-/// Where NCCL's headers for devices may be.
+/// Where the headers of NCCL's device API may be.
 pub const HEADERS: FileSearch = FileSearch {
     name: "NCCL's device headers (nccl_device.h)",
     file: "nccl_device.h",
@@ -15,14 +15,15 @@ pub const HEADERS: FileSearch = FileSearch {
     system: &["/usr/include"],
 };
 
-/// The folder with the headers, preferably of the library that is loaded, or would be: the two belong together.
+/// The folder with the headers. Those of the loaded library come first, or of the library that would be loaded, since
+/// headers and library must be of one version.
 ///
 /// # Errors
-/// [`NotFound`] with every folder that was looked at.
+/// [`NotFound`] with the folders that were tried.
 pub fn headers() -> Result<Found, NotFound> {
     let places = NCCL.places().into_iter().map(|place| place.file);
     let files = NCCL.loaded().into_iter().chain(places).filter(|file| file.is_absolute());
-    // The headers of a distribution are a folder further up: its libraries are in one for each kind of machine.
+    // Distributions have a folder of libraries for each architecture, so their headers are two folders up.
     let beside = |file: PathBuf| {
         let folder = file.parent().map(PathBuf::from).unwrap_or_default();
         let origin = format!("beside {}", file.display());

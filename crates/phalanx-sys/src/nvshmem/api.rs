@@ -1,59 +1,53 @@
-//! The table of functions.
+//! The table of functions, and a loaded library.
 
-use super::*;
+use super::types::*;
+use crate::functions::{addresses, c_name, table};
 use crate::{Library, MissingFunction, NotFound};
-use std::ffi::{CStr, CString, c_char, c_long, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::path::Path;
 
-/// The oldest release that this table is for.
+/// The oldest supported release.
 pub const OLDEST: u32 = version_code(3, 4, 0);
 
-/// A function of the library and the release that has it first.
+/// A function of the table, and its first release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function {
-    /// Its name.
+    /// The function's name.
     pub name: &'static str,
-    /// The version code of the first release that is known to have it.
+    /// The version code of the first release that is known to have the function.
     pub since: u32,
 }
 
 macro_rules! api {
     ($( since $major:literal $minor:literal { $( $name:ident($($argument:ident: $ty:ty),*) $(-> $answer:ty)?; )* } )*) => {
-        /// The functions that the loaded library has. Each is `None` if it has not.
-        #[derive(Debug, Clone, Copy)]
-        #[allow(missing_docs)]
-        pub struct Functions {
-            $($(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*)*
-        }
-
-        impl Functions {
-            fn load(library: &Library) -> Functions {
-                // SAFETY: the types are those of the C headers.
-                unsafe {
-                    Functions {
-                        $($($name: library.symbol(cstr(concat!(stringify!($name), "\0"))),)*)*
-                    }
-                }
-            }
-
-            /// Names of those that are not there, with the release that has them first.
-            fn missing(&self) -> Vec<Function> {
-                let mut missing = Vec::new();
-                $($(if self.$name.is_none() {
-                    missing.push(Function { name: stringify!($name), since: version_code($major, $minor, 0) });
-                })*)*
-                missing
+        table! {
+            /// The functions of the loaded library; `None` where it lacks one.
+            #[allow(missing_docs)]
+            pub struct Functions {
+                $($(pub $name: Option<unsafe extern "C" fn($($argument: $ty),*) $(-> $answer)?>,)*)*
             }
         }
 
-        /// Every function of the table but the reductions.
+        /// Every function of the table, without the reductions.
         pub const FUNCTIONS: &[Function] =
             &[$($(Function { name: stringify!($name), since: version_code($major, $minor, 0) }),*),*];
+
+        /// The symbol of each function.
+        const SYMBOLS: [&CStr; FUNCTIONS.len()] = [$($(c_name(concat!(stringify!($name), "\0"))),*),*];
     };
 }
 
-fn cstr(name: &'static str) -> &'static CStr {
-    CStr::from_bytes_with_nul(name.as_bytes()).expect("the macro adds one NUL")
+impl Functions {
+    fn load(library: &Library) -> Functions {
+        // SAFETY: the fields' types are those of the C headers.
+        unsafe { Functions::from_addresses(addresses(library, &SYMBOLS)) }
+    }
+
+    /// The functions that the library lacks.
+    fn missing(&self) -> Vec<Function> {
+        let functions = FUNCTIONS.iter().zip(self.addresses());
+        functions.filter(|(_, address)| address.is_none()).map(|(function, _)| *function).collect()
+    }
 }
 
 api! {
@@ -176,28 +170,28 @@ pub type Reduce = unsafe extern "C" fn(
     stream: stream_t,
 ) -> c_int;
 
-/// The types that are reduced, by their names in functions.
+/// The element types of reductions, as in the names of functions.
 pub const REDUCE_TYPES: [&str; 12] = [
     "float", "double", "half", "bfloat16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
     "uint64",
 ];
 
-/// The reductions, by their names in functions. The last three are for integers.
+/// The operators of reductions, as in the names of functions. The last three are for integers.
 pub const REDUCE_OPS: [&str; 7] = ["sum", "prod", "min", "max", "and", "or", "xor"];
 
-/// A function for each type and reduction.
+/// A function for each element type and operator.
 type Reductions = [[Option<Reduce>; REDUCE_OPS.len()]; REDUCE_TYPES.len()];
 
 fn reductions(library: &Library, what: &str) -> Reductions {
     let find = |dtype: usize, op: usize| {
         let name = format!("nvshmemx_{}_{}_{what}_on_stream", REDUCE_TYPES[dtype], REDUCE_OPS[op]);
-        // SAFETY: all these functions have one signature, but for the type that their pointers point to.
+        // SAFETY: these functions have one signature, except for the types behind their pointers.
         unsafe { library.symbol(&CString::new(name).expect("no NUL in it")) }
     };
     std::array::from_fn(|dtype| std::array::from_fn(|op| find(dtype, op)))
 }
 
-/// A loaded library: its functions, version and place.
+/// A loaded NVSHMEM.
 #[derive(Debug)]
 pub struct Api {
     library: Library,
@@ -216,7 +210,7 @@ impl std::ops::Deref for Api {
 }
 
 impl Api {
-    /// Loads the library from the first of the [`places`] that works, and asks for its version. Needs no driver and no GPU.
+    /// Loads the library from the first of the [`places`] where it loads, and reads its version. Needs no driver and no GPU.
     ///
     /// # Errors
     /// [`NotFound`] if none loads.
@@ -239,7 +233,7 @@ impl Api {
         self.version
     }
 
-    /// The version of OpenSHMEM that it follows.
+    /// The version of OpenSHMEM that the library implements.
     pub fn openshmem_version(&self) -> Option<(u32, u32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: valid out-pointers; the function needs no initialisation.
@@ -247,7 +241,7 @@ impl Api {
         Some((major as u32, minor as u32))
     }
 
-    /// The file.
+    /// The library's file.
     pub fn path(&self) -> &Path {
         self.library.path()
     }
@@ -257,22 +251,22 @@ impl Api {
         &self.library
     }
 
-    /// A reduction, by indices into [`REDUCE_TYPES`] and [`REDUCE_OPS`].
+    /// The reduction for indices into [`REDUCE_TYPES`] and [`REDUCE_OPS`].
     pub fn reduce(&self, dtype: usize, op: usize) -> Option<Reduce> {
         self.reduce[dtype][op]
     }
 
-    /// A reduction of which every PE gets its part, by the same indices.
+    /// The reduction that scatters its result, for the same indices.
     pub fn reduce_scatter(&self, dtype: usize, op: usize) -> Option<Reduce> {
         self.reduce_scatter[dtype][op]
     }
 
-    /// The functions that it lacks.
+    /// The functions that the library lacks.
     pub fn missing(&self) -> Vec<Function> {
         self.functions.missing()
     }
 
-    /// The error for a function that is not there.
+    /// The error for a missing function.
     #[cold]
     pub fn lacks(&self, function: &'static str) -> MissingFunction {
         MissingFunction {

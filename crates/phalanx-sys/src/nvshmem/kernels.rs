@@ -1,6 +1,6 @@
-//! Finding what kernels need that use NVSHMEM: its headers, and its device code.
+//! Finding NVSHMEM's headers and device code, for kernels that use it.
 
-use super::{NVSHMEM, places};
+use super::types::{NVSHMEM, places};
 use crate::{FileSearch, Found, NotFound};
 use std::path::PathBuf;
 
@@ -34,16 +34,16 @@ pub const DEVICE_LIBRARY: FileSearch = FileSearch {
 
 const HOMES: &[&str] = &["NVSHMEM_HOME", "NVSHMEM_PREFIX", "CUDA_HOME", "CUDA_PATH"];
 
-/// The folder with the headers, preferably of the host library that is loaded, or would be.
+/// The folder with the headers. Those of the loaded host library come first, or of the library that would be loaded.
 ///
 /// # Errors
-/// [`NotFound`] with every folder that was looked at.
+/// [`NotFound`] with the folders that were tried.
 pub fn headers() -> Result<Found, NotFound> {
     HEADERS.find(&beside(&["../include"]))
 }
 
-/// The file of the device code, preferably beside the host library that is loaded, or would be: the two belong
-/// together.
+/// The file of the device code. That of the loaded host library comes first, or of the library that would be loaded, since
+/// both must be of one version.
 ///
 /// # Errors
 /// As for [`headers`].
@@ -51,7 +51,7 @@ pub fn device_library() -> Result<PathBuf, NotFound> {
     Ok(DEVICE_LIBRARY.find(&beside(&[""]))?.folder.join(DEVICE_LIBRARY.file))
 }
 
-/// Folders given from that of the host library.
+/// Folders relative to the host library's folder.
 fn beside(folders: &[&str]) -> Vec<Found> {
     let loaded = NVSHMEM.loaded();
     let places = places().into_iter().map(|place| place.file);

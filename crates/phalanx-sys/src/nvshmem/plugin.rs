@@ -1,70 +1,71 @@
-//! The plugins by which NVSHMEM finds the PEs.
+//! NVSHMEM's bootstrap plugins, by which it finds the other PEs.
 
 use crate::{Attempt, NotFound, Place, Search};
 use std::path::Path;
 
-/// A way to find the PEs is a library of its own, which NVSHMEM loads.
+/// A bootstrap plugin: a library that NVSHMEM loads to find the other PEs.
 #[derive(Debug)]
 pub struct Plugin {
-    /// What it is called in messages.
+    /// The plugin's name in messages.
     name: &'static str,
-    /// The file that is NVIDIA's; empty if there is none.
+    /// NVIDIA's file; empty if there is none.
     file: &'static str,
-    /// The variable that names another.
+    /// The environment variable with another file.
     variable: &'static str,
 }
 
-/// For a unique id.
+/// The plugin for unique ids.
 pub const UID: Plugin = Plugin {
     name: "NVSHMEM's plugin for unique ids",
     file: "nvshmem_bootstrap_uid.so.3",
     variable: "NVSHMEM_BOOTSTRAP_UID_PLUGIN",
 };
-/// For process managers with PMI-1.
+/// The plugin for process managers with PMI-1.
 pub const PMI: Plugin = Plugin {
     name: "NVSHMEM's plugin for PMI",
     file: "nvshmem_bootstrap_pmi.so.3",
     variable: "NVSHMEM_BOOTSTRAP_PMI_PLUGIN",
 };
-/// For process managers with PMI-2.
+/// The plugin for process managers with PMI-2.
 pub const PMI2: Plugin = Plugin {
     name: "NVSHMEM's plugin for PMI-2",
     file: "nvshmem_bootstrap_pmi2.so.3",
     variable: "NVSHMEM_BOOTSTRAP_PMI2_PLUGIN",
 };
-/// For process managers with PMIx.
+/// The plugin for process managers with PMIx.
 pub const PMIX: Plugin = Plugin {
     name: "NVSHMEM's plugin for PMIx",
     file: "nvshmem_bootstrap_pmix.so.3",
     variable: "NVSHMEM_BOOTSTRAP_PMIX_PLUGIN",
 };
-/// For jobs of an MPI.
+/// The plugin for jobs of MPI.
 pub const MPI: Plugin = Plugin {
     name: "NVSHMEM's plugin for MPI",
     file: "nvshmem_bootstrap_mpi.so.3",
     variable: "NVSHMEM_BOOTSTRAP_MPI_PLUGIN",
 };
-/// For jobs of an OpenSHMEM.
+/// The plugin for jobs of OpenSHMEM.
 pub const SHMEM: Plugin = Plugin {
     name: "NVSHMEM's plugin for OpenSHMEM",
     file: "nvshmem_bootstrap_shmem.so.3",
     variable: "NVSHMEM_BOOTSTRAP_SHMEM_PLUGIN",
 };
-/// Whatever the user has.
+/// The user's own plugin.
 pub const OTHER: Plugin =
     Plugin { name: "a plugin for NVSHMEM's bootstrap", file: "", variable: "NVSHMEM_BOOTSTRAP_PLUGIN" };
 
 impl Plugin {
-    /// The one that the environment asks for (`NVSHMEM_BOOTSTRAP`, `NVSHMEM_BOOTSTRAP_PMI`); `None` for what the library refuses.
+    /// The plugin that the environment chooses (`NVSHMEM_BOOTSTRAP`, `NVSHMEM_BOOTSTRAP_PMI`); `None` for a choice that the
+    /// library refuses.
     pub fn of_environment() -> Option<&'static Plugin> {
         let [bootstrap, pmi] =
             ["NVSHMEM_BOOTSTRAP", "NVSHMEM_BOOTSTRAP_PMI"].map(|name| std::env::var(name).ok());
-        Plugin::asked_for(bootstrap.as_deref(), pmi.as_deref())
+        Plugin::chosen(bootstrap.as_deref(), pmi.as_deref())
     }
 
-    fn asked_for(bootstrap: Option<&str>, pmi: Option<&str>) -> Option<&'static Plugin> {
-        // PMI is what NVIDIA's builds take where nothing is said; others can be built with PMI-2 or PMIx in its place.
-        let [bootstrap, pmi] = [bootstrap, pmi].map(|said| said.unwrap_or("PMI").to_uppercase());
+    fn chosen(bootstrap: Option<&str>, pmi: Option<&str>) -> Option<&'static Plugin> {
+        // PMI is the default of NVIDIA's builds. Other builds can have PMI-2 or PMIx as their default.
+        let [bootstrap, pmi] = [bootstrap, pmi].map(|value| value.unwrap_or("PMI").to_uppercase());
         match (&*bootstrap, &*pmi) {
             ("PMI", "PMI") => Some(&PMI),
             ("PMI", "PMI2" | "PMI-2") => Some(&PMI2),
@@ -76,11 +77,11 @@ impl Plugin {
         }
     }
 
-    /// Loads it from where the library, which is this file, will: by a path, or by a name in its own folder and on the loader's path.
+    /// Loads the plugin as NVSHMEM, with the file `library`, will: by a path, or by a name in its own folder and on the
+    /// loader's path.
     ///
     /// # Errors
-    /// [`NotFound`]. The library itself then fails, or (3.4.5) ends the process: it frees twice what it knows of a plugin that does
-    /// not load.
+    /// [`NotFound`]. In that case NVSHMEM's initialisation fails too, or ends the process (3.4.5, by a double free).
     pub fn load(&self, library: &Path) -> Result<(), NotFound> {
         let Plugin { name, variable, .. } = *self;
         let (file, origin) = match std::env::var(variable) {
@@ -89,7 +90,7 @@ impl Plugin {
         };
         let given = Place { file: file.clone().into(), origin: origin.to_owned() };
         if file.is_empty() {
-            // The loader would take it for the program itself.
+            // The loader would take an empty name for the program itself.
             let tried = vec![Attempt { place: given, error: Some("no file is named".into()) }];
             return Err(NotFound { library: name, variable, tried });
         }
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_environment_asks_for_one() {
-        let asked = |bootstrap, pmi| Plugin::asked_for(bootstrap, pmi).map(|plugin| plugin.variable);
+        let asked = |bootstrap, pmi| Plugin::chosen(bootstrap, pmi).map(|plugin| plugin.variable);
         for (bootstrap, pmi, variable) in [
             (None, None, "NVSHMEM_BOOTSTRAP_PMI_PLUGIN"),
             (Some("pmi"), Some("PMIx"), "NVSHMEM_BOOTSTRAP_PMIX_PLUGIN"),

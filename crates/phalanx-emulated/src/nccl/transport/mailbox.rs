@@ -1,9 +1,9 @@
-//! What has arrived for a rank.
+//! A rank's mailbox: messages, signals, and the windows that peers write to.
 
 use super::message::{Message, Tag};
+use crate::base::lock::lock;
+use crate::base::violation::violation;
 use crate::cuda::memory::Range;
-use crate::lock;
-use crate::violation::violation;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -24,12 +24,12 @@ struct Contents {
 /// Sender, index and context of a signal.
 pub type SignalOf = (u32, i32, i32);
 
-/// The wait was given up: the communicator was aborted or revoked.
+/// The error of a wait that was stopped: the communicator was aborted or revoked.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopped;
 
 impl Mailbox {
-    /// Takes in a message.
+    /// Delivers a message. Data for a window is written at once.
     pub fn put(&self, message: Message) {
         let mut contents = lock(&self.contents);
         match message.tag {
@@ -46,22 +46,22 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Waits for a message.
+    /// Waits for a message and takes it out.
     pub fn take(&self, from: u32, tag: Tag, stop: impl Fn() -> bool) -> Result<Vec<u8>, Stopped> {
         self.wait(stop, |contents| contents.messages.get_mut(&(from, tag))?.pop_front())
     }
 
-    /// Waits for a message and leaves it there.
+    /// Waits for a message and leaves it in the mailbox.
     pub fn await_message(&self, from: u32, tag: Tag, stop: impl Fn() -> bool) -> Result<(), Stopped> {
         self.wait(stop, |contents| contents.messages.contains_key(&(from, tag)).then_some(()))
     }
 
-    /// Whether a message is there.
+    /// Whether a message has arrived.
     pub fn has(&self, from: u32, tag: Tag) -> bool {
         lock(&self.contents).messages.get(&(from, tag)).is_some_and(|messages| !messages.is_empty())
     }
 
-    /// Waits for a number of signals and takes them.
+    /// Waits for a number of signals and takes them out.
     pub fn take_signals(&self, of: SignalOf, number: u64, stop: impl Fn() -> bool) -> Result<(), Stopped> {
         self.wait(stop, |contents| {
             let signals = contents.signals.entry(of).or_default();
@@ -70,12 +70,12 @@ impl Mailbox {
         })
     }
 
-    /// Says which memory a window of this rank is.
+    /// Opens a window of this rank: peers may write to the range.
     pub fn open_window(&self, window: u64, range: Range) {
         lock(&self.contents).windows.insert(window, range);
     }
 
-    /// Nothing may be put into a window any more.
+    /// Closes a window: a later write by a peer is a violation.
     pub fn close_window(&self, window: u64) {
         lock(&self.contents).windows.remove(&window);
     }
@@ -87,9 +87,9 @@ impl Mailbox {
         }
     }
 
-    /// Lets those who wait look whether they should stop.
+    /// Wakes all waits, which check whether to stop.
     pub fn wake(&self) {
-        // With the lock, so that nobody is between looking and waiting.
+        // With the lock, so that no wait is between its check and its sleep.
         drop(lock(&self.contents));
         self.changed.notify_all();
     }

@@ -1,21 +1,24 @@
-//! A message, and how it travels.
+//! A message between ranks, and its encoding.
 
 use std::io::{self, Read, Write};
 
-/// What a message is about; with the sender it says which message it is.
+/// Where a process listens: the name of its socket.
+pub type Address = String;
+
+/// What a message is about. Together with the sender it identifies the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tag {
-    /// To the process of a unique id: a rank is there.
+    /// To the root: a rank has arrived.
     Hello,
-    /// From there: where all ranks are.
+    /// From the root: where all ranks are.
     Table,
     /// A contribution to the n-th collective.
     Collective(u64),
     /// The n-th message from the sender to the receiver.
     Send(u64),
-    /// The n-th message to the sender has been received.
+    /// An acknowledgement of the sender's n-th message.
     Received(u64),
-    /// A contribution to the n-th exchange that is no operation: of split, windows and their like.
+    /// A contribution to the n-th exchange beside operations, such as those of split and of windows.
     Exchange(u64),
     /// The sender has finalized the communicator.
     Ended,
@@ -71,7 +74,7 @@ impl Tag {
 }
 
 impl Message {
-    /// The bytes that travel.
+    /// Its encoding: a header of words, then the body.
     pub fn encode(&self) -> Vec<u8> {
         let ranks = (u64::from(self.from) << 32) | u64::from(self.to);
         let [kind, a, b, c, d] = self.tag.encode();
@@ -81,7 +84,7 @@ impl Message {
         bytes
     }
 
-    /// The next message of a connection.
+    /// Reads the next message of a connection.
     pub fn read(from: &mut impl Read) -> io::Result<Message> {
         let mut header = [0; WORDS * 8];
         from.read_exact(&mut header)?;
@@ -93,12 +96,12 @@ impl Message {
     }
 }
 
-/// Numbers as bytes.
+/// The bytes of numbers.
 pub fn numbers(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The first numbers of some bytes.
+/// The numbers at the start of bytes.
 pub fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
     std::array::from_fn(|n| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().expect("8 bytes")))
 }
