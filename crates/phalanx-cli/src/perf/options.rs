@@ -6,7 +6,7 @@ use super::operation::Operation;
 use super::plan::{self, Backend, Plan, Registration, Roots, Step};
 use super::reduction::RedOp;
 use super::report::Average;
-use crate::launch::options::{parse_ranks, parse_seconds};
+use crate::parse;
 use crate::size;
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
@@ -104,21 +104,21 @@ pub struct PerfArgs {
     #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
     per_iteration: u8,
     /// Give up when a rank waits longer than this many seconds for the others.
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse_seconds, help_heading = MEASUREMENT)]
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, help_heading = MEASUREMENT)]
     timeout: Option<Duration>,
 
     /// What carries the data.
     #[arg(long, value_enum, value_name = "NAME", default_value_t = Backend::Auto, help_heading = RANKS)]
     pub backend: Backend,
     /// Ranks as threads of one process [default: one per GPU; on the host one per usable core, at least 2]
-    #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse_ranks, conflicts_with = "processes", help_heading = RANKS)]
+    #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse::ranks, conflicts_with = "processes", help_heading = RANKS)]
     threads: Option<usize>,
     /// Ranks as processes, which this program starts itself.
-    #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
+    #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse::ranks, help_heading = RANKS)]
     processes: Option<usize>,
     /// So many times more ranks: GPUs of a thread in the reference benchmark, of which each has a thread (with -p, a
     /// process) of its own here.
-    #[arg(short = 'g', long = "ngpus", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
+    #[arg(short = 'g', long = "ngpus", value_name = "N", value_parser = parse::ranks, help_heading = RANKS)]
     gpus_per_thread: Option<usize>,
     /// Tie rank r to core r, or to core r modulo the number of cores (Linux). Gives steadier figures:
     /// without it the system may put two ranks on one core.
@@ -169,7 +169,7 @@ impl PerfArgs {
     /// The ranks that are asked for, as threads or as processes.
     pub fn ranks(&self) -> Result<(Option<usize>, Option<usize>)> {
         let Some(gpus) = self.gpus_per_thread else { return Ok((self.threads, self.processes)) };
-        let times = |ranks: usize| parse_ranks(&(ranks * gpus).to_string()).map_err(anyhow::Error::msg);
+        let times = |ranks: usize| parse::ranks(&(ranks * gpus).to_string()).map_err(anyhow::Error::msg);
         match self.processes {
             Some(processes) => Ok((None, Some(times(processes)?))),
             None => Ok((Some(times(self.threads.unwrap_or(1))?), None)),

@@ -15,6 +15,7 @@ use crate::gpu;
 use crate::machine::Machine;
 use anyhow::Result;
 use phalanx::{BackendKind, Comm};
+use std::time::SystemTime;
 
 /// Gets the rows of a run and hands them to every exporter.
 pub struct Podium {
@@ -71,7 +72,7 @@ impl Podium {
     /// Says what came out.
     pub fn closes(mut self) -> Result<()> {
         if let Some(Stage { report, mut exporters, progress }) = self.stage.take() {
-            progress.finish();
+            progress.erase();
             for exporter in &mut exporters {
                 exporter.finish(&report)?;
             }
@@ -128,8 +129,8 @@ impl Podium {
 
 impl Audience for Podium {
     fn starts(&mut self, row: usize, size: usize) {
-        if let Some(stage) = &self.stage {
-            stage.progress.starts(row, size);
+        if let Some(stage) = &mut self.stage {
+            stage.progress.draw(row, size);
         }
     }
 
@@ -144,8 +145,7 @@ impl Audience for Podium {
 
 /// The time in UTC, to the second.
 fn now() -> String {
-    let now = jiff::Timestamp::now();
-    jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
 #[cfg(test)]

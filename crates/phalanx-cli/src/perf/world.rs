@@ -217,7 +217,7 @@ fn are_enough_gpus(ranks: usize) -> bool {
     let why_not = match gpu::usable() {
         Ok(gpus) if gpus >= ranks => return true,
         Ok(gpus) => format!("{ranks} ranks cannot have one each of {gpus}"),
-        Err(error) => crate::explain(&error),
+        Err(error) => crate::error::explain(&error),
     };
     if count > 0 {
         crate::log::say(format_args!("phalanx: the GPUs are not used: {why_not}"));
@@ -271,7 +271,7 @@ pub fn was_aborted(error: &anyhow::Error) -> bool {
 pub fn start_processes(ranks: usize) -> Result<ExitCode> {
     let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
     arguments.push("--as-rank".into());
-    launch::again::run(ranks, arguments)
+    launch::own_program::run(ranks, arguments)
 }
 
 #[cfg(test)]
