@@ -63,3 +63,9 @@ impl Progress {
         }
     }
 }
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.erase();
+    }
+}

@@ -1,22 +1,22 @@
-//! Which number a rank contributes, and what the reduction of all of them is.
+//! The numbers that ranks contribute, and their reductions.
 //!
-//! There are 256 combinations of contributions, the slots; an element's index picks its slot through
-//! a hash, so that data in the wrong place shows, and the expected results fit in a small table.
+//! There are 256 combinations of contributions, the slots, so that the expected results fit in a small table. A hash of
+//! an element's index picks its slot, so that data in the wrong place is wrong.
 
 use super::value::Value;
 use crate::perf::reduction::RedOp;
 
-/// Number of combinations.
+/// Number of combinations of contributions.
 pub const SLOTS: usize = 256;
 
-/// Mixes a number well enough that neighbours have nothing in common.
+/// A hash under which neighbouring numbers have nothing in common.
 pub fn mix(number: u64) -> u64 {
     let number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (number ^ number >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// The slot of the element with this index. The salt is the same on all ranks, and another one in
-/// every call, so that results of an earlier call do not pass.
+/// The slot of the element with this index. The salt is the same on all ranks and differs between calls, so that results
+/// of an earlier call are wrong.
 pub fn slot(index: usize, salt: u64) -> usize {
     (mix(index as u64 ^ salt) >> 56) as usize
 }
@@ -24,10 +24,10 @@ pub fn slot(index: usize, salt: u64) -> usize {
 /// The number that a rank contributes to a reduction.
 pub fn contribution<T: Value>(op: RedOp, ranks: usize, rank: usize, slot: usize) -> i64 {
     match op {
-        // A mean may be the sum of rounded quotients, which differ by more than a few steps where they cancel out.
+        // A mean may be a sum of rounded quotients. Where they cancel out, it is off by more than a few steps.
         RedOp::Avg if T::FLOAT => summand::<T>(T::EXACT, Signs::Alike, ranks, rank, slot),
         RedOp::Sum | RedOp::Avg => summand::<T>(T::EXACT, Signs::Mixed, ranks, rank, slot),
-        // No factor is above 2: half of the room is for the doubled ones.
+        // Factors are at most 2.
         RedOp::MulSum => summand::<T>(T::EXACT / 2, Signs::Mixed, ranks, rank, slot),
         RedOp::Prod => factor::<T>(ranks, rank, slot),
         RedOp::Min | RedOp::Max => any_number::<T>(mix((rank * SLOTS + slot) as u64) as usize >> 8),
@@ -57,14 +57,14 @@ pub fn any_number<T: Value>(choice: usize) -> i64 {
     if T::SIGNED { choice as i64 % (2 * largest + 1) - largest } else { choice as i64 % (largest + 1) }
 }
 
-/// Which signs the summands of an element have, where the type has signs.
+/// The signs of an element's summands, if the type has signs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Signs {
     Mixed,
     Alike,
 }
 
-/// Summands of which no partial sum, in whatever order, is above `limit`.
+/// Summands of which no partial sum, in any order, is above `limit`.
 fn summand<T: Value>(limit: i64, signs: Signs, ranks: usize, rank: usize, slot: usize) -> i64 {
     let count = ranks as i64;
     if count * 15 <= limit {
@@ -76,15 +76,15 @@ fn summand<T: Value>(limit: i64, signs: Signs, ranks: usize, rank: usize, slot: 
             Signs::Alike => number,
         };
     }
-    // Too little room for free choice: a total is shared out, and who gets one more differs by slot.
+    // The limit is too low for free choice: a total is divided among the ranks.
     let total = slot as i64 % (limit + 1);
     let extra = ((rank + slot) % ranks) < (total % count) as usize;
     let share = total / count + i64::from(extra);
     if T::SIGNED && slot % 2 == 1 { -share } else { share }
 }
 
-/// Factors of which one is 3, at most five are 2, and the others are 1: at most 96, with so few
-/// binary digits that it is exact in every type.
+/// Factors of which one is 3, at most five are 2, and the others are 1. The product is at most 96, with two binary digits
+/// that are not 0: exact in every type.
 fn factor<T: Value>(ranks: usize, rank: usize, slot: usize) -> i64 {
     let position = (rank + slot) % ranks;
     let twos = slot / 3 % 6;

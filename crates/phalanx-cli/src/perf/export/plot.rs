@@ -19,7 +19,7 @@ const LEGEND: (u32, u32) = (1080, 24);
 const TEXT_SIZE: u32 = 18;
 const COLORS: [RGBColor; 7] = [BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK];
 
-/// A picture in a file.
+/// A picture file.
 pub struct Plot {
     path: PathBuf,
     saved: Option<Saved>,
@@ -56,26 +56,26 @@ impl Exporter for Plot {
     }
 }
 
-/// A line of the picture.
+/// A line of the plot.
 struct Series {
     name: String,
     style: ShapeStyle,
-    /// The points of the saved run are hollow.
+    /// Hollow for a saved run.
     points_style: ShapeStyle,
-    /// Size and time.
+    /// Size in bytes, and time in microseconds.
     times: Vec<(f64, f64)>,
-    /// Size and bus bandwidth.
+    /// Size in bytes, and bus bandwidth in GB/s.
     bandwidths: Vec<(f64, f64)>,
 }
 
-/// One of the two diagrams: its name, and its points of a line.
+/// A diagram: its name, and the points of a line in it.
 type Panel = (&'static str, fn(&Series) -> &[(f64, f64)]);
 
 const PANELS: [Panel; 2] =
     [("time (µs)", |series| &series.times), ("bus bandwidth (GB/s)", |series| &series.bandwidths)];
 
 fn paint(area: &Area<'_>, title: &str, series: &[Series]) -> Result<(), DrawError> {
-    // A panel without points (one rank has no bus) is left out.
+    // A single rank has no bus bandwidth.
     let has_points = |panel: &&Panel| series.iter().any(|series| !panel.1(series).is_empty());
     let panels: Vec<&Panel> = PANELS.iter().filter(has_points).collect();
 
@@ -99,7 +99,7 @@ fn title(report: &Report) -> String {
     )
 }
 
-/// The lines: what was measured in which place, now and then.
+/// The lines: one for each kind of row and place, of this run and the saved one.
 fn series_of(report: &Report, saved: Option<&Report>) -> Vec<Series> {
     let mut kinds: Vec<String> = Vec::new();
     for row in &report.rows {
@@ -125,7 +125,7 @@ fn series_of(report: &Report, saved: Option<&Report>) -> Vec<Series> {
     all
 }
 
-/// A line, if a run has points for it.
+/// The line of a run, if it has points.
 fn line(
     run: &Report,
     of: &str,
@@ -137,7 +137,7 @@ fn line(
     let points = |figure: fn(&Measurement) -> Option<f64>| -> Vec<(f64, f64)> {
         let rows = run.rows.iter().filter(|row| kind(row) == of);
         rows.filter_map(|row| Some((row.size as f64, figure(row.measurement(place)?)?)))
-            // A logarithm needs something above 0.
+            // The axes are logarithmic.
             .filter(|&(size, value)| size > 0.0 && value > 0.0)
             .collect()
     };
@@ -154,7 +154,7 @@ fn color(number: usize, count: usize) -> RGBColor {
     RGBColor(r, g, b)
 }
 
-/// What sets rows of the same size apart, for the legend.
+/// The type, reduction and root of a row, for the legend.
 fn kind(row: &Row) -> String {
     let mut words: Vec<String> = row.dtype.iter().cloned().collect();
     words.extend(row.redop.map(|redop| redop.name().to_owned()));
@@ -168,7 +168,7 @@ fn paint_panel(area: &Area<'_>, &(name, points_of): &Panel, series: &[Series]) -
     let (low_y, high_y) = range(points().map(|point| point.1), 10.0);
     let mut chart = ChartBuilder::on(area)
         .margin(15)
-        // Half of the last label stands beyond the axis.
+        // For the half of the last label that is beyond the axis.
         .margin_right(40)
         .x_label_area_size(50)
         .y_label_area_size(90)

@@ -1,7 +1,7 @@
-//! The results as a table, in the layout of the reference benchmark: the same first columns, so that
-//! what reads its output reads this, and further ones behind them.
+//! The report as a table. The first columns are those of the reference benchmark, so that programs that read its output
+//! read this one.
 //!
-//! Lines that start with # say what was measured, how, and what it comes to.
+//! Lines that start with # describe the run and sum it up.
 
 use super::Exporter;
 use crate::perf::compare::Saved;
@@ -12,7 +12,7 @@ use std::io::Write;
 
 const PLACES: [Place; 2] = [Place::OutOfPlace, Place::InPlace];
 
-/// A table.
+/// A table on `out`.
 pub struct Text<W> {
     out: W,
     saved: Option<Saved>,
@@ -195,7 +195,7 @@ impl<W: Write + Send> Exporter for Text<W> {
     }
 }
 
-/// Says how times are taken.
+/// Describes the method of measurement.
 fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
     if options.memory.is_on_gpus() && options.operation.has_data() {
         match options.graph_launches {
@@ -236,7 +236,7 @@ fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A number in so many characters, with as many of two decimals as fit; `N/A` if there is none.
+/// A number in `width` characters, with up to two decimals; `N/A` for none.
 fn number(value: Option<f64>, width: usize) -> String {
     let Some(value) = value else {
         return "N/A".to_owned();
