@@ -72,6 +72,6 @@ fn set_variables() -> Vec<(String, String)> {
             (name, if secret { "(set)".to_owned() } else { value })
         })
         .collect();
-    shown.sort();
+    shown.sort_unstable();
     shown
 }

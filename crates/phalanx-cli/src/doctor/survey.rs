@@ -46,7 +46,7 @@ impl Survey {
         let mut last_line = String::new();
         loop {
             match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => match serde_json::from_str(&line) {
+                Ok(line) => match serde_json::from_slice(line.as_bytes()) {
                     Ok(line) => self.add(line),
                     // Libraries print, too. After a panic, the reason stands before its note.
                     Err(_) if line.starts_with("note:") => {}

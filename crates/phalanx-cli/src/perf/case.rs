@@ -87,10 +87,6 @@ impl<T: Value> Calls for Reduction<T> {
     fn out_of_place(&self, arguments: &Arguments<'_>, send: &View<'_>, recv: &mut ViewMut<'_>) -> Result<()> {
         let Arguments { comm, operation, block, root, send_counts, recv_counts } = arguments;
         let (rank, ranks) = (comm.rank(), comm.world_size());
-        if *operation == Operation::Hypercube {
-            recv.part(rank * block..(rank + 1) * block).copy_from(comm, send)?;
-            return hypercube::<T>(comm, *block, recv);
-        }
         let (send, recv) = (&send.elements::<T>(), &mut recv.elements::<T>());
         match operation {
             Operation::AllReduce => comm.all_reduce(send, recv, *self),
@@ -109,7 +105,11 @@ impl<T: Value> Calls for Reduction<T> {
                 _ => Ok(()),
             },
             Operation::Barrier => comm.barrier(),
-            Operation::Hypercube | Operation::Put | Operation::Get | Operation::PutSignal => {
+            Operation::Hypercube => {
+                recv.view.part(rank * block..(rank + 1) * block).copy_from(comm, send.view)?;
+                hypercube::<T>(comm, *block, recv.view)
+            }
+            Operation::Put | Operation::Get | Operation::PutSignal => {
                 unreachable!("{} is no operation of a communicator", operation.name())
             }
         }
@@ -117,9 +117,6 @@ impl<T: Value> Calls for Reduction<T> {
 
     fn in_place(&self, arguments: &Arguments<'_>, buffer: &mut ViewMut<'_>) -> Result<()> {
         let Arguments { comm, operation, block, root, .. } = arguments;
-        if *operation == Operation::Hypercube {
-            return hypercube::<T>(comm, *block, buffer);
-        }
         let buffer = &mut buffer.elements::<T>();
         match operation {
             Operation::AllReduce => comm.all_reduce_in_place(buffer, *self),
@@ -130,11 +127,11 @@ impl<T: Value> Calls for Reduction<T> {
             Operation::AllToAll => comm.all_to_all_in_place(buffer),
             Operation::Gather => comm.gather_in_place(buffer, *root),
             Operation::Scatter => comm.scatter_in_place(buffer, *root),
+            Operation::Hypercube => hypercube::<T>(comm, *block, buffer.view),
             Operation::AllToAllV
             | Operation::SendRecv
             | Operation::PingPong
             | Operation::Barrier
-            | Operation::Hypercube
             | Operation::Put
             | Operation::Get
             | Operation::PutSignal => {

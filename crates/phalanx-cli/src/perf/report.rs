@@ -26,6 +26,12 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
+/// The part of a saved file that every format has.
+#[derive(Deserialize)]
+struct Header {
+    format: u64,
+}
+
 /// The options of the run, with every default filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Options {
@@ -226,16 +232,15 @@ impl Report {
     /// Reads a saved run.
     pub fn load(path: &Path) -> Result<Report> {
         let shown = path.display();
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-        let format = serde_json::from_str::<serde_json::Value>(&text)
+        let text = std::fs::read(path).with_context(|| format!("cannot read {shown}"))?;
+        let Header { format } = serde_json::from_slice(&text)
             .ok()
-            .and_then(|value| value.get("format")?.as_u64())
             .with_context(|| format!("{shown} is no run saved with `phalanx perf --json`"))?;
         ensure!(
             format == u64::from(FORMAT),
             "{shown} has format {format}; this program reads format {FORMAT}"
         );
-        serde_json::from_str(&text).with_context(|| format!("{shown} is damaged"))
+        serde_json::from_slice(&text).with_context(|| format!("{shown} is damaged"))
     }
 
     /// Wrong elements in all rows; `None` if nothing was checked.

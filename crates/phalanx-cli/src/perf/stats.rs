@@ -17,7 +17,7 @@ impl Stats {
     /// The statistics of at least one time.
     pub fn new(times: &[f64]) -> Stats {
         let mut sorted = times.to_vec();
-        sorted.sort_by(f64::total_cmp);
+        sorted.sort_unstable_by(f64::total_cmp);
         let count = sorted.len() as f64;
         let mean = sorted.iter().sum::<f64>() / count;
         let variance = sorted.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;

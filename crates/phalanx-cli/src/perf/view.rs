@@ -86,7 +86,7 @@ impl ViewMut<'_> {
 
 /// A view as elements of type `T`.
 pub struct Typed<V, T> {
-    view: V,
+    pub view: V,
     element: PhantomData<T>,
 }
 

@@ -131,7 +131,7 @@ fn different(merged: &Merged, sequence: Option<u64>) -> Option<Finding> {
             return None;
         }
         let mut groups: Vec<(String, Vec<usize>)> = groups.into_iter().collect();
-        groups.sort_by_key(|(_, ranks)| (ranks.len(), std::cmp::Reverse(ranks[0])));
+        groups.sort_unstable_by_key(|(_, ranks)| (ranks.len(), std::cmp::Reverse(ranks[0])));
         let (_, most) = groups.last()?;
         // Of two groups of the same size, either may be wrong.
         let is_tie = groups[0].1.len() == most.len();

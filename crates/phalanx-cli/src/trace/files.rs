@@ -19,7 +19,7 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<FlightRecord>> {
         let entries = std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
-        files.sort();
+        files.sort_unstable();
         for file in files {
             match read(&file) {
                 Ok(record) => records.push(record),

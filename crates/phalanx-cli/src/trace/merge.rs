@@ -24,7 +24,7 @@ pub fn merge(records: Vec<FlightRecord>) -> Vec<Merged> {
     }
     let mut merged: Vec<Merged> = communicators.into_values().map(one).collect();
     // The whole world before communicators of some of its ranks.
-    merged.sort_by(|a, b| b.world_size.cmp(&a.world_size).then_with(|| a.name.cmp(&b.name)));
+    merged.sort_unstable_by(|a, b| b.world_size.cmp(&a.world_size).then_with(|| a.name.cmp(&b.name)));
     merged
 }
 

@@ -4,7 +4,7 @@
 
 use super::flow::{Content, Segment, clip};
 use super::pattern::{self, SLOTS, mix};
-use super::value::{Value, elements, elements_mut, with_value};
+use super::value::{Exact, Value, elements, elements_mut, with_value};
 use crate::perf::reduction::RedOp;
 use phalanx::DType;
 
@@ -54,27 +54,40 @@ struct Table<T> {
 
 impl<T: Value> Table<T> {
     fn new(op: RedOp, ranks: usize, rank: usize) -> Table<T> {
-        let contribution = |slot| T::from_i64(pattern::contribution::<T>(op, ranks, rank, slot));
+        let values = |of_slot: &dyn Fn(usize) -> Exact| -> Vec<T> {
+            (0..SLOTS).map(|slot| T::from_exact(of_slot(slot))).collect()
+        };
+        let numbers = T::NUMBERS;
         Table {
-            contributions: (0..SLOTS).map(contribution).collect(),
-            reduced: (0..SLOTS).map(|slot| pattern::reduced(op, ranks, slot)).collect(),
-            messages: (0..SLOTS).map(|slot| T::from_i64(pattern::any_number::<T>(slot))).collect(),
+            contributions: values(&|slot| {
+                Exact::Whole(pattern::contribution(numbers, op, ranks, rank, slot))
+            }),
+            reduced: values(&|slot| pattern::reduced(numbers, op, ranks, slot)),
+            messages: values(&|slot| Exact::Whole(pattern::any_number(numbers, slot))),
             tolerance: if op == RedOp::Avg { mean_tolerance::<T>(ranks) } else { 0 },
         }
     }
 
     fn fill(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
-        self.write(buffer, segments, call, |value| value);
+        self.write(buffer, segments, call, false);
     }
 
     fn spoil(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
+        self.write(buffer, segments, call, true);
+    }
+
+    /// Writes the contents of segments; `spoiled`: other values, where an operation should write.
+    fn write(&self, buffer: &mut [T], segments: &[Segment], call: u64, spoiled: bool) {
         let (zero, one) = (T::from_i64(0), T::from_i64(1));
-        let spoiled = |value| if value == zero { one } else { zero };
         for segment in segments {
-            let segment = std::slice::from_ref(segment);
-            match segment[0].content {
-                Content::Untouched => self.fill(buffer, segment, call),
-                _ => self.write(buffer, segment, call, spoiled),
+            let (values, salt) = self.source(segment.content, call);
+            let spoiled = spoiled && segment.content != Content::Untouched;
+            for (element, index) in buffer[segment.range.clone()].iter_mut().zip(segment.first..) {
+                *element = match values[pattern::slot(index, salt)] {
+                    value if !spoiled => value,
+                    value if value == zero => one,
+                    _ => zero,
+                };
             }
         }
     }
@@ -91,15 +104,6 @@ impl<T: Value> Table<T> {
             elements.filter(is_wrong).count() as u64
         });
         wrong.sum()
-    }
-
-    fn write(&self, buffer: &mut [T], segments: &[Segment], call: u64, change: impl Fn(T) -> T) {
-        for segment in segments {
-            let (values, salt) = self.source(segment.content, call);
-            for (element, index) in buffer[segment.range.clone()].iter_mut().zip(segment.first..) {
-                *element = change(values[pattern::slot(index, salt)]);
-            }
-        }
     }
 
     /// The values of a content, and the salt of its slots.

@@ -12,6 +12,8 @@ pub trait Value: Element {
     const SIGNED: bool;
     /// Whether fractions exist.
     const FLOAT: bool;
+    /// The three together.
+    const NUMBERS: Numbers = Numbers { exact: Self::EXACT, signed: Self::SIGNED, float: Self::FLOAT };
     /// The distance of a mean from the exact one that is tolerated, in steps between neighbouring values. Types of 8 bits
     /// have so few values that two steps would let nearly anything pass.
     const MEAN_TOLERANCE: u64;
@@ -20,11 +22,36 @@ pub trait Value: Element {
     fn from_i64(number: i64) -> Self;
     /// The nearest value.
     fn from_f64(number: f64) -> Self;
+    /// The nearest value of an exact result.
+    fn from_exact(result: Exact) -> Self {
+        match result {
+            Exact::Whole(number) => Self::from_i64(number),
+            Exact::Fraction(number) => Self::from_f64(number),
+        }
+    }
     /// The number itself, where it is exact.
     #[cfg(test)]
     fn to_f64(self) -> f64;
     /// The number of steps between two values; more than any tolerance if one is not a number.
     fn steps_to(self, other: Self) -> u64;
+}
+
+/// The numbers of an element type, for code that is not generic.
+#[derive(Debug, Clone, Copy)]
+pub struct Numbers {
+    /// [`Value::EXACT`]
+    pub exact: i64,
+    /// [`Value::SIGNED`]
+    pub signed: bool,
+    /// [`Value::FLOAT`]
+    pub float: bool,
+}
+
+/// An exact result of a reduction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Exact {
+    Whole(i64),
+    Fraction(f64),
 }
 
 /// Bytes as elements. They must be aligned and whole elements.
