@@ -15,7 +15,7 @@ use rustix::process::Signal;
 
 /// Runs this node's ranks to their end; `nodes` are the other launchers, if there are any.
 ///
-/// Calls `ending` as soon as the ranks are told to end before their time; it may return the outcome that counts
+/// Calls `ending` as soon as the ranks are made to end before their time; it may return the outcome that counts
 /// instead.
 pub fn run(
     job: &Job,

@@ -20,7 +20,7 @@ use std::time::Duration;
 pub const SUBCOMMAND: &str = "guard";
 /// The line that dismisses the guard.
 const DISMISSED: &str = "dismissed";
-/// Searches for processes, at most: those that are found may be starting others.
+/// Searches for processes, at most. Processes that are found may be starting others.
 const MAX_SEARCHES: usize = 100;
 
 /// The launcher's handle of its guard.

@@ -1,4 +1,4 @@
-//! How an attempt ended: on this node, and as told to the launchers of other nodes.
+//! How an attempt ended: the outcome on this node, and the notice of it for other nodes.
 
 use super::start_error::StartError;
 use super::{signals, status};
@@ -67,7 +67,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The end of an attempt on one node, as its launcher tells the launchers of the other nodes.
+/// The end of an attempt on one node, as sent to the launchers of the other nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notice {
     pub node: usize,

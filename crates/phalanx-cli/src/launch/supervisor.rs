@@ -51,7 +51,7 @@ impl Supervisor<'_> {
 
     /// Waits for all ranks to end.
     ///
-    /// Calls `ending` with the reason as soon as the ranks are told to end before their time. It may return another
+    /// Calls `ending` with the reason as soon as the ranks are made to end before their time. It may return another
     /// outcome, which replaces that reason.
     pub fn run(mut self, mut ending: impl FnMut(&Outcome) -> Option<Outcome>) -> Outcome {
         while self.job.ranks.iter().any(Rank::is_running) {

@@ -34,7 +34,7 @@ pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>
         size::format(free as u64),
         context.ordinal()
     );
-    // SAFETY: all memory of this context is allocated, used and freed on the one stream that is made here, whose order
+    // SAFETY: all memory of this context is allocated, used and freed on the one stream that is made here: its order
     // suffices.
     unsafe { context.disable_event_tracking() };
     Ok(Some(context.new_stream()?))

@@ -1,9 +1,9 @@
-//! The observer of a run, which is told of its sizes and rows.
+//! Follows a run: the row that is being measured, and the complete rows.
 
 use super::report::Row;
 use anyhow::Result;
 
-/// Follows a run on one rank.
+/// Called by a run on one rank.
 pub trait Observer {
     /// The measurement of this row begins; `size` is in bytes.
     fn row_begins(&mut self, row: usize, size: usize);

@@ -31,7 +31,7 @@ pub fn context(comm: &Comm, plan: &Plan) -> Result<Context> {
         size::format(needed as u64),
         size::format(free as u64)
     );
-    // SAFETY: all memory of this context is allocated, used and freed on NVSHMEM's stream, whose order suffices.
+    // SAFETY: all memory of this context is allocated, used and freed on NVSHMEM's stream: its order suffices.
     unsafe { nvshmem.cuda_context().disable_event_tracking() };
     Ok(nvshmem)
 }

@@ -1,5 +1,4 @@
-//! Finds the ranks at fault: those that the communicator's failure names, else those that differ from the others in
-//! their calls.
+//! Finds the ranks at fault: the ones that the communicator's failure names, or else the ones whose calls differ.
 
 use super::merge::{Merged, last_collective};
 use super::record::{Failure, FlightRecord, Operation, State};
