@@ -5,12 +5,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Start a program several times, as ranks that find each other: on this machine, or on several.
+/// Start a program several times, as ranks that find each other.
 ///
-/// Each copy gets its rank and the number of ranks in environment variables, which `phalanx::init()`
-/// reads. Every line of its output appears with its rank in front. When a rank fails, the others are
-/// ended, and the exit status is that of the rank that failed first (128 + the signal's number if a
-/// signal killed it; 124 after --timeout).
+/// The ranks run on this machine, or on several. Each copy gets its rank and the number of ranks in
+/// environment variables, which `phalanx::init()` reads. Every line of its output appears with its rank in
+/// front. When a rank fails, the others are ended, and the exit status is that of the rank that failed first
+/// (128 + the signal's number if a signal killed it; 124 after --timeout).
 ///
 /// Rank 0 reads the standard input, unless that is a terminal; the other ranks have none. Signals are
 /// forwarded to the ranks: USR1 and USR2, TSTP (Ctrl-Z) and CONT, and those that end the job.
