@@ -1,4 +1,4 @@
-//! The command line as clap sees it: the subcommands, and what a newcomer reads first.
+//! The command line: the subcommands, and the first help a new user reads.
 //!
 //! The options of each subcommand are in its own folder.
 
@@ -12,19 +12,15 @@ pub struct Cli {
     pub command: Command,
 }
 
+// The help of a subcommand is that of its arguments: a comment here would hide it.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Measure how fast an operation is, and check that its results are right.
     Perf(Box<crate::perf::options::PerfArgs>),
-    /// Start a program several times, as ranks that find each other.
     Launch(crate::launch::options::LaunchArgs),
-    /// Show what this machine offers, and try a real communication on it.
     Doctor(crate::doctor::options::DoctorArgs),
-    /// What `phalanx launch` starts beside the ranks.
     #[cfg(unix)]
     #[command(name = crate::launch::guard::SUBCOMMAND, hide = true)]
     Guard,
-    /// Say which rank held the others up, from the ranks' flight records.
     Trace(crate::trace::options::TraceArgs),
 }
 
@@ -34,8 +30,8 @@ Examples:
   phalanx perf all_gather -p 4 -d f16  four process ranks, half precision
   phalanx launch -n 4 -- ./train       four ranks of your own program
   phalanx doctor                       what works here, and what does not
-  phalanx trace FOLDER                 who held the others up, after a failure
-  PHALANX_LOG=info phalanx doctor      the same, with what the library finds and chooses on the way
+  phalanx trace FOLDER                 which rank held the others up, after a failure
+  PHALANX_LOG=info phalanx doctor      the same, with the log of what the library finds and chooses
 
 A rank is one participant of a communication, a thread or a process; ranks are numbered from 0.";
 

@@ -1,6 +1,6 @@
-//! The GPUs of this machine as the CUDA driver describes them, and the library that connects them.
+//! The GPUs of this machine, as the CUDA driver describes them, and the libraries that connect them.
 //!
-//! Nothing here makes a context: to look costs no GPU memory.
+//! Nothing here makes a context, so no GPU memory is used.
 
 use anyhow::{Context, Result, ensure};
 use phalanx::cudarc::driver::result::device;
@@ -11,10 +11,10 @@ use phalanx_sys::nccl::{Api, NCCL, version_text};
 use phalanx_sys::{Library, NotFound};
 use std::sync::OnceLock;
 
-/// Most bytes of a GPU's PCI address, with its end.
+/// Bytes, at most, of a GPU's PCI address with its final 0.
 const PCI_LENGTH: usize = 32;
 
-/// The driver's library. To be asked for before anything of cudarc, which panics without it.
+/// The driver's library. Call it before anything of cudarc, which panics without a driver.
 pub fn driver() -> Result<&'static Library, NotFound> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     match LIBRARY.get() {
@@ -23,14 +23,14 @@ pub fn driver() -> Result<&'static Library, NotFound> {
     }
 }
 
-/// How many GPUs this process sees.
+/// The number of GPUs that this process sees.
 pub fn count() -> Result<usize> {
     driver()?;
     let count = CudaContext::device_count().map_err(explain).context("the CUDA driver does not start")?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// How many ranks can have a GPU each here, with NCCL to connect them; an error says why none.
+/// The number of ranks that can have a GPU each, connected by NCCL. An error gives the reason for none.
 pub fn usable() -> Result<usize> {
     let count = count()?;
     ensure!(count > 0, "the CUDA driver sees no GPU (CUDA_VISIBLE_DEVICES hides those it does not name)");
@@ -38,13 +38,13 @@ pub fn usable() -> Result<usize> {
     Ok(count)
 }
 
-/// The loaded NCCL: its version and file.
+/// Version and file of NCCL, if it can be loaded.
 pub fn nccl() -> Option<String> {
     let api = Api::load(&NCCL).ok()?;
     Some(format!("NCCL {} ({})", version_text(api.version()), api.path().display()))
 }
 
-/// The loaded NVSHMEM: its version and file.
+/// Version and file of NVSHMEM, if it can be loaded.
 pub fn nvshmem() -> Option<String> {
     let (version, path) = (phalanx::nvshmem::version().ok()?, phalanx::nvshmem::path().ok()?);
     Some(format!("NVSHMEM {version} ({})", path.display()))
@@ -54,10 +54,10 @@ pub fn nvshmem() -> Option<String> {
 #[derive(Debug, Clone, Copy)]
 pub struct Gpu(CUdevice);
 
-/// How two GPUs reach each other.
+/// The link between two GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Whether one can read the other's memory.
+    /// Whether each GPU can access the other's memory.
     pub access: bool,
     /// The driver's ranking of this machine's links: 0 is the fastest.
     pub rank: Option<i32>,
@@ -66,7 +66,7 @@ pub struct Link {
 }
 
 impl Gpu {
-    /// One of those that [`count`] counts.
+    /// The GPU with this number, below [`count`].
     pub fn number(ordinal: usize) -> Result<Gpu> {
         driver()?;
         Ok(Gpu(device::get(i32::try_from(ordinal)?).map_err(explain)?))
@@ -76,13 +76,13 @@ impl Gpu {
         device::get_name(self.0).map_err(explain)
     }
 
-    /// Bytes of its memory.
+    /// The bytes of its memory.
     pub fn memory(self) -> Result<u64> {
         // SAFETY: the device is one of the driver's.
         Ok(unsafe { device::total_mem(self.0) }.map_err(explain)? as u64)
     }
 
-    /// Its compute capability, as `9.0`.
+    /// The compute capability, as `9.0`.
     pub fn capability(self) -> Result<String> {
         use CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
@@ -93,16 +93,16 @@ impl Gpu {
         Ok(format!("{}.{}", number(MAJOR)?, number(MINOR)?))
     }
 
-    /// Its address, as `0000:19:00.0`.
+    /// The PCI address, as `0000:19:00.0`.
     pub fn pci(self) -> Result<String> {
         let mut text = [0u8; PCI_LENGTH];
-        // SAFETY: the driver writes a text of at most so many bytes, its end included.
+        // SAFETY: the driver writes at most this many bytes, with the final 0.
         let result = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), PCI_LENGTH as i32, self.0) };
         result.result().map_err(explain)?;
         Ok(text.iter().take_while(|&&byte| byte != 0).map(|&byte| char::from(byte)).collect())
     }
 
-    /// What leads from this GPU to another.
+    /// The link from this GPU to another.
     pub fn link(self, other: Gpu) -> Result<Link> {
         let mut access = 0;
         // SAFETY: an out-pointer on the stack, written during the call.
@@ -121,7 +121,7 @@ impl Gpu {
     }
 }
 
-/// The version of CUDA that the driver is made for, as `12.8`.
+/// The CUDA version of the driver, as `12.8`.
 pub fn driver_version() -> Result<String> {
     driver()?;
     let mut version = 0;
@@ -130,7 +130,7 @@ pub fn driver_version() -> Result<String> {
     Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// The driver's own words. (Those of cudarc's error ask the driver too, and name the code's Rust constant.)
+/// The error with the driver's own text. cudarc's error shows the name of its Rust constant.
 fn explain(error: DriverError) -> anyhow::Error {
     phalanx::Error::from(error).into()
 }

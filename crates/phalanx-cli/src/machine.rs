@@ -1,6 +1,4 @@
-//! What is known of the machine: its CPU, memory and operating system.
-//!
-//! Whatever cannot be found out stays empty, so that a saved result never claims what nobody saw.
+//! The machine: its CPU, memory and operating system. What cannot be found out is `None`.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -8,7 +6,7 @@ use std::fs;
 /// The machine that a result was measured on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The CPU's name as it gives it itself.
+    /// The CPU's model name.
     pub cpu: Option<String>,
     /// Cores that this process may use.
     pub usable_cores: usize,
@@ -21,7 +19,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks at this machine.
+    /// This machine.
     pub fn this() -> Machine {
         Machine {
             cpu: cpu_model(),
@@ -32,13 +30,13 @@ impl Machine {
         }
     }
 
-    /// The CPU's name, or a word that says that it is not known.
+    /// The CPU's name, or `unknown`.
     pub fn cpu_name(&self) -> &str {
         self.cpu.as_deref().unwrap_or("unknown")
     }
 }
 
-/// The number of cores this process may use: affinity and, where there is one, the container's share.
+/// The number of cores that this process may use, by its affinity and its container's quota.
 pub fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

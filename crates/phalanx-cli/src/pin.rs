@@ -1,10 +1,8 @@
-//! Which cores this process may use, and tying a rank's thread to one of them.
-//!
-//! Linux only: elsewhere the program says that it cannot.
+//! Pins a rank's thread to a core. Linux only.
 
 use anyhow::Result;
 
-/// Ties the calling thread to one of the usable cores: rank r to core r modulo their number.
+/// Pins the calling thread to the usable core number `rank`, modulo the number of usable cores.
 #[cfg(target_os = "linux")]
 pub fn to_core_of(rank: usize) -> Result<()> {
     use anyhow::Context;
@@ -22,7 +20,7 @@ pub fn to_core_of(_rank: usize) -> Result<()> {
     anyhow::bail!("--pin works on Linux only")
 }
 
-/// The numbers of the cores that the calling thread may run on; empty where that is unknown.
+/// The numbers of the cores that the calling thread may run on; empty if unknown.
 #[cfg(target_os = "linux")]
 pub fn usable_cores() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};

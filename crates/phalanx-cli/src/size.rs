@@ -1,10 +1,8 @@
-//! Sizes in bytes as people write them: `64`, `4K`, `32M`, `1G`.
-//!
-//! The suffixes are powers of 1024, as in the reference benchmark.
+//! Sizes in bytes as text: `64`, `4K`, `32M`, `1G`. The suffixes are powers of 1024, as in the reference benchmark.
 
 const SUFFIXES: [(char, u64); 4] = [('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
 
-/// Reads a size; `K`, `KB` and `KiB` all mean 1024, in upper or lower case.
+/// Reads a size. `K`, `KB` and `KiB` all mean 1024, in upper or lower case.
 pub fn parse(text: &str) -> Result<usize, String> {
     let expected = || format!("{text:?} is no size: expected bytes like 64, 4K, 32M or 1G");
     let upper = text.trim().to_ascii_uppercase();

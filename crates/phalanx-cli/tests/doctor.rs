@@ -1,5 +1,4 @@
-//! `phalanx doctor` from outside: what it lists, and that it tells a machine that works from one
-//! that does not.
+//! Tests of `phalanx doctor` as a program: its lists, and that it notices what does not work.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -49,7 +48,7 @@ fn without_a_driver_it_says_what_was_tried() {
     assert!(!said.stdout.contains("with GPUs"), "{}", said.stdout);
 }
 
-/// A library that is a pipe: who opens it waits for ever, as with a driver in trouble.
+/// The library is a pipe: opening it never returns, as with a broken driver.
 #[test]
 fn a_library_that_hangs_does_not_hang_the_doctor() {
     use rustix::fs::{FileType, Mode};

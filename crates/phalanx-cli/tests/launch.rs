@@ -1,4 +1,4 @@
-//! `phalanx launch` from outside: output, exit status, signals, and that nothing is left behind.
+//! Tests of `phalanx launch` as a program: output, exit status, signals, and that no process is left.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -15,12 +15,12 @@ fn sorted(text: &str) -> Vec<&str> {
     lines
 }
 
-/// A script that writes its process id to a file of its rank, and then does something.
+/// A script that writes its process id to its rank's file, and goes on with `then`.
 fn with_pid_file(folder: &Path, then: &str) -> String {
     format!("echo $$ > {}/$PHALANX_RANK; {then}", folder.display())
 }
 
-/// The process ids of so many ranks, once they are all there.
+/// The process ids of this number of ranks, once all have started.
 fn pids(folder: &Path, ranks: usize) -> Vec<i32> {
     let read =
         || (0..ranks).map(|rank| number_in(&folder.join(rank.to_string()))).collect::<Option<Vec<i32>>>();
@@ -75,7 +75,7 @@ fn rank_0_reads_what_is_piped_in() {
 #[test]
 fn the_first_failure_is_reported_and_ends_the_others() {
     let folder = tempfile::tempdir().unwrap();
-    // It fails once the others are there, so that there is something to end.
+    // It fails when the others have started: they are to be ended.
     let others = [0, 2].map(|rank| folder.path().join(rank.to_string()).display().to_string());
     let fail = format!(
         "while [ ! -s {} ] || [ ! -s {} ]; do sleep 0.01; done; echo why >&2; exit 7",
@@ -85,7 +85,7 @@ fn the_first_failure_is_reported_and_ends_the_others() {
     let start = Instant::now();
     let said = say(launch("-n 3", &with_pid_file(folder.path(), &script)));
     assert_eq!(said.code, Some(7), "{}", said.stderr);
-    assert!(start.elapsed() < common::PATIENCE, "the others were not ended");
+    assert!(start.elapsed() < common::TIMEOUT, "the others were not ended");
     let report = said.stderr.find("rank 1 failed first: exit status 7").expect("the rank is named");
     assert!(said.stderr[report..].contains("    why"), "its last line is shown: {}", said.stderr);
     for pid in pids(folder.path(), 3) {
@@ -106,13 +106,13 @@ fn ranks_that_ignore_the_request_to_end_are_killed() {
     let said =
         say(launch("-n 2", "[ $PHALANX_RANK = 0 ] && { sleep 0.5; exit 1; }; trap '' TERM; sleep 1000"));
     assert_eq!(said.code, Some(1));
-    assert!(start.elapsed() < common::PATIENCE);
+    assert!(start.elapsed() < common::TIMEOUT);
 }
 
 #[test]
 fn a_stopped_rank_hears_the_request_to_end() {
     let folder = tempfile::tempdir().unwrap();
-    // In the words of its handler: one that was killed would have none.
+    // Its handler prints this; a killed rank prints nothing.
     let stops = with_pid_file(folder.path(), "kill -STOP $$; sleep 1000 & wait");
     let script = format!(
         "trap 'echo ended; exit 0' TERM; [ $PHALANX_RANK = 1 ] && {{ {stops}; }}; echo $$ > {0}/0; \
@@ -169,7 +169,7 @@ fn signals_are_forwarded() {
 fn signals_that_are_no_end_are_passed_on() {
     let folder = tempfile::tempdir().unwrap();
     let seen = |rank: usize| folder.path().join(format!("seen-{rank}"));
-    // The pid files are there when the traps are.
+    // The traps are set before the pid files are written.
     let script = format!(
         "trap 'echo one; touch {0}/seen-$PHALANX_RANK' USR1; trap 'echo two; exit 0' USR2; {1}",
         folder.path().display(),
@@ -231,8 +231,7 @@ fn killing_the_launcher_leaves_no_rank() {
 fn killing_the_launcher_leaves_no_descendant_either() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
-    // In the rank's group; in the group with nothing in its environment; in a session of its own; and one that
-    // nobody is the parent of any more.
+    // In the rank's group; in the group with an empty environment; in its own session; and without a parent.
     let script = format!(
         "sleep 1000 & echo $! > {}
          env -i sleep 1000 & echo $! > {}
@@ -249,7 +248,7 @@ fn killing_the_launcher_leaves_no_descendant_either() {
     let read = || names.iter().map(|name| number_in(&folder.path().join(name))).collect::<Option<Vec<i32>>>();
     eventually("all processes have started", || read().is_some_and(|pids| pids.iter().all(|pid| runs(*pid))));
     launcher.kill().unwrap();
-    // The guard says so when it is done, and ends: the stream ends with it.
+    // The guard prints a line when it is done, and ends: the stream ends with it.
     let output = launcher.wait_with_output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("the launcher was killed"));
     for (name, pid) in names.iter().zip(read().unwrap()) {
@@ -282,7 +281,7 @@ fn a_restart_that_succeeds_is_a_success() {
     assert!(said.stderr.contains("exit status 3"), "{}", said.stderr);
     assert!(said.stderr.contains("restart 2 of at most 3"), "{}", said.stderr);
     assert!(!said.stderr.contains("restart 3"), "{}", said.stderr);
-    // Ranks of one attempt are of one job, those of another of another.
+    // Every attempt has its own job id.
     let job_of = |attempt: &str| {
         let jobs = said.stdout.lines().filter_map(|line| line.split_once(&format!("attempt {attempt} ")));
         let mut jobs: Vec<&str> = jobs.map(|(_, job)| job).collect();
@@ -318,7 +317,7 @@ fn every_rank_has_its_log_files() {
     let logs = folder.path().join("new").join("logs");
     let script = "echo out $PHALANX_RANK; echo err $PHALANX_RANK >&2; [ $PHALANX_RANK = 0 ] || exit $PHALANX_RESTART_COUNT";
     let options = format!("-n 2 --max-restarts 1 --log-dir {}", logs.display());
-    // It is restarted only if it fails, and it fails only when it was restarted.
+    // It fails after a restart only, and is restarted after a failure only.
     let said = say(launch(&options, script));
     assert_eq!((said.code, sorted(&said.stdout)), (Some(0), vec!["[0] out 0", "[1] out 1"]));
     let read = |name: &str| std::fs::read_to_string(logs.join(name)).unwrap();
@@ -369,10 +368,10 @@ fn output_that_nobody_reads_does_not_keep_the_ranks() {
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
-/// Longer than what is waited for the last output of a rank that says nothing.
+/// Longer than the launcher waits for the output of a rank that has ended.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A launcher whose rank has ended and has written more than the pipe holds that nobody has read from yet.
+/// A launcher whose rank has ended after writing more than the launcher's pipe holds, which is not read yet.
 fn unread(options: &str) -> std::process::Child {
     let folder = tempfile::tempdir().unwrap();
     let script = with_pid_file(folder.path(), "exec seq 1 12000");
@@ -397,7 +396,7 @@ fn output_that_is_read_late_is_complete() {
 #[test]
 fn a_signal_ends_the_wait_for_whoever_does_not_read() {
     let mut launcher = unread("-n 1");
-    // The first may come while the rank is still to be reaped, and is the rank's then.
+    // The first may arrive before the rank is reaped, and is then forwarded to it.
     eventually("the launcher has ended", || {
         signal(launcher.id() as i32, Signal::TERM);
         launcher.try_wait().unwrap().is_some()
@@ -421,7 +420,7 @@ fn output_that_cannot_be_written_is_told() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("could not be passed on: No space left"), "{stderr}");
-    // Nothing can be told.
+    // No message can be written.
     assert_eq!(launch("-n 2", "exit 3").stderr(full()).status().unwrap().code(), Some(3));
 }
 

@@ -1,4 +1,4 @@
-//! `phalanx perf` from outside: every operation right, the table's columns, the files, the comparison.
+//! Tests of `phalanx perf` as a program: results of every operation, the table, the files, the comparison.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -27,7 +27,7 @@ const OPERATIONS: [&str; 13] = [
 /// Enough iterations for a row, few enough for a test.
 const SHORT: &str = "-n 5 -w 1 -T 30";
 
-/// The rows of a table that ended well.
+/// The rows of a successful run's table.
 fn rows(arguments: &str) -> Vec<Vec<String>> {
     let said = say(phalanx(&format!("perf {arguments} {SHORT}")));
     assert_eq!(said.code, Some(0), "{arguments}: {}{}", said.stdout, said.stderr);
@@ -151,7 +151,7 @@ fn options_that_change_the_table_do() {
         let expected = format!("average over a loop without barriers, {words};");
         assert!(averaged.stdout.contains(&expected), "{}", averaged.stdout);
     }
-    // Of which two ranks alone have a say.
+    // The averages of ranks above 1 do not count.
     let averaged = say(phalanx(&format!("perf ping_pong -t 3 -b 4 -e 4 -a 1 {SHORT}")));
     assert!(averaged.stdout.contains("the greatest of all ranks"), "{}", averaged.stdout);
 }
@@ -227,7 +227,7 @@ fn what_makes_no_sense_is_refused() {
     }
 }
 
-/// cudarc would panic.
+/// cudarc panics without a driver.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_library_that_is_no_driver_is_refused() {
@@ -273,7 +273,7 @@ fn another_launchers_ranks_are_used() {
     assert!(refused.stderr.contains("leave out -t, -p and -g"), "{}", refused.stderr);
 }
 
-/// As in a step of Slurm that has one task.
+/// A step of Slurm with one task is such a launcher.
 #[test]
 fn a_launcher_of_one_rank_is_no_obstacle() {
     for (ranks, says) in
@@ -287,7 +287,7 @@ fn a_launcher_of_one_rank_is_no_obstacle() {
     }
 }
 
-/// A run that goes on until it is ended, once its two ranks write rows.
+/// A run without end whose two ranks have written rows.
 fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
     let json = folder.join("run.json");
     let mut command = phalanx(&format!("perf all_reduce -p 2 -N 0 -b 4 -e 4 {SHORT} -J {}", json.display()));
@@ -300,7 +300,7 @@ fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
     (run, ranks)
 }
 
-/// As `phalanx perf … | head`: rank 0 cannot go on, and nobody has a reason to say so.
+/// As with `phalanx perf … | head`: the end of the reader is no error to report.
 #[test]
 fn a_closed_pipe_ends_the_run_quietly() {
     for ranks in ["-t 2", "-p 2"] {

@@ -1,4 +1,4 @@
-//! `phalanx trace` from outside: recorded files in, text and timelines out.
+//! Tests of `phalanx trace` as a program, on recorded files.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{phalanx, say};
 use serde_json::Value;
 use std::path::Path;
 
-/// What the program says of the records in `tests/trace/CASE`.
+/// The summary of the records in `tests/trace/CASE`.
 fn trace(case: &str) -> String {
     let said = say(phalanx(&format!("trace {}/tests/trace/{case}", env!("CARGO_MANIFEST_DIR"))));
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
@@ -77,7 +77,7 @@ fn a_picture() {
     for text in ["rank 0", "rank 1", "rank 2", "all_reduce", "barrier", "job/x: 3 ranks"] {
         assert!(picture.contains(text), "{text} is in the picture");
     }
-    // Eleven operations, the background and a legend of five entries, at least.
+    // At least eleven operations, the background and a legend of five entries.
     assert!(picture.matches("<rect").count() >= 17);
 }
 

@@ -1,40 +1,38 @@
 //! The options of `phalanx doctor`.
-//!
-//! There is little to choose: it is for those who do not know yet what to ask.
 
-use crate::launch::options::{parse_ranks, parse_seconds};
+use crate::parse;
 use clap::ValueEnum;
 use std::time::Duration;
 
-/// Show what this machine offers, and try a real communication on it.
+/// Show what this machine offers, and test real communication on it.
 ///
-/// Lists the system, the limits that matter, what the kernel can do, what a launcher has set, the GPUs
-/// and the libraries that connect them; then lets ranks add numbers up, as threads and as processes, on
-/// the host and on all GPUs. The exit status is 1 if that fails.
+/// Lists the system, the limits that matter, the kernel's features, the launcher's variables, the GPUs and
+/// the libraries that connect them. Then ranks add numbers up: as threads and as processes, on the host and
+/// on all GPUs. The exit status is 1 if something fails.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// How many ranks the tests on the host have. Those on GPUs have one for each GPU.
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse_ranks, default_value = "2")]
+    /// Number of ranks in the tests on the host. Tests on GPUs have one for each GPU.
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse::ranks, default_value = "2")]
     pub ranks: usize,
 
-    /// How many seconds the driver and the libraries may take to answer, and the ranks of a test to meet.
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse_seconds, default_value = "60")]
+    /// Seconds that the driver and the libraries have to answer, and the ranks of a test to wait for each other.
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, default_value = "60")]
     pub timeout: Duration,
 
-    /// This process has a part in another's examination.
-    #[arg(long, value_enum, hide = true)]
-    pub part: Option<Part>,
+    /// What this process does for the doctor process that started it.
+    #[arg(long = "part", value_enum, hide = true)]
+    pub role: Option<Role>,
 }
 
-/// What a process does that the doctor starts.
+/// The role of a process that the doctor starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Part {
-    /// Asks the driver and the libraries.
+pub enum Role {
+    /// Prints facts about the driver and the libraries.
     Survey,
-    /// Is a rank on the host.
+    /// A rank on the host.
     HostRank,
-    /// Is a rank with a GPU.
+    /// A rank with a GPU.
     GpuRank,
-    /// Has all GPUs, a thread for each.
+    /// All ranks with GPUs, as threads.
     AllGpus,
 }

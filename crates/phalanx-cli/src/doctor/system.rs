@@ -1,8 +1,6 @@
-//! The machine, its limits, and what its kernel can do.
-//!
-//! Each fact comes with what depends on it, where that is not plain.
+//! The machine, its limits, and its kernel's features, each with what depends on it.
 
-use super::Section;
+use super::section::Section;
 use crate::machine::{self, Machine};
 use crate::{pin, size};
 
@@ -19,16 +17,14 @@ pub fn machine() -> Section {
         }
         _ => unknown(),
     };
-    Section {
-        heading: "Machine".to_owned(),
-        lines: vec![
-            ("system".to_owned(), machine.os.clone().unwrap_or_else(unknown)),
-            ("kernel".to_owned(), machine.kernel.clone().unwrap_or_else(unknown)),
-            ("CPU".to_owned(), machine.cpu_name().to_owned()),
-            ("usable cores".to_owned(), format!("{}{cores}", machine.usable_cores)),
-            ("memory".to_owned(), memory),
-        ],
-    }
+    let lines = vec![
+        ("system".to_owned(), machine.os.clone().unwrap_or_else(unknown)),
+        ("kernel".to_owned(), machine.kernel.clone().unwrap_or_else(unknown)),
+        ("CPU".to_owned(), machine.cpu_name().to_owned()),
+        ("usable cores".to_owned(), format!("{}{cores}", machine.usable_cores)),
+        ("memory".to_owned(), memory),
+    ];
+    Section::new("Machine", lines)
 }
 
 #[cfg(unix)]
@@ -42,37 +38,32 @@ pub fn limits() -> Section {
         };
         (name.to_owned(), text)
     };
-    Section {
-        heading: "Limits".to_owned(),
-        lines: vec![
-            limit(
-                "open files (ulimit -n)",
-                Resource::Nofile,
-                |files| files.to_string(),
-                "process ranks need a few, and one for each other rank",
-            ),
-            limit(
-                "address space (ulimit -v)",
-                Resource::As,
-                size::format,
-                "the ranks' shared memory counts for each of them",
-            ),
-            limit(
-                "file size (ulimit -f)",
-                Resource::Fsize,
-                size::format,
-                "memory that processes share counts as a file",
-            ),
-        ],
-    }
+    let lines = vec![
+        limit(
+            "open files (ulimit -n)",
+            Resource::Nofile,
+            |files| files.to_string(),
+            "process ranks need a few, and one for each other rank",
+        ),
+        limit(
+            "address space (ulimit -v)",
+            Resource::As,
+            size::format,
+            "the ranks' shared memory counts for each of them",
+        ),
+        limit(
+            "file size (ulimit -f)",
+            Resource::Fsize,
+            size::format,
+            "memory that processes share counts as a file",
+        ),
+    ];
+    Section::new("Limits", lines)
 }
 
 #[cfg(not(unix))]
 pub fn limits() -> Section {
-    Section {
-        heading: "Limits".to_owned(),
-        lines: vec![("of processes".to_owned(), "unknown here".to_owned())],
-    }
+    Section::new("Limits", vec![("of processes".to_owned(), "unknown here".to_owned())])
 }
 
 #[cfg(target_os = "linux")]
@@ -81,30 +72,28 @@ pub fn kernel() -> Section {
     use rustix::process::PidfdFlags;
     use rustix::thread::MembarrierCommand;
 
-    let verdict = |error: Option<rustix::io::Errno>, without: &str| match error {
+    let result = |error: Option<rustix::io::Errno>, without: &str| match error {
         None => "OK".to_owned(),
         Some(error) => format!("not available ({error}): {without}"),
     };
     let memfd = rustix::fs::memfd_create("phalanx-doctor", MemfdFlags::CLOEXEC).err();
     let pidfd = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).err();
-    let can_order = rustix::thread::membarrier_query().contains_command(MembarrierCommand::GlobalExpedited);
-    Section {
-        heading: "Kernel".to_owned(),
-        lines: vec![
-            ("memfd_create".to_owned(), verdict(memfd, "ranks cannot be processes")),
-            ("pidfd_open".to_owned(), verdict(pidfd, "ranks cannot be processes")),
-            (
-                "membarrier".to_owned(),
-                if can_order { "OK" } else { "not available: small messages take longer" }.to_owned(),
-            ),
-            ("process_vm_readv".to_owned(), reading_of_processes().to_owned()),
-        ],
-    }
+    let has_barrier = rustix::thread::membarrier_query().contains_command(MembarrierCommand::GlobalExpedited);
+    let lines = vec![
+        ("memfd_create".to_owned(), result(memfd, "ranks cannot be processes")),
+        ("pidfd_open".to_owned(), result(pidfd, "ranks cannot be processes")),
+        (
+            "membarrier".to_owned(),
+            if has_barrier { "OK" } else { "not available: small messages take longer" }.to_owned(),
+        ),
+        ("process_vm_readv".to_owned(), process_reads().to_owned()),
+    ];
+    Section::new("Kernel", lines)
 }
 
-/// Whether ranks that are processes can read each other's private memory, as far as Yama says.
+/// Whether Yama lets process ranks read each other's private memory.
 #[cfg(target_os = "linux")]
-fn reading_of_processes() -> &'static str {
+fn process_reads() -> &'static str {
     const CAP_SYS_PTRACE: u64 = 1 << 19;
     let file = |path| std::fs::read_to_string(path).unwrap_or_default();
     let status = file("/proc/self/status");
@@ -112,12 +101,12 @@ fn reading_of_processes() -> &'static str {
     let may_trace = capabilities
         .and_then(|capabilities| u64::from_str_radix(capabilities.trim(), 16).ok())
         .is_some_and(|capabilities| capabilities & CAP_SYS_PTRACE != 0);
-    // Without Yama there is no such file.
-    yama_verdict(file("/proc/sys/kernel/yama/ptrace_scope").trim(), may_trace)
+    // The file is missing without Yama.
+    describe_yama(file("/proc/sys/kernel/yama/ptrace_scope").trim(), may_trace)
 }
 
 #[cfg(target_os = "linux")]
-fn yama_verdict(scope: &str, may_trace: bool) -> &'static str {
+fn describe_yama(scope: &str, may_trace: bool) -> &'static str {
     match scope {
         "" | "0" => "OK",
         "1" | "2" if may_trace => "OK",
@@ -135,7 +124,7 @@ fn yama_verdict(scope: &str, may_trace: bool) -> &'static str {
 #[cfg(not(target_os = "linux"))]
 pub fn kernel() -> Section {
     let line = ("process ranks".to_owned(), "need Linux; ranks are threads here".to_owned());
-    Section { heading: "Kernel".to_owned(), lines: vec![line] }
+    Section::new("Kernel", vec![line])
 }
 
 /// Ascending numbers written short: `0-3, 8`.
@@ -169,10 +158,10 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn yama_keeps_ranks_from_reading_each_other() {
-        assert_eq!(yama_verdict("", false), "OK");
-        assert_eq!(yama_verdict("0", false), "OK");
-        assert_eq!(yama_verdict("1", true), "OK");
-        assert!(yama_verdict("1", false).contains("ptrace_scope is 1"));
-        assert!(yama_verdict("3", true).contains("2 or 3"));
+        assert_eq!(describe_yama("", false), "OK");
+        assert_eq!(describe_yama("0", false), "OK");
+        assert_eq!(describe_yama("1", true), "OK");
+        assert!(describe_yama("1", false).contains("ptrace_scope is 1"));
+        assert!(describe_yama("3", true).contains("2 or 3"));
     }
 }

@@ -1,8 +1,7 @@
-//! The tests: ranks that add numbers up, as threads and as processes, on the host and on GPUs.
-//!
-//! Short waits, and no output but the verdict.
+//! The doctor's tests: ranks that add numbers up, as threads and as processes, on the host and on GPUs.
 
-use super::options::Part;
+use super::options::Role;
+use crate::error::explain;
 use crate::gpu;
 use crate::launch;
 use anyhow::{Result, ensure};
@@ -11,9 +10,9 @@ use std::fmt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How much longer than the ranks wait for each other a test with processes may take in all.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Elements: enough that several algorithms have their turn.
+/// Time for a test with processes beyond its ranks' timeout.
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(20);
+/// Lengths in elements, for which backends choose different algorithms.
 const LENGTHS: [usize; 4] = [1, 1000, 100_000, 1_000_000];
 
 /// A test.
@@ -30,30 +29,30 @@ enum RanksAre {
     Processes,
 }
 
-/// How a test went.
-pub struct Verdict {
+/// The result of a test.
+pub struct TrialResult {
     result: Result<()>,
     took: Duration,
 }
 
-impl Verdict {
+impl TrialResult {
     pub fn passed(&self) -> bool {
         self.result.is_ok()
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for TrialResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let took = self.took.as_secs_f64() * 1e3;
         match &self.result {
             Ok(()) => write!(f, "OK      {took:.1} ms"),
-            Err(error) => write!(f, "FAILED  {took:.1} ms: {}", crate::explain(error)),
+            Err(error) => write!(f, "FAILED  {took:.1} ms: {}", explain(error)),
         }
     }
 }
 
 impl Trial {
-    /// The tests for so many ranks on the host, and so many GPUs.
+    /// The tests for these numbers of ranks on the host and of GPUs.
     pub fn all(ranks: usize, gpus: usize) -> Vec<Trial> {
         let places = [(ranks, BackendKind::Host), (gpus, BackendKind::Nccl)];
         let kinds: &[RanksAre] = match cfg!(target_os = "linux") {
@@ -75,44 +74,44 @@ impl Trial {
         format!("all_reduce, {} {kind}{on}", self.ranks)
     }
 
-    /// Runs it; its ranks wait for each other for so long at most.
-    pub fn run(self, wait: Duration) -> Verdict {
+    /// Runs the test; `timeout` is that of its ranks.
+    pub fn run(self, timeout: Duration) -> TrialResult {
         let start = Instant::now();
         let result = match (self.backend, self.ranks_are) {
-            (BackendKind::Nccl, RanksAre::Processes) => in_processes(self.ranks, "gpu-rank", wait),
-            // Threads of another process: a driver that hangs must not hold this one up.
-            (BackendKind::Nccl, RanksAre::Threads) => in_processes(1, "all-gpus", wait),
-            (_, RanksAre::Processes) => in_processes(self.ranks, "host-rank", wait),
-            (_, RanksAre::Threads) => in_threads(self.ranks, BackendKind::Host, wait),
+            (BackendKind::Nccl, RanksAre::Processes) => in_processes(self.ranks, "gpu-rank", timeout),
+            // Threads of another process: a driver may hang.
+            (BackendKind::Nccl, RanksAre::Threads) => in_processes(1, "all-gpus", timeout),
+            (_, RanksAre::Processes) => in_processes(self.ranks, "host-rank", timeout),
+            (_, RanksAre::Threads) => in_threads(self.ranks, BackendKind::Host, timeout),
         };
-        Verdict { result, took: start.elapsed() }
+        TrialResult { result, took: start.elapsed() }
     }
 }
 
-fn in_threads(ranks: usize, backend: BackendKind, wait: Duration) -> Result<()> {
-    let results = Comm::builder().backend(backend).timeout(wait).run(ranks, add_up)?;
+fn in_threads(ranks: usize, backend: BackendKind, timeout: Duration) -> Result<()> {
+    let results = Comm::builder().backend(backend).timeout(timeout).run(ranks, add_up)?;
     results.into_iter().collect()
 }
 
-fn in_processes(ranks: usize, part: &str, wait: Duration) -> Result<()> {
-    let patience = wait.saturating_add(PATIENCE);
-    let arguments = ["doctor", "--part", part, "--timeout", &wait.as_secs_f64().to_string()];
-    launch::again::run_silently(ranks, arguments.map(Into::into).into(), patience)
+fn in_processes(ranks: usize, role: &str, timeout: Duration) -> Result<()> {
+    let arguments = ["doctor", "--part", role, "--timeout", &timeout.as_secs_f64().to_string()];
+    let timeout = timeout.saturating_add(PROCESS_TIMEOUT);
+    launch::own_program::run_silently(ranks, arguments.map(Into::into).into(), timeout)
 }
 
-/// A process of a test.
-pub fn take_part(part: Part, wait: Duration) -> Result<ExitCode> {
-    let rank = |backend| add_up(Comm::builder().backend(backend).timeout(wait).init()?);
-    match part {
-        Part::HostRank => rank(BackendKind::Host)?,
-        Part::GpuRank => rank(BackendKind::Nccl)?,
-        Part::AllGpus => in_threads(gpu::count()?, BackendKind::Nccl, wait)?,
-        Part::Survey => unreachable!("no part of a test"),
+/// Runs a process of a test.
+pub fn run_role(role: Role, timeout: Duration) -> Result<ExitCode> {
+    let rank = |backend| add_up(Comm::builder().backend(backend).timeout(timeout).init()?);
+    match role {
+        Role::HostRank => rank(BackendKind::Host)?,
+        Role::GpuRank => rank(BackendKind::Nccl)?,
+        Role::AllGpus => in_threads(gpu::count()?, BackendKind::Nccl, timeout)?,
+        Role::Survey => unreachable!("no role in a test"),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Adds the ranks' numbers up, and sees whether the sum is right.
+/// Adds the ranks' numbers up and checks the sums.
 fn add_up(comm: Comm) -> Result<()> {
     let ranks = comm.world_size();
     let right = (ranks * (ranks + 1) / 2) as f32;
@@ -126,7 +125,7 @@ fn add_up(comm: Comm) -> Result<()> {
     Ok(())
 }
 
-/// The sum of the ranks' buffers, in the memory that their backend is for.
+/// The sum of the ranks' buffers: on the GPU if the communicator has one.
 fn all_reduce(comm: &Comm, mine: &[f32]) -> Result<Vec<f32>> {
     let Some(stream) = comm.cuda_stream() else {
         let mut sum = vec![0.0; mine.len()];

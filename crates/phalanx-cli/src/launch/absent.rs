@@ -1,6 +1,6 @@
-//! `phalanx launch` where the system is no Unix: ranks are threads there, and none are started as processes.
+//! `phalanx launch` on systems other than Unix, where ranks are threads only: every function returns an error.
 
-#[allow(dead_code, reason = "what they ask for is never done")]
+#[allow(dead_code, reason = "nothing is launched")]
 #[path = "options.rs"]
 pub mod options;
 
@@ -13,7 +13,6 @@ fn refuse<T>() -> Result<T> {
     )
 }
 
-/// Starts nothing.
 pub fn run(_: &options::LaunchArgs) -> Result<ExitCode> {
     refuse()
 }
@@ -23,8 +22,8 @@ pub fn describe_status(status: ExitStatus) -> String {
     status.to_string()
 }
 
-/// This program once more for each rank: not here.
-pub mod again {
+/// This program as its own ranks.
+pub mod own_program {
     use super::refuse;
     use anyhow::Result;
     use std::ffi::OsString;
@@ -35,7 +34,7 @@ pub mod again {
         refuse()
     }
 
-    pub fn run_silently(_ranks: usize, _arguments: Vec<OsString>, _patience: Duration) -> Result<()> {
+    pub fn run_silently(_ranks: usize, _arguments: Vec<OsString>, _timeout: Duration) -> Result<()> {
         refuse()
     }
 }

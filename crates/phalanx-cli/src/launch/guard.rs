@@ -1,13 +1,13 @@
-//! What ends a job's processes when the launcher itself is killed.
+//! The guard: a process that ends a job's processes when the launcher is killed.
 //!
-//! The kernel kills the ranks then, but not what they have started. A small process of its own, the guard,
-//! notices the launcher's end by the end of a pipe, and kills every process that is in a rank's process group or
-//! has the variables of this part of the job in its environment.
+//! If the launcher is killed, the kernel kills the ranks, but not the processes that they started. The guard notices
+//! the launcher's end by the end of a pipe. It then kills every process that is in a rank's process group, or has the
+//! variables of this node's attempt in its environment.
 //!
-//! What escapes: a process that left its rank's group and cleared or overwrote its environment, or runs as
-//! another user; and everything but the ranks, if launcher and guard are killed together.
+//! Not found is a process that left its rank's group and also cleared or overwrote its environment, or runs as another
+//! user. If launcher and guard are killed together, only the ranks end.
 
-use super::part::Part;
+use super::placement::Placement;
 use crate::log::say;
 use rustix::process::{Pid, Signal};
 use std::collections::HashSet;
@@ -18,21 +18,21 @@ use std::time::Duration;
 
 /// The name of the hidden subcommand.
 pub const SUBCOMMAND: &str = "guard";
-/// The word that dismisses the guard.
+/// The line that dismisses the guard.
 const DISMISSED: &str = "dismissed";
-/// How often to look for more processes, at most: they may be starting others meanwhile.
-const ROUNDS: usize = 100;
+/// Searches for processes, at most. Processes that are found may be starting others.
+const MAX_SEARCHES: usize = 100;
 
-/// The launcher's end.
+/// The launcher's handle of its guard.
 pub struct Guard(Option<(Child, ChildStdin)>);
 
 impl Guard {
-    /// Starts a guard over the processes of a node's part of a job. Without one, the job runs all the same.
-    pub fn start(part: &Part) -> Guard {
+    /// Starts the guard of this node's attempt. If that fails, the job runs without one.
+    pub fn start(placement: &Placement) -> Guard {
         let start = || {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::null());
-            // Out of reach of the terminal's signals, and of the guard of a job that this launcher is a rank of.
+            // The terminal's signals must not reach it, nor the guard of a job of which this launcher is a rank.
             command.process_group(0).env_remove("PHALANX_JOB");
             let mut child = command.spawn()?;
             let pipe = child.stdin.take().expect("it is piped");
@@ -40,26 +40,25 @@ impl Guard {
         };
         let guard = start().map_err(|e| say(format_args!("phalanx launch: going on without a guard: {e}")));
         let mut guard = Guard(guard.ok());
-        // Another node may be on the same machine: what its launcher has started is not ours.
-        for mark in part.marks() {
-            guard.say(&format!("mark {mark}"));
+        for mark in placement.marks() {
+            guard.send(&format!("mark {mark}"));
         }
         guard
     }
 
-    /// Has it watch over a rank's process group.
+    /// Adds a rank's process group.
     pub fn watch(&mut self, group: Pid) {
-        self.say(&format!("group {}", group.as_raw_nonzero()));
+        self.send(&format!("group {}", group.as_raw_nonzero()));
     }
 
-    /// A rank has been reaped: the number of its group may soon be somebody else's.
+    /// Removes the group of a reaped rank: its number may soon be another process's.
     pub fn forget(&mut self, group: Pid) {
-        self.say(&format!("forget {}", group.as_raw_nonzero()));
+        self.send(&format!("forget {}", group.as_raw_nonzero()));
     }
 
-    fn say(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         if let Some((_, pipe)) = &mut self.0 {
-            // It may have been killed; then there is none.
+            // If the guard was killed, the job goes on without one.
             let _ = writeln!(pipe, "{line}");
         }
     }
@@ -67,7 +66,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.say(DISMISSED);
+        self.send(DISMISSED);
         if let Some((mut child, pipe)) = self.0.take() {
             drop(pipe);
             let _ = child.wait();
@@ -75,7 +74,7 @@ impl Drop for Guard {
     }
 }
 
-/// The guard itself: listens to the launcher, and acts when it falls silent.
+/// The guard's process: reads the launcher's lines, and acts when they end without a dismissal.
 pub fn run() -> ExitCode {
     let (mut marks, mut groups) = (Vec::new(), HashSet::new());
     for line in std::io::stdin().lock().lines() {
@@ -93,7 +92,7 @@ pub fn run() -> ExitCode {
     for group in groups {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_SEARCHES {
         if kill_marked(&marks) == 0 {
             break;
         }
@@ -103,7 +102,7 @@ pub fn run() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Kills the processes that have all these variables in their environment; answers how many there were.
+/// Kills the processes that have all these variables in their environment, and returns their number.
 #[cfg(target_os = "linux")]
 fn kill_marked(marks: &[String]) -> usize {
     use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
@@ -116,7 +115,7 @@ fn kill_marked(marks: &[String]) -> usize {
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter_map(Pid::from_raw)
         .filter(|pid| {
-            // The handle first: what is looked at and what is killed is then the same process.
+            // Opened first: the process that is examined is then the one that is killed.
             let Ok(process) = pidfd_open(*pid, PidfdFlags::empty()) else {
                 return false;
             };
@@ -129,7 +128,7 @@ fn kill_marked(marks: &[String]) -> usize {
         .count()
 }
 
-/// Where processes cannot be looked at, their groups have to do.
+/// Without `/proc`, process groups must do.
 #[cfg(not(target_os = "linux"))]
 fn kill_marked(_marks: &[String]) -> usize {
     0

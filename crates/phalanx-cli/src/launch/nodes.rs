@@ -1,48 +1,48 @@
-//! The launchers of a job's nodes, which meet in the store: they agree on numbers, tell each other how their
-//! parts end, and notice when one of them is lost.
+//! The launchers of a job's nodes. They join a store, agree on rank numbers, tell each other how their attempts end,
+//! and notice when one of them is lost.
 
-use super::job::Outcome;
-use super::notice::Notice;
-use super::part::{self, Part, StoreAt};
+use super::events::{Event, Events};
+use super::outcome::{Notice, Outcome};
+use super::placement::{self, Placement, StoreAddress};
 use super::signals;
-use super::supervisor::{Event, Events};
 use anyhow::{Context, Result, ensure};
-use phalanx::store::{Host, Member, Rendezvous, Role, Server, Store, Token, server};
+use phalanx::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token, server};
 use serde::{Deserialize, Serialize};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a launcher looks whether something has happened elsewhere.
-const TICK: Duration = Duration::from_millis(200);
-/// How long telling the others may take: whoever is still there answers sooner.
-const TELLING: Duration = Duration::from_secs(5);
-/// The other nodes may run on for as long as they like.
-const FOR_EVER: Duration = Duration::MAX;
-/// How long the others may take to end when this launcher was told to: longer than their ranks are given.
+/// Interval between looks for another node's notice.
+const POLL: Duration = Duration::from_millis(200);
+/// Time to announce an end to the store.
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The other nodes' ranks may run on for any time.
+const NO_TIMEOUT: Duration = Duration::MAX;
+/// Time for the other launchers to end after a signal to this one: more than the supervisor gives their ranks.
 const PARTING: Duration = Duration::from_secs(10);
 
-/// This launcher among the launchers.
+/// This node's launcher among the launchers.
 pub struct Nodes {
     store: Arc<Store>,
-    /// On node 0.
+    /// On node 0 only.
     server: Option<Server>,
-    at: StoreAt,
+    address: StoreAddress,
     node: usize,
     nodes: usize,
     host: String,
 }
 
-/// What a launcher says before an attempt.
+/// A launcher's message before an attempt.
 #[derive(Serialize, Deserialize)]
-struct Beginning {
+struct Begin {
     ranks: usize,
-    /// Node 0's choice.
+    /// A proposal; node 0's is taken.
     job: String,
 }
 
-/// What a launcher says after it.
+/// A launcher's message after an attempt.
 #[derive(Serialize, Deserialize)]
 struct End {
     notice: Option<Notice>,
@@ -50,11 +50,11 @@ struct End {
 }
 
 impl Nodes {
-    /// Meets the other launchers; node 0 begins the store.
-    pub fn meet(address: &str, token: Token, node: usize, nodes: usize, timeout: Duration) -> Result<Nodes> {
+    /// Joins the other launchers. Node 0 starts the store.
+    pub fn join(address: &str, token: Token, node: usize, nodes: usize, timeout: Duration) -> Result<Nodes> {
         let count = |n: usize| u32::try_from(n).context("too many nodes");
         let size = count(nodes)?;
-        let settings = phalanx::store::Settings { nodes: Some(size), ..part::settings()? };
+        let settings = Settings { nodes: Some(size), ..placement::store_settings()? };
         let (host, epoch, encrypted) = (Host::Rank(0), 0, settings.encrypted);
         let server = if node == 0 {
             server::check_reachable(address)?;
@@ -69,26 +69,31 @@ impl Nodes {
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Nodes { store, server, at: StoreAt { address, token }, node, nodes, host })
+        Ok(Nodes { store, server, address: StoreAddress { address, token }, node, nodes, host })
     }
 
-    /// Begins an attempt with the others: whose ranks have which numbers, and the attempt's id. Answers how the job
-    /// ends instead, if a signal came.
-    pub fn begin(&self, restart: u32, ranks: usize, events: &Events) -> Result<Result<Part, Outcome>> {
+    /// Agrees with the other launchers on an attempt's id and rank numbers. Breaks with the outcome if a signal ended
+    /// the job.
+    pub fn begin_attempt(
+        &self,
+        restart: u32,
+        ranks: usize,
+        events: &Events,
+    ) -> Result<ControlFlow<Outcome, Placement>> {
         if let Some(server) = &self.server {
-            // Before the others can start ranks of the new epoch: they wait for this node below.
+            // The other nodes start no rank of the new epoch before the exchange below.
             server.begin_epoch(restart);
         }
-        let own = serde_json::to_vec(&Beginning { ranks, job: part::job_id()? })?;
+        let own = serde_json::to_vec(&Begin { ranks, job: placement::random_job_id()? })?;
         let all = match self.exchange("begin", restart, own, events) {
-            Ok(all) => all?,
-            Err(interrupted) => return Ok(Err(interrupted)),
+            ControlFlow::Continue(all) => all?,
+            ControlFlow::Break(outcome) => return Ok(ControlFlow::Break(outcome)),
         };
-        let all: Vec<Beginning> =
+        let all: Vec<Begin> =
             all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
-        let sum = |nodes: &[Beginning]| nodes.iter().map(|node| node.ranks).sum::<usize>();
+        let sum = |nodes: &[Begin]| nodes.iter().map(|node| node.ranks).sum::<usize>();
         ensure!(all.len() == self.nodes, "{} of {} nodes answered", all.len(), self.nodes);
-        Ok(Ok(Part {
+        Ok(ControlFlow::Continue(Placement {
             job: all[0].job.clone(),
             restart,
             first: sum(&all[..self.node]),
@@ -96,39 +101,42 @@ impl Nodes {
             world_size: sum(&all),
             node: self.node,
             nodes: self.nodes,
-            store: Some(self.at.clone()),
+            store: Some(self.address.clone()),
         }))
     }
 
-    /// Exchanges something with the other launchers, however long they take. If a signal comes that ends the job, they
-    /// are told and given a moment to end, which a second signal ends; answers then how the job ends.
+    /// Exchanges a message with the other launchers, however long they take.
+    ///
+    /// A signal that ends the job is announced to them, and they get [`PARTING`] to end; a second signal cuts that short.
+    /// Both break with the outcome.
     fn exchange(
         &self,
-        what: &str,
+        name: &str,
         restart: u32,
         own: Vec<u8>,
         events: &Events,
-    ) -> Result<Result<Vec<Vec<u8>>>, Outcome> {
-        let (store, sender, name) = (self.store.clone(), events.sender(), format!("{what} {restart}"));
+    ) -> ControlFlow<Outcome, Result<Vec<Vec<u8>>>> {
+        let (store, sender, key) = (self.store.clone(), events.sender(), format!("{name} {restart}"));
         std::thread::spawn(move || {
-            let all = store.exchange(&name, &own, FOR_EVER).map_err(Into::into);
+            let all = store.exchange(&key, &own, NO_TIMEOUT).map_err(Into::into);
             let _ = sender.send(Event::Exchanged(all));
         });
+        // The outcome after a signal, and the end of the wait.
         let mut parting: Option<(Outcome, Instant)> = None;
         loop {
             match (events.next(parting.as_ref().map(|(_, until)| *until)), parting.take()) {
-                (Some(Event::Exchanged(all)), None) => return Ok(all),
+                (Some(Event::Exchanged(all)), None) => return ControlFlow::Continue(all),
                 (Some(Event::Signal(signal)), None) if signals::is_ending(signal) => {
                     let interrupted = Outcome::Interrupted { signal };
-                    let counts = self.tell(restart, &interrupted).unwrap_or(interrupted);
-                    parting = Some((counts, Instant::now() + PARTING));
+                    let outcome = self.announce(restart, &interrupted).unwrap_or(interrupted);
+                    parting = Some((outcome, Instant::now() + PARTING));
                 }
-                (Some(Event::Exchanged(_)) | None, Some((outcome, _))) => return Err(outcome),
+                (Some(Event::Exchanged(_)) | None, Some((outcome, _))) => return ControlFlow::Break(outcome),
                 (Some(Event::Signal(signal)), Some((outcome, _))) if signals::is_ending(signal) => {
-                    return Err(outcome);
+                    return ControlFlow::Break(outcome);
                 }
                 (Some(Event::Signal(signals::STOP)), waiting) => {
-                    signals::stand_still();
+                    signals::stop_self();
                     parting = waiting;
                 }
                 (_, waiting) => parting = waiting,
@@ -136,41 +144,40 @@ impl Nodes {
         }
     }
 
-    /// Tells the others that this node's part ends before its time. If another node's did so first, answers
-    /// what that one said.
-    pub fn tell(&self, restart: u32, outcome: &Outcome) -> Option<Outcome> {
+    /// Announces to the other nodes that this node's attempt ends before its time. If another node announced its end
+    /// first, returns that one's notice, which is the outcome of the job.
+    pub fn announce(&self, restart: u32, outcome: &Outcome) -> Option<Outcome> {
         let own = Notice::of(outcome, self.node, &self.host)?;
-        if matches!(outcome, Outcome::Elsewhere(_)) {
+        if matches!(outcome, Outcome::OtherNode(_)) {
             return None;
         }
-        let first = self.store.set_first(&key(restart), &own.to_bytes(), TELLING).ok()?;
-        Notice::from_bytes(&first).filter(|first| *first != own).map(Outcome::Elsewhere)
+        let first = self.store.set_first(&end_key(restart), &own.to_bytes(), ANNOUNCE_TIMEOUT).ok()?;
+        Notice::from_bytes(&first).filter(|first| *first != own).map(Outcome::OtherNode)
     }
 
-    /// Calls `heard` when another node's part ends before its time, or a node is lost; until the answer is
-    /// dropped.
-    pub fn listen(&self, restart: u32, heard: impl FnOnce(Notice) + Send + 'static) -> Listening {
+    /// Calls `on_end` from another thread when the attempt ends on another node, or a node is lost. Stops when the
+    /// result is dropped.
+    pub fn watch(&self, restart: u32, on_end: impl FnOnce(Notice) + Send + 'static) -> Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let (store, stopped, node) = (self.store.clone(), stop.clone(), self.node);
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                let notice = match store.get(&key(restart), TICK) {
+                let notice = match store.get(&end_key(restart), POLL) {
                     Ok(bytes) => Notice::from_bytes(&bytes).filter(|notice| notice.node != node),
                     Err(_) => store.lost().first().map(|lost| Notice::lost(lost.rank, &lost.why)),
                 };
                 match notice {
-                    Some(notice) => return heard(notice),
-                    // What this node has said itself stays there: do not ask for it without a pause.
-                    None => std::thread::sleep(TICK / 10),
+                    Some(notice) => return on_end(notice),
+                    // This node's own notice is answered at once: do not spin on it.
+                    None => std::thread::sleep(POLL / 10),
                 }
             }
         });
-        Listening { stop, thread: Some(thread) }
+        Watch { stop, thread: Some(thread) }
     }
 
-    /// Waits until the attempt has ended on all nodes. Answers how it ended for the job, and whether it is to
-    /// be started again; the same on all nodes.
-    pub fn conclude(
+    /// Waits until the attempt has ended on all nodes. Returns the job's outcome, and whether all nodes start it again.
+    pub fn end_attempt(
         &self,
         restart: u32,
         outcome: Outcome,
@@ -180,44 +187,52 @@ impl Nodes {
         let notice = Notice::of(&outcome, self.node, &self.host);
         let own = serde_json::to_vec(&End { notice, restarts_left }).expect("text and numbers");
         let ends = match self.exchange("end", restart, own, events) {
-            Ok(ends) => ends,
-            Err(interrupted) if matches!(outcome, Outcome::Success) => return (interrupted, false),
-            Err(_) => return (outcome, false),
+            ControlFlow::Continue(ends) => ends,
+            ControlFlow::Break(interrupted) if matches!(outcome, Outcome::Success) => {
+                return (interrupted, false);
+            }
+            ControlFlow::Break(_) => return (outcome, false),
         };
         let ends = ends.map(|all| all.iter().filter_map(|end| serde_json::from_slice(end).ok()).collect());
         let ends: Vec<End> = match ends {
             Ok(ends) => ends,
-            Err(error) => {
-                let lost = self.store.lost().first().map(|lost| (lost.rank, lost.why.clone()));
-                let (node, why) = lost.unwrap_or((self.node, error.to_string()));
-                let news = matches!(outcome, Outcome::Success);
-                return (if news { Outcome::Elsewhere(Notice::lost(node, &why)) } else { outcome }, false);
-            }
+            Err(error) => return (self.without_the_others(outcome, &error), false),
         };
         let failed = ends.iter().find_map(|end| end.notice.clone());
-        let all_may = ends
+        let all_restart = ends
             .iter()
             .all(|end| end.restarts_left > 0 && end.notice.as_ref().is_none_or(|notice| notice.may_restart));
         match (outcome, failed) {
             (outcome, None) => (outcome, false),
-            // The others have failed in the very last moment.
-            (Outcome::Success, Some(notice)) => (Outcome::Elsewhere(notice), all_may),
-            (outcome, Some(_)) => (outcome, all_may),
+            // This node's ranks had ended before another node failed.
+            (Outcome::Success, Some(notice)) => (Outcome::OtherNode(notice), all_restart),
+            (outcome, Some(_)) => (outcome, all_restart),
         }
+    }
+
+    /// The outcome if the exchange at the end failed, most likely because a node is lost.
+    fn without_the_others(&self, outcome: Outcome, error: &anyhow::Error) -> Outcome {
+        if !matches!(outcome, Outcome::Success) {
+            return outcome;
+        }
+        let lost = self.store.lost().first().map(|lost| (lost.rank, lost.why.clone()));
+        let (node, why) = lost.unwrap_or((self.node, error.to_string()));
+        Outcome::OtherNode(Notice::lost(node, &why))
     }
 }
 
-fn key(restart: u32) -> String {
+/// The store's key for the notice of the first node whose attempt ends before its time.
+fn end_key(restart: u32) -> String {
     format!("ending {restart}")
 }
 
-/// Listens until it is dropped.
-pub struct Listening {
+/// A thread that waits for a notice, until it is dropped.
+pub struct Watch {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Listening {
+impl Drop for Watch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

@@ -1,13 +1,10 @@
-//! What the ranks print: passed on line by line with the rank in front, or left alone, or swallowed.
+//! The ranks' output: passed on line by line with the rank in front, left alone, or swallowed.
 //!
 //! Bytes are kept as they are: a rank's output need not be UTF-8.
 
-use super::report::remedy;
-use crate::log::say;
+use super::log_files::LogFile;
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -27,7 +24,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// What a rank is started with as standard output and error.
+    /// A rank's standard output and error.
     pub fn stdio(self) -> Stdio {
         match self {
             Output::Inherited => Stdio::inherit(),
@@ -35,7 +32,7 @@ impl Output {
         }
     }
 
-    /// What stands before every line that is passed on; `None` if none is.
+    /// The text in front of every line that is passed on; `None` if no line is.
     fn prefix(self, rank: usize) -> Option<String> {
         match self {
             Output::Prefixed => Some(format!("[{rank}] ")),
@@ -45,16 +42,16 @@ impl Output {
     }
 }
 
-/// For how long nothing may come from a rank that has ended, until its stream is given up: its own descendants may
-/// hold it open for ever.
+/// After the end of a rank, its streams are given up when they were silent for this long: its descendants may hold
+/// them open for ever.
 pub const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
-/// How many of a rank's last lines the report of its failure shows.
+/// Lines that the report of a failure shows.
 const TAIL_LINES: usize = 10;
-/// How many bytes of each of them.
+/// Bytes of each of these lines.
 const TAIL_WIDTH: usize = 400;
-/// A line that is still without end after so many bytes is passed on as it is.
-const LONGEST_LINE: u64 = 1 << 20;
+/// A longer line, in bytes, is passed on in parts.
+const MAX_LINE: u64 = 1 << 20;
 
 /// The last lines of a stream.
 #[derive(Debug, Clone, Default)]
@@ -75,33 +72,6 @@ impl Tail {
     }
 }
 
-/// The files that a rank's output is written to: `rank-3.out` and `rank-3.err`, after a restart
-/// `rank-3.restart-1.out`.
-pub struct LogFiles {
-    pub out: File,
-    pub err: File,
-    pub err_path: PathBuf,
-}
-
-impl LogFiles {
-    pub fn create(dir: &Path, rank: usize, restart: u32) -> io::Result<LogFiles> {
-        let name = match restart {
-            0 => format!("rank-{rank}"),
-            restart => format!("rank-{rank}.restart-{restart}"),
-        };
-        let create = |ending: &str| {
-            let path = dir.join(format!("{name}.{ending}"));
-            let explain = |e: io::Error| {
-                let (path, remedy) = (path.display(), remedy(&e));
-                io::Error::new(e.kind(), format!("the log file {path} cannot be written: {e}{remedy}"))
-            };
-            Ok::<_, io::Error>((File::create(&path).map_err(explain)?, path))
-        };
-        let ((out, _), (err, err_path)) = (create("out")?, create("err")?);
-        Ok(LogFiles { out, err, err_path })
-    }
-}
-
 /// A thread that passes one of a rank's streams on.
 pub struct Reader {
     thread: JoinHandle<()>,
@@ -110,9 +80,9 @@ pub struct Reader {
 
 #[derive(Default)]
 struct State {
-    /// Since when the thread has been waiting for the stream: not while it waits for whoever reads its own output.
+    /// When the thread began to wait for the stream. `None` while it passes output on, which may block, too.
     waiting: Mutex<Option<Instant>>,
-    /// Why it could not pass something on.
+    /// Why output could not be passed on.
     error: Mutex<Option<io::Error>>,
 }
 
@@ -124,13 +94,13 @@ impl Reader {
         Reader { thread, state }
     }
 
-    /// Whether nothing more is to come from a rank that ended at this time.
+    /// Whether the stream of a rank that ended at this time is complete, or given up.
     pub fn is_done(&self, ended: Instant) -> bool {
         let is_idle = |since: Instant| since.max(ended).elapsed() >= LAST_OUTPUT;
         self.thread.is_finished() || lock(&self.state.waiting).is_some_and(is_idle)
     }
 
-    /// Why it could not pass something on, unless nobody wanted it any more.
+    /// Why output could not be passed on. A closed pipe is no error: its reader wanted no more.
     pub fn take_error(&self) -> Option<io::Error> {
         lock(&self.state.error).take_if(|error| error.kind() != io::ErrorKind::BrokenPipe)
     }
@@ -140,13 +110,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A stream that notes when it is waited for.
-struct Watched<R> {
+/// A stream that records when a read begins to wait.
+struct TimedRead<R> {
     stream: R,
     state: Arc<State>,
 }
 
-impl<R: Read> Read for Watched<R> {
+impl<R: Read> Read for TimedRead<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         *lock(&self.state.waiting) = Some(Instant::now());
         let read = self.stream.read(buffer);
@@ -155,16 +125,15 @@ impl<R: Read> Read for Watched<R> {
     }
 }
 
-/// Passes a rank's standard output on, in a thread of its own.
+/// Starts a thread that passes a rank's standard output on.
 pub fn pass_stdout(
     output: Output,
     rank: usize,
     stream: impl Read + Send + 'static,
-    log: Option<File>,
+    log: Option<LogFile>,
 ) -> Reader {
-    let log = log.map(Log::new);
     Reader::start(move |state| {
-        let stream = Watched { stream, state: state.clone() };
+        let stream = TimedRead { stream, state: state.clone() };
         match output.prefix(rank) {
             Some(prefix) => pass_on(stream, &prefix, None, log, |line| write_line(io::stdout().lock(), line)),
             None => pass_on(stream, "", None, log, |_| Ok(())),
@@ -172,17 +141,16 @@ pub fn pass_stdout(
     })
 }
 
-/// Passes a rank's standard error on, in a thread of its own, and keeps its last lines.
+/// Starts a thread that passes a rank's standard error on and keeps its last lines.
 pub fn pass_stderr(
     output: Output,
     rank: usize,
     stream: impl Read + Send + 'static,
-    log: Option<File>,
+    log: Option<LogFile>,
     tail: Tail,
 ) -> Reader {
-    let log = log.map(Log::new);
     Reader::start(move |state| {
-        let stream = Watched { stream, state: state.clone() };
+        let stream = TimedRead { stream, state: state.clone() };
         match output.prefix(rank) {
             Some(prefix) => {
                 pass_on(stream, &prefix, Some(&tail), log, |line| write_line(io::stderr().lock(), line))
@@ -192,39 +160,21 @@ pub fn pass_stderr(
     })
 }
 
-/// A log file. When it cannot be written any more it is given up, and the ranks go on.
-struct Log(Option<File>);
-
-impl Log {
-    fn new(file: File) -> Log {
-        Log(Some(file))
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        if let Some(file) = &mut self.0
-            && let Err(e) = file.write_all(bytes)
-        {
-            say(format_args!("phalanx launch: a log file cannot be written any more: {e}"));
-            self.0 = None;
-        }
-    }
-}
-
 fn write_line(mut to: impl Write, line: &[u8]) -> io::Result<()> {
-    // One call with the lock held: lines of different ranks never mix.
+    // One call under the stream's lock: lines of different ranks never mix.
     to.write_all(line)?;
     to.flush()
 }
 
-/// Reads lines to the end of the stream, and hands each to `write` with `prefix` in front.
+/// Reads lines to the end of the stream, and calls `write` for each, with `prefix` in front.
 ///
-/// It ends early when `write` fails: the stream is closed, so that the rank, too, learns that nobody
-/// reads any more. A log is written on, unless whoever read the lines did not want more of them.
+/// After a failed `write` only the log goes on. Without a log, or if the output's reader closed its pipe, this
+/// returns: the rank's stream is closed with it, and the rank gets a broken pipe in its turn.
 fn pass_on(
     stream: impl Read,
     prefix: &str,
     tail: Option<&Tail>,
-    mut log: Option<Log>,
+    mut log: Option<LogFile>,
     mut write: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
@@ -233,7 +183,7 @@ fn pass_on(
     loop {
         line.clear();
         line.extend_from_slice(prefix.as_bytes());
-        match stream.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
+        match stream.by_ref().take(MAX_LINE).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return written,
             Ok(_) => {}
         }
@@ -295,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_not_kept_for_ever() {
-        let endless = vec![b'x'; LONGEST_LINE as usize + 5];
+        let endless = vec![b'x'; MAX_LINE as usize + 5];
         let (written, _) = passed(&endless);
         assert_eq!(written.iter().filter(|&&byte| byte == b'\n').count(), 2);
     }
@@ -314,7 +264,7 @@ mod tests {
     fn a_log_is_written_although_the_output_cannot_be() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        let log = Log::new(File::create(&path).unwrap());
+        let log = LogFile::new(std::fs::File::create(&path).unwrap());
         let passed =
             pass_on(&b"1\n2\n"[..], "[0] ", None, Some(log), |_| Err(io::ErrorKind::StorageFull.into()));
         assert_eq!(passed.unwrap_err().kind(), io::ErrorKind::StorageFull);

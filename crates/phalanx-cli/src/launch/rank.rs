@@ -1,11 +1,13 @@
 //! One rank: a child process with the launcher's variables, in a process group of its own.
 //!
-//! It dies with the launcher, and is reaped only by the thread that may also signal it: a signal
-//! can never reach a stranger that got the same process id.
+//! It dies with the launcher. The thread that signals it is also the one that reaps it: a signal can never reach
+//! another process that got the same process id.
 
-use super::job::{Job, StartError};
-use super::output::{self, LAST_OUTPUT, LogFiles, Reader, Tail};
-use super::part::Part;
+use super::job::Job;
+use super::log_files::LogFiles;
+use super::output::{self, LAST_OUTPUT, Reader, Tail};
+use super::placement::Placement;
+use super::start_error::StartError;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -21,27 +23,26 @@ pub struct Rank {
     readers: Vec<Reader>,
     tail: Tail,
     log: Option<PathBuf>,
-    /// Set once the rank has ended and was reaped.
+    /// The exit status, once the rank is reaped.
     pub status: Option<ExitStatus>,
-    /// When that was.
-    ended: Option<Instant>,
+    reaped: Option<Instant>,
 }
 
 impl Rank {
-    /// Starts this node's rank number `local` of a job.
-    pub fn start(job: &Job, part: &Part, local: usize) -> Result<Rank, StartError> {
-        let number = part.first + local;
-        let logs = job.log_dir.as_deref().map(|dir| LogFiles::create(dir, number, part.restart));
-        let logs = logs.transpose().map_err(StartError::Log)?;
+    /// Starts rank number `local` of this node.
+    pub fn start(job: &Job, placement: &Placement, local: usize) -> Result<Rank, StartError> {
+        let number = placement.first + local;
+        let logs = job.log_dir.as_deref().map(|dir| LogFiles::create(dir, number, placement.restart));
+        let logs = logs.transpose()?;
         let mut command = Command::new(&job.program);
-        part.tell(&mut command, local);
+        placement.set_variables(&mut command, local);
         command
             .args(&job.arguments)
             .stdin(standard_input(number))
             .stdout(job.output.stdio())
             .stderr(job.output.stdio())
-            // A group of its own: signals reach a rank's descendants too, and a key press in the
-            // terminal reaches the launcher alone, which forwards it once.
+            // Signals then reach a rank's descendants too, and a key press in the terminal reaches the launcher
+            // alone, which forwards it once.
             .process_group(0);
         die_with_parent(&mut command);
 
@@ -60,10 +61,10 @@ impl Rank {
         if let Some(stream) = child.stderr.take() {
             readers.push(output::pass_stderr(job.output, number, stream, err, tail.clone()));
         }
-        Ok(Rank { number, child, pid, readers, tail, log, status: None, ended: None })
+        Ok(Rank { number, child, pid, readers, tail, log, status: None, reaped: None })
     }
 
-    /// Calls `ended` from a thread once the rank has ended, with whether it succeeded. It stays unreaped.
+    /// Calls `ended` from another thread when the rank has ended, with whether it succeeded. It does not reap it.
     pub fn watch(&self, ended: impl FnOnce(bool) + Send + 'static) {
         let pid = self.pid;
         std::thread::spawn(move || {
@@ -78,17 +79,17 @@ impl Rank {
         });
     }
 
-    /// Its number among all ranks of the job.
+    /// The rank's number among all ranks of the job.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Its process group, which has the number of its process.
+    /// The rank's process group.
     pub fn group(&self) -> Pid {
         self.pid
     }
 
-    /// The file with its standard error, if there is one.
+    /// The log file of its standard error.
     pub fn log(&self) -> Option<&Path> {
         self.log.as_deref()
     }
@@ -100,25 +101,25 @@ impl Rank {
     /// Sends a signal to the rank and its descendants.
     pub fn signal(&self, signal: Signal) {
         if self.is_running() {
-            // The only possible failure is that none of them exists any more.
+            // It can only fail because none of them exists any more.
             let _ = rustix::process::kill_process_group(self.pid, signal);
         }
     }
 
-    /// Takes the exit status of a rank that has ended.
+    /// Waits for the rank's end and takes its exit status.
     pub fn reap(&mut self) -> io::Result<ExitStatus> {
         let status = self.child.wait()?;
-        (self.status, self.ended) = (Some(status), Some(Instant::now()));
+        (self.status, self.reaped) = (Some(status), Some(Instant::now()));
         Ok(status)
     }
 
-    /// Whether the rank has ended and all that it wrote was passed on.
+    /// Whether the rank was reaped and its output was passed on.
     pub fn is_silent(&self) -> bool {
-        self.ended.is_some_and(|ended| self.readers.iter().all(|reader| reader.is_done(ended)))
+        self.reaped.is_some_and(|ended| self.readers.iter().all(|reader| reader.is_done(ended)))
     }
 
-    /// The last lines of its standard error, for which a rank that has ended is waited for a moment.
-    pub fn last_words(&self) -> Vec<String> {
+    /// The last lines of a reaped rank's standard error. Waits a moment for the rest of it.
+    pub fn last_lines(&self) -> Vec<String> {
         let deadline = Instant::now() + LAST_OUTPUT;
         while Instant::now() < deadline && !self.is_silent() {
             std::thread::sleep(Duration::from_millis(1));
@@ -126,26 +127,26 @@ impl Rank {
         self.tail.lines()
     }
 
-    /// Why its output could not be passed on, if somebody still wanted it.
+    /// Why the rank's output could not be passed on, once.
     pub fn take_output_error(&self) -> Option<io::Error> {
         self.readers.iter().find_map(Reader::take_error)
     }
 }
 
-/// Rank 0 may read what is piped into the launcher. Never a terminal: a process that reads one
-/// from another process group is stopped.
+/// The launcher's standard input for rank 0, unless it is a terminal: a process that reads a terminal from another
+/// process group is stopped.
 fn standard_input(rank: usize) -> Stdio {
     use std::io::IsTerminal;
     if rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }
 }
 
-/// Has the kernel kill the child when the launcher ends, however it ends.
+/// Makes the kernel kill the child when the launcher ends, however it ends.
 #[cfg(target_os = "linux")]
 fn die_with_parent(command: &mut Command) {
     let launcher = rustix::process::getpid();
     let in_child = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The launcher may have ended before that call: then nobody would send the signal.
+        // If the launcher ended before that call, there is no signal.
         if rustix::process::getppid() != Some(launcher) {
             return Err(io::ErrorKind::NotFound.into());
         }

@@ -6,31 +6,31 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SI
 use signal_hook::iterator::{Handle, Signals};
 use std::io;
 
-/// What the ranks are to be told, and nothing else.
-const PASSED_ON: [i32; 3] = [SIGUSR1, SIGUSR2, SIGCONT];
-/// The ranks stop, and the launcher with them: Ctrl-Z in a terminal.
+/// Signals that are forwarded and have no effect on the launcher.
+const FORWARDED: [i32; 3] = [SIGUSR1, SIGUSR2, SIGCONT];
+/// Ctrl-Z in a terminal: the ranks stop, and the launcher with them.
 pub const STOP: i32 = SIGTSTP;
-/// The job ends.
+/// Signals that end the job.
 const ENDING: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
 
-/// Whether the job ends with this signal.
+/// Whether this signal ends the job.
 pub fn is_ending(signal: i32) -> bool {
     ENDING.contains(&signal)
 }
 
 /// Stops this process until it is continued.
-pub fn stand_still() {
+pub fn stop_self() {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
 }
 
-/// Catches these signals while it lives.
+/// Catches signals until it is dropped.
 pub struct Forwarder(Handle);
 
 impl Forwarder {
-    /// Calls `caught` with the number of every such signal from now on.
+    /// Calls `caught` with the number of every caught signal.
     pub fn start(mut caught: impl FnMut(i32) + Send + 'static) -> io::Result<Forwarder> {
         let ignored = ignored_signals();
-        let wanted = ENDING.iter().chain(&PASSED_ON).chain([&STOP]);
+        let wanted = ENDING.iter().chain(&FORWARDED).chain([&STOP]);
         let mut signals = Signals::new(wanted.filter(|&&signal| !ignored(signal)))?;
         let handle = signals.handle();
         std::thread::spawn(move || signals.forever().for_each(&mut caught));
@@ -38,8 +38,8 @@ impl Forwarder {
     }
 }
 
-/// Which signals this process was told to ignore (by nohup, or by a shell for a background job):
-/// catching them would undo that.
+/// Tells which signals this process inherited as ignored (from nohup, or a shell's background job). Catching one
+/// would undo that.
 fn ignored_signals() -> impl Fn(i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();

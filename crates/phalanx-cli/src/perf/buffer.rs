@@ -1,51 +1,86 @@
-//! The buffers that are communicated: private memory of the rank, memory from the communicator, or a GPU's.
+//! The buffers that are communicated: private memory of the rank, memory of the communicator, or a GPU's.
 //!
-//! Each has a margin behind its end, to see whether an operation writes past it.
+//! A margin behind the end of each shows whether an operation writes past it.
 
-use super::data::Value;
 use super::device::DeviceMemory;
 use super::plan::Registration;
-use super::view::{View, ViewMut};
+use super::view::{Memory, MemoryMut, View, ViewMut};
 use phalanx::{Comm, HostBuffer, Result};
 use std::hint::black_box;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
-/// Elements behind the end that nobody may write.
+/// Elements of the margin.
 pub const MARGIN: usize = 64;
 
-/// Bytes of a cache line, and the alignment of every buffer.
+/// Bytes of a cache line, to which every buffer is aligned. Two ranks' small buffers in one line would slow each other
+/// down.
 const LINE: usize = 64;
 
-/// A rank's buffer.
-pub struct Buffer<T: Value> {
-    memory: Memory<T>,
-    /// The first element whose address is a multiple of a cache line.
+/// Private memory that begins at a cache line.
+pub struct AlignedBytes {
+    memory: Vec<u8>,
     start: usize,
+    len: usize,
+}
+
+impl AlignedBytes {
+    /// This many bytes, all 0.
+    pub fn zeroed(len: usize) -> AlignedBytes {
+        let memory = vec![0; len + LINE];
+        let start = memory.as_ptr().align_offset(LINE);
+        AlignedBytes { memory, start, len }
+    }
+}
+
+impl Deref for AlignedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.start..][..self.len]
+    }
+}
+
+impl DerefMut for AlignedBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.len]
+    }
+}
+
+/// A rank's buffer.
+pub struct Buffer {
+    storage: Storage,
+    /// Bytes of an element.
+    element: usize,
     /// Elements, without the margin.
     len: usize,
 }
 
-enum Memory<T: Value> {
-    Private(Vec<T>),
-    Allocated(HostBuffer<T>),
-    Device(DeviceMemory<T>),
+enum Storage {
+    Private(AlignedBytes),
+    Allocated(HostBuffer<u8>),
+    Device(DeviceMemory),
 }
 
-impl<T: Value> Buffer<T> {
-    /// A buffer for `len` elements and the margin: on the communicator's GPU if it has one. Collective.
-    pub fn new(comm: &Comm, len: usize, registration: Registration) -> anyhow::Result<Buffer<T>> {
-        let with_margin = len + MARGIN;
+impl Buffer {
+    /// A buffer for `len` elements of so many bytes, and the margin: on the communicator's GPU if it has one.
+    /// Collective.
+    pub fn new(
+        comm: &Comm,
+        len: usize,
+        element: usize,
+        registration: Registration,
+    ) -> anyhow::Result<Buffer> {
+        let bytes = (len + MARGIN) * element;
         if let Some(stream) = comm.cuda_stream() {
-            let memory = Memory::Device(DeviceMemory::new(comm, stream, with_margin, registration)?);
-            return Ok(Buffer { memory, start: 0, len });
+            let storage = Storage::Device(DeviceMemory::new(comm, stream, bytes, registration)?);
+            return Ok(Buffer { storage, element, len });
         }
-        if registration == Registration::Local {
-            return Ok(Buffer { memory: Memory::Allocated(comm.alloc(with_margin)?), start: 0, len });
-        }
-        // Aligned, or two ranks' small buffers could share a cache line and slow each other down.
-        let memory = vec![T::from_i64(0); with_margin + 2 * LINE / size_of::<T>()];
-        let start = memory.as_ptr().align_offset(LINE);
-        Ok(Buffer { memory: Memory::Private(memory), start, len })
+        let storage = match registration {
+            // Aligned to 64 bytes, as HostBuffer documents.
+            Registration::Local => Storage::Allocated(comm.alloc(bytes)?),
+            _ => Storage::Private(AlignedBytes::zeroed(bytes)),
+        };
+        Ok(Buffer { storage, element, len })
     }
 
     /// Elements, without the margin.
@@ -53,64 +88,75 @@ impl<T: Value> Buffer<T> {
         self.len
     }
 
+    /// The bytes of these elements.
+    fn bytes(&self, elements: Range<usize>) -> Range<usize> {
+        elements.start * self.element..elements.end * self.element
+    }
+
     /// Elements to read.
-    pub fn view(&self, range: Range<usize>) -> View<'_, T> {
-        let at = self.start + range.start..self.start + range.end;
-        match &self.memory {
-            Memory::Private(memory) => View::Host(&memory[at]),
-            Memory::Allocated(memory) => View::Host(&memory[at]),
-            Memory::Device(memory) => View::Device(memory.view(at)),
-        }
+    pub fn view(&self, range: Range<usize>) -> View<'_> {
+        let bytes = self.bytes(range);
+        let memory = match &self.storage {
+            Storage::Private(memory) => Memory::Host(&memory[bytes]),
+            Storage::Allocated(memory) => Memory::Host(&memory[bytes]),
+            Storage::Device(memory) => Memory::Device(memory.view(bytes)),
+        };
+        View { memory, element: self.element }
     }
 
     /// Elements to write.
-    pub fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_, T> {
-        let at = self.start + range.start..self.start + range.end;
-        match &mut self.memory {
-            Memory::Private(memory) => ViewMut::Host(&mut memory[at]),
-            Memory::Allocated(memory) => ViewMut::Host(&mut memory[at]),
-            Memory::Device(memory) => ViewMut::Device(memory.view_mut(at)),
-        }
+    pub fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        let (bytes, element) = (self.bytes(range), self.element);
+        let memory = match &mut self.storage {
+            Storage::Private(memory) => MemoryMut::Host(&mut memory[bytes]),
+            Storage::Allocated(memory) => MemoryMut::Host(&mut memory[bytes]),
+            Storage::Device(memory) => MemoryMut::Device(memory.view_mut(bytes)),
+        };
+        ViewMut { memory, element }
     }
 
-    /// Makes the first `len` elements 0.
+    /// Sets the first `len` elements to 0.
     pub fn zero(&mut self, len: usize) -> Result<()> {
-        match self.view_mut(0..len) {
-            ViewMut::Host(elements) => elements.fill(T::from_i64(0)),
-            ViewMut::Device(mut elements) => DeviceMemory::zero(&mut elements)?,
+        match self.view_mut(0..len).memory {
+            MemoryMut::Host(bytes) => bytes.fill(0),
+            MemoryMut::Device(mut bytes) => DeviceMemory::zero(&mut bytes)?,
         }
         Ok(())
     }
 
-    /// Rewrites a word of every cache line of the first `len` elements, as an application does that has computed
-    /// new data. Without it, caches flatter everybody. (On a GPU iterations use different parts of the buffer.)
+    /// Writes to every cache line of the first `len` elements, like an application that computes new data. Without it,
+    /// operations would find their data in caches. (On a GPU, iterations use different parts of the buffer.)
     pub fn rewrite(&mut self, len: usize) {
-        if let ViewMut::Host(elements) = self.view_mut(0..len) {
-            for element in elements.iter_mut().step_by(LINE / size_of::<T>()) {
-                *element = black_box(*element);
+        if let MemoryMut::Host(bytes) = self.view_mut(0..len).memory {
+            for byte in bytes.iter_mut().step_by(LINE) {
+                *byte = black_box(*byte);
             }
         }
     }
 
-    /// Has the first `len` elements written, which may reach into the margin, piece by piece: `write` gets the index
-    /// of a piece's first element, and the piece. What it leaves out is unspecified.
-    pub fn write(&mut self, len: usize, mut write: impl FnMut(usize, &mut [T])) -> Result<()> {
-        let at = self.start..self.start + len;
-        match &mut self.memory {
-            Memory::Private(memory) => write(0, &mut memory[at]),
-            Memory::Allocated(memory) => write(0, &mut memory[at]),
-            Memory::Device(memory) => memory.write(len, write)?,
+    /// Calls `write` with each piece of the first `len` elements, which may reach into the margin: the index of the
+    /// piece's first element, and its bytes. Bytes that `write` does not set are unspecified.
+    pub fn write(&mut self, len: usize, write: &mut dyn FnMut(usize, &mut [u8])) -> Result<()> {
+        let (bytes, element) = (self.bytes(0..len), self.element);
+        match &mut self.storage {
+            Storage::Private(memory) => write(0, &mut memory[bytes]),
+            Storage::Allocated(memory) => write(0, &mut memory[bytes]),
+            Storage::Device(memory) => {
+                memory.write(bytes.len(), &mut |start, piece| write(start / element, piece))?;
+            }
         }
         Ok(())
     }
 
-    /// Has the first `len` elements read, as [`write`](Buffer::write) has them written.
-    pub fn read(&mut self, len: usize, mut read: impl FnMut(usize, &[T])) -> Result<()> {
-        let at = self.start..self.start + len;
-        match &mut self.memory {
-            Memory::Private(memory) => read(0, &memory[at]),
-            Memory::Allocated(memory) => read(0, &memory[at]),
-            Memory::Device(memory) => memory.read(len, read)?,
+    /// Calls `read` with each piece of the first `len` elements, as [`write`](Buffer::write).
+    pub fn read(&mut self, len: usize, read: &mut dyn FnMut(usize, &[u8])) -> Result<()> {
+        let (bytes, element) = (self.bytes(0..len), self.element);
+        match &mut self.storage {
+            Storage::Private(memory) => read(0, &memory[bytes]),
+            Storage::Allocated(memory) => read(0, &memory[bytes]),
+            Storage::Device(memory) => {
+                memory.read(bytes.len(), &mut |start, piece| read(start / element, piece))?;
+            }
         }
         Ok(())
     }

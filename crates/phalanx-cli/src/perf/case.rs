@@ -1,69 +1,103 @@
-//! One operation on given buffers: the call that is timed and checked.
+//! One operation with its arguments: the call that is timed and checked.
 //!
 //! Nothing else happens here, because everything here is inside the measured time.
 
-use super::data::Value;
+use super::data::{Value, with_value};
 use super::layout::{Layout, weighted_counts, weighted_counts_to};
 use super::operation::{Operation, Place};
+use super::reduction::RedOp;
 use super::view::{View, ViewMut};
-use phalanx::{Comm, Reduction, Result};
+use phalanx::{Comm, DType, PreMulSum, ReduceOp, Reduction, Result};
 
 /// An operation with everything but its buffers.
-pub struct Case<'a, T> {
-    pub comm: &'a Comm,
+pub struct Case<'a> {
     pub operation: Operation,
     pub layout: Layout,
-    pub reduction: Reduction<T>,
+    pub dtype: DType,
     pub root: usize,
+    arguments: Arguments<'a>,
+    calls: Box<dyn Calls>,
+}
+
+/// What the calls need beside the buffers and the reduction.
+struct Arguments<'a> {
+    comm: &'a Comm,
+    operation: Operation,
+    /// Elements of a rank's block.
+    block: usize,
+    root: usize,
     send_counts: Vec<usize>,
     recv_counts: Vec<usize>,
 }
 
-impl<'a, T: Value> Case<'a, T> {
+/// The calls for one element type.
+trait Calls {
+    fn out_of_place(&self, arguments: &Arguments<'_>, send: &View<'_>, recv: &mut ViewMut<'_>) -> Result<()>;
+    fn in_place(&self, arguments: &Arguments<'_>, buffer: &mut ViewMut<'_>) -> Result<()>;
+}
+
+impl<'a> Case<'a> {
     pub fn new(
         comm: &'a Comm,
         operation: Operation,
         layout: Layout,
-        reduction: Reduction<T>,
+        dtype: DType,
+        redop: RedOp,
         root: usize,
     ) -> Self {
-        let (total, ranks, rank) = (layout.count * comm.world_size(), comm.world_size(), comm.rank());
-        Case {
-            comm,
-            operation,
-            layout,
-            reduction,
-            root,
-            send_counts: weighted_counts(total, ranks, rank),
-            recv_counts: weighted_counts_to(total, ranks, rank),
-        }
+        let (block, ranks, rank) = (layout.count, comm.world_size(), comm.rank());
+        let send_counts = weighted_counts(block * ranks, ranks, rank);
+        let recv_counts = weighted_counts_to(block * ranks, ranks, rank);
+        let arguments = Arguments { comm, operation, block, root, send_counts, recv_counts };
+        let calls: Box<dyn Calls> = with_value!(dtype, T => Box::new(reduction::<T>(redop, rank)));
+        Case { operation, layout, dtype, root, arguments, calls }
     }
 
-    /// Whether its calls only enqueue work on the GPU.
+    pub fn comm(&self) -> &'a Comm {
+        self.arguments.comm
+    }
+
+    /// Whether a call returns before its work on the GPU is complete.
     pub fn is_enqueued(&self) -> bool {
-        self.comm.cuda_stream().is_some() && self.operation.has_data()
+        self.comm().cuda_stream().is_some() && self.operation.has_data()
     }
 
-    /// Performs the operation once, or enqueues it. In place, `recv` is the one buffer and `send` is not looked at.
-    pub fn perform(&self, place: Place, send: &View<'_, T>, recv: &mut ViewMut<'_, T>) -> Result<()> {
+    /// Performs the operation once, or enqueues it. In place, `recv` is the only buffer and `send` is ignored.
+    pub fn perform(&self, place: Place, send: &View<'_>, recv: &mut ViewMut<'_>) -> Result<()> {
         match place {
-            Place::OutOfPlace => self.out_of_place(send, recv),
-            Place::InPlace => self.in_place(recv),
+            Place::OutOfPlace => self.calls.out_of_place(&self.arguments, send, recv),
+            Place::InPlace => self.calls.in_place(&self.arguments, recv),
         }
     }
+}
 
-    fn out_of_place(&self, send: &View<'_, T>, recv: &mut ViewMut<'_, T>) -> Result<()> {
-        let (comm, rank, ranks) = (self.comm, self.comm.rank(), self.comm.world_size());
-        match self.operation {
-            Operation::AllReduce => comm.all_reduce(send, recv, self.reduction),
+/// The library's reduction, with this rank's factor where there is one.
+fn reduction<T: Value>(op: RedOp, rank: usize) -> Reduction<T> {
+    match op {
+        RedOp::Sum => ReduceOp::Sum.into(),
+        RedOp::Prod => ReduceOp::Prod.into(),
+        RedOp::Min => ReduceOp::Min.into(),
+        RedOp::Max => ReduceOp::Max.into(),
+        RedOp::Avg => ReduceOp::Avg.into(),
+        RedOp::MulSum => PreMulSum(T::from_i64(RedOp::factor(rank))).into(),
+    }
+}
+
+impl<T: Value> Calls for Reduction<T> {
+    fn out_of_place(&self, arguments: &Arguments<'_>, send: &View<'_>, recv: &mut ViewMut<'_>) -> Result<()> {
+        let Arguments { comm, operation, block, root, send_counts, recv_counts } = arguments;
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let (send, recv) = (&send.elements::<T>(), &mut recv.elements::<T>());
+        match operation {
+            Operation::AllReduce => comm.all_reduce(send, recv, *self),
             Operation::AllGather => comm.all_gather(send, recv),
-            Operation::ReduceScatter => comm.reduce_scatter(send, recv, self.reduction),
-            Operation::Broadcast => comm.broadcast(send, recv, self.root),
-            Operation::Reduce => comm.reduce(send, recv, self.reduction, self.root),
+            Operation::ReduceScatter => comm.reduce_scatter(send, recv, *self),
+            Operation::Broadcast => comm.broadcast(send, recv, *root),
+            Operation::Reduce => comm.reduce(send, recv, *self, *root),
             Operation::AllToAll => comm.all_to_all(send, recv),
-            Operation::AllToAllV => comm.all_to_all_v(send, &self.send_counts, recv, &self.recv_counts),
-            Operation::Gather => comm.gather(send, recv, self.root),
-            Operation::Scatter => comm.scatter(send, recv, self.root),
+            Operation::AllToAllV => comm.all_to_all_v(send, send_counts, recv, recv_counts),
+            Operation::Gather => comm.gather(send, recv, *root),
+            Operation::Scatter => comm.scatter(send, recv, *root),
             Operation::SendRecv => comm.send_recv(send, (rank + 1) % ranks, recv, (rank + ranks - 1) % ranks),
             Operation::PingPong => match rank {
                 0 => comm.send(send, 1).and_then(|()| comm.recv(recv, 1)),
@@ -72,28 +106,28 @@ impl<'a, T: Value> Case<'a, T> {
             },
             Operation::Barrier => comm.barrier(),
             Operation::Hypercube => {
-                let block = self.layout.count;
-                recv.part(rank * block..(rank + 1) * block).copy_from(comm, send)?;
-                self.hypercube(recv)
+                recv.view.part(rank * block..(rank + 1) * block).copy_from(comm, send.view)?;
+                hypercube::<T>(comm, *block, recv.view)
             }
             Operation::Put | Operation::Get | Operation::PutSignal => {
-                unreachable!("{} is no operation of a communicator", self.operation.name())
+                unreachable!("{} is no operation of a communicator", operation.name())
             }
         }
     }
 
-    fn in_place(&self, buffer: &mut ViewMut<'_, T>) -> Result<()> {
-        let comm = self.comm;
-        match self.operation {
-            Operation::AllReduce => comm.all_reduce_in_place(buffer, self.reduction),
+    fn in_place(&self, arguments: &Arguments<'_>, buffer: &mut ViewMut<'_>) -> Result<()> {
+        let Arguments { comm, operation, block, root, .. } = arguments;
+        let buffer = &mut buffer.elements::<T>();
+        match operation {
+            Operation::AllReduce => comm.all_reduce_in_place(buffer, *self),
             Operation::AllGather => comm.all_gather_in_place(buffer),
-            Operation::ReduceScatter => comm.reduce_scatter_in_place(buffer, self.reduction),
-            Operation::Broadcast => comm.broadcast_in_place(buffer, self.root),
-            Operation::Reduce => comm.reduce_in_place(buffer, self.reduction, self.root),
+            Operation::ReduceScatter => comm.reduce_scatter_in_place(buffer, *self),
+            Operation::Broadcast => comm.broadcast_in_place(buffer, *root),
+            Operation::Reduce => comm.reduce_in_place(buffer, *self, *root),
             Operation::AllToAll => comm.all_to_all_in_place(buffer),
-            Operation::Gather => comm.gather_in_place(buffer, self.root),
-            Operation::Scatter => comm.scatter_in_place(buffer, self.root),
-            Operation::Hypercube => self.hypercube(buffer),
+            Operation::Gather => comm.gather_in_place(buffer, *root),
+            Operation::Scatter => comm.scatter_in_place(buffer, *root),
+            Operation::Hypercube => hypercube::<T>(comm, *block, buffer.view),
             Operation::AllToAllV
             | Operation::SendRecv
             | Operation::PingPong
@@ -101,25 +135,25 @@ impl<'a, T: Value> Case<'a, T> {
             | Operation::Put
             | Operation::Get
             | Operation::PutSignal => {
-                unreachable!("{} has no form in place", self.operation.name())
+                unreachable!("{} has no form in place", operation.name())
             }
         }
     }
+}
 
-    /// all_gather in log2(ranks) exchanges: in each, a rank doubles what it has.
-    fn hypercube(&self, buffer: &mut ViewMut<'_, T>) -> Result<()> {
-        let (rank, block) = (self.comm.rank(), self.layout.count);
-        let mut have = 1;
-        while have < self.comm.world_size() {
-            let partner = rank ^ have;
-            let first = (rank & !(have - 1)).min(partner & !(have - 1));
-            let (mut below, mut above) = buffer.split_at_mut((first + have) * block);
-            let (lower, upper) =
-                (below.part(first * block..(first + have) * block), above.part(0..have * block));
-            let (mine, mut theirs) = if rank < partner { (lower, upper) } else { (upper, lower) };
-            self.comm.send_recv(&mine, partner, &mut theirs, partner)?;
-            have *= 2;
-        }
-        Ok(())
+/// all_gather in log2(ranks) exchanges; each doubles the blocks that a rank has.
+fn hypercube<T: Value>(comm: &Comm, block: usize, buffer: &mut ViewMut<'_>) -> Result<()> {
+    let rank = comm.rank();
+    let mut have = 1;
+    while have < comm.world_size() {
+        let partner = rank ^ have;
+        let first = (rank & !(have - 1)).min(partner & !(have - 1));
+        let (mut below, mut above) = buffer.split_at_mut((first + have) * block);
+        let (lower, upper) = (below.part(first * block..(first + have) * block), above.part(0..have * block));
+        let (own, mut others) = if rank < partner { (lower, upper) } else { (upper, lower) };
+        let own = own.as_view();
+        comm.send_recv(&own.elements::<T>(), partner, &mut others.elements::<T>(), partner)?;
+        have *= 2;
     }
+    Ok(())
 }

@@ -1,6 +1,6 @@
-//! Comparing with a saved run.
+//! Compares a run with a saved one.
 //!
-//! Rows are matched by what was measured; a row that the saved run does not have has no ratio.
+//! Rows are matched by size, type, reduction and root. A row without a match has no ratio.
 
 use super::operation::{Operation, Place};
 use super::report::{Report, Row};
@@ -29,14 +29,14 @@ impl Saved {
         Ok(Saved { report, path: path.display().to_string() })
     }
 
-    /// The time now divided by the time then; below 1 is faster now.
+    /// The time now divided by the saved time; below 1 is faster now.
     pub fn ratio(&self, row: &Row, place: Place) -> Option<f64> {
         let now = row.measurement(place)?.time;
         let then = self.report.rows.iter().find(|saved| saved.matches(row))?.measurement(place)?.time;
         (then > 0.0).then(|| now / then)
     }
 
-    /// What differs between the runs apart from their results, so that a ratio is not misread.
+    /// Differences between the runs that may explain a ratio.
     pub fn differences(&self, now: &Report) -> Vec<String> {
         let then = &self.report;
         let mut differences = Vec::new();
@@ -52,7 +52,7 @@ impl Saved {
         differs("backend", then.options.backend.clone(), now.options.backend.clone());
         let memory = |report: &Report| format!("{:?}", report.options.memory).to_lowercase();
         differs("memory", memory(then), memory(now));
-        // Their names alone: which of the machine's GPUs they are makes no difference.
+        // By name: it does not matter which of a machine's GPUs they are.
         let gpus = |report: &Report| {
             let mut names: Vec<&str> = report.options.gpus.iter().map(|gpu| &*gpu.name).collect();
             names.dedup();

@@ -1,6 +1,5 @@
-//! The GPU of a rank: its stream, and its buffers as the check sees them.
+//! The GPU of a rank: its stream and its memory.
 
-use super::data::Value;
 use super::plan::{Plan, Registration};
 use super::report::RankGpu;
 use crate::gpu::Gpu;
@@ -11,15 +10,15 @@ use phalanx::{BackendKind, Comm, HostBuffer, Result, nccl, nvshmem};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the host memory through which a buffer is filled and checked.
+/// Bytes of the host memory through which GPU memory is filled and checked: a multiple of every element's size.
 pub const STAGE: usize = 16 << 20;
 
-/// Most bytes in which a rank describes its GPU to the others.
+/// Bytes, at most, of a GPU's description for the other ranks.
 const DESCRIPTION: usize = 256;
 
-/// A stream on the communicator's GPU, for all its operations and memory; `None` without GPU.
+/// A stream on the communicator's GPU, for all its operations and memory; `None` without a GPU.
 ///
-/// It is not the default stream, of which no graph can be captured.
+/// CUDA graphs cannot be captured on the default stream.
 pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>>> {
     let Some(default) = comm.cuda_stream() else {
         return Ok(None);
@@ -35,13 +34,13 @@ pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>
         size::format(free as u64),
         context.ordinal()
     );
-    // SAFETY: all memory of this context is allocated, used and freed on the one stream that is made here, so its
-    // order is all the order there has to be.
+    // SAFETY: all memory of this context is allocated, used and freed on the one stream that is made here: its order
+    // suffices.
     unsafe { context.disable_event_tracking() };
     Ok(Some(context.new_stream()?))
 }
 
-/// The ranks' GPUs, in rank order; empty without. `gpu` is this rank's. Collective.
+/// The ranks' GPUs in rank order; empty if ranks have none. `gpu` is this rank's. Collective.
 pub fn gpus(comm: &Comm, gpu: Option<usize>) -> anyhow::Result<Vec<RankGpu>> {
     let Some(number) = gpu else {
         return Ok(Vec::new());
@@ -56,7 +55,7 @@ pub fn gpus(comm: &Comm, gpu: Option<usize>) -> anyhow::Result<Vec<RankGpu>> {
         text.len() <= DESCRIPTION,
         "the description of GPU {number} is longer than {DESCRIPTION} bytes: {text}"
     );
-    // Behind the text, spaces.
+    // Padded with spaces, which JSON ignores.
     let mut mine = [b' '; DESCRIPTION];
     mine[..text.len()].copy_from_slice(text.as_bytes());
     let mut all = vec![0; DESCRIPTION * comm.world_size()];
@@ -64,72 +63,73 @@ pub fn gpus(comm: &Comm, gpu: Option<usize>) -> anyhow::Result<Vec<RankGpu>> {
     all.chunks(DESCRIPTION).map(|text| Ok(serde_json::from_slice(text)?)).collect()
 }
 
-/// Memory of a GPU, and a piece of host memory on the way there and back.
-pub struct DeviceMemory<T: Value> {
-    elements: Elements<T>,
-    stage: HostBuffer<T>,
+/// Memory of a GPU, and host memory through which it is filled and checked.
+pub struct DeviceMemory {
+    bytes: Bytes,
+    stage: HostBuffer<u8>,
 }
 
-enum Elements<T: Value> {
-    Slice(CudaSlice<T>),
-    /// NCCL's own, which it knows beforehand.
-    Known(nccl::Buffer<T>),
-    /// NVSHMEM's. Freeing it would be collective, and a rank that fails does not wait for the others: the library's end frees it.
-    Shared(nvshmem::Buffer<T>),
+enum Bytes {
+    Slice(CudaSlice<u8>),
+    /// Registered with NCCL.
+    Registered(nccl::Buffer<u8>),
+    /// NVSHMEM's symmetric memory. It is freed with the library: freeing it alone is collective, and a rank that fails
+    /// does not wait for the others.
+    Symmetric(nvshmem::Buffer<u8>),
 }
 
-impl<T: Value> DeviceMemory<T> {
-    /// `len` elements, 0, in the order of the stream. Collective.
+impl DeviceMemory {
+    /// This many bytes, all 0. Collective.
     pub fn new(
         comm: &Comm,
         stream: &Arc<CudaStream>,
         len: usize,
         registration: Registration,
-    ) -> anyhow::Result<DeviceMemory<T>> {
-        let elements = match registration {
-            Registration::None => Elements::Slice(stream.alloc_zeros(len)?),
-            Registration::Local => known(comm, len, nccl::Registration::Local)?,
+    ) -> anyhow::Result<DeviceMemory> {
+        let bytes = match registration {
+            Registration::None => Bytes::Slice(stream.alloc_zeros(len)?),
+            Registration::Local => registered(comm, len, nccl::Registration::Local)?,
             Registration::Symmetric => match comm.nvshmem() {
-                Some(nvshmem) => Elements::Shared(nvshmem.alloc(len)?),
-                None => known(comm, len, nccl::Registration::Symmetric)?,
+                Some(nvshmem) => Bytes::Symmetric(nvshmem.alloc(len)?),
+                None => registered(comm, len, nccl::Registration::Symmetric)?,
             },
         };
-        Ok(DeviceMemory { elements, stage: comm.alloc(len.min(STAGE / size_of::<T>()))? })
+        Ok(DeviceMemory { bytes, stage: comm.alloc(len.min(STAGE))? })
     }
 
-    pub fn view(&self, range: Range<usize>) -> CudaView<'_, T> {
-        self.elements.part(range)
+    pub fn view(&self, range: Range<usize>) -> CudaView<'_, u8> {
+        self.bytes.part(range)
     }
 
-    pub fn view_mut(&mut self, range: Range<usize>) -> CudaViewMut<'_, T> {
-        self.elements.part_mut(range)
+    pub fn view_mut(&mut self, range: Range<usize>) -> CudaViewMut<'_, u8> {
+        self.bytes.part_mut(range)
     }
 
-    /// Makes elements 0.
-    pub fn zero(elements: &mut CudaViewMut<'_, T>) -> Result<()> {
-        let stream = elements.stream().clone();
-        Ok(stream.memset_zeros(elements)?)
+    /// Sets bytes to 0.
+    pub fn zero(bytes: &mut CudaViewMut<'_, u8>) -> Result<()> {
+        let stream = bytes.stream().clone();
+        Ok(stream.memset_zeros(bytes)?)
     }
 
-    /// Has the first `len` elements written, piece by piece.
-    pub fn write(&mut self, len: usize, mut write: impl FnMut(usize, &mut [T])) -> Result<()> {
+    /// Calls `write` with each piece of the first `len` bytes: its place and the bytes to set.
+    pub fn write(&mut self, len: usize, write: &mut dyn FnMut(usize, &mut [u8])) -> Result<()> {
         for piece in pieces(len, self.stage.len()) {
             let stage = &mut self.stage[..piece.len()];
             write(piece.start, stage);
-            let mut part = self.elements.part_mut(piece);
+            let mut part = self.bytes.part_mut(piece);
             let stream = part.stream().clone();
             stream.memcpy_htod(&*stage, &mut part)?;
-            // The stage is free again.
+            // The stage is used again.
             stream.synchronize()?;
         }
         Ok(())
     }
 
-    /// Has the first `len` elements read, piece by piece.
-    pub fn read(&mut self, len: usize, mut read: impl FnMut(usize, &[T])) -> Result<()> {
+    /// Calls `read` with each piece of the first `len` bytes.
+    pub fn read(&mut self, len: usize, read: &mut dyn FnMut(usize, &[u8])) -> Result<()> {
         for piece in pieces(len, self.stage.len()) {
             let stage = &mut self.stage[..piece.len()];
-            let part = self.elements.part(piece.clone());
+            let part = self.bytes.part(piece.clone());
             let stream = part.stream().clone();
             stream.memcpy_dtoh(&part, stage)?;
             stream.synchronize()?;
@@ -139,26 +139,26 @@ impl<T: Value> DeviceMemory<T> {
     }
 }
 
-impl<T: Value> Elements<T> {
-    fn part(&self, range: Range<usize>) -> CudaView<'_, T> {
+impl Bytes {
+    fn part(&self, range: Range<usize>) -> CudaView<'_, u8> {
         match self {
-            Elements::Slice(elements) => elements.slice(range),
-            Elements::Known(elements) => elements.slice(range),
-            Elements::Shared(elements) => elements.slice(range),
+            Bytes::Slice(bytes) => bytes.slice(range),
+            Bytes::Registered(bytes) => bytes.slice(range),
+            Bytes::Symmetric(bytes) => bytes.slice(range),
         }
     }
 
-    fn part_mut(&mut self, range: Range<usize>) -> CudaViewMut<'_, T> {
+    fn part_mut(&mut self, range: Range<usize>) -> CudaViewMut<'_, u8> {
         match self {
-            Elements::Slice(elements) => elements.slice_mut(range),
-            Elements::Known(elements) => elements.slice_mut(range),
-            Elements::Shared(elements) => elements.slice_mut(range),
+            Bytes::Slice(bytes) => bytes.slice_mut(range),
+            Bytes::Registered(bytes) => bytes.slice_mut(range),
+            Bytes::Symmetric(bytes) => bytes.slice_mut(range),
         }
     }
 }
 
-/// Memory of NCCL's, registered as `-R` says: figures of anything else would bear a wrong name.
-fn known<T: Value>(comm: &Comm, len: usize, wanted: nccl::Registration) -> anyhow::Result<Elements<T>> {
+/// NCCL's memory with this registration. NCCL may make memory without it, and figures of that would have a wrong name.
+fn registered(comm: &Comm, len: usize, wanted: nccl::Registration) -> anyhow::Result<Bytes> {
     let nccl =
         comm.nccl().context("-R: only NCCL registers GPU memory (and NVSHMEM has symmetric memory, -R 2)")?;
     let buffer = nccl.alloc_as(len, wanted)?;
@@ -168,10 +168,10 @@ fn known<T: Value>(comm: &Comm, len: usize, wanted: nccl::Registration) -> anyho
         nccl.version(),
         if wanted == nccl::Registration::Local { "registered" } else { "symmetric" }
     );
-    Ok(Elements::Known(buffer))
+    Ok(Bytes::Registered(buffer))
 }
 
-/// The ranges of `most` elements each, but for the last, that make up `len`.
+/// Divides `0..len` into ranges of `most`, of which the last may be shorter.
 pub fn pieces(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(most.max(1)).map(move |start| start..(start + most).min(len))
 }

@@ -1,7 +1,7 @@
-//! How a size on the command line becomes buffer lengths.
+//! From a size on the command line to buffer lengths.
 //!
-//! The size of a row is the larger of a rank's two buffers, as in the reference benchmark; its
-//! alignment of blocks to 16 bytes, a need of GPUs, is left out.
+//! A row's size is the larger of a rank's two buffers, as in the reference benchmark. Blocks are not aligned to 16 bytes
+//! as they are there, for GPUs.
 
 use super::operation::Operation;
 
@@ -17,7 +17,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout for buffers of at most `bytes`; `None` if not even one element for each fits.
+    /// The layout for buffers of at most `bytes`, for elements of `element` bytes; `None` if not even one element for
+    /// each rank fits.
     pub fn new(operation: Operation, bytes: usize, element: usize, ranks: usize) -> Option<Layout> {
         let elements = bytes / element;
         let block = elements / ranks;
@@ -34,7 +35,7 @@ impl Layout {
             Operation::ReduceScatter | Operation::Scatter => (block * ranks, block, block),
             Operation::AllToAll => (block * ranks, block * ranks, block),
             Operation::AllToAllV => {
-                // Counts depend on the distance alone: every rank sends and gets the same total.
+                // Counts depend on the distance alone, so every rank has the same total.
                 let total = weighted_counts(block * ranks, ranks, 0).iter().sum();
                 (total, total, block)
             }
@@ -45,19 +46,19 @@ impl Layout {
         (count > 0 && send.max(recv) > 0).then_some(Layout { send, recv, count })
     }
 
-    /// The elements of the larger buffer: what an operation in place works on.
+    /// The elements of the larger buffer, which is the one in place.
     pub fn larger(&self) -> usize {
         self.send.max(self.recv)
     }
 }
 
-/// How many elements rank `from` sends to each rank when about `total` are shared out by distance:
-/// none to itself, and to the others in proportion to how far above it they are.
+/// The elements that rank `from` sends to each rank, about `total` in all: none to itself, and to the others in proportion
+/// to their distance above it.
 pub fn weighted_counts(total: usize, ranks: usize, from: usize) -> Vec<usize> {
     (0..ranks).map(|to| weighted_count(total, ranks, from, to)).collect()
 }
 
-/// How many elements rank `to` gets from each rank; the other side of [`weighted_counts`].
+/// The elements that rank `to` gets from each rank; the counterpart of [`weighted_counts`].
 pub fn weighted_counts_to(total: usize, ranks: usize, to: usize) -> Vec<usize> {
     (0..ranks).map(|from| weighted_count(total, ranks, from, to)).collect()
 }
@@ -68,7 +69,7 @@ fn weighted_count(total: usize, ranks: usize, from: usize, to: usize) -> usize {
     }
     let distance = (to + ranks - from) % ranks;
     let sum_of_distances = ranks * (ranks - 1) / 2;
-    // Multiplied in 128 bits: the product may pass the address space.
+    // The product may not fit in 64 bits.
     (total as u128 * distance as u128 / sum_of_distances as u128) as usize
 }
 

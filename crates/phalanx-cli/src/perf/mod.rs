@@ -1,6 +1,14 @@
-//! `phalanx perf`: options, then ranks, then the run, then what is made of its results.
+//! `phalanx perf`: measures operations and checks their results.
 //!
-//! A stage knows the ones before it only by what they hand over: a plan, rows, a report.
+//! The stages, each of which knows the earlier ones only by their results:
+//!
+//! | stage | files | result |
+//! |---|---|---|
+//! | options | `options.rs`, `values.rs` | [`PerfArgs`] |
+//! | plan | `plan.rs`, `operation.rs`, `reduction.rs`, `layout.rs` | [`Plan`](plan::Plan) |
+//! | ranks | `world.rs`, `rank.rs` | a communicator on each rank |
+//! | run | `bench.rs`, `one_sided.rs`, `timing.rs`, `enqueued.rs`, `data/` | rows, for an observer |
+//! | report | `reporter.rs`, `report.rs`, `compare.rs`, `export/` | table and files |
 
 mod bench;
 mod buffer;
@@ -10,41 +18,47 @@ mod data;
 mod device;
 mod enqueued;
 mod export;
+mod figures;
 mod layout;
+mod observer;
 mod one_sided;
 mod operation;
 pub mod options;
 mod plan;
-mod podium;
 mod progress;
+mod rank;
 mod reduction;
 mod report;
+mod reporter;
 mod start;
 mod stats;
 mod timing;
+mod values;
 mod view;
 mod world;
 
 use anyhow::Result;
 use options::PerfArgs;
-use podium::Podium;
+use reporter::Reporter;
 use std::process::ExitCode;
 use world::World;
 
-/// Measures an operation. The exit status says whether all results were right.
+/// Measures an operation. The exit status is 0 if all results are right.
 pub fn run(args: &PerfArgs) -> Result<ExitCode> {
     let plan = args.plan()?;
     let world = World::choose(args)?;
     world.check(&plan)?;
-    if let World::Processes(ranks) = world {
-        return world::start_processes(ranks);
-    }
-    let podium = Podium::new(args, &plan, &world);
-    match world.run(&plan, podium) {
+    let reporter = Reporter::new(args, world.kind());
+    let wrong = match world {
+        World::Processes(ranks) => return rank::start_processes(ranks),
+        World::Threads(ranks) => rank::run_threads(ranks, &plan, reporter),
+        World::Rank(_) => rank::run_process(&plan, reporter),
+    };
+    match wrong {
         Ok(0) => Ok(ExitCode::SUCCESS),
         Ok(_) => Ok(ExitCode::FAILURE),
-        // The rank that aborted says why.
-        Err(error) if args.as_rank && world::was_aborted(&error) => Ok(ExitCode::FAILURE),
+        // The rank that aborted prints the reason.
+        Err(error) if args.as_rank && rank::was_aborted(&error) => Ok(ExitCode::FAILURE),
         Err(error) => Err(error),
     }
 }

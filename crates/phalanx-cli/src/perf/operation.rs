@@ -1,11 +1,11 @@
-//! The operations that can be measured, and how a time becomes a bandwidth.
+//! The operations that can be measured, and their bandwidths.
 //!
-//! Formulas and size rules are those of the reference benchmark, so that figures can be compared.
+//! Formulas are those of the reference benchmark, so that figures can be compared.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What is measured.
+/// An operation that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -36,15 +36,15 @@ pub enum Operation {
     /// Rank 0 sends to rank 1 and gets an answer; the time is that of one way
     #[value(alias = "pingpong")]
     PingPong,
-    /// Every rank waits until all have come
+    /// Every rank waits until all have called it
     Barrier,
     /// all_gather made of pairwise exchanges; needs 2, 4, 8, … ranks
     Hypercube,
-    /// Every rank puts to the next (NVSHMEM)
+    /// Every rank writes to the memory of the next (NVSHMEM)
     Put,
-    /// Every rank gets from the next (NVSHMEM)
+    /// Every rank reads the memory of the next (NVSHMEM)
     Get,
-    /// Every rank puts to the next with a signal, and waits for that of the one before (NVSHMEM)
+    /// A put with a signal; every rank waits for the signal of the one before (NVSHMEM)
     PutSignal,
 }
 
@@ -89,7 +89,7 @@ impl Operation {
         matches!(self, Operation::Broadcast | Operation::Reduce | Operation::Gather | Operation::Scatter)
     }
 
-    /// Whether a rank reaches into another's memory, which takes NVSHMEM.
+    /// Whether a rank accesses another's memory, which needs NVSHMEM.
     pub fn is_one_sided(self) -> bool {
         matches!(self, Operation::Put | Operation::Get | Operation::PutSignal)
     }
@@ -105,12 +105,12 @@ impl Operation {
         !matches!(self, AllToAllV | SendRecv | PingPong | Barrier | Put | Get | PutSignal)
     }
 
-    /// The ways in which it is measured.
+    /// The places in which it is measured.
     pub fn places(self) -> &'static [Place] {
         if self.has_in_place() { &[Place::OutOfPlace, Place::InPlace] } else { &[Place::OutOfPlace] }
     }
 
-    /// Why this many ranks cannot do it, if they cannot.
+    /// Why this many ranks cannot perform it; `None` if they can.
     pub fn objection(self, ranks: usize) -> Option<String> {
         match self {
             Operation::PingPong if ranks < 2 => Some("ping_pong needs at least 2 ranks".to_owned()),
@@ -121,12 +121,12 @@ impl Operation {
         }
     }
 
-    /// What part of the measured time counts: a ping-pong is two messages.
+    /// The share of the measured time that is reported: a ping-pong is two messages.
     pub fn time_share(self) -> f64 {
         if self == Operation::PingPong { 0.5 } else { 1.0 }
     }
 
-    /// Bytes that a rank's caller sees moved per second, in GB/s (1e9); `bytes` is the row's size.
+    /// The algorithm bandwidth in GB/s (1e9 bytes); `bytes` is the row's size. `None` if nothing is moved.
     pub fn algorithm_bandwidth(self, bytes: usize, ranks: usize, seconds: f64) -> Option<f64> {
         let bytes = match self {
             Operation::Barrier => return None,
@@ -137,7 +137,8 @@ impl Operation {
         Some(bytes / seconds / 1e9)
     }
 
-    /// The factor that makes bandwidths of different rank counts comparable with the hardware's.
+    /// Bus bandwidth divided by algorithm bandwidth. Bus bandwidths can be compared with the hardware's, whatever the
+    /// number of ranks.
     pub fn bus_factor(self, ranks: usize) -> f64 {
         let n = ranks as f64;
         match self {

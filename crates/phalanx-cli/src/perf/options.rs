@@ -1,15 +1,15 @@
-//! The options of `phalanx perf`: the reference benchmark's letters where they have a meaning here.
+//! The options of `phalanx perf`: the reference benchmark's letters, as far as they have a meaning here.
 //!
-//! Long names have underscores, as there; hyphens work too.
+//! Long names have underscores, as there. Hyphens work, too.
 
 use super::operation::Operation;
 use super::plan::{self, Backend, Plan, Registration, Roots, Step};
 use super::reduction::RedOp;
 use super::report::Average;
-use crate::launch::options::{parse_ranks, parse_seconds};
+use super::values::{self, Choice};
+use crate::parse;
 use crate::size;
 use anyhow::{Result, bail, ensure};
-use clap::ValueEnum;
 use phalanx::DType;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,115 +29,118 @@ const DEFAULT_MAX: usize = 64 << 20;
 /// separate input and output buffers (out of place), then with one buffer for both (in place). The
 /// exit status is 1 if any element was wrong.
 ///
-/// algbw is the size divided by the time; busbw is what the busiest link carried, which can be
-/// compared with the hardware's bandwidth whatever the number of ranks. 1 GB is 1e9 bytes.
+/// algbw is the size divided by the time. busbw is the bandwidth of the busiest link: it can be compared
+/// with the hardware's bandwidth, whatever the number of ranks. 1 GB is 1e9 bytes.
 ///
-/// On the host a time is the median of iterations that all ranks begin together (at one moment of the
-/// host's clock, if each has a core, else behind a barrier), and p50, p95, p99 are of these iterations. On GPUs it is, as in the reference benchmark, the average of a loop that
-/// enqueues every iteration and then waits for the stream, and the mean of all ranks; p50, p95, p99 are
-/// of the times between CUDA events in a second loop, those of the slowest rank.
+/// On the host, a time is the median of iterations that all ranks begin together: at one moment of the
+/// host's clock if each rank has a core, else after a barrier. p50, p95 and p99 are of these iterations.
+///
+/// On GPUs, a time is that of the reference benchmark: the average of a loop that enqueues every iteration
+/// and then waits for the stream, and the mean of all ranks. p50, p95 and p99 are of the times between CUDA
+/// events in a second loop, of the slowest rank.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PerfArgs {
-    /// The operation.
+    /// The operation to measure.
     #[arg(value_enum)]
     pub operation: Operation,
 
-    /// The smallest size; sizes are those of the larger buffer of a rank [default: 4]
+    /// The smallest size of a rank's larger buffer [default: 4]
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = size::parse, help_heading = SIZES)]
     min: Option<usize>,
     /// The largest size: bytes, or with K, M, G for powers of 1024 [default: 64M]
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = size::parse, help_heading = SIZES)]
     max: Option<usize>,
-    /// Add this to a size to get the next, instead of multiplying.
+    /// Add this to a size to get the next one, instead of multiplying.
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = size::parse, conflicts_with = "factor", help_heading = SIZES)]
     step: Option<usize>,
-    /// Multiply a size by this to get the next.
+    /// Multiply a size by this to get the next one.
     #[arg(short = 'f', long = "stepfactor", value_name = "N", default_value_t = 4, help_heading = SIZES)]
     factor: usize,
 
-    /// The reduction; mulsum multiplies each rank's contribution by a factor of its own first.
-    #[arg(short = 'o', long = "op", value_name = "OP", value_parser = parse_op, default_value = "sum", help_heading = WORK)]
+    /// The reduction: sum, prod, min, max, avg, mulsum or all. mulsum is a sum in which each rank's
+    /// contribution is first multiplied by the rank's own factor.
+    #[arg(short = 'o', long = "op", value_name = "OP", value_parser = values::reduction, default_value = "sum", help_heading = WORK)]
     op: Choice<RedOp>,
     /// The element type: f32, f64, f16, bf16, f8e4m3, f8e5m2, i8 … i64, u8 … u64, or all.
-    #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = parse_dtype, default_value = "f32", help_heading = WORK)]
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = values::dtype, default_value = "f32", help_heading = WORK)]
     dtype: Choice<DType>,
-    /// The root of operations that have one: a rank, or all for each in turn.
-    #[arg(short = 'r', long = "root", value_name = "RANK", value_parser = parse_root, default_value = "0", allow_hyphen_values = true, help_heading = WORK)]
+    /// The root, for operations that have one: a rank, or all for each rank in turn.
+    #[arg(short = 'r', long = "root", value_name = "RANK", value_parser = values::root, default_value = "0", allow_hyphen_values = true, help_heading = WORK)]
     root: Choice<usize>,
-    /// The buffers: 0, memory of the rank's own; 1, on the host: memory from Comm::alloc, which peers read
-    /// directly; on GPUs: memory registered with NCCL; 2, on GPUs: symmetric windows.
+    /// The buffers' memory. 0: the rank's own. 1: on the host, memory from Comm::alloc, which peers read
+    /// directly; on GPUs, memory registered with NCCL. 2: on GPUs, symmetric windows.
     #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1|2", value_parser = clap::value_parser!(u8).range(0..=2), default_value = "0", help_heading = WORK)]
     registration: u8,
 
     /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes; on GPUs 20]
-    #[arg(short = 'n', long = "iters", value_name = "N", value_parser = parse_count, help_heading = MEASUREMENT)]
+    #[arg(short = 'n', long = "iters", value_name = "N", value_parser = values::count, help_heading = MEASUREMENT)]
     iterations: Option<usize>,
-    /// Iterations before that, which do not count [default: a fifth of the timed ones; on GPUs 5]
-    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", value_parser = parse_count_or_none, help_heading = MEASUREMENT)]
+    /// Untimed iterations before them [default: a fifth of the timed ones; on GPUs 5]
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", value_parser = values::count_or_none, help_heading = MEASUREMENT)]
     warmup: Option<usize>,
-    /// Operations in one iteration, one after the other; the time is divided by it.
-    #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", value_parser = parse_count, default_value = "1", help_heading = MEASUREMENT)]
+    /// Operations in one iteration, one after the other; the time is divided by their number.
+    #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", value_parser = values::count, default_value = "1", help_heading = MEASUREMENT)]
     aggregate: usize,
-    /// Repeat the whole run so often; 0 repeats it until it is interrupted.
+    /// Repeat the whole run this many times; 0 repeats it until it is interrupted.
     #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
     cycles: usize,
-    /// Check the results so often for each size; 0 leaves the check out.
+    /// Check the results of each size this many times; 0 leaves the check out.
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
     checks: usize,
-    /// Report the average over an unbroken loop as the time, as the reference benchmark does, instead
-    /// of the median of iterations that the ranks begin together: 0, rank 0's; 1, the mean of all ranks'; 2, the
-    /// least; 3, the greatest. On GPUs it always is the time [default: there 1]
-    #[arg(short = 'a', long = "average", value_name = "0|1|2|3", value_parser = parse_average, help_heading = MEASUREMENT)]
+    /// Report the average of a loop without barriers as the time, as the reference benchmark does, instead
+    /// of the median of iterations that the ranks begin together. 0: rank 0's average; 1: the mean of all
+    /// ranks; 2: the least; 3: the greatest. On GPUs the time is always such an average [default there: 1]
+    #[arg(short = 'a', long = "average", value_name = "0|1|2|3", value_parser = values::average, help_heading = MEASUREMENT)]
     loop_average: Option<Average>,
-    /// GPUs: put all iterations into a CUDA graph and launch it so often; 0 enqueues each operation.
-    #[arg(short = 'G', long = "cudagraph", value_name = "N", value_parser = parse_count_or_none, default_value = "0", help_heading = MEASUREMENT)]
+    /// GPUs: put all iterations into a CUDA graph and launch it this many times; 0 enqueues each operation.
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", value_parser = values::count_or_none, default_value = "0", help_heading = MEASUREMENT)]
     graph_launches: usize,
     /// GPUs, 1: wait for each iteration before the next is enqueued.
-    #[arg(short = 'z', long = "blocking", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    #[arg(short = 'z', long = "blocking", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
     blocking: u8,
-    /// GPUs, 1: also print how long the call takes that enqueues an operation (or, with -G, its share of
-    /// a launch).
-    #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    /// GPUs, 1: also print the time of the call that enqueues an operation (with -G, its share of a launch).
+    #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
     cpu_time: u8,
     /// 1: also print the spread of the iterations' times, and save every one of them with --json.
-    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", value_parser = switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
     per_iteration: u8,
-    /// Give up when a rank waits longer than this many seconds for the others.
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse_seconds, help_heading = MEASUREMENT)]
+    /// Fail when a rank waits longer than this many seconds for the others.
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, help_heading = MEASUREMENT)]
     timeout: Option<Duration>,
 
-    /// What carries the data.
+    /// The backend that moves the data.
     #[arg(long, value_enum, value_name = "NAME", default_value_t = Backend::Auto, help_heading = RANKS)]
     pub backend: Backend,
-    /// Ranks as threads of one process [default: one per GPU; on the host one per usable core, at least 2]
-    #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse_ranks, conflicts_with = "processes", help_heading = RANKS)]
+    /// Ranks that are threads of one process [default: one per GPU; on the host one per usable core, at
+    /// least 2]
+    #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse::ranks, conflicts_with = "processes", help_heading = RANKS)]
     threads: Option<usize>,
-    /// Ranks as processes, which this program starts itself.
-    #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
+    /// Ranks that are processes, which this program starts.
+    #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse::ranks, help_heading = RANKS)]
     processes: Option<usize>,
-    /// So many times more ranks: GPUs of a thread in the reference benchmark, of which each has a thread (with -p, a
-    /// process) of its own here.
-    #[arg(short = 'g', long = "ngpus", value_name = "N", value_parser = parse_ranks, help_heading = RANKS)]
+    /// Multiply the number of ranks by this. In the reference benchmark it is the GPUs of a thread; here each
+    /// GPU has its own thread or, with -p, process.
+    #[arg(short = 'g', long = "ngpus", value_name = "N", value_parser = parse::ranks, help_heading = RANKS)]
     gpus_per_thread: Option<usize>,
-    /// Tie rank r to core r, or to core r modulo the number of cores (Linux). Gives steadier figures:
-    /// without it the system may put two ranks on one core.
+    /// Pin rank r to core r, modulo the number of cores (Linux). Figures are steadier: without it the system
+    /// may run two ranks on one core.
     #[arg(long, help_heading = RANKS)]
     pin: bool,
     /// This process is one of the ranks of --processes.
     #[arg(long = "as-rank", hide = true)]
     pub as_rank: bool,
 
-    /// Write the results, with all figures, to this JSON file.
+    /// Write the results to this JSON file, with all figures.
     #[arg(short = 'J', long = "json", alias = "output_file", value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
     /// Write the results to this CSV file.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub csv: Option<PathBuf>,
-    /// Draw time and bus bandwidth against size; the name ends in .svg or .png.
+    /// Draw time and bus bandwidth by size to this file; its name ends in .svg or .png.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub plot: Option<PathBuf>,
-    /// Print the ratio of each time to that of a run saved with --json (0.5: now twice as fast).
+    /// Print the ratio of each time to that in a run saved with --json (0.5 is twice as fast now).
     #[arg(long, value_name = "SAVED.json", help_heading = OUTPUT)]
     pub compare: Option<PathBuf>,
 }
@@ -153,79 +156,28 @@ Examples:
   phalanx perf all_gather -p 4 --pin --compare before.json --plot after.svg
   phalanx launch -n 4 -- phalanx perf broadcast -r all";
 
-/// One of several things, or each of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice<T> {
-    One(T),
-    All,
-}
-
 impl PerfArgs {
-    /// How one size leads to the next.
+    /// The step from one size to the next.
     pub fn step(&self) -> Step {
         self.step.map_or(Step::Times(self.factor), Step::Plus)
     }
 
-    /// The ranks that are asked for, as threads or as processes.
+    /// The numbers of thread ranks and of process ranks that the options ask for.
     pub fn ranks(&self) -> Result<(Option<usize>, Option<usize>)> {
         let Some(gpus) = self.gpus_per_thread else { return Ok((self.threads, self.processes)) };
-        let times = |ranks: usize| parse_ranks(&(ranks * gpus).to_string()).map_err(anyhow::Error::msg);
+        let times = |ranks: usize| parse::ranks(&(ranks * gpus).to_string()).map_err(anyhow::Error::msg);
         match self.processes {
             Some(processes) => Ok((None, Some(times(processes)?))),
             None => Ok((Some(times(self.threads.unwrap_or(1))?), None)),
         }
     }
 
-    /// What carries an operation: some are NVSHMEM's alone.
-    fn backend_of(&self, operation: Operation) -> Result<Backend> {
-        let name = operation.name();
-        match (self.backend, operation.is_one_sided()) {
-            (Backend::Auto | Backend::Nvshmem, true) => Ok(Backend::Nvshmem),
-            (_, true) => anyhow::bail!("{name} is NVSHMEM's: leave --backend out, or choose nvshmem"),
-            (other, false) => Ok(other),
-        }
-    }
-
     /// The plan that these options describe.
     pub fn plan(&self) -> Result<Plan> {
+        self.check_gpu_options()?;
+        self.check_files()?;
         let operation = self.operation;
-        let min = self.min.unwrap_or(DEFAULT_MIN.min(self.max.unwrap_or(DEFAULT_MIN)));
-        let max = self.max.unwrap_or(DEFAULT_MAX.max(min));
-        let (sizes, dtypes) = if operation.has_data() {
-            let dtypes = match self.dtype {
-                Choice::One(dtype) => vec![dtype],
-                Choice::All => DType::ALL.to_vec(),
-            };
-            (plan::sizes(min, max, self.step())?, dtypes)
-        } else {
-            (vec![0], vec![DType::U8])
-        };
-        ensure!(
-            operation.has_data() || self.graph_launches == 0,
-            "-G: {} waits, which a CUDA graph cannot hold",
-            operation.name()
-        );
-        ensure!(
-            operation != Operation::PutSignal || self.graph_launches == 0,
-            "-G: put_signal waits for a value that is another one each time, which a CUDA graph cannot"
-        );
-        ensure!(
-            self.blocking == 0 || (self.graph_launches == 0 && self.cpu_time == 0),
-            "-z 1: each iteration is waited for, which leaves nothing to a CUDA graph (-G), and no time of enqueueing alone (-C)"
-        );
-        let files: Vec<&PathBuf> = [&self.json, &self.csv, &self.plot].into_iter().flatten().collect();
-        if let Some(twice) = (1..files.len()).find(|at| files[..*at].contains(&files[*at])) {
-            bail!("{} is named twice: results of two forms need a file each", files[twice].display());
-        }
-        if let Some(path) = &self.plot {
-            let extension = path.extension().and_then(|extension| extension.to_str());
-            ensure!(
-                matches!(extension, Some("svg" | "png")),
-                "--plot {}: the name must end in .svg or .png",
-                path.display()
-            );
-            ensure!(operation.has_data(), "--plot: {} has no sizes to draw", operation.name());
-        }
+        let (sizes, dtypes) = self.sizes_and_types()?;
         Ok(Plan {
             operation,
             sizes,
@@ -246,7 +198,7 @@ impl PerfArgs {
             cycles: (self.cycles > 0).then_some(self.cycles),
             checks: if operation.has_data() { self.checks } else { 0 },
             timeout: self.timeout,
-            backend: self.backend_of(operation)?,
+            backend: self.backend()?,
             registration: match self.registration {
                 0 => Registration::None,
                 1 => Registration::Local,
@@ -260,77 +212,62 @@ impl PerfArgs {
             pin: self.pin,
         })
     }
-}
 
-/// Each iteration's time is kept, and products of counts must have a number.
-const MOST_ITERATIONS: usize = 100_000_000;
-
-fn parse_average(text: &str) -> Result<Average, String> {
-    let all = [Average::OfRank0, Average::Mean, Average::Least, Average::Greatest];
-    let chosen = text.parse().ok().and_then(|index: usize| all.get(index).copied());
-    chosen.ok_or_else(|| {
-        format!(
-            "{text:?} is no average: expected 0 (rank 0's), 1 (the mean), 2 (the least) or 3 (the greatest)"
-        )
-    })
-}
-
-fn parse_count(text: &str) -> Result<usize, String> {
-    match parse_count_or_none(text) {
-        Ok(0) => Err("0 is no count: expected 1, 2, 3, …".to_owned()),
-        count => count,
+    /// The backend of the operation: some operations are NVSHMEM's alone.
+    fn backend(&self) -> Result<Backend> {
+        let name = self.operation.name();
+        match (self.backend, self.operation.is_one_sided()) {
+            (Backend::Auto | Backend::Nvshmem, true) => Ok(Backend::Nvshmem),
+            (_, true) => bail!("{name} is NVSHMEM's: leave --backend out, or choose nvshmem"),
+            (other, false) => Ok(other),
+        }
     }
-}
 
-fn parse_count_or_none(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| *count <= MOST_ITERATIONS);
-    count.ok_or_else(|| format!("{text:?} is no count: expected a whole number, at most {MOST_ITERATIONS}"))
-}
-
-/// 0 or 1, as the reference benchmark writes off and on.
-fn switch() -> clap::builder::RangedI64ValueParser<u8> {
-    clap::value_parser!(u8).range(0..=1)
-}
-
-fn parse_op(text: &str) -> Result<Choice<RedOp>, String> {
-    if text == "all" {
-        return Ok(Choice::All);
+    fn sizes_and_types(&self) -> Result<(Vec<usize>, Vec<DType>)> {
+        if !self.operation.has_data() {
+            return Ok((vec![0], vec![DType::U8]));
+        }
+        let min = self.min.unwrap_or(DEFAULT_MIN.min(self.max.unwrap_or(DEFAULT_MIN)));
+        let max = self.max.unwrap_or(DEFAULT_MAX.max(min));
+        let dtypes = match self.dtype {
+            Choice::One(dtype) => vec![dtype],
+            Choice::All => DType::ALL.to_vec(),
+        };
+        Ok((plan::sizes(min, max, self.step())?, dtypes))
     }
-    RedOp::from_str(text, true).map(Choice::One).map_err(|_| {
-        let names: Vec<&str> = RedOp::ALL.iter().map(|op| op.name()).collect();
-        format!("{text:?} is no reduction: expected {} or all", names.join(", "))
-    })
-}
 
-/// Reads a type by this library's name or the reference benchmark's.
-fn parse_dtype(text: &str) -> Result<Choice<DType>, String> {
-    let name = match text {
-        "all" => return Ok(Choice::All),
-        "float" => "f32",
-        "double" => "f64",
-        "half" => "f16",
-        "bfloat16" => "bf16",
-        "f8e4m3" | "fp8_e4m3" => "f8e4m3",
-        "f8e5m2" | "fp8_e5m2" => "f8e5m2",
-        "int8" => "i8",
-        "uint8" => "u8",
-        "int32" => "i32",
-        "uint32" => "u32",
-        "int64" => "i64",
-        "uint64" => "u64",
-        name => name,
-    };
-    DType::from_name(name).map(Choice::One).ok_or_else(|| {
-        let names: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        format!("{text:?} is no element type: expected {} or all", names.join(", "))
-    })
-}
+    fn check_gpu_options(&self) -> Result<()> {
+        let operation = self.operation;
+        ensure!(
+            operation.has_data() || self.graph_launches == 0,
+            "-G: {} waits, which a CUDA graph cannot hold",
+            operation.name()
+        );
+        ensure!(
+            operation != Operation::PutSignal || self.graph_launches == 0,
+            "-G: put_signal waits for a value that is another one each time, which a CUDA graph cannot"
+        );
+        ensure!(
+            self.blocking == 0 || (self.graph_launches == 0 && self.cpu_time == 0),
+            "-z 1: each iteration is waited for, which leaves nothing to a CUDA graph (-G), and no time of enqueueing alone (-C)"
+        );
+        Ok(())
+    }
 
-/// Reads a root; -1 means all, as in the reference benchmark.
-fn parse_root(text: &str) -> Result<Choice<usize>, String> {
-    match text {
-        "all" | "-1" => Ok(Choice::All),
-        _ => text.parse().map(Choice::One).map_err(|_| format!("{text:?}: expected a rank, or all")),
+    fn check_files(&self) -> Result<()> {
+        let files: Vec<&PathBuf> = [&self.json, &self.csv, &self.plot].into_iter().flatten().collect();
+        if let Some(twice) = (1..files.len()).find(|at| files[..*at].contains(&files[*at])) {
+            bail!("{} is named twice: results of two forms need a file each", files[twice].display());
+        }
+        let Some(path) = &self.plot else { return Ok(()) };
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        ensure!(
+            matches!(extension, Some("svg" | "png")),
+            "--plot {}: the name must end in .svg or .png",
+            path.display()
+        );
+        ensure!(self.operation.has_data(), "--plot: {} has no sizes to draw", self.operation.name());
+        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use phalanx::{BackendKind, Comm, DType};
 use std::time::Duration;
 
-/// What every rank does.
+/// The plan of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub operation: Operation,
@@ -22,32 +22,32 @@ pub struct Plan {
     /// `None` where nothing is reduced.
     pub reductions: Vec<Option<RedOp>>,
     pub roots: Roots,
-    /// Timed iterations; `None`: as many as give a steady median.
+    /// Timed iterations; `None`: enough for a steady median.
     pub iterations: Option<usize>,
     pub warmup: Option<usize>,
     /// Operations in one iteration.
     pub aggregate: usize,
-    /// How often everything is repeated; `None`: for ever.
+    /// Repetitions of the whole run; `None`: for ever.
     pub cycles: Option<usize>,
-    /// How often each result is checked.
+    /// Checks of each size.
     pub checks: usize,
     pub timeout: Option<Duration>,
     pub backend: Backend,
     pub registration: Registration,
-    /// Whether the loop average is measured too, and whose is reported as the time. On GPUs it always is.
+    /// The loop average that is reported as the time; `None`: the median. On GPUs it always is a loop average.
     pub loop_average: Option<Average>,
-    /// How often a CUDA graph of all iterations is launched; 0: there is none.
+    /// Launches of a CUDA graph of all iterations; 0: there is none.
     pub graph_launches: usize,
-    /// Whether each iteration on a GPU is waited for before the next.
+    /// Whether each iteration on a GPU ends before the next is enqueued.
     pub blocking: bool,
-    /// Whether the time of the calls that enqueue work is shown.
+    /// Whether the time of the enqueueing calls is shown.
     pub cpu_time: bool,
     /// Whether every iteration's time is kept.
     pub per_iteration: bool,
     pub pin: bool,
 }
 
-/// What carries the data.
+/// What moves the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     /// GPUs if every rank has one, else the host
@@ -60,28 +60,28 @@ pub enum Backend {
     Nvshmem,
 }
 
-/// What the backend knows of the buffers beforehand.
+/// How the buffers are registered with the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Registration {
-    /// Nothing.
+    /// Not at all: they are the rank's own memory.
     None,
-    /// The buffers are the communicator's: memory that peers reach directly, or that NCCL has registered.
+    /// They are the communicator's memory: peers read it directly, or NCCL has registered it.
     Local,
-    /// Windows at the same place on every rank.
+    /// They are symmetric windows.
     Symmetric,
 }
 
-/// Which ranks are the root, one after the other.
+/// The ranks that are the root, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Roots {
-    /// The operation has none.
+    /// The operation has no root.
     None,
     One(usize),
     All,
 }
 
 impl Roots {
-    /// The roots in a world of so many ranks.
+    /// The roots among this number of ranks.
     pub fn of(self, ranks: usize) -> Vec<Option<usize>> {
         match self {
             Roots::None => vec![None],
@@ -92,7 +92,7 @@ impl Roots {
 }
 
 impl Plan {
-    /// Whose loop average is the time. Ranks that a ping-pong leaves out have nothing to wait for, and no say.
+    /// The loop average that is the time. In a ping-pong, ranks above 1 do nothing: the greatest is that of the others.
     pub fn average(&self) -> Average {
         match self.operation {
             Operation::PingPong => Average::Greatest,
@@ -106,10 +106,16 @@ impl Plan {
             Backend::Auto => None,
             Backend::Host => Some(BackendKind::Host),
             Backend::Nccl => Some(BackendKind::Nccl),
-            // It carries barriers and figures; the data goes another way.
+            // For barriers and figures: NVSHMEM moves the data.
             Backend::Nvshmem if self.operation.is_one_sided() => Some(BackendKind::Host),
             Backend::Nvshmem => Some(BackendKind::Nvshmem),
         }
+    }
+
+    /// The layouts of the sizes that hold an element of this type for each rank.
+    pub fn layouts(&self, dtype: DType, ranks: usize) -> Vec<Layout> {
+        let sizes = self.sizes.iter();
+        sizes.filter_map(|&size| Layout::new(self.operation, size, dtype.size(), ranks)).collect()
     }
 
     /// The bytes of the largest buffer.
@@ -117,7 +123,7 @@ impl Plan {
         self.sizes.last().copied().unwrap_or(0)
     }
 
-    /// Whether this many ranks can carry it out.
+    /// Checks that this many ranks can carry out the plan.
     pub fn check(&self, ranks: usize) -> Result<()> {
         if let Some(objection) = self.operation.objection(ranks) {
             anyhow::bail!("{objection}");
@@ -134,7 +140,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the options make sense for buffers on GPUs, or on the host.
+    /// Checks that the options have a meaning for buffers on GPUs, or on the host.
     pub fn check_place(&self, on_gpus: bool) -> Result<()> {
         if on_gpus {
             return Ok(());
@@ -152,20 +158,20 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether a backend can carry the operation out for a type. One that was named alone is always tried, for the
-    /// library's own reason why not.
+    /// Whether the communicator's backend has the operation for a type. A type that was named alone is always tried: the
+    /// library's error has the reason.
     pub fn can(&self, comm: &Comm, dtype: DType) -> bool {
         let reduced = self.operation.reduces() && comm.backend() == BackendKind::Nccl;
         !(reduced && self.dtypes.len() > 1 && matches!(dtype, DType::I16 | DType::U16))
     }
 
-    /// How many rows a cycle has at most: sizes that hold no element of a type are left out.
+    /// The rows of a cycle, at most: sizes that hold no element of a type are left out.
     pub fn rows(&self, ranks: usize) -> usize {
         self.sizes.len() * self.dtypes.len() * self.reductions.len() * self.roots.of(ranks).len()
     }
 }
 
-/// How one size leads to the next.
+/// The step from one size to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Times(usize),
@@ -181,8 +187,8 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// More rows than anybody reads, and few enough to be kept.
-const MOST_SIZES: usize = 1_000_000;
+/// The most sizes: all rows are kept in memory.
+const MAX_SIZES: usize = 1_000_000;
 
 /// The sizes from `min` to `max`.
 pub fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>> {
@@ -198,10 +204,10 @@ pub fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>> {
         Step::Times(factor) => size.checked_mul(factor).filter(|&size| size <= max),
         Step::Plus(bytes) => size.checked_add(bytes).filter(|&size| size <= max),
     };
-    let sizes: Vec<usize> = std::iter::successors(Some(min), next).take(MOST_SIZES + 1).collect();
+    let sizes: Vec<usize> = std::iter::successors(Some(min), next).take(MAX_SIZES + 1).collect();
     ensure!(
-        sizes.len() <= MOST_SIZES,
-        "from {} to {} there are more than {MOST_SIZES} sizes: raise --stepbytes",
+        sizes.len() <= MAX_SIZES,
+        "from {} to {} there are more than {MAX_SIZES} sizes: raise --stepbytes",
         size::format(min as u64),
         size::format(max as u64)
     );

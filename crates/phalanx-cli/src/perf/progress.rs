@@ -1,35 +1,71 @@
-//! A progress bar on standard error, for people: shown only where that is a terminal.
+//! A progress bar on standard error, if that is a terminal.
 //!
-//! It steps aside while a row is printed, because the table may go to the same terminal.
+//! The bar is erased while a row is printed, because the table may go to the same terminal.
 
 use crate::size;
-use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+use std::time::Instant;
 
-/// How far the run is.
-pub struct Progress(ProgressBar);
+/// Columns of the bar itself.
+const WIDTH: usize = 30;
+
+/// The progress of a run.
+pub struct Progress {
+    rows: usize,
+    started: Instant,
+    is_shown: bool,
+    /// The bar as it is drawn.
+    line: String,
+}
 
 impl Progress {
-    /// A bar for so many rows. indicatif itself hides it where standard error is no terminal.
+    /// Progress over this number of rows.
     pub fn new(rows: usize) -> Progress {
-        let bar = ProgressBar::new(rows as u64);
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} measuring {msg}");
-        bar.set_style(style.expect("the template is well-formed"));
-        Progress(bar)
+        Progress { rows, started: Instant::now(), is_shown: io::stderr().is_terminal(), line: String::new() }
     }
 
-    pub fn starts(&self, row: usize, size: usize) {
-        // Cycles without end have no length.
-        self.0.set_length(self.0.length().unwrap_or(0).max(row as u64 + 1));
-        self.0.set_position(row as u64);
-        self.0.set_message(size::format(size as u64));
+    /// Draws the bar for the row that is measured now, of a size in bytes.
+    pub fn draw(&mut self, row: usize, size: usize) {
+        // A run without end has no number of rows.
+        self.rows = self.rows.max(row + 1);
+        let filled = WIDTH * row / self.rows;
+        self.line = format!(
+            "{}{} {row}/{} {}s measuring {}",
+            "█".repeat(filled),
+            "░".repeat(WIDTH - filled),
+            self.rows,
+            self.started.elapsed().as_secs(),
+            size::format(size as u64)
+        );
+        self.redraw();
     }
 
-    /// Does something with the bar out of the way.
+    /// Erases the bar while `show` runs.
     pub fn hidden<R>(&self, show: impl FnOnce() -> R) -> R {
-        self.0.suspend(show)
+        self.erase();
+        let result = show();
+        self.redraw();
+        result
     }
 
-    pub fn finish(&self) {
-        self.0.finish_and_clear();
+    pub fn erase(&self) {
+        self.write("");
+    }
+
+    fn redraw(&self) {
+        self.write(&self.line);
+    }
+
+    fn write(&self, line: &str) {
+        if self.is_shown {
+            // To the first column, erase to the end of the line.
+            let _ = write!(io::stderr(), "\r\x1b[K{line}");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.erase();
     }
 }

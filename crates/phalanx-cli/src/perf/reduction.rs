@@ -1,11 +1,9 @@
-//! The reductions that can be measured: the library's, and its pre-multiplied sum.
-//!
-//! Called `redop` in the output, as in the reference benchmark.
+//! The reductions that can be measured. Their name in the output is `redop`, as in the reference benchmark.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How contributions are combined.
+/// How the ranks' contributions are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lowercase")]
@@ -33,7 +31,7 @@ impl RedOp {
         }
     }
 
-    /// The factor of a rank in `mulsum`.
+    /// A rank's factor in `mulsum`.
     pub fn factor(rank: usize) -> i64 {
         if rank.is_multiple_of(2) { 1 } else { 2 }
     }

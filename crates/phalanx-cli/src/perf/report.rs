@@ -1,6 +1,6 @@
-//! The results of a run: what `--json` saves and `--compare` reads.
+//! The report of a run, which `--json` saves and `--compare` reads.
 //!
-//! What is not known is null, never 0. Environment variables are left out: they may hold secrets.
+//! An unknown value is null, never 0. Environment variables are left out: they may hold secrets.
 
 use super::operation::{Operation, Place};
 use super::reduction::RedOp;
@@ -10,23 +10,29 @@ use phalanx::{Comm, ReduceOp};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The number of the layout of the saved file; it changes when an older program would misread it.
+/// The version of the saved file's format. It changes when an older program would misread the file.
 pub const FORMAT: u32 = 1;
 
-/// A run.
+/// The report of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub format: u32,
     /// The version of phalanx.
     pub version: String,
-    /// When the run started (UTC).
+    /// The start of the run (UTC).
     pub date: String,
     pub machine: Machine,
     pub options: Options,
     pub rows: Vec<Row>,
 }
 
-/// What was run, with every default filled in.
+/// The part of a saved file that every format has.
+#[derive(Deserialize)]
+struct Header {
+    format: u64,
+}
+
+/// The options of the run, with every default filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Options {
     pub operation: Operation,
@@ -36,7 +42,7 @@ pub struct Options {
     pub min_bytes: usize,
     pub max_bytes: usize,
     pub step: String,
-    /// Null: chosen for each size; the rows say what was chosen.
+    /// Null if chosen for each size: the rows have the choice.
     pub iterations: Option<usize>,
     pub warmup: Option<usize>,
     pub aggregate: usize,
@@ -45,22 +51,22 @@ pub struct Options {
     /// The ranks' GPUs, if they have any, in rank order.
     #[serde(default)]
     pub gpus: Vec<RankGpu>,
-    /// The library that carried the data, its version and its file; null if that was phalanx itself.
+    /// The library that moved the data, with version and file; null for phalanx itself.
     #[serde(default)]
     pub library: Option<String>,
     /// Launches of a CUDA graph of all iterations; 0: there was none.
     #[serde(default)]
     pub graph_launches: usize,
-    /// Whether each iteration on a GPU was waited for before the next.
+    /// Whether each iteration on a GPU ended before the next was enqueued.
     #[serde(default)]
     pub blocking: bool,
-    /// Whether the time of enqueueing is shown.
+    /// Whether the time of the enqueueing calls is shown.
     #[serde(default)]
     pub cpu_time: bool,
     pub pinned: bool,
-    /// What the rows' time is.
+    /// The meaning of the rows' `time`.
     pub time: TimeKind,
-    /// Whose loop average that is, if it is one.
+    /// The kind of loop average, if `time` is one.
     #[serde(default)]
     pub average: Average,
     pub timeout_seconds: f64,
@@ -71,14 +77,14 @@ pub struct Options {
 /// A rank's GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankGpu {
-    /// Its number in the rank's process.
+    /// The GPU's number in the rank's process.
     pub number: usize,
     pub name: String,
-    /// Its PCI address.
+    /// The PCI address.
     pub pci: String,
 }
 
-/// What the ranks are.
+/// The kind of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RankKind {
@@ -99,18 +105,18 @@ impl RankKind {
     }
 }
 
-/// Where the buffers are.
+/// The memory of the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
     Private,
     /// From `Comm::alloc`.
     Allocated,
-    /// On the ranks' GPUs.
+    /// Of the ranks' GPUs.
     Gpu,
-    /// There, and registered with NCCL.
+    /// Of the GPUs, registered with NCCL.
     Registered,
-    /// There, a window at the same place on every rank.
+    /// Of the GPUs, symmetric windows.
     Symmetric,
 }
 
@@ -120,7 +126,7 @@ impl Memory {
     }
 }
 
-/// What is reported as the time.
+/// The meaning of a reported time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimeKind {
@@ -128,7 +134,7 @@ pub enum TimeKind {
     LoopAverage,
 }
 
-/// Whose loop average is the time: `-a` of the reference benchmark.
+/// How the ranks' loop averages are combined: `-a` of the reference benchmark.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Average {
@@ -140,7 +146,7 @@ pub enum Average {
 }
 
 impl Average {
-    /// Puts that of the ranks in the place of this rank's own figures. Collective.
+    /// Replaces this rank's figures by those of all ranks. Collective.
     pub fn of_ranks(self, comm: &Comm, figures: &mut [f64]) -> phalanx::Result<()> {
         match self {
             Average::OfRank0 => comm.broadcast_in_place(figures, 0),
@@ -160,12 +166,12 @@ impl Average {
     }
 }
 
-/// One size.
+/// The results of one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Bytes of the larger buffer of a rank.
     pub size: usize,
-    /// Elements of a block, or of the message.
+    /// Elements of a block or of the message.
     pub count: usize,
     /// Null where nothing is moved.
     #[serde(rename = "type")]
@@ -176,10 +182,10 @@ pub struct Row {
     pub in_place: Option<Measurement>,
 }
 
-/// The figures of one way of measuring a size. Times in microseconds, bandwidths in GB/s (1e9).
+/// The figures of a size in one place. Times are in microseconds, bandwidths in GB/s (1e9 bytes).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// The median, or the loop average: see the options.
+    /// The median or the loop average, as the options say.
     pub time: f64,
     pub algbw: Option<f64>,
     pub busbw: Option<f64>,
@@ -195,10 +201,10 @@ pub struct Measurement {
     /// Standard deviation divided by the mean.
     pub variation: f64,
     pub loop_average: Option<f64>,
-    /// How long the call took that enqueued an operation on a GPU; null on the host.
+    /// The time of the call that enqueued an operation on a GPU; null on the host.
     #[serde(default)]
     pub enqueue: Option<f64>,
-    /// Every iteration's time.
+    /// The time of every iteration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Vec<f64>>,
 }
@@ -215,7 +221,7 @@ impl Row {
         self.out_of_place.iter().chain(&self.in_place)
     }
 
-    /// Whether two rows, of one run or of two, are about the same thing.
+    /// Whether two rows are of the same size, type, reduction and root.
     pub fn matches(&self, other: &Row) -> bool {
         let key = |row: &Row| (row.size, row.dtype.clone(), row.redop, row.root);
         key(self) == key(other)
@@ -226,16 +232,15 @@ impl Report {
     /// Reads a saved run.
     pub fn load(path: &Path) -> Result<Report> {
         let shown = path.display();
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-        let format = serde_json::from_str::<serde_json::Value>(&text)
+        let text = std::fs::read(path).with_context(|| format!("cannot read {shown}"))?;
+        let Header { format } = serde_json::from_slice(&text)
             .ok()
-            .and_then(|value| value.get("format")?.as_u64())
             .with_context(|| format!("{shown} is no run saved with `phalanx perf --json`"))?;
         ensure!(
             format == u64::from(FORMAT),
             "{shown} has format {format}; this program reads format {FORMAT}"
         );
-        serde_json::from_str(&text).with_context(|| format!("{shown} is damaged"))
+        serde_json::from_slice(&text).with_context(|| format!("{shown} is damaged"))
     }
 
     /// Wrong elements in all rows; `None` if nothing was checked.
@@ -257,7 +262,7 @@ impl Report {
 
 #[cfg(test)]
 pub mod samples {
-    //! A small run for the tests of what is made of runs.
+    //! A small report for tests.
 
     use super::*;
 

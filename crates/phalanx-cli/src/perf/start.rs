@@ -1,33 +1,33 @@
-//! How the ranks come to begin an iteration together.
+//! Lets all ranks begin an iteration at the same time.
 
 use phalanx::{BackendKind, Comm, ReduceOp, Result};
 use std::time::Instant;
 
-/// How much later than the last rank's coming they begin, in nanoseconds: all have left the meeting by then.
+/// Nanoseconds from the last rank's arrival to the start: by then every rank knows the moment.
 const LEAD: i64 = 2_000;
 const LEAD_PER_RANK: i64 = 100;
 
-/// No rank waits so long.
+/// A start farther away, in nanoseconds, comes from a rank with a different clock.
 const FAR: i64 = 1_000_000_000;
 
-/// What the ranks begin after.
+/// How ranks begin an iteration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Each begins when it leaves a barrier. They leave it one after the other, some 0.1 µs apart on a host, and an operation whose
-    /// first rank is the last to leave is charged with that.
+    /// Each rank begins when it leaves a barrier. On a host, ranks leave it some 0.1 µs after one another, which is part
+    /// of the measured time.
     Barrier,
-    /// All begin at one moment of the clock that they share, as far as they can tell (20 ns).
+    /// All ranks begin at one moment of their common clock, which they read every 20 ns.
     Moment,
 }
 
 impl Start {
-    /// Ranks that share a host's memory, and have a core each, can wait for a moment of its clock.
+    /// A moment, if the ranks share a host's clock and have a core each to wait for it.
     pub fn of(comm: &Comm, cores: usize) -> Start {
         let share_a_host = comm.backend() == BackendKind::Host && comm.host_topology().num_hosts() == 1;
         if share_a_host && comm.world_size() <= cores { Start::Moment } else { Start::Barrier }
     }
 
-    /// Waits until all begin. Collective.
+    /// Waits for the start, and returns its time. Collective.
     pub fn wait(self, comm: &Comm) -> Result<Instant> {
         match self {
             Start::Barrier => comm.barrier()?,
@@ -35,7 +35,7 @@ impl Start {
                 let lead = LEAD + LEAD_PER_RANK * comm.world_size() as i64;
                 let mut moment = [nanoseconds() + lead];
                 comm.all_reduce_in_place(&mut moment, ReduceOp::Max)?;
-                // A clock that is far behind the others' is another one, a container's.
+                // Containers of one host may have different clocks.
                 if moment[0] - nanoseconds() < FAR {
                     while nanoseconds() < moment[0] {}
                 }
@@ -45,7 +45,7 @@ impl Start {
     }
 }
 
-/// The clock that all processes of a host share.
+/// The monotonic clock, which all processes of a host share.
 #[cfg(unix)]
 fn nanoseconds() -> i64 {
     use rustix::time::{ClockId, clock_gettime};
@@ -53,7 +53,7 @@ fn nanoseconds() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// The clock of this process, of which all ranks are threads.
+/// A clock of this process: all ranks are its threads.
 #[cfg(not(unix))]
 fn nanoseconds() -> i64 {
     static ORIGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();

@@ -1,8 +1,6 @@
-//! From the times of the iterations to the figures of a row.
-//!
-//! A percentile is an iteration that happened, never a value between two.
+//! Statistics of the iterations' times. A percentile is the time of an iteration, never a value between two.
 
-/// Figures of a list of times, in the unit of the list.
+/// Statistics of a list of times, in the list's unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stats {
     pub min: f64,
@@ -16,10 +14,10 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// The figures of at least one time.
+    /// The statistics of at least one time.
     pub fn new(times: &[f64]) -> Stats {
         let mut sorted = times.to_vec();
-        sorted.sort_by(f64::total_cmp);
+        sorted.sort_unstable_by(f64::total_cmp);
         let count = sorted.len() as f64;
         let mean = sorted.iter().sum::<f64>() / count;
         let variance = sorted.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;
@@ -35,7 +33,7 @@ impl Stats {
     }
 }
 
-/// The time that `percent` of the iterations stay below.
+/// The time that `percent` of the iterations are below.
 fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted[(sorted.len() * percent / 100).min(sorted.len() - 1)]
 }

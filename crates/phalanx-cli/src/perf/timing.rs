@@ -1,11 +1,13 @@
-//! How a time is taken.
+//! Times an operation.
 //!
-//! Calls that are complete when they return: before each timed iteration a rank rewrites its buffers and all meet, both
-//! untimed, to begin together (`start.rs`); an iteration's time is the slowest rank's. Work on a GPU: see `enqueued.rs`.
+//! Calls that are complete when they return: before each timed iteration every rank rewrites its buffers, and the ranks
+//! wait to begin together (`start.rs`). The time of an iteration is that of its slowest rank. Work on a GPU: see
+//! `enqueued.rs`.
 
 use super::buffer::Buffer;
 use super::case::Case;
-use super::data::Value;
+use super::enqueued::Enqueued;
+use super::figures::Times;
 use super::operation::Place;
 use super::plan::Plan;
 use super::report::Average;
@@ -15,70 +17,59 @@ use anyhow::Result;
 use phalanx::ReduceOp;
 use std::time::{Duration, Instant};
 
-/// How long one measurement may take when the number of iterations is not given.
+/// Time for one measurement if the number of iterations is not given.
 const BUDGET: Duration = Duration::from_millis(750);
-/// Iterations that tell how long one takes.
+/// Iterations before that, to estimate the time of one.
 const PILOT: usize = 3;
-/// However slow an iteration is, a percentile needs a few.
+/// The fewest iterations, however slow: percentiles need a few.
 const FEWEST: usize = 10;
 
-/// What was measured: seconds, the same on every rank.
-#[derive(Debug, Clone)]
-pub struct Times {
-    /// The time of each iteration on its slowest rank.
-    pub iterations: Vec<f64>,
-    /// The average over a loop without barriers, if it was measured.
-    pub loop_average: Option<f64>,
-    /// How long the call that enqueues an operation takes, for work on a GPU.
-    pub enqueue: Option<f64>,
-}
-
-/// A case and the buffers it is measured on.
-pub struct Bench<'a, T: Value> {
-    pub case: Case<'a, T>,
-    pub send: &'a mut Buffer<T>,
-    pub recv: &'a mut Buffer<T>,
+/// A case and its buffers.
+pub struct Bench<'a> {
+    pub case: Case<'a>,
+    pub send: &'a mut Buffer,
+    pub recv: &'a mut Buffer,
     pub place: Place,
 }
 
-impl<T: Value> Bench<'_, T> {
-    /// Measures. Collective.
+impl Bench<'_> {
+    /// Measures the case. Collective.
     pub fn measure(&mut self, plan: &Plan, cores: usize) -> Result<Times> {
-        // Zeros are values that no reduction changes however often it is repeated in place: nothing overflows,
-        // and no denormal numbers, which some processors are slow with, come up.
+        // No reduction changes zeros, however often it is repeated in place: nothing overflows, and there are no denormal
+        // numbers, with which some processors are slow.
         let enqueued = self.case.is_enqueued();
         let (read, written) = (self.read_len(), self.written_len());
         self.send.zero(if enqueued { self.send.len() } else { read })?;
         self.recv.zero(if enqueued { self.recv.len() } else { written })?;
         let mut times =
             if enqueued { self.measure_enqueued(plan)? } else { self.measure_calls(plan, cores)? };
-        self.case.comm.all_reduce_in_place(&mut times.iterations, ReduceOp::Max)?;
+        self.case.comm().all_reduce_in_place(&mut times.iterations, ReduceOp::Max)?;
 
         let share = self.case.operation.time_share();
         times.iterations.iter_mut().chain(&mut times.loop_average).for_each(|time| *time *= share);
         Ok(times)
     }
 
-    /// Performs the case once, or enqueues it, on one of the [`parts`](Bench::parts) of the buffers.
+    /// Performs the case once, or enqueues it, on part number `part` of the buffers.
     pub fn perform(&mut self, part: usize) -> phalanx::Result<()> {
         let (case, place, send, mut recv) = self.prepared(part);
         case.perform(place, &send, &mut recv)
     }
 
-    /// What a call needs: it is put together before the clock starts, since it takes some 10 ns, and a short operation 200.
-    fn prepared(&mut self, part: usize) -> (&Case<'_, T>, Place, View<'_, T>, ViewMut<'_, T>) {
+    /// The arguments of a call. They are made before the clock starts: that takes 10 ns, and a short operation 200 ns.
+    fn prepared(&mut self, part: usize) -> (&Case<'_>, Place, View<'_>, ViewMut<'_>) {
         let range = |len: usize| len * part..len * (part + 1);
         let (send, recv) = (range(self.read_len()), range(self.written_len()));
         (&self.case, self.place, self.send.view(send), self.recv.view_mut(recv))
     }
 
-    /// How many parts the buffers, which are as long as the largest size needs, have for this one.
-    pub fn parts(&self) -> usize {
+    /// The number of parts of this size in the buffers, which are long enough for the largest size.
+    fn parts(&self) -> usize {
         let parts = |len: usize, of: usize| of.checked_div(len).unwrap_or(usize::MAX);
         parts(self.read_len(), self.send.len()).min(parts(self.written_len(), self.recv.len()))
     }
 
-    /// Elements that are used of the send buffer.
+    /// Elements of the send buffer that the case reads.
     pub fn read_len(&self) -> usize {
         match self.place {
             Place::OutOfPlace => self.case.layout.send,
@@ -86,7 +77,7 @@ impl<T: Value> Bench<'_, T> {
         }
     }
 
-    /// Elements that are used of the receive buffer.
+    /// Elements of the receive buffer that the case writes.
     pub fn written_len(&self) -> usize {
         match self.place {
             Place::OutOfPlace => self.case.layout.recv,
@@ -94,8 +85,17 @@ impl<T: Value> Bench<'_, T> {
         }
     }
 
+    fn measure_enqueued(&mut self, plan: &Plan) -> Result<Times> {
+        let comm = self.case.comm();
+        let stream = comm.cuda_stream().expect("an operation on a GPU has a stream");
+        // Each iteration uses another part, so that no cache holds its data.
+        let parts = self.parts();
+        let mut call = |number| Ok(self.perform(number % parts)?);
+        Enqueued { comm, stream, call: &mut call, sync: &|| Ok(comm.sync()?) }.measure(plan)
+    }
+
     fn measure_calls(&mut self, plan: &Plan, cores: usize) -> Result<Times> {
-        let start = Start::of(self.case.comm, cores);
+        let start = Start::of(self.case.comm(), cores);
         let (iterations, warmup) = self.counts(plan, cores, start)?;
         self.iterate(warmup, plan.aggregate, start)?;
         let times = self.iterate(iterations, plan.aggregate, start)?;
@@ -106,7 +106,7 @@ impl<T: Value> Bench<'_, T> {
         Ok(Times { iterations: times, loop_average, enqueue: None })
     }
 
-    /// How often to iterate, timed and before that to warm up; the same on every rank.
+    /// The numbers of timed and of warm-up iterations, the same on every rank.
     fn counts(&mut self, plan: &Plan, cores: usize, start: Start) -> Result<(usize, usize)> {
         let iterations = match plan.iterations {
             Some(iterations) => iterations,
@@ -114,9 +114,9 @@ impl<T: Value> Bench<'_, T> {
                 let begun = Instant::now();
                 self.iterate(PILOT, plan.aggregate, start)?;
                 let mut cost = [begun.elapsed().as_secs_f64() / PILOT as f64];
-                self.case.comm.all_reduce_in_place(&mut cost, ReduceOp::Max)?;
-                let bytes = self.case.layout.larger() * size_of::<T>();
-                let usual = usual_iterations(bytes, self.case.comm.world_size(), cores);
+                self.case.comm().all_reduce_in_place(&mut cost, ReduceOp::Max)?;
+                let bytes = self.case.layout.larger() * self.case.dtype.size();
+                let usual = usual_iterations(bytes, self.case.comm().world_size(), cores);
                 usual.min((BUDGET.as_secs_f64() / cost[0]) as usize).max(FEWEST)
             }
         };
@@ -130,7 +130,7 @@ impl<T: Value> Bench<'_, T> {
             self.send.rewrite(self.read_len());
             self.recv.rewrite(self.written_len());
             let (case, place, send, mut recv) = self.prepared(0);
-            let begun = start.wait(case.comm)?;
+            let begun = start.wait(case.comm())?;
             for _ in 0..aggregate {
                 case.perform(place, &send, &mut recv)?;
             }
@@ -139,23 +139,23 @@ impl<T: Value> Bench<'_, T> {
         Ok(times)
     }
 
-    /// The average time in a loop with nothing in between.
+    /// The average time of an operation in a loop without barriers.
     fn unbroken_loop(&mut self, iterations: usize, aggregate: usize, whose: Average) -> Result<f64> {
         let count = iterations * aggregate;
         let (case, place, send, mut recv) = self.prepared(0);
-        case.comm.barrier()?;
+        case.comm().barrier()?;
         let start = Instant::now();
         for _ in 0..count {
             case.perform(place, &send, &mut recv)?;
         }
         let mut average = [start.elapsed().as_secs_f64() / count as f64];
-        whose.of_ranks(case.comm, &mut average)?;
+        whose.of_ranks(case.comm(), &mut average)?;
         Ok(average[0])
     }
 }
 
-/// Enough iterations for a steady median: many of a short operation, few of a long one. A tenth of
-/// them when ranks have to share cores, or are so many that each iteration takes long.
+/// Iterations for a steady median: many of a short operation, few of a long one. A tenth of them if ranks share cores, or
+/// are so many that an iteration takes long.
 fn usual_iterations(bytes: usize, ranks: usize, cores: usize) -> usize {
     let iterations = match bytes {
         0..=0x1_0000 => 20_000,

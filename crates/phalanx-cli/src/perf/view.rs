@@ -1,105 +1,161 @@
-//! A part of a buffer, wherever it is: what operations are called with.
+//! Parts of a buffer, in host or GPU memory: what operations are called with.
 //!
-//! One type for host and GPU memory, so that there is one set of calls.
+//! A view holds bytes, so that it is one type for all element types. [`Typed`] is the view as elements.
 
-use super::data::Value;
 use phalanx::cudarc::driver::{CudaView, CudaViewMut};
-use phalanx::{Comm, Loan, Result, Source, Stream, Target};
+use phalanx::{Comm, Element, Stream, Loan, Result, Source, Target};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Elements to read.
-pub enum View<'a, T: Value> {
-    Host(&'a [T]),
-    Device(CudaView<'a, T>),
+pub struct View<'a> {
+    pub memory: Memory<'a>,
+    /// Bytes of an element.
+    pub element: usize,
+}
+
+/// Bytes to read, a multiple of the element's size and aligned for it.
+pub enum Memory<'a> {
+    Host(&'a [u8]),
+    Device(CudaView<'a, u8>),
 }
 
 /// Elements to read and write.
-pub enum ViewMut<'a, T: Value> {
-    Host(&'a mut [T]),
-    Device(CudaViewMut<'a, T>),
+pub struct ViewMut<'a> {
+    pub memory: MemoryMut<'a>,
+    /// Bytes of an element.
+    pub element: usize,
 }
 
-// SAFETY: what is lent is one of the two, each of which keeps the contract itself.
-unsafe impl<T: Value> Source for View<'_, T> {
-    type Elem = T;
-
-    fn len(&self) -> usize {
-        match self {
-            View::Host(elements) => Source::len(*elements),
-            View::Device(elements) => Source::len(elements),
-        }
-    }
-
-    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
-        match self {
-            View::Host(elements) => Source::lend(*elements, lane),
-            View::Device(elements) => Source::lend(elements, lane),
-        }
-    }
+/// Bytes to read and write, a multiple of the element's size and aligned for it.
+pub enum MemoryMut<'a> {
+    Host(&'a mut [u8]),
+    Device(CudaViewMut<'a, u8>),
 }
 
-// SAFETY: as above.
-unsafe impl<T: Value> Source for ViewMut<'_, T> {
-    type Elem = T;
-
-    fn len(&self) -> usize {
-        match self {
-            ViewMut::Host(elements) => Source::len(*elements),
-            ViewMut::Device(elements) => Source::len(elements),
-        }
+impl ViewMut<'_> {
+    /// A range of the elements.
+    pub fn part(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        let element = self.element;
+        let bytes = range.start * element..range.end * element;
+        let memory = match &mut self.memory {
+            MemoryMut::Host(memory) => MemoryMut::Host(&mut memory[bytes]),
+            MemoryMut::Device(memory) => MemoryMut::Device(memory.slice_mut(bytes)),
+        };
+        ViewMut { memory, element }
     }
 
-    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
-        match self {
-            ViewMut::Host(elements) => Source::lend(*elements, lane),
-            ViewMut::Device(elements) => Source::lend(elements, lane),
-        }
-    }
-}
-
-// SAFETY: as above.
-unsafe impl<T: Value> Target for ViewMut<'_, T> {
-    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
-        match self {
-            ViewMut::Host(elements) => Target::lend_mut(*elements, lane),
-            ViewMut::Device(elements) => Target::lend_mut(elements, lane),
-        }
-    }
-}
-
-impl<T: Value> ViewMut<'_, T> {
-    /// A part of it.
-    pub fn part(&mut self, range: Range<usize>) -> ViewMut<'_, T> {
-        match self {
-            ViewMut::Host(elements) => ViewMut::Host(&mut elements[range]),
-            ViewMut::Device(elements) => ViewMut::Device(elements.slice_mut(range)),
-        }
-    }
-
-    /// What comes before `middle`, and the rest.
-    pub fn split_at_mut(&mut self, middle: usize) -> (ViewMut<'_, T>, ViewMut<'_, T>) {
-        match self {
-            ViewMut::Host(elements) => {
-                let (lower, upper) = elements.split_at_mut(middle);
-                (ViewMut::Host(lower), ViewMut::Host(upper))
+    /// The elements before `middle`, and the rest.
+    pub fn split_at_mut(&mut self, middle: usize) -> (ViewMut<'_>, ViewMut<'_>) {
+        let element = self.element;
+        let (lower, upper) = match &mut self.memory {
+            MemoryMut::Host(memory) => {
+                let (lower, upper) = memory.split_at_mut(middle * element);
+                (MemoryMut::Host(lower), MemoryMut::Host(upper))
             }
-            ViewMut::Device(elements) => {
-                let (lower, upper) = elements.split_at_mut(middle);
-                (ViewMut::Device(lower), ViewMut::Device(upper))
+            MemoryMut::Device(memory) => {
+                let (lower, upper) = memory.split_at_mut(middle * element);
+                (MemoryMut::Device(lower), MemoryMut::Device(upper))
             }
-        }
+        };
+        (ViewMut { memory: lower, element }, ViewMut { memory: upper, element })
     }
 
-    /// Copies elements here from the same kind of memory; on a GPU, in the order of the communicator's operations.
-    pub fn copy_from(&mut self, comm: &Comm, source: &View<'_, T>) -> Result<()> {
-        match (self, source) {
-            (ViewMut::Host(target), View::Host(source)) => target.copy_from_slice(source),
-            (ViewMut::Device(target), View::Device(source)) => {
+    /// The same elements, to read.
+    pub fn as_view(&self) -> View<'_> {
+        let memory = match &self.memory {
+            MemoryMut::Host(memory) => Memory::Host(memory),
+            MemoryMut::Device(memory) => Memory::Device(memory.as_view()),
+        };
+        View { memory, element: self.element }
+    }
+
+    /// Copies elements from the same kind of memory; on a GPU, in the order of the communicator's operations.
+    pub fn copy_from(&mut self, comm: &Comm, source: &View<'_>) -> Result<()> {
+        match (&mut self.memory, &source.memory) {
+            (MemoryMut::Host(target), Memory::Host(source)) => target.copy_from_slice(source),
+            (MemoryMut::Device(target), Memory::Device(source)) => {
                 let stream = comm.cuda_stream().expect("a communicator with memory on its GPU has a stream");
                 stream.memcpy_dtod(source, target)?;
             }
             _ => unreachable!("a rank's buffers are all in one kind of memory"),
         }
         Ok(())
+    }
+}
+
+/// A view as elements of type `T`.
+pub struct Typed<V, T> {
+    pub view: V,
+    element: PhantomData<T>,
+}
+
+impl<'a> View<'a> {
+    /// The view as elements of this type.
+    pub fn elements<T: Element>(&self) -> Typed<&View<'a>, T> {
+        assert_eq!(self.element, size_of::<T>());
+        Typed { view: self, element: PhantomData }
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// The view as elements of this type.
+    pub fn elements<T: Element>(&mut self) -> Typed<&mut ViewMut<'a>, T> {
+        assert_eq!(self.element, size_of::<T>());
+        Typed { view: self, element: PhantomData }
+    }
+}
+
+// SAFETY: the memory is that of a slice or of cudarc's view, both of which keep the contract for their bytes. The bytes
+// are whole elements and aligned, and all bit patterns of an element are valid.
+unsafe impl<T: Element> Source for Typed<&View<'_>, T> {
+    type Elem = T;
+
+    #[inline]
+    fn len(&self) -> usize {
+        match &self.view.memory {
+            Memory::Host(memory) => memory.len() / size_of::<T>(),
+            Memory::Device(memory) => memory.len() / size_of::<T>(),
+        }
+    }
+
+    #[inline]
+    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
+        match &self.view.memory {
+            Memory::Host(memory) => Source::lend(*memory, lane),
+            Memory::Device(memory) => Source::lend(memory, lane),
+        }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<T: Element> Source for Typed<&mut ViewMut<'_>, T> {
+    type Elem = T;
+
+    #[inline]
+    fn len(&self) -> usize {
+        match &self.view.memory {
+            MemoryMut::Host(memory) => memory.len() / size_of::<T>(),
+            MemoryMut::Device(memory) => memory.len() / size_of::<T>(),
+        }
+    }
+
+    #[inline]
+    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
+        match &self.view.memory {
+            MemoryMut::Host(memory) => Source::lend(*memory, lane),
+            MemoryMut::Device(memory) => Source::lend(memory, lane),
+        }
+    }
+}
+
+// SAFETY: as above, and the view is borrowed exclusively.
+unsafe impl<T: Element> Target for Typed<&mut ViewMut<'_>, T> {
+    #[inline]
+    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
+        match &mut self.view.memory {
+            MemoryMut::Host(memory) => Target::lend_mut(*memory, lane),
+            MemoryMut::Device(memory) => Target::lend_mut(memory, lane),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The ranks' records side by side, on one clock.
+//! Merges the records of a communicator's ranks, on one clock.
 
 use super::record::{FlightRecord, Operation, State};
 use std::collections::BTreeMap;
@@ -10,27 +10,27 @@ pub struct Merged {
     pub backend: String,
     pub world_size: usize,
     pub ranks: BTreeMap<usize, FlightRecord>,
-    /// The first time in any of the records, from which all others count.
+    /// The earliest time of all records, in nanoseconds.
     pub start: u64,
-    /// Whether the ranks' clocks had to be compared by the wall clocks of different hosts.
+    /// Whether times are on the wall clocks of several hosts, which may differ.
     pub different_clocks: bool,
 }
 
-/// Puts records together: those of one communicator, and each rank's last.
+/// Merges records by communicator; of several records of a rank, the last one counts.
 pub fn merge(records: Vec<FlightRecord>) -> Vec<Merged> {
     let mut communicators: BTreeMap<String, Vec<FlightRecord>> = BTreeMap::new();
     for record in records {
         communicators.entry(record.communicator.clone()).or_default().push(record);
     }
     let mut merged: Vec<Merged> = communicators.into_values().map(one).collect();
-    // The whole before its parts.
-    merged.sort_by(|a, b| b.world_size.cmp(&a.world_size).then_with(|| a.name.cmp(&b.name)));
+    // The whole world before communicators of some of its ranks.
+    merged.sort_unstable_by(|a, b| b.world_size.cmp(&a.world_size).then_with(|| a.name.cmp(&b.name)));
     merged
 }
 
 fn one(records: Vec<FlightRecord>) -> Merged {
     let mut ranks: BTreeMap<usize, FlightRecord> = BTreeMap::new();
-    // All have this name; the number of ranks is the first one's.
+    // They have one name. The first record decides on the number of ranks.
     let (name, backend, world_size) =
         (records[0].communicator.clone(), records[0].backend.clone(), records[0].world_size);
     for record in records.into_iter().filter(|record| record.world_size == world_size) {
@@ -44,7 +44,7 @@ fn one(records: Vec<FlightRecord>) -> Merged {
     let first_boot = ranks.values().next().map(|record| record.boot.clone()).unwrap_or_default();
     let different_clocks = ranks.values().any(|record| record.boot != first_boot);
     for record in ranks.values_mut() {
-        // On one clock: the monotonic one if it is the same for all, else the wall clocks.
+        // The monotonic clock, if it is the same for all, else the wall clocks.
         let shift =
             if different_clocks { record.written_unix_ns as i64 - record.written_ns as i64 } else { 0 };
         let move_to = |time: &mut u64| {
@@ -67,7 +67,7 @@ fn one(records: Vec<FlightRecord>) -> Merged {
 }
 
 impl Merged {
-    /// Ranks of which there is no record.
+    /// Ranks without a record.
     pub fn absent(&self) -> Vec<usize> {
         (0..self.world_size).filter(|rank| !self.ranks.contains_key(rank)).collect()
     }
@@ -88,7 +88,7 @@ impl Merged {
 
 /// A rank's last collective.
 pub fn last_collective(record: &FlightRecord) -> Option<&Operation> {
-    // What it called after the communicator had failed was refused, and is not where it was.
+    // Later calls were refused, because the communicator had failed.
     let collectives = || record.records.iter().filter(|operation| !operation.is_message());
     let failed = collectives().position(|operation| operation.state == State::Failed);
     match failed {

@@ -1,5 +1,5 @@
-//! The timeline as Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each
-//! communicator; messages, which overlap, beside them.
+//! The timeline in Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each communicator.
+//! Messages overlap, and are asynchronous events.
 
 use super::merge::Merged;
 use super::record::{Operation, State};
@@ -12,7 +12,7 @@ pub fn export(merged: &[Merged]) -> Value {
     for (thread, merged) in merged.iter().enumerate() {
         let end = merged.end();
         for (rank, record) in &merged.ranks {
-            // A rank of a part is told from the same number of the whole by its process.
+            // The process tells rank 0 of one communicator from rank 0 of another.
             let id = process_id(record.process, *rank);
             let label = format!("{}, process {} on {}", record.program, record.process, record.host);
             if thread == 0 {
@@ -36,7 +36,7 @@ pub fn export(merged: &[Merged]) -> Value {
     json!({"displayTimeUnit": "ns", "traceEvents": events})
 }
 
-/// Process ids of thread ranks are one, and of different hosts may be.
+/// Combines process and rank: thread ranks share a process id, and ranks of different hosts may.
 fn process_id(process: u32, rank: usize) -> u64 {
     u64::from(process) << 20 | rank as u64
 }

@@ -1,13 +1,13 @@
-//! A flight record as a file has it, read with care: files come from ranks that failed, and from anywhere.
+//! A flight record as it is in a file. Every value is checked: files may be damaged, or no records at all.
 
 use serde::Deserialize;
 
-/// What the library calls its files.
+/// The format's name in the library's files.
 const FORMAT: &str = "phalanx flight record";
 /// The version this program reads.
 const VERSION: u32 = 1;
 
-/// The longest file that is read: the library's are below 1 MiB.
+/// Bytes of the longest file that is read. The library's files have less than 1 MiB.
 pub const MAX_BYTES: usize = 64 << 20;
 /// The most ranks of a communicator.
 const MAX_RANKS: usize = 1 << 20;
@@ -26,24 +26,24 @@ pub struct FlightRecord {
     pub rank: usize,
     pub world_size: usize,
     pub host: String,
-    /// Equal on ranks whose monotonic clocks are one.
+    /// Equal on ranks that share a monotonic clock.
     pub boot: String,
     pub process: u32,
     pub program: String,
-    /// When the file was written: on the monotonic clock, on which all times are, and on the wall clock.
+    /// When the file was written: on the monotonic clock, as all other times, and on the wall clock.
     pub written_ns: u64,
     pub written_unix_ns: u64,
-    /// Operations that the communicator has seen, and those of them that are no longer known.
+    /// Operations of the communicator so far, and how many of these are no longer in the record.
     pub made: u64,
     pub lost: u64,
     pub reason: String,
-    pub error: Option<Verdict>,
+    pub error: Option<Failure>,
     pub records: Vec<Operation>,
 }
 
 /// Why the communicator failed.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Verdict {
+pub struct Failure {
     pub kind: String,
     pub ranks: Vec<usize>,
     pub operation: String,
@@ -64,7 +64,7 @@ pub struct Operation {
     pub peer: Option<usize>,
     pub tag: Option<u64>,
     pub enqueued_ns: u64,
-    /// 0 if it has not come to that.
+    /// 0 if it has not started.
     pub started_ns: u64,
     pub ended_ns: u64,
 }
@@ -83,12 +83,12 @@ impl Operation {
         self.peer.is_some()
     }
 
-    /// It has begun or waits to, and is not over.
+    /// Whether it waits to start or has not ended.
     pub fn is_under_way(&self) -> bool {
         matches!(self.state, State::Enqueued | State::Started)
     }
 
-    /// As the library's errors write it.
+    /// The call, in the form of the library's errors.
     pub fn describe(&self) -> String {
         let mut text = self.operation.clone();
         let Some(dtype) = &self.dtype else { return text };
@@ -105,7 +105,7 @@ impl Operation {
         text + ")"
     }
 
-    /// What all ranks must agree on. The blocks of an all_to_all_v are each rank's own.
+    /// The part of the call that must be the same on all ranks. The counts of an all_to_all_v need not be.
     pub fn signature(&self) -> String {
         match self.operation.as_str() {
             "all_to_all_v" => self.operation.clone(),
@@ -114,7 +114,7 @@ impl Operation {
     }
 }
 
-/// Reads a file's bytes; an error says what is wrong with them. Never panics, whatever they are.
+/// Decodes a file. The error says what is wrong with it; no bytes cause a panic.
 pub fn decode(bytes: &[u8]) -> Result<FlightRecord, String> {
     if bytes.len() > MAX_BYTES {
         return Err(format!("{} bytes are too many for a flight record", bytes.len()));

@@ -1,53 +1,54 @@
-//! What a person reads: each communicator, who is at fault and why, and what every rank did last.
+//! The summary as text: each communicator, the ranks at fault and why, and every rank's last operations.
 
-use super::culprit::{self, Finding, name, time};
+use super::diagnosis::{self, Finding};
 use super::merge::Merged;
 use super::record::{FlightRecord, Operation, State};
+use super::text::{self, time};
 use std::fmt::Write;
 
-/// The text for all communicators.
+/// The summary of all communicators.
 pub fn write(merged: &[Merged], last: usize) -> String {
     let parts: Vec<String> = merged.iter().map(|merged| one(merged, last)).collect();
     parts.join("\n")
 }
 
 fn one(merged: &Merged, last: usize) -> String {
-    let mut text = String::new();
+    let mut out = String::new();
     // Writing to a string does not fail.
-    let _ = header(&mut text, merged);
-    for finding in culprit::find(merged) {
+    let _ = header(&mut out, merged);
+    for finding in diagnosis::find(merged) {
         let Finding { ranks, what, why } = finding;
-        let _ = writeln!(text, "\n  {}: {what}\n    {why}", capital(&name(&ranks)));
+        let _ = writeln!(out, "\n  {}: {what}\n    {why}", capital(&text::ranks(&ranks)));
     }
     for (rank, record) in &merged.ranks {
-        let _ = one_rank(&mut text, merged, *rank, record, last);
+        let _ = one_rank(&mut out, merged, *rank, record, last);
     }
-    text
+    out
 }
 
-fn header(text: &mut String, merged: &Merged) -> std::fmt::Result {
+fn header(out: &mut String, merged: &Merged) -> std::fmt::Result {
     let Merged { name: communicator, backend, world_size, ranks, .. } = merged;
     writeln!(
-        text,
+        out,
         "communicator {communicator}: {world_size} ranks, backend {backend}, {} records",
         ranks.len()
     )?;
     let absent = merged.absent();
     if !absent.is_empty() {
-        writeln!(text, "  no record of {}", name(&absent))?;
+        writeln!(out, "  no record of {}", text::ranks(&absent))?;
     }
     if merged.different_clocks {
-        writeln!(text, "  the hosts' wall clocks put the times in order: do not trust small differences")?;
+        writeln!(out, "  the hosts' wall clocks put the times in order: do not trust small differences")?;
     }
     let errors = ranks.values().filter_map(|record| record.error.as_ref());
     if let Some(error) = errors.into_iter().next() {
-        writeln!(text, "  failed: {}", error.text)?;
+        writeln!(out, "  failed: {}", error.text)?;
     }
     Ok(())
 }
 
 fn one_rank(
-    text: &mut String,
+    out: &mut String,
     merged: &Merged,
     rank: usize,
     record: &FlightRecord,
@@ -55,15 +56,15 @@ fn one_rank(
 ) -> std::fmt::Result {
     let FlightRecord { host, process, program, made, lost, reason, .. } = record;
     writeln!(
-        text,
+        out,
         "\n  rank {rank}: {program}, process {process} on {host}; operations: {made}; written on {reason}"
     )?;
     if *lost > 0 {
-        writeln!(text, "    the first {lost} are no longer known")?;
+        writeln!(out, "    the first {lost} are no longer known")?;
     }
     let shown = record.records.len().saturating_sub(last);
     for operation in &record.records[shown..] {
-        writeln!(text, "    {}", line(merged, record, operation))?;
+        writeln!(out, "    {}", line(merged, record, operation))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Runs the program for the tests, without what a launcher around the tests may have set.
+//! Runs the program, without variables that a launcher around the tests may have set.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]
@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the slowest of machines may take for what the tests wait for.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit for events that tests wait for, on the slowest machine.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_phalanx");
 
@@ -17,17 +17,17 @@ pub fn phalanx(arguments: &str) -> Command {
     alone(Command::new(PROGRAM), arguments)
 }
 
-/// With these arguments, and without what is set around the tests.
+/// Adds these arguments, and removes variables that are set around the tests.
 fn alone(mut command: Command, arguments: &str) -> Command {
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
     forget_settings(&mut command);
     command.env_remove("RANK").env_remove("WORLD_SIZE");
-    // The same on every machine; tests of GPUs say so.
+    // The same on every machine; tests of GPUs remove it.
     command.env("PHALANX_BACKEND", "host");
     command
 }
 
-/// Leaves out what a launcher or a user around the tests has set.
+/// Removes the variables that a launcher or a user around the tests has set.
 pub fn forget_settings(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("PHALANX_")) {
@@ -36,7 +36,7 @@ pub fn forget_settings(command: &mut Command) {
     }
 }
 
-/// On a machine that has neither a CUDA driver nor NCCL.
+/// Makes the command find neither a CUDA driver nor NCCL, HIP and RCCL.
 pub fn without_gpus(mut command: Command) -> Command {
     command.env_remove("PHALANX_BACKEND");
     command
@@ -48,8 +48,8 @@ pub fn without_gpus(mut command: Command) -> Command {
     command
 }
 
-/// `phalanx launch` with these options, of a shell script. Who runs the tests in the background may ignore SIGINT and SIGQUIT, and so would
-/// the launcher.
+/// `phalanx launch` of a shell script, with these options. Tests in the background may ignore SIGINT and SIGQUIT; the
+/// launcher must not inherit that.
 pub fn launch(options: &str, script: &str) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=INT,QUIT", PROGRAM]);
@@ -58,7 +58,7 @@ pub fn launch(options: &str, script: &str) -> Command {
     command
 }
 
-/// What a program said and how it ended.
+/// A program's output and exit status.
 pub struct Said {
     pub code: Option<i32>,
     pub stdout: String,
@@ -75,16 +75,16 @@ pub fn say(mut command: Command) -> Said {
     }
 }
 
-/// Waits until something is true.
+/// Waits until a condition is true.
 pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_true() {
-        assert!(start.elapsed() < PATIENCE, "not after {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < TIMEOUT, "not after {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Whether a process runs. One that has ended and only waits to be reaped does not.
+/// Whether a process runs. A zombie does not.
 pub fn runs(pid: i32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
@@ -98,7 +98,7 @@ pub fn is_stopped(pid: i32) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
 }
 
-/// The number in a file, once it is there as a whole line.
+/// The number in a file, once its line is complete.
 pub fn number_in(path: &Path) -> Option<i32> {
     std::fs::read_to_string(path).ok()?.strip_suffix('\n')?.parse().ok()
 }
@@ -109,7 +109,7 @@ pub fn children_of(pid: u32) -> Vec<i32> {
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// The ranks that a launcher has started, in order; its guard is none.
+/// The ranks that a launcher has started, in order, without its guard.
 pub fn ranks_of(launcher: u32) -> Vec<i32> {
     let is_rank = |pid: &i32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();

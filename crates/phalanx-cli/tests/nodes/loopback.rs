@@ -83,7 +83,7 @@ fn equal<T: PartialEq + std::fmt::Debug>(actual: T, expected: T, said: &str) -> 
 fn ranks_are_numbered_over_the_nodes(job: &Job) -> Result<(), Failed> {
     let script = "echo rank $PHALANX_RANK of $PHALANX_WORLD_SIZE, $PHALANX_LOCAL_RANK of \
                   $PHALANX_LOCAL_WORLD_SIZE here, node $PHALANX_NODE_RANK of $PHALANX_NNODES, job $PHALANX_JOB";
-    // The second launcher comes first, and waits.
+    // The second launcher is started first, and waits.
     let second = job.shell(1, "-n 1", script);
     let first = job.shell(0, "-n 2", script);
     let ((code, a), (other, b)) = (first.end()?, second.end()?);
@@ -95,7 +95,7 @@ fn ranks_are_numbered_over_the_nodes(job: &Job) -> Result<(), Failed> {
     equal(id(&a), id(&b), &a)
 }
 
-/// One machine, two launchers: the ranks find out by their handshake that they share a host.
+/// Two launchers on one machine: the ranks' handshake shows that they share a host.
 fn nodes_of_one_host_share_memory(job: &Job) -> Result<(), Failed> {
     let program = std::env::current_exe()?;
     let start = |rank| {
@@ -179,7 +179,7 @@ fn a_signal_to_one_launcher(job: &Job) -> Result<(), Failed> {
     says(&a, "its launcher got SIGTERM")
 }
 
-/// Its own ranks have ended, those of the other node have not.
+/// The launcher's own ranks have ended, the other node's have not.
 fn a_waiting_launcher(job: &Job, waiting: usize) -> Result<(), Failed> {
     let script = |node| if node == waiting { "echo started" } else { "echo started; exec sleep 1000" };
     let nodes = [0, 1].map(|node| job.shell(node, "-n 1", script(node)));
@@ -197,7 +197,7 @@ fn a_waiting_launcher(job: &Job, waiting: usize) -> Result<(), Failed> {
     says(&said, "its launcher got SIGTERM")
 }
 
-/// The others say which node is lost and end, and nothing is left of the node itself.
+/// The other launchers name the lost node and end, and no process of that node is left.
 fn a_killed_launcher(job: &Job, victim: usize) -> Result<(), Failed> {
     let pid = |node: usize| job.folder.path().join(node.to_string());
     let mut nodes = [0, 1].map(|node| {

@@ -1,5 +1,5 @@
-//! `phalanx launch` on several nodes: launchers on the loopback interface, and in network namespaces whose
-//! wire is cut.
+//! Tests of `phalanx launch` on several nodes: launchers on the loopback interface, and in network namespaces with a
+//! wire that is cut.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         return code;
     }
     let mut args = Arguments::from_args();
-    // Time limits are checked: trials must not take the cores from one another.
+    // One at a time: trials check time limits.
     args.test_threads.get_or_insert(1);
     let trials =
         [loopback::trials(), members::trials(), place::trials(), torchrun::trials(), namespaces::trials()];

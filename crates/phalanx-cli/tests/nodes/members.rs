@@ -1,4 +1,4 @@
-//! Ranks in a store as processes that are killed and stopped.
+//! Ranks in a store: processes that are killed and stopped.
 
 use super::common::signal;
 use super::node::Node;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
+/// Time until all know of a loss: 2 s, and 1 s more for a busy machine.
 const LIMIT: Duration = Duration::from_secs(3);
 
 pub fn trials() -> Vec<Trial> {
@@ -49,7 +49,7 @@ fn lost(sent: Signal, victim: usize, says: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Stopped for longer than the limit, then continued: it must not believe that all is well.
+/// A rank that is stopped for longer than the limit and continued must notice that it is lost.
 fn goes_on() -> Result<(), Failed> {
     let ranks = three()?;
     signal(ranks[2].pid(), Signal::STOP);

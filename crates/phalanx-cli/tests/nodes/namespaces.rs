@@ -1,4 +1,4 @@
-//! Nodes with networks of their own, and what happens when the wire between them is cut.
+//! Nodes in two networks, and the cut of the wire between them.
 
 use super::loopback::Job;
 use super::network::{Network, obstacle};
@@ -8,7 +8,7 @@ use super::torchrun;
 use libtest_mimic::{Failed, Trial};
 use std::time::{Duration, Instant};
 
-/// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
+/// Time until all know of a loss: 2 s, and 1 s more for a busy machine.
 const LIMIT: Duration = Duration::from_secs(3);
 
 pub fn trials() -> Vec<Trial> {
@@ -16,7 +16,7 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     let mut add = |name: &str, run: fn(&Network) -> Result<(), Failed>| {
         let trial = Trial::test(format!("namespaces/{name}"), move || run(&Network::new()?));
-        // Without the right to make namespaces they cannot run, and say so; where it must be there, they fail.
+        // Without the right to make namespaces they are ignored, or fail if it is required.
         trials.push(match &obstacle {
             None => trial,
             Some(_) if std::env::var_os("PHALANX_TEST_NAMESPACES").is_some() => trial,
@@ -72,7 +72,7 @@ fn with_encryption(network: &Network, wanted: [&str; 2]) -> Result<[String; 2], 
     Ok([first.end()?.1, second.end()?.1])
 }
 
-/// They came as far as without.
+/// They get as far as without encryption.
 fn encrypted(network: &Network) -> Result<(), Failed> {
     have_met(with_encryption(network, ["1", "1"])?)
 }
@@ -82,7 +82,7 @@ fn half_encrypted(network: &Network) -> Result<(), Failed> {
     if said.contains("encrypts, and this node does not") { Ok(()) } else { Err(said.into()) }
 }
 
-/// The ranks have one kernel, and are told apart by their namespaces.
+/// The ranks have one kernel: their namespaces tell them apart.
 fn host_memory_is_mpis_work(network: &Network) -> Result<(), Failed> {
     let job = job(network);
     let program = std::env::current_exe()?;
@@ -97,7 +97,7 @@ fn host_memory_is_mpis_work(network: &Network) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The ranks have told each other that they are on two hosts.
+/// The ranks know that they are on two hosts.
 fn have_met(said: [String; 2]) -> Result<(), Failed> {
     for said in said {
         if !said.contains("2 ranks without GPUs on 2 hosts or containers") {
@@ -116,7 +116,7 @@ fn torchrun_on_two_hosts(network: &Network) -> Result<(), Failed> {
     have_met([first.end()?.1, second.end()?.1])
 }
 
-/// Ranks that a program has given an id, and no launcher anything.
+/// Ranks by an id, without a launcher.
 fn by_an_id(network: &Network) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("id");
@@ -144,7 +144,7 @@ fn ranks_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> 
         rank.wait_for("lost 2: ")?;
     }
     let near = started.elapsed();
-    // What it can know: it is the one that is cut off, or the store's host is.
+    // It cannot know whether it is cut off itself, or the store's host.
     ranks[2].wait_for("lost ")?;
     let far = started.elapsed();
     let said = ranks.each_ref().map(Node::said);

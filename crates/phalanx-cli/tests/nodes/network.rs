@@ -3,13 +3,13 @@
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Two namespaces, A and B, removed when dropped.
+/// Two namespaces, A and B. Dropping removes them.
 pub struct Network {
     names: [String; 2],
     addresses: [String; 2],
 }
 
-/// Why there can be none here, if that is so.
+/// Why there can be no namespaces; `None` if there can.
 pub fn obstacle() -> Option<String> {
     Network::new().err()
 }
@@ -35,12 +35,12 @@ impl Network {
         Ok(network)
     }
 
-    /// The address of an end: 0 or 1.
+    /// The address of end 0 or 1.
     pub fn address(&self, end: usize) -> &str {
         &self.addresses[end]
     }
 
-    /// The same command, in an end.
+    /// The command in the namespace of an end.
     pub fn inside(&self, end: usize, command: &Command) -> Command {
         let mut inside = Command::new("ip");
         inside.args(["netns", "exec", &self.names[end]]).arg(command.get_program()).args(command.get_args());
@@ -53,14 +53,14 @@ impl Network {
         inside
     }
 
-    /// Nothing passes any more.
+    /// Cuts the wire in both directions.
     pub fn cut(&self) -> Result<(), String> {
         ip(&format!("-n {} link set wire down", self.names[1]))
     }
 
-    /// Nothing from `end` arrives any more; the other direction still works.
+    /// Cuts the wire from `end`; the other direction still works.
     pub fn cut_from(&self, end: usize) -> Result<(), String> {
-        // It sends to a hardware address that nobody has.
+        // It sends to a hardware address that does not exist.
         let (name, other) = (&self.names[end], &self.addresses[1 - end]);
         ip(&format!("-n {name} neighbour replace {other} lladdr 02:00:00:00:00:99 dev wire nud permanent"))
     }

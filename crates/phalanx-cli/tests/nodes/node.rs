@@ -1,12 +1,12 @@
-//! Processes of a test: their output as it comes, and their end.
+//! The processes of a test, with their output.
 
-use super::common::PATIENCE;
+use super::common::TIMEOUT;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A process whose output is collected. It is killed when it is dropped.
+/// A process with its collected output. Dropping kills it.
 pub struct Node {
     child: Child,
     said: Arc<Mutex<String>>,
@@ -40,11 +40,11 @@ impl Node {
         self.said.lock().unwrap().clone()
     }
 
-    /// Waits until it has said something; answers how long that took.
+    /// Waits until the process has printed a text. Returns the time that took.
     pub fn wait_for(&self, what: &str) -> Result<Duration, String> {
         let started = Instant::now();
         while !self.said().contains(what) {
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > TIMEOUT {
                 return Err(format!("it never said {what:?}, but:\n{}", self.said()));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -52,19 +52,19 @@ impl Node {
         Ok(started.elapsed())
     }
 
-    /// Waits for its end; answers its status and all it has said.
+    /// Waits for the end of the process. Returns its status and output.
     pub fn end(mut self) -> Result<(Option<i32>, String), String> {
         let started = Instant::now();
         let status: ExitStatus = loop {
             match self.child.try_wait().map_err(|e| e.to_string())? {
                 Some(status) => break status,
-                None if started.elapsed() > PATIENCE => {
+                None if started.elapsed() > TIMEOUT => {
                     return Err(format!("it does not end; it said:\n{}", self.said()));
                 }
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        // Its last lines are still on their way.
+        // The last lines may not have arrived yet.
         std::thread::sleep(Duration::from_millis(100));
         Ok((status.code(), self.said()))
     }

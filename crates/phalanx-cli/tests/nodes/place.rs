@@ -1,4 +1,4 @@
-//! Ranks whose program says itself which they are (`Builder::place`), without a launcher.
+//! Ranks without a launcher: the program tells the library their numbers (`Builder::place`).
 
 use super::node::Node;
 use super::rank::{identified_command, placed_command};
@@ -20,7 +20,7 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Starts all ranks; each says the same.
+/// Starts all ranks, and expects the same line from each.
 fn all_say(
     ranks: usize,
     store: Option<(&str, &str)>,
@@ -52,7 +52,7 @@ fn beside_a_launcher() -> Result<(), Failed> {
     all_say(2, None, "sum 3 on 1 host", &torchrun)
 }
 
-/// An address that is free.
+/// A free address.
 fn address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
@@ -78,7 +78,7 @@ fn with_another_token() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The last rank comes first.
+/// Starts the last rank first.
 fn by_an_id(address: &str) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("id");

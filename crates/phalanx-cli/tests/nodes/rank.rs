@@ -1,4 +1,4 @@
-//! What this test program does when it is started as a rank.
+//! This test program as a rank.
 
 use super::common::forget_settings;
 use phalanx::UniqueId;
@@ -8,16 +8,16 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-/// Names the part that a process plays.
+/// The variable with the role of a process.
 pub const PART: &str = "NODES_TEST_PART";
-/// For the part `member`: the store's address, this rank, and the number of ranks.
+/// For the role `member`: the store's address, this rank, and the number of ranks.
 const MEMBER: &str = "NODES_TEST_MEMBER";
-/// For the part `place`: what the program knows of itself, see [`placed_command`].
+/// For the role `place`: the rank's place, see [`placed_command`].
 const PLACE: &str = "NODES_TEST_PLACE";
-/// For the part `identified`: what a program has that carries an id, see [`identified_command`].
+/// For the role `identified`: rank and file of the id, see [`identified_command`].
 const ID: &str = "NODES_TEST_ID";
-/// Longer than anything here takes when it works.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout of successful tests: longer than any of their waits.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// This test program as a rank in a store.
 pub fn member_command(address: &str, rank: usize, size: usize) -> Command {
@@ -26,19 +26,20 @@ pub fn member_command(address: &str, rank: usize, size: usize) -> Command {
     command
 }
 
-/// This test program as a rank that nothing but the program itself knows of: rank, number of ranks, job, and where its store is.
+/// This test program as a rank without a launcher, with its rank, number of ranks, job, and address and token of a store.
 pub fn placed_command(rank: usize, ranks: usize, job: &str, store: Option<(&str, &str)>) -> Command {
     let (address, token) = store.unwrap_or_default();
     unlaunched_command("place", PLACE, &[&rank.to_string(), &ranks.to_string(), job, address, token])
 }
 
-/// This test program as a rank that meets others by an id, which rank 0 makes and leaves in a file; with an address, it listens there.
+/// This test program as a rank that joins others by an id. Rank 0 makes the id and writes it to a file; with an address, it
+/// listens there.
 pub fn identified_command(rank: usize, ranks: usize, address: &str, file: &Path) -> Command {
     let file = file.to_str().unwrap();
     unlaunched_command("identified", ID, &[&rank.to_string(), &ranks.to_string(), address, file])
 }
 
-/// This test program in a part of which a variable of its own says more, and none of a launcher's.
+/// This test program in a role, with the role's variable and without those of launchers.
 fn unlaunched_command(part: &str, variable: &str, words: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     forget_settings(&mut command);
@@ -46,13 +47,13 @@ fn unlaunched_command(part: &str, variable: &str, words: &[&str]) -> Command {
     command
 }
 
-/// In a process that a test started: plays its part.
+/// In a process that a test started: runs its role.
 pub fn serve() -> Option<ExitCode> {
     match std::env::var(PART).ok()?.as_str() {
         "init" => init(phalanx::Comm::builder()),
         "place" => place(),
         "identified" => identified(),
-        // One rank goes before the others meet it, in the first attempt.
+        // In the first attempt a rank ends before it joins the others.
         "init, and fail at first" => {
             let is = |name: &str, value: &str| std::env::var(name).as_deref() == Ok(value);
             if is("TORCHELASTIC_RESTART_COUNT", "0") && is("RANK", "1") {
@@ -66,11 +67,11 @@ pub fn serve() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Environment and `phalanx::init()`: what it answers.
+/// A rank by `phalanx::init()`: prints the sum of all ranks' numbers, or the error.
 fn init(builder: phalanx::Builder) {
     let sum = || {
         let is_limited = std::env::var_os("PHALANX_TIMEOUT").is_some();
-        let comm = if is_limited { builder } else { builder.timeout(PATIENCE) }.init()?;
+        let comm = if is_limited { builder } else { builder.timeout(TIMEOUT) }.init()?;
         let mut sum = [comm.rank() as u64 + 1];
         comm.all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum)?;
         let hosts = comm.host_topology().num_hosts();
@@ -83,7 +84,7 @@ fn init(builder: phalanx::Builder) {
     }
 }
 
-/// A rank by what the program says.
+/// A rank by `Builder::place`.
 fn place() {
     let place = std::env::var(PLACE).unwrap();
     let words: Vec<&str> = place.split('|').collect();
@@ -92,7 +93,7 @@ fn place() {
     init(if words[3].is_empty() { builder } else { builder.store(words[3], words[4]) });
 }
 
-/// A rank by an id that came in a file.
+/// A rank by an id in a file.
 fn identified() {
     let known = std::env::var(ID).unwrap();
     let words: Vec<&str> = known.split('|').collect();
@@ -100,19 +101,19 @@ fn identified() {
     let (address, file) = (words[2], Path::new(words[3]));
     if rank == 0 {
         let id = if address.is_empty() { UniqueId::new() } else { UniqueId::listen(address) }.unwrap();
-        // Whoever sees the file sees all of it.
+        // The file is complete as soon as it has its name.
         std::fs::write(file.with_extension("part"), id.to_bytes()).unwrap();
         std::fs::rename(file.with_extension("part"), file).unwrap();
     }
     let started = Instant::now();
-    while !file.exists() && started.elapsed() < PATIENCE {
+    while !file.exists() && started.elapsed() < TIMEOUT {
         std::thread::sleep(Duration::from_millis(10));
     }
     let bytes = std::fs::read(file).unwrap().try_into().unwrap();
     init(phalanx::Comm::builder().unique_id(&UniqueId::from_bytes(&bytes).unwrap(), rank, ranks));
 }
 
-/// A rank in a store, which rank 0 hosts: says when all are there, and whom it loses.
+/// A rank in a store, which rank 0 hosts: prints when all have joined, and which ranks it loses.
 fn member() {
     let member = std::env::var(MEMBER).unwrap();
     let mut words = member.split(' ');
@@ -122,21 +123,21 @@ fn member() {
     let token = Token::new("the token of this test").unwrap();
     let server = (rank == 0).then(|| Server::start(&address, token.clone(), Settings::default()).unwrap());
     let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0), encrypted: false };
-    let store = Store::connect(&rendezvous, rank, size, PATIENCE).unwrap();
+    let store = Store::connect(&rendezvous, rank, size, TIMEOUT).unwrap();
     let store = match server {
         Some(server) => store.hosting(server),
         None => store,
     };
-    store.exchange("all", b"", PATIENCE).unwrap();
+    store.exchange("all", b"", TIMEOUT).unwrap();
     say("ready");
-    let lost = store.wait_for_loss(0, PATIENCE);
+    let lost = store.wait_for_loss(0, TIMEOUT);
     for lost in lost {
         say(&format!("lost {}: {}", lost.rank, lost.why));
     }
-    // Until it is ended, so that its own end is no news to the others.
+    // The others must not lose this rank before the test ends it.
     let started = Instant::now();
-    while started.elapsed() < PATIENCE {
-        std::thread::sleep(PATIENCE);
+    while started.elapsed() < TIMEOUT {
+        std::thread::sleep(TIMEOUT);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Ranks with torchrun's variables, as it sets them for two nodes with one rank each; and the real torchrun, where
-//! `PHALANX_TEST_TORCHRUN` names one, as it does in CI.
+//! Ranks with torchrun's variables for two nodes with one rank each, and the real torchrun, if `PHALANX_TEST_TORCHRUN`
+//! names it. CI has one.
 
 use super::common::forget_settings;
 use super::node::Node;
@@ -35,7 +35,7 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-/// This test program as a rank of two, on a node of its own.
+/// This test program as one of two ranks, on its own node.
 pub fn rank(rank: usize, master: &str, port: u16) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     forget_settings(&mut command);
@@ -52,7 +52,7 @@ fn real_torchrun() -> Option<PathBuf> {
     std::env::var_os("PHALANX_TEST_TORCHRUN").map(PathBuf::from)
 }
 
-/// torchrun with these options, spelled as old releases want them and new ones take them, and this test program as its ranks.
+/// torchrun with these options, and this test program as its ranks. Old releases need this spelling, new ones accept it.
 fn agent(torchrun: &Path, options: &str) -> Command {
     let mut command = Command::new(torchrun);
     forget_settings(&mut command);
@@ -62,7 +62,7 @@ fn agent(torchrun: &Path, options: &str) -> Command {
     command
 }
 
-/// Each of its ranks says the sum; it says it so many times.
+/// Expects the line `what` this many times.
 fn all_say(said: &str, what: &str, times: usize) -> Result<(), Failed> {
     if said.matches(what).count() == times {
         return Ok(());
@@ -76,7 +76,7 @@ fn one_agent(torchrun: &Path) -> Result<(), Failed> {
     all_say(&said, "sum 6 on 1 host", 3)
 }
 
-/// As on two hosts: the ranks meet in a store of ours, beside torchrun's own at the master's port.
+/// As on two hosts: the ranks join our store, beside torchrun's own at the master's port.
 fn two_agents(torchrun: &Path) -> Result<(), Failed> {
     let (listener, port) = torchruns_store();
     drop(listener);
@@ -102,7 +102,7 @@ fn restarted_agent(torchrun: &Path) -> Result<(), Failed> {
     all_say(&said, "sum 3 on 1 host", 2)
 }
 
-/// A port for torchrun's own store, and the listener that has it.
+/// A listener in the place of torchrun's store, and its port.
 fn torchruns_store() -> (TcpListener, u16) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,55 +1,98 @@
-//! Fills buffers with the inputs of a call, and counts the elements that are wrong after it.
+//! Fills buffers with the inputs of a call, and counts the wrong elements after it.
 //!
-//! Every element is compared, and before the call every expected element is made wrong: a call that
-//! does nothing is never taken for one that works.
+//! Every element is compared. Before the call every expected element is made wrong, so that a call that does nothing fails.
 
-use super::flow::{Content, Segment};
+use super::flow::{Content, Segment, clip};
 use super::pattern::{self, SLOTS, mix};
-use super::value::Value;
+use super::value::{Exact, Value, elements, elements_mut, with_value};
 use crate::perf::reduction::RedOp;
+use phalanx::DType;
 
-/// The values of a reduction (or of none) for one rank, ready to be looked up.
-pub struct Patterns<T> {
+/// The contents of a rank's buffers, of whatever element type.
+///
+/// Each method works on a piece of a buffer, as bytes; `start` is the index of its first element. `call` is a number that
+/// is the same on all ranks and different for every call.
+pub trait Patterns {
+    /// Writes the contents of the segments.
+    fn fill(&self, piece: &mut [u8], start: usize, segments: &[Segment], call: u64);
+    /// Writes something other than the contents of the segments, but the contents of untouched ones.
+    fn spoil(&self, piece: &mut [u8], start: usize, segments: &[Segment], call: u64);
+    /// The number of elements that differ from the segments.
+    fn count_wrong(&self, piece: &[u8], start: usize, segments: &[Segment], call: u64) -> u64;
+}
+
+/// The patterns of a reduction, for one rank.
+pub fn patterns(dtype: DType, op: RedOp, ranks: usize, rank: usize) -> Box<dyn Patterns> {
+    with_value!(dtype, T => Box::new(Table::<T>::new(op, ranks, rank)))
+}
+
+impl<T: Value> Patterns for Table<T> {
+    fn fill(&self, piece: &mut [u8], start: usize, segments: &[Segment], call: u64) {
+        let piece = elements_mut::<T>(piece);
+        self.fill(piece, &clip(segments, &(start..start + piece.len())), call);
+    }
+
+    fn spoil(&self, piece: &mut [u8], start: usize, segments: &[Segment], call: u64) {
+        let piece = elements_mut::<T>(piece);
+        self.spoil(piece, &clip(segments, &(start..start + piece.len())), call);
+    }
+
+    fn count_wrong(&self, piece: &[u8], start: usize, segments: &[Segment], call: u64) -> u64 {
+        let piece = elements::<T>(piece);
+        self.count_wrong(piece, &clip(segments, &(start..start + piece.len())), call)
+    }
+}
+
+/// The values of a reduction for one rank, by slot.
+struct Table<T> {
     contributions: Vec<T>,
     reduced: Vec<T>,
     messages: Vec<T>,
-    /// How many steps a reduced value may be off.
+    /// Steps that a reduced value may be off.
     tolerance: u64,
 }
 
-impl<T: Value> Patterns<T> {
-    pub fn new(op: RedOp, ranks: usize, rank: usize) -> Patterns<T> {
-        let contribution = |slot| T::from_i64(pattern::contribution::<T>(op, ranks, rank, slot));
-        Patterns {
-            contributions: (0..SLOTS).map(contribution).collect(),
-            reduced: (0..SLOTS).map(|slot| pattern::reduced(op, ranks, slot)).collect(),
-            messages: (0..SLOTS).map(|slot| T::from_i64(pattern::any_number::<T>(slot))).collect(),
+impl<T: Value> Table<T> {
+    fn new(op: RedOp, ranks: usize, rank: usize) -> Table<T> {
+        let values = |of_slot: &dyn Fn(usize) -> Exact| -> Vec<T> {
+            (0..SLOTS).map(|slot| T::from_exact(of_slot(slot))).collect()
+        };
+        let numbers = T::NUMBERS;
+        Table {
+            contributions: values(&|slot| {
+                Exact::Whole(pattern::contribution(numbers, op, ranks, rank, slot))
+            }),
+            reduced: values(&|slot| pattern::reduced(numbers, op, ranks, slot)),
+            messages: values(&|slot| Exact::Whole(pattern::any_number(numbers, slot))),
             tolerance: if op == RedOp::Avg { mean_tolerance::<T>(ranks) } else { 0 },
         }
     }
 
-    /// Writes what the segments hold. `call` is a number that is the same on all ranks and another
-    /// one for every call.
-    pub fn fill(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
-        self.write(buffer, segments, call, |value| value);
+    fn fill(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
+        self.write(buffer, segments, call, false);
     }
 
-    /// Writes something else than what the segments hold; what is to be left untouched is written
-    /// as it must stay.
-    pub fn spoil(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
+    fn spoil(&self, buffer: &mut [T], segments: &[Segment], call: u64) {
+        self.write(buffer, segments, call, true);
+    }
+
+    /// Writes the contents of segments; `spoiled`: other values, where an operation should write.
+    fn write(&self, buffer: &mut [T], segments: &[Segment], call: u64, spoiled: bool) {
         let (zero, one) = (T::from_i64(0), T::from_i64(1));
-        let spoiled = |value| if value == zero { one } else { zero };
         for segment in segments {
-            let segment = std::slice::from_ref(segment);
-            match segment[0].content {
-                Content::Untouched => self.fill(buffer, segment, call),
-                _ => self.write(buffer, segment, call, spoiled),
+            let (values, salt) = self.source(segment.content, call);
+            let spoiled = spoiled && segment.content != Content::Untouched;
+            for (element, index) in buffer[segment.range.clone()].iter_mut().zip(segment.first..) {
+                *element = match values[pattern::slot(index, salt)] {
+                    value if !spoiled => value,
+                    value if value == zero => one,
+                    _ => zero,
+                };
             }
         }
     }
 
-    /// The number of elements that are not what the segments say.
-    pub fn count_wrong(&self, buffer: &[T], segments: &[Segment], call: u64) -> u64 {
+    fn count_wrong(&self, buffer: &[T], segments: &[Segment], call: u64) -> u64 {
         let wrong = segments.iter().map(|segment| {
             let (values, salt) = self.source(segment.content, call);
             let tolerance = if segment.content == Content::Reduced { self.tolerance } else { 0 };
@@ -63,16 +106,7 @@ impl<T: Value> Patterns<T> {
         wrong.sum()
     }
 
-    fn write(&self, buffer: &mut [T], segments: &[Segment], call: u64, change: impl Fn(T) -> T) {
-        for segment in segments {
-            let (values, salt) = self.source(segment.content, call);
-            for (element, index) in buffer[segment.range.clone()].iter_mut().zip(segment.first..) {
-                *element = change(values[pattern::slot(index, salt)]);
-            }
-        }
-    }
-
-    /// Where the values of a content are looked up, and the salt of its slots.
+    /// The values of a content, and the salt of its slots.
     fn source(&self, content: Content, call: u64) -> (&[T], u64) {
         match content {
             Content::Contribution => (&self.contributions, mix(call)),
@@ -86,8 +120,8 @@ impl<T: Value> Patterns<T> {
     }
 }
 
-/// How many steps a mean may be off. NCCL multiplies by 1/ranks before it adds up: unless that is a power of two,
-/// every product and partial sum may be rounded.
+/// Steps that a mean may be off. NCCL multiplies by 1/ranks before it adds up: unless that is a power of two, every
+/// product and partial sum may be rounded.
 fn mean_tolerance<T: Value>(ranks: usize) -> u64 {
     match T::MEAN_TOLERANCE {
         exact if !T::FLOAT || ranks.is_power_of_two() => exact,
@@ -99,8 +133,6 @@ fn mean_tolerance<T: Value>(ranks: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::data::with_value;
-    use phalanx::DType;
 
     fn segment(len: usize, content: Content) -> [Segment; 1] {
         [Segment { range: 0..len, first: 0, content }]
@@ -111,7 +143,7 @@ mod tests {
         for dtype in DType::ALL {
             for op in RedOp::ALL {
                 with_value!(dtype, T => {
-                    let patterns = Patterns::<T>::new(op, 3, 1);
+                    let patterns = Table::<T>::new(op, 3, 1);
                     let mut buffer = vec![T::from_i64(0); 1000];
                     for content in [Content::Reduced, Content::Message { from: 2, to: 0 }] {
                         let segments = segment(1000, content);
@@ -129,7 +161,7 @@ mod tests {
 
     #[test]
     fn one_wrong_element_is_one() {
-        let patterns = Patterns::<i32>::new(RedOp::Sum, 2, 0);
+        let patterns = Table::<i32>::new(RedOp::Sum, 2, 0);
         let segments = segment(1000, Content::Reduced);
         let mut buffer = vec![0; 1000];
         patterns.fill(&mut buffer, &segments, 1);
@@ -139,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_mean_may_be_two_steps_off() {
-        let patterns = Patterns::<f32>::new(RedOp::Avg, 3, 0);
+        let patterns = Table::<f32>::new(RedOp::Avg, 3, 0);
         let segments = segment(300, Content::Reduced);
         let mut buffer = vec![0.0; 300];
         patterns.fill(&mut buffer, &segments, 1);
@@ -156,8 +188,7 @@ mod tests {
     #[test]
     fn a_mean_of_rounded_quotients_is_right() {
         fn check<T: Value>(ranks: usize, round: impl Fn(f64) -> T, value: impl Fn(T) -> f64) {
-            let all: Vec<Patterns<T>> =
-                (0..ranks).map(|rank| Patterns::new(RedOp::Avg, ranks, rank)).collect();
+            let all: Vec<Table<T>> = (0..ranks).map(|rank| Table::new(RedOp::Avg, ranks, rank)).collect();
             let share = value(round(1.0 / ranks as f64));
             let add = |sum: T, rank: usize, index: usize| {
                 let mut input = vec![round(0.0); 1000];
@@ -180,7 +211,7 @@ mod tests {
 
     #[test]
     fn messages_of_different_routes_differ() {
-        let patterns = Patterns::<u64>::new(RedOp::Sum, 4, 0);
+        let patterns = Table::<u64>::new(RedOp::Sum, 4, 0);
         let mut buffer = vec![0; 1000];
         patterns.fill(&mut buffer, &segment(1000, Content::Message { from: 1, to: 2 }), 1);
         for (from, to) in [(2, 1), (1, 1), (1, 3), (0, 2)] {

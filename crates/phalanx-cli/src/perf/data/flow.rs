@@ -1,34 +1,34 @@
-//! What each operation moves: which contents a rank's buffers have before the call and after it.
+//! The contents of a rank's buffers before and after each operation.
 //!
-//! A table of the operations' meaning, written apart from the calls so that it can contradict them.
+//! This is the meaning of the operations, written apart from the calls so that it can contradict them.
 
 use crate::perf::layout::{Layout, weighted_counts, weighted_counts_to};
 use crate::perf::operation::{Operation, Place};
 use std::ops::Range;
 
-/// What a range of a buffer holds.
+/// The content of a range of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// This rank's contribution to a reduction.
     Contribution,
     /// The reduction of all ranks' contributions.
     Reduced,
-    /// What rank `from` has for rank `to`; where all ranks get the same, `to` is `from`.
+    /// The data of rank `from` for rank `to`. Where all ranks get the same data, `to` is `from`.
     Message { from: usize, to: usize },
-    /// What was there before the call.
+    /// The content before the call.
     Untouched,
 }
 
-/// A range of a buffer and what it holds.
+/// A range of a buffer and its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     pub range: Range<usize>,
-    /// The index, in the contents, of the first element of the range.
+    /// The index in the content of the range's first element.
     pub first: usize,
     pub content: Content,
 }
 
-/// The parts of segments that lie in a window of the buffer, with ranges that count from its start.
+/// The parts of segments in a window of the buffer, with ranges relative to its start.
 pub fn clip(segments: &[Segment], window: &Range<usize>) -> Vec<Segment> {
     let clipped = segments.iter().filter_map(|segment| {
         let start = segment.range.start.max(window.start);
@@ -43,7 +43,7 @@ pub fn clip(segments: &[Segment], window: &Range<usize>) -> Vec<Segment> {
     clipped.collect()
 }
 
-/// An operation as seen by one rank.
+/// An operation from one rank's point of view.
 #[derive(Debug, Clone, Copy)]
 pub struct Flow {
     pub operation: Operation,
@@ -55,7 +55,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// What the input holds: the send buffer or, in place, parts of the one buffer.
+    /// The input: the send buffer or, in place, parts of the one buffer.
     pub fn inputs(&self) -> Vec<Segment> {
         let (rank, block) = (self.rank, self.layout.count);
         match self.operation {
@@ -83,8 +83,7 @@ impl Flow {
         }
     }
 
-    /// What the output must hold: the receive buffer or, in place, those parts of the one buffer that
-    /// the operation defines.
+    /// The expected output: the receive buffer or, in place, the parts of the one buffer that the operation defines.
     pub fn outputs(&self) -> Vec<Segment> {
         let (rank, ranks, block) = (self.rank, self.ranks, self.layout.count);
         let in_place = self.place == Place::InPlace;
@@ -92,7 +91,7 @@ impl Flow {
             Operation::AllReduce => vec![whole(block, Content::Reduced)],
             Operation::Reduce if self.is_root() => vec![whole(block, Content::Reduced)],
             Operation::Gather if self.is_root() => self.blocks(|from| message(from, from)),
-            // Only the root's receive buffer is written; in place, the others' are unspecified.
+            // Only the root's receive buffer is written. In place, the others' are unspecified.
             Operation::Reduce | Operation::Gather if in_place => Vec::new(),
             Operation::Reduce | Operation::Gather => self.untouched(),
             Operation::ReduceScatter => vec![Segment {

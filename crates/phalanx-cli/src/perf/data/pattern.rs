@@ -1,91 +1,93 @@
-//! Which number a rank contributes, and what the reduction of all of them is.
+//! The numbers that ranks contribute, and their reductions.
 //!
-//! There are 256 combinations of contributions, the slots; an element's index picks its slot through
-//! a hash, so that data in the wrong place shows, and the expected results fit in a small table.
+//! There are 256 combinations of contributions, the slots, so that the expected results fit in a small table. A hash of
+//! an element's index picks its slot, so that data in the wrong place is wrong.
 
-use super::value::Value;
+use super::value::{Exact, Numbers};
 use crate::perf::reduction::RedOp;
 
-/// Number of combinations.
+/// Number of combinations of contributions.
 pub const SLOTS: usize = 256;
 
-/// Mixes a number well enough that neighbours have nothing in common.
+/// A hash under which neighbouring numbers have nothing in common.
 pub fn mix(number: u64) -> u64 {
     let number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (number ^ number >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// The slot of the element with this index. The salt is the same on all ranks, and another one in
-/// every call, so that results of an earlier call do not pass.
+/// The slot of the element with this index. The salt is the same on all ranks and differs between calls, so that results
+/// of an earlier call are wrong.
 pub fn slot(index: usize, salt: u64) -> usize {
     (mix(index as u64 ^ salt) >> 56) as usize
 }
 
 /// The number that a rank contributes to a reduction.
-pub fn contribution<T: Value>(op: RedOp, ranks: usize, rank: usize, slot: usize) -> i64 {
+pub fn contribution(numbers: Numbers, op: RedOp, ranks: usize, rank: usize, slot: usize) -> i64 {
+    let Numbers { exact, signed, float } = numbers;
     match op {
-        // A mean may be the sum of rounded quotients, which differ by more than a few steps where they cancel out.
-        RedOp::Avg if T::FLOAT => summand::<T>(T::EXACT, Signs::Alike, ranks, rank, slot),
-        RedOp::Sum | RedOp::Avg => summand::<T>(T::EXACT, Signs::Mixed, ranks, rank, slot),
-        // No factor is above 2: half of the room is for the doubled ones.
-        RedOp::MulSum => summand::<T>(T::EXACT / 2, Signs::Mixed, ranks, rank, slot),
-        RedOp::Prod => factor::<T>(ranks, rank, slot),
-        RedOp::Min | RedOp::Max => any_number::<T>(mix((rank * SLOTS + slot) as u64) as usize >> 8),
+        // A mean may be a sum of rounded quotients. Where they cancel out, it is off by more than a few steps.
+        RedOp::Avg if float => summand(exact, signed, Signs::Alike, ranks, rank, slot),
+        RedOp::Sum | RedOp::Avg => summand(exact, signed, Signs::Mixed, ranks, rank, slot),
+        // Factors are at most 2.
+        RedOp::MulSum => summand(exact / 2, signed, Signs::Mixed, ranks, rank, slot),
+        RedOp::Prod => factor(signed, ranks, rank, slot),
+        RedOp::Min | RedOp::Max => any_number(numbers, mix((rank * SLOTS + slot) as u64) as usize >> 8),
     }
 }
 
 /// The exact result of the reduction of all contributions.
-pub fn reduced<T: Value>(op: RedOp, ranks: usize, slot: usize) -> T {
-    let all = (0..ranks).map(|rank| contribution::<T>(op, ranks, rank, slot));
-    match op {
-        RedOp::Sum => T::from_i64(all.sum()),
-        RedOp::Prod => T::from_i64(all.product()),
-        RedOp::Min => T::from_i64(all.min().unwrap_or(0)),
-        RedOp::Max => T::from_i64(all.max().unwrap_or(0)),
-        RedOp::MulSum => {
-            T::from_i64(all.enumerate().map(|(rank, number)| number * RedOp::factor(rank)).sum())
-        }
+pub fn reduced(numbers: Numbers, op: RedOp, ranks: usize, slot: usize) -> Exact {
+    let all = (0..ranks).map(|rank| contribution(numbers, op, ranks, rank, slot));
+    Exact::Whole(match op {
+        RedOp::Sum => all.sum(),
+        RedOp::Prod => all.product(),
+        RedOp::Min => all.min().unwrap_or(0),
+        RedOp::Max => all.max().unwrap_or(0),
+        RedOp::MulSum => all.enumerate().map(|(rank, number)| number * RedOp::factor(rank)).sum(),
+        RedOp::Avg if numbers.float => return Exact::Fraction(all.sum::<i64>() as f64 / ranks as f64),
         // Integers divide towards zero.
-        RedOp::Avg if !T::FLOAT => T::from_i64(all.sum::<i64>() / ranks as i64),
-        RedOp::Avg => T::from_f64(all.sum::<i64>() as f64 / ranks as f64),
+        RedOp::Avg => all.sum::<i64>() / ranks as i64,
+    })
+}
+
+/// A number that every type holds; a negative one, too, if the type has these.
+pub fn any_number(numbers: Numbers, choice: usize) -> i64 {
+    let largest = numbers.exact.min(100);
+    match numbers.signed {
+        true => choice as i64 % (2 * largest + 1) - largest,
+        false => choice as i64 % (largest + 1),
     }
 }
 
-/// A number that every type holds; negative ones too where they exist.
-pub fn any_number<T: Value>(choice: usize) -> i64 {
-    let largest = T::EXACT.min(100);
-    if T::SIGNED { choice as i64 % (2 * largest + 1) - largest } else { choice as i64 % (largest + 1) }
-}
-
-/// Which signs the summands of an element have, where the type has signs.
+/// The signs of an element's summands, if the type has signs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Signs {
     Mixed,
     Alike,
 }
 
-/// Summands of which no partial sum, in whatever order, is above `limit`.
-fn summand<T: Value>(limit: i64, signs: Signs, ranks: usize, rank: usize, slot: usize) -> i64 {
+/// Summands of which no partial sum, in any order, is above `limit`.
+fn summand(limit: i64, signed: bool, signs: Signs, ranks: usize, rank: usize, slot: usize) -> i64 {
     let count = ranks as i64;
     if count * 15 <= limit {
         let number = (mix((rank * SLOTS + slot) as u64) >> 60) as i64;
         return match signs {
-            _ if !T::SIGNED => number,
+            _ if !signed => number,
             Signs::Mixed => number - 7,
             Signs::Alike if slot % 2 == 1 => -number,
             Signs::Alike => number,
         };
     }
-    // Too little room for free choice: a total is shared out, and who gets one more differs by slot.
+    // The limit is too low for free choice: a total is divided among the ranks.
     let total = slot as i64 % (limit + 1);
     let extra = ((rank + slot) % ranks) < (total % count) as usize;
     let share = total / count + i64::from(extra);
-    if T::SIGNED && slot % 2 == 1 { -share } else { share }
+    if signed && slot % 2 == 1 { -share } else { share }
 }
 
-/// Factors of which one is 3, at most five are 2, and the others are 1: at most 96, with so few
-/// binary digits that it is exact in every type.
-fn factor<T: Value>(ranks: usize, rank: usize, slot: usize) -> i64 {
+/// Factors of which one is 3, at most five are 2, and the others are 1. The product is at most 96, with two binary digits
+/// that are not 0: exact in every type.
+fn factor(signed: bool, ranks: usize, rank: usize, slot: usize) -> i64 {
     let position = (rank + slot) % ranks;
     let twos = slot / 3 % 6;
     let magnitude = match position {
@@ -93,14 +95,14 @@ fn factor<T: Value>(ranks: usize, rank: usize, slot: usize) -> i64 {
         _ if position <= twos => 2,
         _ => 1,
     };
-    let negative = T::SIGNED && mix((rank * SLOTS + slot) as u64) >> 63 == 1;
+    let negative = signed && mix((rank * SLOTS + slot) as u64) >> 63 == 1;
     if negative { -magnitude } else { magnitude }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::data::with_value;
+    use crate::perf::data::{Value, with_value};
     use phalanx::DType;
 
     /// The reduction as a school child would do it: in f64 for floats, in 128 bits for integers.
@@ -129,9 +131,9 @@ mod tests {
                     for slot in 0..SLOTS {
                         with_value!(dtype, T => {
                             let contributions: Vec<f64> = (0..ranks)
-                                .map(|rank| T::from_i64(contribution::<T>(op, ranks, rank, slot)).to_f64())
+                                .map(|rank| T::from_i64(contribution(T::NUMBERS, op, ranks, rank, slot)).to_f64())
                                 .collect();
-                            let predicted = reduced::<T>(op, ranks, slot);
+                            let predicted = T::from_exact(reduced(T::NUMBERS, op, ranks, slot));
                             let expected = naive::<T>(op, &contributions);
                             let what = format!("{dtype} {op:?} {ranks} ranks slot {slot}");
                             assert_eq!(predicted, T::from_f64(expected), "{what}");
@@ -154,7 +156,7 @@ mod tests {
                     for slot in 0..SLOTS {
                         with_value!(dtype, T => {
                             let numbers = (0..ranks).map(|rank| {
-                                let number = contribution::<T>(op, ranks, rank, slot) as i128;
+                                let number = contribution(T::NUMBERS, op, ranks, rank, slot) as i128;
                                 if op == RedOp::MulSum { number * RedOp::factor(rank) as i128 } else { number }
                             });
                             let is_product = op == RedOp::Prod;
@@ -183,7 +185,7 @@ mod tests {
         for dtype in DType::ALL {
             for op in RedOp::ALL {
                 let differ = with_value!(dtype, T => (0..SLOTS)
-                    .filter(|&slot| contribution::<T>(op, 2, 0, slot) != contribution::<T>(op, 2, 1, slot))
+                    .filter(|&slot| contribution(T::NUMBERS, op, 2, 0, slot) != contribution(T::NUMBERS, op, 2, 1, slot))
                     .count());
                 assert!(differ >= SLOTS / 4, "{dtype} {op:?}: {differ}");
             }

@@ -1,31 +1,73 @@
-//! The fourteen element types as the check needs them: exact conversions, and distances in ulps.
+//! The fourteen element types with what the check needs: exact conversions, and distances in ulps.
 //!
 //! [`with_value`] turns a type that is known at run time into a type parameter.
 
-use phalanx::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 use phalanx::{Element, F8E4M3, F8E5M2, bf16, f16};
 
-/// An element type of the library, with what the check needs to know of it.
-pub trait Value: Element + DeviceRepr + ValidAsZeroBits {
+/// An element type of the library, with what the check needs.
+pub trait Value: Element {
     /// Every whole number from 0 to this one is exact in the type.
     const EXACT: i64;
     /// Whether negative numbers exist.
     const SIGNED: bool;
     /// Whether fractions exist.
     const FLOAT: bool;
-    /// How far a mean may be from the exact one, in steps between neighbouring values. The types with
-    /// 8 bits have so few values that two steps would let nearly anything pass.
+    /// The three together.
+    const NUMBERS: Numbers = Numbers { exact: Self::EXACT, signed: Self::SIGNED, float: Self::FLOAT };
+    /// The distance of a mean from the exact one that is tolerated, in steps between neighbouring values. Types of 8 bits
+    /// have so few values that two steps would let nearly anything pass.
     const MEAN_TOLERANCE: u64;
 
     /// The value of a whole number, which must be exact.
     fn from_i64(number: i64) -> Self;
     /// The nearest value.
     fn from_f64(number: f64) -> Self;
-    /// The number itself; only used where it is exact.
+    /// The nearest value of an exact result.
+    fn from_exact(result: Exact) -> Self {
+        match result {
+            Exact::Whole(number) => Self::from_i64(number),
+            Exact::Fraction(number) => Self::from_f64(number),
+        }
+    }
+    /// The number itself, where it is exact.
     #[cfg(test)]
     fn to_f64(self) -> f64;
-    /// How many steps lie between two values; more than any tolerance if one is not a number.
+    /// The number of steps between two values; more than any tolerance if one is not a number.
     fn steps_to(self, other: Self) -> u64;
+}
+
+/// The numbers of an element type, for code that is not generic.
+#[derive(Debug, Clone, Copy)]
+pub struct Numbers {
+    /// [`Value::EXACT`]
+    pub exact: i64,
+    /// [`Value::SIGNED`]
+    pub signed: bool,
+    /// [`Value::FLOAT`]
+    pub float: bool,
+}
+
+/// An exact result of a reduction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Exact {
+    Whole(i64),
+    Fraction(f64),
+}
+
+/// Bytes as elements. They must be aligned and whole elements.
+pub fn elements<T: Value>(bytes: &[u8]) -> &[T] {
+    // SAFETY: all bit patterns of an element are valid, and it has no padding.
+    let (before, elements, after) = unsafe { bytes.align_to() };
+    assert!(before.is_empty() && after.is_empty());
+    elements
+}
+
+/// Bytes as elements to write. They must be aligned and whole elements.
+pub fn elements_mut<T: Value>(bytes: &mut [u8]) -> &mut [T] {
+    // SAFETY: all bit patterns of an element are valid, and it has no padding: its bytes are initialised, too.
+    let (before, elements, after) = unsafe { bytes.align_to_mut() };
+    assert!(before.is_empty() && after.is_empty());
+    elements
 }
 
 macro_rules! integers {

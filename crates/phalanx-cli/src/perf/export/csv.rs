@@ -1,6 +1,6 @@
-//! The results as CSV: a line for each size and place, with what identifies it in front.
+//! The report as CSV: a line for each size and place.
 //!
-//! What is not known is an empty field. What the file had before is lost only to results.
+//! An unknown value is an empty field. An existing file is replaced when there is a row.
 
 use super::{Exporter, check_writable};
 use crate::perf::operation::{Operation, Place};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// A CSV file.
 pub struct Csv {
     path: PathBuf,
-    /// From the first row on.
+    /// Opened at the first row.
     writer: Option<csv::Writer<File>>,
 }
 
@@ -57,7 +57,7 @@ impl Csv {
     }
 
     fn open(&self) -> Result<csv::Writer<File>> {
-        // The header row comes from the fields' names, with the first line.
+        // The writer makes the header from the names of the first line's fields.
         Ok(csv::Writer::from_writer(File::create(&self.path).with_context(|| self.refused())?))
     }
 }

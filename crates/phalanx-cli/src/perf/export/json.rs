@@ -1,7 +1,7 @@
-//! The results as JSON: what `--compare` reads.
+//! The report as JSON, which `--compare` reads.
 //!
-//! The file is replaced as a whole after every row, so that it is complete at any moment, and what it had before is lost
-//! only to results. What is no regular file (a pipe, `/dev/stdout`) gets the results once, at the end.
+//! A regular file is replaced as a whole after every row, so that it is complete at any time; without a row it is left
+//! alone. Anything else (a pipe, `/dev/stdout`) gets the report once, at the end.
 
 use super::{Exporter, check_writable};
 use crate::perf::report::Report;
@@ -20,7 +20,7 @@ pub struct Json {
 impl Json {
     pub fn new(path: &Path) -> Json {
         Json {
-            // A link stays one: what it leads to is replaced.
+            // A link stays a link: its target is replaced.
             path: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
             is_replaced: path.metadata().map_or(true, |file| file.is_file()),
         }

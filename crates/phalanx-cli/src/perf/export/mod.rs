@@ -1,6 +1,6 @@
-//! What is made of the results: a table for people, files for programs, a picture.
+//! Writes the report: as a table, as JSON and CSV files, as a picture.
 //!
-//! A format is one file and one [`Exporter`]; it learns of every row as it comes.
+//! Each format is a file here with an [`Exporter`], which gets every row when it is complete.
 
 mod csv;
 mod json;
@@ -15,25 +15,24 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-/// A format that results are written in.
+/// Writes the report in one format.
 pub trait Exporter: Send {
-    /// The run starts: everything is known but the rows.
+    /// Begins the report, which has everything but rows.
     fn begin(&mut self, report: &Report) -> Result<()>;
-    /// The last row of the report is new.
+    /// Writes the last row of the report, which is new.
     fn row(&mut self, report: &Report) -> Result<()>;
-    /// All rows are there.
+    /// Ends the report, which has all rows.
     fn finish(&mut self, report: &Report) -> Result<()>;
 }
 
-/// Sees whether a file can be written, and leaves what is there as it is.
+/// Checks that a file can be written, without changing it.
 fn check_writable(path: &Path) -> io::Result<()> {
     let is_new = path.symlink_metadata().is_err();
     File::options().append(true).create(true).open(path)?;
     if is_new { fs::remove_file(path) } else { Ok(()) }
 }
 
-/// The exporters that the options ask for. Files that cannot be written are an error now, not after
-/// the run.
+/// The exporters that the options ask for. A file that cannot be written is an error before the run.
 pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Result<Vec<Box<dyn Exporter>>> {
     let mut exporters: Vec<Box<dyn Exporter>> = Vec::new();
     if let Some(path) = &args.json {
@@ -45,7 +44,7 @@ pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Result<Vec<Box<dyn Ex
     if let Some(path) = &args.plot {
         exporters.push(Box::new(plot::Plot::create(path, saved.clone())?));
     }
-    // Last: what a person reads first is then already in the files.
+    // Last: a row on the screen is then already in the files.
     exporters.push(Box::new(text::Text::new(std::io::stdout(), saved)));
     Ok(exporters)
 }

@@ -1,36 +1,25 @@
-//! The results as a picture: time and bus bandwidth against size, both axes logarithmic.
+//! The results as a picture: time and bus bandwidth against size, with logarithmic axes.
 //!
-//! It is drawn at the end of the run: of a run that is interrupted there is none.
-//!
-//! The text is set in a font that is part of the program: none has to be installed.
+//! It is drawn at the end of the run. An interrupted run leaves no picture.
 
 use super::{Exporter, check_writable};
 use crate::perf::compare::Saved;
 use crate::perf::operation::Place;
 use crate::perf::report::{Measurement, Report, Row};
+use crate::picture::{self, Area, BLUE, DrawError, FONT, Format, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION};
 use crate::size;
-use anyhow::{Context, Result, anyhow};
-use plotters::coord::Shift;
+use anyhow::{Context, Result};
 use plotters::prelude::*;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 const PIXELS: (u32, u32) = (1500, 900);
-/// Where the legend starts, and the height of one of its lines.
+/// Left edge of the legend, and the height of one of its lines, in pixels.
 const LEGEND: (u32, u32) = (1080, 24);
-const FONT: &str = "sans-serif";
 const TEXT_SIZE: u32 = 18;
-/// Colours that colour-blind people, too, can tell apart (Okabe and Ito).
-const COLORS: [RGBColor; 7] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(0, 0, 0),
-];
+const COLORS: [RGBColor; 7] = [BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK];
 
-/// A picture in a file.
+/// A picture file.
 pub struct Plot {
     path: PathBuf,
     saved: Option<Saved>,
@@ -44,12 +33,12 @@ impl Plot {
 
     fn draw(&self, report: &Report) -> Result<()> {
         let saved = self.saved.as_ref().map(|saved| &saved.report);
-        // The extension was checked with the options.
-        if self.path.extension().is_some_and(|extension| extension == "png") {
-            draw_on(BitMapBackend::new(&self.path, PIXELS).into_drawing_area(), report, saved)
-        } else {
-            draw_on(SVGBackend::new(&self.path, PIXELS).into_drawing_area(), report, saved)
-        }
+        let series = series_of(report, saved);
+        // The options allow two extensions only.
+        let is_png = self.path.extension().is_some_and(|extension| extension == "png");
+        let format = if is_png { Format::Png } else { Format::Svg };
+        let picture = picture::draw(format, PIXELS, &|area| paint(area, &title(report), &series))?;
+        Ok(fs::write(&self.path, picture)?)
     }
 }
 
@@ -67,47 +56,35 @@ impl Exporter for Plot {
     }
 }
 
-/// A line of the picture.
+/// A line of the plot.
 struct Series {
     name: String,
     style: ShapeStyle,
-    /// The points of the saved run are hollow.
+    /// Hollow for a saved run.
     points_style: ShapeStyle,
-    /// Size and time.
+    /// Size in bytes, and time in microseconds.
     times: Vec<(f64, f64)>,
-    /// Size and bus bandwidth.
+    /// Size in bytes, and bus bandwidth in GB/s.
     bandwidths: Vec<(f64, f64)>,
 }
 
-/// One of the two diagrams: its name, and its points of a line.
+/// A diagram: its name, and the points of a line in it.
 type Panel = (&'static str, fn(&Series) -> &[(f64, f64)]);
 
 const PANELS: [Panel; 2] =
     [("time (µs)", |series| &series.times), ("bus bandwidth (GB/s)", |series| &series.bandwidths)];
 
-fn draw_on<B: DrawingBackend>(
-    area: DrawingArea<B, Shift>,
-    report: &Report,
-    saved: Option<&Report>,
-) -> Result<()>
-where
-    B::ErrorType: 'static,
-{
-    plotters::style::register_font(FONT, FontStyle::Normal, dejavu::sans::regular())
-        .map_err(|_| anyhow!("the program's own font is damaged"))?;
-    let series = series_of(report, saved);
-    // A panel without points (one rank has no bus) is left out.
+fn paint(area: &Area<'_>, title: &str, series: &[Series]) -> Result<(), DrawError> {
+    // A single rank has no bus bandwidth.
     let has_points = |panel: &&Panel| series.iter().any(|series| !panel.1(series).is_empty());
     let panels: Vec<&Panel> = PANELS.iter().filter(has_points).collect();
 
-    area.fill(&WHITE).map_err(explain)?;
-    let area = area.margin(10, 0, 0, 0).titled(&title(report), (FONT, TEXT_SIZE + 6)).map_err(explain)?;
+    let area = area.margin(10, 0, 0, 0).titled(title, (FONT, TEXT_SIZE + 6))?;
     let (diagrams, legend) = area.split_horizontally(LEGEND.0);
     for (part, panel) in diagrams.split_evenly((panels.len().max(1), 1)).iter().zip(panels) {
-        draw_panel(part, panel, &series)?;
+        paint_panel(part, panel, series)?;
     }
-    draw_legend(&legend, &series)?;
-    area.present().map_err(explain)
+    paint_legend(&legend, series)
 }
 
 fn title(report: &Report) -> String {
@@ -122,7 +99,7 @@ fn title(report: &Report) -> String {
     )
 }
 
-/// The lines: what was measured in which place, now and then.
+/// The lines: one for each kind of row and place, of this run and the saved one.
 fn series_of(report: &Report, saved: Option<&Report>) -> Vec<Series> {
     let mut kinds: Vec<String> = Vec::new();
     for row in &report.rows {
@@ -148,7 +125,7 @@ fn series_of(report: &Report, saved: Option<&Report>) -> Vec<Series> {
     all
 }
 
-/// A line, if a run has points for it.
+/// The line of a run, if it has points.
 fn line(
     run: &Report,
     of: &str,
@@ -160,7 +137,7 @@ fn line(
     let points = |figure: fn(&Measurement) -> Option<f64>| -> Vec<(f64, f64)> {
         let rows = run.rows.iter().filter(|row| kind(row) == of);
         rows.filter_map(|row| Some((row.size as f64, figure(row.measurement(place)?)?)))
-            // A logarithm needs something above 0.
+            // The axes are logarithmic.
             .filter(|&(size, value)| size > 0.0 && value > 0.0)
             .collect()
     };
@@ -177,7 +154,7 @@ fn color(number: usize, count: usize) -> RGBColor {
     RGBColor(r, g, b)
 }
 
-/// What sets rows of the same size apart, for the legend.
+/// The type, reduction and root of a row, for the legend.
 fn kind(row: &Row) -> String {
     let mut words: Vec<String> = row.dtype.iter().cloned().collect();
     words.extend(row.redop.map(|redop| redop.name().to_owned()));
@@ -185,25 +162,17 @@ fn kind(row: &Row) -> String {
     words.iter().map(|word| format!("{word} ")).collect()
 }
 
-fn draw_panel<B: DrawingBackend>(
-    area: &DrawingArea<B, Shift>,
-    &(name, points_of): &Panel,
-    series: &[Series],
-) -> Result<()>
-where
-    B::ErrorType: 'static,
-{
+fn paint_panel(area: &Area<'_>, &(name, points_of): &Panel, series: &[Series]) -> Result<(), DrawError> {
     let points = || series.iter().flat_map(points_of);
     let (low_x, high_x) = range(points().map(|point| point.0), 2.0);
     let (low_y, high_y) = range(points().map(|point| point.1), 10.0);
     let mut chart = ChartBuilder::on(area)
         .margin(15)
-        // Half of the last label stands beyond the axis.
+        // For the half of the last label that is beyond the axis.
         .margin_right(40)
         .x_label_area_size(50)
         .y_label_area_size(90)
-        .build_cartesian_2d((low_x..high_x).log_scale().base(2.0), (low_y..high_y).log_scale())
-        .map_err(explain)?;
+        .build_cartesian_2d((low_x..high_x).log_scale().base(2.0), (low_y..high_y).log_scale())?;
     chart
         .configure_mesh()
         .x_desc("size")
@@ -214,31 +183,27 @@ where
         .label_style((FONT, TEXT_SIZE))
         .light_line_style(BLACK.mix(0.06))
         .bold_line_style(BLACK.mix(0.15))
-        .draw()
-        .map_err(explain)?;
+        .draw()?;
     for series in series {
         let points = points_of(series);
         let line = LineSeries::new(points.iter().copied(), series.style);
-        chart.draw_series(line).map_err(explain)?;
+        chart.draw_series(line)?;
         let circle = |&point: &(f64, f64)| Circle::new(point, 4, series.points_style);
-        chart.draw_series(points.iter().map(circle)).map_err(explain)?;
+        chart.draw_series(points.iter().map(circle))?;
     }
     Ok(())
 }
 
-/// The names of the lines, one below the other, as many as there is room for.
-fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>, series: &[Series]) -> Result<()>
-where
-    B::ErrorType: 'static,
-{
+/// The names of the lines below each other, as far as there is room.
+fn paint_legend(area: &Area<'_>, series: &[Series]) -> Result<(), DrawError> {
     let room = (area.dim_in_pixel().1 / LEGEND.1) as usize - 1;
     for (series, row) in series.iter().zip(1..=room) {
         let y = row as i32 * LEGEND.1 as i32;
         let mark = PathElement::new([(0, y), (24, y)], series.style);
-        area.draw(&mark).map_err(explain)?;
+        area.draw(&mark)?;
         let text = if row == room { "…" } else { &series.name };
         let above = y - TEXT_SIZE as i32 / 2;
-        area.draw(&Text::new(text, (34, above), (FONT, TEXT_SIZE))).map_err(explain)?;
+        area.draw(&Text::new(text, (34, above), (FONT, TEXT_SIZE)))?;
     }
     Ok(())
 }
@@ -249,10 +214,6 @@ fn range(values: impl Iterator<Item = f64>, base: f64) -> (f64, f64) {
         values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
     let (low, high) = (base.powf(low.log(base).floor()), base.powf(high.log(base).ceil()));
     if low < high { (low, high) } else { (low, low * base) }
-}
-
-fn explain<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>) -> anyhow::Error {
-    anyhow!("{error}")
 }
 
 #[cfg(test)]

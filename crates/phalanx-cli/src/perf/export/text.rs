@@ -1,7 +1,7 @@
-//! The results as a table, in the layout of the reference benchmark: the same first columns, so that
-//! what reads its output reads this, and further ones behind them.
+//! The report as a table. The first columns are those of the reference benchmark, so that programs that read its output
+//! read this one.
 //!
-//! Lines that start with # say what was measured, how, and what it comes to.
+//! Lines that start with # describe the run and sum it up.
 
 use super::Exporter;
 use crate::perf::compare::Saved;
@@ -12,7 +12,40 @@ use std::io::Write;
 
 const PLACES: [Place; 2] = [Place::OutOfPlace, Place::InPlace];
 
-/// A table.
+/// A line of column heads.
+struct Heads {
+    row: [&'static str; 5],
+    /// Of each place.
+    basic: [&'static str; 4],
+    percentiles: [&'static str; 3],
+    /// Only with `--per_iter_timing`.
+    spread: [&'static str; 4],
+    /// Of the columns with a value for each place.
+    places: [&'static str; 2],
+    unit: &'static str,
+}
+
+/// Names and units.
+const HEADS: [Heads; 2] = [
+    Heads {
+        row: ["size", "count", "type", "redop", "root"],
+        basic: ["time", "algbw", "busbw", "#wrong"],
+        percentiles: ["p50", "p95", "p99"],
+        spread: ["min", "max", "mean", "cv"],
+        places: ["out", "in"],
+        unit: "",
+    },
+    Heads {
+        row: ["(B)", "(elements)", "", "", ""],
+        basic: ["(us)", "(GB/s)", "(GB/s)", ""],
+        percentiles: ["(us)", "(us)", "(us)"],
+        spread: ["(us)", "(us)", "(us)", ""],
+        places: ["", ""],
+        unit: "(us)",
+    },
+];
+
+/// A table on `out`.
 pub struct Text<W> {
     out: W,
     saved: Option<Saved>,
@@ -23,63 +56,46 @@ impl<W: Write> Text<W> {
         Text { out, saved }
     }
 
-    fn column_heads(&mut self, report: &Report) -> Result<()> {
+    fn column_heads(&mut self, options: &Options) -> Result<()> {
         let out = &mut self.out;
-        let blank = |out: &mut W| write!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", "", "", "", "", "");
-        blank(out)?;
+        write!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", "", "", "", "", "")?;
         write!(out, "  {:^32}  {:^32}", "out-of-place", "in-place")?;
-        let width = if report.options.per_iteration { 7 * 9 - 2 } else { 3 * 9 - 2 };
+        let width = if options.per_iteration { 7 * 9 - 2 } else { 3 * 9 - 2 };
         write!(out, "    {:^width$}  {:^width$}", "out-of-place", "in-place")?;
-        if report.options.cpu_time {
+        if options.cpu_time {
             write!(out, "    {:^16}", "CPU time")?;
         }
         if self.saved.is_some() {
             write!(out, "    {:^16}", "time now/saved")?;
         }
         writeln!(out)?;
+        HEADS.iter().try_for_each(|heads| self.head_row(heads, options))
+    }
 
-        for (front, basic, spread, more, places, unit) in [
-            (
-                ["size", "count", "type", "redop", "root"],
-                ["time", "algbw", "busbw", "#wrong"],
-                ["p50", "p95", "p99"],
-                ["min", "max", "mean", "cv"],
-                ["out", "in"],
-                "",
-            ),
-            (
-                ["(B)", "(elements)", "", "", ""],
-                ["(us)", "(GB/s)", "(GB/s)", ""],
-                ["(us)", "(us)", "(us)"],
-                ["(us)", "(us)", "(us)", ""],
-                ["", ""],
-                "(us)",
-            ),
-        ] {
-            let [size, count, dtype, redop, root] = front;
-            write!(out, "# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
-            for _ in PLACES {
-                let [time, algbw, busbw, wrong] = basic;
-                write!(out, "  {time:>8}  {algbw:>6}  {busbw:>6}  {wrong:>6}")?;
-            }
-            write!(out, "  ")?;
-            for _ in PLACES {
-                spread.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
-                if report.options.per_iteration {
-                    more.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
-                }
-            }
-            if report.options.cpu_time {
-                write!(out, "  ")?;
-                places.iter().try_for_each(|name| write!(out, "  {:>7}", [name, unit].concat()))?;
-            }
-            if self.saved.is_some() {
-                write!(out, "  ")?;
-                places.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
-            }
-            writeln!(out)?;
+    fn head_row(&mut self, heads: &Heads, options: &Options) -> Result<()> {
+        let out = &mut self.out;
+        let [size, count, dtype, redop, root] = heads.row;
+        write!(out, "# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
+        for _ in PLACES {
+            let [time, algbw, busbw, wrong] = heads.basic;
+            write!(out, "  {time:>8}  {algbw:>6}  {busbw:>6}  {wrong:>6}")?;
         }
-        Ok(())
+        write!(out, "  ")?;
+        for _ in PLACES {
+            heads.percentiles.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
+            if options.per_iteration {
+                heads.spread.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
+            }
+        }
+        if options.cpu_time {
+            write!(out, "  ")?;
+            heads.places.iter().try_for_each(|name| write!(out, "  {:>7}", [name, heads.unit].concat()))?;
+        }
+        if self.saved.is_some() {
+            write!(out, "  ")?;
+            heads.places.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
+        }
+        Ok(writeln!(out)?)
     }
 
     fn write_row(&mut self, row: &Row, options: &Options) -> Result<()> {
@@ -171,7 +187,7 @@ impl<W: Write + Send> Exporter for Text<W> {
             }
         }
         writeln!(out, "#")?;
-        self.column_heads(report)
+        self.column_heads(&report.options)
     }
 
     fn row(&mut self, report: &Report) -> Result<()> {
@@ -195,7 +211,7 @@ impl<W: Write + Send> Exporter for Text<W> {
     }
 }
 
-/// Says how times are taken.
+/// Describes the method of measurement.
 fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
     if options.memory.is_on_gpus() && options.operation.has_data() {
         match options.graph_launches {
@@ -236,7 +252,7 @@ fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A number in so many characters, with as many of two decimals as fit; `N/A` if there is none.
+/// A number in `width` characters, with up to two decimals; `N/A` for none.
 fn number(value: Option<f64>, width: usize) -> String {
     let Some(value) = value else {
         return "N/A".to_owned();

@@ -1,86 +1,65 @@
-//! Where rank 0 shows results: the table, the files, the progress.
+//! Reports a run on rank 0: the table, the files, the progress.
 //!
-//! Files are written after every row, so that an interrupted run leaves what it had.
+//! Files are written after every row, so that an interrupted run leaves its rows.
 
-use super::bench::Audience;
 use super::compare::Saved;
 use super::enqueued;
 use super::export::{self, Exporter};
+use super::observer::Observer;
 use super::options::PerfArgs;
 use super::plan::{Plan, Registration};
 use super::progress::Progress;
 use super::report::{FORMAT, Memory, Options, RankGpu, RankKind, Report, Row, TimeKind};
-use super::world::World;
 use crate::gpu;
 use crate::machine::Machine;
 use anyhow::Result;
 use phalanx::{BackendKind, Comm};
+use std::time::SystemTime;
 
-/// Gets the rows of a run and hands them to every exporter.
-pub struct Podium {
+/// What a report needs before there are ranks.
+pub struct Reporter {
     args: PerfArgs,
-    plan: Plan,
     ranks_are: RankKind,
     machine: Machine,
-    stage: Option<Stage>,
 }
 
-/// What exists once the number of ranks is known.
-struct Stage {
+/// The report of a run.
+pub struct RunningReport {
     report: Report,
     exporters: Vec<Box<dyn Exporter>>,
     progress: Progress,
 }
 
-impl Podium {
-    pub fn new(args: &PerfArgs, plan: &Plan, world: &World) -> Podium {
-        Podium {
-            args: args.clone(),
-            plan: plan.clone(),
-            ranks_are: world.kind(),
-            // Now: once rank 0 is pinned it would see one core.
-            machine: Machine::this(),
-            stage: None,
-        }
+impl Reporter {
+    /// Call it before rank 0 is pinned: a pinned thread sees one core.
+    pub fn new(args: &PerfArgs, ranks_are: RankKind) -> Reporter {
+        Reporter { args: args.clone(), ranks_are, machine: Machine::this() }
     }
 
-    /// Says what is going to be measured, and on what: `gpus` are the ranks', if they have any.
-    pub fn opens(&mut self, comm: &Comm, gpus: Vec<RankGpu>) -> Result<()> {
+    /// Begins the report: everything but the rows. `gpus` are the ranks', if they have any.
+    pub fn begin(self, comm: &Comm, plan: &Plan, gpus: Vec<RankGpu>) -> Result<RunningReport> {
         let saved = match &self.args.compare {
-            Some(path) => Some(Saved::load(path, self.plan.operation)?),
+            Some(path) => Some(Saved::load(path, plan.operation)?),
             None => None,
         };
         let report = Report {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             date: now(),
-            machine: self.machine.clone(),
-            options: self.options(comm, gpus),
+            options: self.options(comm, plan, gpus),
+            machine: self.machine,
             rows: Vec::new(),
         };
         let mut exporters = export::exporters(&self.args, saved)?;
         for exporter in &mut exporters {
             exporter.begin(&report)?;
         }
-        let cycles = self.plan.cycles.unwrap_or(1);
-        let progress = Progress::new(self.plan.rows(comm.world_size()).saturating_mul(cycles));
-        self.stage = Some(Stage { report, exporters, progress });
-        Ok(())
+        let cycles = plan.cycles.unwrap_or(1);
+        let progress = Progress::new(plan.rows(comm.world_size()).saturating_mul(cycles));
+        Ok(RunningReport { report, exporters, progress })
     }
 
-    /// Says what came out.
-    pub fn closes(mut self) -> Result<()> {
-        if let Some(Stage { report, mut exporters, progress }) = self.stage.take() {
-            progress.finish();
-            for exporter in &mut exporters {
-                exporter.finish(&report)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn options(&self, comm: &Comm, gpus: Vec<RankGpu>) -> Options {
-        let plan = &self.plan;
+    fn options(&self, comm: &Comm, plan: &Plan, gpus: Vec<RankGpu>) -> Options {
         let on_gpus = !gpus.is_empty();
         let one_sided = plan.operation.is_one_sided();
         let enqueued = on_gpus && plan.operation.has_data();
@@ -126,26 +105,29 @@ impl Podium {
     }
 }
 
-impl Audience for Podium {
-    fn starts(&mut self, row: usize, size: usize) {
-        if let Some(stage) = &self.stage {
-            stage.progress.starts(row, size);
-        }
+impl RunningReport {
+    /// Writes the end of the report.
+    pub fn finish(mut self) -> Result<()> {
+        self.progress.erase();
+        self.exporters.iter_mut().try_for_each(|exporter| exporter.finish(&self.report))
+    }
+}
+
+impl Observer for RunningReport {
+    fn row_begins(&mut self, row: usize, size: usize) {
+        self.progress.draw(row, size);
     }
 
-    fn row(&mut self, row: Row) -> Result<()> {
-        if let Some(Stage { report, exporters, progress }) = &mut self.stage {
-            report.rows.push(row);
-            progress.hidden(|| exporters.iter_mut().try_for_each(|exporter| exporter.row(report)))?;
-        }
-        Ok(())
+    fn row_complete(&mut self, row: Row) -> Result<()> {
+        let RunningReport { report, exporters, progress } = self;
+        report.rows.push(row);
+        progress.hidden(|| exporters.iter_mut().try_for_each(|exporter| exporter.row(report)))
     }
 }
 
 /// The time in UTC, to the second.
 fn now() -> String {
-    let now = jiff::Timestamp::now();
-    jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
 #[cfg(test)]

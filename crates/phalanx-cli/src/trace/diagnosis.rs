@@ -1,74 +1,82 @@
-//! Which rank it was: from the verdict if there is one, else from what the ranks were doing when they were asked.
+//! Finds the ranks at fault: the ones that the communicator's failure names, or else the ones whose calls differ.
 
 use super::merge::{Merged, last_collective};
-use super::record::{FlightRecord, Operation, State, Verdict};
+use super::record::{Failure, FlightRecord, Operation, State};
+use super::text;
 use std::collections::BTreeMap;
 
-/// A rank that comes last has cost the others at least this share of the time before it is called slow.
-const SLOW: f64 = 0.05;
+/// A rank is slower if the others waited this share of the time for it alone.
+const SLOW_SHARE: f64 = 0.05;
 
-/// Of so many ranks at the most it is told what each was doing.
-const SAID: usize = 8;
+/// Operations of all ranks that must be compared before a rank is called slower.
+const MIN_COMPARED: u64 = 8;
 
-/// A call that fails sooner, in nanoseconds, was made after the communicator had failed.
-const REFUSED: u64 = 1_000_000;
+/// Ranks, at most, that a finding describes one by one.
+const MAX_DESCRIBED: usize = 8;
 
-/// What was found.
+/// Operations before the last common one in which different calls are searched for.
+const SEARCHED: u64 = 16;
+
+/// A call that failed within this time, in nanoseconds, was made after the communicator had failed.
+const REFUSAL: u64 = 1_000_000;
+
+/// A reason why the others waited.
 #[derive(Debug, PartialEq)]
 pub struct Finding {
     /// The ranks at fault; empty if none is.
     pub ranks: Vec<usize>,
     /// `missing`, `different call`, `slower`, or what happened to the rank.
     pub what: String,
-    /// In words.
+    /// The evidence, as text.
     pub why: String,
 }
 
-/// Names the culprit, and if none is at fault, whoever is slower.
+/// Finds the ranks at fault, and a rank that is slower than the others.
 pub fn find(merged: &Merged) -> Vec<Finding> {
-    let verdict = merged.ranks.values().find_map(|record| record.error.as_ref());
-    let fault = match verdict {
-        Some(verdict) => Some(from_verdict(merged, verdict)),
+    let failure = merged.ranks.values().find_map(|record| record.error.as_ref());
+    let fault = match failure {
+        Some(failure) => Some(from_failure(merged, failure)),
         None => different(merged, None).or_else(|| behind(merged)).or_else(|| unanswered(merged)),
     };
     fault.into_iter().chain(slower(merged)).collect()
 }
 
-fn from_verdict(merged: &Merged, verdict: &Verdict) -> Finding {
-    match verdict.kind.as_str() {
-        "mismatch" => different(merged, Some(verdict.sequence)).unwrap_or_else(|| Finding {
-            ranks: verdict.ranks.clone(),
+fn from_failure(merged: &Merged, failure: &Failure) -> Finding {
+    match failure.kind.as_str() {
+        "mismatch" => different(merged, Some(failure.sequence)).unwrap_or_else(|| Finding {
+            ranks: failure.ranks.clone(),
             what: "different call".into(),
-            why: verdict.text.clone(),
+            why: failure.text.clone(),
         }),
         "timeout" => {
-            let doing =
-                verdict.ranks.iter().take(SAID).map(|rank| format!("rank {rank} {}", doing(merged, *rank)));
-            Finding {
-                ranks: verdict.ranks.clone(),
-                what: "missing".into(),
-                why: format!(
-                    "the others waited in {} (operation number {}); {}",
-                    verdict.operation,
-                    verdict.sequence,
-                    doing.collect::<Vec<_>>().join("; ")
-                ),
-            }
+            let why = format!(
+                "the others waited in {} (operation number {}); {}",
+                failure.operation,
+                failure.sequence,
+                activities(merged, &failure.ranks)
+            );
+            Finding { ranks: failure.ranks.clone(), what: "missing".into(), why }
         }
-        kind => Finding { ranks: verdict.ranks.clone(), what: kind.into(), why: verdict.text.clone() },
+        kind => Finding { ranks: failure.ranks.clone(), what: kind.into(), why: failure.text.clone() },
     }
 }
 
+/// The activities of the first of these ranks.
+fn activities(merged: &Merged, ranks: &[usize]) -> String {
+    let described = ranks.iter().take(MAX_DESCRIBED);
+    described.map(|rank| format!("rank {rank} {}", activity(merged, *rank))).collect::<Vec<_>>().join("; ")
+}
+
 /// What a rank was doing when its record was written.
-fn doing(merged: &Merged, rank: usize) -> String {
+fn activity(merged: &Merged, rank: usize) -> String {
     let Some(record) = merged.ranks.get(&rank) else {
         return "has left no record: it was killed, is stopped, or has not noticed".into();
     };
-    // What is called after a failure is refused at once.
+    // A communicator that has failed refuses every call at once.
     let failed = record.records.iter().position(|operation| operation.state == State::Failed);
     let refused = failed.filter(|index| {
         let operation = &record.records[*index];
-        operation.ended_ns.saturating_sub(operation.enqueued_ns) < REFUSED
+        operation.ended_ns.saturating_sub(operation.enqueued_ns) < REFUSAL
     });
     if let (Some(index), Some(before)) = (refused, refused.and_then(|index| index.checked_sub(1))) {
         let (late, before) = (&record.records[index], &record.records[before]);
@@ -78,7 +86,7 @@ fn doing(merged: &Merged, rank: usize) -> String {
             before.sequence,
             late.describe(),
             late.sequence,
-            time(late.enqueued_ns.saturating_sub(before.ended_ns))
+            text::time(late.enqueued_ns.saturating_sub(before.ended_ns))
         );
     }
     match failed.map(|index| &record.records[index]).or(record.records.last()) {
@@ -87,7 +95,7 @@ fn doing(merged: &Merged, rank: usize) -> String {
             "had completed {} (number {}) {} before its record was written, and called nothing since",
             last.describe(),
             last.sequence,
-            time(record.written_ns.saturating_sub(last.ended_ns))
+            text::time(record.written_ns.saturating_sub(last.ended_ns))
         ),
         Some(last) => {
             let over = if last.ended_ns == 0 { record.written_ns } else { last.ended_ns };
@@ -95,20 +103,21 @@ fn doing(merged: &Merged, rank: usize) -> String {
                 "was in {} (number {}) for {}",
                 last.describe(),
                 last.sequence,
-                time(over.saturating_sub(last.started_ns.max(last.enqueued_ns)))
+                text::time(over.saturating_sub(last.started_ns.max(last.enqueued_ns)))
             )
         }
     }
 }
 
-/// Ranks that called something else under the same number: the fewer ones. `None` if all are alike.
+/// The minority of ranks that made a different call with the same sequence number: this one, or any of the last common
+/// ones.
 fn different(merged: &Merged, sequence: Option<u64>) -> Option<Finding> {
     let sequences = match sequence {
         Some(sequence) => vec![sequence],
         None => {
             let last = |record: &FlightRecord| last_collective(record).map(|last| last.sequence);
             let common = merged.ranks.values().filter_map(last).min()?;
-            (common.saturating_sub(16).max(1)..=common).collect()
+            (common.saturating_sub(SEARCHED).max(1)..=common).collect()
         }
     };
     sequences.into_iter().find_map(|sequence| {
@@ -121,20 +130,20 @@ fn different(merged: &Merged, sequence: Option<u64>) -> Option<Finding> {
             return None;
         }
         let mut groups: Vec<(String, Vec<usize>)> = groups.into_iter().collect();
-        groups.sort_by_key(|(_, ranks)| (ranks.len(), std::cmp::Reverse(ranks[0])));
+        groups.sort_unstable_by_key(|(_, ranks)| (ranks.len(), std::cmp::Reverse(ranks[0])));
         let (_, most) = groups.last()?;
-        // Half against half: nobody can say which is right.
-        let even = groups[0].1.len() == most.len();
-        let said = groups.iter().rev().map(|(call, ranks)| format!("{} called {call}", name(ranks)));
-        let why = format!("operation number {sequence}: {}", said.collect::<Vec<_>>().join(", "));
-        let few = if even { &groups[..] } else { &groups[..groups.len() - 1] };
-        let mut ranks: Vec<usize> = few.iter().flat_map(|(_, ranks)| ranks).copied().collect();
+        // Of two groups of the same size, either may be wrong.
+        let is_tie = groups[0].1.len() == most.len();
+        let calls = groups.iter().rev().map(|(call, ranks)| format!("{} called {call}", text::ranks(ranks)));
+        let why = format!("operation number {sequence}: {}", calls.collect::<Vec<_>>().join(", "));
+        let minority = if is_tie { &groups[..] } else { &groups[..groups.len() - 1] };
+        let mut ranks: Vec<usize> = minority.iter().flat_map(|(_, ranks)| ranks).copied().collect();
         ranks.sort_unstable();
         Some(Finding { ranks, what: "different call".into(), why })
     })
 }
 
-/// Ranks that have not called what others are waiting in.
+/// Ranks that have not made the call in which others wait.
 fn behind(merged: &Merged) -> Option<Finding> {
     let begun = |record: &FlightRecord| {
         let collectives = record.records.iter().filter(|o| !o.is_message() && o.state != State::Enqueued);
@@ -156,21 +165,20 @@ fn behind(merged: &Merged) -> Option<Finding> {
     if missing.is_empty() {
         return None;
     }
-    let said = missing.iter().take(SAID).map(|rank| format!("rank {rank} {}", doing(merged, *rank)));
     let since = merged.end().saturating_sub(waiting.enqueued_ns);
     let why = format!(
         "others have been waiting in {} (operation number {sequence}) for {}; {}",
         waiting.describe(),
-        time(since),
-        said.collect::<Vec<_>>().join("; ")
+        text::time(since),
+        activities(merged, &missing)
     );
     Some(Finding { ranks: missing, what: "missing".into(), why })
 }
 
-/// Ranks that others wait for a message from, or wait to be received by.
+/// Ranks that have not posted the counterpart of another rank's send or receive.
 fn unanswered(merged: &Merged) -> Option<Finding> {
     let mut ranks = Vec::new();
-    let mut said = Vec::new();
+    let mut waits = Vec::new();
     for (rank, record) in &merged.ranks {
         for operation in record.records.iter().filter(|o| o.is_message() && o.is_under_way()) {
             let peer = operation.peer?;
@@ -182,31 +190,31 @@ fn unanswered(merged: &Merged) -> Option<Finding> {
             });
             if !posted {
                 ranks.push(peer);
-                said.push(format!(
+                waits.push(format!(
                     "rank {rank} waits in {} (number {} between the two), and rank {peer} {}",
                     operation.describe(),
                     operation.sequence,
-                    doing(merged, peer)
+                    activity(merged, peer)
                 ));
             }
         }
     }
     ranks.sort_unstable();
     ranks.dedup();
-    said.truncate(SAID);
-    let waits = |rank: &usize| {
+    waits.truncate(MAX_DESCRIBED);
+    let is_waiting = |rank: &usize| {
         merged.ranks.get(rank).is_some_and(|record| record.records.iter().any(Operation::is_under_way))
     };
-    // If somebody does something else it is that rank that holds the others up.
-    let (waiting, others): (Vec<usize>, Vec<usize>) = ranks.into_iter().partition(waits);
+    // A rank that waits for nothing itself is the one that holds the others up.
+    let (waiting, others): (Vec<usize>, Vec<usize>) = ranks.into_iter().partition(is_waiting);
     let (ranks, what) = match others.is_empty() {
         true => (waiting, "waiting for each other"),
         false => (others, "missing"),
     };
-    (!ranks.is_empty()).then(|| Finding { ranks, what: what.into(), why: said.join("; ") })
+    (!ranks.is_empty()).then(|| Finding { ranks, what: what.into(), why: waits.join("; ") })
 }
 
-/// The rank that comes last most often, if that takes a good part of the time.
+/// The rank that cost the others most time by coming last, if that is a good part of the whole.
 fn slower(merged: &Merged) -> Option<Finding> {
     if merged.ranks.len() < 2 || merged.ranks.len() < merged.world_size || merged.different_clocks {
         return None;
@@ -233,36 +241,13 @@ fn slower(merged: &Merged) -> Option<Finding> {
     let (rank, (times, cost)) = cost.into_iter().max_by_key(|(_, (_, cost))| *cost)?;
     let (begin, end) = span?;
     let share = cost as f64 / (end - begin).max(1) as f64;
-    (compared >= 8 && share >= SLOW).then(|| Finding {
+    (compared >= MIN_COMPARED && share >= SLOW_SHARE).then(|| Finding {
         ranks: vec![rank],
         what: "slower".into(),
         why: format!(
             "rank {rank} came last to {times} of {compared} operations, and the others waited {} of {} for it alone",
-            time(cost),
-            time(end - begin)
+            text::time(cost),
+            text::time(end - begin)
         ),
     })
-}
-
-/// `rank 3`, `ranks 1, 2 and 5`.
-pub fn name(ranks: &[usize]) -> String {
-    let numbers: Vec<String> = ranks.iter().take(12).map(ToString::to_string).collect();
-    match numbers.as_slice() {
-        [] => "no rank".into(),
-        [one] => format!("rank {one}"),
-        _ if ranks.len() > numbers.len() => {
-            format!("ranks {}, … ({} in all)", numbers.join(", "), ranks.len())
-        }
-        [others @ .., last] => format!("ranks {} and {last}", others.join(", ")),
-    }
-}
-
-/// A time in its best unit.
-pub fn time(nanos: u64) -> String {
-    match nanos {
-        0..1_000 => format!("{nanos} ns"),
-        1_000..1_000_000 => format!("{:.1} µs", nanos as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", nanos as f64 / 1e6),
-        _ => format!("{:.1} s", nanos as f64 / 1e9),
-    }
 }
