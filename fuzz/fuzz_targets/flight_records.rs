@@ -7,10 +7,11 @@ use libfuzzer_sys::fuzz_target;
 #[allow(dead_code, reason = "the program uses more of it")]
 #[path = "../../crates/phalanx-cli/src/trace"]
 mod trace {
-    pub mod culprit;
+    pub mod diagnosis;
     pub mod merge;
     pub mod record;
     pub mod summary;
+    pub mod text;
 }
 
 fuzz_target!(|bytes: &[u8]| {
