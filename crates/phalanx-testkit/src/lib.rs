@@ -8,7 +8,7 @@
 //! - [`sockets`]: which ports a process has opened.
 //! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
-//!
+//! - [`suite`]: runs a suite's trials, or a sample of them.
 //! - [`faults`]: the fault suite, for the tests and as a program.
 //!
 //! Not here: the other tests (`tests/`).
@@ -30,6 +30,7 @@ pub mod reference;
 pub mod ring;
 pub mod scenario;
 pub mod sockets;
+pub mod suite;
 pub mod threads;
 pub mod verdict;
 

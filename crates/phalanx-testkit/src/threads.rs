@@ -2,7 +2,7 @@
 
 use crate::scenario::{Body, Outcome, Scenario};
 use phalanx::{BackendKind, Comm};
-use std::sync::mpsc;
+use std::sync::{Condvar, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// The backend of worlds in host memory, which is what is tested also where there are GPUs.
@@ -58,4 +58,38 @@ pub fn run_scenario(
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)").to_owned()
+}
+
+/// Counts the threads that are still at something, so that another one can wait for their end.
+#[derive(Debug)]
+pub struct Busy {
+    threads: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Busy {
+    /// So many threads are at it.
+    pub fn new(threads: usize) -> Busy {
+        Busy { threads: Mutex::new(threads), ended: Condvar::new() }
+    }
+
+    /// One of the threads is through when this is dropped.
+    pub fn one(&self) -> impl Drop + '_ {
+        struct One<'a>(&'a Busy);
+
+        impl Drop for One<'_> {
+            fn drop(&mut self) {
+                *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+                self.0.ended.notify_all();
+            }
+        }
+
+        One(self)
+    }
+
+    /// Waits until all threads are through, or so long.
+    pub fn wait(&self, timeout: Duration) {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.ended.wait_timeout_while(threads, timeout, |threads| *threads > 0));
+    }
 }

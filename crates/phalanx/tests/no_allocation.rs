@@ -1,5 +1,7 @@
-//! Operations on the host allocate nothing once they have been called before, whatever their size and way. (Ranks that have waited for ten
-//! milliseconds look around before they sleep, and may: of three tries, which all ranks make, the best one counts.)
+//! Operations on the host allocate nothing once they have been called before, whatever their size and algorithm.
+//!
+//! A rank that has waited for 10 ms looks around before it sleeps, and may allocate. So a call is tried until each rank
+//! has seen it without an allocation: on a machine with other work that can take several tries.
 #![cfg(target_os = "linux")]
 
 use phalanx::{BackendKind, Comm, PreMulSum, ReduceOp, Result};
@@ -96,6 +98,9 @@ const CALLS: [(&str, Call); 27] = [
 /// Elements of a block: in an opening, in lines, in plain bytes, in a chunk, in many.
 const BLOCKS: [usize; 5] = [1, 7, 100, 5_000, 300_000];
 
+/// A call that allocates in each of so many tries allocates.
+const TRIES: usize = 10;
+
 /// The calls that have allocated, with the block and the number of allocations.
 fn allocations(comm: &Comm, shared: bool) -> Result<Vec<String>> {
     let ranks = comm.world_size();
@@ -121,14 +126,19 @@ fn allocations(comm: &Comm, shared: bool) -> Result<Vec<String>> {
             for _ in 0..20 {
                 call(comm, &mut buffers)?;
             }
-            let mut more = usize::MAX;
-            for _ in 0..3 {
+            let mut more = u64::MAX;
+            for _ in 0..TRIES {
                 comm.barrier()?;
                 let before = ALLOCATIONS.get();
                 for _ in 0..10 {
                     call(comm, &mut buffers)?;
                 }
-                more = more.min(ALLOCATIONS.get() - before);
+                more = more.min((ALLOCATIONS.get() - before) as u64);
+                let mut most = [more];
+                comm.all_reduce_in_place(&mut most, ReduceOp::Max)?;
+                if most == [0] {
+                    break;
+                }
             }
             if more > 0 {
                 found.push(format!("{name} of {block} elements a block: {more} in 10 calls"));

@@ -9,6 +9,7 @@ use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::program::{Place, Step};
 use phalanx_testkit::random::{NO_NAN, Random};
 use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::suite;
 use phalanx_testkit::{Number, Scenario};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,7 +75,7 @@ pub fn trials() -> Vec<Trial> {
             let name = format!("mpi/{installation}/cuda/{name}/{ranks}");
             trials.push(match found.clone() {
                 Ok(installation) => Trial::test(name, move || on_emulated_gpus(job(installation.job(ranks)))),
-                Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+                Err(reason) => suite::ignored(name, reason),
             });
         };
         for (name, ranks, job) in TESTS {
@@ -97,7 +98,7 @@ fn on_gpus(name: &str, found: Result<Installation, String>) -> Vec<Trial> {
     let trial = |(test, ranks, add): Test| {
         let (installation, name) = (installation.clone(), format!("mpi/{name}/gpus/{test}/{ranks}"));
         if !has_gpu {
-            return Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("there is no GPU");
+            return suite::ignored(name, "there is no GPU");
         }
         Trial::test(name, move || {
             let job =

@@ -6,6 +6,7 @@ use phalanx_sys::mpi::Mpi;
 use phalanx_testkit::mpi::{Ended, Installation};
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::suite;
 use phalanx_testkit::{Fields, Scenario, verdict};
 use std::time::{Duration, Instant};
 
@@ -57,7 +58,7 @@ pub fn trials() -> Vec<Trial> {
             let name = format!("mpi/{installation}/jobs/{name}");
             trials.push(match found.clone() {
                 Ok(installation) => Trial::test(name, move || Ok::<(), Failed>(test(&installation)?)),
-                Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+                Err(reason) => suite::ignored(name, reason),
             });
         }
     }

@@ -25,7 +25,11 @@ mod world;
 
 use libtest_mimic::{Arguments, Trial};
 use phalanx_testkit::processes;
+use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
+
+/// How much of the suite a sample is. The variants of an operation are data types, numbers of ranks, or MPIs.
+const SHARES: &[Share] = &[("mpi/", 6), ("nccl/", 6), ("nvshmem/", 4), ("threads/all_reduce/", 7)];
 
 fn main() -> ExitCode {
     let scenarios = [
@@ -65,7 +69,7 @@ fn main() -> ExitCode {
         on_gpus(),
         jobs::trials(),
     ];
-    libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
+    suite::run(&args, trials.into_iter().flatten().collect(), SHARES)
 }
 
 /// With GPUs, real or emulated.
@@ -76,6 +80,6 @@ fn on_gpus() -> Vec<Trial> {
 
 #[cfg(not(target_os = "linux"))]
 fn on_gpus() -> Vec<Trial> {
-    let ignored = |name| Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind("for Linux");
+    let ignored = |name| suite::ignored(name, "for Linux");
     ["nccl", "nvshmem", "cuda"].map(ignored).into()
 }

@@ -5,10 +5,24 @@
 use libtest_mimic::{Arguments, Trial};
 use phalanx_testkit::faults::{self, Backend, Case, Effort};
 use phalanx_testkit::processes;
+use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
 
 /// The seed of the cases that have one; the suite's program tries many.
 const SEED: u64 = 1;
+
+/// How much of the suite a sample is. Most of these cases wait for a deadline.
+const SHARES: &[Share] = &[
+    ("/life/", 7),
+    ("/deadline/", 7),
+    ("/stopped/", 8),
+    ("/killed/", 4),
+    ("/environment/", 5),
+    ("/limits/", 5),
+    ("/grow/", 4),
+    ("/shrink/", 3),
+    ("/leaks/", 4),
+];
 
 fn main() -> ExitCode {
     if let Some(code) = processes::serve(&faults::scenarios()) {
@@ -20,7 +34,7 @@ fn main() -> ExitCode {
     let trials = Backend::ALL
         .into_iter()
         .flat_map(|backend| backend.cases().into_iter().map(move |case| trial(backend, case)));
-    libtest_mimic::run(&args, trials.collect()).exit_code()
+    suite::run(&args, trials.collect(), SHARES)
 }
 
 fn trial(backend: Backend, case: Case) -> Trial {
@@ -29,7 +43,7 @@ fn trial(backend: Backend, case: Case) -> Trial {
         other => format!("{}/{}", other.name(), case.name),
     };
     match case.ignored.clone() {
-        Some(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+        Some(reason) => suite::ignored(name, reason),
         None => Trial::test(name, move || Ok(case.run(SEED, Effort::Short)?)),
     }
 }

@@ -1,6 +1,8 @@
 //! Every collective on GPU memory: types × reductions × sizes × place, against a naive reference.
 
-use crate::world::{DeviceRepr, both, done, download, expect, is_reduced, must, upload, value, values};
+use crate::world::{
+    DeviceRepr, both, both_named, done, download, expect, is_reduced, must, upload, value, values,
+};
 use libtest_mimic::Trial;
 use phalanx::{Comm, DType, Error, PreMulSum, ReduceOp};
 use phalanx_testkit::scenario::{Context, Outcome};
@@ -19,13 +21,28 @@ pub const SCENARIOS: &[Scenario] = &[
 
 const SIZES: [usize; 6] = [0, 1, 17, 4099, 70_001, 300_007];
 
-pub fn trials(gpus: usize) -> Vec<Trial> {
-    SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect()
+/// The sizes that an argument asks for: the last two take emulated GPUs nearly all of the time.
+fn sizes(args: &[String]) -> &'static [usize] {
+    let (short, long) = SIZES.split_at(4);
+    match args.first().map(String::as_str) {
+        Some("short") => short,
+        Some("long") => long,
+        _ => &SIZES,
+    }
 }
 
-fn reductions(comm: Comm, _: &[String]) -> Outcome {
+pub fn trials(gpus: usize) -> Vec<Trial> {
+    let [reductions, movements, others @ ..] = SCENARIOS else { unreachable!("there are several") };
+    let by_size = [reductions, movements].into_iter().flat_map(|scenario| {
+        let long = both_named(&format!("{}/long", scenario.name), *scenario, 1, gpus, &["long"]);
+        both(*scenario, 1, gpus, &["short"]).into_iter().chain(long)
+    });
+    by_size.chain(others.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""]))).collect()
+}
+
+fn reductions(comm: Comm, args: &[String]) -> Outcome {
     for dtype in DType::ALL {
-        with_number!(dtype, T => reduce_all::<T>(&comm, dtype))?;
+        with_number!(dtype, T => reduce_all::<T>(&comm, dtype, sizes(args)))?;
     }
     done()
 }
@@ -42,7 +59,7 @@ fn combined(op: ReduceOp, ranks: usize, index: usize) -> i32 {
     }
 }
 
-fn reduce_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), String> {
+fn reduce_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType, sizes: &[usize]) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     if !is_reduced(dtype) {
         let mut buffer = upload(comm, &values::<T>(rank, 3))?;
@@ -51,7 +68,7 @@ fn reduce_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), S
         assert!(refused.to_string().contains(dtype.name()), "{refused}");
         return Ok(());
     }
-    for len in SIZES {
+    for &len in sizes {
         for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max] {
             let what = |operation: &str| format!("{operation} of {len} {dtype}, {op}");
             let whole = |index: usize| T::from_small(combined(op, ranks, index));
@@ -94,17 +111,17 @@ fn reduce_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), S
     Ok(())
 }
 
-fn movements(comm: Comm, _: &[String]) -> Outcome {
+fn movements(comm: Comm, args: &[String]) -> Outcome {
     for dtype in DType::ALL {
-        with_number!(dtype, T => move_all::<T>(&comm, dtype))?;
+        with_number!(dtype, T => move_all::<T>(&comm, dtype, sizes(args)))?;
     }
     done()
 }
 
-fn move_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType) -> Result<(), String> {
+fn move_all<T: Number + DeviceRepr>(comm: &Comm, dtype: DType, sizes: &[usize]) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let of = |rank: usize, index: usize| T::from_small(value(rank, index));
-    for len in SIZES {
+    for &len in sizes {
         let root = len % ranks;
         let what = |operation: &str| format!("{operation} of {len} {dtype}, root {root}");
         let send = upload(comm, &values::<T>(rank, len))?;

@@ -7,6 +7,7 @@ use phalanx::nccl::{CollectiveConfig, Config};
 use phalanx::{BackendKind, Comm, DType, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("identity", identity),
@@ -26,13 +27,13 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     // share it with their parent do not.
     let many = Trial::test("processes/cycles/many", || many_cycles("100", "0"));
     let shared = Trial::test("processes/cycles/shared", || many_cycles("1000", "1"));
-    trials.extend([many, shared].map(|trial| trial.with_ignored_flag(gpus < 2)));
+    trials.extend([many, shared].map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")));
     trials.push(Trial::test("settings", settings));
-    trials.push(Trial::test("last_error", last_error).with_ignored_flag(gpus < 1));
+    trials.push(Trial::test("last_error", last_error).only_if(gpus >= 1, "it takes a GPU"));
     let unique_ids = Trial::test("unique_ids", move || unique_ids(gpus));
-    trials.push(unique_ids.with_ignored_flag(gpus < 2));
+    trials.push(unique_ids.only_if(gpus >= 2, "it takes two GPUs"));
     let non_blocking = Trial::test("non_blocking", move || non_blocking(gpus));
-    trials.push(non_blocking.with_ignored_flag(gpus < 2));
+    trials.push(non_blocking.only_if(gpus >= 2, "it takes two GPUs"));
     trials
 }
 

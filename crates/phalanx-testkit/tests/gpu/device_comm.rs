@@ -11,6 +11,7 @@ use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::suite::Condition;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,10 +32,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> = plain.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
     trials.extend([differs, absent].into_iter().flat_map(|scenario| both(*scenario, 2, gpus, &[""])));
     let of_kernels = both(*kernel, 1, gpus, &[""]).into_iter();
-    trials.extend(of_kernels.map(|trial| match are_emulated() {
-        true => trial.with_ignored_flag(true).with_kind("emulated GPUs have no kernels"),
-        false => trial,
-    }));
+    trials.extend(of_kernels.map(|trial| trial.only_if(!are_emulated(), "emulated GPUs have no kernels")));
     trials
 }
 

@@ -7,6 +7,7 @@ use phalanx::ReduceOp;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::{Launch, describe};
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -26,7 +27,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("exits/dropped", move || dropped(gpus)),
         Trial::test("exits/first", move || Ok(launch(SCENARIOS[3], gpus, "").reports().map(drop)?)),
     ];
-    trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
+    trials.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")).collect()
 }
 
 /// All ranks but 0 exit well, with work that may still be going on; rank 0 sees that it was done.

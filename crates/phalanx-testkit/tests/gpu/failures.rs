@@ -7,6 +7,8 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, World, phase};
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
+use phalanx_testkit::threads::Busy;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -32,7 +34,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
     ];
-    trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
+    trials.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")).collect()
 }
 
 pub fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
@@ -56,12 +58,13 @@ pub fn still_works(gpu: usize) -> Result<(), String> {
 
 /// One rank does not come to the operation: the others say which one, and all GPUs work afterwards.
 fn absent(gpus: usize) -> Result<(), Failed> {
-    let late = gpus - 1;
+    let (late, others) = (gpus - 1, Busy::new(gpus - 1));
     let errors = world(gpus, |comm| {
         if comm.rank() == late {
-            std::thread::sleep(TIMEOUT + SLACK);
+            others.wait(TIMEOUT + SLACK);
             return comm.barrier().err();
         }
+        let _busy = others.one();
         let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).ok()?;
         let since = Instant::now();
         let enqueued = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum);

@@ -10,6 +10,8 @@ use phalanx_testkit::fault::Fault;
 use phalanx_testkit::hosts::Elsewhere;
 use phalanx_testkit::processes::{Launch, World, describe, gpus_of, phase};
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite;
+use phalanx_testkit::suite::Condition;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -46,20 +48,20 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("hosts/backends_that_differ", move || backends_that_differ(gpus, hosts)),
     ];
     let launcher = match programs::built("phalanx") {
-        None if std::env::var("CI").is_ok_and(|value| value == "true") => None,
+        None if suite::is_ci() => None,
         None => Some("phalanx is not built"),
         Some(_) => None,
     };
     let launched = Trial::test("hosts/launcher", move || launched(gpus, hosts));
     let launched = match launcher {
-        Some(why) => launched.with_ignored_flag(true).with_kind(why),
+        Some(why) => launched.only_if(false, why),
         None => launched,
     };
     let obstacle = Elsewhere::enter().err();
     let must_run = std::env::var_os("PHALANX_TEST_NAMESPACES").is_some();
     let can_run = |trial: Trial| match &obstacle {
-        _ if gpus < 2 => trial.with_ignored_flag(true),
-        Some(why) if !must_run => trial.with_ignored_flag(true).with_kind(format!("cannot run: {why}")),
+        _ if gpus < 2 => trial.only_if(false, "it takes two GPUs"),
+        Some(why) if !must_run => trial.only_if(false, &format!("cannot run: {why}")),
         _ => trial,
     };
     trials.into_iter().chain([launched]).map(can_run).collect()

@@ -6,13 +6,14 @@ use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[Scenario::process("init_all_as_told", init_all_as_told)];
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let as_told = Trial::test("processes/init_all_as_told", init_all_by_environment);
-    vec![as_told.with_ignored_flag(gpus < 2)]
+    vec![as_told.only_if(gpus >= 2, "it takes two GPUs")]
 }
 
 /// A value that makes no sense is refused.

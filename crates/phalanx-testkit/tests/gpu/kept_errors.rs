@@ -12,6 +12,7 @@ use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 use std::time::Instant;
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -25,7 +26,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> =
         SCENARIOS[..2].iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
     let nobody_waits = Trial::test("threads/kept_error_while_nobody_waits", move || nobody_waits(gpus));
-    trials.push(nobody_waits.with_ignored_flag(gpus < 2));
+    trials.push(nobody_waits.only_if(gpus >= 2, "it takes two GPUs"));
     trials
 }
 

@@ -32,7 +32,24 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::faults::FORK;
 use phalanx_testkit::processes::{self, ranks_per_gpu};
+use phalanx_testkit::suite::Condition;
+use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
+
+/// How much of the suite a sample is: what computes much on emulated GPUs, waits for a deadline, or starts many processes.
+const SHARES: &[Share] = &[
+    ("/long", 4),
+    ("mpirun/", 6),
+    ("hosts/", 4),
+    ("injected/", 4),
+    ("device_comm_absent", 4),
+    ("threads/absent", 4),
+    ("nobody_waits", 3),
+    ("missing", 3),
+    ("held_inside", 3),
+    ("exits/", 3),
+    ("programs/", 3),
+];
 
 fn main() -> ExitCode {
     let scenarios = [
@@ -107,8 +124,7 @@ fn main() -> ExitCode {
         }
         Err(why) => {
             let names = ["releases", "injected", "kept_errors", "missing_nccl"];
-            let left_out =
-                |name: &str| Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(why.to_string());
+            let left_out = |name: &str| suite::ignored(name, why.to_string());
             trials.extend(names.map(left_out));
         }
     }
@@ -118,12 +134,12 @@ fn main() -> ExitCode {
         trials = trials
             .into_iter()
             .map(|trial| {
-                let large = is_large(&trial);
-                if large { trial.with_ignored_flag(true) } else { trial }
+                let is_small = !is_large(&trial);
+                trial.only_if(is_small, "emulated GPUs have no 8 GiB for it")
             })
             .collect();
     }
-    libtest_mimic::run(&args, trials).exit_code()
+    suite::run(&args, trials, SHARES)
 }
 
 /// This suite, where the driver counts GPUs and NCCL is not to be had: it fails, says why, and runs nothing.
@@ -144,5 +160,5 @@ fn missing_nccl() -> Result<(), Failed> {
 fn of_processes_only(trial: Trial) -> Trial {
     let of_processes = ["processes/", "exits/", "sockets/", "hosts/", "mpirun/open_mpi/", "placing/"];
     let is_one = of_processes.iter().any(|start| trial.name().starts_with(start));
-    if is_one { trial } else { trial.with_ignored_flag(true).with_kind("only processes share a GPU") }
+    trial.only_if(is_one, "only processes share a GPU")
 }

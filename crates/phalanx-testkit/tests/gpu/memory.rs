@@ -8,6 +8,7 @@ use phalanx::nccl::{Buffer, Graph, Registration};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -25,7 +26,7 @@ pub const SCENARIOS: &[Scenario] = &[
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
     let one_thread = Trial::test("one_thread_allocates", move || one_thread(gpus));
-    trials.push(one_thread.with_ignored_flag(gpus < 2));
+    trials.push(one_thread.only_if(gpus >= 2, "it takes two GPUs"));
     trials
 }
 

@@ -7,6 +7,7 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -25,7 +26,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("one_thread_waits_for_itself", move || waits_for_itself(gpus)),
         Trial::test("processes/checked_messages", move || checked(gpus)),
     ];
-    trials.extend(several.map(|trial| trial.with_ignored_flag(gpus < 2)));
+    trials.extend(several.map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")));
     trials
 }
 

@@ -12,6 +12,8 @@ use phalanx_testkit::hosts;
 use phalanx_testkit::mpi::{Ended, Installation, Job, mark};
 use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::sockets::listening;
+use phalanx_testkit::suite;
+use phalanx_testkit::suite::Condition;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -65,12 +67,11 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             }
             let why = found.clone().err().or_else(|| obstacle.clone().filter(|_| !must_run));
             trials.push(match (found.clone(), why) {
-                (Ok(installation), None) => {
-                    Trial::test(name, move || test(&installation, gpus)).with_ignored_flag(gpus < 2)
-                }
+                (Ok(installation), None) => Trial::test(name, move || test(&installation, gpus))
+                    .only_if(gpus >= 2, "it takes two GPUs"),
                 (_, why) => {
                     let kind = why.map(|why| format!("cannot run: {why}")).unwrap_or_default();
-                    Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(kind)
+                    suite::ignored(name, kind)
                 }
             });
         }

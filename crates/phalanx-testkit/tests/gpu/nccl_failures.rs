@@ -6,6 +6,8 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::{Graph, Registration};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::faults::FORK;
+use phalanx_testkit::suite::Condition;
+use phalanx_testkit::threads::Busy;
 use std::time::Instant;
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
@@ -15,7 +17,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/missing_signal", move || missing_signal(gpus)),
         Trial::test("processes/fork", move || Ok(launch(FORK, gpus, "").reports().map(drop)?)),
     ];
-    trials.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)).collect()
+    trials.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")).collect()
 }
 
 /// NCCL's abort waits for the graphs that captured the communicator, and those who wait for the abort have them.
@@ -55,12 +57,14 @@ fn absent_at_alloc(gpus: usize) -> Result<(), Failed> {
     fn alloc(comm: &Comm, len: usize) -> Option<Error> {
         comm.nccl()?.alloc_as::<f32>(len, Registration::Symmetric).err()
     }
+    let others = Busy::new(gpus - 1);
     let errors = world(gpus, |comm| {
         comm.set_timeout(TIMEOUT);
         if comm.rank() == 0 {
-            std::thread::sleep(TIMEOUT + SLACK);
+            others.wait(TIMEOUT + SLACK);
             return None;
         }
+        let _busy = others.one();
         alloc(&comm, 1000)
     })?;
     for error in errors.into_iter().skip(1) {
@@ -86,6 +90,7 @@ fn absent_at_alloc(gpus: usize) -> Result<(), Failed> {
 /// A signal that does not come: the rank that was to raise it is named, on all ranks, though all have made the same calls. NCCL's abort
 /// (2.32.3) waits for it for ever, and with it what is on the GPU: only the emulated one works afterwards.
 fn missing_signal(gpus: usize) -> Result<(), Failed> {
+    let first = Busy::new(1);
     let errors = world(gpus, |comm| -> Result<_, Error> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let nccl = comm.nccl().expect("NCCL");
@@ -99,9 +104,10 @@ fn missing_signal(gpus: usize) -> Result<(), Failed> {
         comm.sync()?;
         comm.barrier()?;
         if rank != 0 {
-            std::thread::sleep(TIMEOUT + SLACK);
+            first.wait(TIMEOUT + SLACK);
             return Ok(comm.barrier().err());
         }
+        let _busy = first.one();
         nccl.wait_signals(&[(1, 2)])?;
         Ok(comm.sync().err())
     })?;

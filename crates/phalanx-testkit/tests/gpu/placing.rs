@@ -7,6 +7,7 @@ use phalanx::{BackendKind, Comm, Error, GpuStream, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("placed", placed),
@@ -20,14 +21,14 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("placing/in_another_order", || chosen_among(["0,1", "1,0"], "0")),
         Trial::test("placing/few_and_all", || chosen_among(["0,1", "0"], "1 0")),
     ];
-    let several = several.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2));
+    let several = several.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs"));
     let one = [
         Trial::test("placing/the_same", the_same),
         Trial::test("placing/told_the_same", told_the_same),
         Trial::test("placing/shared", shared),
         Trial::test("placing/threads_that_share", threads_that_share),
     ];
-    several.chain(one.map(|trial| trial.with_ignored_flag(gpus == 0))).collect()
+    several.chain(one.map(|trial| trial.only_if(gpus >= 1, "it takes a GPU"))).collect()
 }
 
 /// Two ranks of this host that see these GPUs.

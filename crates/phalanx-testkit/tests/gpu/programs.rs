@@ -3,6 +3,8 @@
 use crate::world::BACKEND;
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
+use phalanx_testkit::suite;
+use phalanx_testkit::suite::Condition;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -200,10 +202,9 @@ fn trial(line: &'static str, texts: &'static [&'static str], succeeds: bool, fit
 /// Left out where a program is missing, which in CI it must not be.
 fn if_built(programs: &[&str], trial: Trial, fits: bool) -> Trial {
     let missing = programs.iter().find(|name| built(name).is_none());
-    let is_ci = std::env::var("CI").is_ok_and(|value| value == "true");
     match missing {
-        Some(name) if !is_ci => trial.with_ignored_flag(true).with_kind(format!("{name} is not built")),
-        _ => trial.with_ignored_flag(!fits),
+        Some(name) if !suite::is_ci() => trial.only_if(false, &format!("{name} is not built")),
+        _ => trial.only_if(fits, "it does not fit these GPUs"),
     }
 }
 

@@ -7,6 +7,7 @@ use phalanx::nccl::{Config, Nccl, Signal};
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::suite::Condition;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         let reports = launch(SCENARIOS[0], 1, &gpus.to_string()).reports();
         Ok::<(), Failed>(reports.map(drop)?)
     });
-    vec![trial.with_ignored_flag(gpus < 2)]
+    vec![trial.only_if(gpus >= 2, "it takes two GPUs")]
 }
 
 /// In a process of its own: the ranks are threads, as many as the argument says.

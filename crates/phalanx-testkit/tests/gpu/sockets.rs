@@ -4,6 +4,7 @@
 use crate::{collectives, exits, failures, messages};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::processes::Launch;
+use phalanx_testkit::suite::Condition;
 use std::path::Path;
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
@@ -21,9 +22,9 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             sockets_were_used(folder.path())
         }),
     ];
-    // Emulated GPUs have one way only.
-    let not_here = gpus < 2 || crate::world::are_emulated();
-    trials.into_iter().map(|trial| trial.with_ignored_flag(not_here)).collect()
+    let can_run = gpus >= 2 && !crate::world::are_emulated();
+    let only = |trial: Trial| trial.only_if(can_run, "it takes two GPUs, and emulated ones use no sockets");
+    trials.into_iter().map(only).collect()
 }
 
 fn operations(gpus: usize) -> Result<(), Failed> {

@@ -12,6 +12,7 @@ use phalanx::nccl::{Buffer, Config, Graph, Registration};
 use phalanx::{Comm, PreMulSum, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,8 +45,10 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
     // Real GPUs would do at once what NCCL does not order.
     let apart = Trial::test("threads/graphs_apart", || Ok(graphs_apart()?));
-    trials.push(apart.with_ignored_flag(gpus < 2 || !are_emulated()));
-    trials.push(Trial::test("wrong_memory", move || Ok(wrong_memory(gpus)?)).with_ignored_flag(gpus < 2));
+    trials.push(apart.only_if(gpus >= 2 && are_emulated(), "it takes two emulated GPUs"));
+    trials.push(
+        Trial::test("wrong_memory", move || Ok(wrong_memory(gpus)?)).only_if(gpus >= 2, "it takes two GPUs"),
+    );
     trials
 }
 

@@ -8,6 +8,8 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
+use phalanx_testkit::threads::Busy;
 use std::time::Instant;
 
 pub const SCENARIOS: &[Scenario] = &[Scenario::rank("held_inside", held_inside)];
@@ -22,23 +24,26 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("processes/held_inside", || held("2.28.9")),
         Trial::test("processes/held_inside/old", || held("2.27.3")),
     ];
-    let on_several = on_several.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2));
+    let on_several = on_several.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs"));
     // Only the emulated library can be told to hold a caller.
-    let emulated = emulated.into_iter().map(|trial| trial.with_ignored_flag(!are_emulated()));
+    let emulated = emulated
+        .into_iter()
+        .map(|trial| trial.only_if(are_emulated(), "only emulated libraries can be told so"));
     on_several.chain(emulated).collect()
 }
 
 /// A rank is missing, and the others wait for their stream without the library: it ends, and the next call says why.
 fn nobody_waits(gpus: usize) -> Result<(), Failed> {
-    let late = gpus - 1;
+    let (late, others) = (gpus - 1, Busy::new(gpus - 1));
     let errors = world(gpus, |comm| {
         let mut buffer = upload(&comm, &vec![1.0f32; 100_000]).ok()?;
         // The ranks know each other: only the second is enqueued while a rank is missing.
         comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| comm.sync()).ok()?;
         if comm.rank() == late {
-            std::thread::sleep(TIMEOUT + SLACK);
+            others.wait(TIMEOUT + SLACK);
             return comm.barrier().err();
         }
+        let _busy = others.one();
         let since = Instant::now();
         let enqueued = comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
         assert!(enqueued.is_ok() && since.elapsed() < TIMEOUT, "{enqueued:?} after {:?}", since.elapsed());
@@ -56,12 +61,13 @@ fn nobody_waits(gpus: usize) -> Result<(), Failed> {
 
 /// In a group the ranks meet at its end; what was queued is dropped.
 fn absent_in_a_group(gpus: usize) -> Result<(), Failed> {
-    let late = gpus - 1;
+    let (late, others) = (gpus - 1, Busy::new(gpus - 1));
     let errors = world(gpus, |comm| {
         if comm.rank() == late {
-            std::thread::sleep(TIMEOUT + SLACK);
+            others.wait(TIMEOUT + SLACK);
             return comm.barrier().err();
         }
+        let _busy = others.one();
         let mut one = upload(&comm, &vec![1.0f32; 1000]).ok()?;
         let mut other = upload(&comm, &vec![1.0f32; 3000]).ok()?;
         let since = Instant::now();
@@ -78,11 +84,13 @@ fn absent_in_a_group(gpus: usize) -> Result<(), Failed> {
 
 /// A peer that does not come to its end of a message.
 fn absent_in_messages(gpus: usize) -> Result<(), Failed> {
+    let first = Busy::new(1);
     let errors = world(gpus, |comm| {
         if comm.rank() > 0 {
-            std::thread::sleep(TIMEOUT + SLACK);
+            first.wait(TIMEOUT + SLACK);
             return comm.barrier().err();
         }
+        let _busy = first.one();
         let buffer = upload(&comm, &vec![1.0f32; 1000]).ok()?;
         let since = Instant::now();
         let error = comm.send(&buffer, 1).and_then(|()| comm.sync()).err();

@@ -7,6 +7,7 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::Comm;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Body, Context, Outcome};
+use phalanx_testkit::suite::Condition;
 use phalanx_testkit::{Number, Scenario};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -44,15 +45,29 @@ pub fn gpus() -> Result<usize, ExitCode> {
 
 /// A scenario on threads and on processes, with every number of ranks from `fewest`.
 pub fn both(scenario: Scenario, fewest: usize, gpus: usize, args: &'static [&'static str]) -> Vec<Trial> {
+    both_named(scenario.name, scenario, fewest, gpus, args)
+}
+
+/// The same under another name.
+pub fn both_named(
+    name: &str,
+    scenario: Scenario,
+    fewest: usize,
+    gpus: usize,
+    args: &'static [&'static str],
+) -> Vec<Trial> {
     // Without GPUs the trials are ignored, and only their names count.
     let worlds = move || fewest..=gpus;
-    let on_threads = Trial::test(format!("threads/{}", scenario.name), move || {
+    let on_threads = Trial::test(format!("threads/{name}"), move || {
         worlds().try_for_each(|ranks| args.iter().try_for_each(|arg| threads(scenario, ranks, arg)))
     });
-    let on_processes = Trial::test(format!("processes/{}", scenario.name), move || {
+    let on_processes = Trial::test(format!("processes/{name}"), move || {
         worlds().try_for_each(|ranks| args.iter().try_for_each(|arg| processes(scenario, ranks, arg)))
     });
-    vec![on_threads.with_ignored_flag(gpus < fewest), on_processes.with_ignored_flag(gpus < fewest)]
+    vec![
+        on_threads.only_if(gpus >= fewest, "there are too few GPUs"),
+        on_processes.only_if(gpus >= fewest, "there are too few GPUs"),
+    ]
 }
 
 pub fn threads(scenario: Scenario, ranks: usize, arg: &str) -> Result<(), Failed> {

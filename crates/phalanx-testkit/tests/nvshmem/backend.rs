@@ -9,6 +9,7 @@ use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, phase};
 use phalanx_testkit::scenario::{Context as _, Outcome};
+use phalanx_testkit::suite::Condition;
 use phalanx_testkit::{Number, Scenario};
 use std::time::{Duration, Instant};
 
@@ -72,8 +73,11 @@ pub fn trials(gpus: usize, are_emulated: bool) -> Vec<Trial> {
             broken(launch("backend/waiting_for_a_message", 2), Fault::Stop)
         }),
     ];
-    trials.extend(pairs.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2)));
-    trials.push(Trial::test("backend/direct", without_broadcast).with_ignored_flag(!are_emulated));
+    trials.extend(pairs.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")));
+    trials.push(
+        Trial::test("backend/direct", without_broadcast)
+            .only_if(are_emulated, "only emulated libraries can be told so"),
+    );
     trials
 }
 

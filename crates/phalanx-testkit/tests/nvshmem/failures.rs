@@ -11,6 +11,7 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Ended, Launch, describe, phase};
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -63,7 +64,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("lifecycle/sharing", || together("lifecycle/sharing")),
     ];
     let no_room = Trial::test("failures/init_of_one_has_no_room", no_room);
-    let no_room = no_room.with_ignored_flag(gpus < 2 || are_emulated());
+    let no_room = no_room.only_if(gpus >= 2 && !are_emulated(), "it takes two GPUs that are not emulated");
     // What the emulator is told to do wrong.
     let told = [
         Trial::test("failures/init_is_half", || init_fails(&[("half", "status 1"), ("half", "status 1")])),
@@ -105,8 +106,9 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("lifecycle/global_exit", ends_globally),
         Trial::test("failures/left_behind", || told("lifecycle/one_at_a_time", &[("EXIT", "crash")])),
     ];
-    let pairs = pairs.into_iter().map(|trial| trial.with_ignored_flag(gpus < 2));
-    let told = told.into_iter().map(|trial| trial.with_ignored_flag(!are_emulated()));
+    let pairs = pairs.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs"));
+    let told =
+        told.into_iter().map(|trial| trial.only_if(are_emulated(), "only emulated libraries can be told so"));
     pairs.chain(told).chain([no_room]).collect()
 }
 

@@ -11,6 +11,7 @@ use phalanx::jit::{Module, Program, value as argument, writes};
 use phalanx::nvshmem::Context;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::{Context as _, Outcome};
+use phalanx_testkit::suite::Condition;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         image.err().map(|error| error.to_string())
     };
     let unless = |objection: &Option<String>, trial: Trial| match objection {
-        Some(reason) => trial.with_ignored_flag(true).with_kind(reason.replace('\n', " ")),
+        Some(reason) => trial.only_if(false, reason),
         None => trial,
     };
     trials.extend(others.iter().map(|scenario| unless(&objection, world::trial(*scenario, gpus))));

@@ -13,6 +13,7 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::Installation;
 use phalanx_testkit::processes::{Ended, Launch, describe};
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -46,17 +47,12 @@ pub fn trials() -> Vec<Trial> {
             let found = if mpi == "open_mpi" { pmix(&folder).and(found) } else { found };
             match found {
                 Ok(found) => Trial::test(name, move || finds_peers_of(&found, &folder)),
-                Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+                Err(reason) => suite::ignored(name, reason),
             }
         }));
     }
     if folders.is_empty() {
-        let required = std::env::var("CI").is_ok_and(|ci| ci == "true");
-        let missing = || Err(Failed::from(format!("{FOLDERS} names no folder with NVSHMEM")));
-        trials.push(
-            Trial::test(format!("library (ignored: {FOLDERS} is not set)"), missing)
-                .with_ignored_flag(!required),
-        );
+        trials.push(suite::missing("library", format!("{FOLDERS} names no folder with NVSHMEM")));
     }
     trials
 }

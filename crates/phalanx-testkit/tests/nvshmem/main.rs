@@ -41,11 +41,17 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// How much of the suite a sample is: what computes much on emulated GPUs, or waits for a deadline.
+#[cfg(target_os = "linux")]
+const SHARES: &[phalanx_testkit::suite::Share] =
+    &[("one_sided/", 4), ("collectives/", 4), ("backend/", 4), ("failures/init", 3)];
+
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
     use libtest_mimic::Arguments;
     use phalanx_testkit::emulated::Emulated;
     use phalanx_testkit::processes;
+    use phalanx_testkit::suite;
 
     let common = [
         lifecycle::SCENARIOS,
@@ -81,14 +87,14 @@ fn main() -> ExitCode {
         Err(reason) => {
             eprintln!("no GPUs ({reason}): the trials run on emulated ones");
             // NVIDIA's own library is not to be found where the emulated one is.
-            let native = libtest_mimic::run(&args, library::trials());
+            let native = suite::run(&args, library::trials(), SHARES);
             let status = Emulated::new().and_then(|emulated| {
                 let mut command = emulated.command(std::env::current_exe()?);
                 // The folder of the libraries goes with `emulated`, after the process has ended.
                 command.args(std::env::args_os().skip(1)).env(world::EMULATED, emulated.folder()).status()
             });
             return match status {
-                Ok(status) if status.success() => native.exit_code(),
+                Ok(status) if status.success() => native,
                 outcome => {
                     eprintln!("on emulated GPUs: {outcome:?}");
                     ExitCode::FAILURE
@@ -106,5 +112,5 @@ fn main() -> ExitCode {
     trials.extend(failures::trials(gpus));
     trials.extend(kernels::trials(gpus));
     trials.extend(mpirun::trials(gpus));
-    libtest_mimic::run(&args, trials).exit_code()
+    suite::run(&args, trials, SHARES)
 }

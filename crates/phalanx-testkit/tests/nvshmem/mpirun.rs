@@ -9,6 +9,8 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::sockets::listening;
+use phalanx_testkit::suite;
+use phalanx_testkit::suite::Condition;
 use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -64,8 +66,8 @@ fn trial(
 ) -> Trial {
     match found {
         Ok(mpi) => Trial::test(name, move || Ok::<(), Failed>(job(&mpi).succeed().map(drop)?))
-            .with_ignored_flag(gpus < 2),
-        Err(reason) => Trial::test(name, || Ok(())).with_ignored_flag(true).with_kind(reason),
+            .only_if(gpus >= 2, "it takes two GPUs"),
+        Err(reason) => suite::ignored(name, reason),
     }
 }
 

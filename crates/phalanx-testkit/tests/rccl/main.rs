@@ -26,7 +26,18 @@ mod world;
 
 use libtest_mimic::Arguments;
 use phalanx_testkit::processes;
+use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
+
+/// How much of the suite a sample is: what computes much on emulated GPUs, or waits for a deadline.
+const SHARES: &[Share] = &[
+    ("/long", 4),
+    ("threads/absent", 4),
+    ("nobody_waits", 3),
+    ("missing", 3),
+    ("held_inside", 3),
+    ("mismatch", 3),
+];
 
 fn main() -> ExitCode {
     let scenarios = [
@@ -66,5 +77,5 @@ fn main() -> ExitCode {
     trials.extend(versions::trials());
     trials.extend(refused::trials());
     trials.extend(real::trials());
-    libtest_mimic::run(&args, trials).exit_code()
+    suite::run(&args, trials, SHARES)
 }

@@ -5,6 +5,7 @@ use libtest_mimic::Trial;
 use phalanx::{Comm, ReduceOp, UsageError, hip};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::scenario::Outcome;
+use phalanx_testkit::suite::Condition;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("other_stream", other_stream),
@@ -20,7 +21,7 @@ pub const SCENARIOS: &[Scenario] = &[
 
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let mut trials: Vec<_> = SCENARIOS.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""])).collect();
-    trials.push(Trial::test("wrong_memory", || Ok(wrong_memory()?)).with_ignored_flag(gpus < 2));
+    trials.push(Trial::test("wrong_memory", || Ok(wrong_memory()?)).only_if(gpus >= 2, "it takes two GPUs"));
     trials
 }
 

@@ -14,7 +14,11 @@ mod world;
 
 use libtest_mimic::Arguments;
 use phalanx_testkit::processes;
+use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
+
+/// How much of the suite a sample is.
+const SHARES: &[Share] = &[("matrix/", 4)];
 
 /// Runs the trials, or a scenario of one.
 pub fn main() -> ExitCode {
@@ -41,5 +45,5 @@ pub fn main() -> ExitCode {
         failures::trials(),
         violations::trials(),
     ];
-    libtest_mimic::run(&Arguments::from_args(), trials.into_iter().flatten().collect()).exit_code()
+    suite::run(&Arguments::from_args(), trials.into_iter().flatten().collect(), SHARES)
 }

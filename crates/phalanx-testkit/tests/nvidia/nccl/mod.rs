@@ -7,10 +7,9 @@ mod headers;
 mod library;
 mod release;
 
-use libtest_mimic::{Arguments, Trial};
-use phalanx_testkit::processes;
+use libtest_mimic::Trial;
+use phalanx_testkit::{Scenario, suite};
 use release::Release;
-use std::process::ExitCode;
 
 /// What a trial does with a release.
 type Check = fn(&Release) -> Result<(), String>;
@@ -27,25 +26,20 @@ const CHECKS: [(&str, Check); 9] = [
     ("another_copy", library::notices_another_copy),
 ];
 
-fn main() -> ExitCode {
-    if let Some(code) = processes::serve(library::SCENARIOS) {
-        return code;
-    }
-    let releases = Release::all();
-    let is_ci = std::env::var("CI").is_ok_and(|value| value == "true");
-    let trials = CHECKS.iter().flat_map(|(name, check)| match &releases {
-        Ok(releases) => releases
-            .iter()
-            .map(|release| {
-                let (title, release) = (format!("{}/{name}", release.version_text()), release.clone());
-                Trial::test(title, move || Ok(check(&release)?))
-            })
-            .collect(),
-        // A reason is no excuse where everything is there.
+pub const SCENARIOS: &[Scenario] = library::SCENARIOS;
+
+pub fn trials() -> Vec<Trial> {
+    let releases = match Release::all() {
+        Ok(releases) => releases,
         Err(reason) => {
-            let failure = reason.clone();
-            vec![Trial::test(*name, move || Err(failure.into())).with_ignored_flag(!is_ci).with_kind(reason)]
+            let missing = |(name, _): &(&str, Check)| suite::missing(format!("nccl/{name}"), &reason);
+            return CHECKS.iter().map(missing).collect();
         }
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+    };
+    let trial = |(name, check): &(&str, Check), release: &Release| {
+        let (title, release) = (format!("nccl/{}/{name}", release.version_text()), release.clone());
+        let check = *check;
+        Trial::test(title, move || Ok(check(&release)?))
+    };
+    CHECKS.iter().flat_map(|check| releases.iter().map(|release| trial(check, release))).collect()
 }

@@ -1,6 +1,6 @@
 //! Trials that launch kernels, where there is a GPU.
 
-use crate::trials::{Case, SCALE, case};
+use super::trials::{Case, SCALE, case};
 use cudarc::driver::{CudaContext, CudaStream, LaunchConfig};
 use phalanx::jit::{Image, Kernel, Module, Program, reads, value, writes};
 use phalanx::{Error, UsageError};

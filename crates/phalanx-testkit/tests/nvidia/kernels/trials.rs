@@ -43,9 +43,9 @@ pub const TRIALS: &[Case] = &[
     missing("missing/nvshmem_device", "PHALANX_NVSHMEM_DEVICE", no_nvshmem_device),
 ];
 
-const RING: &str = include_str!("../../../phalanx/examples/kernels/ring.cu");
-const HALO: &str = include_str!("../../../phalanx/examples/kernels/halo.cu");
-const FUSED: &str = include_str!("../../../phalanx/examples/kernels/fused.cu");
+const RING: &str = include_str!("../../../../phalanx/examples/kernels/ring.cu");
+const HALO: &str = include_str!("../../../../phalanx/examples/kernels/halo.cu");
+const FUSED: &str = include_str!("../../../../phalanx/examples/kernels/fused.cu");
 
 /// A trial that needs no more than the environment.
 pub const fn case(name: &'static str, body: fn()) -> Case {

@@ -1,7 +1,7 @@
 //! The bindings against a header: a program, compiled with it, prints what it says of every item; the same list
 //! is made of the bindings. `nccl.h` is C; the device API's headers are C++, in all releases but a few.
 
-use crate::release::Release;
+use super::release::Release;
 use phalanx_sys::nccl::*;
 use std::collections::BTreeSet;
 use std::mem::offset_of;

@@ -7,7 +7,8 @@
 mod gpu;
 mod trials;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::suite;
 use std::process::{Command, ExitCode};
 use trials::{Case, NOWHERE};
 
@@ -16,33 +17,28 @@ const ENVIRONMENT: &str = "PHALANX_TEST_CUDA";
 /// Which trial this process is.
 const TRIAL: &str = "PHALANX_TESTKIT_KERNELS_TRIAL";
 
-fn main() -> ExitCode {
-    if let Ok(name) = std::env::var(TRIAL) {
-        let mut cases = trials::TRIALS.iter().chain(gpu::TRIALS);
-        let case = cases.find(|case| case.name == name).expect("a trial of this program");
-        (case.body)();
-        return ExitCode::SUCCESS;
-    }
-    let args = Arguments::from_args();
+/// In a process that is a trial: does it.
+pub fn serve() -> Option<ExitCode> {
+    let name = std::env::var(TRIAL).ok()?;
+    let mut cases = trials::TRIALS.iter().chain(gpu::TRIALS);
+    let case = cases.find(|case| case.name == name).expect("a trial of this program");
+    (case.body)();
+    Some(ExitCode::SUCCESS)
+}
+
+pub fn trials() -> Vec<Trial> {
     let environment = std::env::var(ENVIRONMENT).ok().filter(|folder| !folder.is_empty());
     let no_gpu = gpu::objection();
-    let ignored = |case: &Case, reason: String| {
-        Trial::test(case.name, || Ok(())).with_ignored_flag(true).with_kind(reason)
-    };
-    let trial = |case: &'static Case, objection: &Option<String>| match (&environment, objection) {
-        (Some(_), Some(reason)) => ignored(case, reason.clone()),
-        (Some(folder), None) => {
-            let folder = folder.clone();
-            Trial::test(case.name, move || run(case, &folder))
+    let trial = |case: &'static Case, objection: Option<&String>| {
+        let name = format!("kernels/{}", case.name);
+        match (environment.clone(), objection) {
+            (Some(_), Some(reason)) => suite::ignored(name, reason),
+            (Some(folder), None) => Trial::test(name, move || run(case, &folder)),
+            (None, _) => suite::missing(name, format!("{ENVIRONMENT} is not set")),
         }
-        (None, _) if std::env::var_os("CI").is_some() => Trial::test(case.name, || {
-            Err(Failed::from(format!("{ENVIRONMENT} is not set: CI has to set it")))
-        }),
-        (None, _) => ignored(case, format!("{ENVIRONMENT} is not set")),
     };
-    let without = trials::TRIALS.iter().map(|case| trial(case, &None));
-    let trials = without.chain(gpu::TRIALS.iter().map(|case| trial(case, &no_gpu)));
-    libtest_mimic::run(&args, trials.collect()).exit_code()
+    let without = trials::TRIALS.iter().map(|case| trial(case, None));
+    without.chain(gpu::TRIALS.iter().map(|case| trial(case, no_gpu.as_ref()))).collect()
 }
 
 /// Runs a trial in a process that finds the libraries of the environment and no others.

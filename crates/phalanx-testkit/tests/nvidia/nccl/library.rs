@@ -1,6 +1,6 @@
 //! The library itself, in a process without GPUs.
 
-use crate::release::Release;
+use super::release::Release;
 use phalanx::{BackendKind, Comm, Error};
 use phalanx_sys::nccl::{Api, FUNCTIONS, Flavour, Function, NCCL, ncclResult_t, ncclUniqueId, version_code};
 use phalanx_testkit::Scenario;

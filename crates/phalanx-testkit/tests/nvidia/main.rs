@@ -1,0 +1,20 @@
+//! What NVIDIA ships and works without a GPU: its compilers, its headers, and NCCL's library.
+
+mod kernels;
+mod nccl;
+
+use libtest_mimic::Arguments;
+use phalanx_testkit::processes;
+use phalanx_testkit::suite::{self, Share};
+use std::process::ExitCode;
+
+/// How much of the suite a sample is: the examples' kernels take the compilers long.
+const SHARES: &[Share] = &[("kernels/examples/", 3)];
+
+fn main() -> ExitCode {
+    if let Some(code) = kernels::serve().or_else(|| processes::serve(nccl::SCENARIOS)) {
+        return code;
+    }
+    let trials = kernels::trials().into_iter().chain(nccl::trials()).collect();
+    suite::run(&Arguments::from_args(), trials, SHARES)
+}

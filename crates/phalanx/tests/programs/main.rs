@@ -1,0 +1,4 @@
+//! Programs that use the library: those that must not compile, and the examples.
+
+mod compile_fail;
+mod examples;
