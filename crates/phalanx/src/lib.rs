@@ -89,8 +89,10 @@ mod start;
 mod types;
 mod watch;
 
-pub use api::comm::{Builder, Comm, View};
+pub use api::builder::Builder;
+pub use api::comm::{Comm, View};
 pub use api::group::{CommGroup, Group, group};
+pub use api::init::{init, join, run};
 pub use api::raw::RawCommunicator;
 pub use api::request::Request;
 pub use buffer::host::HostBuffer;
@@ -114,45 +116,16 @@ pub use types::error::{
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
-/// For `phalanx launch` and the tests: no part of the interface.
+/// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
-pub use {rendezvous::store, start::launched};
+pub mod internal {
+    pub use crate::rendezvous::store;
+    pub use crate::start::launched;
+}
 
 /// cudarc, in the version whose slices and streams are buffers and lanes here.
 #[cfg(feature = "cuda")]
 pub use cudarc;
-
-/// The communicator of this process, from the launcher's variables; a world of one if there are none.
-///
-/// Understands `phalanx launch`, torchrun, the launchers of MPI, and Slurm; [`choose`] tells what it would do and why. A program
-/// with a launcher of its own says who it is with [`Builder::place`] or [`Builder::unique_id`].
-/// Waits until all ranks have come, with the usual deadline; an error names the ranks that have not.
-pub fn init() -> Result<Comm> {
-    Comm::builder().init()
-}
-
-/// Joins a job that is under way: becomes a rank of the communicator that the others make with [`Comm::grow`] or
-/// [`Comm::rebuild`].
-///
-/// The process needs the variables of the job, as the launcher gave them to a rank of it (under `phalanx launch` that is
-/// `PHALANX_JOB`, `PHALANX_RANK` and `PHALANX_WORLD_SIZE`); the rank among them does not matter: the others give it a new one.
-/// Waits with the usual deadline for them to ask.
-///
-/// # Errors
-/// [`Error::Bootstrap`]: nobody asks for joiners, or for no more than have come.
-pub fn join() -> Result<Comm> {
-    Comm::builder().join()
-}
-
-/// Runs `f` once for each of `ranks` ranks, in a thread of its own, and answers the results in rank order.
-///
-/// If a rank panics, its peers get an error that names it, and the panic goes on here when all have ended.
-///
-/// # Errors
-/// [`UsageError::WorldSize`] for 0 ranks or more than 512; [`SystemError`] if threads or memory are short.
-pub fn run<R: Send>(ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
-    Comm::builder().run(ranks, f)
-}
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
