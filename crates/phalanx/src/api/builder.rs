@@ -12,8 +12,8 @@ use crate::watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Settings for a new communicator; what is not set comes from the environment (see the table in the
-/// crate's documentation) or is the default.
+/// Settings for a new communicator. The environment gives those that are not set (see the table in the
+/// crate's documentation), else they have their defaults.
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
@@ -37,12 +37,12 @@ pub struct Builder {
     nccl: crate::backend::nccl::Config,
 }
 
-/// Where ranks meet, and by what they know each other.
+/// The address of the store at which ranks meet, and the secret that they share.
 #[derive(Clone)]
 struct StoreAddress {
     address: String,
     token: String,
-    /// Whether the process of rank 0 listens there already.
+    /// Whether rank 0's process listens there already.
     is_listening: bool,
 }
 
@@ -53,48 +53,50 @@ impl std::fmt::Debug for StoreAddress {
 }
 
 impl Builder {
-    /// How long any wait may take; also for the ranks to find each other. Default: `PHALANX_TIMEOUT`
+    /// Sets the deadline of every wait, also of the ranks' rendezvous. Default: `PHALANX_TIMEOUT`
     /// (seconds), else [`DEFAULT_TIMEOUT`].
     pub fn timeout(mut self, timeout: Duration) -> Builder {
         self.timeout = Some(timeout);
         self
     }
 
-    /// What carries the data. Default: `PHALANX_BACKEND`, else NCCL or RCCL if each rank has a GPU, else the host, else
+    /// Sets the backend that carries the data. Default: `PHALANX_BACKEND`, else NCCL or RCCL if each rank has a GPU, else the host, else
     /// solo for one rank.
     pub fn backend(mut self, backend: BackendKind) -> Builder {
         self.backend = Some(backend);
         self
     }
 
-    /// Which GPU this rank uses, as the process numbers those it sees. Default: one that no other rank of its host has, of those that its
-    /// process sees; the one with the rank's number there, if it can be had.
+    /// Sets this rank's GPU, by its number in the process. Default: a GPU that the process sees and no other rank of its host has;
+    /// preferably the one with the rank's number on the host.
     pub fn gpu(mut self, gpu: usize) -> Builder {
         self.gpu = Some(gpu);
         self
     }
 
-    /// Whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
+    /// Sets whether the ranks compare every collective (operation, count, type, reduction, root) before it moves anything:
     /// a difference is then the same [`MismatchError`](crate::MismatchError) on all ranks. Default: `PHALANX_CHECK=1`.
     ///
-    /// On NCCL and MPI it costs a meeting of the ranks for each operation, at its call: all ranks call the collectives of several
-    /// communicators in one order, in a group, too. On NCCL the two ends of a message, and of a block of an
-    /// `all_to_all_v`, compare its type and count, too, if all ranks are on one host: a `send` then waits until the peer has come to
-    /// its `recv`, and messages that go together (of a group, or posted before a wait or an
-    /// [`is_done`](crate::Request::is_done)) wait until all their peers have. NVSHMEM's backend always compares. The host's does,
-    /// with this setting or without, but ranks that exchange nothing in an operation (two that are both the root of a broadcast)
-    /// notice the difference in the next.
+    /// - **NCCL and MPI**: the ranks synchronize at the call of each operation. All ranks must call the collectives of several
+    ///   communicators in one order, also in a group.
+    /// - **NCCL with all ranks on one host**: the two ends of a message, and of a block of an `all_to_all_v`, compare its type and
+    ///   count, too. A `send` then waits for the peer's `recv`. Messages that go together (of a group, or posted before a wait or
+    ///   an [`is_done`](crate::Request::is_done)) wait for all their peers.
+    /// - **NVSHMEM**: always compares.
+    /// - **Host**: always compares. Ranks that exchange nothing in an operation (two that are both the root of a broadcast) notice
+    ///   the difference in the next.
     pub fn check(mut self, check: bool) -> Builder {
         self.check = Some(check);
         self
     }
 
-    /// Which rank this process is, of how many, for a program with a launcher of its own: what other launchers' variables say is
-    /// then not looked at. The ranks of one host find each other by `job`: any text that they have in common with each other and
-    /// with no other job, such as a random number that the launcher gives them. Ranks that may be on several hosts need a
-    /// [`store`](Builder::store), too.
+    /// Sets this process's rank and the number of ranks, for a program with a launcher of its own.
     ///
-    /// Where the ranks have nothing in common yet, one of them makes a [`unique_id`](Builder::unique_id).
+    /// Other launchers' variables are then ignored. The ranks of one host find each other by `job`: a text that is the same for
+    /// all of them and differs from every other job's, such as a random number from the launcher. Ranks on several hosts need
+    /// a [`store`](Builder::store), too.
+    ///
+    /// If the ranks share no such text, one of them makes a [`unique_id`](Builder::unique_id).
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
@@ -112,22 +114,24 @@ impl Builder {
         self
     }
 
-    /// Where the ranks of several hosts meet, if the program gives them a [`place`](Builder::place): rank 0 listens at `address`
-    /// (`host:port`), the others connect to it. `token` is a secret of at least 16 characters, the same for all ranks
-    /// (docs/security.md in the repository). Which ranks share a host is found out there. As `PHALANX_STORE` and
-    /// `PHALANX_TOKEN`.
+    /// Sets the store at which ranks of several hosts meet, beside [`place`](Builder::place).
+    ///
+    /// Rank 0 listens at `address` (`host:port`), the others connect to it. `token` is a secret of at least 16 characters, the
+    /// same for all ranks (docs/security.md in the repository). The store also finds out which ranks share a host. As
+    /// `PHALANX_STORE` and `PHALANX_TOKEN`.
     pub fn store(mut self, address: &str, token: &str) -> Builder {
         self.store =
             Some(StoreAddress { address: address.to_owned(), token: token.to_owned(), is_listening: false });
         self
     }
 
-    /// Which rank this process is, of how many, and whom it meets: those with the same [`UniqueId`], on one host or on several, as the
-    /// id was made. Takes the place of [`place`](Builder::place) and [`store`](Builder::store). It is what `ncclCommInitRank` does;
-    /// here it works for every backend, and ranks that do not come are named.
+    /// Sets this process's rank, the number of ranks, and the [`UniqueId`] by which they find each other.
+    ///
+    /// Replaces [`place`](Builder::place) and [`store`](Builder::store). Whether the ranks may be on several hosts depends on how
+    /// the id was made. The same as `ncclCommInitRank`, but for every backend, and the error names missing ranks.
     ///
     /// # Errors
-    /// [`init`](Builder::init) answers what it does for [`place`](Builder::place); at rank 0 also
+    /// [`init`](Builder::init) answers the same errors as for [`place`](Builder::place); at rank 0 also
     /// [`UsageError::Setting`](crate::UsageError::Setting) for an id of [`UniqueId::listen`] that another process made, or that was used before.
     pub fn unique_id(mut self, id: &UniqueId, rank: usize, world_size: usize) -> Builder {
         self.place = Some((rank, world_size, id.job()));
@@ -139,28 +143,28 @@ impl Builder {
         self
     }
 
-    /// Settings of NCCL's and RCCL's communicators.
+    /// Sets the options of NCCL's and RCCL's communicators.
     #[cfg(feature = "cuda")]
     pub fn nccl(mut self, config: crate::backend::nccl::Config) -> Builder {
         self.nccl = config;
         self
     }
 
-    /// As [`phalanx::init`](crate::init), with these settings.
+    /// Makes the communicator of this process: [`phalanx::init`](crate::init) with these settings.
     pub fn init(self) -> Result<Comm> {
         let settings = self.settings()?;
         watch::begin()?;
         start::init(settings).map(Comm::from)
     }
 
-    /// As [`phalanx::join`](crate::join), with these settings.
+    /// Joins a running job: [`phalanx::join`](crate::join) with these settings.
     pub fn join(self) -> Result<Comm> {
         let settings = self.settings()?;
         watch::begin()?;
         start::join_grown(settings).map(Comm::from)
     }
 
-    /// As [`phalanx::run`](crate::run), with these settings.
+    /// Runs ranks as threads: [`phalanx::run`](crate::run) with these settings.
     pub fn run<R: Send>(self, ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
         let settings = self.settings()?;
         watch::begin()?;
@@ -168,7 +172,7 @@ impl Builder {
     }
 
     fn settings(self) -> Result<Settings> {
-        // First of all, so that it is closed by any error.
+        // Taken first, so that every error closes it.
         let listener = match (&self.store, &self.place) {
             (Some(StoreAddress { address, is_listening: true, .. }), Some((0, ..))) => {
                 Some(take_listener(address)?)

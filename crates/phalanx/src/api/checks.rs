@@ -6,10 +6,10 @@ use crate::types::dtype::Element;
 use crate::types::error::{Result, UsageError};
 use crate::types::op::Reduction;
 
-/// The most elements that lists of counts may add up to: their length in bytes is a number, whatever the type.
+/// Limit for the sum of a list of counts, so that its length in bytes fits `isize` for every element type.
 const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
 
-/// The blocks' total length, if every rank's is given. What a rank does not hold itself, and so has not the memory for, counts too.
+/// The sum of the counts, checked against overflow. It includes blocks that this rank does not hold.
 fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
     let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
     sum.filter(|sum| *sum <= MOST_ELEMENTS).ok_or_else(|| {
@@ -105,7 +105,7 @@ impl Shape {
         Ok(self.whole(Operation::Reduce, send).rooted(root))
     }
 
-    /// An operation on buffers that are one block each; all that can be wrong with them in place is the root.
+    /// An operation on buffers of one block each.
     #[inline(always)]
     pub fn whole(&self, operation: Operation, len: usize) -> Call<'static> {
         let blocks = Blocks::Equal(len);
@@ -282,13 +282,13 @@ impl<'a> Call<'a> {
         Call { reduction: reduction.into().into(), ..self }
     }
 
-    /// With its buffers.
+    /// Adds the buffers.
     #[inline(always)]
     pub(crate) fn between<T: Element>(self, send: &Loan<'_>, recv: &Loan<'_>, lane: &Stream) -> Call<'a> {
         Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send.span(), recv.span())
     }
 
-    /// With one buffer: the smaller of the two is `rank`'s block in the larger.
+    /// Adds the one buffer of an in-place call: the smaller of send and recv is `rank`'s block in the larger.
     #[inline(always)]
     pub(crate) fn inside<T: Element>(self, buffer: &Loan<'_>, lane: &Stream, rank: usize) -> Call<'a> {
         use Operation::*;

@@ -8,16 +8,16 @@ use crate::types::op::Reduction;
 
 /// # Collectives
 ///
-/// Every rank of the communicator makes the same calls in the same order; a difference (operation, count,
-/// type, reduction, root) is an error on every rank, in that operation or, where two ranks have nothing to hear from each
-/// other in it (two that are both the root of a broadcast), in the next. Lengths are in elements and are checked before
-/// anything starts. On the host an operation is complete when it returns. A root may return before the
-/// others have arrived.
+/// - Every rank of the communicator makes the same calls in the same order. A difference (operation, count, type, reduction,
+///   root) is an error on every rank, in that operation or in the next. It is the next if two ranks exchange nothing in the
+///   first, such as two that are both the root of a broadcast.
+/// - Lengths are in elements and are checked before anything starts.
+/// - On the host an operation is complete when it returns. A root may return before the others have arrived.
 ///
-/// `…_in_place` works on one buffer (`MPI_IN_PLACE`); blocks are then at the places they have in the larger buffer. Those of a v-variant
-/// lie one behind the other, in rank order: rank `r`'s begins behind `counts[..r].iter().sum()` elements.
+/// `…_in_place` works on one buffer (`MPI_IN_PLACE`), in which each rank's block is at its place of the larger buffer. The
+/// blocks of a v-variant are contiguous and in rank order: rank `r`'s begins at element `counts[..r].iter().sum()`.
 impl Comm {
-    /// Lends the buffers to a checked call and carries it out.
+    /// Borrows the buffers for a checked call and carries it out.
     #[inline(always)]
     fn out_of_place<S, R>(&self, call: Call<'_>, send: &S, recv: &mut R) -> Result<()>
     where
@@ -34,7 +34,7 @@ impl Comm {
         self.run_call(&call.inside::<R::Elem>(&lent, &self.lane, self.rank()).configured(&self.lane))
     }
 
-    /// Combines all ranks' buffers; everybody gets the result.
+    /// Combines all ranks' buffers; every rank gets the result.
     ///
     /// `recv.len() == send.len()`, the same on every rank. NCCL's `ncclAllReduce`, MPI's `MPI_Allreduce`.
     ///
@@ -66,7 +66,7 @@ impl Comm {
         self.in_place(self.shape().whole(Operation::AllReduce, buf.len()).reducing(op), buf)
     }
 
-    /// Gives the root's buffer to everybody.
+    /// Copies the root's buffer to every rank.
     ///
     /// `recv` has the same length on every rank; `send` is read at the root only, where it has that length
     /// too (others may pass `&[]`). `ncclBroadcast`, `MPI_Bcast`.
@@ -116,7 +116,7 @@ impl Comm {
         self.in_place(call.reducing(op), buf)
     }
 
-    /// Puts all ranks' buffers one behind the other, in rank order; everybody gets the result.
+    /// Concatenates all ranks' buffers in rank order; every rank gets the result.
     ///
     /// `recv.len() == world_size × send.len()`. `ncclAllGather`, `MPI_Allgather`.
     pub fn all_gather<S, R>(&self, send: &S, recv: &mut R) -> Result<()>
@@ -211,7 +211,7 @@ impl Comm {
         self.in_place(call.reducing(op), buf)
     }
 
-    /// Every rank gives every rank a block: block `j` of rank `i` becomes block `i` of rank `j`.
+    /// Exchanges blocks between all ranks: block `j` of rank `i` becomes block `i` of rank `j`.
     ///
     /// `send.len() == recv.len()`, a multiple of the number of ranks. `ncclAlltoAll`, `MPI_Alltoall`.
     pub fn all_to_all<S, R>(&self, send: &S, recv: &mut R) -> Result<()>
@@ -229,8 +229,8 @@ impl Comm {
 
     /// [`all_to_all`](Comm::all_to_all) of blocks of different lengths.
     ///
-    /// `send_counts[j]` elements go to rank `j`, `recv_counts[i]` come from rank `i`, which must be what
-    /// rank `i` gives as its `send_counts` for this rank. `MPI_Alltoallv`.
+    /// `send_counts[j]` elements go to rank `j`, and `recv_counts[i]` come from rank `i`. The latter must equal rank `i`'s
+    /// `send_counts` for this rank. `MPI_Alltoallv`.
     pub fn all_to_all_v<S, R>(
         &self,
         send: &S,
@@ -246,17 +246,17 @@ impl Comm {
         self.out_of_place(call, send, recv)
     }
 
-    /// [`all_to_all_v`](Comm::all_to_all_v) of one buffer, whose length is the sum of the counts: what this rank gives to rank `p` makes
-    /// room for what comes from there, so both have `counts[p]` elements.
+    /// [`all_to_all_v`](Comm::all_to_all_v) of one buffer, whose length is the sum of the counts. The block from rank `p` replaces
+    /// the block for rank `p`, so both have `counts[p]` elements.
     ///
-    /// Every rank has a list of its own, in which `counts[p]` is what rank `p` has for this rank; two that differ are an error that names
-    /// both, as in `all_to_all_v`. What is sent is first copied: on the host as many blocks at a time as have room in 1 MiB, or
-    /// one that is longer, elsewhere all of them.
+    /// Every rank has its own list, in which `counts[p]` equals rank `p`'s count for this rank. If two differ, the error names both,
+    /// as in `all_to_all_v`. Sent blocks are copied first: on the host as many at a time as fit 1 MiB (or one longer block),
+    /// on other backends all of them.
     pub fn all_to_all_v_in_place<R: Target + ?Sized>(&self, buf: &mut R, counts: &[usize]) -> Result<()> {
         self.in_place(self.shape().blocks_in_place_v(Operation::AllToAllV, buf.len(), counts, 0)?, buf)
     }
 
-    /// Puts all ranks' buffers one behind the other, in rank order, at the root.
+    /// Concatenates all ranks' buffers in rank order at the root.
     ///
     /// `recv` is used at the root only, where `recv.len() == world_size × send.len()` (others may pass
     /// `&mut []`). `ncclGather`, `MPI_Gather`.
@@ -295,7 +295,7 @@ impl Comm {
         self.in_place(self.shape().blocks_in_place_v(Operation::GatherV, buf.len(), counts, root)?, buf)
     }
 
-    /// Gives each rank its block of the root's buffer.
+    /// Distributes the root's buffer: each rank gets its block.
     ///
     /// `send` is read at the root only, where `send.len() == world_size × recv.len()` (others may pass
     /// `&[]`). `ncclScatter`, `MPI_Scatter`.
@@ -308,7 +308,7 @@ impl Comm {
     }
 
     /// [`scatter`](Comm::scatter) of one buffer, as long on every rank as at the root; this rank's block
-    /// comes to `rank × len / world_size`.
+    /// is written at `rank × len / world_size`.
     pub fn scatter_in_place<R: Target + ?Sized>(&self, buf: &mut R, root: usize) -> Result<()> {
         self.in_place(self.shape().blocks_in_place(Operation::Scatter, buf.len(), root)?, buf)
     }
@@ -324,7 +324,7 @@ impl Comm {
     }
 
     /// [`scatter_v`](Comm::scatter_v) of one buffer, whose length is the sum of the counts on every rank as at the root; this rank's block
-    /// comes to its place, and what the others hold elsewhere stays.
+    /// is written at its place, and the rest of its buffer stays as it was.
     pub fn scatter_v_in_place<R: Target + ?Sized>(
         &self,
         buf: &mut R,
@@ -334,7 +334,7 @@ impl Comm {
         self.in_place(self.shape().blocks_in_place_v(Operation::ScatterV, buf.len(), counts, root)?, buf)
     }
 
-    /// Waits until every rank has come here. `MPI_Barrier`.
+    /// Waits until every rank has called it. `MPI_Barrier`.
     pub fn barrier(&self) -> Result<()> {
         self.run_call(&Call::empty(Operation::Barrier))
     }

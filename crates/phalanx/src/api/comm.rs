@@ -1,4 +1,4 @@
-//! [`Comm`]: one rank's communicator; making one, and how it ends.
+//! [`Comm`]: one rank's end of a communicator, and [`View`]: the same with another deadline or stream.
 
 use super::builder::Builder;
 use super::raw::{Portable, RawCommunicator};
@@ -26,15 +26,15 @@ use std::time::Duration;
 /// is what the other ranks match.
 ///
 /// # How it ends
-/// [`finalize`](Comm::finalize) waits for everybody; [`abort`](Comm::abort) fails the communicator for all
-/// ranks at once. Dropping it leaves: a peer that still needs this rank gets an error that names it
+/// [`finalize`](Comm::finalize) waits for all ranks; [`abort`](Comm::abort) fails the communicator for all
+/// ranks at once. Dropping it leaves the communicator: a peer that still needs this rank gets an error that names it
 /// ([`PeerEvent::Left`](crate::PeerEvent), or `Panicked` if the thread is panicking); what was sent before
 /// still arrives.
 ///
 /// # When a call fails
-/// After an error for which [`Error::is_fatal`] holds, every rank gets the same verdict, and so does every
-/// later call. What operations in progress had written to their output buffers is unspecified. The ranks that are
-/// still there can go on with [`shrink`](Comm::shrink).
+/// After an error for which [`Error::is_fatal`] holds, every rank gets the same error, now and from every
+/// later call. The contents of output buffers of operations in progress are unspecified. The remaining ranks
+/// can go on with [`shrink`](Comm::shrink).
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
@@ -55,7 +55,7 @@ impl From<NewComm> for Comm {
 }
 
 impl Comm {
-    /// `name` is the communicator's in flight records: the same on all its ranks.
+    /// `name` identifies the communicator in flight records; it is the same on all its ranks.
     pub(crate) fn new(backend: Arc<dyn Backend>, name: String) -> Comm {
         let shape = Shape { rank: backend.rank(), world_size: backend.world_size() };
         let recorder = Recorder::new(backend.kind(), name, shape.rank, shape.world_size);
@@ -73,7 +73,7 @@ impl Comm {
         }
     }
 
-    /// Settings for a new communicator.
+    /// Makes a [`Builder`]: the settings of a new communicator.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -84,34 +84,34 @@ impl Comm {
         self.shape.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[inline]
     pub fn world_size(&self) -> usize {
         self.shape.world_size
     }
 
-    /// What carries the data.
+    /// Which backend carries the data.
     pub fn backend(&self) -> BackendKind {
         self.backend.kind()
     }
 
-    /// Which ranks share a host, as the ranks found out when they met.
+    /// Which ranks share a host, as found when the communicator was made.
     pub fn host_topology(&self) -> HostTopology {
         self.backend.host_topology()
     }
 
-    /// How long a wait may take before it is an error.
+    /// The deadline of each wait; a longer one is an error.
     pub fn timeout(&self) -> Duration {
         self.deadline.unwrap_or_else(|| self.backend.timeout())
     }
 
     /// Changes [`timeout`](Comm::timeout) for this rank's calls from now on; [`within`](Comm::within) gives single
-    /// operations one of their own.
+    /// operations a deadline of their own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.backend.set_timeout(timeout);
     }
 
-    /// This communicator with another deadline: for the waits of what is called, or started, through it.
+    /// This communicator with another deadline for the operations that are called or started through the view.
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
@@ -121,12 +121,12 @@ impl Comm {
     /// # }
     /// ```
     ///
-    /// The ranks need not agree on it: the first deadline that passes fails the operation for all.
+    /// The ranks need not agree on the deadline: the first that passes fails the operation for all.
     pub fn within(&self, timeout: Duration) -> View<'_> {
         View::of(self, self.lane.clone(), Some(timeout))
     }
 
-    /// The deadline of what this thread does as long as the value lives.
+    /// Applies the view's deadline to this thread's waits while the value lives.
     #[inline]
     pub(crate) fn limited(&self) -> Option<Limited> {
         Limited::to(self.deadline)
@@ -149,20 +149,22 @@ impl Comm {
         self.recorder.end(record, unsafe { self.backend.recorded_collective(call, &begun) })
     }
 
-    /// Waits until this rank's operations are complete: those that were started with `start_…`, and those on
-    /// GPU memory; others are complete when they return. The wait has the deadline of any other: a receive that was started
-    /// needs its message. An error of a collective that was started is its [`wait`](crate::Request::wait)'s to tell, too;
-    /// of a communicator that has failed this answers the verdict, as every call does.
+    /// Waits until this rank's operations are complete: started ones (`start_…`), and those on GPU memory. Others are complete
+    /// when they return.
+    ///
+    /// The usual deadline applies: a started receive needs its message. The error of a started collective is also
+    /// answered by its [`wait`](crate::Request::wait). A communicator that has failed answers its failure, as in every call.
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
         self.backend.sync()
     }
 
-    /// The host memory in which operations are fastest. On the backend host it is shared by the ranks of the host, so that
-    /// nothing is copied in and out. On GPUs it is page-locked, and copied to the GPU and back like any host memory: there the
-    /// memory to use is the GPU's, a `CudaSlice`, or registered and symmetric memory of `comm.nccl()?.alloc` and
-    /// `comm.nvshmem()?.alloc`. `len` elements, zero.
+    /// Allocates `len` zeros of the host memory in which operations are fastest.
+    ///
+    /// On the host backend the ranks share it, so nothing is copied in and out. On GPUs it is page-locked, and copied to the
+    /// GPU and back like any host memory. Use GPU memory there: a `CudaSlice`, or registered and symmetric memory of
+    /// `comm.nccl()?.alloc` and `comm.nvshmem()?.alloc`.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {
@@ -174,16 +176,15 @@ impl Comm {
         Ok(HostBuffer::new(self.backend.alloc(bytes)?, len))
     }
 
-    /// Leaves together: waits until all ranks have come here and all requests are complete. Nothing can be
-    /// called afterwards.
+    /// Ends the communicator on all ranks together: waits until all of them call this and all requests are complete.
     ///
-    /// The wait has the deadline of any other; an error says who did not come.
+    /// The usual deadline applies; the error names the missing ranks.
     pub fn finalize(self) -> Result<()> {
         self.sync()?;
         self.run_call(&Call::empty(Operation::Finalize))
     }
 
-    /// Moves to a stream of its own, if there are streams.
+    /// Switches to a stream of its own, if the backend has streams.
     pub(crate) fn make_portable(&mut self) {
         #[cfg(feature = "cuda")]
         match self.backend.make_portable() {
@@ -193,7 +194,7 @@ impl Comm {
         }
     }
 
-    /// Fails the communicator for every rank: their calls answer [`Error::Aborted`](crate::Error::Aborted) with this rank's number.
+    /// Fails the communicator for every rank: all calls answer [`Error::Aborted`](crate::Error::Aborted) with this rank's number.
     pub fn abort(self) {
         self.backend.abort();
     }
@@ -201,18 +202,18 @@ impl Comm {
     /// This communicator with another stream (cudarc's `Arc<CudaStream>`, or a [`hip::Stream`](crate::gpu::hip::Stream)):
     /// operations on GPU memory are enqueued there.
     ///
-    /// Operations of one communicator are carried out in the order of the calls, whatever their streams. The
-    /// stream has to be one of the communicator's GPU; communicators of host memory ignore it. It can be dropped with operations under way:
-    /// the communicator has it, too, until they are complete.
+    /// Operations of one communicator run in the order of the calls, whatever their streams. The stream must belong to the
+    /// communicator's GPU; communicators of host memory ignore it. It can be dropped with operations under way: the
+    /// communicator keeps it until they are complete.
     ///
-    /// A buffer's users on other streams wait for the operation, and it for them. Of several readers cudarc remembers the last one: an
-    /// operation that reads remembers those before it (what comes after it on its stream waits for them, too), but a kernel or a copy of
-    /// the program's that reads the same buffer afterwards, on another stream, makes cudarc forget the operation. Who then overwrites or
-    /// drops the buffer makes one of these streams wait for the other before (`CudaStream::join`), or waits for the operation.
+    /// The operation waits for a buffer's users on other streams, and they wait for the operation. One case needs care, since
+    /// cudarc remembers only the last of several readers. If the program's own kernel or copy on another stream reads the
+    /// buffer after an operation has read it, cudarc forgets the operation. Before the buffer is then overwritten or dropped,
+    /// make one of these streams wait for the other (`CudaStream::join`), or wait for the operation.
     ///
     /// # Errors
-    /// [`UsageError::Memory`] for a stream of another GPU; [`UsageError::Setting`] for the per-thread default stream, which is
-    /// another one in the threads that wait for it.
+    /// [`UsageError::Memory`] for a stream of another GPU; [`UsageError::Setting`] for the per-thread default stream, which
+    /// differs in the threads that wait for it.
     #[cfg(feature = "cuda")]
     pub fn on<'s, S: 's>(&self, stream: &'s S) -> Result<View<'_>>
     where
@@ -231,7 +232,7 @@ impl Comm {
         &self.requests
     }
 
-    /// Carries out what counts as a call, and records it.
+    /// Records `f` as this call in the flight recorder.
     #[cfg(feature = "cuda")]
     pub(crate) fn recorded<R>(&self, call: &Call<'_>, f: impl FnOnce() -> Result<R>) -> Result<R> {
         let record = self.recorder.begin(call);
@@ -257,13 +258,13 @@ impl Comm {
         self.lane.hip_stream()
     }
 
-    /// The number of this rank's GPU in its process; `None` without.
+    /// The number of this rank's GPU in its process; `None` without a GPU.
     #[cfg(feature = "cuda")]
     pub fn gpu(&self) -> Option<usize> {
         self.backend.gpu()
     }
 
-    /// This rank's end as the portable trait, for runtimes that hold pointers as `u64`.
+    /// Converts to the trait of raw pointers, for runtimes that hold pointers as `u64`.
     pub fn into_raw_communicator(self) -> Arc<dyn RawCommunicator> {
         Arc::new(Portable::new(self))
     }
@@ -277,10 +278,10 @@ impl Drop for Comm {
         let panicking = std::thread::panicking();
         if panicking {
             self.recorder.panicked();
-            // What was started may wait for peers that wait for this rank.
+            // Started operations may wait for peers that wait for this rank.
             self.backend.depart(Departure::Panicked);
         }
-        // Bounded: each job ends by its own deadline, at the latest.
+        // Bounded: each job ends by its own deadline.
         self.requests.stop();
         if !panicking {
             self.backend.depart(Departure::Left);

@@ -39,7 +39,7 @@ pub struct CommGroup<'group, 'env> {
     group: &'group mut Group<'env>,
 }
 
-/// Collects operations of one or several communicators and starts them together; complete when it returns.
+/// Collects operations of one or several communicators and starts them together. They are complete when it returns.
 ///
 /// If the closure returns an error or panics, nothing is started.
 ///
@@ -71,12 +71,12 @@ impl<'env> Group<'env> {
         Group { transfers: Vec::new(), calls: Vec::new(), lent: Vec::new(), env: PhantomData }
     }
 
-    /// This communicator's part.
+    /// Opens a communicator's part of the group.
     pub fn on(&mut self, comm: &'env Comm) -> CommGroup<'_, 'env> {
         CommGroup { comm, group: self }
     }
 
-    /// Starts what was collected, and waits for what is complete when it returns.
+    /// Starts the collected operations, and waits for those of host memory.
     pub(crate) fn start_all(&self) -> Result<()> {
         let mut backends: Vec<&dyn Backend> = Vec::new();
         let comms =
@@ -92,7 +92,7 @@ impl<'env> Group<'env> {
         }
         let mut messages = Vec::with_capacity(self.transfers.len());
         let started = self.start(&mut messages);
-        // Ended also if starting failed: nothing of this thread may stay in a group.
+        // Ended even if starting failed, so that the thread does not stay in a group.
         let ended = {
             let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
             let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
@@ -114,14 +114,14 @@ impl<'env> Group<'env> {
         self.transfers.iter().map(|(_, transfer)| transfer)
     }
 
-    /// What communicators know the operations' buffers by, in the order of the calls.
+    /// The registrations of the operations' buffers, in the order of the calls.
     #[cfg(feature = "cuda")]
     pub(crate) fn registrations(&self) -> impl Iterator<Item = Option<NonZeroU64>> {
         self.lent.iter().map(Loan::registration)
     }
 
-    /// The same operations on other memory, which `place` gives for so many bytes; how many a call has is for `footprint` to
-    /// say (of `send` and of `recv`).
+    /// The same operations on other memory: `place` gives memory of so many bytes, `footprint` the lengths of a call's `send`
+    /// and `recv` in bytes.
     #[cfg(feature = "cuda")]
     pub(crate) fn elsewhere(
         &self,
@@ -144,7 +144,7 @@ impl<'env> Group<'env> {
         moved
     }
 
-    /// Posts the messages, and queues what is stream-ordered.
+    /// Posts the messages, and enqueues the stream-ordered collectives.
     fn start(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
         for (comm, transfer) in &self.transfers {
             // SAFETY: the buffers are lent for 'env, which outlives this call, and all messages are settled

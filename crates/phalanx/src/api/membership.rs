@@ -5,11 +5,11 @@ use crate::contract::{Call, Operation, grown_name};
 use crate::types::error::Result;
 
 impl Comm {
-    /// Makes communicators of parts of this one: one for each colour.
+    /// Splits this communicator into one for each colour.
     ///
     /// Collective. Ranks with the same colour come together, ordered by `key` and then by their rank here;
     /// `None` leaves a rank out (it gets `Ok(None)`). The new communicators are independent of this one: each has its
-    /// own order of calls and its own verdict. `ncclCommSplit`, `MPI_Comm_split`.
+    /// own order of calls and fails alone. `ncclCommSplit`, `MPI_Comm_split`.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         self.requests.wait_for_collectives();
         let record = self.recorder.begin(&Call::empty(Operation::Split));
@@ -22,17 +22,19 @@ impl Comm {
         Ok(part?.map(|backend| Comm::new(backend.into(), name)))
     }
 
-    /// A new communicator of the ranks that are still there, in the order of their ranks here: to go on after
-    /// a failure. `MPIX_Comm_shrink`, `ncclCommShrink`.
+    /// Makes a new communicator of the remaining ranks, in the order of their ranks here, to go on after a failure.
+    /// `MPIX_Comm_shrink`, `ncclCommShrink`.
     ///
-    /// Every rank that wants to go on calls it. Ranks that died, left or panicked are out, and so are those whom
-    /// the verdict (a [`PeerError`](crate::PeerError) or [`TimeoutError`](crate::TimeoutError)) names, even if they
-    /// come back: they get [`Error::LeftBehind`]. For all others it
-    /// waits, up to the [deadline](Comm::timeout) (and again for each rank that is lost meanwhile); who has not
-    /// come by then is out, too. All ranks of the new communicator agree on who they are.
+    /// Every rank that goes on calls it. Left out are:
+    /// - ranks that died, left or panicked;
+    /// - ranks that the failure (a [`PeerError`](crate::PeerError) or [`TimeoutError`](crate::TimeoutError)) names. If one comes
+    ///   back, it gets [`Error::LeftBehind`](crate::Error::LeftBehind);
+    /// - ranks that do not call this within the [deadline](Comm::timeout), which begins anew for each rank that is lost meanwhile.
+    ///
+    /// All ranks of the new communicator agree on its members.
     ///
     /// This communicator stays failed (if it had not failed, it works on); drop it when its buffers are no
-    /// longer needed. What operations in progress had written to their output buffers is unspecified, and a
+    /// longer needed. The contents of output buffers of operations in progress are unspecified, and a
     /// rank may have completed an operation that failed on another: begin again at a point that all ranks have, a
     /// checkpoint or the last step that was agreed on.
     pub fn shrink(&self) -> Result<Comm> {
@@ -43,19 +45,19 @@ impl Comm {
         Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
-    /// A new communicator of these ranks, with the same numbers, and of `joiners` processes that come in with
-    /// [`phalanx::join`](crate::join), in the order in which they come. `ncclCommGrow`.
+    /// Makes a new communicator of these ranks, with the same numbers, and of `joiners` processes that call
+    /// [`phalanx::join`](crate::join), in the order in which they arrive. `ncclCommGrow`.
     ///
     /// Collective, with the same number on every rank. It waits for the joiners, up to the [deadline](Comm::timeout); if
     /// they do not come, the error names those that are missing, and this communicator works on, as it does if
     /// all have come. The ranks are processes of one host.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] names the ranks that did not come; [`UsageError::WorldSize`] for more than 512 ranks;
-    /// [`Error::Unsupported`] for threads, a world of one, and MPI.
+    /// [`Error::Bootstrap`](crate::Error::Bootstrap) names the ranks that did not come; [`UsageError::WorldSize`](crate::UsageError::WorldSize) for more than 512 ranks;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for threads, a world of one, and MPI.
     pub fn grow(&self, joiners: usize) -> Result<Comm> {
         self.requests.wait_for_collectives();
-        // What is refused at once counts nowhere.
+        // A refusal here must not use up an operation number.
         self.backend.check_growth(joiners)?;
         let record = self.recorder.begin(&Call::empty(Operation::Grow));
         let limited = self.limited();
@@ -67,8 +69,8 @@ impl Comm {
         Ok(Comm::new(backend.into(), grown_name(number)))
     }
 
-    /// [`shrink`](Comm::shrink), and [`grow`](Comm::grow) to as many ranks as there are here: a joiner comes in the place of
-    /// each rank that is gone. The survivors keep their order and come first.
+    /// Replaces lost ranks: [`shrink`](Comm::shrink), then [`grow`](Comm::grow) to the number of ranks that there are here.
+    /// The survivors keep their order and come first.
     pub fn rebuild(&self) -> Result<Comm> {
         let survivors = self.shrink()?;
         match self.world_size() - survivors.world_size() {

@@ -9,27 +9,27 @@ use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::Allocation;
 use std::time::Duration;
 
-/// How a communicator ends.
+/// How a rank leaves its communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Departure {
     Left,
     Panicked,
 }
 
-/// Collectives that go on meanwhile, moved along by every wait and by [`Backend::progress`].
+/// Nonblocking collectives, advanced by every wait and by [`Backend::progress`].
 pub(crate) trait StartCollectives {
-    /// Starts a collective, behind those that were started before.
+    /// Starts a collective, after those started before.
     ///
     /// # Safety
     /// As for [`Backend::collective`]; the memory stays valid, and is touched by nobody else, until `wait` or a true
-    /// `test` for the ticket has answered, or any of them failed.
+    /// `test` for its id has answered, or any of them failed.
     unsafe fn start(&self, call: &Call<'static>) -> Result<OperationId>;
 
-    /// Waits for it, moving everything along.
-    fn wait(&self, ticket: OperationId) -> Result<()>;
+    /// Waits for it, advancing everything.
+    fn wait(&self, operation: OperationId) -> Result<()>;
 
-    /// Moves everything along; whether this one is done (and its ticket spent).
-    fn test(&self, ticket: OperationId) -> Result<bool>;
+    /// Advances everything; answers whether this one is complete (and its id spent).
+    fn test(&self, operation: OperationId) -> Result<bool>;
 }
 
 /// One rank's end of a communicator.
@@ -38,7 +38,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     fn rank(&self) -> usize;
     fn world_size(&self) -> usize;
 
-    /// The lane on which operations run unless another is named.
+    /// The default stream.
     fn lane(&self) -> Stream {
         Stream::host()
     }
@@ -66,7 +66,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         false
     }
 
-    /// Who shares a host. Unless a backend says otherwise, all do.
+    /// Which ranks share a host. By default all do.
     fn host_topology(&self) -> HostTopology {
         HostTopology::one_host(self.world_size())
     }
@@ -89,7 +89,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         unsafe { self.collective(call) }
     }
 
-    /// Collectives that go on meanwhile by themselves. Without, those that are started have a thread of the communicator.
+    /// The backend's nonblocking collectives. Without them a thread of the communicator carries out started collectives.
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
         None
     }
@@ -98,20 +98,20 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     ///
     /// # Safety
     /// The memory stays valid, is not written (send) and not touched at all (recv), until `wait` or a
-    /// true `test` for the ticket has answered, or any of them failed.
+    /// true `test` for its id has answered, or any of them failed.
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId>;
 
-    /// Starts two transfers, of which neither can wait for what comes behind the other.
+    /// Starts two transfers together: neither may wait for work behind the other.
     ///
     /// # Safety
-    /// As for [`post`](Self::post), of each that is answered with a ticket.
+    /// As for [`post`](Self::post), of each that is answered with an id.
     unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<OperationId>; 2] {
         // SAFETY: the caller's contract.
         transfers.map(|transfer| unsafe { self.post(transfer) })
     }
 
-    /// Waits for a transfer, moving all others along; calls `meanwhile` again and again.
-    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()>;
+    /// Waits for a transfer, advancing all others; calls `meanwhile` repeatedly.
+    fn wait(&self, operation: OperationId, meanwhile: &dyn Fn()) -> Result<()>;
 
     /// A transfer from its start to its end, for a record: calls `begun` as
     /// [`recorded_collective`](Self::recorded_collective) does.
@@ -121,17 +121,17 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         begun();
         // SAFETY: the caller's contract.
-        let ticket = unsafe { self.post(transfer) }?;
-        self.wait(ticket, &|| ())
+        let operation = unsafe { self.post(transfer) }?;
+        self.wait(operation, &|| ())
     }
 
-    /// Moves everything along; whether this transfer is done (and its ticket spent).
-    fn test(&self, ticket: OperationId) -> Result<bool>;
+    /// Advances everything; answers whether this transfer is complete (and its id spent).
+    fn test(&self, operation: OperationId) -> Result<bool>;
 
-    /// Moves transfers and started collectives along; whether any is still under way.
+    /// Advances transfers and started collectives; answers whether any is still under way.
     fn progress(&self) -> Result<bool>;
 
-    /// A number that is another one when a transfer has moved; `None` where that is not known.
+    /// A number that changes when a transfer advances; `None` where that is not known.
     fn moved(&self) -> Option<u64> {
         None
     }
@@ -166,18 +166,18 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// No other thread is inside `collective` or `split` of this object.
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
 
-    /// How many of the communicator's operation numbers a split takes.
+    /// The number of operation numbers that a split uses up.
     fn collectives_of_split(&self) -> u64 {
         1
     }
 
-    /// The same of [`grow`](Backend::grow).
+    /// The number of operation numbers that [`grow`](Backend::grow) uses up.
     fn collectives_of_grow(&self) -> u64 {
         1
     }
 
-    /// A communicator of those ranks that are still there, in their order, and the number of this shrinking of
-    /// this communicator. Waits for them no longer than the deadline, for each rank that is lost meanwhile.
+    /// A communicator of the remaining ranks, in their order, and the number of this shrink of this communicator. Waits for
+    /// them up to the deadline, which begins anew for each rank that is lost meanwhile.
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         Err(Error::from(UnsupportedError {
             what: "shrink".into(),
@@ -186,7 +186,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         }))
     }
 
-    /// An error if these ranks cannot take in so many processes: before anything is counted.
+    /// An error if these ranks cannot take in so many processes. Uses up no operation number.
     fn check_growth(&self, _joiners: usize) -> Result<()> {
         Err(Error::from(UnsupportedError {
             what: "grow".into(),
@@ -195,7 +195,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         }))
     }
 
-    /// A communicator of these ranks and of so many processes that come in, and a number that no other has. Collective.
+    /// A communicator of these ranks and of so many joining processes, and a number that is unique. Collective.
     /// [`check_growth`](Backend::check_growth) allows it.
     ///
     /// # Safety
@@ -204,19 +204,19 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         unreachable!("check_growth refuses it")
     }
 
-    /// Zeroed memory that is as near to the peers as the backend has it, aligned to 64 bytes.
+    /// Zeroed memory, aligned to 64 bytes: shared with the peers if the backend can.
     fn alloc(&self, bytes: usize) -> Result<Allocation>;
 
-    /// How long a wait may take.
+    /// The deadline of a wait.
     fn timeout(&self) -> Duration;
 
-    /// Changes it for the calls that follow.
+    /// Changes the deadline of later calls.
     fn set_timeout(&self, timeout: Duration);
 
     /// Fails the communicator for every rank.
     fn abort(&self);
 
-    /// The last word of this rank: peers that still need it are told.
+    /// Leaves the communicator; peers that still need this rank get an error.
     fn depart(&self, departure: Departure);
 }
 

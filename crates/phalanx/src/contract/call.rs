@@ -8,7 +8,7 @@ use crate::types::dtype::DType;
 use crate::types::memory::{RawStream, Space, Span};
 use crate::types::op::{RawReduction, ReductionCode};
 
-/// The lengths of the ranks' blocks, in elements. Blocks lie one behind the other in rank order.
+/// The lengths of the ranks' blocks, in elements. Blocks are contiguous and in rank order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Blocks<'a> {
     /// Every block has this many elements.
@@ -67,11 +67,11 @@ pub(crate) struct Call<'a> {
     pub blocks: Blocks<'a>,
     /// The blocks of `recv`: the same, but for all_to_all_v, where `blocks` are those of `send`.
     pub recv_blocks: Blocks<'a>,
-    /// Behind whose work the operation comes.
+    /// The stream on which the operation is enqueued.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: RawStream,
-    /// Where the factor of a pre-multiplied sum is: in `reduction`, or on the GPU at the address that is there, which is read when the
-    /// operation is carried out.
+    /// Where the factor of a pre-multiplied sum is: in `reduction` itself, or on the GPU at the address in `reduction`, which
+    /// is read when the operation runs.
     #[cfg(feature = "cuda")]
     pub factor_space: Space,
     /// Settings of this call.
@@ -80,7 +80,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A number for its settings that differs for nearly all that differ; 0 if it has none.
+    /// A fingerprint of the call's settings; 0 without settings.
     #[inline(always)]
     pub fn config_tag(&self) -> u8 {
         #[cfg(feature = "cuda")]
@@ -89,17 +89,17 @@ impl<'a> Call<'a> {
         return 0;
     }
 
-    /// With the settings of a lane.
+    /// Adds the settings of a stream.
     #[inline(always)]
-    pub fn configured(self, #[cfg_attr(not(feature = "cuda"), expect(unused))] lane: &'a Stream) -> Self {
+    pub fn configured(self, #[cfg_attr(not(feature = "cuda"), expect(unused))] stream: &'a Stream) -> Self {
         Call {
             #[cfg(feature = "cuda")]
-            config: lane.config(),
+            config: stream.config(),
             ..self
         }
     }
 
-    /// Whether any of its memory is a GPU's.
+    /// Whether any buffer is in GPU memory.
     #[inline]
     pub fn is_on_gpu(&self) -> bool {
         #[cfg(feature = "cuda")]
@@ -108,7 +108,7 @@ impl<'a> Call<'a> {
         return false;
     }
 
-    /// With its buffers.
+    /// Adds the buffers.
     #[inline(always)]
     pub fn with_buffers(self, send: Span, recv: Span) -> Self {
         Call { send: send.start, recv: recv.start, spaces: [send.space, recv.space], ..self }

@@ -14,7 +14,7 @@ pub enum BackendKind {
     Mpi,
     /// AMD's library for GPUs: each rank has one.
     Rccl,
-    /// NVIDIA's OpenSHMEM: each rank is a process with a GPU. Only where it is asked for.
+    /// NVIDIA's OpenSHMEM: each rank is a process with a GPU. Used only on request.
     Nvshmem,
 }
 

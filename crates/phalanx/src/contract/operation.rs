@@ -1,6 +1,6 @@
 //! The operations of a communicator.
 
-/// Which operation a call is. The numbers travel between ranks.
+/// An operation of a communicator. The numbers travel between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -25,12 +25,12 @@ pub(crate) enum Operation {
     Init,
     Shrink,
     Grow,
-    /// Of memory that all ranks allocate together.
+    /// Allocation of memory by all ranks together.
     Alloc,
     Suspend,
     Resume,
     WaitSignals,
-    /// What kernels need of a communicator. What is asked for is in place of the root.
+    /// A communicator for kernels. The requirements are in the place of the root.
     DeviceComm,
 }
 
@@ -72,7 +72,7 @@ impl Operation {
         Operation::ALL.get(usize::from(code).wrapping_sub(1)).map(|(operation, _)| *operation)
     }
 
-    /// Whether one rank is special.
+    /// Whether the operation has a root.
     pub fn is_rooted(self) -> bool {
         use Operation::*;
         matches!(self, Broadcast | Reduce | Gather | Scatter | GatherV | ScatterV)
@@ -83,13 +83,13 @@ impl Operation {
         matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
     }
 
-    /// Whether it can be one of several operations that start together.
+    /// Whether it can be part of a group.
     #[cfg(feature = "cuda")]
     pub fn is_queued_in_groups(self) -> bool {
         !self.is_empty_handed() && self != Operation::Alloc
     }
 
-    /// Whether the call has no data at all.
+    /// Whether the operation moves no data.
     pub fn is_empty_handed(self) -> bool {
         use Operation::*;
         let is_errand = matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm);

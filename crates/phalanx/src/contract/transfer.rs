@@ -4,7 +4,7 @@ use super::Operation;
 use crate::types::dtype::DType;
 use crate::types::memory::{RawStream, Space};
 
-/// Which way a message goes.
+/// The direction of a message, and its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Send(*const u8),
@@ -12,7 +12,7 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    /// What the call is called.
+    /// The operation of this direction.
     pub fn operation(self) -> Operation {
         match self {
             Direction::Send(_) => Operation::Send,
@@ -32,13 +32,13 @@ pub(crate) struct Transfer {
     pub count: usize,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub space: Space,
-    /// Behind whose work it comes.
+    /// The stream on which it is enqueued.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: RawStream,
 }
 
 impl Transfer {
-    /// What it is called.
+    /// The operation: a send or a receive.
     pub fn operation(&self) -> Operation {
         self.direction.operation()
     }
@@ -49,10 +49,9 @@ impl Transfer {
     }
 }
 
-// SAFETY: a transfer is a description; the contract of `Backend::post` says how long its memory lives,
-// whichever thread looks at it.
+// SAFETY: a transfer only describes memory; the contract of `Backend::post` says how long it lives, on any thread.
 unsafe impl Send for Transfer {}
 
-/// A posted transfer.
+/// A posted transfer or started collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OperationId(pub usize);

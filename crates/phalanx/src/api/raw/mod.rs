@@ -18,29 +18,32 @@ use crate::types::op::ReduceOp;
 /// Collective communication on raw memory.
 ///
 /// Pointers are addresses in the memory of the backend (host memory on solo and host; device memory on
-/// GPUs), counts are elements of `dtype`. When an operation completes is the backend's: portable code calls
-/// [`sync`](RawCommunicator::sync) before it reads a result or reuses a send buffer. Several threads may call; the order of their calls is
-/// then theirs to agree on, and while one is in a collective the others wait (not while it waits in `sync` or for an event). Dropping with work pending waits for it, bounded by
-/// the deadline, logs what failed, and never panics.
+/// GPUs), counts are elements of `dtype`.
+///
+/// - **Completion** depends on the backend: call [`sync`](RawCommunicator::sync) before reading a result or reusing a send
+///   buffer.
+/// - **Threads**: several may call, and agree on the order of their calls themselves. While one is in a collective the others
+///   wait, but not while it waits in `sync` or for an event.
+/// - **Drop** with work pending waits for it, up to the deadline; it logs failures and never panics.
 ///
 /// # Safety
-/// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
+/// The operations are unsafe because addresses cannot be checked: each buffer must be valid for its count,
 /// stay so until `sync` or `barrier` has returned or any call has failed with an error that [is
 /// fatal](crate::Error::is_fatal), and not be touched by others in the meantime. The send and the recv buffer of a call do not
 /// overlap ([`UsageError::Overlap`] otherwise), but in place: in all_gather, reduce_scatter, and at the root of gather and scatter the
 /// block of the rank is at its place in the larger buffer; in all_to_all both are the same.
 #[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
 pub trait RawCommunicator: Send + Sync {
-    /// How many ranks there are.
+    /// The number of ranks.
     fn world_size(&self) -> usize;
 
     /// This rank's number, from 0.
     fn rank(&self) -> usize;
 
-    /// Combines all ranks' `count` elements, in place; everybody gets the result.
+    /// Combines all ranks' `count` elements, in place; every rank gets the result.
     unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()>;
 
-    /// Gives the root's `count` elements to everybody.
+    /// Copies the root's `count` elements to every rank.
     unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()>;
 
     /// Gathers `count` elements of each rank; `recv_ptr` has room for `count × world_size`.
@@ -66,7 +69,7 @@ pub trait RawCommunicator: Send + Sync {
     /// Waits until all of this rank's operations are complete.
     fn sync(&self) -> Result<()>;
 
-    /// Waits until every rank has come here; implies `sync`.
+    /// Waits until every rank has called it; implies `sync`.
     fn barrier(&self) -> Result<()>;
 
     /// The communicator of the ranks with the same colour, ordered by `key` and then by rank. `None` where
@@ -172,7 +175,7 @@ pub trait RawCommunicator: Send + Sync {
     }
 }
 
-/// The bytes of so many blocks of `count` elements.
+/// The length in bytes of `blocks` blocks of `count` elements, checked against overflow.
 fn check_len(operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<usize> {
     let bytes = count.checked_mul(blocks).and_then(|all| all.checked_mul(dtype.size()));
     bytes.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| {

@@ -12,13 +12,14 @@ use crate::types::op::ReduceOp;
 use crate::watch::Posted;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// A [`Comm`] behind the portable trait: one thread at a time is let in, and others while it waits for messages or a stream.
+/// A [`Comm`] behind the portable trait. One thread at a time uses it; a thread that waits for messages or a stream lets
+/// others in.
 pub(crate) struct Portable {
     rank: usize,
     world_size: usize,
     backend: Arc<dyn Backend>,
     pub(super) inner: Mutex<Inner>,
-    /// A thread has waited for messages.
+    /// Signalled when a thread has finished waiting for messages.
     waited: Condvar,
     pub(super) events: Mutex<Events>,
     /// The backend, if it has streams of its own.
@@ -27,14 +28,14 @@ pub(crate) struct Portable {
 
 pub(super) struct Inner {
     comm: Comm,
-    /// Sends and receives that nobody waits for yet.
+    /// Messages that no thread waits for yet.
     pending: Vec<Posted>,
-    /// How many were posted, and waited for, so far.
+    /// Numbers of messages posted, and waited for, so far.
     pub(super) posted: usize,
     settled: usize,
-    /// A thread has taken those before the pending ones, and waits for them.
+    /// Whether a thread waits for the messages before the pending ones.
     is_waiting: bool,
-    /// Whether a thread moves them along: their peers may need them before this rank comes to `sync`.
+    /// Whether the mover advances them: peers may need them before this rank calls `sync`.
     moved: bool,
 }
 
@@ -128,23 +129,23 @@ impl Portable {
         self.give_up_after(posted)
     }
 
-    /// After an error that ends the communicator callers may take back all their buffers.
+    /// Settles everything after a fatal error: callers may then reuse their buffers.
     pub(super) fn give_up_after(&self, outcome: Result<()>) -> Result<()> {
         if outcome.as_ref().is_err_and(Error::is_fatal) {
-            // The error is known.
+            // The caller gets the first error.
             let _ = self.settle();
         }
         outcome
     }
 
-    /// Waits for all that was posted.
+    /// Waits for all posted messages.
     fn settle(&self) -> Result<()> {
         let posted = lock(&self.inner).posted;
         self.settle_first(posted)
     }
 
-    /// Waits for so many that were posted first. A peer may do its part only after what other threads of this rank call, so they are let
-    /// in meanwhile.
+    /// Waits for the first `posted` messages. A peer may depend on calls of this rank's other threads, so the lock is released
+    /// meanwhile.
     pub(super) fn settle_first(&self, posted: usize) -> Result<()> {
         let (mut inner, mut outcome) = (lock(&self.inner), Ok(()));
         while inner.settled < posted {
@@ -167,13 +168,13 @@ impl Portable {
             self.waited.notify_all();
         }
         inner.stop_moving();
-        // Another thread may have waited for what was this one's, and have been told of the failure.
+        // Another thread may have waited for these messages and received the error.
         outcome.and_then(|()| self.backend.check())
     }
 }
 
 impl Inner {
-    /// Which memory the caller's addresses are in: the backend's own.
+    /// The memory that the caller's addresses are in: the backend's own.
     fn space(&self) -> Space {
         if self.comm.lane.is_host() { Space::Host } else { Space::Device }
     }
@@ -181,7 +182,7 @@ impl Inner {
     fn post(&mut self, transfer: Transfer) -> Result<()> {
         let requests = &self.comm.requests;
         if !self.comm.backend.is_stream_ordered() {
-            // Before there is something that could not be moved without it.
+            // Before the post: a failure to start the thread must leave nothing posted.
             requests.start_mover()?;
         }
         let transfer = Transfer { space: self.space(), stream: self.comm.lane.stream(), ..transfer };
@@ -190,7 +191,7 @@ impl Inner {
         let started = posted.and_then(|posted| {
             self.pending.push(posted);
             self.posted += 1;
-            // What is small is gone at once.
+            // Completes small messages at once.
             self.comm.backend.progress()
         });
         if let Ok(true) = started
@@ -202,7 +203,7 @@ impl Inner {
         started.map(drop)
     }
 
-    /// Nobody has to move messages along when none is under way.
+    /// Stops the mover when no message is under way.
     fn stop_moving(&mut self) {
         if self.settled == self.posted && std::mem::take(&mut self.moved) {
             self.comm.requests.end_moving();
@@ -213,12 +214,12 @@ impl Inner {
 impl Drop for Portable {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Peers are told at once, by the communicator's own end.
+            // Dropping the communicator tells the peers at once.
             return;
         }
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         if inner.comm.requests.is_copy() {
-            // What is pending is the parent's.
+            // The pending messages belong to the parent process.
             return;
         }
         if let Err(error) = self.sync() {

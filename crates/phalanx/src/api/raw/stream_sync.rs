@@ -9,7 +9,7 @@ use std::collections::HashMap;
 #[derive(Default)]
 pub(super) struct Events {
     next: u64,
-    /// With how many messages had been posted when it was recorded.
+    /// For each event, the number of messages posted when it was recorded.
     alive: HashMap<u64, usize>,
 }
 
@@ -18,7 +18,7 @@ impl Portable {
         self.messages_before(event).map(drop)
     }
 
-    /// How many messages had been posted when it was recorded.
+    /// The number of messages posted when the event was recorded.
     fn messages_before(&self, event: u64) -> Result<usize> {
         let posted = lock(&self.events).alive.get(&event).copied();
         posted.ok_or_else(|| UsageError::Event { event }.into())

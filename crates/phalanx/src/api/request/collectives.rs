@@ -10,9 +10,9 @@ use std::mem::ManuallyDrop;
 
 /// # Requests
 ///
-/// Operations that go on while the rank does something else. They take their buffers and give them back
-/// from [`Request::wait`]. Lists of counts they take, too, and keep (`MPI_Iallgatherv` and its like read them until the operation is over): a
-/// `Vec` as it is, of a slice or an array a copy.
+/// Operations that go on while the rank does something else. They take their buffers, and [`Request::wait`] gives them back.
+/// Lists of counts are kept until the operation is over, since `MPI_Iallgatherv` and its like read them until then: a `Vec`
+/// is moved, a slice or an array copied.
 ///
 /// Started and plain collectives are one sequence: the order of the calls is what the ranks match, and it
 /// does not matter which form a rank uses. (On MPI it matters for the first one that is started on a communicator: it is
@@ -54,7 +54,7 @@ impl Comm {
         self.request((send, recv), Counts::default(), call)
     }
 
-    /// Of a v-variant: `check` has the lengths of both buffers and the counts.
+    /// Starts a v-variant: `check` gets the lengths of both buffers, and the counts.
     fn request_of_blocks<S, R>(
         &self,
         send: S,
@@ -245,7 +245,7 @@ impl Comm {
         })
     }
 
-    /// Starts a [`barrier`](Comm::barrier): its [`wait`](Request::wait) returns when every rank has started its own, or called one.
+    /// Starts a [`barrier`](Comm::barrier): its [`wait`](Request::wait) returns when every rank has started or called a barrier.
     pub fn start_barrier(&self) -> Result<Request<()>> {
         self.request((), Counts::default(), Call::empty(Operation::Barrier))
     }

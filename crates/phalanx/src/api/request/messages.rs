@@ -26,7 +26,7 @@ impl Comm {
         self.request_for(buffer, [Some(posted), None])
     }
 
-    /// For messages that were posted, or could not be. If one is under way, what became of the other is the wait's to tell.
+    /// The request of messages that were posted, or failed to be. If one is under way, `wait` reports the other's error.
     fn request_for<B>(&self, buffers: B, posted: [Option<Result<Posted>>; 2]) -> Result<Request<B>> {
         let mut outcome = Ok(());
         let under_way = posted.map(|posted| {

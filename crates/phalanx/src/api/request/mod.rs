@@ -31,28 +31,28 @@ use std::time::Duration;
 #[must_use = "a request that is dropped before it is complete leaks its buffers"]
 pub struct Request<B> {
     buffers: ManuallyDrop<B>,
-    /// Of a v-variant, for as long as the buffers.
+    /// Counts of a v-variant, which live as long as the buffers.
     counts: ManuallyDrop<Counts>,
     work: Work,
     deadline: Option<Duration>,
     requests: Arc<Requests>,
 }
 
-/// Lists of counts that a started operation reads: of what is sent, and where that differs, of what is received.
+/// Lists of counts that a started operation reads: of the sent blocks and, where they differ, of the received ones.
 type Counts = [Vec<usize>; 2];
 
 enum Work {
     Collective(Arc<Outcome>),
     Messages(Messages),
-    /// The result was taken.
+    /// The result has been taken.
     Over,
 }
 
 /// A message, or two that began together.
 struct Messages {
-    /// Those that have not ended, as far as anybody has asked.
+    /// Messages not yet seen complete.
     under_way: [Option<Posted>; 2],
-    /// How the others fared.
+    /// The result of the others.
     outcome: Result<()>,
 }
 
@@ -61,7 +61,7 @@ impl<B> Request<B> {
     /// view, that it was started with. On an error the buffers are dropped.
     pub fn wait(mut self) -> Result<B> {
         let result = match std::mem::replace(&mut self.work, Work::Over) {
-            // Nobody carries it out in this process, and a lock may be held half-way.
+            // After fork no thread carries it out in this process, and a lock may stay held.
             _ if self.requests.is_copy() => Err(Error::forked()),
             Work::Collective(outcome) => {
                 self.requests.finish(&outcome);

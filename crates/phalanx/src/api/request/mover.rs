@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What the communicator's threads look at, too.
+/// State shared by the communicator and its threads.
 pub(super) struct Moving {
     pub state: Mutex<MovingState>,
     pub changed: Condvar,
-    /// In the order of their start. A collective whose request was dropped is settled as all others are.
+    /// In the order of their start; includes collectives whose request was dropped.
     pub started: Mutex<Vec<Started>>,
-    /// Messages whose request was dropped: they move on, and nobody else asks for their end.
+    /// Messages whose request was dropped: only the mover tests them.
     pub dropped: Mutex<Vec<Posted>>,
     pub recorder: Arc<Recorder>,
     /// Collectives started and not complete.
@@ -25,7 +25,7 @@ pub(super) struct Moving {
 
 #[derive(Default)]
 pub(super) struct MovingState {
-    /// Messages and collectives.
+    /// Number of messages and collectives under way.
     pub requests: usize,
     pub stop: bool,
 }
@@ -50,7 +50,7 @@ impl Moving {
         self.under_way.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Sees which collectives of the backend are complete.
+    /// Tests the backend's started collectives, and ends the complete ones.
     pub fn settle(&self, backend: &dyn Backend) {
         let Some(collectives) = backend.start_collectives() else { return };
         lock(&self.started).retain(|started| match collectives.test(started.operation) {
@@ -62,12 +62,12 @@ impl Moving {
         });
     }
 
-    /// Sees which messages without a request are complete.
+    /// Tests messages whose request was dropped, and ends the complete ones.
     pub fn settle_dropped(&self, backend: &dyn Backend) {
         lock(&self.dropped).retain(|posted| match backend.test(posted.ticket) {
             Ok(false) => true,
             result => {
-                // Nobody asks for it.
+                // No request is left to report it.
                 let _ = self.request_ended(posted.record, result.map(drop));
                 false
             }
@@ -82,12 +82,12 @@ impl Moving {
     }
 }
 
-/// Pauses of the thread that moves requests along.
+/// Pauses between two polls: short while requests advance, doubling up to the longest while they do not.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Moves requests along while their rank does something else: often while they move, else ever more rarely, so that it
-/// does not take a core from the rank.
+/// Advances requests until told to stop. The pauses grow while nothing moves, so that the thread does not take a core from
+/// its rank.
 pub(super) fn move_requests(backend: &dyn Backend, moving: &Moving) {
     let mut pause = SHORTEST_PAUSE;
     let mut last = (0, None);
@@ -109,7 +109,7 @@ pub(super) fn move_requests(backend: &dyn Backend, moving: &Moving) {
                 last = seen;
                 if is_still { (2 * pause).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE }
             }
-            // Nothing under way, or failed: the requests' waits will tell.
+            // Nothing under way, or failed: the requests' waits report it.
             Ok(false) | Err(_) => LONGEST_PAUSE,
         };
         moving.settle(backend);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The result of a job, when it is there.
+/// The result of a started collective, set once.
 #[derive(Default)]
 pub(super) struct Outcome {
     result: Mutex<Option<Result<()>>>,
@@ -82,8 +82,8 @@ impl Requests {
         }
     }
 
-    /// Comes before a message: where operations are carried out in the order of the calls, what was started comes first, and its
-    /// thread would take the message with it.
+    /// Call before posting a message. Where operations run in the order of the calls, started collectives come first; their
+    /// thread would otherwise enqueue the message with them.
     #[inline]
     pub fn make_way_for_message(&self) {
         if self.moving.under_way.load(Ordering::Acquire) != 0 && self.backend.is_stream_ordered() {
@@ -94,7 +94,7 @@ impl Requests {
     #[cold]
     fn finish_all(&self) {
         if self.fork.is_copy() {
-            // Nobody carries them out in this process; the backend refuses what comes next.
+            // After fork no thread carries them out in this process; the backend refuses later calls.
             return;
         }
         loop {
@@ -106,13 +106,13 @@ impl Requests {
             drop(list);
             self.moving.complete(&*self.backend, &started);
         }
-        // The others have a thread, or somebody waits for them.
+        // The remaining ones are completed by the worker or by another thread's wait.
         while self.moving.under_way.load(Ordering::Acquire) != 0 {
             std::thread::sleep(Duration::from_micros(20));
         }
     }
 
-    /// Waits for one collective, if the backend carries it out and nobody has seen it complete.
+    /// Waits for one collective, if the backend carries it out and it was not yet seen complete.
     pub(super) fn finish(&self, outcome: &Arc<Outcome>) {
         let mut list = lock(&self.moving.started);
         if let Some(index) = list.iter().position(|started| Arc::ptr_eq(&started.outcome, outcome)) {
@@ -152,7 +152,7 @@ impl Requests {
                 self.moving.request_started();
                 lock(&self.moving.started).push(started);
             }
-            // As any other error of a request, its wait's to tell.
+            // Reported by the request's wait, like any other error of a request.
             Err(error) => outcome.put(self.moving.recorder.end(record, Err(error))),
         }
         Ok(outcome)
@@ -183,7 +183,7 @@ impl Requests {
         Ok(outcome)
     }
 
-    /// Has what was posted without a request moved along, too, until [`end_moving`](Self::end_moving).
+    /// Advances messages posted without a request, too, until [`end_moving`](Self::end_moving).
     pub fn begin_moving(&self) {
         self.moving.request_started();
     }
@@ -192,7 +192,7 @@ impl Requests {
         self.moving.forget();
     }
 
-    /// Makes sure that there is a thread that moves requests along.
+    /// Starts the thread that advances requests, unless it runs.
     pub fn start_mover(&self) -> Result<()> {
         let mut mover = lock(&self.mover);
         if mover.is_none() {
@@ -203,7 +203,7 @@ impl Requests {
         Ok(())
     }
 
-    /// All of them, also if some fail; answers the first error.
+    /// Waits for all messages, even if some fail; answers the first error.
     pub(super) fn wait_for_messages(&self, Messages { under_way, outcome }: Messages) -> Result<()> {
         under_way.into_iter().flatten().fold(outcome, |outcome, posted| {
             let waited = self.backend.wait(posted.ticket, &|| ());
@@ -219,7 +219,7 @@ impl Requests {
     /// Ends the threads, after the collectives that were started.
     pub fn stop(&self) {
         if self.fork.is_copy() {
-            // They are the other process's.
+            // The threads belong to the parent process.
             forget(&self.worker);
             forget(&self.mover);
             return;
@@ -237,7 +237,7 @@ impl Requests {
     }
 }
 
-/// Leaves what a thread that does not exist in this process may hold half-way.
+/// Leaks a thread's handle: after fork the thread does not exist, and may have held the lock.
 fn forget<T>(threads: &Mutex<Option<T>>) {
     if let Ok(mut threads) = threads.try_lock() {
         std::mem::forget(threads.take());

@@ -36,7 +36,7 @@ pub(super) fn work(backend: &dyn Backend, moving: &Moving, jobs: &Receiver<Job>)
             backend.collective(&job.call.configured(&job.stream))
         }));
         let result = result.unwrap_or_else(|_| {
-            // Nobody can tell how far it has come. The panic's text has been written.
+            // How far the operation came is unknown. The panic hook has printed the text.
             backend.abort();
             Err(Error::Aborted { rank: backend.rank() })
         });
