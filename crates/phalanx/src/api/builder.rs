@@ -54,7 +54,7 @@ impl std::fmt::Debug for StoreAddress {
 
 impl Builder {
     /// Sets the deadline of every wait, also of the ranks' rendezvous. Default: `PHALANX_TIMEOUT`
-    /// (seconds), else [`DEFAULT_TIMEOUT`].
+    /// (seconds), else [`DEFAULT_TIMEOUT`](crate::DEFAULT_TIMEOUT).
     pub fn timeout(mut self, timeout: Duration) -> Builder {
         self.timeout = Some(timeout);
         self

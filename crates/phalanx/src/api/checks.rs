@@ -284,13 +284,13 @@ impl<'a> Call<'a> {
 
     /// Adds the buffers.
     #[inline(always)]
-    pub(crate) fn between<T: Element>(self, send: &Loan<'_>, recv: &Loan<'_>, lane: &Stream) -> Call<'a> {
-        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send.span(), recv.span())
+    pub(crate) fn between<T: Element>(self, send: &Loan<'_>, recv: &Loan<'_>, stream: &Stream) -> Call<'a> {
+        Call { dtype: T::DTYPE, stream: stream.stream(), ..self }.with_buffers(send.span(), recv.span())
     }
 
     /// Adds the one buffer of an in-place call: the smaller of send and recv is `rank`'s block in the larger.
     #[inline(always)]
-    pub(crate) fn inside<T: Element>(self, buffer: &Loan<'_>, lane: &Stream, rank: usize) -> Call<'a> {
+    pub(crate) fn inside<T: Element>(self, buffer: &Loan<'_>, stream: &Stream, rank: usize) -> Call<'a> {
         use Operation::*;
         let whole = buffer.span();
         let own = || whole.at(self.blocks.offset(rank) * size_of::<T>());
@@ -299,6 +299,6 @@ impl<'a> Call<'a> {
             ReduceScatter | Scatter | ReduceScatterV | ScatterV => (whole, own()),
             _ => (whole, whole),
         };
-        Call { dtype: T::DTYPE, stream: lane.stream(), ..self }.with_buffers(send, recv)
+        Call { dtype: T::DTYPE, stream: stream.stream(), ..self }.with_buffers(send, recv)
     }
 }

@@ -30,8 +30,8 @@ impl Comm {
 
     #[inline(always)]
     fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
-        let lent = buf.lend_mut(&self.lane)?;
-        self.run_call(&call.inside::<R::Elem>(&lent, &self.lane, self.rank()).configured(&self.lane))
+        let loan = buf.lend_mut(&self.lane)?;
+        self.run_call(&call.inside::<R::Elem>(&loan, &self.lane, self.rank()).configured(&self.lane))
     }
 
     /// Combines all ranks' buffers; every rank gets the result.

@@ -32,7 +32,7 @@ use std::time::Duration;
 /// still arrives.
 ///
 /// # When a call fails
-/// After an error for which [`Error::is_fatal`] holds, every rank gets the same error, now and from every
+/// After an error for which [`Error::is_fatal`](crate::Error::is_fatal) holds, every rank gets the same error, now and from every
 /// later call. The contents of output buffers of operations in progress are unspecified. The remaining ranks
 /// can go on with [`shrink`](Comm::shrink).
 pub struct Comm {

@@ -11,27 +11,27 @@ use crate::watch::Posted;
 /// The transfer that sends a borrowed buffer.
 pub(crate) fn sending<T: Element>(
     count: usize,
-    lent: &Loan<'_>,
-    lane: &Stream,
+    loan: &Loan<'_>,
+    stream: &Stream,
     peer: usize,
     tag: u32,
 ) -> Transfer {
-    let span = lent.span();
+    let span = loan.span();
     let direction = Direction::Send(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: lane.stream() }
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.stream() }
 }
 
 /// The transfer that receives into a borrowed buffer.
 pub(crate) fn receiving<T: Element>(
     count: usize,
-    lent: &Loan<'_>,
-    lane: &Stream,
+    loan: &Loan<'_>,
+    stream: &Stream,
     peer: usize,
     tag: u32,
 ) -> Transfer {
-    let span = lent.span();
+    let span = loan.span();
     let direction = Direction::Recv(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: lane.stream() }
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.stream() }
 }
 
 /// Waits for all messages, even if some fail; answers the first error. The other communicators' messages advance during each
@@ -82,18 +82,18 @@ impl Comm {
     /// [`send`](Comm::send) with a tag.
     pub fn send_tagged<S: Source + ?Sized>(&self, buf: &S, peer: usize, tag: u32) -> Result<()> {
         self.check_other("send", peer)?;
-        let lent = buf.lend(&self.lane)?;
-        // SAFETY: the buffer is lent until this returns.
-        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &lent, &self.lane, peer, tag)) }
+        let loan = buf.lend(&self.lane)?;
+        // SAFETY: the buffer is borrowed until this returns.
+        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &loan, &self.lane, peer, tag)) }
     }
 
     /// [`recv`](Comm::recv) with a tag.
     pub fn recv_tagged<R: Target + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
         self.shape().check_rank("recv", "peer", peer)?;
         let count = buf.len();
-        let lent = buf.lend_mut(&self.lane)?;
-        // SAFETY: the buffer is lent until this returns.
-        unsafe { self.transfer(receiving::<R::Elem>(count, &lent, &self.lane, peer, tag)) }
+        let loan = buf.lend_mut(&self.lane)?;
+        // SAFETY: the buffer is borrowed until this returns.
+        unsafe { self.transfer(receiving::<R::Elem>(count, &loan, &self.lane, peer, tag)) }
     }
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
