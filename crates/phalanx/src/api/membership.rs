@@ -29,7 +29,7 @@ impl Comm {
     /// - ranks that died, left or panicked;
     /// - ranks that the failure (a [`PeerError`](crate::PeerError) or [`TimeoutError`](crate::TimeoutError)) names. If one comes
     ///   back, it gets [`Error::LeftBehind`](crate::Error::LeftBehind);
-    /// - ranks that do not call this within the [deadline](Comm::timeout), which begins anew for each rank that is lost meanwhile.
+    /// - ranks that do not call this within the [deadline](Comm::timeout), which begins anew for each rank lost meanwhile.
     ///
     /// All ranks of the new communicator agree on its members.
     ///

@@ -21,7 +21,7 @@ pub(crate) trait StartCollectives {
     /// Starts a collective, after those started before.
     ///
     /// # Safety
-    /// As for [`Backend::collective`]; the memory stays valid, and is touched by nobody else, until `wait` or a true
+    /// As for [`Backend::collective`]; the memory stays valid, and nothing else touches it, until `wait` or a true
     /// `test` for its id has answered, or any of them failed.
     unsafe fn start(&self, call: &Call<'static>) -> Result<OperationId>;
 

@@ -186,7 +186,7 @@ impl Inner {
             requests.start_mover()?;
         }
         let transfer = Transfer { space: self.space(), stream: self.comm.lane.stream(), ..transfer };
-        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
+        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the transfer.
         let posted = unsafe { self.comm.post(transfer) };
         let started = posted.and_then(|posted| {
             self.pending.push(posted);

@@ -21,7 +21,7 @@ impl Comm {
         self.shape().check_rank(operation, "peer", peer)?;
         self.requests.start_mover()?;
         let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
-        // SAFETY: the request owns the buffer and keeps it until the ticket is settled.
+        // SAFETY: the request owns the buffer and keeps it until the transfer is settled.
         let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) };
         self.request_for(buffer, [Some(posted), None])
     }
@@ -103,7 +103,7 @@ impl Comm {
         let to = Direction::Recv(recv.lend_mut(&self.lane)?.span().start);
         let receive = Transfer::host(to, source, tag, dtype, expected);
         let send_it = Transfer::host(from, dest, tag, dtype, sent);
-        // SAFETY: the request owns the buffers and keeps them until both tickets are settled.
+        // SAFETY: the request owns the buffers and keeps them until both transfers are settled.
         let posted = unsafe { self.post_both([receive, send_it]) };
         self.request_for((send, recv), posted.map(Some))
     }
