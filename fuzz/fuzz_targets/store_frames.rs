@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use phalanx::store::Token;
-use phalanx::store::protocol::{Greeting, Side, VERSION};
-use phalanx::store::session::{Key, keys};
+use phalanx::internal::store::Token;
+use phalanx::internal::store::protocol::{Greeting, Side, VERSION};
+use phalanx::internal::store::session::{Key, keys};
 
 fn key() -> Key {
     let token = Token::new("the token of the fuzzer").expect("it is long enough");

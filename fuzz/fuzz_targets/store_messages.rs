@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use phalanx::store::protocol::{Greeting, Reply, Request};
+use phalanx::internal::store::protocol::{Greeting, Reply, Request};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(greeting) = Greeting::decode(bytes) {

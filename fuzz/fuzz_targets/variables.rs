@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use phalanx::launched;
+use phalanx::internal::launched;
 
 const NAMES: [&str; 38] = [
     "PHALANX_RANK",

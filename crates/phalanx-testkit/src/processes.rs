@@ -13,7 +13,7 @@ use crate::mpi;
 use crate::scenario::{Body, Outcome, Scenario};
 use crate::threads::host;
 use phalanx::Comm;
-use phalanx::store::{Server, Settings, Token};
+use phalanx::internal::store::{Server, Settings, Token};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};

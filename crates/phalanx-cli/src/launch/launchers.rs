@@ -10,7 +10,7 @@ use super::placement::{self, Placement};
 use super::report::{print_end, print_failure};
 use crate::parse;
 use anyhow::{Result, ensure};
-use phalanx::store::{Server, Token};
+use phalanx::internal::store::{Server, Token};
 use std::ops::ControlFlow;
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use super::outcome::{Notice, Outcome};
 use super::placement::{self, Placement, StoreAddress};
 use super::signals;
 use anyhow::{Context, Result, ensure};
-use phalanx::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token, server};
+use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token, server};
 use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use crate::log::say;
 use anyhow::{Context, Result};
-use phalanx::store::{Server, Settings, Token, cipher, server};
+use phalanx::internal::store::{Server, Settings, Token, cipher, server};
 use std::process::Command;
 
 /// This node's ranks in an attempt.

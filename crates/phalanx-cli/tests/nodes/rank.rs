@@ -2,7 +2,7 @@
 
 use super::common::forget_settings;
 use phalanx::UniqueId;
-use phalanx::store::{Host, Rendezvous, Server, Settings, Store, Token};
+use phalanx::internal::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, ExitCode};

@@ -28,7 +28,7 @@ pub struct Group<'env> {
     transfers: Vec<(&'env Comm, Transfer)>,
     calls: Vec<(&'env Comm, Call<'env>)>,
     /// The buffers of both, until the group has ended.
-    lent: Vec<Loan<'env>>,
+    loans: Vec<Loan<'env>>,
     /// Invariant in `'env`, as scoped threads are; neither `Send` nor `Sync`.
     env: PhantomData<(&'env mut &'env (), *const ())>,
 }
@@ -39,7 +39,7 @@ pub struct CommGroup<'group, 'env> {
     group: &'group mut Group<'env>,
 }
 
-/// Collects operations of one or several communicators and starts them together; complete when it returns.
+/// Collects operations of one or several communicators and starts them together. They are complete when it returns.
 ///
 /// If the closure returns an error or panics, nothing is started.
 ///
@@ -68,15 +68,15 @@ pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R
 
 impl<'env> Group<'env> {
     pub(crate) fn new() -> Group<'env> {
-        Group { transfers: Vec::new(), calls: Vec::new(), lent: Vec::new(), env: PhantomData }
+        Group { transfers: Vec::new(), calls: Vec::new(), loans: Vec::new(), env: PhantomData }
     }
 
-    /// This communicator's part.
+    /// Opens a communicator's part of the group.
     pub fn on(&mut self, comm: &'env Comm) -> CommGroup<'_, 'env> {
         CommGroup { comm, group: self }
     }
 
-    /// Starts what was collected, and waits for what is complete when it returns.
+    /// Starts the collected operations, and waits for those of host memory.
     pub(crate) fn start_all(&self) -> Result<()> {
         let mut backends: Vec<&dyn Backend> = Vec::new();
         let comms =
@@ -92,7 +92,7 @@ impl<'env> Group<'env> {
         }
         let mut messages = Vec::with_capacity(self.transfers.len());
         let started = self.start(&mut messages);
-        // Ended also if starting failed: nothing of this thread may stay in a group.
+        // Ended even if starting failed, so that the thread does not stay in a group.
         let ended = {
             let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
             let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
@@ -114,14 +114,14 @@ impl<'env> Group<'env> {
         self.transfers.iter().map(|(_, transfer)| transfer)
     }
 
-    /// What communicators know the operations' buffers by, in the order of the calls.
+    /// The registrations of the operations' buffers, in the order of the calls.
     #[cfg(feature = "cuda")]
     pub(crate) fn registrations(&self) -> impl Iterator<Item = Option<NonZeroU64>> {
-        self.lent.iter().map(Loan::registration)
+        self.loans.iter().map(Loan::registration)
     }
 
-    /// The same operations on other memory, which `place` gives for so many bytes; how many a call has is for `footprint` to
-    /// say (of `send` and of `recv`).
+    /// The same operations on other memory: `place` gives memory of so many bytes, `footprint` the lengths of a call's `send`
+    /// and `recv` in bytes.
     #[cfg(feature = "cuda")]
     pub(crate) fn elsewhere(
         &self,
@@ -144,10 +144,10 @@ impl<'env> Group<'env> {
         moved
     }
 
-    /// Posts the messages, and queues what is stream-ordered.
+    /// Posts the messages, and enqueues the stream-ordered collectives.
     fn start(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
         for (comm, transfer) in &self.transfers {
-            // SAFETY: the buffers are lent for 'env, which outlives this call, and all messages are settled
+            // SAFETY: the buffers are borrowed for 'env, which outlives this call, and all messages are settled
             // by `start_all`.
             messages.push((comm, unsafe { comm.post(*transfer) }?));
         }
@@ -157,7 +157,7 @@ impl<'env> Group<'env> {
 }
 
 impl Comm {
-    /// [`group`](super::group) of this communicator's operations alone.
+    /// Starts several operations of this communicator together: [`group`](crate::group()) of one communicator.
     pub fn group<'env, R>(&'env self, f: impl FnOnce(&mut CommGroup<'_, 'env>) -> Result<R>) -> Result<R> {
         group(|group| f(&mut group.on(self)))
     }
@@ -170,9 +170,9 @@ impl<'env> CommGroup<'_, 'env> {
     }
 
     /// Collects a checked call, and its memory until the group's end.
-    pub(crate) fn push(&mut self, call: Call<'env>, lent: impl IntoIterator<Item = Loan<'env>>) {
+    pub(crate) fn push(&mut self, call: Call<'env>, loans: impl IntoIterator<Item = Loan<'env>>) {
         self.group.calls.push((self.comm, call));
-        self.group.lent.extend(lent);
+        self.group.loans.extend(loans);
     }
 
     fn out_of_place<S, R>(&mut self, call: Call<'env>, send: &'env S, recv: &'env mut R) -> Result<()>
@@ -180,18 +180,18 @@ impl<'env> CommGroup<'_, 'env> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        let lane = &self.comm.lane;
-        let (send, recv) = (send.lend(lane)?, recv.lend_mut(lane)?);
-        let call = call.between::<S::Elem>(&send, &recv, lane).configured(lane);
+        let stream = &self.comm.lane;
+        let (send, recv) = (send.lend(stream)?, recv.lend_mut(stream)?);
+        let call = call.between::<S::Elem>(&send, &recv, stream).configured(stream);
         self.push(call, [send, recv]);
         Ok(())
     }
 
     fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
-        let lane = &self.comm.lane;
-        let lent = buf.lend_mut(lane)?;
-        let call = call.inside::<R::Elem>(&lent, lane, self.comm.rank()).configured(lane);
-        self.push(call, [lent]);
+        let stream = &self.comm.lane;
+        let loan = buf.lend_mut(stream)?;
+        let call = call.inside::<R::Elem>(&loan, stream, self.comm.rank()).configured(stream);
+        self.push(call, [loan]);
         Ok(())
     }
 
@@ -208,20 +208,20 @@ impl<'env> CommGroup<'_, 'env> {
     /// See [`Comm::send_tagged`].
     pub fn send_tagged<S: Source + ?Sized>(&mut self, buf: &'env S, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("send", "peer", peer)?;
-        let lane = &self.comm.lane;
-        let lent = buf.lend(lane)?;
-        self.group.transfers.push((self.comm, sending::<S::Elem>(buf.len(), &lent, lane, peer, tag)));
-        self.group.lent.push(lent);
+        let stream = &self.comm.lane;
+        let loan = buf.lend(stream)?;
+        self.group.transfers.push((self.comm, sending::<S::Elem>(buf.len(), &loan, stream, peer, tag)));
+        self.group.loans.push(loan);
         Ok(())
     }
 
     /// See [`Comm::recv_tagged`].
     pub fn recv_tagged<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("recv", "peer", peer)?;
-        let (lane, count) = (&self.comm.lane, buf.len());
-        let lent = buf.lend_mut(lane)?;
-        self.group.transfers.push((self.comm, receiving::<R::Elem>(count, &lent, lane, peer, tag)));
-        self.group.lent.push(lent);
+        let (stream, count) = (&self.comm.lane, buf.len());
+        let loan = buf.lend_mut(stream)?;
+        self.group.transfers.push((self.comm, receiving::<R::Elem>(count, &loan, stream, peer, tag)));
+        self.group.loans.push(loan);
         Ok(())
     }
 

@@ -1,8 +1,32 @@
 //! The typed front: every check of arguments, once.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
+//! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
+//! | `checks.rs`, `collective.rs` | checks of a collective's arguments; the collectives |
+//! | `p2p.rs`, `group.rs` | messages; operations that start together |
+//! | `request/` | operations that go on while the rank does something else |
+//! | `raw/` | the trait of raw pointers |
+//! | `recorded.rs` | operations as the flight recorder sees them |
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
+//! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
+//! | `checks.rs`, `collective.rs` | checks of a collective's arguments; the collectives |
+//! | `p2p.rs`, `group.rs` | messages; operations that start together |
+//! | `request/` | operations that go on while the rank does something else |
+//! | `raw/` | the trait of raw pointers |
+//! | `recorded.rs` | operations as the flight recorder sees them |
 
-pub(crate) mod collective;
+pub(crate) mod builder;
+mod checks;
+mod collective;
 pub(crate) mod comm;
 pub(crate) mod group;
+pub(crate) mod init;
+mod membership;
 pub(crate) mod p2p;
 pub(crate) mod raw;
 mod recorded;

@@ -8,43 +8,43 @@ use crate::types::dtype::Element;
 use crate::types::error::{Result, UsageError};
 use crate::watch::Posted;
 
-/// The transfer that sends a buffer that was lent.
+/// The transfer that sends a borrowed buffer.
 pub(crate) fn sending<T: Element>(
     count: usize,
-    lent: &Loan<'_>,
-    lane: &Stream,
+    loan: &Loan<'_>,
+    stream: &Stream,
     peer: usize,
     tag: u32,
 ) -> Transfer {
-    let span = lent.span();
+    let span = loan.span();
     let direction = Direction::Send(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: lane.stream() }
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.stream() }
 }
 
-/// The transfer that receives into a buffer that was lent.
+/// The transfer that receives into a borrowed buffer.
 pub(crate) fn receiving<T: Element>(
     count: usize,
-    lent: &Loan<'_>,
-    lane: &Stream,
+    loan: &Loan<'_>,
+    stream: &Stream,
     peer: usize,
     tag: u32,
 ) -> Transfer {
-    let span = lent.span();
+    let span = loan.span();
     let direction = Direction::Recv(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: lane.stream() }
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.stream() }
 }
 
-/// Waits for all of them, also if some fail; answers the first error. While one communicator's transfer is
-/// waited for, those of the others move along: their peers may need them first.
+/// Waits for all messages, even if some fail; answers the first error. The other communicators' messages advance during each
+/// wait: their peers may need them first.
 pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
     let mut outcome = Ok(());
     for (index, (comm, posted)) in messages.iter().enumerate() {
         let others = &messages[index + 1..];
         let meanwhile = || {
             for (other, _) in others {
-                // A view is another `Comm` with the same backend, which moves its own along, and is locked.
+                // A view shares its communicator's backend, which is locked and advances its own messages.
                 if !std::ptr::addr_eq(&*other.backend, &*comm.backend) {
-                    // An error is that communicator's, and its own wait will answer it.
+                    // The other communicator's own wait reports its error.
                     let _ = other.backend.progress();
                 }
             }
@@ -56,14 +56,14 @@ pub(crate) fn wait_all(messages: &[(&Comm, Posted)]) -> Result<()> {
 
 /// # Messages
 ///
-/// A message is matched with a receive of the peer that has the same tag, in the order of posting. It must
-/// have the length and the type that the receive expects: a difference is an error on both ranks. On NCCL
-/// such a difference is noticed in [checked mode](crate::Builder::check) only (NCCL waits for what does not come, or leaves a part of
-/// the buffer as it was), and tags do not exist; programs for every backend post receives in the order of the sends.
+/// A message matches the peer's receive with the same tag, in the order of posting. It must have the length and the type that
+/// the receive expects: a difference is an error on both ranks.
 ///
-/// On the host, short messages (up to 4 KiB) are sent before the peer receives them, two or more in each direction; `send` of a longer one
-/// may wait for the receive. A message that comes while the peer receives another one (of another tag) is put aside in heap memory of
-/// its length, until its receive comes; if there is no memory for it, the communicator fails.
+/// - **NCCL** has no tags: programs for every backend post receives in the order of the sends. A difference is noticed in
+///   [checked mode](crate::Builder::check) only; otherwise NCCL waits for missing data, or leaves a part of the buffer as it was.
+/// - **Host**: short messages (up to 4 KiB) are sent before the peer receives them, at least two in each direction. `send` of a
+///   longer one may wait for the receive. A message that arrives while the peer receives one with another tag is kept in heap
+///   memory of its length until its receive; if there is no memory for it, the communicator fails.
 impl Comm {
     /// Sends a buffer to a peer. Returns when the buffer can be used again; the peer may not have received
     /// it yet. `ncclSend`, `MPI_Send`.
@@ -82,18 +82,18 @@ impl Comm {
     /// [`send`](Comm::send) with a tag.
     pub fn send_tagged<S: Source + ?Sized>(&self, buf: &S, peer: usize, tag: u32) -> Result<()> {
         self.check_other("send", peer)?;
-        let lent = buf.lend(&self.lane)?;
-        // SAFETY: the buffer is lent until this returns.
-        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &lent, &self.lane, peer, tag)) }
+        let loan = buf.lend(&self.lane)?;
+        // SAFETY: the buffer is borrowed until this returns.
+        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &loan, &self.lane, peer, tag)) }
     }
 
     /// [`recv`](Comm::recv) with a tag.
     pub fn recv_tagged<R: Target + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
         self.shape().check_rank("recv", "peer", peer)?;
         let count = buf.len();
-        let lent = buf.lend_mut(&self.lane)?;
-        // SAFETY: the buffer is lent until this returns.
-        unsafe { self.transfer(receiving::<R::Elem>(count, &lent, &self.lane, peer, tag)) }
+        let loan = buf.lend_mut(&self.lane)?;
+        // SAFETY: the buffer is borrowed until this returns.
+        unsafe { self.transfer(receiving::<R::Elem>(count, &loan, &self.lane, peer, tag)) }
     }
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
@@ -125,14 +125,14 @@ impl Comm {
         let (send, recv) = (send.lend(&self.lane)?, recv.lend_mut(&self.lane)?);
         let receive = receiving::<S::Elem>(expected, &recv, &self.lane, source, tag);
         let send = sending::<S::Elem>(count, &send, &self.lane, dest, tag);
-        // SAFETY: both buffers are lent until both tickets are settled, here.
+        // SAFETY: both buffers are borrowed until both transfers are settled, below.
         let [received, sent] = unsafe { self.post_both([receive, send]) };
         let waited = |posted: Result<Posted>| posted.and_then(|posted| self.wait(posted, &|| ()));
         let outcome = waited(sent);
         waited(received).and(outcome)
     }
 
-    /// A plain send to oneself would wait for a receive that cannot come.
+    /// Refuses a plain send to oneself, which would wait for a receive that cannot come.
     fn check_other(&self, operation: &'static str, peer: usize) -> Result<()> {
         self.shape().check_rank(operation, "peer", peer)?;
         let rank = self.rank();

@@ -1,4 +1,4 @@
-//! Who shares a host: found out by a handshake, since names and variables can be wrong.
+//! Which ranks share a host. They exchange identities, since host names and variables can be wrong.
 
 use crate::os::Surroundings;
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -23,13 +23,13 @@ struct HostRanks {
 }
 
 impl HostTopology {
-    /// All of so many ranks on this host.
+    /// `world_size` ranks, all on this host.
     pub(crate) fn one_host(world_size: usize) -> HostTopology {
         let host = HostRanks { name: crate::os::host_name(), ranks: (0..world_size).collect() };
         HostTopology { of_rank: vec![0; world_size], hosts: vec![host] }
     }
 
-    /// From what all ranks say of themselves, in rank order.
+    /// The topology of ranks with these identities, in rank order.
     pub(crate) fn of(identities: &[Identity]) -> HostTopology {
         let mut seen: Vec<&Identity> = Vec::new();
         let mut topology = HostTopology { of_rank: Vec::new(), hosts: Vec::new() };
@@ -46,12 +46,12 @@ impl HostTopology {
         topology
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) fn world_size(&self) -> usize {
         self.of_rank.len()
     }
 
-    /// The same of some of the ranks, which are numbered anew.
+    /// The topology of some of the ranks, renumbered.
     pub(crate) fn of_members(&self, members: &[usize]) -> HostTopology {
         let mut topology = HostTopology { of_rank: Vec::new(), hosts: Vec::new() };
         let mut seen: Vec<usize> = Vec::new();
@@ -68,7 +68,7 @@ impl HostTopology {
         topology
     }
 
-    /// How many hosts there are.
+    /// The number of hosts.
     pub fn num_hosts(&self) -> usize {
         self.hosts.len()
     }
@@ -89,7 +89,7 @@ impl HostTopology {
         &self.hosts[host].ranks
     }
 
-    /// The name that a host gives itself. Different hosts may have the same.
+    /// The host name of a host. Different hosts may have the same name.
     ///
     /// # Panics
     /// If there is no such host.
@@ -105,7 +105,7 @@ impl HostTopology {
         self.of_rank[rank] == self.of_rank[other]
     }
 
-    /// Why ranks without GPUs cannot work together, if they are not all on one host.
+    /// An error if the ranks are not all on one host, for backends that need one.
     pub(crate) fn check_one_host(&self) -> Result<()> {
         if self.num_hosts() <= 1 {
             return Ok(());
@@ -138,7 +138,7 @@ impl std::fmt::Display for HostTopology {
     }
 }
 
-/// Where a rank is, as it sees it itself.
+/// A rank's own description of its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// For people only.
@@ -151,7 +151,7 @@ impl Identity {
         Identity { name: crate::os::host_name(), place: Surroundings::own() }
     }
 
-    /// Who cannot say where it is shares with nobody.
+    /// A rank with unknown surroundings shares its host with no other.
     fn shares_host(&self, other: &Identity) -> bool {
         self.place.is_some() && self.place == other.place
     }

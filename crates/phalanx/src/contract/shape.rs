@@ -1,6 +1,6 @@
 //! A rank's place in its communicator.
 
-/// What the checks need to know of a communicator.
+/// A rank and the number of ranks: the input of the argument checks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub rank: usize,

@@ -1,17 +1,17 @@
-//! Events between streams.
+//! [`StreamSyncOps`]: events between streams.
 
 use crate::types::error::Result;
 
 /// Events between the communicator's stream and the application's, to overlap computing and communicating.
 ///
-/// Events and streams are handles of the backend, as `u64`: on NCCL a stream is its `CUstream`, and has to be known to
-/// the communicator (`Comm::on` makes it so; 0, the default stream, always is). On solo, host and MPI there are no streams:
-/// collectives are complete when they return, and who waits for an event waits at once, in the call, for the messages that
+/// Events and streams are handles of the backend, as `u64`: on NCCL a stream is its `CUstream`, which the
+/// communicator must know (`Comm::on` registers it; 0, the default stream, is always known). On solo, host and MPI there are no streams:
+/// collectives are complete when they return, and waiting for an event waits, within the call, for the messages that
 /// were posted before it was recorded on the communicator's stream.
 pub trait StreamSyncOps {
-    /// Makes an event.
+    /// Creates an event.
     fn create_event(&self) -> Result<u64>;
-    /// Ends an event.
+    /// Destroys an event.
     fn destroy_event(&self, event: u64) -> Result<()>;
     /// Records the event behind the communicator's work so far.
     fn record_on_comm_stream(&self, event: u64) -> Result<()>;

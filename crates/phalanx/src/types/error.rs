@@ -1,9 +1,9 @@
-//! What can go wrong, and who is to blame.
+//! Errors, by their cause.
 //!
 //! - [`UsageError`]: this rank's own arguments are wrong. Nothing was started; the communicator works on.
 //! - [`MismatchError`], [`PeerError`], [`TimeoutError`], [`Error::Aborted`]: the communicator has failed.
-//!   Every rank gets the same verdict, now and from every later call; what an operation had already
-//!   written to its output buffer is unspecified. Go on with [`Comm::shrink`](crate::Comm::shrink), or drop the
+//!   Every rank gets the same error, now and from every later call; the contents of
+//!   output buffers are unspecified. Go on with [`Comm::shrink`](crate::Comm::shrink), or drop the
 //!   communicator.
 //! - [`LibraryError`]: a C library refused a call ([`fatal`](LibraryError::fatal) says whether the communicator
 //!   has failed); [`Error::LibraryNotFound`], [`Error::MissingFunction`]: it is not there, or too old.
@@ -109,7 +109,7 @@ impl Error {
         Error::System(Box::new(SystemError { call, source: source.into(), remedy: remedy.into() }))
     }
 
-    /// For what a process has from the one that fork made it of.
+    /// For the use of a communicator in a process that fork made.
     #[cold]
     pub(crate) fn forked() -> Error {
         Error::from(UnsupportedError {
@@ -372,7 +372,7 @@ pub enum PeerEvent {
     Unreachable = 5,
 }
 
-/// A peer is gone.
+/// A peer died, left, or gave up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "rank {rank} is gone: {event}; rank {reporter} needed it in {operation} (operation number \
@@ -412,7 +412,7 @@ pub struct TimeoutError {
     pub reporter: usize,
     /// How long the reporter had waited.
     pub waited: Duration,
-    /// The ranks that have not arrived, and what each was last seen doing; empty where the backend cannot tell.
+    /// The ranks that have not arrived, each with its last known operation; empty where the backend does not know.
     pub missing: Vec<MissingRank>,
 }
 
@@ -421,7 +421,7 @@ pub struct TimeoutError {
 pub struct MissingRank {
     /// The rank.
     pub rank: usize,
-    /// What it was last seen doing.
+    /// Its last known operation or state.
     pub last_seen: String,
 }
 
@@ -475,7 +475,7 @@ pub struct SystemError {
     pub remedy: String,
 }
 
-/// An [`io::Error`] that can be cloned, so that one verdict can be given many times.
+/// An [`io::Error`] that can be cloned, so that one failure can be answered many times.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct SharedIoError(#[from] std::sync::Arc<io::Error>);

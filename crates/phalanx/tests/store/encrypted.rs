@@ -2,9 +2,9 @@
 
 use super::proxy::Proxy;
 use super::{PATIENCE, at, bootstrap_error, connect, eventually, for_each, server};
-use phalanx::store::cipher::{Cipher, Identity};
-use phalanx::store::protocol::Greeting;
-use phalanx::store::{Rendezvous, Server, Settings, Store};
+use phalanx::internal::store::cipher::{Cipher, Identity};
+use phalanx::internal::store::protocol::Greeting;
+use phalanx::internal::store::{Rendezvous, Server, Settings, Store};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -112,8 +112,8 @@ fn garbage_instead_of_a_handshake_harms_nobody() {
     let stores: Vec<_> = (0..2).map(|rank| connect(&rendezvous, rank, 2)).collect();
     let mut stranger = TcpStream::connect(&rendezvous.address).unwrap();
     let greeting = Greeting {
-        side: phalanx::store::protocol::Side::Client,
-        version: phalanx::store::protocol::VERSION,
+        side: phalanx::internal::store::protocol::Side::Client,
+        version: phalanx::internal::store::protocol::VERSION,
         encrypted: true,
         nonce: [3; 32],
     };

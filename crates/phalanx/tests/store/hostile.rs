@@ -2,8 +2,8 @@
 
 use super::proxy::Proxy;
 use super::{PATIENCE, at, bootstrap_error, connect, eventually, for_each, server};
-use phalanx::store::protocol::{Greeting, MAX_REQUEST, Side, VERSION};
-use phalanx::store::{Rendezvous, Settings, Store, Token};
+use phalanx::internal::store::protocol::{Greeting, MAX_REQUEST, Side, VERSION};
+use phalanx::internal::store::{Rendezvous, Settings, Store, Token};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const SHORT: Duration = Duration::from_millis(500);
 
 /// Two ranks that are at work, and must not be disturbed.
-fn at_work(patience: Duration) -> (phalanx::store::Server, Rendezvous, Vec<Store>) {
+fn at_work(patience: Duration) -> (phalanx::internal::store::Server, Rendezvous, Vec<Store>) {
     let (server, rendezvous) = server(Settings { patience, ..Settings::default() });
     let stores = (0..2).map(|rank| connect(&rendezvous, rank, 2)).collect();
     (server, rendezvous, stores)

@@ -1,7 +1,7 @@
 //! Who is let in: numbers, sizes and epochs that cannot be right.
 
 use super::{PATIENCE, bootstrap_error, connect, eventually, server, token};
-use phalanx::store::{Host, Member, Rendezvous, Role, Server, Settings, Store};
+use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 

@@ -2,14 +2,14 @@
 
 use super::proxy::Proxy;
 use super::{PATIENCE, at, bootstrap_error, connect, eventually, for_each, server};
-use phalanx::store::{Host, Settings, Store};
+use phalanx::internal::store::{Host, Settings, Store};
 use std::time::{Duration, Instant};
 
 /// By when a loss must be known to all: 2 s, and 1 s for a machine that has other things to do.
 const LIMIT: Duration = Duration::from_secs(3);
 
 /// Ranks 0 and 1 of three, connected directly, and rank 2 over a wire.
-fn three() -> (phalanx::store::Server, Vec<Store>, Store, Proxy) {
+fn three() -> (phalanx::internal::store::Server, Vec<Store>, Store, Proxy) {
     let (server, rendezvous) = server(Settings::default());
     let proxy = Proxy::to(&rendezvous.address);
     let far = connect(&at(proxy.address.to_string()), 2, 3);

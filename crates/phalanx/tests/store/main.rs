@@ -6,7 +6,7 @@ mod joining;
 mod liveness;
 mod proxy;
 
-use phalanx::store::{Host, Rendezvous, Server, Settings, Store, Token};
+use phalanx::internal::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes when it works.

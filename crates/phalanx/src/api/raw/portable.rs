@@ -1,10 +1,8 @@
-//! The portable contract: [`RawCommunicator`] and [`StreamSyncOps`], for runtimes that hold pointers as `u64`.
-//!
-//! The shape is that of numr's trait of the same name, so that code written against it can use any backend
-//! through `Arc<dyn RawCommunicator>`; reduce, all_to_all, gather and scatter are added. Typed code uses
-//! [`Comm`] instead; [`Comm::into_raw_communicator`] goes from one to the other.
+//! [`Portable`]: a [`Comm`] as a [`RawCommunicator`].
 
-use super::comm::Comm;
+use super::stream_sync::Events;
+use super::{RawCommunicator, check_len, check_root};
+use crate::api::comm::Comm;
 use crate::contract::{Backend, Blocks, Call, Direction, Operation, StreamSyncOps, Transfer};
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
@@ -12,215 +10,33 @@ use crate::types::error::{Error, Result, UsageError};
 use crate::types::memory::Space;
 use crate::types::op::ReduceOp;
 use crate::watch::Posted;
-use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Collective communication on raw memory.
-///
-/// Pointers are addresses in the memory of the backend (host memory on solo and host; device memory on
-/// GPUs), counts are elements of `dtype`. When an operation completes is the backend's: portable code calls
-/// [`sync`](RawCommunicator::sync) before it reads a result or reuses a send buffer. Several threads may call; the order of their calls is
-/// then theirs to agree on, and while one is in a collective the others wait (not while it waits in `sync` or for an event). Dropping with work pending waits for it, bounded by
-/// the deadline, logs what failed, and never panics.
-///
-/// # Safety
-/// The operations are unsafe because nobody can check an address: each buffer must be valid for its count,
-/// stay so until `sync` or `barrier` has returned or any call has failed with an error that [is
-/// fatal](crate::Error::is_fatal), and not be touched by others in the meantime. The send and the recv buffer of a call do not
-/// overlap ([`UsageError::Overlap`] otherwise), but in place: in all_gather, reduce_scatter, and at the root of gather and scatter the
-/// block of the rank is at its place in the larger buffer; in all_to_all both are the same.
-#[expect(clippy::missing_safety_doc, reason = "one section for all methods, above")]
-pub trait RawCommunicator: Send + Sync {
-    /// How many ranks there are.
-    fn world_size(&self) -> usize;
-
-    /// This rank's number, from 0.
-    fn rank(&self) -> usize;
-
-    /// Combines all ranks' `count` elements, in place; everybody gets the result.
-    unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()>;
-
-    /// Gives the root's `count` elements to everybody.
-    unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()>;
-
-    /// Gathers `count` elements of each rank; `recv_ptr` has room for `count × world_size`.
-    unsafe fn all_gather(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()>;
-
-    /// Combines `count × world_size` elements of each rank; each rank gets its block of `count`.
-    unsafe fn reduce_scatter(
-        &self,
-        send_ptr: u64,
-        recv_ptr: u64,
-        count: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()>;
-
-    /// Starts sending to `dest`; the buffer must not change until `sync`. MPI and the host match on the tag,
-    /// NCCL ignores it.
-    unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()>;
-
-    /// Starts receiving from `src`; the data is there after `sync`.
-    unsafe fn recv(&self, ptr: u64, count: usize, dtype: DType, src: usize, tag: u32) -> Result<()>;
-
-    /// Waits until all of this rank's operations are complete.
-    fn sync(&self) -> Result<()>;
-
-    /// Waits until every rank has come here; implies `sync`.
-    fn barrier(&self) -> Result<()>;
-
-    /// The communicator of the ranks with the same colour, ordered by `key` and then by rank. `None` where
-    /// the backend cannot split; every backend of this crate can.
-    fn split(&self, _color: u32, _key: u32) -> Result<Option<Box<dyn RawCommunicator>>> {
-        Ok(None)
-    }
-
-    /// Events that order this communicator's stream and the application's, where the backend has streams.
-    fn as_stream_sync(&self) -> Option<&dyn StreamSyncOps> {
-        None
-    }
-
-    /// Combines all ranks' `count` elements, in place; the root gets the result. What other ranks' buffers
-    /// hold afterwards is unspecified.
-    unsafe fn reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp, root: usize) -> Result<()> {
-        check_root("reduce", root, self.world_size())?;
-        // SAFETY: the caller's contract.
-        unsafe { self.all_reduce(ptr, count, dtype, op) }
-    }
-
-    /// Block `j` of rank `i` becomes block `i` of rank `j`; a block has `count` elements, each buffer
-    /// `count × world_size`. (This default is not for one buffer in place.)
-    unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
-        const APART: &str = "where all_to_all is made of messages, the buffers are apart";
-        let operation = "all_to_all";
-        let bytes = check_len(operation, count, self.world_size(), dtype)?;
-        if send_ptr == recv_ptr && bytes > 0 {
-            let (send, recv, rule) = (send_ptr, recv_ptr, APART);
-            let overlap =
-                UsageError::Overlap { operation, send, send_bytes: bytes, recv, recv_bytes: bytes, rule };
-            return Err(overlap.into());
-        }
-        let block = (count * dtype.size()) as u64;
-        for rank in 0..self.world_size() {
-            let offset = rank as u64 * block;
-            // SAFETY: the blocks lie in the caller's buffers.
-            unsafe {
-                self.recv(recv_ptr + offset, count, dtype, rank, 0)?;
-                self.send(send_ptr + offset, count, dtype, rank, 0)?;
-            }
-        }
-        self.sync()
-    }
-
-    /// Gathers `count` elements of each rank at the root, where `recv_ptr` has room for
-    /// `count × world_size`; elsewhere it is not used. (This default, and that of `scatter` and `all_to_all`, sends messages
-    /// with tag 0.)
-    unsafe fn gather(
-        &self,
-        send_ptr: u64,
-        recv_ptr: u64,
-        count: usize,
-        dtype: DType,
-        root: usize,
-    ) -> Result<()> {
-        check_root("gather", root, self.world_size())?;
-        check_len("gather", count, self.world_size(), dtype)?;
-        let block = (count * dtype.size()) as u64;
-        let place = |rank: usize| recv_ptr.wrapping_add(rank as u64 * block);
-        let is_in_place = self.rank() == root && send_ptr == place(root);
-        // SAFETY: the blocks lie in the caller's buffers.
-        unsafe {
-            if !is_in_place {
-                self.send(send_ptr, count, dtype, root, 0)?;
-            }
-            if self.rank() == root {
-                for rank in (0..self.world_size()).filter(|rank| *rank != root || !is_in_place) {
-                    self.recv(place(rank), count, dtype, rank, 0)?;
-                }
-            }
-        }
-        self.sync()
-    }
-
-    /// Gives each rank its block of `count` elements of the root's `count × world_size`; elsewhere
-    /// `send_ptr` is not used.
-    unsafe fn scatter(
-        &self,
-        send_ptr: u64,
-        recv_ptr: u64,
-        count: usize,
-        dtype: DType,
-        root: usize,
-    ) -> Result<()> {
-        check_root("scatter", root, self.world_size())?;
-        check_len("scatter", count, self.world_size(), dtype)?;
-        let block = (count * dtype.size()) as u64;
-        let place = |rank: usize| send_ptr.wrapping_add(rank as u64 * block);
-        let is_in_place = self.rank() == root && recv_ptr == place(root);
-        // SAFETY: the blocks lie in the caller's buffers.
-        unsafe {
-            if !is_in_place {
-                self.recv(recv_ptr, count, dtype, root, 0)?;
-            }
-            if self.rank() == root {
-                for rank in (0..self.world_size()).filter(|rank| *rank != root || !is_in_place) {
-                    self.send(place(rank), count, dtype, rank, 0)?;
-                }
-            }
-        }
-        self.sync()
-    }
-}
-
-/// The bytes of so many blocks of `count` elements.
-fn check_len(operation: &'static str, count: usize, blocks: usize, dtype: DType) -> Result<usize> {
-    let bytes = count.checked_mul(blocks).and_then(|all| all.checked_mul(dtype.size()));
-    bytes.filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(|| {
-        let value = format!("{count} × {blocks} × {}", dtype.size());
-        let limit = isize::MAX.to_string();
-        UsageError::Overflow { operation, what: "the length in bytes", value, limit }.into()
-    })
-}
-
-fn check_root(operation: &'static str, rank: usize, world_size: usize) -> Result<()> {
-    if rank < world_size {
-        Ok(())
-    } else {
-        Err(UsageError::Rank { operation, role: "root", rank, world_size }.into())
-    }
-}
-
-/// A [`Comm`] behind the portable trait: one thread at a time is let in, and others while it waits for messages or a stream.
+/// A [`Comm`] behind the portable trait. One thread at a time uses it; a thread that waits for messages or a stream lets
+/// others in.
 pub(crate) struct Portable {
     rank: usize,
     world_size: usize,
     backend: Arc<dyn Backend>,
-    inner: Mutex<Inner>,
-    /// A thread has waited for messages.
+    pub(super) inner: Mutex<Inner>,
+    /// Signalled when a thread has finished waiting for messages.
     waited: Condvar,
-    events: Mutex<Events>,
+    pub(super) events: Mutex<Events>,
     /// The backend, if it has streams of its own.
     streams: Option<Arc<dyn Backend>>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     comm: Comm,
-    /// Sends and receives that nobody waits for yet.
+    /// Messages that no thread waits for yet.
     pending: Vec<Posted>,
-    /// How many were posted, and waited for, so far.
-    posted: usize,
+    /// Numbers of messages posted, and waited for, so far.
+    pub(super) posted: usize,
     settled: usize,
-    /// A thread has taken those before the pending ones, and waits for them.
+    /// Whether a thread waits for the messages before the pending ones.
     is_waiting: bool,
-    /// Whether a thread moves them along: their peers may need them before this rank comes to `sync`.
+    /// Whether the mover advances them: peers may need them before this rank calls `sync`.
     moved: bool,
-}
-
-#[derive(Default)]
-struct Events {
-    next: u64,
-    /// With how many messages had been posted when it was recorded.
-    alive: HashMap<u64, usize>,
 }
 
 impl Portable {
@@ -313,47 +129,24 @@ impl Portable {
         self.give_up_after(posted)
     }
 
-    fn check_event(&self, event: u64) -> Result<()> {
-        self.messages_before(event).map(drop)
-    }
-
-    /// How many messages had been posted when it was recorded.
-    fn messages_before(&self, event: u64) -> Result<usize> {
-        let posted = lock(&self.events).alive.get(&event).copied();
-        posted.ok_or_else(|| UsageError::Event { event }.into())
-    }
-
-    fn record(&self, event: u64, posted: usize) -> Result<()> {
-        let mut events = lock(&self.events);
-        let recorded = events.alive.get_mut(&event).ok_or(UsageError::Event { event })?;
-        *recorded = posted;
-        Ok(())
-    }
-
-    fn wait_for_event(&self, event: u64) -> Result<()> {
-        let posted = self.messages_before(event)?;
-        let outcome = self.settle_first(posted);
-        self.give_up_after(outcome)
-    }
-
-    /// After an error that ends the communicator callers may take back all their buffers.
-    fn give_up_after(&self, outcome: Result<()>) -> Result<()> {
+    /// Settles everything after a fatal error: callers may then reuse their buffers.
+    pub(super) fn give_up_after(&self, outcome: Result<()>) -> Result<()> {
         if outcome.as_ref().is_err_and(Error::is_fatal) {
-            // The error is known.
+            // The caller gets the first error.
             let _ = self.settle();
         }
         outcome
     }
 
-    /// Waits for all that was posted.
+    /// Waits for all posted messages.
     fn settle(&self) -> Result<()> {
         let posted = lock(&self.inner).posted;
         self.settle_first(posted)
     }
 
-    /// Waits for so many that were posted first. A peer may do its part only after what other threads of this rank call, so they are let
-    /// in meanwhile.
-    fn settle_first(&self, posted: usize) -> Result<()> {
+    /// Waits for the first `posted` messages. A peer may depend on calls of this rank's other threads, so the lock is released
+    /// meanwhile.
+    pub(super) fn settle_first(&self, posted: usize) -> Result<()> {
         let (mut inner, mut outcome) = (lock(&self.inner), Ok(()));
         while inner.settled < posted {
             if inner.is_waiting {
@@ -375,13 +168,13 @@ impl Portable {
             self.waited.notify_all();
         }
         inner.stop_moving();
-        // Another thread may have waited for what was this one's, and have been told of the failure.
+        // Another thread may have waited for these messages and received the error.
         outcome.and_then(|()| self.backend.check())
     }
 }
 
 impl Inner {
-    /// Which memory the caller's addresses are in: the backend's own.
+    /// The memory that the caller's addresses are in: the backend's own.
     fn space(&self) -> Space {
         if self.comm.lane.is_host() { Space::Host } else { Space::Device }
     }
@@ -389,16 +182,16 @@ impl Inner {
     fn post(&mut self, transfer: Transfer) -> Result<()> {
         let requests = &self.comm.requests;
         if !self.comm.backend.is_stream_ordered() {
-            // Before there is something that could not be moved without it.
+            // Before the post: a failure to start the thread must leave nothing posted.
             requests.start_mover()?;
         }
         let transfer = Transfer { space: self.space(), stream: self.comm.lane.stream(), ..transfer };
-        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the ticket.
+        // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the transfer.
         let posted = unsafe { self.comm.post(transfer) };
         let started = posted.and_then(|posted| {
             self.pending.push(posted);
             self.posted += 1;
-            // What is small is gone at once.
+            // Completes small messages at once.
             self.comm.backend.progress()
         });
         if let Ok(true) = started
@@ -410,7 +203,7 @@ impl Inner {
         started.map(drop)
     }
 
-    /// Nobody has to move messages along when none is under way.
+    /// Stops the mover when no message is under way.
     fn stop_moving(&mut self) {
         if self.settled == self.posted && std::mem::take(&mut self.moved) {
             self.comm.requests.end_moving();
@@ -421,12 +214,12 @@ impl Inner {
 impl Drop for Portable {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Peers are told at once, by the communicator's own end.
+            // Dropping the communicator tells the peers at once.
             return;
         }
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         if inner.comm.requests.is_copy() {
-            // What is pending is the parent's.
+            // The pending messages belong to the parent process.
             return;
         }
         if let Err(error) = self.sync() {
@@ -556,42 +349,5 @@ impl RawCommunicator for Portable {
         let call = Call { recv, root, ..simple(Operation::Scatter, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
         unsafe { self.collective(call, self.world_size) }
-    }
-}
-
-impl StreamSyncOps for Portable {
-    fn create_event(&self) -> Result<u64> {
-        let mut events = lock(&self.events);
-        events.next += 1;
-        let event = events.next;
-        events.alive.insert(event, 0);
-        Ok(event)
-    }
-
-    fn destroy_event(&self, event: u64) -> Result<()> {
-        self.check_event(event)?;
-        lock(&self.events).alive.remove(&event);
-        Ok(())
-    }
-
-    fn record_on_comm_stream(&self, event: u64) -> Result<()> {
-        let posted = lock(&self.inner).posted;
-        self.record(event, posted)
-    }
-
-    fn record_on_stream(&self, event: u64, _stream: u64) -> Result<()> {
-        self.record(event, 0)
-    }
-
-    fn comm_stream_wait_event(&self, event: u64) -> Result<()> {
-        self.wait_for_event(event)
-    }
-
-    fn stream_wait_event(&self, _stream: u64, event: u64) -> Result<()> {
-        self.wait_for_event(event)
-    }
-
-    fn sync_comm_stream(&self) -> Result<()> {
-        self.sync()
     }
 }

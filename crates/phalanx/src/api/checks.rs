@@ -1,0 +1,304 @@
+//! Checks of a collective's arguments, each of which answers the checked [`Call`].
+
+use crate::buffer::stream::{Loan, Stream};
+use crate::contract::{Blocks, Call, Operation, Shape};
+use crate::types::dtype::Element;
+use crate::types::error::{Result, UsageError};
+use crate::types::op::Reduction;
+
+/// Limit for the sum of a list of counts, so that its length in bytes fits `isize` for every element type.
+const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
+
+/// The sum of the counts, checked against overflow. It includes blocks that this rank does not hold.
+fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
+    let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+    sum.filter(|sum| *sum <= MOST_ELEMENTS).ok_or_else(|| {
+        let largest = (0..counts.len()).max_by_key(|rank| counts[*rank]).unwrap_or(0);
+        let value = format!(
+            "the sum of {} counts; the largest is counts[{largest}] = {}",
+            counts.len(),
+            counts[largest]
+        );
+        UsageError::Overflow { operation, what: "the total count", value, limit: MOST_ELEMENTS.to_string() }
+            .into()
+    })
+}
+
+#[inline(always)]
+fn same_len(
+    operation: &'static str,
+    buffer: &'static str,
+    actual: usize,
+    expected: usize,
+    rule: &'static str,
+) -> Result<()> {
+    if actual == expected {
+        Ok(())
+    } else {
+        Err(UsageError::Length { operation, buffer, actual, expected, rule }.into())
+    }
+}
+
+impl Shape {
+    #[inline(always)]
+    pub fn check_rank(&self, operation: &'static str, role: &'static str, rank: usize) -> Result<()> {
+        let world_size = self.world_size;
+        if rank < world_size {
+            Ok(())
+        } else {
+            Err(UsageError::Rank { operation, role, rank, world_size }.into())
+        }
+    }
+
+    /// The length of a block, if `len` elements are one for each rank.
+    #[inline(always)]
+    fn share(&self, operation: &'static str, buffer: &'static str, len: usize) -> Result<usize> {
+        let world_size = self.world_size;
+        if len.is_multiple_of(world_size) {
+            Ok(len / world_size)
+        } else {
+            Err(UsageError::Indivisible { operation, buffer, actual: len, world_size }.into())
+        }
+    }
+
+    #[inline(always)]
+    fn all_blocks(&self, operation: &'static str, block: usize) -> Result<usize> {
+        block.checked_mul(self.world_size).ok_or_else(|| {
+            let value = format!("{block} × {}", self.world_size);
+            let limit = usize::MAX.to_string();
+            UsageError::Overflow { operation, what: "the length of all blocks", value, limit }.into()
+        })
+    }
+
+    fn check_counts(&self, operation: &'static str, list: &'static str, counts: &[usize]) -> Result<()> {
+        if counts.len() == self.world_size {
+            Ok(())
+        } else {
+            let (actual, world_size) = (counts.len(), self.world_size);
+            Err(UsageError::Counts { operation, list, actual, world_size }.into())
+        }
+    }
+
+    // --- whole buffers --------------------------------------------------------------------------------
+
+    #[inline(always)]
+    pub fn all_reduce(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        same_len("all_reduce", "recv", recv, send, "as many as the send buffer")?;
+        Ok(self.whole(Operation::AllReduce, send))
+    }
+
+    #[inline(always)]
+    pub fn broadcast(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank("broadcast", "root", root)?;
+        if root == self.rank {
+            same_len("broadcast", "send", send, recv, "as many as the recv buffer, at the root")?;
+        }
+        Ok(self.whole(Operation::Broadcast, recv).rooted(root))
+    }
+
+    #[inline(always)]
+    pub fn reduce(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank("reduce", "root", root)?;
+        if root == self.rank {
+            same_len("reduce", "recv", recv, send, "as many as the send buffer, at the root")?;
+        }
+        Ok(self.whole(Operation::Reduce, send).rooted(root))
+    }
+
+    /// An operation on buffers of one block each.
+    #[inline(always)]
+    pub fn whole(&self, operation: Operation, len: usize) -> Call<'static> {
+        let blocks = Blocks::Equal(len);
+        Call { blocks, recv_blocks: blocks, ..Call::empty(operation) }
+    }
+
+    #[inline(always)]
+    pub fn whole_in_place(&self, operation: Operation, len: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank(operation.name(), "root", root)?;
+        Ok(self.whole(operation, len).rooted(root))
+    }
+
+    // --- equal blocks ---------------------------------------------------------------------------------
+
+    #[inline(always)]
+    pub fn all_gather(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        let expected = self.all_blocks("all_gather", send)?;
+        same_len("all_gather", "recv", recv, expected, "ranks × the send buffer")?;
+        Ok(self.whole(Operation::AllGather, send))
+    }
+
+    #[inline(always)]
+    pub fn gather(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank("gather", "root", root)?;
+        if root == self.rank {
+            let expected = self.all_blocks("gather", send)?;
+            same_len("gather", "recv", recv, expected, "ranks × the send buffer, at the root")?;
+        }
+        Ok(self.whole(Operation::Gather, send).rooted(root))
+    }
+
+    #[inline(always)]
+    pub fn reduce_scatter(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        let expected = self.all_blocks("reduce_scatter", recv)?;
+        same_len("reduce_scatter", "send", send, expected, "ranks × the recv buffer")?;
+        Ok(self.whole(Operation::ReduceScatter, recv))
+    }
+
+    #[inline(always)]
+    pub fn scatter(&self, send: usize, recv: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank("scatter", "root", root)?;
+        if root == self.rank {
+            let expected = self.all_blocks("scatter", recv)?;
+            same_len("scatter", "send", send, expected, "ranks × the recv buffer, at the root")?;
+        }
+        Ok(self.whole(Operation::Scatter, recv).rooted(root))
+    }
+
+    #[inline(always)]
+    pub fn all_to_all(&self, send: usize, recv: usize) -> Result<Call<'static>> {
+        let block = self.share("all_to_all", "send", send)?;
+        same_len("all_to_all", "recv", recv, send, "as many as the send buffer")?;
+        Ok(self.whole(Operation::AllToAll, block))
+    }
+
+    /// One buffer of `len` elements, which holds all ranks' blocks.
+    #[inline(always)]
+    pub fn blocks_in_place(&self, operation: Operation, len: usize, root: usize) -> Result<Call<'static>> {
+        self.check_rank(operation.name(), "root", root)?;
+        let block = self.share(operation.name(), "in-place", len)?;
+        Ok(self.whole(operation, block).rooted(root))
+    }
+
+    // --- blocks of different lengths ------------------------------------------------------------------
+
+    pub fn all_gather_v<'a>(&self, send: usize, recv: usize, counts: &'a [usize]) -> Result<Call<'a>> {
+        let operation = "all_gather_v";
+        self.check_counts(operation, "counts", counts)?;
+        same_len(operation, "send", send, counts[self.rank], "counts[rank]")?;
+        same_len(operation, "recv", recv, total(operation, counts)?, "the sum of the counts")?;
+        Ok(each(Operation::AllGatherV, counts))
+    }
+
+    pub fn gather_v<'a>(
+        &self,
+        send: usize,
+        recv: usize,
+        counts: &'a [usize],
+        root: usize,
+    ) -> Result<Call<'a>> {
+        let operation = "gather_v";
+        self.check_rank(operation, "root", root)?;
+        self.check_counts(operation, "counts", counts)?;
+        same_len(operation, "send", send, counts[self.rank], "counts[rank]")?;
+        let all = total(operation, counts)?;
+        if root == self.rank {
+            same_len(operation, "recv", recv, all, "the sum of the counts, at the root")?;
+        }
+        Ok(each(Operation::GatherV, counts).rooted(root))
+    }
+
+    pub fn scatter_v<'a>(
+        &self,
+        send: usize,
+        recv: usize,
+        counts: &'a [usize],
+        root: usize,
+    ) -> Result<Call<'a>> {
+        let operation = "scatter_v";
+        self.check_rank(operation, "root", root)?;
+        self.check_counts(operation, "counts", counts)?;
+        same_len(operation, "recv", recv, counts[self.rank], "counts[rank]")?;
+        let all = total(operation, counts)?;
+        if root == self.rank {
+            same_len(operation, "send", send, all, "the sum of the counts, at the root")?;
+        }
+        Ok(each(Operation::ScatterV, counts).rooted(root))
+    }
+
+    pub fn reduce_scatter_v<'a>(&self, send: usize, recv: usize, counts: &'a [usize]) -> Result<Call<'a>> {
+        let operation = "reduce_scatter_v";
+        self.check_counts(operation, "counts", counts)?;
+        same_len(operation, "recv", recv, counts[self.rank], "counts[rank]")?;
+        same_len(operation, "send", send, total(operation, counts)?, "the sum of the counts")?;
+        Ok(each(Operation::ReduceScatterV, counts))
+    }
+
+    pub fn all_to_all_v<'a>(
+        &self,
+        send: usize,
+        send_counts: &'a [usize],
+        recv: usize,
+        recv_counts: &'a [usize],
+    ) -> Result<Call<'a>> {
+        let operation = "all_to_all_v";
+        self.check_counts(operation, "send counts", send_counts)?;
+        self.check_counts(operation, "recv counts", recv_counts)?;
+        same_len(operation, "send", send, total(operation, send_counts)?, "the sum of the send counts")?;
+        same_len(operation, "recv", recv, total(operation, recv_counts)?, "the sum of the recv counts")?;
+        let (own_sent, own_received) = (send_counts[self.rank], recv_counts[self.rank]);
+        same_len(
+            operation,
+            "own block of the recv",
+            own_received,
+            own_sent,
+            "send_counts[rank], what this rank gives itself",
+        )?;
+        Ok(Call { recv_blocks: Blocks::Each(recv_counts), ..each(Operation::AllToAllV, send_counts) })
+    }
+
+    /// One buffer of `len` elements, which holds all ranks' blocks.
+    pub fn blocks_in_place_v<'a>(
+        &self,
+        operation: Operation,
+        len: usize,
+        counts: &'a [usize],
+        root: usize,
+    ) -> Result<Call<'a>> {
+        let name = operation.name();
+        self.check_rank(name, "root", root)?;
+        self.check_counts(name, "counts", counts)?;
+        same_len(name, "in-place", len, total(name, counts)?, "the sum of the counts")?;
+        Ok(each(operation, counts).rooted(root))
+    }
+}
+
+#[inline(always)]
+fn each(operation: Operation, counts: &[usize]) -> Call<'_> {
+    let blocks = Blocks::Each(counts);
+    Call { blocks, recv_blocks: blocks, ..Call::empty(operation) }
+}
+
+impl<'a> Call<'a> {
+    #[inline(always)]
+    fn rooted(self, root: usize) -> Call<'a> {
+        Call { root, ..self }
+    }
+
+    #[inline(always)]
+    pub(crate) fn reducing<T>(self, reduction: impl Into<Reduction<T>>) -> Call<'a>
+    where
+        T: Element,
+    {
+        Call { reduction: reduction.into().into(), ..self }
+    }
+
+    /// Adds the buffers.
+    #[inline(always)]
+    pub(crate) fn between<T: Element>(self, send: &Loan<'_>, recv: &Loan<'_>, stream: &Stream) -> Call<'a> {
+        Call { dtype: T::DTYPE, stream: stream.stream(), ..self }.with_buffers(send.span(), recv.span())
+    }
+
+    /// Adds the one buffer of an in-place call: the smaller of send and recv is `rank`'s block in the larger.
+    #[inline(always)]
+    pub(crate) fn inside<T: Element>(self, buffer: &Loan<'_>, stream: &Stream, rank: usize) -> Call<'a> {
+        use Operation::*;
+        let whole = buffer.span();
+        let own = || whole.at(self.blocks.offset(rank) * size_of::<T>());
+        let (send, recv) = match self.operation {
+            AllGather | Gather | AllGatherV | GatherV => (own(), whole),
+            ReduceScatter | Scatter | ReduceScatterV | ScatterV => (whole, own()),
+            _ => (whole, whole),
+        };
+        Call { dtype: T::DTYPE, stream: stream.stream(), ..self }.with_buffers(send, recv)
+    }
+}

@@ -1,0 +1,98 @@
+//! Communicators made of others: [`Comm::split`], [`Comm::shrink`], [`Comm::grow`], [`Comm::rebuild`].
+
+use super::comm::Comm;
+use crate::contract::{Call, Operation, grown_name};
+use crate::types::error::Result;
+
+impl Comm {
+    /// Splits this communicator into one for each colour.
+    ///
+    /// Collective. Ranks with the same colour come together, ordered by `key` and then by their rank here;
+    /// `None` leaves a rank out (it gets `Ok(None)`). The new communicators are independent of this one: each has its
+    /// own order of calls and fails alone. `ncclCommSplit`, `MPI_Comm_split`.
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
+        self.requests.wait_for_collectives();
+        let record = self.recorder.begin(&Call::empty(Operation::Split));
+        let limited = self.limited();
+        // SAFETY: as in `run_call`.
+        let part = self.recorder.end(record, unsafe { self.backend.split(color, key) });
+        drop(limited);
+        let name = self.recorder.child_name(color.unwrap_or(0));
+        self.recorder.skip(self.backend.collectives_of_split() - 1);
+        Ok(part?.map(|backend| Comm::new(backend.into(), name)))
+    }
+
+    /// Makes a new communicator of the remaining ranks, in the order of their ranks here, to go on after a failure.
+    /// `MPIX_Comm_shrink`, `ncclCommShrink`.
+    ///
+    /// Every rank that goes on calls it. Left out are:
+    /// - ranks that died, left or panicked;
+    /// - ranks that the failure (a [`PeerError`](crate::PeerError) or [`TimeoutError`](crate::TimeoutError)) names. If one comes
+    ///   back, it gets [`Error::LeftBehind`](crate::Error::LeftBehind);
+    /// - ranks that do not call this within the [deadline](Comm::timeout), which begins anew for each rank lost meanwhile.
+    ///
+    /// All ranks of the new communicator agree on its members.
+    ///
+    /// This communicator stays failed (if it had not failed, it works on); drop it when its buffers are no
+    /// longer needed. The contents of output buffers of operations in progress are unspecified, and a
+    /// rank may have completed an operation that failed on another: begin again at a point that all ranks have, a
+    /// checkpoint or the last step that was agreed on.
+    pub fn shrink(&self) -> Result<Comm> {
+        self.requests.wait_for_collectives();
+        let limited = self.limited();
+        let (backend, number) = self.backend.shrink()?;
+        drop(limited);
+        Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
+    }
+
+    /// Makes a new communicator of these ranks, with the same numbers, and of `joiners` processes that call
+    /// [`phalanx::join`](crate::join), in the order in which they arrive. `ncclCommGrow`.
+    ///
+    /// Collective, with the same number on every rank. It waits for the joiners, up to the [deadline](Comm::timeout); if
+    /// they do not come, the error names those that are missing, and this communicator works on, as it does if
+    /// all have come. The ranks are processes of one host.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`](crate::Error::Bootstrap) names the ranks that did not come; [`UsageError::WorldSize`](crate::UsageError::WorldSize) for more than 512 ranks;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for threads, a world of one, and MPI.
+    pub fn grow(&self, joiners: usize) -> Result<Comm> {
+        self.requests.wait_for_collectives();
+        // A refusal here must not use up an operation number.
+        self.backend.check_growth(joiners)?;
+        let record = self.recorder.begin(&Call::empty(Operation::Grow));
+        let limited = self.limited();
+        // SAFETY: as in `run_call`.
+        let grown = self.recorder.end(record, unsafe { self.backend.grow(joiners) });
+        drop(limited);
+        self.recorder.skip(self.backend.collectives_of_grow() - 1);
+        let (backend, number) = grown?;
+        Ok(Comm::new(backend.into(), grown_name(number)))
+    }
+
+    /// Replaces lost ranks: [`shrink`](Comm::shrink), then [`grow`](Comm::grow) to the number of ranks that there are here.
+    /// The survivors keep their order and come first.
+    pub fn rebuild(&self) -> Result<Comm> {
+        let survivors = self.shrink()?;
+        match self.world_size() - survivors.world_size() {
+            0 => Ok(survivors),
+            joiners => survivors.within(self.timeout()).grow(joiners),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::BackendKind;
+    use crate::types::error::Error;
+
+    #[test]
+    fn what_is_refused_at_once_counts_nowhere() {
+        let of_threads = Comm::builder().backend(BackendKind::Host).run(2, |comm| {
+            let before = comm.recorder.child_name("next");
+            assert!(matches!(comm.grow(1), Err(Error::Unsupported(_))));
+            assert_eq!(comm.recorder.child_name("next"), before);
+        });
+        of_threads.unwrap();
+    }
+}

@@ -1,0 +1,110 @@
+//! The methods of [`Comm`] that start a message.
+
+use super::{Messages, Request, Work};
+use crate::api::comm::Comm;
+use crate::buffer::{Owned, Source, Target};
+use crate::contract::{Direction, Transfer};
+use crate::types::dtype::Element;
+use crate::types::error::Result;
+use crate::watch::Posted;
+use std::mem::ManuallyDrop;
+
+impl Comm {
+    fn message<B: Source>(
+        &self,
+        operation: &'static str,
+        buffer: B,
+        direction: Direction,
+        peer: usize,
+        tag: u32,
+    ) -> Result<Request<B>> {
+        self.shape().check_rank(operation, "peer", peer)?;
+        self.requests.start_mover()?;
+        let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
+        // SAFETY: the request owns the buffer and keeps it until the transfer is settled.
+        let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) };
+        self.request_for(buffer, [Some(posted), None])
+    }
+
+    /// The request of messages that were posted, or failed to be. If one is under way, `wait` reports the other's error.
+    fn request_for<B>(&self, buffers: B, posted: [Option<Result<Posted>>; 2]) -> Result<Request<B>> {
+        let mut outcome = Ok(());
+        let under_way = posted.map(|posted| {
+            let posted = posted?.inspect(|_| self.requests.moving.request_started());
+            posted.map_err(|error| outcome = Err(error)).ok()
+        });
+        if under_way.iter().all(Option::is_none) {
+            outcome.clone()?;
+        }
+        Ok(Request {
+            buffers: ManuallyDrop::new(buffers),
+            counts: ManuallyDrop::default(),
+            work: Work::Messages(Messages { under_way, outcome }),
+            deadline: self.deadline,
+            requests: self.requests.clone(),
+        })
+    }
+
+    /// Starts a [`send`](Comm::send).
+    pub fn start_send<B: Owned>(&self, buf: B, peer: usize) -> Result<Request<B>> {
+        self.start_send_tagged(buf, peer, 0)
+    }
+
+    /// Starts a [`recv`](Comm::recv).
+    pub fn start_recv<B: Owned>(&self, buf: B, peer: usize) -> Result<Request<B>> {
+        self.start_recv_tagged(buf, peer, 0)
+    }
+
+    /// Starts a [`send_tagged`](Comm::send_tagged).
+    pub fn start_send_tagged<B: Owned>(&self, buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
+        let direction = Direction::Send(buf.lend(&self.lane)?.span().start);
+        self.message("start_send", buf, direction, peer, tag)
+    }
+
+    /// Starts a [`recv_tagged`](Comm::recv_tagged).
+    pub fn start_recv_tagged<B: Owned>(&self, mut buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
+        let direction = Direction::Recv(buf.lend_mut(&self.lane)?.span().start);
+        self.message("start_recv", buf, direction, peer, tag)
+    }
+
+    /// Starts a [`send_recv`](Comm::send_recv): both messages at once, each as long as its own buffer.
+    pub fn start_send_recv<S, R>(
+        &self,
+        send: S,
+        dest: usize,
+        recv: R,
+        source: usize,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        self.start_send_recv_tagged(send, dest, recv, source, 0)
+    }
+
+    /// Starts a [`send_recv_tagged`](Comm::send_recv_tagged).
+    pub fn start_send_recv_tagged<S, R>(
+        &self,
+        send: S,
+        dest: usize,
+        mut recv: R,
+        source: usize,
+        tag: u32,
+    ) -> Result<Request<(S, R)>>
+    where
+        S: Owned,
+        R: Owned + Target<Elem = S::Elem>,
+    {
+        self.shape().check_rank("start_send_recv", "destination", dest)?;
+        self.shape().check_rank("start_send_recv", "source", source)?;
+        self.requests.start_mover()?;
+        let (dtype, sent, expected) = (S::Elem::DTYPE, send.len(), recv.len());
+        let from = Direction::Send(send.lend(&self.lane)?.span().start);
+        let to = Direction::Recv(recv.lend_mut(&self.lane)?.span().start);
+        let receive = Transfer::host(to, source, tag, dtype, expected);
+        let send_it = Transfer::host(from, dest, tag, dtype, sent);
+        // SAFETY: the request owns the buffers and keeps them until both transfers are settled.
+        let posted = unsafe { self.post_both([receive, send_it]) };
+        self.request_for((send, recv), posted.map(Some))
+    }
+}

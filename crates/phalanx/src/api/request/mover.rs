@@ -1,0 +1,120 @@
+//! The thread that advances requests while their rank does something else.
+
+use super::queue::Started;
+use crate::contract::Backend;
+use crate::os::sync::lock;
+use crate::types::error::Result;
+use crate::watch::deadline::Limited;
+use crate::watch::{Posted, RecordId, Recorder};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// State shared by the communicator and its threads.
+pub(super) struct Moving {
+    pub state: Mutex<MovingState>,
+    pub changed: Condvar,
+    /// In the order of their start; includes collectives whose request was dropped.
+    pub started: Mutex<Vec<Started>>,
+    /// Messages whose request was dropped: only the mover tests them.
+    pub dropped: Mutex<Vec<Posted>>,
+    pub recorder: Arc<Recorder>,
+    /// Collectives started and not complete.
+    pub under_way: AtomicUsize,
+}
+
+#[derive(Default)]
+pub(super) struct MovingState {
+    /// Number of messages and collectives under way.
+    pub requests: usize,
+    pub stop: bool,
+}
+
+impl Moving {
+    pub fn request_started(&self) {
+        lock(&self.state).requests += 1;
+        self.changed.notify_all();
+    }
+
+    pub fn request_ended(&self, record: RecordId, result: Result<()>) -> Result<()> {
+        self.forget();
+        self.recorder.end(record, result)
+    }
+
+    pub fn forget(&self) {
+        lock(&self.state).requests -= 1;
+    }
+
+    pub fn collective_ended(&self, started: &Started, result: Result<()>) {
+        started.outcome.put(self.request_ended(started.record, result));
+        self.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Tests the backend's started collectives, and ends the complete ones.
+    pub fn settle(&self, backend: &dyn Backend) {
+        let Some(collectives) = backend.start_collectives() else { return };
+        lock(&self.started).retain(|started| match collectives.test(started.operation) {
+            Ok(false) => true,
+            result => {
+                self.collective_ended(started, result.map(drop));
+                false
+            }
+        });
+    }
+
+    /// Tests messages whose request was dropped, and ends the complete ones.
+    pub fn settle_dropped(&self, backend: &dyn Backend) {
+        lock(&self.dropped).retain(|posted| match backend.test(posted.ticket) {
+            Ok(false) => true,
+            result => {
+                // No request is left to report it.
+                let _ = self.request_ended(posted.record, result.map(drop));
+                false
+            }
+        });
+    }
+
+    /// Waits for a collective of the backend that was taken out of the list.
+    pub fn complete(&self, backend: &dyn Backend, started: &Started) {
+        let collectives = backend.start_collectives().expect("it was started there");
+        let _limited = Limited::to(started.deadline);
+        self.collective_ended(started, collectives.wait(started.operation));
+    }
+}
+
+/// Pauses between two polls: short while requests advance, doubling up to the longest while they do not.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// Advances requests until told to stop. The pauses grow while nothing moves, so that the thread does not take a core from
+/// its rank.
+pub(super) fn move_requests(backend: &dyn Backend, moving: &Moving) {
+    let mut pause = SHORTEST_PAUSE;
+    let mut last = (0, None);
+    let mut state = lock(&moving.state);
+    loop {
+        if state.stop {
+            return;
+        }
+        if state.requests == 0 {
+            state = moving.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        let requests = state.requests;
+        drop(state);
+        pause = match backend.progress() {
+            Ok(true) => {
+                let seen = (requests, backend.moved());
+                let is_still = seen == last && seen.1.is_some();
+                last = seen;
+                if is_still { (2 * pause).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE }
+            }
+            // Nothing under way, or failed: the requests' waits report it.
+            Ok(false) | Err(_) => LONGEST_PAUSE,
+        };
+        moving.settle(backend);
+        moving.settle_dropped(backend);
+        std::thread::sleep(pause);
+        state = lock(&moving.state);
+    }
+}

@@ -1,0 +1,137 @@
+//! One rank's part in a collective.
+
+use super::Operation;
+#[cfg(feature = "cuda")]
+use crate::buffer::collective_config::RawCollectiveConfig;
+use crate::buffer::stream::Stream;
+use crate::types::dtype::DType;
+use crate::types::memory::{RawStream, Space, Span};
+use crate::types::op::{RawReduction, ReductionCode};
+
+/// The lengths of the ranks' blocks, in elements. Blocks are contiguous and in rank order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Blocks<'a> {
+    /// Every block has this many elements.
+    Equal(usize),
+    /// Rank r's block has `counts[r]` elements.
+    Each(&'a [usize]),
+}
+
+impl Blocks<'_> {
+    pub fn len(&self, rank: usize) -> usize {
+        match self {
+            Blocks::Equal(count) => *count,
+            Blocks::Each(counts) => counts[rank],
+        }
+    }
+
+    pub fn offset(&self, rank: usize) -> usize {
+        match self {
+            Blocks::Equal(count) => count * rank,
+            Blocks::Each(counts) => counts[..rank].iter().sum(),
+        }
+    }
+
+    pub fn longest(&self) -> usize {
+        match self {
+            Blocks::Equal(count) => *count,
+            Blocks::Each(counts) => counts.iter().copied().max().unwrap_or(0),
+        }
+    }
+}
+
+/// One rank's part in a collective, checked.
+///
+/// What `send` and `recv` point to is given by the operation, with `blocks` as the unit:
+///
+/// | operation | `send` | `recv` |
+/// |---|---|---|
+/// | all_reduce, broadcast, reduce | one block | one block |
+/// | all_gather, gather | own block | all blocks |
+/// | reduce_scatter, scatter | all blocks | own block |
+/// | all_to_all | all blocks | all blocks |
+///
+/// In place, `send` and `recv` point into the same buffer. Where a rooted operation does not use a
+/// pointer on this rank it is never read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub operation: Operation,
+    pub dtype: DType,
+    pub reduction: RawReduction,
+    pub root: usize,
+    pub send: *const u8,
+    pub recv: *mut u8,
+    /// Which memory `send` and `recv` are in: [`Space::Host`] unless the backend is one for GPUs.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
+    pub spaces: [Space; 2],
+    pub blocks: Blocks<'a>,
+    /// The blocks of `recv`: the same, but for all_to_all_v, where `blocks` are those of `send`.
+    pub recv_blocks: Blocks<'a>,
+    /// The stream on which the operation is enqueued.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
+    pub stream: RawStream,
+    /// Where the factor of a pre-multiplied sum is: in `reduction` itself, or on the GPU at the address in `reduction`, which
+    /// is read when the operation runs.
+    #[cfg(feature = "cuda")]
+    pub factor_space: Space,
+    /// Settings of this call.
+    #[cfg(feature = "cuda")]
+    pub config: Option<&'a RawCollectiveConfig>,
+}
+
+impl<'a> Call<'a> {
+    /// A fingerprint of the call's settings; 0 without settings.
+    #[inline(always)]
+    pub fn config_tag(&self) -> u8 {
+        #[cfg(feature = "cuda")]
+        return self.config.map_or(0, RawCollectiveConfig::tag);
+        #[cfg(not(feature = "cuda"))]
+        return 0;
+    }
+
+    /// Adds the settings of a stream.
+    #[inline(always)]
+    pub fn configured(self, #[cfg_attr(not(feature = "cuda"), expect(unused))] stream: &'a Stream) -> Self {
+        Call {
+            #[cfg(feature = "cuda")]
+            config: stream.config(),
+            ..self
+        }
+    }
+
+    /// Whether any buffer is in GPU memory.
+    #[inline]
+    pub fn is_on_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.spaces.contains(&Space::Device);
+        #[cfg(not(feature = "cuda"))]
+        return false;
+    }
+
+    /// Adds the buffers.
+    #[inline(always)]
+    pub fn with_buffers(self, send: Span, recv: Span) -> Self {
+        Call { send: send.start, recv: recv.start, spaces: [send.space, recv.space], ..self }
+    }
+
+    /// A call without data.
+    #[inline(always)]
+    pub fn empty(operation: Operation) -> Call<'static> {
+        Call {
+            operation,
+            dtype: DType::U8,
+            reduction: RawReduction { code: ReductionCode::Sum, factor: 0 },
+            root: 0,
+            send: std::ptr::null(),
+            recv: std::ptr::null_mut(),
+            spaces: [Space::Host; 2],
+            blocks: Blocks::Equal(0),
+            recv_blocks: Blocks::Equal(0),
+            stream: RawStream::NONE,
+            #[cfg(feature = "cuda")]
+            factor_space: Space::Host,
+            #[cfg(feature = "cuda")]
+            config: None,
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The operations of a communicator.
+
+/// An operation of a communicator. The numbers travel between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Operation {
+    AllReduce = 1,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    AllGatherV,
+    ReduceScatterV,
+    GatherV,
+    ScatterV,
+    AllToAllV,
+    Barrier,
+    Split,
+    Finalize,
+    Send,
+    Recv,
+    Init,
+    Shrink,
+    Grow,
+    /// Allocation of memory by all ranks together.
+    Alloc,
+    Suspend,
+    Resume,
+    WaitSignals,
+    /// A communicator for kernels. The requirements are in the place of the root.
+    DeviceComm,
+}
+
+impl Operation {
+    const ALL: [(Operation, &'static str); 26] = [
+        (Operation::AllReduce, "all_reduce"),
+        (Operation::Broadcast, "broadcast"),
+        (Operation::Reduce, "reduce"),
+        (Operation::AllGather, "all_gather"),
+        (Operation::ReduceScatter, "reduce_scatter"),
+        (Operation::AllToAll, "all_to_all"),
+        (Operation::Gather, "gather"),
+        (Operation::Scatter, "scatter"),
+        (Operation::AllGatherV, "all_gather_v"),
+        (Operation::ReduceScatterV, "reduce_scatter_v"),
+        (Operation::GatherV, "gather_v"),
+        (Operation::ScatterV, "scatter_v"),
+        (Operation::AllToAllV, "all_to_all_v"),
+        (Operation::Barrier, "barrier"),
+        (Operation::Split, "split"),
+        (Operation::Finalize, "finalize"),
+        (Operation::Send, "send"),
+        (Operation::Recv, "recv"),
+        (Operation::Init, "init"),
+        (Operation::Shrink, "shrink"),
+        (Operation::Grow, "grow"),
+        (Operation::Alloc, "alloc"),
+        (Operation::Suspend, "suspend"),
+        (Operation::Resume, "resume"),
+        (Operation::WaitSignals, "wait_signals"),
+        (Operation::DeviceComm, "device_comm"),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Operation::ALL[self as usize - 1].1
+    }
+
+    pub fn from_code(code: u8) -> Option<Operation> {
+        Operation::ALL.get(usize::from(code).wrapping_sub(1)).map(|(operation, _)| *operation)
+    }
+
+    /// Whether the operation has a root.
+    pub fn is_rooted(self) -> bool {
+        use Operation::*;
+        matches!(self, Broadcast | Reduce | Gather | Scatter | GatherV | ScatterV)
+    }
+
+    pub fn reduces(self) -> bool {
+        use Operation::*;
+        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
+    }
+
+    /// Whether it can be part of a group.
+    #[cfg(feature = "cuda")]
+    pub fn is_queued_in_groups(self) -> bool {
+        !self.is_empty_handed() && self != Operation::Alloc
+    }
+
+    /// Whether the operation moves no data.
+    pub fn is_empty_handed(self) -> bool {
+        use Operation::*;
+        let is_errand = matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm);
+        is_errand || matches!(self, Barrier | Finalize | Split)
+    }
+}
