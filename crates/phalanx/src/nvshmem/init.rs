@@ -1,7 +1,7 @@
 //! NVSHMEM over a [`Comm`].
 
 use crate::api::comm::Comm;
-use crate::backend::nvshmem::pe::{Builder, Context, Control};
+use crate::backend::nvshmem::pe::{Builder, Context, PeControl};
 use crate::backend::nvshmem::{Nvshmem, NvshmemComm};
 use crate::start;
 use crate::types::error::Result;
@@ -43,16 +43,16 @@ impl Context {
 }
 
 /// What the PEs tell each other beside the library goes over channels of their own. Collective.
-fn control(comm: &Comm) -> Result<Control> {
+fn control(comm: &Comm) -> Result<PeControl> {
     comm.requests.wait_for_collectives();
     let name = format!("{}/nvshmem", comm.recorder.name());
     let of = &*comm.backend;
     // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
     let channels = unsafe { (start::host_channel(of)?, start::host_channel(of)?) };
     if let (Some(meetings), Some(watched)) = channels {
-        return Ok(Control::over(meetings, watched, name));
+        return Ok(PeControl::over(meetings, watched, name));
     }
     // SAFETY: as above.
     let part = unsafe { of.split(Some(0), of.rank() as i64) }?;
-    Ok(Control::without_watch(part.expect("everybody has a colour").into(), name))
+    Ok(PeControl::without_watch(part.expect("everybody has a colour").into(), name))
 }

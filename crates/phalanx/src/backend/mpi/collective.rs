@@ -2,8 +2,8 @@
 //! afterwards.
 
 use super::accumulate::Accumulated;
-use super::reduction::Plan;
-use super::{Failure, MpiComm, check, datatype, total};
+use super::reduction::ReductionPlan;
+use super::{MpiComm, MpiFailure, check, datatype, total};
 use crate::contract::{Blocks, Call, Operation};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
@@ -109,7 +109,7 @@ impl MpiComm {
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[inline]
-    pub(crate) unsafe fn carry_out(&self, call: &Call<'_>) -> Result<(), Failure> {
+    pub(crate) unsafe fn carry_out(&self, call: &Call<'_>) -> Result<(), MpiFailure> {
         // SAFETY: no other thread is inside `collective`, and the reference ends with it.
         let scratch = unsafe { &mut *self.scratch.get() };
         // SAFETY: the caller's contract.
@@ -133,7 +133,7 @@ impl MpiComm {
         &self,
         call: &Call<'_>,
         scratch: &mut Scratch,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), MpiFailure> {
         // SAFETY: the caller's contract; the call is complete when it returns.
         unsafe {
             let prepared = self.prepare(call, scratch);
@@ -153,7 +153,7 @@ impl MpiComm {
         &self,
         prepared: &Prepared,
         request: Option<&mut Handle>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), MpiFailure> {
         let Prepared { operation, send, recv, count, counts, offsets, datatype: ty, op, root, .. } =
             *prepared;
         let (f, comm) = (&self.process.mpi.functions, self.comm);
@@ -308,12 +308,12 @@ impl MpiComm {
         // SAFETY: the caller's contract.
         unsafe {
             match self.process.plans[call.dtype as usize][call.reduction.code as usize] {
-                Plan::Direct { datatype, op } => self.combine(call, datatype, op, size, scratch),
-                Plan::Divided { datatype, op, accumulated } => {
+                ReductionPlan::Direct { datatype, op } => self.combine(call, datatype, op, size, scratch),
+                ReductionPlan::Divided { datatype, op, accumulated } => {
                     let prepared = self.combine(call, datatype, op, size, scratch);
                     self.with_results(prepared, call, accumulated, call.recv)
                 }
-                Plan::Accumulated { datatype, op, accumulated } => {
+                ReductionPlan::Accumulated { datatype, op, accumulated } => {
                     // All blocks, and behind them room for the result.
                     let all = match call.operation {
                         Operation::ReduceScatter | Operation::ReduceScatterV => {

@@ -5,13 +5,13 @@
 //! accumulates in other types, would be work of the host's on addresses that the host cannot read. Non-blocking
 //! collectives do not take CUDA memory in every CUDA-aware MPI (Open MPI's do not), and Intel MPI takes it in fewer calls
 //! (`aware.rs`). All else goes through host memory.
-//! Ranks need not go the same way: MPI matches the calls, and not where the buffers are.
+//! Ranks need not go the same progress: MPI matches the calls, and not where the buffers are.
 
-use super::aware::Aware;
 use super::collective::Scratch;
-use super::guard::Guard;
-use super::process::Process;
-use super::reduction::Plan;
+use super::cuda_support::CudaSupport;
+use super::process::MpiProcess;
+use super::reduction::ReductionPlan;
+use super::watchdog::OperationWatch;
 use super::{MpiComm, total};
 use crate::buffer::stream::Admission;
 use crate::contract::{Call, Operation, Transfer};
@@ -24,9 +24,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What a communicator knows of CUDA memory.
-pub(crate) struct Gate {
-    process: &'static Process,
-    guard: Arc<Guard>,
+pub(crate) struct CudaAdmission {
+    process: &'static MpiProcess,
+    watch: Arc<OperationWatch>,
     rank: usize,
     /// The communicator's verdict.
     failed: Arc<OnceLock<Error>>,
@@ -34,20 +34,20 @@ pub(crate) struct Gate {
     context: Mutex<Option<Arc<CudaContext>>>,
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for CudaAdmission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gate").finish_non_exhaustive()
+        f.debug_struct("CudaAdmission").finish_non_exhaustive()
     }
 }
 
-impl Gate {
+impl CudaAdmission {
     pub fn new(
-        process: &'static Process,
-        guard: Arc<Guard>,
+        process: &'static MpiProcess,
+        watch: Arc<OperationWatch>,
         rank: usize,
         failed: Arc<OnceLock<Error>>,
-    ) -> Gate {
-        Gate { process, guard, rank, failed, context: Mutex::default() }
+    ) -> CudaAdmission {
+        CudaAdmission { process, watch, rank, failed, context: Mutex::default() }
     }
 
     /// Makes the context current in which the buffers of messages are: whichever thread moves them along.
@@ -61,7 +61,7 @@ impl Gate {
     }
 }
 
-impl Admission for Gate {
+impl Admission for CudaAdmission {
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let Err(why) = &self.process.cuda else { return Ok(()) };
         Err(Error::from(UnsupportedError {
@@ -86,9 +86,9 @@ impl Admission for Gate {
                 error => return Err(DriverError(error).into()),
             }
             let waited = since.elapsed();
-            if waited >= limit.unwrap_or_else(|| self.guard.deadline()) {
+            if waited >= limit.unwrap_or_else(|| self.watch.deadline()) {
                 let operation = format!("the work of GPU {} on a buffer", context.ordinal());
-                let (sequence, reporter) = (self.guard.last() + 1, self.rank);
+                let (sequence, reporter) = (self.watch.last() + 1, self.rank);
                 let timeout = TimeoutError { operation, sequence, reporter, waited, missing: Vec::new() };
                 return Err(self.failed.get_or_init(|| timeout.into()).clone());
             }
@@ -144,7 +144,7 @@ impl MpiComm {
         let is_root = call.root == self.rank;
         let in_place = call.send == call.recv.cast_const();
         let is_whole = || !self.is_large(call);
-        if call.operation.reduces() && self.process.cuda != Ok(Aware::Everywhere) {
+        if call.operation.reduces() && self.process.cuda != Ok(CudaSupport::AllCalls) {
             return false;
         }
         match call.operation {
@@ -167,12 +167,12 @@ impl MpiComm {
     fn is_of_mpi(&self, call: &Call<'_>) -> bool {
         let constants = &self.process.mpi.constants;
         let plan = self.process.plans[call.dtype as usize][call.reduction.code as usize];
-        matches!(plan, Plan::Direct { op, .. } if op == constants.sum || op == constants.prod)
+        matches!(plan, ReductionPlan::Direct { op, .. } if op == constants.sum || op == constants.prod)
     }
 
     /// Whether a message that MPI matched is received in host memory first.
     pub(crate) fn receives_aside(&self, transfer: &Transfer) -> bool {
-        transfer.space == Space::Device && self.process.cuda != Ok(Aware::Everywhere)
+        transfer.space == Space::Device && self.process.cuda != Ok(CudaSupport::AllCalls)
     }
 
     /// Elements that this rank reads, and those that it writes.

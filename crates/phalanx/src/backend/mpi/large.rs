@@ -6,14 +6,14 @@
 //! do it too: only its two ends know how long a block is.
 
 use super::collective::{Scratch, is_nothing};
-use super::{Failure, MpiComm, total};
+use super::{MpiComm, MpiFailure, total};
 use crate::contract::{Blocks, Call, Direction, Operation, OperationId, Transfer};
 use crate::types::dtype::DType;
 use crate::types::memory::Space;
 use std::ops::Range;
 
 /// A block that goes to a peer or comes from it.
-struct Part<P> {
+struct PeerBlock<P> {
     peer: usize,
     start: P,
     bytes: usize,
@@ -21,7 +21,7 @@ struct Part<P> {
 
 /// The operations, each fit for one MPI call, of which an operation consists.
 #[derive(Clone)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct CallParts<'a> {
     call: Call<'a>,
     /// Elements of a part at most; `None` if the operation is one call.
     most: Option<usize>,
@@ -31,7 +31,7 @@ pub(crate) struct Parts<'a> {
     start: usize,
 }
 
-impl<'a> Iterator for Parts<'a> {
+impl<'a> Iterator for CallParts<'a> {
     type Item = Call<'a>;
 
     fn next(&mut self) -> Option<Call<'a>> {
@@ -92,7 +92,7 @@ impl MpiComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
-    pub(crate) unsafe fn parts<'a>(&self, call: &Call<'a>) -> Parts<'a> {
+    pub(crate) unsafe fn parts<'a>(&self, call: &Call<'a>) -> CallParts<'a> {
         use Operation::*;
         let size = call.dtype.size();
         let is_large = self.is_large(call);
@@ -111,7 +111,7 @@ impl MpiComm {
             _ => 0..1,
         };
         let most = is_large.then(|| self.process.max_bytes / size);
-        Parts { call: *call, most, blocks, start: 0 }
+        CallParts { call: *call, most, blocks, start: 0 }
     }
 
     /// # Safety
@@ -121,18 +121,18 @@ impl MpiComm {
         &self,
         call: &Call<'_>,
         scratch: &mut Scratch,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), MpiFailure> {
         // SAFETY: the caller's contract, for each part of the buffers, and until all messages are complete.
         unsafe {
             if self.is_of_messages(call) {
-                let tickets = self.post_blocks(call, scratch);
-                let done = self.complete(tickets);
+                let ids = self.post_blocks(call, scratch);
+                let done = self.complete(ids);
                 scratch.shrink();
                 return done;
             }
             for part in self.parts(call) {
                 self.carry_out_at_once(&part, scratch)?;
-                self.guard.beat();
+                self.watch.progress();
             }
         }
         Ok(())
@@ -156,20 +156,23 @@ impl MpiComm {
             send = copy;
         }
         let block = |blocks: Blocks<'_>, rank: usize| (blocks.offset(rank) * size, blocks.len(rank) * size);
-        let whole =
-            |start, blocks: Blocks<'_>| Part { peer: call.root, start, bytes: blocks.len(self.rank) * size };
+        let whole = |start, blocks: Blocks<'_>| PeerBlock {
+            peer: call.root,
+            start,
+            bytes: blocks.len(self.rank) * size,
+        };
         let is_root = self.rank == call.root;
         let to_each = || {
             let part = |peer| {
                 let (offset, bytes) = block(send_blocks, peer);
-                Part { peer, start: send.wrapping_add(offset), bytes }
+                PeerBlock { peer, start: send.wrapping_add(offset), bytes }
             };
             (0..self.ranks).map(part).collect::<Vec<_>>()
         };
         let from_each = || {
             let part = |peer| {
                 let (offset, bytes) = block(recv_blocks, peer);
-                Part { peer, start: call.recv.wrapping_add(offset), bytes }
+                PeerBlock { peer, start: call.recv.wrapping_add(offset), bytes }
             };
             (0..self.ranks).map(part).collect::<Vec<_>>()
         };
@@ -179,7 +182,7 @@ impl MpiComm {
             }
             Scatter | ScatterV => {
                 let recv =
-                    Part { peer: call.root, start: call.recv, bytes: send_blocks.len(self.rank) * size };
+                    PeerBlock { peer: call.root, start: call.recv, bytes: send_blocks.len(self.rank) * size };
                 (if is_root { to_each() } else { Vec::new() }, vec![recv])
             }
             _ => (to_each(), from_each()),
@@ -195,8 +198,8 @@ impl MpiComm {
     /// belongs or apart from it.
     unsafe fn exchange(
         &self,
-        sends: &[Part<*const u8>],
-        receives: &[Part<*mut u8>],
+        sends: &[PeerBlock<*const u8>],
+        receives: &[PeerBlock<*mut u8>],
         on_gpu: bool,
     ) -> Vec<OperationId> {
         // The tag that no message of the application has.
@@ -209,31 +212,31 @@ impl MpiComm {
             sends.iter().find(|part| is_own(part.peer)).zip(receives.iter().find(|part| is_own(part.peer)));
         let own = own.filter(|(from, to)| from.start != to.start.cast_const());
         let by_message = |peer, bytes| bytes > 0 && (!is_own(peer) || (on_gpu && own.is_some()));
-        let mut tickets = Vec::new();
+        let mut ids = Vec::new();
         // SAFETY: the caller's contract. Both ends know which parts are empty.
         unsafe {
             for part in receives.iter().filter(|part| by_message(part.peer, part.bytes)) {
                 let receive = transfer(part.peer, part.bytes, Direction::Recv(part.start));
-                tickets.push(self.post_transfer(receive));
+                ids.push(self.post_transfer(receive));
             }
             for part in sends.iter().filter(|part| by_message(part.peer, part.bytes)) {
                 let send = transfer(part.peer, part.bytes, Direction::Send(part.start));
-                tickets.push(self.post_transfer(send));
+                ids.push(self.post_transfer(send));
             }
         }
         if let Some((from, to)) = own.filter(|_| !on_gpu) {
             // SAFETY: both have the length of this rank's own block.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, to.bytes) };
         }
-        tickets
+        ids
     }
 
     /// Waits for all messages. The deadline is the operation's, and starts anew with each that completes.
-    fn complete(&self, mut tickets: Vec<OperationId>) -> Result<(), Failure> {
+    fn complete(&self, mut ids: Vec<OperationId>) -> Result<(), MpiFailure> {
         let mut outcome = Ok(());
         let mut polls = 0u32;
-        while !tickets.is_empty() {
-            if self.settle(&mut tickets, &mut outcome) {
+        while !ids.is_empty() {
+            if self.settle(&mut ids, &mut outcome) {
                 polls = 0;
             }
             polls += 1;
@@ -245,16 +248,16 @@ impl MpiComm {
     }
 
     /// Takes out the messages that are complete; whether there were any.
-    pub(crate) fn settle(&self, tickets: &mut Vec<OperationId>, outcome: &mut Result<(), Failure>) -> bool {
-        let before = tickets.len();
-        tickets.retain(|ticket| match self.take_if_done(*ticket) {
+    pub(crate) fn settle(&self, ids: &mut Vec<OperationId>, outcome: &mut Result<(), MpiFailure>) -> bool {
+        let before = ids.len();
+        ids.retain(|id| match self.take_if_done(*id) {
             Some(done) => {
-                *outcome = (*outcome).and(done.map_err(|_| Failure::ChannelFailure));
-                self.guard.beat();
+                *outcome = (*outcome).and(done.map_err(|_| MpiFailure::CommFailed));
+                self.watch.progress();
                 false
             }
             None => true,
         });
-        tickets.len() < before
+        ids.len() < before
     }
 }

@@ -7,9 +7,9 @@
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::{Failure, MpiComm, check};
-use crate::contract::{Blocks, Call, Direction, OperationId, Transfer};
-use crate::control::record::Record;
+use super::message_table::{MpiMessages, MpiTransfer, PartialReceive, TransferProgress};
+use super::{MpiComm, MpiFailure, check};
+use crate::contract::{Direction, OperationId, Transfer};
 use crate::os::sync::lock;
 use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
 #[cfg(feature = "cuda")]
@@ -20,124 +20,6 @@ use std::time::{Duration, Instant};
 
 /// How often a waiting rank asks before it lets other threads have the core.
 pub(crate) const SPINS: u32 = 200;
-
-/// The messages of a communicator that are under way, or done and not asked for.
-#[derive(Default)]
-pub(crate) struct Messages {
-    /// By ticket.
-    posted: Vec<Option<Posted>>,
-    free: Vec<usize>,
-    peers: Vec<Peer>,
-}
-
-/// What there is between this rank and another.
-#[derive(Default, Clone)]
-struct Peer {
-    sent: u64,
-    received: u64,
-    /// Tickets of receives whose message has not come in full, in the order of posting.
-    expected: Vec<usize>,
-}
-
-struct Posted {
-    transfer: Transfer,
-    /// Its number among the messages to or from that peer.
-    sequence: u64,
-    way: Way,
-    outcome: Result<()>,
-}
-
-/// How far a message is. A long one has several pieces.
-enum Way {
-    /// What MPI has not let go of.
-    Send {
-        first: Option<Handle>,
-        rest: Vec<Handle>,
-    },
-    Recv(Receive),
-}
-
-#[derive(Default)]
-struct Receive {
-    /// Bytes that have come.
-    received: usize,
-    /// A piece that is being received.
-    piece: Option<(Handle, usize)>,
-    /// Whether nothing more is to come.
-    complete: bool,
-    /// Where a piece goes that cannot go where it belongs: one of a wrong length, so that its sender comes free, or one for
-    /// CUDA memory that MPI does not write to.
-    aside: Vec<u8>,
-}
-
-impl Posted {
-    fn is_done(&self) -> bool {
-        match &self.way {
-            Way::Send { first, rest } => first.is_none() && rest.is_empty(),
-            Way::Recv(receive) => receive.complete && receive.piece.is_none(),
-        }
-    }
-
-    /// Whether MPI has its buffer in its hands.
-    fn is_held(&self) -> bool {
-        match &self.way {
-            Way::Send { .. } => !self.is_done(),
-            Way::Recv(receive) => receive.piece.is_some(),
-        }
-    }
-
-    fn record(&self) -> Record {
-        let operation = self.transfer.operation();
-        let Transfer { peer: root, dtype, count, .. } = self.transfer;
-        Record::of(&Call { root, dtype, blocks: Blocks::Equal(count), ..Call::empty(operation) })
-    }
-}
-
-impl Messages {
-    fn add(&mut self, posted: Posted) -> OperationId {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.posted.push(None);
-            self.posted.len() - 1
-        });
-        if let Way::Recv(_) = posted.way {
-            self.peers[posted.transfer.peer].expected.push(index);
-        }
-        self.posted[index] = Some(posted);
-        OperationId(index)
-    }
-
-    fn get(&mut self, index: usize) -> &mut Posted {
-        self.posted[index].as_mut().expect("a ticket is asked for until it is done, and not again")
-    }
-
-    fn take(&mut self, ticket: OperationId) -> Posted {
-        self.free.push(ticket.0);
-        let posted = self.posted[ticket.0].take();
-        let posted = posted.expect("a ticket is asked for until it is done, and not again");
-        self.peers[posted.transfer.peer].expected.retain(|expected| *expected != ticket.0);
-        posted
-    }
-
-    fn next_sequence(&mut self, transfer: &Transfer, ranks: usize) -> u64 {
-        self.peers.resize(ranks, Peer::default());
-        let peer = &mut self.peers[transfer.peer];
-        let count = match transfer.direction {
-            Direction::Send(_) => &mut peer.sent,
-            Direction::Recv(_) => &mut peer.received,
-        };
-        *count += 1;
-        *count
-    }
-
-    /// Whether a receive is the first of its tag: the one that the next message is for.
-    fn is_next(&self, index: usize, transfer: &Transfer) -> bool {
-        let expected = &self.peers[transfer.peer].expected;
-        let same_tag = |other: &&usize| {
-            self.posted[**other].as_ref().is_some_and(|posted| posted.transfer.tag == transfer.tag)
-        };
-        expected.iter().find(same_tag) == Some(&index)
-    }
-}
 
 impl MpiComm {
     /// # Safety
@@ -154,14 +36,19 @@ impl MpiComm {
         Ok(unsafe { self.post_transfer(transfer) })
     }
 
-    /// The same with any tag. What MPI answers is what the wait for the ticket does.
+    /// The same with any tag. What MPI answers is what the wait for the id does.
     ///
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
     pub(crate) unsafe fn post_transfer(&self, transfer: Transfer) -> OperationId {
         let mut messages = lock(&self.messages);
         let sequence = messages.next_sequence(&transfer, self.ranks);
-        let mut posted = Posted { transfer, sequence, way: Way::Recv(Receive::default()), outcome: Ok(()) };
+        let mut posted = MpiTransfer {
+            transfer,
+            sequence,
+            progress: TransferProgress::Recv(PartialReceive::default()),
+            outcome: Ok(()),
+        };
         if let Direction::Send(buffer) = transfer.direction {
             let (mut first, mut rest) = (None, Vec::new());
             for (start, len) in self.pieces(transfer.count * transfer.dtype.size()) {
@@ -175,7 +62,7 @@ impl MpiComm {
                     }
                 }
             }
-            posted.way = Way::Send { first, rest };
+            posted.progress = TransferProgress::Send { first, rest };
         }
         messages.add(posted)
     }
@@ -193,7 +80,7 @@ impl MpiComm {
         buffer: *const u8,
         len: usize,
         transfer: &Transfer,
-    ) -> std::result::Result<Handle, Failure> {
+    ) -> std::result::Result<Handle, MpiFailure> {
         let mpi = &self.process.mpi;
         let (peer, tag, byte) = (transfer.peer as c_int, transfer.tag as c_int, mpi.constants.byte);
         let mut request = Handle::ZERO;
@@ -205,17 +92,17 @@ impl MpiComm {
         Ok(request)
     }
 
-    pub(crate) fn wait_for_message(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+    pub(crate) fn wait_for_message(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         let others = || {
             // The peer may wait for another one first.
             self.progress_all();
             meanwhile();
         };
         let overdue = |waited| {
-            let posted = lock(&self.messages).take(ticket);
+            let posted = lock(&self.messages).take(id);
             Err(self.overdue(&posted, waited))
         };
-        self.poll(|| self.take_if_done(ticket), others, overdue)
+        self.poll(|| self.take_if_done(id), others, overdue)
     }
 
     /// Whether messages are posted that are not complete, as far as anybody has looked.
@@ -223,7 +110,7 @@ impl MpiComm {
         lock(&self.messages).posted.iter().flatten().any(|posted| !posted.is_done())
     }
 
-    /// Waits until all messages are complete. Their tickets are not spent, and what became of them is their waits' to tell.
+    /// Waits until all messages are complete. Their ids are not spent, and what became of them is their waits' to tell.
     pub(crate) fn finish_messages(&self) -> Result<()> {
         let outcome = || {
             let under_way = self.progress_messages();
@@ -249,11 +136,11 @@ impl MpiComm {
         overdue: impl Fn(Duration) -> Result<()>,
     ) -> Result<()> {
         let mut polls = 0u32;
-        let mut beats = self.guard.beats();
+        let mut progress_count = self.watch.progress_count();
         let mut since = None;
         loop {
             if let Err(error) = self.process.check_thread() {
-                self.guard.end_job(&format!("{error}; an operation is under way, and its buffer is in use"));
+                self.watch.end_job(&format!("{error}; an operation is under way, and its buffer is in use"));
             }
             if let Some(outcome) = outcome() {
                 return outcome;
@@ -268,12 +155,12 @@ impl MpiComm {
             if !polls.is_multiple_of(64) {
                 continue;
             }
-            let now = self.guard.beats();
-            if now != beats {
-                (beats, since) = (now, None);
+            let now = self.watch.progress_count();
+            if now != progress_count {
+                (progress_count, since) = (now, None);
             }
             let since: Instant = *since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.guard.deadline() {
+            if since.elapsed() >= self.watch.deadline() {
                 return overdue(since.elapsed());
             }
         }
@@ -281,21 +168,21 @@ impl MpiComm {
 
     /// The deadline of a message has passed.
     #[cold]
-    fn overdue(&self, posted: &Posted, waited: Duration) -> Error {
+    fn overdue(&self, posted: &MpiTransfer, waited: Duration) -> Error {
         let (operation, sequence) = (posted.record().to_string(), posted.sequence);
         if posted.is_held() {
-            self.guard.give_up(operation, sequence, waited, "");
+            self.watch.give_up(operation, sequence, waited, "");
         }
         let rank = posted.transfer.peer;
         let missing = vec![MissingRank { rank, last_seen: "its message has not come".into() }];
         self.fail(TimeoutError { operation, sequence, reporter: self.rank, waited, missing }.into())
     }
 
-    pub(crate) fn test_message(&self, ticket: OperationId) -> Result<bool> {
+    pub(crate) fn test_message(&self, id: OperationId) -> Result<bool> {
         if self.process.check_thread().is_err() {
             return Ok(false);
         }
-        self.take_if_done(ticket).map_or(Ok(false), |outcome| outcome.map(|()| true))
+        self.take_if_done(id).map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 
     /// Moves all collectives and messages along; whether any is under way.
@@ -316,28 +203,28 @@ impl MpiComm {
     }
 
     /// A message's outcome, if it is complete; or if the communicator has failed and MPI has not got its buffer.
-    pub(crate) fn take_if_done(&self, ticket: OperationId) -> Option<Result<()>> {
+    pub(crate) fn take_if_done(&self, id: OperationId) -> Option<Result<()>> {
         let mut messages = lock(&self.messages);
-        self.advance(&mut messages, ticket.0);
-        let posted = messages.get(ticket.0);
+        self.advance(&mut messages, id.0);
+        let posted = messages.get(id.0);
         if posted.is_done() {
-            return Some(messages.take(ticket).outcome);
+            return Some(messages.take(id).outcome);
         }
         let failed = self.failed.get().filter(|_| !posted.is_held())?;
-        messages.take(ticket);
+        messages.take(id);
         Some(Err(failed.clone()))
     }
 
     /// Asks MPI what has become of a message.
-    fn advance(&self, messages: &mut Messages, index: usize) {
+    fn advance(&self, messages: &mut MpiMessages, index: usize) {
         let posted = messages.get(index);
         #[cfg(feature = "cuda")]
         if posted.transfer.space == Space::Device {
-            self.gate.enter();
+            self.admission.enter();
         }
-        let result = match &mut posted.way {
-            Way::Send { first, rest } => self.advance_send(first, rest),
-            Way::Recv(_) => self.advance_receive(messages, index),
+        let result = match &mut posted.progress {
+            TransferProgress::Send { first, rest } => self.advance_send(first, rest),
+            TransferProgress::Recv(_) => self.advance_receive(messages, index),
         };
         if let Err(failure) = result {
             let posted = messages.get(index);
@@ -349,7 +236,7 @@ impl MpiComm {
         &self,
         first: &mut Option<Handle>,
         rest: &mut Vec<Handle>,
-    ) -> std::result::Result<(), Failure> {
+    ) -> std::result::Result<(), MpiFailure> {
         let mut outcome = Ok(());
         let mut is_pending = |request: &mut Handle| match self.test_request(request) {
             Ok(done) => !done,
@@ -366,7 +253,7 @@ impl MpiComm {
     }
 
     /// Whether a request is complete; it then does not exist any more.
-    pub(crate) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
+    pub(crate) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, MpiFailure> {
         let (mut done, mut status) = (0, Status::new());
         // SAFETY: a request that is not complete; no other thread asks for it, since what it belongs to is
         // locked.
@@ -374,11 +261,15 @@ impl MpiComm {
         check("MPI_Test", tested).map(|()| done != 0)
     }
 
-    fn advance_receive(&self, messages: &mut Messages, index: usize) -> std::result::Result<(), Failure> {
+    fn advance_receive(
+        &self,
+        messages: &mut MpiMessages,
+        index: usize,
+    ) -> std::result::Result<(), MpiFailure> {
         loop {
             let posted = messages.get(index);
             let transfer = posted.transfer;
-            let Way::Recv(receive) = &mut posted.way else { unreachable!("a receive") };
+            let TransferProgress::Recv(receive) = &mut posted.progress else { unreachable!("a receive") };
             if let Some((request, len)) = &mut receive.piece {
                 let (done, len) = (self.test_request(request), *len);
                 if !done? {
@@ -403,7 +294,9 @@ impl MpiComm {
             }
             let Some((message, len)) = self.probe(&transfer)? else { return Ok(()) };
             self.receive_piece(messages.get(index), message, len)?;
-            if let Way::Recv(Receive { complete: true, .. }) = messages.get(index).way {
+            if let TransferProgress::Recv(PartialReceive { complete: true, .. }) =
+                messages.get(index).progress
+            {
                 // The next message of this tag is for another receive.
                 messages.peers[transfer.peer].expected.retain(|expected| *expected != index);
             }
@@ -411,7 +304,7 @@ impl MpiComm {
     }
 
     /// The next message of the transfer's peer and tag, if it has come, and its bytes.
-    fn probe(&self, transfer: &Transfer) -> std::result::Result<Option<(Handle, usize)>, Failure> {
+    fn probe(&self, transfer: &Transfer) -> std::result::Result<Option<(Handle, usize)>, MpiFailure> {
         let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
         let (peer, tag) = (transfer.peer as c_int, transfer.tag as c_int);
         let (mut there, mut len) = (0, 0);
@@ -431,13 +324,13 @@ impl MpiComm {
     /// Receives a message that has come: where it belongs, or if it has another length than that place, elsewhere.
     fn receive_piece(
         &self,
-        posted: &mut Posted,
+        posted: &mut MpiTransfer,
         mut message: Handle,
         len: usize,
-    ) -> std::result::Result<(), Failure> {
+    ) -> std::result::Result<(), MpiFailure> {
         let (mpi, transfer) = (&self.process.mpi, posted.transfer);
         let Direction::Recv(buffer) = transfer.direction else { unreachable!("a receive") };
-        let Way::Recv(receive) = &mut posted.way else { unreachable!("a receive") };
+        let TransferProgress::Recv(receive) = &mut posted.progress else { unreachable!("a receive") };
         let missing = transfer.count * transfer.dtype.size() - receive.received;
         let is_right = len == missing.min(self.process.max_bytes);
         #[cfg(feature = "cuda")]
@@ -468,7 +361,7 @@ impl MpiComm {
 
     /// The error for a message that has another length than its receive expects.
     #[cold]
-    fn wrong_length(&self, posted: &Posted, came: usize) -> Error {
+    fn wrong_length(&self, posted: &MpiTransfer, came: usize) -> Error {
         let Transfer { dtype, peer, .. } = posted.transfer;
         let came = match came.is_multiple_of(dtype.size()) {
             true => format!("{dtype} × {}", came / dtype.size()),

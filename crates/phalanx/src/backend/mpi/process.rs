@@ -5,10 +5,10 @@
 //! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since a thread moves
 //! requests along; below that level, the main thread alone may use the communicators, and does it.
 
-use super::aware::Aware;
-use super::guard::{Abort, Guard};
+use super::cuda_support::CudaSupport;
 use super::reduction::{Plans, plans};
-use super::{Failure, aware, check};
+use super::watchdog::{Abort, OperationWatch};
+use super::{MpiFailure, check, cuda_support};
 use crate::contract::{Call, Operation};
 use crate::control::record::Record;
 use crate::os::sync::lock;
@@ -30,7 +30,7 @@ pub(crate) struct Launched {
 }
 
 /// This process's MPI.
-pub(crate) struct Process {
+pub(crate) struct MpiProcess {
     pub mpi: Mpi,
     pub plans: Plans,
     own_type: Handle,
@@ -40,12 +40,12 @@ pub(crate) struct Process {
     pub max_bytes: usize,
     /// Whether only the main thread may call MPI.
     pub main_only: bool,
-    /// How many `MpiMail`s there are, which threads of phalanx's own have, ...
-    pub mails: AtomicUsize,
+    /// How many `MpiTransport`s there are, which threads of phalanx's own have, ...
+    pub transports: AtomicUsize,
     /// ... and whether they are to come to their end, since the process does.
     pub is_ending: AtomicBool,
     /// Whether it takes addresses of CUDA memory, or why not: the one place to ask before it gets any.
-    pub cuda: std::result::Result<Aware, String>,
+    pub cuda: std::result::Result<CudaSupport, String>,
     /// Why MPI is not finalised: that could wait for somebody who is gone.
     unfinished: OnceLock<&'static str>,
     /// The last deadline, in nanoseconds: finalising has it too.
@@ -54,17 +54,17 @@ pub(crate) struct Process {
     rank: AtomicUsize,
 }
 
-static PROCESS: OnceLock<Process> = OnceLock::new();
+static PROCESS: OnceLock<MpiProcess> = OnceLock::new();
 
-impl Process {
+impl MpiProcess {
     /// Loads and initialises MPI, unless that was done before.
-    pub fn start(launched: &Launched, timeout: Duration) -> Result<&'static Process> {
+    pub fn start(launched: &Launched, timeout: Duration) -> Result<&'static MpiProcess> {
         static STARTING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = lock(&STARTING);
         let process = match PROCESS.get() {
             Some(process) => process,
             None => {
-                let started = Process::initialise(launched, timeout)?;
+                let started = MpiProcess::initialise(launched, timeout)?;
                 PROCESS.get_or_init(|| started)
             }
         };
@@ -78,8 +78,8 @@ impl Process {
         Ok(process)
     }
 
-    fn initialise(launched: &Launched, timeout: Duration) -> Result<Process> {
-        let (max_bytes, told_of_cuda) = (max_bytes()?, aware::told()?);
+    fn initialise(launched: &Launched, timeout: Duration) -> Result<MpiProcess> {
+        let (max_bytes, forced_cuda) = (max_bytes()?, cuda_support::from_environment()?);
         let mpi = Mpi::load().map_err(|error| match error {
             LoadError::NotFound(error) => Error::from(error),
             LoadError::MissingFunction(error) => Error::from(error),
@@ -94,15 +94,15 @@ impl Process {
                 "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators"
             );
         }
-        let process = Process {
+        let process = MpiProcess {
             plans,
             own_type,
             max_tag,
             max_bytes,
             main_only,
-            mails: AtomicUsize::new(0),
+            transports: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
-            cuda: aware::ask(&mpi, told_of_cuda),
+            cuda: cuda_support::query(&mpi, forced_cuda),
             unfinished: OnceLock::new(),
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
@@ -154,7 +154,7 @@ impl Process {
 
     /// This process's rank in a communicator and the number of ranks. Its errors are returned from then on, unless
     /// it is the application's.
-    pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), Failure> {
+    pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), MpiFailure> {
         let (functions, constants) = (&self.mpi.functions, &self.mpi.constants);
         let (mut rank, mut ranks) = (0, 0);
         // SAFETY: the communicator is alive; the variables take the answers.
@@ -209,9 +209,9 @@ impl Process {
 }
 
 /// Initialises MPI, unless the application has; the thread level.
-fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::Result<c_int, Failure>> {
+fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::Result<c_int, MpiFailure>> {
     let (functions, constants) = (&mpi.functions, &mpi.constants);
-    let guard = Guard::watch(None, rank, timeout)?;
+    let watch = OperationWatch::start(None, rank, timeout)?;
     let start = || {
         let (mut initialised, mut level) = (0, 0);
         // SAFETY: may be called at any time, with a variable for the answer.
@@ -221,9 +221,9 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
             check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
             return Ok(level);
         }
-        let _inside = guard.enter_init();
+        let _watched = watch.enter_init();
         let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: MPI is not initialised, and `Process::start` lets one thread at a time in here.
+        // SAFETY: MPI is not initialised, and `MpiProcess::start` lets one thread at a time in here.
         check("MPI_Init_thread", unsafe {
             (functions.init_thread)(argc, argv, constants.thread_multiple, &raw mut level)
         })?;
@@ -239,7 +239,7 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
 }
 
 /// The largest tag that this MPI takes.
-fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, Failure> {
+fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, MpiFailure> {
     // What the standard demands at least.
     const LEAST: u32 = 32_767;
     let mut value: *const c_int = std::ptr::null();
@@ -282,13 +282,13 @@ fn end(status: Option<c_int>) {
     }
 }
 
-impl Process {
+impl MpiProcess {
     /// Waits until no thread of phalanx's own calls MPI any more; false if one does not come to its end.
     fn end_calls(&self) -> bool {
         self.is_ending.store(true, Ordering::Release);
         // Longer than their last words take.
         let until = Instant::now() + Duration::from_secs(4);
-        while self.mails.load(Ordering::Acquire) > 0 {
+        while self.transports.load(Ordering::Acquire) > 0 {
             if Instant::now() >= until {
                 return false;
             }
@@ -300,7 +300,7 @@ impl Process {
     /// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
     /// be in the middle of `MPI_Abort`.
     fn say(&self, what: &str) {
-        if !super::guard::is_ending_job() {
+        if !super::watchdog::is_ending_job() {
             eprintln!("phalanx: rank {} {what}", self.rank.load(Ordering::Relaxed));
         }
     }
@@ -312,8 +312,10 @@ impl Process {
         let timeout = Duration::from_nanos(self.timeout.load(Ordering::Relaxed));
         let Ok((rank, _)) = self.place_in(self.world()) else { return };
         // MPI_Finalize may wait for all ranks.
-        let Ok(guard) = Guard::watch(Some(self.abort_of(self.world())), rank, timeout) else { return };
-        let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
+        let Ok(watch) = OperationWatch::start(Some(self.abort_of(self.world())), rank, timeout) else {
+            return;
+        };
+        let _watched = watch.enter(&Record::of(&Call::empty(Operation::Finalize)));
         let mut own_type = self.own_type;
         // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before another.
         // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process

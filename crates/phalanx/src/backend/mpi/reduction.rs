@@ -7,7 +7,7 @@
 //! order of the ranks is MPI's.
 
 use super::accumulate::{Accumulated, add_i128};
-use super::{Failure, check, datatype};
+use super::{MpiFailure, check, datatype};
 use crate::reduce::{Reducer, Targets};
 use crate::types::dtype::DType;
 use crate::types::op::ReductionCode;
@@ -15,7 +15,7 @@ use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};
 use std::ffi::{c_int, c_void};
 
 /// How each type and reduction is done.
-pub(crate) type Plans = [[Plan; CODES.len()]; DType::ALL.len()];
+pub(crate) type Plans = [[ReductionPlan; CODES.len()]; DType::ALL.len()];
 
 const CODES: [ReductionCode; 6] = {
     use ReductionCode::*;
@@ -24,7 +24,7 @@ const CODES: [ReductionCode; 6] = {
 
 /// How a reduction is done.
 #[derive(Clone, Copy)]
-pub(crate) enum Plan {
+pub(crate) enum ReductionPlan {
     /// MPI combines the elements.
     Direct { datatype: Handle, op: Handle },
     /// The same, and each result is divided by the number of ranks.
@@ -86,7 +86,7 @@ impl Default for OwnOperations {
 
 impl OwnOperations {
     /// Makes them; they live as long as MPI.
-    fn create(mpi: &Mpi) -> Result<OwnOperations, Failure> {
+    fn create(mpi: &Mpi) -> Result<OwnOperations, MpiFailure> {
         let functions = &mpi.functions;
         let create = |function: UserFunction| {
             let mut op = Handle::ZERO;
@@ -109,31 +109,33 @@ impl OwnOperations {
 }
 
 /// All plans, once MPI is initialised; and the type that was made for them.
-pub(crate) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), Failure> {
+pub(crate) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), MpiFailure> {
     let own = OwnOperations::create(mpi)?;
     Ok((DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))), own.int128))
 }
 
 impl OwnOperations {
     /// How elements of a type are combined.
-    fn plan(&self, constants: &Constants, dtype: DType, code: ReductionCode) -> Plan {
+    fn plan(&self, constants: &Constants, dtype: DType, code: ReductionCode) -> ReductionPlan {
         use ReductionCode::*;
         let datatype = datatype(constants, dtype);
         let small = matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
         let own = self.ops[dtype as usize][code as usize];
         if own != Handle::ZERO {
-            return Plan::Direct { datatype, op: own };
+            return ReductionPlan::Direct { datatype, op: own };
         }
         match code {
-            Sum if !small => return Plan::Direct { datatype, op: constants.sum },
-            Prod if !small => return Plan::Direct { datatype, op: constants.prod },
+            Sum if !small => return ReductionPlan::Direct { datatype, op: constants.sum },
+            Prod if !small => return ReductionPlan::Direct { datatype, op: constants.prod },
             _ => {}
         }
         let accumulated = Accumulated::new(dtype, code);
         match (code, dtype) {
-            (Avg, DType::F32 | DType::F64) => Plan::Divided { datatype, op: constants.sum, accumulated },
+            (Avg, DType::F32 | DType::F64) => {
+                ReductionPlan::Divided { datatype, op: constants.sum, accumulated }
+            }
             (Avg, DType::I64 | DType::U64) => {
-                Plan::Accumulated { datatype: self.int128, op: self.add_int128, accumulated }
+                ReductionPlan::Accumulated { datatype: self.int128, op: self.add_int128, accumulated }
             }
             _ => {
                 let datatype = match (code, dtype) {
@@ -150,7 +152,7 @@ impl OwnOperations {
                     }
                     _ => constants.sum,
                 };
-                Plan::Accumulated { datatype, op, accumulated }
+                ReductionPlan::Accumulated { datatype, op, accumulated }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Symmetric memory as a buffer of the front, and what only this backend has.
 
 use super::NvshmemComm;
-use super::process::Process;
+use super::process::NvshmemProcess;
 use crate::buffer::stream::{Loan, Stream};
 use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
@@ -47,7 +47,7 @@ impl<'a> Nvshmem<'a> {
             value: format!("{len} × {}", size_of::<T>()),
             limit: isize::MAX.to_string(),
         })?;
-        let (start, number) = self.comm.met(|_| process.allocate(bytes))?;
+        let (start, number) = self.comm.on_host_channel(|_| process.allocate(bytes))?;
         let stream = self.lane.cuda_stream().unwrap_or(&process.device.stream);
         // SAFETY: memory of `len` elements on the stream's device, zero. Every bit pattern is an element.
         let slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<T>(start, len) });
@@ -79,7 +79,7 @@ impl fmt::Debug for Nvshmem<'_> {
 /// [`free`](Buffer::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
 /// [`Comm::finalize`](crate::Comm::finalize) ends the library, with a line in the log.
 pub struct Buffer<T: Element> {
-    process: Arc<Process>,
+    process: Arc<NvshmemProcess>,
     /// cudarc's handle on memory that is not cudarc's to free.
     slice: ManuallyDrop<CudaSlice<T>>,
     start: u64,

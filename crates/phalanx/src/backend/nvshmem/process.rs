@@ -3,9 +3,9 @@
 //!
 //! Whoever uses the stage holds `operating`, for as long as its peers may look into this rank's part.
 
-use super::gpu;
-use super::gpu::{Event, Pinned};
-use super::pe::{Context, Device, Library, Limits};
+use super::device;
+use super::device::{Pinned, StreamEvent};
+use super::pe::{Context, Limits, NvshmemLibrary, PeDevice};
 use crate::buffer::stream::GpuStream;
 use crate::os::sync::lock;
 use crate::rendezvous::environment::number_from_environment;
@@ -17,19 +17,19 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Bytes of each half of the stage.
 const STAGE: usize = 16 << 20;
-/// Messages that this process has sent and the peers have not fetched, at most.
+/// NvshmemMessages that this process has sent and the peers have not fetched, at most.
 const OUTGOING: usize = 32;
 /// Parts of messages that it fetches at once.
 const INCOMING: usize = 4;
 
 /// The context, for whichever thread's turn it is.
-pub(crate) struct Held(Context);
+pub(crate) struct SharedContext(Context);
 
 // SAFETY: the library accepts calls of any thread, one at a time (NVSHMEM_THREAD_SERIALIZED); the lock around this sees
 // to that. What a context borrows out never leaves this module.
-unsafe impl Send for Held {}
+unsafe impl Send for SharedContext {}
 
-impl std::ops::Deref for Held {
+impl std::ops::Deref for SharedContext {
     type Target = Context;
 
     fn deref(&self) -> &Context {
@@ -38,11 +38,11 @@ impl std::ops::Deref for Held {
 }
 
 /// See the module.
-pub(crate) struct Process {
+pub(crate) struct NvshmemProcess {
     /// `None` when it has been finalized.
-    context: Mutex<Option<Held>>,
-    pub library: &'static Library,
-    pub device: Device,
+    context: Mutex<Option<SharedContext>>,
+    pub library: &'static NvshmemLibrary,
+    pub device: PeDevice,
     pub limits: Limits,
     pub pe: usize,
     pub pes: usize,
@@ -68,9 +68,9 @@ pub(crate) struct Process {
 }
 
 // SAFETY: the stream is a handle that `streams` keeps alive; the driver's calls accept it on any thread.
-unsafe impl Send for Process {}
+unsafe impl Send for NvshmemProcess {}
 // SAFETY: as above.
-unsafe impl Sync for Process {}
+unsafe impl Sync for NvshmemProcess {}
 
 struct Slots {
     outgoing: Vec<usize>,
@@ -86,9 +86,9 @@ pub(crate) enum Half {
     Out,
 }
 
-impl Process {
+impl NvshmemProcess {
     /// Collective.
-    pub fn new(context: Context) -> Result<Process> {
+    pub fn new(context: Context) -> Result<NvshmemProcess> {
         let stage = stage_from_environment()?.max(context.n_pes() << 10);
         let library = context.library;
         library.need(library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream")?;
@@ -100,7 +100,7 @@ impl Process {
             outgoing: (0..OUTGOING).rev().collect(),
             incoming: (OUTGOING..OUTGOING + INCOMING).rev().collect(),
         };
-        Ok(Process {
+        Ok(NvshmemProcess {
             library,
             device,
             limits: context.limits,
@@ -117,20 +117,20 @@ impl Process {
             last: Mutex::default(),
             streams,
             allocations: Mutex::default(),
-            context: Mutex::new(Some(Held(context))),
+            context: Mutex::new(Some(SharedContext(context))),
         })
     }
 
     /// This thread's turn in the library, with the device current.
-    pub fn enter(&self) -> Result<Turn<'_>> {
-        let turn = Turn(lock(&self.context));
+    pub fn enter(&self) -> Result<LibraryTurn<'_>> {
+        let turn = LibraryTurn(lock(&self.context));
         turn.context()?.enter()?;
         Ok(turn)
     }
 
     /// Ends the library in this process. Collective over all PEs.
     pub fn finalize(&self) -> Result<()> {
-        let Some(Held(context)) = lock(&self.context).take() else { return Ok(()) };
+        let Some(SharedContext(context)) = lock(&self.context).take() else { return Ok(()) };
         context.finalize()
     }
 
@@ -188,7 +188,7 @@ impl Process {
     pub fn order(&self, stream: RawStream) -> Result<()> {
         self.device.enter()?;
         match *lock(&self.last) {
-            Some(last) if last != stream => Event::behind(last)?.hold(stream),
+            Some(last) if last != stream => StreamEvent::behind(last)?.hold(stream),
             _ => Ok(()),
         }
     }
@@ -247,7 +247,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for NvshmemProcess {
     fn drop(&mut self) {
         if self.is_broken.load(Ordering::Relaxed) {
             // Copies may still use it.
@@ -257,9 +257,9 @@ impl Drop for Process {
 }
 
 /// A thread's turn in the library.
-pub(crate) struct Turn<'a>(MutexGuard<'a, Option<Held>>);
+pub(crate) struct LibraryTurn<'a>(MutexGuard<'a, Option<SharedContext>>);
 
-impl Turn<'_> {
+impl LibraryTurn<'_> {
     pub fn context(&self) -> Result<&Context> {
         match &*self.0 {
             Some(context) => Ok(context),
@@ -280,7 +280,7 @@ fn stage_from_environment() -> Result<usize> {
 
 /// Whether this process can be a PE; an error says what is missing.
 pub(crate) fn available() -> Result<()> {
-    if gpu::count()? == 0 {
+    if device::count()? == 0 {
         return Err(Error::from(UnsupportedError {
             what: "NVSHMEM".into(),
             why: "this process sees no GPU".into(),
@@ -290,7 +290,7 @@ pub(crate) fn available() -> Result<()> {
     super::pe::version().map(drop)
 }
 
-impl Process {
+impl NvshmemProcess {
     /// The stream that may have work of the library's.
     pub fn last(&self) -> Option<RawStream> {
         *lock(&self.last)

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 /// The only rank of a communicator.
 pub(crate) struct SoloComm {
-    messages: Mutex<Messages>,
+    messages: Mutex<SoloMessages>,
     timeout: AtomicU64,
     failed: OnceLock<Error>,
 }
 
 #[derive(Default)]
-struct Messages {
+struct SoloMessages {
     /// Sent and not received, in order.
     sent: VecDeque<(Transfer, Vec<u8>)>,
     /// Posted receives that nothing matched yet.
@@ -38,7 +38,7 @@ impl SoloComm {
         comm
     }
 
-    fn lock(&self) -> MutexGuard<'_, Messages> {
+    fn lock(&self) -> MutexGuard<'_, SoloMessages> {
         lock(&self.messages)
     }
 
@@ -117,7 +117,7 @@ impl Backend for SoloComm {
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.check()?;
         let mut messages = self.lock();
-        let ticket = OperationId(messages.next);
+        let id = OperationId(messages.next);
         messages.next += 1;
         match transfer.direction {
             Direction::Send(source) => {
@@ -134,51 +134,51 @@ impl Backend for SoloComm {
                     }
                     None => messages.sent.push_back((transfer, bytes)),
                 }
-                messages.done.push(ticket);
+                messages.done.push(id);
             }
             Direction::Recv(_) => {
                 let found = messages.sent.iter().position(|(send, _)| send.tag == transfer.tag);
                 match found.and_then(|index| messages.sent.remove(index)) {
                     Some((send, bytes)) => {
                         self.deliver(&send, &bytes, &transfer)?;
-                        messages.done.push(ticket);
+                        messages.done.push(id);
                     }
-                    None => messages.receives.push((ticket, transfer)),
+                    None => messages.receives.push((id, transfer)),
                 }
             }
         }
-        Ok(ticket)
+        Ok(id)
     }
 
     unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         begun();
         // SAFETY: the caller's contract.
-        let ticket = unsafe { self.post(transfer) }?;
-        if self.test(ticket)? {
+        let id = unsafe { self.post(transfer) }?;
+        if self.test(id)? {
             return Ok(());
         }
         // The thread that could send it is here.
-        self.lock().receives.retain(|(waiting, _)| *waiting != ticket);
+        self.lock().receives.retain(|(waiting, _)| *waiting != id);
         let operation = transfer.operation().name();
         Err(UsageError::SelfExchange { operation, rank: 0 }.into())
     }
 
-    fn wait(&self, ticket: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
-        if self.test(ticket)? {
+    fn wait(&self, id: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
+        if self.test(id)? {
             return Ok(());
         }
         // Only this thread could still send, and it waits here.
         let receive = {
             let mut messages = self.lock();
-            let index = messages.receives.iter().position(|(waiting, _)| *waiting == ticket);
+            let index = messages.receives.iter().position(|(waiting, _)| *waiting == id);
             index.map(|index| messages.receives.remove(index).1)
         };
         Err(self.never_comes(receive))
     }
 
-    fn test(&self, ticket: OperationId) -> Result<bool> {
+    fn test(&self, id: OperationId) -> Result<bool> {
         let mut messages = self.lock();
-        match messages.done.iter().position(|done| *done == ticket) {
+        match messages.done.iter().position(|done| *done == id) {
             Some(index) => {
                 messages.done.swap_remove(index);
                 Ok(true)
@@ -186,7 +186,7 @@ impl Backend for SoloComm {
             None => {
                 let failed = self.check();
                 if failed.is_err() {
-                    messages.receives.retain(|(waiting, _)| *waiting != ticket);
+                    messages.receives.retain(|(waiting, _)| *waiting != id);
                 }
                 failed.map(|()| false)
             }

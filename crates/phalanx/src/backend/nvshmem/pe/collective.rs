@@ -1,7 +1,7 @@
 //! The collectives of a team, on a stream.
 
 use super::device::{copy, raw};
-use super::limits::{Asked, ROOM, Way};
+use super::limits::{ReductionMethod, ReductionQuery, TEAM_SCRATCH};
 use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
 use crate::buffer::stream::OnStream;
@@ -186,7 +186,7 @@ impl Team<'_> {
         self.check_parts("fcollect", "dest", dest.len(), source.len())?;
         let bytes = bytes_of(source);
         self.enqueue(dest, source, stream, |to, from, stream| {
-            // SAFETY: as above; room for that from every PE.
+            // SAFETY: as above; scratch for that from every PE.
             self.checked(name, unsafe { fcollect(self.handle, to, from, bytes, stream) })
         })
     }
@@ -268,21 +268,22 @@ impl Team<'_> {
         let lane = OnStream::new(stream);
         let lent = buffer.lend_mut(&lane)?;
         let start: *mut u8 = lent.span().start;
-        if self.n_pes() <= 2 || self.way_of::<D::Elem>(op, false) == Way::Directly {
+        if self.n_pes() <= 2 || self.method_of::<D::Elem>(op, false) == ReductionMethod::Direct {
             let start = start.cast();
             // SAFETY: as above; the library allows source and destination to be the same.
             return self.checked(REDUCE, unsafe { reduce(self.handle, start, start, count, raw(stream)) });
         }
-        let (room, size) = (self.context.limits.room(self.handle)?, size_of::<D::Elem>());
-        for begin in (0..count).step_by(ROOM / size) {
-            let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(ROOM / size));
-            // SAFETY: within the buffer, and the team's room, whose last use was on this stream: a team has one operation at
+        let (scratch, size) = (self.context.limits.scratch(self.handle)?, size_of::<D::Elem>());
+        for begin in (0..count).step_by(TEAM_SCRATCH / size) {
+            let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(TEAM_SCRATCH / size));
+            // SAFETY: within the buffer, and the team's scratch, whose last use was on this stream: a team has one operation at
             // a time.
-            unsafe { copy(room as *mut u8, part, len * size, RawStream(raw(stream))) }?;
-            // A peer may read this PE's room, and write to its buffer, as soon as it is there itself.
+            unsafe { copy(scratch as *mut u8, part, len * size, RawStream(raw(stream))) }?;
+            // A peer may read this PE's scratch, and write to its buffer, as soon as it is there itself.
             self.sync_on_stream(stream)?;
             // SAFETY: as above; so many elements.
-            let code = unsafe { reduce(self.handle, part.cast(), room as *const c_void, len, raw(stream)) };
+            let code =
+                unsafe { reduce(self.handle, part.cast(), scratch as *const c_void, len, raw(stream)) };
             self.checked(REDUCE, code)?;
         }
         Ok(())
@@ -311,26 +312,26 @@ impl Team<'_> {
         self.check_parts("reduce_scatter", "source", source.len(), dest.len())?;
         let (name, count) = ("nvshmemx_TYPE_OP_reducescatter_on_stream", dest.len());
         let (pes, size) = (self.n_pes(), size_of::<S::Elem>());
-        // What fits into the room fits into the library's own.
-        let (most, on) = ((ROOM / pes / size).max(1), &**stream);
+        // What fits into the scratch fits into the library's own.
+        let (most, on) = ((TEAM_SCRATCH / pes / size).max(1), &**stream);
         self.enqueue(dest, source, stream, |to, from, stream| {
-            match self.way_of::<S::Elem>(op, true) {
-                Way::InPieces if count > most => {}
-                Way::NotAtAll => return Err(self.not_scattered::<S::Elem>(op)),
+            match self.method_of::<S::Elem>(op, true) {
+                ReductionMethod::InPieces if count > most => {}
+                ReductionMethod::Unsupported => return Err(self.not_scattered::<S::Elem>(op)),
                 _ => {
                     // SAFETY: as above; so many elements from every PE's part.
                     return self.checked(name, unsafe { reduce(self.handle, to, from, count, stream) });
                 }
             }
-            let room = self.context.limits.room(self.handle)?;
+            let scratch = self.context.limits.scratch(self.handle)?;
             for begin in (0..count).step_by(most) {
                 let len = (count - begin).min(most);
                 for pe in 0..pes {
                     let part = from.cast::<u8>().wrapping_add((pe * count + begin) * size);
-                    // SAFETY: within the source, and the team's room, whose last use was on this stream.
+                    // SAFETY: within the source, and the team's scratch, whose last use was on this stream.
                     unsafe {
                         copy(
-                            (room as *mut u8).wrapping_add(pe * len * size),
+                            (scratch as *mut u8).wrapping_add(pe * len * size),
                             part,
                             len * size,
                             RawStream(stream),
@@ -341,7 +342,7 @@ impl Team<'_> {
                 self.sync_on_stream(on)?;
                 let to = to.wrapping_byte_add(begin * size);
                 // SAFETY: as above; so many elements from every PE's part, of the destination's.
-                let code = unsafe { reduce(self.handle, to, room as *const c_void, len, stream) };
+                let code = unsafe { reduce(self.handle, to, scratch as *const c_void, len, stream) };
                 self.checked(name, code)?;
             }
             Ok(())
@@ -349,9 +350,9 @@ impl Team<'_> {
     }
 
     /// How a reduction is done. See `limits.rs`.
-    fn way_of<T: Element>(&self, op: TeamReduction, scatters: bool) -> Way {
+    fn method_of<T: Element>(&self, op: TeamReduction, scatters: bool) -> ReductionMethod {
         let (team, pes, dtype) = (self.handle, self.n_pes(), T::DTYPE);
-        self.context.limits.way(self.context.library, Asked { team, pes, dtype, op, scatters })
+        self.context.limits.method(self.context.library, ReductionQuery { team, pes, dtype, op, scatters })
     }
 
     #[cold]

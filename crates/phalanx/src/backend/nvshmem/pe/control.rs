@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// One PE's end of it.
-pub(crate) struct Control {
+pub(crate) struct PeControl {
     backend: Arc<dyn Backend>,
     recorder: Arc<Recorder>,
     /// Notices who is gone, where the backend has a channel of the host.
@@ -26,7 +26,7 @@ pub(crate) struct Control {
 
 /// A collective call of the library, as it is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct CollectiveCall {
     function: u64,
     arguments: [u64; 3],
 }
@@ -43,10 +43,10 @@ const FUNCTIONS: [&str; 8] = [
     "nvshmemx_hostlib_finalize",
 ];
 
-impl Step {
-    pub fn new(function: &'static str, arguments: [u64; 3]) -> Step {
+impl CollectiveCall {
+    pub fn new(function: &'static str, arguments: [u64; 3]) -> CollectiveCall {
         let number = FUNCTIONS.iter().position(|name| *name == function);
-        Step { function: number.expect("in the list") as u64, arguments }
+        CollectiveCall { function: number.expect("in the list") as u64, arguments }
     }
 
     /// The C function.
@@ -60,22 +60,22 @@ impl Step {
     }
 }
 
-impl Control {
+impl PeControl {
     /// Over two channels in host memory: one on which the PEs meet, and one that tells who is gone.
-    pub fn over(meetings: Box<dyn HostChannel>, watched: Box<dyn HostChannel>, name: String) -> Control {
+    pub fn over(meetings: Box<dyn HostChannel>, watched: Box<dyn HostChannel>, name: String) -> PeControl {
         let meetings: Arc<dyn HostChannel> = meetings.into();
         let control_channel = ControlChannel::new(watched, meetings.clone());
         control_channel.set_timeout(NO_LIMIT);
-        Control {
-            recorder: Control::recorder(&*meetings, name),
+        PeControl {
+            recorder: PeControl::recorder(&*meetings, name),
             backend: meetings,
             control_channel: Some(control_channel),
         }
     }
 
     /// Over a backend whose ranks share no host memory.
-    pub fn without_watch(backend: Arc<dyn Backend>, name: String) -> Control {
-        Control { recorder: Control::recorder(&*backend, name), backend, control_channel: None }
+    pub fn without_watch(backend: Arc<dyn Backend>, name: String) -> PeControl {
+        PeControl { recorder: PeControl::recorder(&*backend, name), backend, control_channel: None }
     }
 
     fn recorder(backend: &dyn Backend, name: String) -> Arc<Recorder> {
@@ -111,13 +111,13 @@ impl Control {
     }
 
     /// Waits until all PEs have come to the same call.
-    pub(crate) fn meet(&self, number: u64, step: &Step) -> Result<()> {
+    pub(crate) fn meet(&self, number: u64, step: &CollectiveCall) -> Result<()> {
         let own = [number, step.function, step.arguments[0], step.arguments[1], step.arguments[2]];
         let mut all = vec![0u64; own.len() * self.world_size()];
         self.all_gather(&own, &mut all)?;
         let read = |pe: usize| {
             let words = &all[pe * own.len()..];
-            (words[0], Step { function: words[1], arguments: [words[2], words[3], words[4]] })
+            (words[0], CollectiveCall { function: words[1], arguments: [words[2], words[3], words[4]] })
         };
         match (1..self.world_size()).find(|pe| read(*pe) != read(0)) {
             None => Ok(()),
@@ -167,7 +167,7 @@ impl Control {
     }
 }
 
-impl Drop for Control {
+impl Drop for PeControl {
     fn drop(&mut self) {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         match &self.control_channel {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 /// A GPU and its primary context, which NVSHMEM works in.
 #[derive(Debug, Clone)]
-pub(crate) struct Device {
+pub(crate) struct PeDevice {
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
     /// Where what the host waits for runs: nothing on it waits for other PEs, or for other work than that of its buffers.
@@ -40,12 +40,12 @@ impl Word {
     }
 }
 
-impl Device {
+impl PeDevice {
     /// The GPU with this number. NVSHMEM ends the process if it has to find out itself that there is none.
     ///
     /// Opened once for the process and never closed: that would wait for what may never end on it.
-    pub fn open(ordinal: usize) -> Result<Device> {
-        static OPENED: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
+    pub fn open(ordinal: usize) -> Result<PeDevice> {
+        static OPENED: Mutex<BTreeMap<usize, PeDevice>> = Mutex::new(BTreeMap::new());
         driver()?;
         let count = CudaContext::device_count()? as usize;
         if ordinal >= count {
@@ -64,7 +64,7 @@ impl Device {
         let (stream, host_stream) = (context.new_stream()?, context.new_stream()?);
         // Now, since the driver may wait for all work of the GPU before it gives such memory.
         let word = Word::new()?;
-        let device = Device { context, stream, host_stream, word };
+        let device = PeDevice { context, stream, host_stream, word };
         opened.insert(ordinal, device.clone());
         Ok(device)
     }

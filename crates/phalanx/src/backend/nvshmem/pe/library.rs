@@ -15,11 +15,11 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// The loaded NVSHMEM.
 #[derive(Debug)]
-pub(crate) struct Library {
+pub(crate) struct NvshmemLibrary {
     api: Api,
 }
 
-impl std::ops::Deref for Library {
+impl std::ops::Deref for NvshmemLibrary {
     type Target = Api;
 
     fn deref(&self) -> &Api {
@@ -28,8 +28,8 @@ impl std::ops::Deref for Library {
 }
 
 /// Loads NVSHMEM, once for the process; a failure is not remembered.
-pub(crate) fn load() -> Result<&'static Library> {
-    static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
+pub(crate) fn load() -> Result<&'static NvshmemLibrary> {
+    static LOADED: Mutex<Option<&'static NvshmemLibrary>> = Mutex::new(None);
     static COPIES: Copies = Copies::new();
     let mut loaded = lock(&LOADED);
     if let Some(library) = *loaded {
@@ -44,7 +44,7 @@ pub(crate) fn load() -> Result<&'static Library> {
         "NVSHMEM"
     );
     COPIES.look(&NVSHMEM, api.path());
-    let library: &'static Library = Box::leak(Box::new(Library { api }));
+    let library: &'static NvshmemLibrary = Box::leak(Box::new(NvshmemLibrary { api }));
     *loaded = Some(library);
     Ok(library)
 }
@@ -76,7 +76,7 @@ pub fn path() -> Result<&'static Path> {
     Ok(load()?.path())
 }
 
-impl Library {
+impl NvshmemLibrary {
     /// A function that must be there.
     #[inline]
     pub fn need<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {

@@ -1,10 +1,10 @@
 //! Memory that the library did not allocate: registered for this PE alone, or as symmetric memory.
 
 use super::context::Context;
-use super::control::Step;
+use super::control::CollectiveCall;
 use super::device::failed;
-use super::growth::{origin, step};
-use super::memory::{Local, LocalMut, Origin, Symmetric, byte_count};
+use super::heap::{origin, step};
+use super::memory::{Local, LocalMut, MemoryOrigin, Symmetric, byte_count};
 use crate::buffer::stream::{Loan, Stream};
 use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
@@ -75,7 +75,7 @@ impl Context {
         } else {
             fit?;
         }
-        let step = Step::new(name, [bytes as u64, 0, 0]);
+        let step = CollectiveCall::new(name, [bytes as u64, 0, 0]);
         // SAFETY: initialised; all PEs have met here with the same size; the memory is of the kind that can be mapped.
         let call = move || unsafe { register(start as *mut c_void, bytes, 0) } as CUdeviceptr;
         let mapped = self.collectively(step, call)?;
@@ -84,7 +84,7 @@ impl Context {
             let text = "the memory could not be mapped; NVSHMEM_DEBUG=WARN tells more";
             return Err(self.fail(self.library.error(name, 0, text).fatal()));
         }
-        Ok(Symmetric::new(self, mapped, len, Origin::Registered(bytes)))
+        Ok(Symmetric::new(self, mapped, len, MemoryOrigin::Registered(bytes)))
     }
 
     /// Some address of the heap. Collective where there is none: a single PE's.

@@ -247,15 +247,15 @@ impl Context {
     /// # Errors
     /// [`Error::Timeout`](crate::Error); [`Error::Peer`](crate::Error), which is final.
     pub fn signal_wait_until(&self, signal: &Signal<'_>, compare: Compare, value: u64) -> Result<u64> {
-        let mut patience = Backoff::new();
+        let mut backoff = Backoff::new();
         loop {
             let now = self.signal_fetch(signal)?;
             if compare.holds(now, value) {
                 return Ok(now);
             }
-            if patience.pause() {
-                self.look(patience.since).map_err(|error| self.fail(error))?;
-                if patience.since.elapsed() > self.timeout() {
+            if backoff.pause() {
+                self.look(backoff.since).map_err(|error| self.fail(error))?;
+                if backoff.since.elapsed() > self.timeout() {
                     return Err(self.late("signal_wait_until"));
                 }
             }

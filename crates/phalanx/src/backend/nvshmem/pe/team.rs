@@ -1,8 +1,8 @@
 //! Teams: some of the PEs, numbered anew.
 
 use super::context::Context;
-use super::control::Step;
-use super::library::Library;
+use super::control::CollectiveCall;
+use super::library::NvshmemLibrary;
 use super::memory::Symmetric;
 use super::views::Multicast;
 use crate::types::dtype::Element;
@@ -157,7 +157,7 @@ impl<'c> Team<'c> {
         // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are in it.
         let call = unsafe { strided(self.context.library, self.handle, start, stride, size) }?;
         let (code, new) =
-            self.together(Step::new(name, [start as u64, stride as u64, size as u64]), 1, call)?;
+            self.together(CollectiveCall::new(name, [start as u64, stride as u64, size as u64]), 1, call)?;
         // Those who are left out of it get an answer that is not zero in some versions.
         let made = Team::made(self.context, new)?;
         let member = self.pe >= start && (self.pe - start).is_multiple_of(stride) && self.pe <= last;
@@ -187,7 +187,7 @@ impl<'c> Team<'c> {
             let code = unsafe { split(parent, width, default, 0, &raw mut row, default, 0, &raw mut column) };
             (code, row, column)
         };
-        let (code, row, column) = self.together(Step::new(name, [width as u64, 0, 0]), 2, call)?;
+        let (code, row, column) = self.together(CollectiveCall::new(name, [width as u64, 0, 0]), 2, call)?;
         match (Team::made(self.context, row)?, Team::made(self.context, column)?) {
             (Some(row), Some(column)) => Ok((row, column)),
             _ => Err(self.context.library.error(name, code, super::library::status_text(code)).into()),
@@ -198,7 +198,7 @@ impl<'c> Team<'c> {
     /// it is all PEs.
     fn together<R: Send + 'static>(
         &self,
-        step: Step,
+        step: CollectiveCall,
         new: usize,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R> {
@@ -245,7 +245,7 @@ impl<'c> Team<'c> {
 /// The library is initialised when it is called, and the team one that exists, of which this PE is a member; it has all PEs
 /// of the new one.
 pub(crate) unsafe fn strided(
-    library: &Library,
+    library: &NvshmemLibrary,
     parent: nvshmem_team_t,
     start: usize,
     stride: usize,

@@ -27,7 +27,7 @@ impl Context {
         let Some(end) = self.heap.borrow().iter().map(|(start, bytes)| start + bytes).max() else {
             return Ok(());
         };
-        let (needed, free) = (growth(bytes), self.device.free_memory()?);
+        let (needed, free) = (heap(bytes), self.device.free_memory()?);
         // Behind the last allocation the heap goes on to the end of its step.
         if needed <= free || !is_dynamic(end - 1)? || is_dynamic(end + (bytes + ROUNDING) as u64)? {
             return Ok(());
@@ -45,7 +45,7 @@ impl Context {
             return Ok(*known);
         }
         let start = self.heap.borrow().first_key_value().map(|(start, _)| *start);
-        // Asked while the heap is there: one that could not grow is unmapped.
+        // ReductionQuery while the heap is there: one that could not grow is unmapped.
         start.map_or(Ok(false), |start| {
             Ok(*self.heap_is_dynamic.get_or_init(|| is_dynamic(start).unwrap_or(true)))
         })
@@ -53,7 +53,7 @@ impl Context {
 }
 
 /// By how much the heap grows for an allocation.
-fn growth(bytes: usize) -> usize {
+fn heap(bytes: usize) -> usize {
     (bytes + ROUNDING).next_multiple_of(step())
 }
 

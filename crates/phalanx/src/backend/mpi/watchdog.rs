@@ -37,7 +37,7 @@ pub(crate) fn is_ending_job() -> bool {
 }
 
 /// The note of one communicator.
-pub(crate) struct Guard {
+pub(crate) struct OperationWatch {
     abort: Option<Abort>,
     rank: usize,
     /// Nanoseconds.
@@ -46,60 +46,60 @@ pub(crate) struct Guard {
     limit: AtomicU64,
     inside: AtomicBool,
     /// Changes whenever something was achieved.
-    beat: AtomicU64,
+    progress: AtomicU64,
     sequence: AtomicU64,
     record: [AtomicU64; 3],
 }
 
 /// As long as it lives, its communicator is inside an operation.
-pub(crate) struct Inside<'a>(&'a Guard);
+pub(crate) struct WatchedOperation<'a>(&'a OperationWatch);
 
-impl Inside<'_> {
+impl WatchedOperation<'_> {
     /// The operation's number on its communicator.
     pub fn sequence(&self) -> u64 {
         self.0.sequence.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for WatchedOperation<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.0.inside.store(false, Ordering::Release);
     }
 }
 
-/// A guard, and what the watching thread saw of it.
-struct Watched {
-    guard: Weak<Guard>,
-    beat: u64,
+/// A watch, and what the watching thread saw of it.
+struct WatchEntry {
+    watch: Weak<OperationWatch>,
+    progress: u64,
     since: Instant,
 }
 
-static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
-/// Told when a guard is new, or a deadline has changed.
+static WATCHED: Mutex<Vec<WatchEntry>> = Mutex::new(Vec::new());
+/// Told when a watch is new, or a deadline has changed.
 static CHANGED: Condvar = Condvar::new();
 
-impl Guard {
-    /// A guard that is watched.
-    pub fn watch(abort: Option<Abort>, rank: usize, timeout: Duration) -> Result<Arc<Guard>> {
+impl OperationWatch {
+    /// A watch that is watched.
+    pub fn start(abort: Option<Abort>, rank: usize, timeout: Duration) -> Result<Arc<OperationWatch>> {
         start_watching()?;
-        let guard = Arc::new(Guard {
+        let watch = Arc::new(OperationWatch {
             abort,
             rank,
             timeout: AtomicU64::new(nanoseconds(timeout)),
             limit: AtomicU64::new(0),
             inside: AtomicBool::new(false),
-            beat: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             record: Default::default(),
         });
-        lock(&WATCHED).push(Watched { guard: Arc::downgrade(&guard), beat: 0, since: Instant::now() });
+        lock(&WATCHED).push(WatchEntry { watch: Arc::downgrade(&watch), progress: 0, since: Instant::now() });
         CHANGED.notify_all();
-        Ok(guard)
+        Ok(watch)
     }
 
     /// The ranks begin to come together. The only note that has no record.
-    pub fn enter_init(&self) -> Inside<'_> {
+    pub fn enter_init(&self) -> WatchedOperation<'_> {
         self.enter_with([0; 3])
     }
 
@@ -118,36 +118,36 @@ impl Guard {
 
     /// The operation whose number was asked for last begins. One thread at a time does this.
     #[inline(always)]
-    pub fn enter(&self, record: &Record) -> Inside<'_> {
+    pub fn enter(&self, record: &Record) -> WatchedOperation<'_> {
         self.enter_with(record.words())
     }
 
     #[inline(always)]
-    fn enter_with(&self, words: [u64; 3]) -> Inside<'_> {
+    fn enter_with(&self, words: [u64; 3]) -> WatchedOperation<'_> {
         for (word, value) in self.record.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
         let limit = deadline::limit();
         self.limit.store(limit.map_or(0, nanoseconds), Ordering::Relaxed);
-        self.beat();
+        self.progress();
         self.inside.store(true, Ordering::Release);
         if limit.is_some() {
             // It may be shorter than the time for which the thread sleeps.
             CHANGED.notify_all();
         }
-        Inside(self)
+        WatchedOperation(self)
     }
 
     /// The operation has come on: its deadline starts anew.
     #[inline(always)]
-    pub fn beat(&self) {
+    pub fn progress(&self) {
         // One thread at a time is inside.
-        self.beat.store(self.beat.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.progress.store(self.progress.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// Changes when something that is waited for has come on.
-    pub fn beats(&self) -> u64 {
-        self.beat.load(Ordering::Relaxed)
+    pub fn progress_count(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
     }
 
     pub fn timeout(&self) -> Duration {
@@ -204,18 +204,18 @@ impl Guard {
     }
 }
 
-impl Watched {
-    /// Looks at the guard; how long the thread may sleep for it. `None`: it is gone.
+impl WatchEntry {
+    /// Looks at the watch; how long the thread may sleep for it. `None`: it is gone.
     fn look(&mut self, now: Instant) -> Option<Duration> {
-        let guard = self.guard.upgrade()?;
-        let inside = guard.inside.load(Ordering::Acquire);
-        let timeout = if inside { guard.current() } else { guard.timeout() };
-        let beat = guard.beat.load(Ordering::Relaxed);
-        if !inside || beat != self.beat {
-            (self.beat, self.since) = (beat, now);
+        let watch = self.watch.upgrade()?;
+        let inside = watch.inside.load(Ordering::Acquire);
+        let timeout = if inside { watch.current() } else { watch.timeout() };
+        let progress = watch.progress.load(Ordering::Relaxed);
+        if !inside || progress != self.progress {
+            (self.progress, self.since) = (progress, now);
         } else if now - self.since >= timeout {
-            let sequence = guard.sequence.load(Ordering::Relaxed);
-            guard.give_up(guard.record(), sequence, now - self.since, "");
+            let sequence = watch.sequence.load(Ordering::Relaxed);
+            watch.give_up(watch.record(), sequence, now - self.since, "");
         }
         Some((timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(500)))
     }

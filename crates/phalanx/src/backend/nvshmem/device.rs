@@ -1,7 +1,7 @@
 //! What the backend does on its GPU beside the library's calls. Streams are raw here: their lanes keep them alive.
 
 pub(crate) use super::pe::copy;
-use super::pe::{Device, device_error};
+use super::pe::{PeDevice, device_error};
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
@@ -25,19 +25,19 @@ pub(crate) fn is_idle(stream: RawStream) -> Result<bool> {
 }
 
 /// A place in a stream's work.
-pub(crate) struct Event(CUevent);
+pub(crate) struct StreamEvent(CUevent);
 
 // SAFETY: an event may be used by any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for StreamEvent {}
 
-impl Event {
+impl StreamEvent {
     /// Behind what the stream has now. The device is current.
-    pub fn behind(stream: RawStream) -> Result<Event> {
+    pub fn behind(stream: RawStream) -> Result<StreamEvent> {
         let mut event: CUevent = std::ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: an out-pointer on the stack, written during the call.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
-        let event = Event(event);
+        let event = StreamEvent(event);
         // SAFETY: an event and a stream of the device.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, stream.0.cast()) })?;
         Ok(event)
@@ -60,7 +60,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for StreamEvent {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once; the driver keeps it for those that wait for it.
         unsafe { sys::cuEventDestroy_v2(self.0) };
@@ -70,7 +70,7 @@ impl Drop for Event {
 /// Page-locked host memory, zero at first. No copy is under way when it is dropped, by the contract of the copies.
 pub(crate) struct Pinned {
     pub start: *mut u8,
-    device: Device,
+    device: PeDevice,
 }
 
 // SAFETY: an owned address; whoever uses it says so in its own contract.
@@ -79,7 +79,7 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    pub fn new(device: &Device, bytes: usize) -> Result<Pinned> {
+    pub fn new(device: &PeDevice, bytes: usize) -> Result<Pinned> {
         device.enter()?;
         let mut start: *mut c_void = std::ptr::null_mut();
         let bytes = bytes.max(1);

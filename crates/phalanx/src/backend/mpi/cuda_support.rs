@@ -11,31 +11,39 @@ const CUDA: &str = "PHALANX_MPI_CUDA";
 const INTEL_IPC: &str = "I_MPI_OFFLOAD_IPC";
 
 /// What the user says of whether MPI is CUDA-aware.
-pub(crate) fn told() -> Result<Option<bool>> {
+pub(crate) fn from_environment() -> Result<Option<bool>> {
     Ok(switch_from_environment(CUDA)?)
 }
 
 /// Where a CUDA-aware MPI takes CUDA memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Aware {
-    Everywhere,
+pub(crate) enum CudaSupport {
+    AllCalls,
     /// Intel MPI 2021.18: not in reductions, in which it asks for handles that memory of a pool, as cudarc's is, does not have; and
     /// not in `MPI_Imrecv`, which copies with the host's instructions.
-    MovesAndSends,
+    WithoutReductions,
 }
 
-impl Aware {
-    fn of(version: &str) -> Aware {
-        if version.starts_with("Intel(R) MPI") { Aware::MovesAndSends } else { Aware::Everywhere }
+impl CudaSupport {
+    fn of(version: &str) -> CudaSupport {
+        if version.starts_with("Intel(R) MPI") {
+            CudaSupport::WithoutReductions
+        } else {
+            CudaSupport::AllCalls
+        }
     }
 }
 
 /// Whether an initialised MPI takes addresses of CUDA memory; if not, who says so.
-pub(crate) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, String> {
+pub(crate) fn query(mpi: &Mpi, forced: Option<bool>) -> std::result::Result<CudaSupport, String> {
     let functions = &mpi.functions;
-    let aware = Aware::of(&mpi.version);
-    let (who, answer) = if let Some(told) = told {
-        return if told { Ok(aware) } else { Err(format!("{CUDA}=0 says that {} takes none", mpi.version)) };
+    let aware = CudaSupport::of(&mpi.version);
+    let (who, answer) = if let Some(forced) = forced {
+        return if forced {
+            Ok(aware)
+        } else {
+            Err(format!("{CUDA}=0 says that {} takes none", mpi.version))
+        };
     } else if let Some(query) = functions.query_cuda_support {
         // SAFETY: MPI is initialised.
         ("MPIX_Query_cuda_support", unsafe { query() })
@@ -50,7 +58,7 @@ pub(crate) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, S
     let path = mpi.library.path().display();
     match (who, answer) {
         (_, 1)
-            if aware == Aware::MovesAndSends
+            if aware == CudaSupport::WithoutReductions
                 && std::env::var_os(INTEL_IPC).is_none_or(|value| value != "0") =>
         {
             // It asks for handles in messages, too.
