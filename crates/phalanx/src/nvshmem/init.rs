@@ -42,17 +42,17 @@ impl Context {
     }
 }
 
-/// What the PEs tell each other beside the library goes over channels of their own. Collective.
+/// The channels on which PEs compare calls and find missing peers. Collective.
 fn control(comm: &Comm) -> Result<PeControl> {
     comm.requests.wait_for_collectives();
     let name = format!("{}/nvshmem", comm.recorder.name());
-    let of = &*comm.backend;
+    let backend = &*comm.backend;
     // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
-    let channels = unsafe { (start::host_channel(of)?, start::host_channel(of)?) };
-    if let (Some(meetings), Some(watched)) = channels {
-        return Ok(PeControl::over(meetings, watched, name));
+    let channels = unsafe { (start::host_channel(backend)?, start::host_channel(backend)?) };
+    if let (Some(host_channel), Some(control_channel)) = channels {
+        return Ok(PeControl::over(host_channel, control_channel, name));
     }
     // SAFETY: as above.
-    let part = unsafe { of.split(Some(0), of.rank() as i64) }?;
+    let part = unsafe { backend.split(Some(0), backend.rank() as i64) }?;
     Ok(PeControl::without_watch(part.expect("everybody has a colour").into(), name))
 }

@@ -1,9 +1,11 @@
-//! Collectives on more bytes than an MPI call takes: cut into several calls, or made of messages.
+//! Collectives larger than one MPI call: cut into several calls, or made of messages.
 //!
-//! MPI's counts are C `int`s; its functions with larger ones are missing in Open MPI. So a buffer is cut into parts;
-//! a gathering becomes a broadcast of each block, a scattered reduction a reduction of each block, and what goes
-//! from each rank to each becomes messages. all_to_all_v is always made of messages, which is how MPI libraries
-//! do it too: only its two ends know how long a block is.
+//! MPI's counts are C `int`s, and Open MPI lacks the functions with larger ones. So a buffer is cut into parts:
+//! - a gathering becomes a broadcast of each block,
+//! - a scattered reduction becomes a reduction of each block,
+//! - an exchange between all pairs becomes messages.
+//!
+//! all_to_all_v is always made of messages, as in MPI libraries: only the two ends of a block know its length.
 
 use super::collective::{Scratch, is_nothing};
 use super::{MpiComm, MpiFailure, total};
@@ -12,22 +14,22 @@ use crate::types::dtype::DType;
 use crate::types::memory::Space;
 use std::ops::Range;
 
-/// A block that goes to a peer or comes from it.
+/// A block to send to a peer or to receive from it.
 struct PeerBlock<P> {
     peer: usize,
     start: P,
     bytes: usize,
 }
 
-/// The operations, each fit for one MPI call, of which an operation consists.
+/// Splits an operation into operations that each fit one MPI call.
 #[derive(Clone)]
 pub(crate) struct CallParts<'a> {
     call: Call<'a>,
-    /// Elements of a part at most; `None` if the operation is one call.
+    /// Largest number of elements of a part; `None` if the operation is one call.
     most: Option<usize>,
-    /// The blocks that are not done; all of it is one block, unless a part is an operation on a single rank's.
+    /// The blocks left to do. A block is the whole operation, unless each rank's block is a part of its own.
     blocks: Range<usize>,
-    /// Elements of the first of them that are done.
+    /// Elements of the first of these blocks that are done.
     start: usize,
 }
 
@@ -59,7 +61,7 @@ impl<'a> Iterator for CallParts<'a> {
                 continue;
             }
             let blocks = Blocks::Equal(most.min(count - self.start));
-            // Where the operation has no use for a pointer on this rank it may point anywhere.
+            // Where the operation ignores a pointer on this rank, it may point anywhere.
             let (send, recv) = (send.wrapping_add(self.start * size), recv.wrapping_add(self.start * size));
             self.start += most;
             return Some(Call { operation, root, send, recv, blocks, ..call });
@@ -191,7 +193,7 @@ impl MpiComm {
         unsafe { self.exchange(&sends, &receives, call.is_on_gpu()) }
     }
 
-    /// Posts messages for all parts; what this rank gives itself is copied, by MPI if the memory is a GPU's.
+    /// Posts messages for all parts. A rank's block for itself is copied, by MPI if the memory is a GPU's.
     ///
     /// # Safety
     /// The parts can be read and written until the messages are complete; one that this rank gives itself is where it
@@ -202,7 +204,7 @@ impl MpiComm {
         receives: &[PeerBlock<*mut u8>],
         on_gpu: bool,
     ) -> Vec<OperationId> {
-        // The tag that no message of the application has.
+        // A tag that no message of the application has.
         let (tag, dtype) = (self.process.max_tag + 1, DType::U8);
         let space = if on_gpu { Space::Device } else { Space::Host };
         let transfer =
@@ -231,7 +233,7 @@ impl MpiComm {
         ids
     }
 
-    /// Waits for all messages. The deadline is the operation's, and starts anew with each that completes.
+    /// Waits for all messages. The deadline starts anew with each that completes.
     fn complete(&self, mut ids: Vec<OperationId>) -> Result<(), MpiFailure> {
         let mut outcome = Ok(());
         let mut polls = 0u32;
@@ -247,7 +249,7 @@ impl MpiComm {
         outcome
     }
 
-    /// Takes out the messages that are complete; whether there were any.
+    /// Removes the complete messages; `true` if there were any.
     pub(crate) fn settle(&self, ids: &mut Vec<OperationId>, outcome: &mut Result<(), MpiFailure>) -> bool {
         let before = ids.len();
         ids.retain(|id| match self.take_if_done(*id) {

@@ -1,9 +1,8 @@
-//! Sends and receives: MPI's non-blocking calls, asked again and again.
+//! Sends and receives: MPI's non-blocking calls, polled until they are complete.
 //!
-//! A receive is not posted to MPI: its message is probed for and then received, since Open MPI writes past the end of the
-//! buffer when a long message is longer than its receive. So a length that differs is an error here and nothing
-//! else, and a receive that nothing has come for can be given up. A buffer that MPI has in its hands cannot: a
-//! wait ends when MPI has let go of it, or with the job.
+//! A receive is not posted to MPI. Its message is probed for and then received, since Open MPI writes past the end of
+//! the buffer when a message is longer than its receive. So a length mismatch is only an error, and a receive without
+//! a message can be given up. A buffer that MPI uses cannot: a wait ends when MPI has released it, or with the job.
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -18,7 +17,7 @@ use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-/// How often a waiting rank asks before it lets other threads have the core.
+/// Polls of a waiting rank before it yields the core.
 pub(crate) const SPINS: u32 = 200;
 
 impl MpiComm {
@@ -36,7 +35,7 @@ impl MpiComm {
         Ok(unsafe { self.post_transfer(transfer) })
     }
 
-    /// The same with any tag. What MPI answers is what the wait for the id does.
+    /// Posts a message with any tag. Errors of MPI are reported by the wait.
     ///
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
@@ -67,7 +66,7 @@ impl MpiComm {
         messages.add(posted)
     }
 
-    /// The pieces of so many bytes that one MPI call takes: offset and length. No bytes are one piece too.
+    /// Cuts `bytes` into pieces that one MPI call takes: offset and length. No bytes are one piece, too.
     fn pieces(&self, bytes: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let most = self.process.max_bytes;
         (0..bytes.max(1)).step_by(most).map(move |offset| (offset, most.min(bytes - offset)))
@@ -94,7 +93,7 @@ impl MpiComm {
 
     pub(crate) fn wait_for_message(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         let others = || {
-            // The peer may wait for another one first.
+            // The peer may wait for another operation of this rank first.
             self.progress_all();
             meanwhile();
         };
@@ -105,12 +104,12 @@ impl MpiComm {
         self.poll(|| self.take_if_done(id), others, overdue)
     }
 
-    /// Whether messages are posted that are not complete, as far as anybody has looked.
+    /// Whether posted messages are incomplete, as of the last poll.
     pub(crate) fn has_messages(&self) -> bool {
         lock(&self.messages).posted.iter().flatten().any(|posted| !posted.is_done())
     }
 
-    /// Waits until all messages are complete. Their ids are not spent, and what became of them is their waits' to tell.
+    /// Waits until all messages are complete. Their outcomes stay for their own waits.
     pub(crate) fn finish_messages(&self) -> Result<()> {
         let outcome = || {
             let under_way = self.progress_messages();
@@ -128,7 +127,7 @@ impl MpiComm {
         self.poll(outcome, others, overdue)
     }
 
-    /// Asks for an outcome, and moves others along, until it is there, or until nothing has come on for the deadline.
+    /// Polls for an outcome and advances `others`. Gives up when nothing has progressed for the deadline.
     pub(crate) fn poll(
         &self,
         outcome: impl Fn() -> Option<Result<()>>,
@@ -166,7 +165,7 @@ impl MpiComm {
         }
     }
 
-    /// The deadline of a message has passed.
+    /// The error for a message past its deadline. Ends the job if MPI still uses the buffer.
     #[cold]
     fn overdue(&self, posted: &MpiTransfer, waited: Duration) -> Error {
         let (operation, sequence) = (posted.record().to_string(), posted.sequence);
@@ -185,7 +184,7 @@ impl MpiComm {
         self.take_if_done(id).map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 
-    /// Moves all collectives and messages along; whether any is under way.
+    /// Advances all collectives and messages; `true` if any is under way.
     pub(crate) fn progress_all(&self) -> bool {
         self.process.check_thread().is_ok() && (self.progress_collectives() | self.progress_messages())
     }
@@ -202,7 +201,8 @@ impl MpiComm {
         under_way
     }
 
-    /// A message's outcome, if it is complete; or if the communicator has failed and MPI has not got its buffer.
+    /// Takes a message's outcome if it is complete, or if the communicator has failed and MPI does not use its
+    /// buffer.
     pub(crate) fn take_if_done(&self, id: OperationId) -> Option<Result<()>> {
         let mut messages = lock(&self.messages);
         self.advance(&mut messages, id.0);
@@ -215,7 +215,7 @@ impl MpiComm {
         Some(Err(failed.clone()))
     }
 
-    /// Asks MPI what has become of a message.
+    /// Advances a message as far as it can without waiting.
     fn advance(&self, messages: &mut MpiMessages, index: usize) {
         let posted = messages.get(index);
         #[cfg(feature = "cuda")]
@@ -252,7 +252,7 @@ impl MpiComm {
         outcome
     }
 
-    /// Whether a request is complete; it then does not exist any more.
+    /// Tests a request. A complete one is freed by this.
     pub(crate) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, MpiFailure> {
         let (mut done, mut status) = (0, Status::new());
         // SAFETY: a request that is not complete; no other thread asks for it, since what it belongs to is
@@ -297,13 +297,13 @@ impl MpiComm {
             if let TransferProgress::Recv(PartialReceive { complete: true, .. }) =
                 messages.get(index).progress
             {
-                // The next message of this tag is for another receive.
+                // The next message of this tag belongs to another receive.
                 messages.peers[transfer.peer].expected.retain(|expected| *expected != index);
             }
         }
     }
 
-    /// The next message of the transfer's peer and tag, if it has come, and its bytes.
+    /// Probes for the next message of the transfer's peer and tag: its handle, and its length in bytes.
     fn probe(&self, transfer: &Transfer) -> std::result::Result<Option<(Handle, usize)>, MpiFailure> {
         let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
         let (peer, tag) = (transfer.peer as c_int, transfer.tag as c_int);
@@ -321,7 +321,7 @@ impl MpiComm {
         Ok(Some((message, len.max(0) as usize)))
     }
 
-    /// Receives a message that has come: where it belongs, or if it has another length than that place, elsewhere.
+    /// Receives a probed message: into its buffer, or into memory aside if its length is wrong.
     fn receive_piece(
         &self,
         posted: &mut MpiTransfer,

@@ -5,7 +5,7 @@ use crate::control::record::Record;
 use crate::types::error::Result;
 use phalanx_sys::mpi::Handle;
 
-/// The messages of a communicator that are under way, or done and not asked for.
+/// Messages that are under way, or complete and not taken.
 #[derive(Default)]
 pub(crate) struct MpiMessages {
     /// By id.
@@ -14,12 +14,12 @@ pub(crate) struct MpiMessages {
     pub peers: Vec<PeerMessages>,
 }
 
-/// What there is between this rank and another.
+/// Messages between this rank and another.
 #[derive(Default, Clone)]
 pub(crate) struct PeerMessages {
     sent: u64,
     received: u64,
-    /// Tickets of receives whose message has not come in full, in the order of posting.
+    /// Receives whose message has not fully arrived, in order of posting.
     pub expected: Vec<usize>,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct MpiTransfer {
     pub outcome: Result<()>,
 }
 
-/// How far a message is. A long one has several pieces.
+/// The progress of a message. A long one has several pieces.
 pub(crate) enum TransferProgress {
-    /// What MPI has not let go of.
+    /// Requests of pieces that MPI is still sending.
     Send {
         first: Option<Handle>,
         rest: Vec<Handle>,
@@ -43,14 +43,14 @@ pub(crate) enum TransferProgress {
 
 #[derive(Default)]
 pub(crate) struct PartialReceive {
-    /// Bytes that have come.
+    /// Bytes that have arrived.
     pub received: usize,
-    /// A piece that is being received.
+    /// The piece being received: request and length in bytes.
     pub piece: Option<(Handle, usize)>,
-    /// Whether nothing more is to come.
+    /// Whether the last piece was matched.
     pub complete: bool,
-    /// Where a piece goes that cannot go where it belongs: one of a wrong length, so that its sender comes free, or one for
-    /// CUDA memory that MPI does not write to.
+    /// Memory for a piece that cannot go to the buffer: one of a wrong length, received so that its sender completes,
+    /// or one for CUDA memory that MPI does not write to.
     pub aside: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ impl MpiTransfer {
         }
     }
 
-    /// Whether MPI has its buffer in its hands.
+    /// Whether MPI uses its buffer.
     pub fn is_held(&self) -> bool {
         match &self.progress {
             TransferProgress::Send { .. } => !self.is_done(),
@@ -113,7 +113,7 @@ impl MpiMessages {
         *count
     }
 
-    /// Whether a receive is the first of its tag: the one that the next message is for.
+    /// Whether a receive is the first of its tag: the next message is for it.
     pub fn is_next(&self, index: usize, transfer: &Transfer) -> bool {
         let expected = &self.peers[transfer.peer].expected;
         let same_tag = |other: &&usize| {

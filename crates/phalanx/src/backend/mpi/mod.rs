@@ -1,23 +1,23 @@
-//! The backend over MPI: an MPI library found at run time carries everything.
+//! The MPI backend: an MPI library found at run time moves all data.
 //!
-//! | file | what is in it |
+//! | file | what |
 //! |---|---|
-//! | `process.rs` | this process's MPI: loading, initialising, checking the world, finalising at exit |
+//! | `process.rs` | MPI in this process: loading, initialising, checking the world, finalising at exit |
 //! | `collective.rs` | collectives as MPI calls |
-//! | `started.rs` | collectives that go on meanwhile |
-//! | `large.rs` | collectives on more bytes than an MPI call takes |
-//! | `reduction.rs` | which MPI type and operation combine what; operations that MPI does not have |
-//! | `accumulate.rs` | conversion into the type that is accumulated, and back |
-//! | `message.rs` | sends and receives |
-//! | `transport.rs` | the same for the bytes of the job's store, where NCCL has the data |
-//! | `watch.rs` | deadlines |
-//! | `cuda.rs`, `aware.rs` | CUDA memory; whether MPI takes it |
+//! | `nonblocking.rs` | started collectives: MPI's non-blocking calls |
+//! | `large.rs` | collectives larger than one MPI call |
+//! | `reduction.rs` | the MPI type and operation of each reduction; operations that MPI lacks |
+//! | `accumulate.rs` | conversion to and from the accumulation type |
+//! | `message.rs`, `message_table.rs` | sends and receives; which are posted, and how far each is |
+//! | `transport.rs` | messages for the job's store, where NCCL moves the data |
+//! | `watchdog.rs` | deadlines |
+//! | `cuda.rs`, `cuda_support.rs` | CUDA memory; whether MPI accepts it |
 //!
 //! # Deadlines
 //! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the
-//! non-blocking ones costs up to three times the time. A call of either form cannot be given up, and MPI may write into
-//! the buffers of one that was; so when a deadline passes, which for blocking calls a thread watches, the rank says in
-//! what it waited, and ends the job with `MPI_Abort`. Every wait follows this one rule.
+//! non-blocking calls costs up to three times the time. MPI cannot cancel a call of either form, and may still write
+//! into its buffers. So when a deadline passes, the rank reports the operation it waited in and ends the job with
+//! `MPI_Abort`. A thread watches the deadlines of blocking calls.
 
 mod accumulate;
 mod collective;
@@ -61,13 +61,13 @@ use watchdog::OperationWatch;
 /// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MpiFailure {
-    /// An MPI function's answer: which function, and its code.
+    /// An MPI function returned an error code.
     Call { function: &'static str, code: c_int },
-    /// The communicator has its verdict already.
+    /// The communicator has failed before; its error is kept there.
     CommFailed,
 }
 
-/// What an MPI function answered.
+/// Turns the return code of an MPI function into a result.
 #[inline(always)]
 fn check(function: &'static str, code: c_int) -> std::result::Result<(), MpiFailure> {
     if code == 0 { Ok(()) } else { Err(MpiFailure::Call { function, code }) }
@@ -80,17 +80,17 @@ pub(crate) struct MpiComm {
     rank: usize,
     ranks: usize,
     watch: Arc<OperationWatch>,
-    /// Whether calls are compared before they move anything.
+    /// Checked mode: ranks compare their calls before any data moves.
     check: bool,
     failed: Arc<OnceLock<Error>>,
     #[cfg(feature = "cuda")]
     admission: Arc<cuda::CudaAdmission>,
-    /// Whether plain collectives are carried out as started ones.
+    /// Whether plain collectives run as non-blocking calls.
     polled: AtomicBool,
     /// Locked before `messages`.
     collectives: Mutex<Collectives>,
     messages: Mutex<MpiMessages>,
-    /// Touched only inside `collective`, which one thread at a time may call.
+    /// Used only inside `collective`, which one thread at a time may call.
     scratch: UnsafeCell<Scratch>,
 }
 
@@ -99,8 +99,8 @@ pub(crate) struct MpiComm {
 unsafe impl Sync for MpiComm {}
 
 impl MpiComm {
-    /// The communicator of all ranks: a duplicate of `MPI_COMM_WORLD`, so that the application's own use of MPI and
-    /// this one do not meet. Waits for all ranks.
+    /// The communicator of all ranks: a duplicate of `MPI_COMM_WORLD`, so that it does not interfere with the
+    /// application's own use of MPI. Waits for all ranks.
     pub fn world(launched: &Launched, timeout: Duration, check_calls: bool) -> Result<MpiComm> {
         let process = MpiProcess::start(launched, timeout)?;
         process.check_world(launched)?;
@@ -142,14 +142,14 @@ impl MpiComm {
         })
     }
 
-    /// Whether a call can be made at all: the communicator's verdict, and whether this thread may use MPI.
+    /// Checks that the communicator has not failed, and that this thread may use MPI.
     #[inline]
     fn ready(&self) -> Result<()> {
         self.check()?;
         self.process.check_thread()
     }
 
-    /// Makes an error the communicator's verdict: after one, MPI promises nothing.
+    /// Fails the communicator, with the first error that is reported: after an error, MPI guarantees nothing.
     #[cold]
     fn fail(&self, error: Error) -> Error {
         self.failed.get_or_init(|| error).clone()
@@ -164,12 +164,12 @@ impl MpiComm {
         self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
     }
 
-    /// Whether threads of phalanx's own can use it.
+    /// Whether internal threads can use it.
     pub fn is_for_all_threads(&self) -> bool {
         !self.process.main_only
     }
 
-    /// Gives bytes and gets everybody's, in rank order, while the ranks come together.
+    /// Gathers bytes of any length from all ranks, in rank order, while the ranks join.
     pub fn tell_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let _watched = self.watch.enter_init();
         self.gather_bytes(mine).map_err(|failure| self.process.error(failure, self.rank, "init", 0))
@@ -201,7 +201,7 @@ impl MpiComm {
         Ok(starts.iter().zip(&counts).map(part).collect())
     }
 
-    /// Everybody's numbers, as a part of an operation.
+    /// Gathers `N` numbers from each rank, as a part of an operation.
     fn tell_all<const N: usize>(&self, own: [i64; N]) -> std::result::Result<Vec<[i64; N]>, MpiFailure> {
         let mut all = vec![[0i64; N]; self.ranks];
         let (send, recv, int64) =
@@ -214,7 +214,7 @@ impl MpiComm {
         Ok(all)
     }
 
-    /// A collective on memory that MPI and the host can read, as far as they have to.
+    /// A collective on host memory, or on GPU memory that only MPI touches.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -231,8 +231,8 @@ impl MpiComm {
         done.map_err(|failure| self.failure(failure, &record, sequence))
     }
 
-    /// `MPI_Comm_split` with any colour and key. Its own are C `int`s: the first member's rank and the place among
-    /// the members are.
+    /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank and the
+    /// key the position among the members.
     fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, MpiFailure> {
         let all = self.tell_all([color.map_or(-1, i64::from), key])?;
         let own = all[self.rank][0];
@@ -311,7 +311,7 @@ impl Backend for MpiComm {
         if !self.has_messages() {
             return self.check();
         }
-        // Another thread than MPI allows is told so; waiting there would end the job.
+        // On a thread that may not use MPI this is an error. Waiting there would end the job.
         self.ready()?;
         self.finish_messages()
     }
@@ -320,7 +320,7 @@ impl Backend for MpiComm {
         self.ready()?;
         let call = Call::empty(Operation::Split);
         if self.is_polled() {
-            // Behind what was started, and compared if calls are.
+            // After the started collectives; compared in checked mode.
             // SAFETY: the caller's contract; the call has no memory.
             unsafe { self.carry_out_polled(&call) }?;
         } else {
@@ -354,7 +354,7 @@ impl Backend for MpiComm {
     }
 
     fn depart(&self, departure: Departure) {
-        // After a failure or a panic nobody knows what MPI still does with the communicator.
+        // After a failure or a panic MPI may still use the communicator.
         if departure == Departure::Panicked || self.failed.get().is_some() || self.process.is_finalized() {
             return;
         }
@@ -399,7 +399,7 @@ impl MpiProcess {
     }
 }
 
-/// The MPI type with the values of a [`DType`]; of its size, where MPI has none.
+/// The MPI type of a [`DType`]; an integer of its size where MPI has none.
 #[inline]
 fn datatype(constants: &Constants, dtype: DType) -> Handle {
     match dtype {
@@ -416,7 +416,7 @@ fn datatype(constants: &Constants, dtype: DType) -> Handle {
     }
 }
 
-/// Elements of the whole buffer that has all blocks.
+/// Number of elements of all blocks.
 fn total(blocks: Blocks<'_>, ranks: usize) -> usize {
     match blocks {
         Blocks::Equal(count) => count * ranks,

@@ -1,16 +1,16 @@
-//! Collectives that go on meanwhile: MPI's non-blocking calls, moved along whenever somebody asks or waits.
+//! Started collectives: MPI's non-blocking calls, advanced whenever a rank tests or waits.
 //!
 //! # One form
-//! MPI matches a non-blocking call with non-blocking ones only, and whoever is inside of a blocking call learns nothing
-//! more. So from the first collective that is started on a communicator, which is so on all of its ranks, plain ones are
-//! carried out in the same form, and started and plain ones meet. In checked mode that holds from the beginning: whatever a
-//! rank calls is first compared.
+//! MPI matches a non-blocking call only with non-blocking ones, and a rank inside a blocking call learns of nothing
+//! else. So from the first started collective on a communicator, plain collectives use the non-blocking form too; all
+//! ranks switch at the same call. In checked mode all collectives use it from the beginning, since each is first
+//! compared.
 //!
 //! # Order
-//! MPI matches calls by their order on the communicator. A collective makes several when it is compared or cut in
-//! parts, each when the one before is complete; the next collective makes its first one when the last of the one before is
-//! made. So the order is that of the collectives on every rank, whatever is complete when, and those of one call each are all
-//! under way at once.
+//! MPI matches calls by their order on the communicator. A collective that is compared or cut into parts makes
+//! several calls, each when the one before is complete. The next collective makes its first call after the last call
+//! of the one before. So all ranks make the same calls in the same order, and collectives of one call each all run at
+//! once.
 
 use super::collective::{Prepared, Scratch};
 use super::large::CallParts;
@@ -25,7 +25,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Of a collective that is given up: why it may have met nobody.
+/// Appended to a timeout: a likely reason why no other rank took part.
 const FIRST: &str = ". It is the first that was started on this communicator, which all ranks have to start: another may have \
                      called it";
 
@@ -33,7 +33,7 @@ const FIRST: &str = ". It is the first that was started on this communicator, wh
 pub(crate) struct Collectives {
     /// Under progress, or over and not asked for, by their numbers.
     started: BTreeMap<u64, StartedCollective>,
-    /// The number of the one with which plain collectives began to be carried out in the same form.
+    /// The first started collective; from it on, plain collectives are non-blocking, too.
     first: Option<u64>,
 }
 
@@ -48,27 +48,27 @@ struct StartedCollective {
 // `StartCollectives::start`.
 unsafe impl Send for StartedCollective {}
 
-/// How far a collective is.
+/// The stage that a collective is in.
 enum CollectiveStage {
-    /// One before it has calls to make.
+    /// An earlier collective has calls to make.
     Waiting,
-    /// The ranks tell each other what they call: the numbers and records of all, and behind them the rank's own.
+    /// The ranks compare their calls: the numbers and records of all ranks, then this rank's own.
     Comparing(Handle, Vec<[i64; 4]>),
-    /// MPI has a call.
+    /// A call of MPI is under way.
     Calling(Handle, Box<IssuedPart>),
-    /// It is made of messages: those that are under way, and what has become of the others.
+    /// Messages are under way; and the outcome of the complete ones.
     Exchanging(Vec<OperationId>, std::result::Result<(), MpiFailure>),
     Over(Result<()>),
 }
 
-/// A call that MPI has, and the parts that come behind it.
+/// A call of MPI under way, and the parts after it.
 struct IssuedPart {
     prepared: Prepared,
     rest: CallParts<'static>,
 }
 
 impl StartedCollective {
-    /// Whether it makes no more calls of MPI.
+    /// Whether all its calls of MPI are made.
     fn has_called(&self) -> bool {
         match &self.stage {
             CollectiveStage::Waiting | CollectiveStage::Comparing(..) => false,
@@ -79,13 +79,13 @@ impl StartedCollective {
 }
 
 impl MpiComm {
-    /// Whether plain collectives are carried out as started ones.
+    /// Whether plain collectives run as started ones.
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
         self.polled.load(Ordering::Relaxed)
     }
 
-    /// Does what the call says, in the form of started collectives.
+    /// Carries out a plain collective in the non-blocking form.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
@@ -98,7 +98,7 @@ impl MpiComm {
         self.wait_for_collective(number)
     }
 
-    /// Lines a collective up behind those before it; its number.
+    /// Queues a collective behind the earlier ones; returns its number.
     ///
     /// # Safety
     /// As for [`StartCollectives::start`].
@@ -112,7 +112,7 @@ impl MpiComm {
         number
     }
 
-    /// Moves all collectives along; whether any is under way.
+    /// Advances all collectives; `true` if any is under way.
     pub(crate) fn progress_collectives(&self) -> bool {
         self.advance_collectives(&mut lock(&self.collectives))
     }
@@ -129,7 +129,7 @@ impl MpiComm {
         under_way
     }
 
-    /// Asks MPI how far a collective is, and makes its next call; the first one when it is its turn.
+    /// Advances one collective as far as it can without waiting. Makes its first call only when it `is_next`.
     fn advance_collective(
         &self,
         number: u64,
@@ -188,7 +188,7 @@ impl MpiComm {
         }
     }
 
-    /// The ranks tell each other what they call.
+    /// Starts the comparison of the ranks' calls.
     fn compare(&self, number: u64, record: &Record) -> std::result::Result<CollectiveStage, MpiFailure> {
         let [head, count, counts] = record.words();
         let mut calls = vec![[number, head, count, counts].map(u64::cast_signed); self.ranks + 1];
@@ -205,7 +205,7 @@ impl MpiComm {
         Ok(CollectiveStage::Comparing(request, calls))
     }
 
-    /// The first of a collective's own calls.
+    /// Starts a collective's own calls.
     fn begin(&self, started: &mut StartedCollective) -> std::result::Result<CollectiveStage, MpiFailure> {
         let call = &started.call;
         // SAFETY: the memory is valid until the collective is over, and so is the scratch memory, which nothing else uses.
@@ -221,7 +221,7 @@ impl MpiComm {
         }
     }
 
-    /// Makes the call of a part, behind which these come.
+    /// Makes the call of a part; `rest` are the parts after it.
     ///
     /// # Safety
     /// The part's memory and the scratch memory are valid until the call is complete.
@@ -241,7 +241,7 @@ impl MpiComm {
         Ok(CollectiveStage::Calling(request, Box::new(IssuedPart { prepared, rest })))
     }
 
-    /// A collective's outcome, if it is over. All are moved along.
+    /// Takes a collective's outcome if it is complete. Advances all collectives.
     fn take_if_over(&self, number: u64) -> Option<Result<()>> {
         let mut collectives = lock(&self.collectives);
         self.advance_collectives(&mut collectives);

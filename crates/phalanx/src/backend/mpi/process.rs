@@ -1,9 +1,11 @@
-//! This process's MPI: one library, initialised at most once, finalised when the process ends well.
+//! MPI in this process: one library, initialised at most once, finalised when the process ends well.
 //!
 //! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is finalised when
-//! the process exits with status 0; with another status, or after a failure, it is not: the launcher then ends
-//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since a thread moves
-//! requests along; below that level, the main thread alone may use the communicators, and does it.
+//! the process exits with status 0. With another status, or after a failure, it is not: the launcher then ends the
+//! other ranks, which would wait for this one.
+//!
+//! `MPI_THREAD_MULTIPLE` is requested, since a thread advances requests. Below that level only the main thread may
+//! use the communicators.
 
 use super::cuda_support::CudaSupport;
 use super::reduction::{Plans, plans};
@@ -20,37 +22,37 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What the launcher says, to be compared with what MPI says.
+/// The launcher's view of the job, to be compared with MPI's.
 #[derive(Debug, Clone)]
 pub(crate) struct Launched {
     pub launcher: &'static str,
-    /// 0 if nobody says.
+    /// 0 if the launcher does not say.
     pub rank: usize,
     pub world_size: Option<usize>,
 }
 
-/// This process's MPI.
+/// MPI in this process.
 pub(crate) struct MpiProcess {
     pub mpi: Mpi,
     pub plans: Plans,
     own_type: Handle,
-    /// The largest tag that messages may have; the one above is phalanx's own.
+    /// The largest tag for messages; the next one is reserved for phalanx.
     pub max_tag: u32,
-    /// Bytes that one MPI call gets at most.
+    /// Most bytes in one MPI call.
     pub max_bytes: usize,
     /// Whether only the main thread may call MPI.
     pub main_only: bool,
-    /// How many `MpiTransport`s there are, which threads of phalanx's own have, ...
+    /// How many `MpiTransport`s there are, each in a thread of its own, ...
     pub transports: AtomicUsize,
-    /// ... and whether they are to come to their end, since the process does.
+    /// ... and whether they must end, since the process does.
     pub is_ending: AtomicBool,
-    /// Whether it takes addresses of CUDA memory, or why not: the one place to ask before it gets any.
+    /// Whether MPI accepts CUDA memory, or why not. Checked before it gets any.
     pub cuda: std::result::Result<CudaSupport, String>,
-    /// Why MPI is not finalised: that could wait for somebody who is gone.
+    /// Why MPI is not finalised: finalising could wait for a dead peer.
     unfinished: OnceLock<&'static str>,
-    /// The last deadline, in nanoseconds: finalising has it too.
+    /// Nanoseconds: the last deadline, which finalising has too.
     timeout: AtomicU64,
-    /// In the world.
+    /// Rank in the world.
     rank: AtomicUsize,
 }
 
@@ -119,7 +121,7 @@ impl MpiProcess {
         Ok(process)
     }
 
-    /// Sees whether the world that MPI makes is the one that the launcher started.
+    /// Checks that MPI's world is the one that the launcher started.
     pub fn check_world(&self, launched: &Launched) -> Result<()> {
         let place = self.place_in(self.world());
         let (rank, ranks) = place.map_err(|failure| self.error(failure, launched.rank, "init", 0))?;
@@ -152,8 +154,8 @@ impl MpiProcess {
         self.mpi.constants.comm_world
     }
 
-    /// This process's rank in a communicator and the number of ranks. Its errors are returned from then on, unless
-    /// it is the application's.
+    /// This process's rank in a communicator, and the number of ranks. Makes the communicator return its errors,
+    /// unless it is the application's.
     pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), MpiFailure> {
         let (functions, constants) = (&self.mpi.functions, &self.mpi.constants);
         let (mut rank, mut ranks) = (0, 0);
@@ -202,13 +204,13 @@ impl MpiProcess {
         finalized != 0
     }
 
-    /// MPI is not to be finalised: that could wait for somebody who is gone.
+    /// Prevents that MPI is finalised: finalising could wait for a dead peer.
     pub fn leave_unfinished(&self, why: &'static str) {
         let _ = self.unfinished.set(why);
     }
 }
 
-/// Initialises MPI, unless the application has; the thread level.
+/// Initialises MPI, unless the application has; returns the thread level.
 fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::Result<c_int, MpiFailure>> {
     let (functions, constants) = (&mpi.functions, &mpi.constants);
     let watch = OperationWatch::start(None, rank, timeout)?;
@@ -238,9 +240,9 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
     Ok(start())
 }
 
-/// The largest tag that this MPI takes.
+/// The largest tag of this MPI.
 fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, MpiFailure> {
-    // What the standard demands at least.
+    // The least that the MPI standard allows.
     const LEAST: u32 = 32_767;
     let mut value: *const c_int = std::ptr::null();
     let mut there = 0;
@@ -257,15 +259,15 @@ fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, MpiFailure> {
     Ok(u32::try_from(unsafe { *value }).unwrap_or(LEAST))
 }
 
-/// Bytes that one MPI call gets at most: its counts are C `int`s, and so are offsets inside of some libraries.
-/// `PHALANX_MPI_MAX_BYTES` lowers it, for tests of what is behind it.
+/// Most bytes in one MPI call: its counts are C `int`s, and so are offsets inside some libraries. Tests lower it with
+/// `PHALANX_MPI_MAX_BYTES`.
 fn max_bytes() -> Result<usize> {
     const MOST: usize = c_int::MAX as usize;
     let expected = format!("a number of bytes from 64 to {MOST}");
     Ok(number_from_environment("PHALANX_MPI_MAX_BYTES", 64..=MOST, &expected)?.unwrap_or(MOST))
 }
 
-/// Finalises MPI at the end of a process that ends well. Where the exit status is not known, a rank that fails waits in
+/// Finalises MPI when the process exits with status 0. Where the exit status is not known, a failing rank waits in
 /// `MPI_Finalize`, at most for the deadline.
 fn end(status: Option<c_int>) {
     let Some(process) = PROCESS.get() else { return };
@@ -283,10 +285,10 @@ fn end(status: Option<c_int>) {
 }
 
 impl MpiProcess {
-    /// Waits until no thread of phalanx's own calls MPI any more; false if one does not come to its end.
+    /// Waits until no internal thread calls MPI; `false` if one does not end.
     fn end_calls(&self) -> bool {
         self.is_ending.store(true, Ordering::Release);
-        // Longer than their last words take.
+        // Longer than `FINISHING` of the transport.
         let until = Instant::now() + Duration::from_secs(4);
         while self.transports.load(Ordering::Acquire) > 0 {
             if Instant::now() >= until {
@@ -297,8 +299,7 @@ impl MpiProcess {
         true
     }
 
-    /// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
-    /// be in the middle of `MPI_Abort`.
+    /// Names the failing rank, which not every launcher does. Makes no call of MPI, which may be inside `MPI_Abort`.
     fn say(&self, what: &str) {
         if !super::watchdog::is_ending_job() {
             eprintln!("phalanx: rank {} {what}", self.rank.load(Ordering::Relaxed));

@@ -1,10 +1,11 @@
-//! Which MPI type and operation combine what.
+//! The MPI type and operation of each reduction.
 //!
-//! MPI's own operations serve where they do what [`ReduceOp`](crate::ReduceOp) documents. Where they may not, there
-//! are operations of our own: minimum and maximum, which MPI leaves open for NaN, and for which MPICH 4.0 takes
-//! unsigned integers as signed; sum and product of 8-bit and 16-bit integers, which saturate in Open MPI with AVX. What is accumulated in another type (small floats,
-//! averages) or scaled first goes through a buffer of that type, so that it is rounded once, as documented. The
-//! order of the ranks is MPI's.
+//! MPI's own operations are used where they do what [`ReduceOp`](crate::ReduceOp) documents. The others are our own:
+//! - minimum and maximum, since MPI leaves NaN open, and MPICH 4.0 takes unsigned integers as signed;
+//! - sum and product of 8-bit and 16-bit integers, which saturate in Open MPI with AVX.
+//!
+//! Reductions that accumulate in another type (small floats, averages) or scale first go through a buffer of that
+//! type, so that the result is rounded once, as documented. The order of the ranks is MPI's.
 
 use super::accumulate::{Accumulated, add_i128};
 use super::{MpiFailure, check, datatype};
@@ -14,7 +15,7 @@ use crate::types::op::ReductionCode;
 use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};
 use std::ffi::{c_int, c_void};
 
-/// How each type and reduction is done.
+/// The plan of each type and reduction.
 pub(crate) type Plans = [[ReductionPlan; CODES.len()]; DType::ALL.len()];
 
 const CODES: [ReductionCode; 6] = {
@@ -27,13 +28,13 @@ const CODES: [ReductionCode; 6] = {
 pub(crate) enum ReductionPlan {
     /// MPI combines the elements.
     Direct { datatype: Handle, op: Handle },
-    /// The same, and each result is divided by the number of ranks.
+    /// MPI combines the elements, and each result is divided by the number of ranks.
     Divided { datatype: Handle, op: Handle, accumulated: Accumulated },
     /// MPI combines accumulators.
     Accumulated { datatype: Handle, op: Handle, accumulated: Accumulated },
 }
 
-/// Operations and types that MPI does not have.
+/// Operations and types that MPI lacks.
 struct OwnOperations {
     /// By type and reduction; [`Handle::ZERO`] where there is none.
     ops: [[Handle; CODES.len()]; DType::ALL.len()],
@@ -85,7 +86,7 @@ impl Default for OwnOperations {
 }
 
 impl OwnOperations {
-    /// Makes them; they live as long as MPI.
+    /// Creates them; they live as long as MPI.
     fn create(mpi: &Mpi) -> Result<OwnOperations, MpiFailure> {
         let functions = &mpi.functions;
         let create = |function: UserFunction| {
@@ -108,14 +109,14 @@ impl OwnOperations {
     }
 }
 
-/// All plans, once MPI is initialised; and the type that was made for them.
+/// All plans, once MPI is initialised, and the 128-bit type made for them.
 pub(crate) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), MpiFailure> {
     let own = OwnOperations::create(mpi)?;
     Ok((DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))), own.int128))
 }
 
 impl OwnOperations {
-    /// How elements of a type are combined.
+    /// The plan of one type and reduction.
     fn plan(&self, constants: &Constants, dtype: DType, code: ReductionCode) -> ReductionPlan {
         use ReductionCode::*;
         let datatype = datatype(constants, dtype);

@@ -1,7 +1,7 @@
-//! MpiMessages that carry the store's connections (`bootstrap/store/transport/`), on a communicator of their own.
+//! Transport for the store's connections: messages of MPI, on a communicator of their own.
 //!
-//! Nothing here waits: sends and receives are MPI's non-blocking calls. A peer may be dead, and then some of them never end:
-//! their memory is left to MPI, and MPI is not finalised, since that could wait for the peer.
+//! Nothing here waits: sends and receives are MPI's non-blocking calls. If a peer is dead, some of them never
+//! complete. Their memory is then leaked, and MPI is not finalised, since finalising could wait for the peer.
 
 use super::{MpiComm, MpiFailure, check};
 use crate::contract::{Backend, Departure};
@@ -11,28 +11,28 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often MPI is asked in vain before it is left alone: a look that finds nothing moves messages along, one of the next
-/// finds them.
+/// Probes without a result before a receive gives up for now. A probe that finds nothing still makes MPI progress, so
+/// one of the next ones may succeed.
 const LOOKS: u32 = 4;
 
-/// How long messages may take that are under way when the process exits.
+/// Time for pending messages to complete when the process exits.
 const FINISHING: Duration = Duration::from_millis(1500);
 
-/// The only kind of message.
+/// The tag of all messages.
 const TAG: c_int = 0;
 
-/// The messages of a communicator that does nothing else.
+/// The store's messages, on a communicator without other use.
 pub(crate) struct MpiTransport {
     comm: MpiComm,
     sends: Vec<PendingMessage>,
-    /// How many of them each rank is to get.
+    /// Incomplete sends, per rank.
     unsent: Vec<usize>,
-    /// In the order in which they came.
+    /// In order of arrival.
     receives: Vec<PendingMessage>,
     has_given_up: bool,
 }
 
-/// A message that MPI has in its hands, until the request is `None`.
+/// A message that MPI is sending or receiving, until the request is `None`.
 struct PendingMessage {
     peer: c_int,
     request: Option<Handle>,
@@ -46,7 +46,7 @@ impl MpiTransport {
         MpiTransport { comm, unsent, sends: Vec::new(), receives: Vec::new(), has_given_up: false }
     }
 
-    /// Calls MPI, if it is there yet.
+    /// Calls MPI, unless it is finalised.
     fn call<T>(
         &mut self,
         call: impl FnOnce(&mut MpiTransport) -> Result<T, MpiFailure>,
@@ -56,13 +56,13 @@ impl MpiTransport {
             return Err("MPI is finalised".into());
         }
         call(self).map_err(|failure| {
-            // After an error MPI promises nothing.
+            // After an error MPI guarantees nothing.
             self.give_up();
             process.error(failure, self.comm.rank, "the job's store", 0).to_string()
         })
     }
 
-    /// Accepts the next message that has come, whoever has sent it; whether there was one.
+    /// Starts to receive the next message from any rank; `false` if there is none.
     fn accept(&mut self) -> Result<bool, MpiFailure> {
         let mpi = &self.comm.process.mpi;
         let (f, constants) = (&mpi.functions, &mpi.constants);
@@ -89,7 +89,7 @@ impl MpiTransport {
         Ok(true)
     }
 
-    /// Takes the first message that is complete, unless the same sender's one before is not.
+    /// Takes the first complete message whose sender has no earlier incomplete one.
     fn take_received(&mut self) -> Result<Option<PendingMessage>, MpiFailure> {
         for index in 0..self.receives.len() {
             self.comm.look_after(&mut self.receives[index])?;
@@ -113,10 +113,10 @@ impl MpiTransport {
 }
 
 impl MpiComm {
-    /// Sees whether a message is complete.
+    /// Clears the request of a message if it is complete.
     fn look_after(&self, message: &mut PendingMessage) -> Result<(), MpiFailure> {
         if let Some(request) = &mut message.request {
-            // One thread has the transport.
+            // One thread owns the transport.
             if self.test_request(request)? {
                 message.request = None;
             }
@@ -177,8 +177,8 @@ impl MessageTransport for MpiTransport {
 }
 
 impl MpiTransport {
-    /// The process exits: what was said last, and is being heard, is on its progress, and MPI is to be finalised. Who is gone is not
-    /// waited for.
+    /// Completes pending messages when the process exits, for at most [`FINISHING`]: the last words reach their
+    /// peers, and MPI can be finalised. Does not wait for a dead peer.
     fn finish(&mut self) {
         let until = Instant::now() + FINISHING;
         while !self.has_given_up && Instant::now() < until {

@@ -1,4 +1,4 @@
-//! A collective: enqueued as the library's where it can be, else as pieces.
+//! A collective: enqueued as the library's where possible, else carried out in pieces.
 
 use super::join::CallProposal;
 use super::pe::{ReductionMethod, ReductionQuery, TEAM_SCRATCH, TeamReduction, column};
@@ -22,18 +22,18 @@ impl NvshmemComm {
     /// # Safety
     /// The contract of `Backend::collective`.
     pub(crate) unsafe fn operate(&self, call: &Call<'_>) -> Result<()> {
-        // Other communicators of this process have the same stage.
+        // The communicators of a process share the stage.
         let _operating = lock(&self.process.operating);
         let call = &Call { stream: self.stream_or_own(call.stream), ..*call };
         let places = self.places(call);
         let proposal = CallProposal { longest: self.longest(call), places, factor: call.reduction.factor };
         let proposals = self.join_call_with(call, proposal)?;
-        // From here on the others wait for this rank.
+        // From here on the other ranks wait for this one, so every error is fatal.
         // SAFETY: the caller's contract.
         unsafe { self.carry_out(call, places, &proposals) }.map_err(|error| self.fail(error))
     }
 
-    /// The ranks have met.
+    /// Carries the collective out, after the ranks have joined.
     ///
     /// # Safety
     /// As for [`operate`](NvshmemComm::operate).
@@ -69,7 +69,7 @@ impl NvshmemComm {
         unsafe { self.flow(call, &flow, longest, combination.as_ref()) }
     }
 
-    /// Calls in host memory that were made without a stream are carried out on the communicator's.
+    /// The stream of a call; the communicator's for calls on host memory without one.
     pub(crate) fn stream_or_own(&self, stream: RawStream) -> RawStream {
         if stream == RawStream::NONE {
             RawStream(self.process.device.stream.cu_stream().cast())
@@ -82,7 +82,8 @@ impl NvshmemComm {
         (call.blocks.longest().max(call.recv_blocks.longest()) * call.dtype.size()) as u64
     }
 
-    /// What names the buffers on every PE, if the library has the operation and both are symmetric memory.
+    /// The places of the buffers, the same on every PE, if the library has the operation and both are symmetric
+    /// memory; else 0.
     fn places(&self, call: &Call<'_>) -> [u64; 2] {
         use Operation::*;
         if call.spaces != [Space::Device; 2] || !matches!(call.blocks, Blocks::Equal(_)) {
@@ -96,7 +97,7 @@ impl NvshmemComm {
             AllToAll => (ranks, ranks),
             _ => return [0; 2],
         };
-        // Of one buffer the library has reductions only.
+        // In place the library has reductions only.
         if call.operation != AllReduce && std::ptr::eq(call.send, call.recv) {
             return [0; 2];
         }
@@ -162,8 +163,8 @@ impl NvshmemComm {
         Ok(true)
     }
 
-    /// No stream goes on before all have come here: a peer writes to this rank's memory when its own stream gets there, which
-    /// may be while this one still uses it.
+    /// Makes each stream wait for all PEs. A peer writes to this rank's memory when its own stream gets there, which
+    /// may be while this stream still uses it.
     fn sync_team(&self, team: nvshmem_team_t, stream: RawStream) -> Result<()> {
         let (name, library) = ("nvshmemx_team_sync_on_stream", self.process.library);
         let sync = library.need(library.nvshmemx_team_sync_on_stream, name)?;
@@ -174,7 +175,7 @@ impl NvshmemComm {
         library.check(name, code)
     }
 
-    /// The library's reduction, if it has it.
+    /// The library's function for a reduction, if it has one.
     fn reduction(&self, call: &Call<'_>, team: nvshmem_team_t) -> Result<Option<LibraryReduction>> {
         if !call.operation.reduces() {
             return Ok(None);
@@ -206,7 +207,7 @@ impl NvshmemComm {
         Ok(function.map(|function| LibraryReduction { function, name, scatters, method }))
     }
 
-    /// The library's reduction, in the stage. On device memory enqueued; on host memory complete when it returns.
+    /// A reduction by the library in the stage. On device memory enqueued; on host memory complete when it returns.
     ///
     /// # Safety
     /// The contract of `Backend::collective`; all PEs are here with the same call.
@@ -233,7 +234,7 @@ impl NvshmemComm {
                 let block = if reduce.scatters { part } else { rank };
                 let (len, offset) = (call.blocks.len(block) * size, call.blocks.offset(part) * size);
                 let source = call.send.wrapping_add(if reduce.scatters { offset } else { 0 } + begin);
-                // What is missing of a shorter block is whatever the stage holds, and nobody's.
+                // The tail of a shorter block holds old contents of the stage, whose result is not used.
                 // SAFETY: the caller's contract; what the stage held was used on this stream, or before all met.
                 unsafe {
                     self.bring(
@@ -271,14 +272,14 @@ impl NvshmemComm {
                 }
             }
             if call.spaces[0] == Space::Host {
-                // The mirror is filled again, by this operation or another.
+                // The pinned mirror is refilled by the next step or operation.
                 self.wait_for_stream(stream, &self.current_call())?;
             }
         }
         Ok(())
     }
 
-    /// Whether what each rank gives in an all_to_all_v is what the other expects.
+    /// Checks that each rank sends as much in an all_to_all_v as the receiver expects.
     ///
     /// # Safety
     /// As for [`operate`](NvshmemComm::operate).
@@ -298,7 +299,7 @@ impl NvshmemComm {
         // SAFETY: one thread at a time is in a collective; lists of so many words.
         self.on_host_channel(|channel| unsafe { channel.collective(&told) })?;
         let differs = |from: &usize| all[from * ranks + rank] != call.recv_blocks.len(*from) as u64;
-        // Nobody goes on before all have said that theirs are right.
+        // All ranks report before any goes on.
         let wrong = (0..ranks).find(differs);
         let told = [
             wrong.map_or(0, |from| from as u64 + 1),
@@ -318,7 +319,7 @@ impl NvshmemComm {
     }
 }
 
-/// A reduction of the library's.
+/// A reduction function of the library.
 #[derive(Clone, Copy)]
 struct LibraryReduction {
     function: Reduce,

@@ -1,4 +1,4 @@
-//! What the backend does on its GPU beside the library's calls. Streams are raw here: their lanes keep them alive.
+//! GPU calls of the backend: events, pinned memory, copies. Streams are raw here; the process keeps them alive.
 
 pub(crate) use super::pe::copy;
 use super::pe::{PeDevice, device_error};
@@ -16,7 +16,7 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
 
 /// Whether a stream's work is complete. The device is current.
 pub(crate) fn is_idle(stream: RawStream) -> Result<bool> {
-    // SAFETY: a stream of the device, kept alive by its lane.
+    // SAFETY: a stream of the device, which the process keeps alive.
     match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
         CUresult::CUDA_SUCCESS => Ok(true),
@@ -24,14 +24,14 @@ pub(crate) fn is_idle(stream: RawStream) -> Result<bool> {
     }
 }
 
-/// A place in a stream's work.
+/// A point in a stream's work.
 pub(crate) struct StreamEvent(CUevent);
 
 // SAFETY: an event may be used by any thread.
 unsafe impl Send for StreamEvent {}
 
 impl StreamEvent {
-    /// Behind what the stream has now. The device is current.
+    /// Records an event behind the stream's current work. The device is current.
     pub fn behind(stream: RawStream) -> Result<StreamEvent> {
         let mut event: CUevent = std::ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -43,7 +43,7 @@ impl StreamEvent {
         Ok(event)
     }
 
-    /// Whether the stream has got there.
+    /// Whether the stream has reached it.
     pub fn is_past(&self) -> Result<bool> {
         // SAFETY: an event that was recorded.
         match unsafe { sys::cuEventQuery(self.0) } {
@@ -53,7 +53,7 @@ impl StreamEvent {
         }
     }
 
-    /// What is enqueued on another stream from here on waits for it.
+    /// Makes later work of another stream wait for it.
     pub fn hold(&self, stream: RawStream) -> Result<()> {
         // SAFETY: an event and a stream of the device.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0.cast(), self.0, 0) })
@@ -101,7 +101,7 @@ impl Drop for Pinned {
     }
 }
 
-/// How many GPUs this process sees.
+/// Number of GPUs that this process sees.
 pub(crate) fn count() -> Result<usize> {
     crate::gpu::cuda::driver()?;
     Ok(cudarc::driver::CudaContext::device_count()? as usize)

@@ -1,4 +1,4 @@
-//! The ranks before an operation, and while one waits: nobody enqueues what waits for a rank that has not come.
+//! Joining: the ranks compare their calls before they enqueue anything, and look for dead peers while they wait.
 
 use super::{NvshmemComm, device};
 use crate::contract::{Call, Operation};
@@ -12,27 +12,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// How many words each rank tells at a meeting: what it calls, and its [`CallProposal`].
+/// Words that each rank gives: its call, and its [`CallProposal`].
 const WORDS: usize = AnnouncedCall::WORDS + 4;
 
-/// What a rank brings to an operation.
+/// What a rank contributes to the choice of how an operation is carried out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CallProposal {
-    /// Bytes of the longest block that it knows of.
+    /// Bytes of the longest block that the rank knows of.
     pub longest: u64,
-    /// What names its buffers on every PE, if both are symmetric memory; else 0.
+    /// The places of its buffers, the same on every PE, if both are symmetric memory; else 0.
     pub places: [u64; 2],
     /// The factor of a pre-multiplied sum.
     pub factor: u64,
 }
 
 impl NvshmemComm {
-    /// Waits until all ranks have come to the same call.
+    /// Waits until all ranks make the same call.
     pub(crate) fn join_call(&self, call: &Call<'_>) -> Result<Vec<CallProposal>> {
         self.join_call_with(call, CallProposal::default())
     }
 
-    /// The same, with what each brings: in the order of the ranks.
+    /// Waits until all ranks make the same call; returns their proposals in rank order.
     pub(crate) fn join_call_with(
         &self,
         call: &Call<'_>,
@@ -65,7 +65,7 @@ impl NvshmemComm {
         Ok(all.iter().map(proposal).collect())
     }
 
-    /// What all ranks do on the control channel, and the verdict if it fails.
+    /// Runs a collective step on the host channel. If it fails, fails the communicator with the diagnosis.
     pub(crate) fn on_host_channel<R>(
         &self,
         meeting: impl FnOnce(&dyn HostChannel) -> Result<R>,
@@ -79,13 +79,13 @@ impl NvshmemComm {
         })
     }
 
-    /// Waits until all ranks have come to the same point of an operation.
+    /// Waits until all ranks reach this point of an operation.
     pub(crate) fn host_barrier(&self) -> Result<()> {
         // SAFETY: one thread at a time is in a collective.
         self.on_host_channel(|channel| unsafe { channel.collective(&Call::empty(Operation::Barrier)) })
     }
 
-    /// What this rank is in, as the others see it.
+    /// The call that this rank is in, as announced to the others.
     pub(crate) fn current_call(&self) -> AnnouncedCall {
         let init = || AnnouncedCall::call(0, &Call::empty(Operation::Init));
         lock(&self.last).unwrap_or_else(init)
@@ -104,13 +104,13 @@ impl NvshmemComm {
         self.check()
     }
 
-    /// Looks for a reason to give up; if there is one, fails.
+    /// Announces the wait and looks for dead or missing peers. If there is one, fails.
     pub(crate) fn check_peers(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
         self.control_channel.tell_wait(announced);
         self.control_channel.look(announced, since).map_err(|failure| self.fail(failure))
     }
 
-    /// Waits for the library's collectives of this process.
+    /// Waits for this process's collectives of the library.
     pub(crate) fn wait_for_last_collective(&self) -> Result<()> {
         self.check()?;
         let Some(stream) = self.process.last() else { return Ok(()) };
@@ -120,11 +120,11 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Leaves together. The last communicator, if it has all PEs, ends the library.
+    /// Leaves together. The last communicator, if it has all PEs, finalizes the library.
     pub(crate) fn finalize(&self, call: &Call<'_>) -> Result<()> {
         self.settle_messages();
         self.wait_for_last_collective()?;
-        // Who has memory, or another communicator, still needs the library.
+        // A process with symmetric memory or another communicator still needs the library.
         let is_last = self.pes.len() == self.process.pes && Arc::strong_count(&self.process) == 1;
         let proposal = CallProposal { longest: u64::from(is_last), ..CallProposal::default() };
         let all = self.join_call_with(call, proposal)?;

@@ -1,4 +1,4 @@
-//! Symmetric memory as a buffer of the front, and what only this backend has.
+//! Symmetric memory as a buffer of `Comm`, and the API that only this backend has.
 
 use super::NvshmemComm;
 use super::process::NvshmemProcess;
@@ -12,7 +12,7 @@ use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// What only the NVSHMEM backend has: [`Comm::nvshmem`](crate::Comm::nvshmem).
+/// Features of the NVSHMEM backend alone: [`Comm::nvshmem`](crate::Comm::nvshmem).
 #[derive(Clone, Copy)]
 pub struct Nvshmem<'a> {
     comm: &'a NvshmemComm,
@@ -20,7 +20,7 @@ pub struct Nvshmem<'a> {
 }
 
 impl<'a> Nvshmem<'a> {
-    /// Memory is used on a lane, unless something else is said.
+    /// `lane` is the stream on which cudarc knows the memory.
     pub(crate) fn new(comm: &'a NvshmemComm, lane: &'a Stream) -> Nvshmem<'a> {
         Nvshmem { comm, lane }
     }

@@ -1,8 +1,8 @@
-//! NvshmemMessages: a sender copies a part of the message to a slot of its own symmetric memory and tells the receiver where it is,
-//! over a channel of the host; the receiver gets it and tells back that the slot is free.
+//! Messages: a sender copies a part to a slot of its symmetric memory and sends a header over a host channel; the
+//! receiver gets the part and sends a receipt, which frees the slot.
 //!
-//! What is told is matched by the host backend, in the order of posting and by tags. A message is sent when all of it is in
-//! slots; the receiver may come later, as long as there are slots. Nobody's GPU waits for a peer.
+//! Headers are matched by the host backend, in the order of posting and by tags. A message is sent when all of it is
+//! in slots, so the receiver may come later while slots are free. No GPU waits for a peer.
 
 use super::NvshmemComm;
 use super::device::StreamEvent;
@@ -17,15 +17,15 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long an end waits for the peers to fetch what was sent to them.
+/// Time for peers to fetch sent messages before this process leaves.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// Where a part of a message is: what is sent ([`AnnouncedCall::words`]), bytes of the part, and its slot.
+/// Header of a part: the announced call ([`AnnouncedCall::words`]), bytes of the part, and its slot.
 pub(crate) type PartHeader = [u64; AnnouncedCall::WORDS + 2];
 
 /// The messages of a communicator.
 pub(crate) struct NvshmemMessages {
-    /// Headers, and what is told back.
+    /// Channel of the headers, and channel of the receipts.
     pub headers: Box<dyn HostChannel>,
     pub receipts: Box<dyn HostChannel>,
     state: Mutex<MessageState>,
@@ -36,9 +36,9 @@ pub(crate) struct MessageState {
     pub next: usize,
     /// In the order of posting.
     pub transfers: VecDeque<MovingTransfer>,
-    /// What peers were told back, and may not have taken. The words are boxed, as they must stay where they are.
+    /// Receipts that peers may not have taken. The words are boxed: their address must not change.
     pub returned: Vec<(OperationId, Box<PartHeader>)>,
-    /// Slots that peers have not told back yet.
+    /// Slots whose receipt has not arrived.
     pub awaiting_receipt: Vec<(usize, OperationId, Box<u64>)>,
 }
 
@@ -59,17 +59,17 @@ pub(crate) enum TransferStep {
         bytes: usize,
         filled: StreamEvent,
     },
-    /// The peer is told where the part is.
+    /// The header of a part is being sent.
     SendingHeader {
         id: OperationId,
         _words: Box<PartHeader>,
     },
-    /// A header has to come.
+    /// Waits for a header.
     AwaitingHeader {
         id: OperationId,
         header: Box<PartHeader>,
     },
-    /// It has come.
+    /// A header has arrived.
     HeaderArrived {
         header: Box<PartHeader>,
     },
@@ -88,7 +88,7 @@ impl MovingTransfer {
         self.transfer.count * self.transfer.dtype.size()
     }
 
-    /// What comes after a part.
+    /// The step after a part.
     pub fn next(&self) -> TransferStep {
         if self.done == self.bytes() { TransferStep::Done } else { TransferStep::Begin }
     }
@@ -116,7 +116,7 @@ impl NvshmemMessages {
         lock(&self.state).transfers.iter().any(|moving| moving.id == id.0)
     }
 
-    /// The transfer that was posted first, of those under way.
+    /// The oldest transfer under way.
     fn oldest(&self) -> Option<OperationId> {
         lock(&self.state).transfers.front().map(|moving| OperationId(moving.id))
     }
@@ -126,7 +126,7 @@ impl NvshmemMessages {
         self.receipts.depart(departure);
     }
 
-    /// Whether something was sent, or told back, that its peer has not taken.
+    /// Whether a peer has not yet fetched a message or taken a receipt.
     fn has_sent(&self) -> bool {
         let state = lock(&self.state);
         !state.awaiting_receipt.is_empty()
@@ -142,7 +142,7 @@ impl NvshmemMessages {
 }
 
 impl MessageState {
-    /// Forgets what has arrived, and frees the slots that were told back.
+    /// Drops receipts that peers have taken, and frees the slots whose receipt has arrived.
     fn settle(&mut self, receipts: &dyn HostChannel, free: impl Fn(usize)) -> Result<()> {
         let mut failed = None;
         let mut is_done = |id| {
@@ -164,16 +164,16 @@ impl MessageState {
 }
 
 impl NvshmemComm {
-    /// Tells peers what they may wait for, before this rank waits for something else.
+    /// Advances sent messages, which peers may wait for, before this rank waits for something else.
     pub(crate) fn advance_sent(&self) -> Result<()> {
         if self.messages.has_sent() { self.progress_messages().map(drop) } else { Ok(()) }
     }
 
-    /// Moves all transfers along; whether any is still under way.
+    /// Advances all transfers; `true` if any is under way.
     pub(crate) fn progress_messages(&self) -> Result<bool> {
         let since = Instant::now();
         let mut state = lock(&self.messages.state);
-        // Whoever is told of a failure frees its buffers: nobody touches them from then on.
+        // A caller that sees a failure frees its buffers: they are not touched from then on.
         self.check()?;
         let announced = state.transfers.front().map(|m| AnnouncedCall::message(m.id as u64 + 1, &m.transfer));
         let outcome = self.advance_all(&mut state);
@@ -216,11 +216,11 @@ impl NvshmemComm {
         outcome
     }
 
-    /// Whether what comes is what this rank expects.
+    /// Checks a header against the receive.
     pub(crate) fn compare(&self, moving: &MovingTransfer, header: &PartHeader) -> Result<()> {
         let theirs: [u64; AnnouncedCall::WORDS] = std::array::from_fn(|n| header[n]);
         let own = AnnouncedCall::message(moving.id as u64 + 1, &moving.transfer).words();
-        // The type is the second byte; the length in elements the next word.
+        // The dtype is the second byte; the number of elements the next word.
         let same = (theirs[1] >> 8 & 0xff, theirs[2]) == (own[1] >> 8 & 0xff, own[2]);
         let fits =
             header[AnnouncedCall::WORDS] as usize <= (moving.bytes() - moving.done).min(self.process.slot);
@@ -230,7 +230,7 @@ impl NvshmemComm {
         Err(self.differing((moving.transfer.peer, &theirs), (self.rank(), &own)))
     }
 
-    /// The verdict on two ranks of which one gives so many elements and the other expects another number.
+    /// The error for two ranks of which one sends another number of elements than the other expects.
     pub(crate) fn unequal(
         &self,
         dtype: DType,
@@ -282,7 +282,7 @@ impl NvshmemComm {
 
     /// Waits until all transfers are done, with the deadline.
     pub(crate) fn finish_messages(&self) -> Result<()> {
-        // Before the lock: another thread may hold it half-way in a process that fork has copied.
+        // Before the lock: in a forked process it may be held for ever.
         self.check()?;
         while let Some(id) = self.messages.oldest() {
             self.wait_for_message(id, &|| ())?;
@@ -290,7 +290,7 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Waits, for a while, until the peers have fetched what was sent to them: it goes with this process.
+    /// Waits, for at most [`ENDING`], until the peers have fetched their messages: the slots go with this process.
     pub(crate) fn settle_messages(&self) {
         let since = Instant::now();
         while self.messages.has_sent() && self.check().is_ok() {

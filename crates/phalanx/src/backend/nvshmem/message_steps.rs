@@ -1,4 +1,4 @@
-//! The steps of a message: a part to a slot, its header to the receiver, from there to where it belongs, and the receipt.
+//! The steps of a message: copy a part to a slot, send its header, fetch it at the receiver, send the receipt.
 
 use super::device::StreamEvent;
 use super::message::{MessageState, MovingTransfer, PartHeader, TransferStep};
@@ -10,7 +10,7 @@ use crate::types::dtype::DType;
 use crate::types::error::Result;
 use crate::types::memory::{RawStream, Space};
 
-/// Tells a peer. The words are kept until the id is settled.
+/// Sends words to a peer. The caller keeps them until the operation is complete.
 fn post_words(
     channel: &dyn HostChannel,
     peer: usize,
@@ -24,7 +24,7 @@ fn post_words(
 }
 
 impl NvshmemComm {
-    /// Takes as many steps as it can without waiting.
+    /// Takes as many steps as possible without waiting.
     pub(crate) fn advance(&self, state: &mut MessageState, moving: &mut MovingTransfer) -> Result<()> {
         loop {
             let step = std::mem::replace(&mut moving.step, TransferStep::Begin);
@@ -40,7 +40,7 @@ impl NvshmemComm {
         }
     }
 
-    /// The next step, and whether it is another.
+    /// The next step, and whether it is a new one.
     fn advance_send(
         &self,
         state: &mut MessageState,
@@ -89,7 +89,7 @@ impl NvshmemComm {
         }
     }
 
-    /// Tells the receiver where a part is.
+    /// Sends the header of a part.
     fn send_header(&self, moving: &MovingTransfer, bytes: usize, slot: usize) -> Result<TransferStep> {
         let mut header = Box::new([0; AnnouncedCall::WORDS + 2]);
         let announced = AnnouncedCall::message(moving.id as u64 + 1, &moving.transfer);
@@ -171,7 +171,7 @@ impl NvshmemComm {
                     }
                 }
                 process.free(slot);
-                // The peer takes it when it comes by; this rank need not wait for that.
+                // This rank need not wait until the peer takes the receipt.
                 let words: Box<PartHeader> = Box::default();
                 let id = post_words(&*self.messages.receipts, peer, theirs as u32, &words, 1)?;
                 state.returned.push((id, words));
@@ -209,7 +209,8 @@ impl NvshmemComm {
         StreamEvent::behind(stream)
     }
 
-    /// Gets a part from a peer's slot, behind the stream's work: device memory is there then, host memory in the mirror.
+    /// Gets a part from a peer's slot, behind the stream's work: to device memory, or to the pinned mirror of host
+    /// memory.
     ///
     /// # Safety
     /// The target takes so many bytes; the peer's slot holds them; the slot here is not in use.

@@ -1,24 +1,26 @@
-//! The NVSHMEM backend: ranks are PEs, processes with a GPU each. It is there for programs that use symmetric memory, put
-//! and get, and want the whole front beside them; bulk collectives are NCCL's.
+//! The NVSHMEM backend: ranks are PEs, processes with one GPU each. It is for programs that use symmetric memory, put
+//! and get and want the rest of phalanx beside them. Bulk collectives are faster with NCCL.
 //!
-//! How it differs from the model: NVSHMEM waits for ever for who is missing, and what is enqueued cannot be taken back. So
-//! the ranks meet and compare each collective on the host before anything of it is enqueued, whatever `PHALANX_CHECK` says.
-//! On [symmetric memory](Buffer) that has the same place on all ranks the library's own collectives are then enqueued; all
-//! other memory goes through symmetric memory of the backend's, piece by piece: a rank copies its piece there, the ranks
-//! meet, and each gets from the others what is its own. No GPU waits for another there.
+//! How it differs from the model: NVSHMEM waits without limit for a missing rank, and enqueued work cannot be
+//! cancelled. So the ranks join and compare each collective on the host before they enqueue any of it, whatever
+//! `PHALANX_CHECK` says. If the buffers are [symmetric memory](Buffer) at the same place on all ranks, the library's
+//! own collectives are then enqueued. All other memory goes through the stage, symmetric memory of the backend's,
+//! piece by piece: a rank copies its piece to its stage, the ranks line up, and each gets its pieces from the others'
+//! stages. There no GPU waits for another.
 //!
-//! Reductions are the library's, in its order, f16 and bf16 in their own precision, where it has them and the ranks are a
-//! team; averages, pre-multiplied sums, 8-bit floats, and those of other ranks are the host backend's.
+//! Reductions are the library's, in its order, f16 and bf16 in their own precision, if it has them and the ranks form
+//! a team. Averages, pre-multiplied sums, 8-bit floats, and ranks without a team are reduced on the host.
 //!
 //! | file | what |
 //! |---|---|
-//! | `process.rs`, `gpu.rs` | what the communicators of a process share; its GPU |
-//! | `meeting.rs` | the ranks before an operation, and while one waits |
-//! | `operation.rs` | a collective as calls of the library, or as pieces |
-//! | `pieces.rs` | what goes from whom to whom, piece by piece |
-//! | `message.rs`, `steps.rs` | messages, and the steps of one |
-//! | `team.rs` | the library's names for the ranks of a part |
-//! | `memory.rs` | symmetric memory as a buffer; what only this backend has |
+//! | `process.rs`, `device.rs` | what the communicators of a process share; its GPU |
+//! | `join.rs` | the comparison of calls before an operation, and waits |
+//! | `collective.rs` | a collective as calls of the library, or as pieces |
+//! | `staging.rs` | a collective of pieces through the stage |
+//! | `message.rs`, `message_steps.rs` | messages, and the steps of one |
+//! | `team.rs` | the library's team for a communicator |
+//! | `memory.rs` | symmetric memory as a buffer; the API that only this backend has |
+//! | `pe/` | NVSHMEM's host API, safe: contexts, symmetric memory, teams, puts and gets |
 
 mod collective;
 mod device;
@@ -55,14 +57,14 @@ pub(crate) struct NvshmemComm {
     process: Arc<NvshmemProcess>,
     /// The PEs of the ranks.
     pes: Vec<usize>,
-    /// The library's name for these PEs, if it has one: then their numbers there are the ranks.
+    /// The library's team of these PEs, if there is one: PE numbers in it are the ranks.
     team: Option<TeamHandle>,
-    /// Where the ranks meet.
+    /// The channel on which the ranks join.
     host_channel: Arc<dyn HostChannel>,
-    /// Where they see who is gone.
+    /// The channel on which missing and dead ranks are found.
     control_channel: ControlChannel,
     messages: NvshmemMessages,
-    /// Number of the last collective, and what it was.
+    /// Number of the last collective, and its call.
     collectives: AtomicU64,
     last: Mutex<Option<AnnouncedCall>>,
     /// SharedContext while the communicator is being failed.
@@ -100,7 +102,7 @@ impl NvshmemComm {
         NvshmemComm::assemble(host, Arc::new(process), Some(TeamHandle::WORLD))
     }
 
-    /// The communicator of the ranks of `control`, which are PEs already. Collective.
+    /// The communicator of the ranks of `channel`, which are PEs already. Collective.
     fn assemble(
         channel: Box<dyn HostChannel>,
         process: Arc<NvshmemProcess>,
@@ -108,7 +110,7 @@ impl NvshmemComm {
     ) -> Result<NvshmemComm> {
         let (rank, ranks) = (channel.rank(), channel.world_size());
         let part = || {
-            // SAFETY: nobody else uses `control` yet.
+            // SAFETY: nobody else uses `channel` yet.
             let part = unsafe { channel.part(Some(0), rank as i64) }?;
             Ok::<_, Error>(part.expect("everybody has a colour"))
         };
@@ -143,7 +145,7 @@ impl NvshmemComm {
         self.process.adopt(stream)
     }
 
-    /// The error that every call answers, if the communicator has failed.
+    /// The error of a failed communicator, which every call returns.
     #[inline]
     fn check(&self) -> Result<()> {
         match self.failed.get() {
@@ -152,7 +154,7 @@ impl NvshmemComm {
         }
     }
 
-    /// Fails for all ranks. What is on the GPU stays there: the library cannot take it back.
+    /// Fails the communicator for all ranks. Enqueued work stays on the GPU: the library cannot cancel it.
     #[cold]
     fn fail(&self, error: Error) -> Error {
         let error = match error {
@@ -199,7 +201,7 @@ impl Backend for NvshmemComm {
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         match call.operation {
             Operation::Barrier => {
-                // Not for messages: a peer may send behind the barrier.
+                // Waits for collectives only: a peer may send after the barrier.
                 self.wait_for_last_collective()?;
                 self.join_call(call).map(drop)
             }
@@ -219,7 +221,7 @@ impl Backend for NvshmemComm {
     }
 
     fn test(&self, id: OperationId) -> Result<bool> {
-        // Also if it fails, no other thread is in the middle of a step when this returns.
+        // When this returns, also with an error, no other thread is inside a step.
         self.progress_messages()?;
         Ok(!self.messages.is_under_way(id))
     }

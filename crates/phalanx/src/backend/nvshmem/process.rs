@@ -1,7 +1,7 @@
-//! This process as a PE: its context, which all its communicators share, and the symmetric memory through which other
-//! memory goes.
+//! This process as a PE: the context that its communicators share, and the stage and slots through which other memory
+//! goes.
 //!
-//! Whoever uses the stage holds `operating`, for as long as its peers may look into this rank's part.
+//! An operation that uses the stage holds `operating`, for as long as peers may read this rank's part.
 
 use super::device;
 use super::device::{Pinned, StreamEvent};
@@ -17,12 +17,12 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Bytes of each half of the stage.
 const STAGE: usize = 16 << 20;
-/// NvshmemMessages that this process has sent and the peers have not fetched, at most.
+/// Most messages sent and not yet fetched by peers.
 const OUTGOING: usize = 32;
-/// Parts of messages that it fetches at once.
+/// Most parts of messages fetched at once.
 const INCOMING: usize = 4;
 
-/// The context, for whichever thread's turn it is.
+/// The context, shared by threads that take turns.
 pub(crate) struct SharedContext(Context);
 
 // SAFETY: the library accepts calls of any thread, one at a time (NVSHMEM_THREAD_SERIALIZED); the lock around this sees
@@ -37,7 +37,7 @@ impl std::ops::Deref for SharedContext {
     }
 }
 
-/// See the module.
+/// What the communicators of this process share.
 pub(crate) struct NvshmemProcess {
     /// `None` when it has been finalized.
     context: Mutex<Option<SharedContext>>,
@@ -51,19 +51,19 @@ pub(crate) struct NvshmemProcess {
     pub slot: usize,
     /// The symmetric memory: the stage's two halves, then the slots.
     start: u64,
-    /// The same on the host, for what comes from there or goes there.
+    /// Pinned memory that mirrors the stage and slots, for host buffers.
     pinned: OnceLock<Pinned>,
     pub operating: Mutex<()>,
     /// A communicator has failed: the GPU may have work that does not end.
     pub is_broken: AtomicBool,
-    /// How many teams were made for parts, and not destroyed.
+    /// Teams made for communicators and not destroyed.
     pub teams: AtomicUsize,
     free_slots: Mutex<Slots>,
-    /// The stream on which a collective of the library was enqueued last.
+    /// The stream of the last collective of the library.
     last: Mutex<Option<RawStream>>,
-    /// Streams on which something was enqueued: they live as long as this.
+    /// Streams with enqueued work: they live as long as this.
     streams: Mutex<Vec<GpuStream>>,
-    /// Symmetric memory of the user's, by its start: its length in bytes, and its number, the same on all PEs.
+    /// Symmetric memory of the user's, by its start: length in bytes, and its number, the same on all PEs.
     allocations: Mutex<BTreeMap<u64, (u64, u64)>>,
 }
 
@@ -80,9 +80,9 @@ struct Slots {
 /// Which half of the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Half {
-    /// What the peers fetch from.
+    /// Data for the peers to fetch.
     In,
-    /// What was fetched, or combined.
+    /// Data fetched or combined.
     Out,
 }
 
@@ -164,16 +164,16 @@ impl NvshmemProcess {
             return Ok(pinned.start);
         }
         let made = Pinned::new(&self.device, 2 * self.stage + (OUTGOING + INCOMING) * self.slot)?;
-        // Whoever comes second drops its own.
+        // The thread that comes second drops its own.
         Ok(self.pinned.get_or_init(|| made).start)
     }
 
-    /// A free slot for what goes out; none if all are under way.
+    /// A free slot for a part to send; none if all are in use.
     pub fn take_outgoing(&self) -> Option<usize> {
         lock(&self.free_slots).outgoing.pop()
     }
 
-    /// The same for what comes in.
+    /// A free slot for a part to receive; none if all are in use.
     pub fn take_incoming(&self) -> Option<usize> {
         lock(&self.free_slots).incoming.pop()
     }
@@ -198,7 +198,7 @@ impl NvshmemProcess {
         *lock(&self.last) = Some(stream);
     }
 
-    /// Keeps a stream alive on which something will be enqueued.
+    /// Keeps a stream alive on which work will be enqueued.
     pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
         let of_device = matches!(stream, GpuStream::Cuda(stream) if self.device.check(stream).is_ok());
         if !of_device {
@@ -220,7 +220,7 @@ impl NvshmemProcess {
         self.device.context.ordinal()
     }
 
-    /// Symmetric memory for the user: where, and its number. Collective over all PEs.
+    /// Allocates symmetric memory for the user: its start and its number. Collective over all PEs.
     pub fn allocate(&self, bytes: usize) -> Result<(u64, u64)> {
         let turn = self.enter()?;
         let context = turn.context()?;
@@ -230,14 +230,14 @@ impl NvshmemProcess {
         Ok((start, number))
     }
 
-    /// Gives it back. Collective over all PEs.
+    /// Frees it. Collective over all PEs.
     pub fn release(&self, start: u64, number: u64) -> Result<()> {
         let turn = self.enter()?;
         lock(&self.allocations).remove(&start);
         turn.context()?.give_back(start, number)
     }
 
-    /// What names the same place in symmetric memory on every PE; 0 for other memory.
+    /// The name of an address in symmetric memory, the same on every PE; 0 for other memory.
     pub fn place(&self, address: *const u8, bytes: usize) -> u64 {
         let address = address as u64;
         let allocations = lock(&self.allocations);
@@ -250,7 +250,7 @@ impl NvshmemProcess {
 impl Drop for NvshmemProcess {
     fn drop(&mut self) {
         if self.is_broken.load(Ordering::Relaxed) {
-            // Copies may still use it.
+            // Copies may still use the pinned memory.
             std::mem::forget(self.pinned.take());
         }
     }
@@ -291,12 +291,12 @@ pub(crate) fn available() -> Result<()> {
 }
 
 impl NvshmemProcess {
-    /// The stream that may have work of the library's.
+    /// The stream that may have work of the library.
     pub fn last(&self) -> Option<RawStream> {
         *lock(&self.last)
     }
 
-    /// A stream's work is complete.
+    /// Notes that a stream's work is complete.
     pub fn is_done(&self, stream: RawStream) {
         let mut last = lock(&self.last);
         if *last == Some(stream) {

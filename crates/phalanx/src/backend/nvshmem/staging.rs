@@ -1,7 +1,10 @@
-//! A collective as pieces: what each rank shows the others in its part of the stage, and what it gets from theirs.
+//! A collective in pieces: what each rank puts into its stage, and what it gets from the others' stages.
 //!
-//! One step: every rank copies a piece of what it gives to its stage; they line up; each gets its pieces from the others'
-//! stages and copies them to where they belong; they line up again, after which a stage can be written to again.
+//! One step:
+//! - every rank copies a piece of its data to its stage;
+//! - the ranks line up;
+//! - each gets its pieces from the others' stages and copies them to its buffer;
+//! - they line up again, after which the stages can be overwritten.
 
 use super::process::Half;
 use super::{NvshmemComm, device};
@@ -13,7 +16,7 @@ use crate::types::memory::{RawStream, Space};
 /// Places in the stage are multiples of this many bytes.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// What this rank shows: bytes from an address, in a place of its stage.
+/// A block that this rank puts into its stage.
 #[derive(Debug, Clone, Copy)]
 struct StagedPiece {
     place: usize,
@@ -21,7 +24,7 @@ struct StagedPiece {
     bytes: usize,
 }
 
-/// What it gets: from a rank's place to an address.
+/// A block that this rank gets from a rank's stage.
 #[derive(Debug, Clone, Copy)]
 struct FetchedPiece {
     rank: usize,
@@ -30,7 +33,7 @@ struct FetchedPiece {
     bytes: usize,
 }
 
-/// One rank's part in a collective that is made of pieces.
+/// One rank's blocks in a collective of pieces.
 #[derive(Debug, Default)]
 pub(crate) struct StagingPlan {
     shown: Vec<StagedPiece>,
@@ -38,7 +41,7 @@ pub(crate) struct StagingPlan {
 }
 
 impl StagingPlan {
-    /// Reductions get the blocks that are to be combined, all to one address.
+    /// The blocks of a call. In reductions all blocks to combine have the same target.
     pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> StagingPlan {
         use Operation::*;
         let size = call.dtype.size();
@@ -89,7 +92,7 @@ impl StagingPlan {
     }
 }
 
-/// How blocks that were fetched become one.
+/// How fetched blocks are combined into one.
 pub(crate) struct Combination {
     pub reducer: Reducer,
     /// Each rank's factor.
@@ -99,12 +102,12 @@ pub(crate) struct Combination {
 }
 
 impl NvshmemComm {
-    /// Bytes of a place in the stage, if it has one for each rank.
+    /// Bytes of a place, if the stage has one for each rank.
     pub(crate) fn place_bytes(&self) -> usize {
         self.process.stage / self.pes.len() / ALIGNMENT * ALIGNMENT
     }
 
-    /// Carries a flow out. `longest` is the length in bytes of the longest block of any rank.
+    /// Carries a plan out. `longest` is the length in bytes of the longest block of any rank.
     ///
     /// # Safety
     /// The contract of `Backend::collective`, for the call that the flow is of; `operating` is held.
@@ -134,7 +137,7 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Gets this step's pieces, and brings them to where they belong; complete when it returns.
+    /// Gets the pieces of this step and copies them to the buffer; complete when it returns.
     ///
     /// # Safety
     /// As for [`flow`](NvshmemComm::flow); the peers' stages hold the step's pieces.
@@ -146,7 +149,7 @@ impl NvshmemComm {
         combination: Option<&Combination>,
     ) -> Result<()> {
         let (piece, stream, process) = (self.place_bytes(), call.stream, &self.process);
-        // In place, what a rank gives itself is there.
+        // In place, a rank's own block is there already.
         let is_there = |fetched: &FetchedPiece| {
             let own = |shown: &&StagedPiece| shown.place == fetched.place;
             combination.is_none()
@@ -201,8 +204,8 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Copies to the stage, behind the stream's work; from host memory by way of pinned memory, so that a caller that gives
-    /// up can free its buffer.
+    /// Copies to the stage, behind the stream's work. Host memory goes through pinned memory, so that a caller that
+    /// gives up can free its buffer.
     ///
     /// # Safety
     /// `source` is readable for so many bytes; the place is not in use.
@@ -228,7 +231,7 @@ impl NvshmemComm {
         }
     }
 
-    /// Combines what was fetched on the host, in rank order.
+    /// Combines the fetched blocks on the host, in rank order.
     ///
     /// # Safety
     /// `target` takes `count` elements; so many were fetched from each of so many ranks.

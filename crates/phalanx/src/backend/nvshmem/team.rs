@@ -1,4 +1,4 @@
-//! The library's names for the ranks of a part: teams, without which it does not reduce.
+//! Teams of the library for the ranks of a communicator. Without a team the library does not reduce.
 
 use super::NvshmemComm;
 use super::pe::strided;
@@ -7,8 +7,8 @@ use crate::types::error::Result;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::sync::atomic::Ordering;
 
-/// Teams that a process has at a time, at most: the library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them. With NVLink multicast it
-/// has fewer ([`Limits::teams`](super::pe::Limits::teams)).
+/// Most teams of a process at a time. The library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them; with NVLink
+/// multicast fewer ([`Limits::teams`](super::pe::Limits::teams)).
 const MOST: usize = 16;
 
 /// A team whose PEs are the ranks, in their order.
@@ -24,8 +24,9 @@ impl TeamHandle {
 }
 
 impl NvshmemComm {
-    /// The team for this rank's part; none where the library cannot name the part: teams are every so many of another's PEs,
-    /// in their order. Collective over this communicator, as each of the teams is made by all of its ranks.
+    /// The team for this rank's part of a split; `None` where the library cannot make one: a team is a strided subset
+    /// of its parent's PEs, in their order. Collective over this communicator, since all its ranks make each of the
+    /// teams.
     pub(crate) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<TeamHandle>> {
         let Some(parent) = self.team else { return Ok(None) };
         let (rank, ranks) = (self.rank(), self.pes.len());
@@ -57,7 +58,7 @@ impl NvshmemComm {
         Ok(mine)
     }
 
-    /// None for those who are not in it, and where the library has no more teams.
+    /// `None` on ranks outside the team, and where the library has no more teams.
     fn make_team(
         &self,
         parent: nvshmem_team_t,
@@ -77,7 +78,7 @@ impl NvshmemComm {
         }))
     }
 
-    /// Gives a team of its own back. Collective.
+    /// Destroys the team, if it was made for this communicator. Collective.
     pub(crate) fn end_team(&self) -> Result<()> {
         let Some(TeamHandle { team, is_own: true }) = self.team else { return Ok(()) };
         let turn = self.process.enter()?;
@@ -92,7 +93,7 @@ impl NvshmemComm {
     }
 }
 
-/// How far the members are apart, if that is always the same.
+/// The distance between consecutive members, if it is constant.
 fn stride(members: &[usize]) -> Option<usize> {
     let Some((first, second)) = members.first().zip(members.get(1)) else { return Some(1) };
     let stride = second.checked_sub(*first)?;

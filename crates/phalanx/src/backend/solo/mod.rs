@@ -1,4 +1,4 @@
-//! The backend of a world of one: nothing has to be moved, but everything means what it means elsewhere.
+//! The backend of a world of one rank: no data moves between ranks, and every operation keeps its meaning.
 //!
 //! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
 //! kept until it is received.
@@ -46,7 +46,7 @@ impl SoloComm {
         self.failed.get_or_init(|| error).clone()
     }
 
-    /// Of a receive that is waited for, and to which nothing was sent.
+    /// The error for a receive without a send.
     fn never_comes(&self, receive: Option<Transfer>) -> Error {
         let operation =
             receive.map_or("recv".into(), |r| format!("recv({} × {}, from rank 0)", r.dtype, r.count));
@@ -62,7 +62,7 @@ impl SoloComm {
         )
     }
 
-    /// Gives a message to its receive.
+    /// Copies a message to its receive.
     fn deliver(&self, send: &Transfer, bytes: &[u8], recv: &Transfer) -> Result<()> {
         if (send.dtype, send.count) != (recv.dtype, recv.count) {
             return Err(self.fail(
@@ -157,7 +157,7 @@ impl Backend for SoloComm {
         if self.test(id)? {
             return Ok(());
         }
-        // The thread that could send it is here.
+        // Only this thread could send it, and it is here.
         self.lock().receives.retain(|(waiting, _)| *waiting != id);
         let operation = transfer.operation().name();
         Err(UsageError::SelfExchange { operation, rank: 0 }.into())
@@ -204,7 +204,7 @@ impl Backend for SoloComm {
     }
 
     fn progress(&self) -> Result<bool> {
-        // A message is moved when its second half is posted.
+        // A message moves when its second half is posted.
         Ok(false)
     }
 
