@@ -27,16 +27,16 @@ impl Builder {
 impl Context {
     /// Makes each rank of a communicator a PE, with its rank as its number. Collective over the communicator.
     ///
-    /// The communicator, whose backend may be any, carries the unique id. Over it the PEs also compare their collective
-    /// calls, and notice who is missing. `nvshmemx_hostlib_init_attr`
+    /// The communicator may have any backend; it carries the unique id. Over it the PEs also compare their collective
+    /// calls and find missing PEs. `nvshmemx_hostlib_init_attr`
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`] where NVSHMEM or the CUDA driver is not there, [`Error::Unsupported`] without a GPU, for
-    /// ranks that are threads of one process, and for a second context; on every PE, before the library is entered.
-    /// [`Error::Unsupported`], too, if PEs share a GPU and MPS does not share it out, and if the PEs that
-    /// [`init_from_environment`](Context::init_from_environment) found before are others: the library is then finalized.
-    /// [`Error::Library`] if the library fails, [`Error::Timeout`] if it does not come back (its thread is then left
-    /// alone for ever, since nothing can end it). After these two the process cannot have a context any more.
+    /// [`Error::LibraryNotFound`] without NVSHMEM or the CUDA driver, [`Error::Unsupported`] without a GPU, for ranks
+    /// that are threads of one process, and for a second context; on every PE, before the library is entered.
+    /// [`Error::Unsupported`], too, if PEs share a GPU that MPS does not divide, and if
+    /// [`init_from_environment`](Context::init_from_environment) found other PEs before: the library is then
+    /// finalized. [`Error::Library`] if the library fails, [`Error::Timeout`] if it does not return (its thread is
+    /// then left running, since nothing can end it). After these two the process cannot have a context any more.
     pub fn init(comm: &Comm) -> Result<Context> {
         Context::builder().init(comm)
     }
@@ -49,8 +49,8 @@ fn control(comm: &Comm) -> Result<PeControl> {
     let backend = &*comm.backend;
     // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
     let channels = unsafe { (start::host_channel(backend)?, start::host_channel(backend)?) };
-    if let (Some(host_channel), Some(control_channel)) = channels {
-        return Ok(PeControl::over(host_channel, control_channel, name));
+    if let (Some(host_channel), Some(watch_channel)) = channels {
+        return Ok(PeControl::over(host_channel, watch_channel, name));
     }
     // SAFETY: as above.
     let part = unsafe { backend.split(Some(0), backend.rank() as i64) }?;

@@ -212,13 +212,13 @@ impl MpiComm {
                     call!(alltoall "MPI_Alltoall", ialltoall "MPI_Ialltoall",
                         send, count, ty, recv, count, ty, comm)
                 }
-                // The ranks meet.
+                // Ranks only synchronise.
                 _ => call!(barrier "MPI_Barrier", ibarrier "MPI_Ibarrier", comm),
             }
         }
     }
 
-    /// The MPI call for an operation whose counts fit. Nothing is given to MPI, and nothing written but scratch memory.
+    /// The MPI call for an operation whose counts fit. Makes no call, and writes scratch memory only.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).

@@ -288,7 +288,7 @@ impl NvshmemComm {
         let own: Vec<u64> = (0..ranks).map(|to| call.blocks.len(to) as u64).collect();
         let mut all = vec![0u64; ranks * ranks];
         let blocks = Blocks::Equal(ranks);
-        let told = Call {
+        let exchange = Call {
             dtype: DType::U64,
             send: own.as_ptr().cast(),
             recv: all.as_mut_ptr().cast(),
@@ -297,17 +297,17 @@ impl NvshmemComm {
             ..Call::empty(Operation::AllGather)
         };
         // SAFETY: one thread at a time is in a collective; lists of so many words.
-        self.on_host_channel(|channel| unsafe { channel.collective(&told) })?;
+        self.on_host_channel(|channel| unsafe { channel.collective(&exchange) })?;
         let differs = |from: &usize| all[from * ranks + rank] != call.recv_blocks.len(*from) as u64;
         // All ranks report before any goes on.
         let wrong = (0..ranks).find(differs);
-        let told = [
+        let own_answer = [
             wrong.map_or(0, |from| from as u64 + 1),
             wrong.map_or(0, |from| call.recv_blocks.len(from) as u64),
         ];
         let mut answers = vec![[0u64; 2]; ranks];
         // SAFETY: as above.
-        self.on_host_channel(|channel| unsafe { channel.tell_all(&told, answers.as_flattened_mut()) })?;
+        self.on_host_channel(|channel| unsafe { channel.tell_all(&own_answer, answers.as_flattened_mut()) })?;
         match answers.iter().position(|answer| answer[0] != 0) {
             None => Ok(()),
             Some(to) => {

@@ -66,12 +66,9 @@ impl NvshmemComm {
     }
 
     /// Runs a collective step on the host channel. If it fails, fails the communicator with the diagnosis.
-    pub(crate) fn on_host_channel<R>(
-        &self,
-        meeting: impl FnOnce(&dyn HostChannel) -> Result<R>,
-    ) -> Result<R> {
+    pub(crate) fn on_host_channel<R>(&self, step: impl FnOnce(&dyn HostChannel) -> Result<R>) -> Result<R> {
         let since = Instant::now();
-        meeting(&*self.host_channel).map_err(|error| {
+        step(&*self.host_channel).map_err(|error| {
             if !error.is_fatal() {
                 return error;
             }

@@ -73,8 +73,9 @@ impl fmt::Debug for Nvshmem<'_> {
 
 /// Symmetric memory of a communicator's ranks, of the GPU, as [`Nvshmem::alloc`] gives it.
 ///
-/// A buffer of every operation, and of cudarc through [`view`](Buffer::view) and [`view_mut`](Buffer::view_mut). A collective
-/// of equal blocks whose buffers are this on all ranks, at the same place, is carried out by the library without a copy.
+/// A buffer of every operation, and of cudarc through [`view`](Buffer::view) and [`view_mut`](Buffer::view_mut). The
+/// library carries out a collective of equal blocks without a copy, if both buffers are of this type and at the same
+/// place on all ranks.
 ///
 /// [`free`](Buffer::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
 /// [`Comm::finalize`](crate::Comm::finalize) ends the library, with a line in the log.

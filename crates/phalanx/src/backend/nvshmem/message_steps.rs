@@ -114,9 +114,9 @@ impl NvshmemComm {
             TransferStep::Begin => {
                 let mut header: Box<PartHeader> = Box::default();
                 let direction = Direction::Recv(header.as_mut_ptr().cast());
-                let told = Transfer::host(direction, peer, tag, DType::U64, header.len());
+                let header_transfer = Transfer::host(direction, peer, tag, DType::U64, header.len());
                 // SAFETY: the words are boxed, and kept until the id is settled.
-                let id = unsafe { self.messages.headers.post(told) }?;
+                let id = unsafe { self.messages.headers.post(header_transfer) }?;
                 Ok((TransferStep::AwaitingHeader { id, header }, true))
             }
             TransferStep::AwaitingHeader { id, header } => match self.messages.headers.test(id)? {

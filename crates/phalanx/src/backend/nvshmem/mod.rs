@@ -93,9 +93,9 @@ impl NvshmemComm {
         let topology = host.host_topology();
         // SAFETY: nobody else uses the channel yet.
         let channel = || unsafe { host.part(Some(0), host.rank() as i64) };
-        let (meetings, watched) = (channel()?, channel()?);
-        let (meetings, watched) = meetings.zip(watched).expect("everybody has a colour");
-        let control = PeControl::over(meetings, watched, format!("{name}/nvshmem"));
+        let (host_channel, watch_channel) = (channel()?, channel()?);
+        let (host_channel, watch_channel) = host_channel.zip(watch_channel).expect("everybody has a colour");
+        let control = PeControl::over(host_channel, watch_channel, format!("{name}/nvshmem"));
         let builder = Context::builder().timeout(host.timeout());
         let builder = gpu.into_iter().fold(builder, |builder, gpu| builder.gpu(gpu));
         let process = NvshmemProcess::new(builder.init_between(control, &topology)?)?;

@@ -35,7 +35,7 @@ impl NvshmemComm {
         let mut all = vec![[0u64; 4]; ranks];
         // SAFETY: one thread at a time is in a collective.
         self.on_host_channel(|channel| unsafe { channel.tell_all(&own, all.as_flattened_mut()) })?;
-        let mut colors: Vec<u64> = all.iter().filter(|told| told[0] == 1).map(|told| told[1]).collect();
+        let mut colors: Vec<u64> = all.iter().filter(|words| words[0] == 1).map(|words| words[1]).collect();
         colors.sort_unstable();
         colors.dedup();
         let most = MOST.min(self.process.limits.teams()) as u64;

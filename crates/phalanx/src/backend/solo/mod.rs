@@ -252,8 +252,8 @@ mod tests {
             assert_eq!((sent.wait().unwrap(), received.wait().unwrap()), (vec![7; 3], vec![7; 3]));
 
             let never = comm.start_recv(vec![0u8; 3], 0).unwrap();
-            for told in [comm.sync(), comm.sync(), never.wait().map(drop)] {
-                assert!(matches!(told, Err(Error::Timeout(_))), "{told:?}");
+            for outcome in [comm.sync(), comm.sync(), never.wait().map(drop)] {
+                assert!(matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
             }
         });
         ran.unwrap();

@@ -10,30 +10,29 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use std::ffi::c_void;
 use std::ops::RangeInclusive;
 
-/// From that of a pointer, which the library asks for, to the largest step of its heap.
+/// Alignments that the library accepts: from a pointer's to the largest step of its heap (2 GiB).
 const ALIGNMENTS: RangeInclusive<usize> = size_of::<*const ()>()..=2 << 30;
 
 impl Context {
-    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_malloc`
-    /// (`nvshmem_calloc` ends the process where there is not enough memory)
+    /// Allocates `len` zeroed elements on every PE. Collective, with the same length and type on all PEs.
+    /// `nvshmem_malloc` (`nvshmem_calloc` ends the process when memory is short)
     ///
-    /// Waits for whatever the GPU still does, as [`free`](Symmetric::free) does: the library has a barrier of all PEs in it, beside which
-    /// another operation of theirs would go wrong.
+    /// Waits for all work of the GPU, as [`free`](Symmetric::free) does: the library runs a barrier of all PEs
+    /// inside, beside which other operations of theirs would fail.
     ///
-    /// The heap grows as needed, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB); where the GPU has no virtual memory management,
-    /// `NVSHMEM_SYMMETRIC_SIZE` is its size, chosen before initialisation.
+    /// The heap grows in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB). On GPUs without virtual memory management
+    /// its size is fixed: set `NVSHMEM_SYMMETRIC_SIZE` before initialisation.
     ///
     /// # Errors
-    /// [`Error::Library`] on a PE that has not enough memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`] if the PEs ask for different
-    /// sizes (where they met through a `Comm`); [`UsageError::Overflow`] for more than `isize::MAX` bytes; those of
-    /// [`sync`](Context::sync).
+    /// [`Error::Library`] on a PE that is short of memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`]
+    /// if the PEs ask for different sizes (contexts made from a `Comm`); [`UsageError::Overflow`] for more than
+    /// `isize::MAX` bytes; those of [`sync`](Context::sync).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
         let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
         Ok(Symmetric::new(self, start, len, MemoryOrigin::Heap))
     }
 
-    /// As [`alloc`](Context::alloc), with contents that are not specified: faster for what is written first anyway.
-    /// `nvshmem_malloc`
+    /// As [`alloc`](Context::alloc), not zeroed: faster for memory that is written first. `nvshmem_malloc`
     pub fn alloc_uninit<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
         let start = self.reserve(byte_count::<T>("alloc_uninit", len)?)?;
         Ok(Symmetric::new(self, start, len, MemoryOrigin::Heap))
@@ -66,7 +65,7 @@ impl Context {
         self.malloc(bytes, false)
     }
 
-    /// Whether zeroes will follow is compared as well.
+    /// PEs also compare `zeroed`.
     fn malloc(&self, bytes: usize, zeroed: bool) -> Result<CUdeviceptr> {
         let name = "nvshmem_malloc";
         let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
@@ -75,8 +74,8 @@ impl Context {
         self.obtain(step, bytes, 0, move || unsafe { malloc(bytes) })
     }
 
-    /// The same by zeroes. Not `nvshmem_calloc`, which ends the process where a heap of fixed size is full, and lets another grow by
-    /// the size of one element only.
+    /// As `reserve`, zeroed. Not by `nvshmem_calloc`, which ends the process when a heap of fixed size is full, and
+    /// grows another heap by the size of one element only.
     pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
         let start = self.malloc(bytes, true)?;
         if bytes == 0 {
@@ -89,7 +88,7 @@ impl Context {
             CUresult::CUDA_SUCCESS => self.sync(stream)?,
             error => return Err(self.fail(failed("cuMemsetD8Async", error, true))),
         }
-        // Nobody puts to what is still being cleared.
+        // No PE puts to memory that another still clears.
         match &self.control {
             Some(control) => {
                 control.agree(true, "clear symmetric memory").map_err(|error| self.fail(error))?;
@@ -102,12 +101,12 @@ impl Context {
         Ok(start)
     }
 
-    /// Gives back what was reserved. Collective, behind whatever the GPU still does. `nvshmem_free`
+    /// Frees reserved memory. Collective, behind all work of the GPU. `nvshmem_free`
     pub(crate) fn give_back(&self, start: CUdeviceptr, number: u64) -> Result<()> {
         self.release(start, number, MemoryOrigin::Heap)
     }
 
-    /// `call` is given up to the library's thread, and answers the address.
+    /// Runs an allocating call of the library, which returns the address.
     fn obtain(
         &self,
         step: CollectiveCall,
@@ -116,7 +115,7 @@ impl Context {
         call: impl FnOnce() -> *mut c_void + Send + 'static,
     ) -> Result<CUdeviceptr> {
         let function = step.function();
-        // The library has a barrier of all PEs in it, whose operations on streams, and kernels, it would run beside.
+        // The library runs a barrier of all PEs inside, beside which operations on streams, and kernels, would fail.
         self.drain()?;
         self.meet(&step)?;
         self.enter()?;
@@ -124,7 +123,7 @@ impl Context {
         self.together(self.check_room(room), "give more memory to the heap")?;
         let start = self.bounded(step.describe(), move || call() as CUdeviceptr)?;
         let got = if start != 0 || bytes == 0 { Ok(()) } else { Err(self.no_memory(function, bytes)) };
-        // What was allocated here and not elsewhere cannot be freed together: it stays until the end.
+        // Memory allocated on some PEs only cannot be freed together: it stays until the end.
         self.together(got, "allocate symmetric memory")?;
         if bytes > 0 {
             self.heap.borrow_mut().insert(start, bytes as u64);
@@ -140,7 +139,7 @@ impl Context {
              NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
         );
         let error = self.library.error(function, 0, text);
-        // A heap that could not grow was unmapped.
+        // The library has unmapped a heap that could not grow.
         match self.has_dynamic_heap() {
             Ok(false) => error.into(),
             _ => self.fail(error.fatal()),

@@ -1,8 +1,8 @@
 //! Atomic operations on single elements of a PE's memory.
 //!
-//! The library exports host functions for them, of which each prints "not implemented" and does nothing (3.4.5, 3.8.0). So
-//! they are done here, by kernels of one thread on the peer's address, with the scope of the whole system. The kernels are
-//! a few lines of PTX, which the driver compiles.
+//! The library exports host functions for them, which print "not implemented" and do nothing (3.4.5, 3.8.0). So
+//! kernels of one thread do them here, on the peer's address, in system scope. The kernels are a few lines of PTX,
+//! which the driver compiles.
 
 use super::context::Context;
 use super::device::{failed, raw};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::sync::Mutex;
 
-/// What an atomic operation does, as PTX says it: without the address, `%v` is the value and `%c` what is compared with.
+/// An atomic operation, as PTX names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum AtomicOperation {
     Fetch,
@@ -54,7 +54,7 @@ impl AtomicBits for u32 {}
 impl AtomicBits for i64 {}
 impl AtomicBits for u64 {}
 
-/// The kernels that were loaded, by the GPU's context. They stay loaded as long as the process, and contexts of the GPU do.
+/// The loaded kernels, by the GPU's context. They stay loaded as long as the process.
 static LOADED: Mutex<BTreeMap<(usize, AtomicOperation, &str), Function>> = Mutex::new(BTreeMap::new());
 
 /// A kernel.
@@ -117,18 +117,19 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
     }
 }
 
-/// Each changes, or reads, one element of a PE's memory in one step, whoever else does so: PEs, kernels, this PE. They need
-/// memory that can be reached by loads and stores ([`Symmetric::peer`](super::Symmetric::peer)).
-/// `nvshmem_TYPE_atomic_…`, which the library itself does not do.
+/// Each changes or reads one element of a PE's memory in one step, also beside other PEs, kernels and this PE. The
+/// memory must be mapped here ([`Symmetric::peer`](super::Symmetric::peer)). `nvshmem_TYPE_atomic_…`, which the
+/// library itself does not implement.
 ///
-/// The forms that answer nothing are enqueued on the stream that is given. Those that fetch run where [`put`](Context::put) does, and
-/// are waited for with the timeout: they are ordered behind nothing that is on streams, also not behind the forms that are enqueued there.
+/// Forms without a result are enqueued on the given stream. Fetching forms run as [`put`](Context::put) does and are
+/// waited for with the timeout; they are not ordered with any stream, also not with forms enqueued there.
 ///
-/// The first use of an operation with a type loads its kernel, for which the driver may wait until all streams are idle (it
-/// is given up after the timeout). Whoever needs it while a stream waits for a peer uses it once before.
+/// The first use of an operation with a type loads its kernel, for which the driver may wait until all streams are
+/// idle (limited by the timeout). A program that needs it while a stream waits for a peer has to use it once before.
 ///
-/// All fail with [`UsageError`](crate::UsageError) if there is no such element or PE, or the stream is another GPU's, and with
-/// [`Error::Unsupported`] if the PE's memory cannot be reached; those that fetch, and first uses, also as [`sync`](Context::sync) does.
+/// All fail with [`UsageError`](crate::UsageError) for an element or PE that does not exist and for a stream of
+/// another GPU, and with [`Error::Unsupported`] if the PE's memory is not mapped here. Fetching forms and first uses
+/// also fail as [`sync`](Context::sync).
 impl Context {
     /// The element. `nvshmem_TYPE_atomic_fetch`
     pub fn atomic_fetch<D: Shared<Elem: Atomic> + ?Sized>(

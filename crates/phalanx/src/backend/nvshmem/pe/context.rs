@@ -50,13 +50,13 @@ pub struct Context {
     pub(super) steps: Cell<u64>,
     pub(super) allocations: Cell<u64>,
     pub(super) failed: OnceCell<Error>,
-    /// What is allocated on the heap: start and bytes.
+    /// Allocations on the heap: start and bytes.
     pub(crate) heap: RefCell<BTreeMap<CUdeviceptr, u64>>,
-    /// Whether it grows, once that is known.
+    /// Whether the heap grows, once known.
     pub(crate) heap_is_dynamic: OnceCell<bool>,
     /// Teams that were split off and not destroyed.
     pub(crate) teams: Cell<usize>,
-    /// When it was last seen whether all PEs are there.
+    /// When the peers were last checked.
     pub(super) looked: Cell<Instant>,
     pub(crate) limits: Limits,
     pub(super) claim: Claim,
@@ -69,8 +69,8 @@ impl Context {
         Builder::default()
     }
 
-    /// Makes this process one of `pes` PEs that have the same id. The others' calls of the library are not compared here,
-    /// and a missing PE is noticed by the timeout alone.
+    /// Makes this process one of `pes` PEs with the same id. Without a communicator, collective calls are not
+    /// compared, and only the timeout finds a missing PE.
     ///
     /// # Errors
     /// As for [`init`](Context::init).
@@ -78,9 +78,9 @@ impl Context {
         Context::builder().init_with_id(id, pe, pes)
     }
 
-    /// Lets the library find the other PEs by the launcher's environment: `NVSHMEM_BOOTSTRAP` names the way, PMI by
-    /// default (`NVSHMEM_BOOTSTRAP_PMI` chooses PMI, PMI-2 or PMIx). The library keeps what it found until the process
-    /// ends, for every later context. As for [`init_with_id`](Context::init_with_id) in all else.
+    /// Finds the other PEs by the launcher's environment: `NVSHMEM_BOOTSTRAP` names the method, PMI by default
+    /// (`NVSHMEM_BOOTSTRAP_PMI` chooses PMI, PMI-2 or PMIx). The library keeps the PEs that it found for every later
+    /// context of the process. Otherwise as [`init_with_id`](Context::init_with_id).
     ///
     /// # Errors
     /// As for [`init`](Context::init); [`Error::LibraryNotFound`], too, if the library's plugin for that way cannot be loaded (those for
@@ -109,7 +109,7 @@ impl Context {
         &self.device.stream
     }
 
-    /// How long a wait on the host may take.
+    /// The time limit of a wait on the host.
     pub fn timeout(&self) -> Duration {
         self.timeout.get()
     }
@@ -130,13 +130,13 @@ impl Context {
     /// Waits, with the timeout, until the work on a stream is complete.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Peer`]: what is on the stream waits for a PE that is not there. Final.
+    /// [`Error::Timeout`], [`Error::Peer`]: the work on the stream waits for a PE that is missing. Final.
     pub fn sync(&self, stream: &CudaStream) -> Result<()> {
         self.check()?;
         self.device.check(stream)?;
         self.device.enter()?;
         let mut backoff = Backoff::new();
-        // What is put to a PE that is gone is complete all the same.
+        // Puts to a dead PE complete, too, so the peers are checked even if the stream is idle.
         if backoff.since.saturating_duration_since(self.looked.get()) > LOOK {
             self.looked.set(backoff.since);
             self.look(backoff.since).map_err(|error| self.fail(error))?;
@@ -152,8 +152,8 @@ impl Context {
         Ok(())
     }
 
-    /// Ends NVSHMEM in this process, on all PEs together. Collective. Memory that was not freed is freed by it; whatever
-    /// the GPU still does is waited for. Another context can be made afterwards. `nvshmemx_hostlib_finalize`
+    /// Ends NVSHMEM in this process, on all PEs together. Collective. Waits for all work of the GPU, and frees memory
+    /// that was not freed. Another context can be made afterwards. `nvshmemx_hostlib_finalize`
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the library then stays as it is.
@@ -163,7 +163,7 @@ impl Context {
         self.drain()?;
         // SAFETY: initialised (its status was checked), once for each initialisation; nothing borrows the context.
         self.collectively(CollectiveCall::new(name, [0; 3]), move || unsafe { finalize() })?;
-        // Nobody leaves while another's library may still wait for it.
+        // No PE leaves while another's library may wait for it.
         if let Some(control) = &self.control {
             control.agree(true, "finalize NVSHMEM").map_err(|error| self.fail(error))?;
         }
@@ -175,8 +175,8 @@ impl Context {
     /// process ends with this status. `nvshmem_global_exit`
     ///
     /// # Errors
-    /// [`Error::MissingFunction`]. It returns also where the library knows no process manager (the bootstrap by unique
-    /// id); this process then has to be ended by the program.
+    /// [`Error::MissingFunction`]. Where the library knows no process manager (bootstrap by unique id) this returns,
+    /// and the program has to end the process.
     pub fn global_exit(self, status: i32) -> Result<()> {
         let exit = self.library.need(self.library.nvshmem_global_exit, "nvshmem_global_exit")?;
         // SAFETY: initialised.
@@ -185,9 +185,9 @@ impl Context {
     }
 }
 
-/// For the other files of this module.
+/// Used by the other files of this module.
 impl Context {
-    /// The error that every call answers, if there was one that is final.
+    /// The final error of the context, if there was one.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         match self.failed.get() {
@@ -196,7 +196,7 @@ impl Context {
         }
     }
 
-    /// Notes an error after which the library cannot be used.
+    /// Records an error after which the library cannot be used.
     #[cold]
     pub(crate) fn fail(&self, error: Error) -> Error {
         if self.failed.set(error.clone()).is_ok() {
@@ -218,14 +218,14 @@ impl Context {
         self.control.as_ref().map_or(Ok(()), |control| control.look(since))
     }
 
-    /// Before a call of the library: the context works, and its device is current.
+    /// Prepares a call of the library: checks the context, and makes its device current.
     #[inline]
     pub(crate) fn enter(&self) -> Result<()> {
         self.check()?;
         self.device.enter()
     }
 
-    /// Allocations are told apart by their numbers, which are the same on all PEs.
+    /// The number of the next allocation, the same on all PEs.
     pub(crate) fn next_allocation(&self) -> u64 {
         self.allocations.set(self.allocations.get() + 1);
         self.allocations.get()
@@ -239,7 +239,7 @@ impl Context {
         Err(UsageError::Rank { operation, role: "PE", rank: pe, world_size: self.pes }.into())
     }
 
-    /// A call of the library in which all PEs take part: after they have met, with the timeout.
+    /// A collective call of the library, with the timeout, after all PEs have compared it.
     pub(crate) fn collectively<R: Send + 'static>(
         &self,
         step: CollectiveCall,
@@ -249,7 +249,7 @@ impl Context {
         self.bounded(step.describe(), call)
     }
 
-    /// Waits until all PEs have come to the same call.
+    /// Waits until all PEs make the same call.
     pub(crate) fn meet(&self, step: &CollectiveCall) -> Result<()> {
         self.check()?;
         self.steps.set(self.steps.get() + 1);
@@ -259,7 +259,7 @@ impl Context {
         }
     }
 
-    /// Whether all PEs could do something: an error of this PE's, else one that names a PE.
+    /// Whether a step succeeded on all PEs: this PE's error, else one that names a failing PE.
     pub(crate) fn together<T>(&self, mine: Result<T>, what: &str) -> Result<T> {
         let Some(control) = &self.control else { return mine };
         let agreed = control.agree(mine.is_ok(), what);
@@ -288,7 +288,7 @@ impl Context {
         }
     }
 
-    /// Waits, with the timeout, until the GPU has done all it was given, on whatever stream.
+    /// Waits, with the timeout, until the GPU has completed all its work, on every stream.
     pub(crate) fn drain(&self) -> Result<()> {
         // SAFETY: the context is current in the thread that calls it.
         match self.bounded("the work of the GPU".into(), || unsafe { sys::cuCtxSynchronize() })? {

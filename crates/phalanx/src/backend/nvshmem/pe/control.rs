@@ -1,8 +1,8 @@
-//! What the PEs tell each other beside the library: who is there, and whether they call the same.
+//! Channels beside the library: PEs compare their collective calls, and find missing peers.
 //!
-//! NVSHMEM's collective functions wait for ever for a PE that is missing, and corrupt the heap if the PEs pass different
-//! arguments. So where the PEs met through a `Comm`, they meet on a communicator of their own before each of
-//! them, and a wait for the library looks at the peers meanwhile.
+//! NVSHMEM's collective functions wait without limit for a missing PE, and corrupt the heap if the PEs pass different
+//! arguments. So PEs that were made from a `Comm` compare each call on a channel of their own before they make it,
+//! and check the peers while they wait for the library.
 
 use crate::contract::{Backend, Blocks, Call, Departure, Operation};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
@@ -13,25 +13,25 @@ use crate::watch::Recorder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits of the control_channel are limited by those who wait.
+/// Waits on the control channel have no limit of their own: the waiting call has one.
 const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// One PE's end of it.
+/// One PE's end of the channels.
 pub(crate) struct PeControl {
     backend: Arc<dyn Backend>,
     recorder: Arc<Recorder>,
-    /// Notices who is gone, where the backend has a channel of the host.
+    /// Finds dead and missing peers, where the backend has a host channel.
     control_channel: Option<ControlChannel>,
 }
 
-/// A collective call of the library, as it is compared.
+/// A collective call of the library, as compared between PEs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CollectiveCall {
     function: u64,
     arguments: [u64; 3],
 }
 
-/// The functions that are compared, by number.
+/// The compared functions, by number.
 const FUNCTIONS: [&str; 8] = [
     "nvshmem_malloc",
     "nvshmem_align",
@@ -61,19 +61,23 @@ impl CollectiveCall {
 }
 
 impl PeControl {
-    /// Over two channels in host memory: one on which the PEs meet, and one that tells who is gone.
-    pub fn over(meetings: Box<dyn HostChannel>, watched: Box<dyn HostChannel>, name: String) -> PeControl {
-        let meetings: Arc<dyn HostChannel> = meetings.into();
-        let control_channel = ControlChannel::new(watched, meetings.clone());
+    /// Over two host channels: `host_channel` for comparing calls, `watch_channel` for finding missing peers.
+    pub fn over(
+        host_channel: Box<dyn HostChannel>,
+        watch_channel: Box<dyn HostChannel>,
+        name: String,
+    ) -> PeControl {
+        let host_channel: Arc<dyn HostChannel> = host_channel.into();
+        let control_channel = ControlChannel::new(watch_channel, host_channel.clone());
         control_channel.set_timeout(NO_LIMIT);
         PeControl {
-            recorder: PeControl::recorder(&*meetings, name),
-            backend: meetings,
+            recorder: PeControl::recorder(&*host_channel, name),
+            backend: host_channel,
             control_channel: Some(control_channel),
         }
     }
 
-    /// Over a backend whose ranks share no host memory.
+    /// Over a backend whose ranks share no host channel: missing peers are found by the timeout.
     pub fn without_watch(backend: Arc<dyn Backend>, name: String) -> PeControl {
         PeControl { recorder: PeControl::recorder(&*backend, name), backend, control_channel: None }
     }
@@ -110,7 +114,7 @@ impl PeControl {
         self.recorder.end(record, unsafe { self.backend.collective(&call) })
     }
 
-    /// Waits until all PEs have come to the same call.
+    /// Waits until all PEs make the same call; an error if the calls differ.
     pub(crate) fn meet(&self, number: u64, step: &CollectiveCall) -> Result<()> {
         let own = [number, step.function, step.arguments[0], step.arguments[1], step.arguments[2]];
         let mut all = vec![0u64; own.len() * self.world_size()];
@@ -132,7 +136,7 @@ impl PeControl {
         }
     }
 
-    /// Whether all PEs could do something; an error that names the first that could not.
+    /// Whether a step succeeded on all PEs; the error names the first that failed.
     pub fn agree(&self, could: bool, what: &str) -> Result<()> {
         let mut all = vec![0u8; self.world_size()];
         self.all_gather(&[u8::from(could)], &mut all)?;
@@ -146,7 +150,7 @@ impl PeControl {
         }
     }
 
-    /// Gives bytes and gets everybody's, in PE order.
+    /// Gathers bytes of any length from all PEs, in their order.
     pub fn tell_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut lens = vec![0u64; self.world_size()];
         self.all_gather(&[own.len() as u64], &mut lens)?;
@@ -162,7 +166,7 @@ impl PeControl {
     /// An error if a peer is gone while this PE waits.
     pub fn look(&self, since: Instant) -> Result<()> {
         let Some(control_channel) = &self.control_channel else { return Ok(()) };
-        // No number: what PEs do on their streams needs no counterpart.
+        // No number: work on streams has no counterpart on other PEs.
         control_channel.look(&AnnouncedCall::call(0, &Call::empty(Operation::Init)), since)
     }
 }

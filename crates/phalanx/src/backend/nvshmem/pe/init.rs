@@ -31,28 +31,29 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Which GPU this PE uses, as the process numbers those it sees. Default: the communicator's, else one that no other PE of
-    /// its host has; without a communicator, the number that the launcher gives it there, or GPU 0 without a launcher.
+    /// Chooses this PE's GPU, by its number in this process. Default: the communicator's, else one that no other PE
+    /// of the host has. Without a communicator: the local rank that the launcher gives, or GPU 0 without a launcher.
     pub fn gpu(mut self, gpu: usize) -> Builder {
         self.gpu = Some(gpu);
         self
     }
 
-    /// How long a wait may take: see [`Context::set_timeout`]. Default: the communicator's, else `PHALANX_TIMEOUT`.
+    /// Limits each wait on the host: see [`Context::set_timeout`]. Default: the communicator's timeout, else
+    /// `PHALANX_TIMEOUT`.
     pub fn timeout(mut self, timeout: Duration) -> Builder {
         self.timeout = Some(timeout);
         self
     }
 
-    /// As [`init`](Builder::init), for PEs that meet on a channel which was made for them.
+    /// As [`init`](Builder::init), over channels made for the PEs.
     pub(crate) fn init_between(self, control: PeControl, topology: &HostTopology) -> Result<Context> {
         let timeout = self.limit()?;
         let (rank, ranks) = (control.rank(), control.world_size());
         check_processes(topology, &control)?;
-        // Whether PEs can share a GPU the library says.
+        // Several PEs may choose one GPU here; the library decides whether it can be shared.
         let seen = gpu_ids().and_then(|ids| Visible::here(ids, self.gpu, true));
         let gpu = settle_gpu("NVSHMEM", seen, (rank, topology), |own| control.tell_bytes(own))?;
-        // Whoever cannot go on says so before the others are in the library, where they would wait for ever.
+        // A PE that cannot go on says so before the others enter the library, where they would wait without limit.
         let ready = PreparedPe::new(gpu, Some(&plugin::UID));
         let agreed = control.agree(ready.is_ok(), "begin (NVSHMEM, its GPU, or an earlier context)");
         let ready = ready?;
@@ -99,7 +100,7 @@ impl Builder {
             None => {
                 let launcher = Environment::current().launcher()?;
                 let number = launcher.and_then(|launcher| launcher.local_rank).unwrap_or(0);
-                // A launcher that shows each process one GPU has chosen it.
+                // A launcher that shows each process one GPU has already chosen.
                 Ok(if CudaContext::device_count().is_ok_and(|gpus| gpus == 1) { 0 } else { number })
             }
         }
@@ -113,7 +114,7 @@ impl Builder {
     }
 }
 
-/// Ranks that are threads of one process cannot be PEs.
+/// An error for ranks that are threads of one process: a process is one PE.
 fn check_processes(topology: &HostTopology, control: &PeControl) -> Result<()> {
     let mut processes = vec![0u32; control.world_size()];
     control.all_gather(&[std::process::id()], &mut processes)?;
@@ -145,14 +146,14 @@ fn check_versions(versions: &[u64]) -> Result<()> {
     }
 }
 
-/// All that can be had before the other PEs are needed.
+/// A PE that is ready to enter the library: all that needs no other PE.
 struct PreparedPe {
     library: &'static NvshmemLibrary,
     device: PeDevice,
     claim: Claim,
 }
 
-/// What initialisation answered.
+/// The result of the initialising calls.
 struct InitAnswer {
     code: c_int,
     function: &'static str,
@@ -179,7 +180,7 @@ impl PreparedPe {
         Ok(PreparedPe { library, device, claim })
     }
 
-    /// Initialises the library. Every PE comes here, or none does.
+    /// Initialises the library. Collective: every PE calls this, or none.
     fn begin(
         mut self,
         place: Option<(UniqueId, usize, usize)>,
@@ -187,25 +188,25 @@ impl PreparedPe {
         timeout: Duration,
     ) -> Result<Context> {
         let library = self.library;
-        // What is needed afterwards is there before the library is entered.
+        // Functions that are needed later are looked up before the library is entered.
         library.need(library.nvshmemx_hostlib_finalize, "nvshmemx_hostlib_finalize")?;
         self.claim.entered = true;
         let look = |since| control.as_ref().map_or(Ok(()), |control| control.look(since));
         let call = initialization(library, self.device.context.clone(), place)?;
         let begun = within("nvshmemx_hostlib_init_attr", timeout, look, call);
-        // Every time: each initialisation has the library register a handler of its own, before which ours must be called. Also if it
-        // failed: part of the library may be there, or still at it.
+        // Each initialisation lets the library register an exit handler, before which ours must run. Needed also
+        // after a failure: part of the library may be initialised, or still running.
         at_exit(at_process_exit);
         let begun = begun
             .and_then(|begun| begun.ok_or_else(|| late("nvshmemx_hostlib_init_attr", 0, place, timeout)));
         let begun = begun.and_then(|begun| check_begun(library, begun)).and_then(|begun| {
-            // Whoever failed leaves the control channel, so that this answers an error for those who did not.
+            // A PE that failed leaves the channel, so that this returns an error on the others.
             control
                 .as_ref()
                 .map_or(Ok(()), |control| control.agree(true, "initialise NVSHMEM"))
                 .map(|()| begun)
         });
-        // A context that failed is never finalized: that would end the process.
+        // A failed context is never finalized: that would end the process.
         let begun = begun.inspect_err(Claim::spend)?;
         let mut context = Context {
             library,
@@ -229,7 +230,8 @@ impl PreparedPe {
         if let Err(error) = context.together(fits, "use the library as it began") {
             context.finalize()?;
             if begun.status == init_status::LIMITED_MPG {
-                // The library does not forget it (3.4.5): the next barrier would end the process, also with a GPU for each PE.
+                // The library keeps this state (3.4.5): the next barrier would end the process, even with a GPU for
+                // each PE.
                 Claim::spend(&error);
             }
             return Err(error);
@@ -239,7 +241,7 @@ impl PreparedPe {
     }
 }
 
-/// The call that initialises, to be made in a thread of its own.
+/// The initialising call, to run in a thread of its own.
 fn initialization(
     library: &'static NvshmemLibrary,
     context: Arc<CudaContext>,
@@ -265,7 +267,7 @@ fn initialization(
                 return Ok(InitAnswer { code, function: set_name, status: 0, pe: 0, pes: 0 });
             }
         }
-        // The environment says everything by itself, and one of its ways wants no attributes.
+        // With the environment no attributes are needed, and one of its bootstraps rejects them.
         let attr = if place.is_some() { &raw mut *attr } else { std::ptr::null_mut() };
         // SAFETY: the layout and its version words are those of version 1, which all libraries of version 3 accept; the
         // device is current; nothing else is inside the library.
@@ -281,7 +283,7 @@ fn initialization(
     })
 }
 
-/// An error if the library does not say that it is initialised: some versions answer success when they are not.
+/// An error unless the library reports that it is initialised: some versions return success without.
 fn check_begun(library: &NvshmemLibrary, begun: Result<InitAnswer>) -> Result<InitAnswer> {
     let begun = begun?;
     let InitAnswer { code, function, status, .. } = begun;
@@ -300,7 +302,7 @@ fn check_begun(library: &NvshmemLibrary, begun: Result<InitAnswer>) -> Result<In
     Err(library.error(function, code, text).fatal())
 }
 
-/// The error for a call of the library that did not come back.
+/// The timeout error for an initialisation that did not return.
 fn late(
     function: &'static str,
     sequence: u64,
@@ -312,7 +314,7 @@ fn late(
 }
 
 impl Context {
-    /// An error if the library began in another way than can be used here.
+    /// An error if the library's state after initialisation cannot be used here.
     fn check_fit(&self, begun: &InitAnswer, place: Option<(UniqueId, usize, usize)>) -> Result<()> {
         if begun.status == init_status::LIMITED_MPG {
             return Err(Error::from(UnsupportedError {

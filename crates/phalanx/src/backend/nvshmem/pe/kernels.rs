@@ -31,7 +31,7 @@ impl Context {
     }
 }
 
-/// PeDevice code that has the state of a context, until this is dropped.
+/// Device code that has the state of a context, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct KernelRegistration<'c> {
     context: &'c Context,

@@ -1,16 +1,18 @@
-//! What the library's reductions cannot do, and how it is done nevertheless.
+//! Limits of the library's reductions, and how each reduction is done within them.
 //!
-//! On a stream the library has NCCL reduce, or the switch (NVLink multicast, where it is on), and has kernels of its own for
-//! what neither does. Those kernels
+//! On a stream the library reduces with NCCL or with the switch (NVLink multicast, where it is on), and with its own
+//! kernels what neither does. Those kernels
 //! - send parts of the source after they have begun to write to the destination, so that a reduction in place among three PEs
 //!   or more is wrong (seen with 3.4.5: 30,001 int8, xor, 3 PEs),
 //! - write the parts of a reduce_scatter to scratch memory (half of `NVSHMEM_REDUCE_SCRATCH_SIZE`, 256 KiB) without looking
 //!   whether they fit.
 //!
-//! So such a reduction is made of pieces, whose source is put aside, in [`TEAM_SCRATCH`] bytes of symmetric memory for each team.
+//! So such a reduction is made of pieces, whose source is copied to [`TEAM_SCRATCH`] bytes of symmetric memory for
+//! each team.
 //!
-//! With the switch, by the source of 3.4.5 (multicast was off wherever this has run): a reduce_scatter adds integers as if they were
-//! floats, and 16-bit floats depend on how many there are for each block. Sums of f32 are left to it, and nothing else.
+//! With the switch, according to the source of 3.4.5 (untested: multicast was off on all machines used), a
+//! reduce_scatter adds integers as floats, and the result for 16-bit floats depends on their number in each block. So
+//! only sums of f32 use the switch.
 
 use super::collective::{TeamReduction, column};
 use super::context::Context;
@@ -24,13 +26,13 @@ use std::ffi::c_void;
 
 /// Bytes of a piece: of a reduction in place, or of the parts for all PEs of a reduce_scatter.
 pub(crate) const TEAM_SCRATCH: usize = 64 << 10;
-/// Teams that have scratch (`NVSHMEM_MAX_TEAMS`, unless it was changed).
+/// Teams that have scratch memory (`NVSHMEM_MAX_TEAMS`, unless it was changed).
 const TEAMS: usize = 128;
 
-/// What the library does its reductions with here.
+/// What the library reduces with here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Whether it found NCCL.
+    /// Whether the library found NCCL.
     nccl: bool,
     /// The scratch, the same on all PEs.
     start: CUdeviceptr,
@@ -38,7 +40,7 @@ pub(crate) struct Limits {
     multicast: bool,
 }
 
-/// A reduction that is asked about.
+/// A reduction, as its method is looked up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReductionQuery {
     pub team: nvshmem_team_t,
@@ -51,11 +53,11 @@ pub(crate) struct ReductionQuery {
 /// How a reduction is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReductionMethod {
-    /// By the library, of whatever length and also in place.
+    /// By the library, of any length and also in place.
     Direct,
     /// By the library's own kernels, with their limits.
     InPieces,
-    /// Not by the library.
+    /// The library cannot do it.
     Unsupported,
 }
 
@@ -77,9 +79,9 @@ impl Limits {
         Ok(Limits { nccl, start, multicast })
     }
 
-    /// How many teams a process can have at a time beside the library's own. With multicast the library makes each of them several
-    /// times (`NVSHMEM_MAX_CTAS`, 16), also four of its own six, and ends the process where it cannot; by the source of 3.4.5, it has not
-    /// run here. Without, it says when there are no more.
+    /// Most teams of a process at a time, beside the library's own. With multicast the library makes each of them
+    /// `NVSHMEM_MAX_CTAS` (16) times, also four of its own six, and ends the process when there are no more (source
+    /// of 3.4.5; untested). Without multicast it returns an error.
     pub fn teams(&self) -> usize {
         if !self.multicast {
             return usize::MAX;
@@ -92,7 +94,7 @@ impl Limits {
         all.saturating_sub(2 + 4 * copies) / copies
     }
 
-    /// How a reduction is done. The device is current, and this is its caller's turn in the library.
+    /// The method for a reduction. The device is current, and it is the caller's turn in the library.
     pub fn method(&self, library: &NvshmemLibrary, query: ReductionQuery) -> ReductionMethod {
         let ReductionQuery { team, pes, dtype, op, scatters } = query;
         if pes == 1 {
@@ -126,14 +128,14 @@ impl Limits {
     }
 }
 
-/// Whether the library has found NCCL: it looks for it by its name, so what the process has loaded at all is found.
+/// Whether the library has found NCCL: it looks for it by name, so any loaded NCCL is found.
 fn finds_nccl(library: &NvshmemLibrary) -> bool {
-    // As the library reads it, for which an empty value is a yes.
+    // As the library reads it: an empty value is true.
     let is_off = std::env::var("NVSHMEM_DISABLE_NCCL")
         .is_ok_and(|value| !value.starts_with(['0', 'N', 'n', 'F', 'f']));
     // SAFETY: may be called at any time.
     let is_alone =
         library.nvshmemx_init_status.is_some_and(|status| unsafe { status() } == init_status::IS_INITIALIZED);
-    // PEs that share a GPU do without it.
+    // PEs that share a GPU do not use it.
     !is_off && is_alone && !NCCL.loaded().is_empty()
 }

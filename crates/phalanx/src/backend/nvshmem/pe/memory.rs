@@ -18,16 +18,16 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Memory of this PE that the library can read: [`Symmetric`] memory, slices of it, and [`Registered`](super::Registered)
-/// buffers.
+/// Memory of this PE that the library can read: [`Symmetric`] memory, its slices, and
+/// [`Registered`](super::Registered) buffers.
 pub trait Local: Source + sealed::Sealed {}
 
 /// Memory of this PE that the library can write.
 pub trait LocalMut: Local + Target {}
 
-/// Symmetric memory, as the name of the same place on every PE: [`Symmetric`] and its slices.
+/// Symmetric memory, as the address of the same place on every PE: [`Symmetric`] and its slices.
 pub trait Shared: Local {
-    /// Where it is on this PE: the library finds a peer's by it.
+    /// The address on this PE, by which the library finds a peer's.
     #[doc(hidden)]
     fn place(&self) -> CUdeviceptr;
 }
@@ -35,8 +35,8 @@ pub trait Shared: Local {
 /// `len` elements of symmetric memory on every PE, of the GPU.
 ///
 /// This PE's own part is a buffer for cudarc's copies and kernels ([`view`](Symmetric::view),
-/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to it at any
-/// time; what orders their writes with this PE's reads are signals and barriers.
+/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to it at
+/// any time; signals and barriers order their writes with this PE's reads.
 ///
 /// [`free`](Symmetric::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
 /// [`Context::finalize`], with a line in the log.
@@ -50,11 +50,11 @@ pub struct Symmetric<'c, T: Element> {
     origin: MemoryOrigin,
 }
 
-/// Where symmetric memory comes from.
+/// The origin of symmetric memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryOrigin {
     Heap,
-    /// Mapped from memory of the caller's; so many bytes.
+    /// A mapping of the user's memory, of so many bytes.
     Registered(usize),
 }
 
@@ -122,8 +122,8 @@ impl<'c, T: Element> Symmetric<'c, T> {
         Ok(start.map(|start| Peer::new(start, self.len())))
     }
 
-    /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs: the
-    /// library waits for all of them, and for what they put here, before it frees. `nvshmem_free`
+    /// Waits for all work of the GPU, then frees the memory. Collective, in the same order on all PEs: before it
+    /// frees, the library waits for all PEs and for their puts to this memory. `nvshmem_free`
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the memory is then leaked.
@@ -301,7 +301,7 @@ pub(crate) fn check_index(operation: &'static str, len: usize, index: usize) -> 
     }
 }
 
-/// The error for a buffer that has too few, or other than needed, elements.
+/// The error for a buffer of the wrong length.
 #[cold]
 pub(crate) fn too_short(
     operation: &'static str,

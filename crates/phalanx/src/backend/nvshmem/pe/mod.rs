@@ -1,6 +1,16 @@
 //! NVSHMEM's host API, safe: contexts, symmetric memory, teams, and what is done with them.
 //!
-//! Its public face is [`phalanx::nvshmem`](crate::nvshmem).
+//! The public API is [`phalanx::nvshmem`](crate::nvshmem).
+//!
+//! | file | what |
+//! |---|---|
+//! | `library.rs`, `device.rs` | the loaded library, and calls with a time limit; this PE's GPU |
+//! | `unique_id.rs`, `init.rs`, `process_state.rs` | how PEs find each other; initialisation; one context for each process |
+//! | `context.rs`, `control.rs` | the context; the channels on which PEs compare calls and find missing peers |
+//! | `allocation.rs`, `heap.rs`, `memory.rs`, `register.rs`, `views.rs` | symmetric memory: allocating it, room in the heap, its types, memory of the user's, peers' parts |
+//! | `one_sided/`, `signal.rs`, `atomic.rs` | puts and gets; signals; atomic operations |
+//! | `team.rs`, `collective.rs`, `limits.rs` | teams; their collectives; what the library's reductions cannot do |
+//! | `kernels.rs` | kernels that use NVSHMEM's device functions |
 
 mod allocation;
 mod atomic;

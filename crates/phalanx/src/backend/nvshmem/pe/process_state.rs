@@ -6,17 +6,17 @@ use crate::types::error::{Error, Result, UnsupportedError};
 use std::ffi::c_int;
 use std::sync::Mutex;
 
-/// What the process can do with NVSHMEM: it has at most one context at a time.
+/// Whether the process can begin a context: it has at most one at a time.
 pub(crate) enum ProcessState {
     Free,
     InUse,
-    /// A context that did not end well; nothing can begin after it.
+    /// A context failed or was dropped; no other can follow it.
     Spent(Error),
 }
 
 pub(crate) static PROCESS: Mutex<ProcessState> = Mutex::new(ProcessState::Free);
 
-/// The process's right to have a context. Given back when it is dropped, unless the library was entered.
+/// The right to have a context. Returned when it is dropped, unless the library was entered.
 pub(crate) struct Claim {
     pub entered: bool,
 }
@@ -38,7 +38,7 @@ impl Claim {
         }
     }
 
-    /// No other context can follow.
+    /// Marks the process as unable to begin another context.
     pub fn spend(error: &Error) {
         *lock(&PROCESS) = ProcessState::Spent(error.clone());
     }
@@ -53,8 +53,8 @@ impl Drop for Claim {
     }
 }
 
-/// The process exits. A library that has not been finalized, which is not for one process to do, would crash in its handler (3.4.5:
-/// `bootstrap_finalize`).
+/// At process exit: a library that was not finalized would crash in its exit handler (3.4.5: `bootstrap_finalize`),
+/// and one process alone cannot finalize it. So the process leaves without that handler.
 pub(crate) fn at_process_exit(status: Option<c_int>) {
     let is_left = matches!(&*lock(&PROCESS), ProcessState::InUse | ProcessState::Spent(_));
     if let (true, Some(status)) = (is_left, status) {

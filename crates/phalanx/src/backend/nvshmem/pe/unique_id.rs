@@ -4,11 +4,11 @@ use super::library;
 use crate::types::error::{Result, UsageError};
 use phalanx_sys::nvshmem::{nvshmemx_uniqueid_t, plugin};
 
-/// What PEs find each other by: made by one of them, given to all others in whatever way.
+/// The id by which PEs find each other: one PE makes it, and the program gives it to all others.
 ///
 /// Making one opens a listening socket in this process, to which the other PEs connect;
-/// `NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME` chooses the network interface. The bytes are no secret from whoever can read them:
-/// they are as good as an invitation. `nvshmemx_get_uniqueid`
+/// `NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME` chooses the network interface. Keep the bytes private: any process that has
+/// them can join. `nvshmemx_get_uniqueid`
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub(super) nvshmemx_uniqueid_t);
 
@@ -16,7 +16,7 @@ impl UniqueId {
     /// Size in bytes.
     pub const BYTES: usize = nvshmemx_uniqueid_t::BYTES;
 
-    /// A new one. Needs no GPU.
+    /// Makes a new id. Needs no GPU.
     ///
     /// # Errors
     /// [`Error::LibraryNotFound`], [`Error::Library`].
@@ -31,12 +31,12 @@ impl UniqueId {
         Ok(UniqueId(id))
     }
 
-    /// The bytes that the other PEs need.
+    /// The bytes to give to the other PEs.
     pub fn to_bytes(&self) -> [u8; UniqueId::BYTES] {
         self.0.to_bytes()
     }
 
-    /// An id that another PE made.
+    /// The id from another PE's bytes.
     ///
     /// # Errors
     /// [`UsageError::Setting`] if the bytes are not those of an id.

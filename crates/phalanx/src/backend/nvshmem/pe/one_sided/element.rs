@@ -24,8 +24,8 @@ impl Context {
     /// As [`p`](Context::p), behind the work on a stream. `nvshmemx_uint8_p_on_stream` to `…uint64…`
     ///
     /// # Errors
-    /// Also [`Error::Unsupported`] for a stream that is being captured: the graph would read the value where the library's call
-    /// had it.
+    /// Also [`Error::Unsupported`] for a stream that is being captured: the graph would read the value from an
+    /// address that is valid during the call only.
     pub fn p_on_stream<D: Shared + ?Sized>(
         &self,
         dest: &D,
@@ -89,8 +89,9 @@ impl Context {
         Ok(())
     }
 
-    /// Reads one element of a PE's memory. There is no such thing on a stream: the value could only come later. A copy from
-    /// where `nvshmem_ptr` says, as in `nvshmem_uint8_g` to `…uint64_g`, which have no timeout.
+    /// Reads one element of a PE's memory. There is no form on a stream, where the value could only come later.
+    /// Copies from the address that `nvshmem_ptr` gives, in place of `nvshmem_uint8_g` to `…uint64_g`, which have no
+    /// timeout.
     ///
     /// # Errors
     /// [`UsageError`] if there is no such element or PE; [`Error::Unsupported`] as for [`iput`](Context::iput).
@@ -101,7 +102,7 @@ impl Context {
         Ok(element_from_bits(self.fetch(start + (index * size) as u64, size)?))
     }
 
-    /// A word of at most 8 bytes that can be loaded from here, zero-extended.
+    /// Reads at most 8 bytes that are mapped here, zero-extended.
     pub(crate) fn fetch(&self, address: CUdeviceptr, bytes: usize) -> Result<u64> {
         self.enter()?;
         let (word, stream) = (self.device.word(), self.host_stream());

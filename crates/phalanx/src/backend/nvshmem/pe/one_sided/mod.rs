@@ -25,20 +25,20 @@ use phalanx_sys::nvshmem::stream_t;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Behind what a put or get comes, and when its local buffer is the caller's again.
+/// The ordering of a put or get, and when its local buffer can be used again.
 #[derive(Clone, Copy)]
 pub(crate) enum Mode<'s> {
-    /// Both by the stream.
+    /// Ordered by the stream in both respects.
     OnStream(&'s Arc<CudaStream>),
-    /// The stream's work, and quiet.
+    /// Ordered behind the stream's work; the buffer can be used after a quiet.
     Nbi(&'s Arc<CudaStream>),
-    /// What is under way on the buffer, and the host waits.
+    /// Ordered behind pending work on the buffer; the host waits.
     Blocking,
 }
 
-/// Checks, made before anything is started.
+/// Checks and loans, before and after the call of the library.
 impl Context {
-    /// Where what the host waits for runs.
+    /// The stream for blocking operations.
     #[inline]
     pub(crate) fn host_stream(&self) -> &Arc<CudaStream> {
         &self.device.host_stream
@@ -52,7 +52,7 @@ impl Context {
         }
     }
 
-    /// Enqueues what reads a local buffer, which is lent for it, and sees to what comes after.
+    /// Enqueues an operation that reads a local buffer, with a loan of it.
     #[inline]
     pub(crate) fn reading<S: Local + ?Sized>(
         &self,
@@ -61,13 +61,13 @@ impl Context {
         enqueue: impl FnOnce(*const c_void, stream_t),
     ) -> Result<()> {
         let stream = self.stream_of(mode);
-        let stream_loan = OnStream::new(stream);
-        let lent = source.lend(&stream_loan)?;
-        enqueue(lent.span().start.cast_const().cast(), raw(stream));
-        self.conclude(mode, Some(lent))
+        let on_stream = OnStream::new(stream);
+        let loan = source.lend(&on_stream)?;
+        enqueue(loan.span().start.cast_const().cast(), raw(stream));
+        self.conclude(mode, Some(loan))
     }
 
-    /// Enqueues what writes a local buffer.
+    /// Enqueues an operation that writes a local buffer, with a loan of it.
     #[inline]
     fn writing<D: LocalMut + ?Sized>(
         &self,
@@ -76,19 +76,19 @@ impl Context {
         enqueue: impl FnOnce(*mut c_void, stream_t),
     ) -> Result<()> {
         let stream = self.stream_of(mode);
-        let stream_loan = OnStream::new(stream);
-        let lent = dest.lend_mut(&stream_loan)?;
-        enqueue(lent.span().start.cast(), raw(stream));
-        self.conclude(mode, Some(lent))
+        let on_stream = OnStream::new(stream);
+        let loan = dest.lend_mut(&on_stream)?;
+        enqueue(loan.span().start.cast(), raw(stream));
+        self.conclude(mode, Some(loan))
     }
 
-    /// What comes after it was enqueued, if there was something to do.
+    /// Ends an operation: a blocking one is waited for, and its loan returned.
     #[inline]
-    pub(crate) fn conclude(&self, mode: Mode<'_>, lent: Option<Loan<'_>>) -> Result<()> {
+    pub(crate) fn conclude(&self, mode: Mode<'_>, loan: Option<Loan<'_>>) -> Result<()> {
         if let Mode::Blocking = mode {
             self.sync(self.host_stream())?;
-            if let Some(lent) = lent {
-                lent.give_back();
+            if let Some(loan) = loan {
+                loan.give_back();
             }
         }
         Ok(())
@@ -137,7 +137,7 @@ impl Context {
         Ok((pe, dest.len() * size_of::<D::Elem>()))
     }
 
-    /// For what can be done only where a PE's memory is mapped; elsewhere the library ends the process. Where it is mapped.
+    /// The address of a PE's memory, which has to be mapped here: the library would end the process otherwise.
     fn check_mapped(&self, operation: &'static str, place: u64, pe: usize) -> Result<CUdeviceptr> {
         match self.peer(operation, place, pe)? {
             Some(start) => Ok(start),

@@ -6,8 +6,8 @@ use crate::types::error::Result;
 use cudarc::driver::CudaStream;
 
 impl Context {
-    /// Makes everything that this PE put complete, and everything it got be there; waits for it.
-    /// `nvshmemx_quiet_on_stream`, in place of `nvshmem_quiet`, which has no timeout
+    /// Completes all puts and gets of this PE, and waits for that. `nvshmemx_quiet_on_stream`, in place of
+    /// `nvshmem_quiet`, which has no timeout
     ///
     /// # Errors
     /// Those of [`sync`](Context::sync).
@@ -16,15 +16,16 @@ impl Context {
         self.sync(self.host_stream())
     }
 
-    /// What this PE puts to a PE from here on comes there after what it put before. Between GPUs that reach each other,
-    /// `nvshmem_fence` is the stronger [`quiet`](Context::quiet), and so is this.
+    /// Orders puts: later puts to a PE arrive after earlier ones. Between GPUs that reach each other, `nvshmem_fence`
+    /// is the stronger [`quiet`](Context::quiet), and so is this.
     pub fn fence(&self) -> Result<()> {
         self.quiet()
     }
 
     /// [`quiet`](Context::quiet) as work on a stream. `nvshmemx_quiet_on_stream`
     ///
-    /// It takes over what `…_nbi` has begun: a quiet or barrier that comes later completes that only if it comes behind this stream.
+    /// It takes over pending `…_nbi` operations: a later quiet or barrier completes them only if it is ordered behind
+    /// this stream.
     ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.

@@ -9,12 +9,10 @@ use phalanx_sys::nvshmem::stream_t;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// What puts and what gets on a stream: destination, source, bytes, PE, stream.
+/// The C functions for puts and gets: destination, source, bytes, PE, stream.
 type Move = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, stream_t);
 
-/// What blocks is enqueued on a stream of the context's own, behind what cudarc knows of the local buffer and nothing else, and
-/// waited for with the timeout: the library's blocking functions wait without one, also for what other calls have put on its
-/// internal streams.
+/// Contiguous puts and gets.
 impl Context {
     /// Writes `source` to `dest` on a PE. The source may be used again when this returns; the data is at the PE after
     /// [`quiet`](Context::quiet) or a barrier. Waits for what cudarc knows to be under way on the source.

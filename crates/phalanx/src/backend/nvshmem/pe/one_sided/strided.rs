@@ -9,7 +9,7 @@ use cudarc::driver::CudaStream;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// The pitch of CUDA's two-dimensional copies, which strided operations are, has this limit in bytes.
+/// Limit in bytes of the pitch of CUDA's two-dimensional copies, by which strided operations are done.
 const MAX_PITCH: usize = i32::MAX as usize;
 
 /// Steps between the elements of a strided operation, and how many there are.
