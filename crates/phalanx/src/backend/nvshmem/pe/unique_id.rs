@@ -19,7 +19,7 @@ impl UniqueId {
     /// Makes a new id. Needs no GPU.
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`], [`Error::Library`].
+    /// [`Error::LibraryNotFound`](crate::Error::LibraryNotFound), [`Error::Library`](crate::Error::Library).
     pub fn new() -> Result<UniqueId> {
         let library = library::load()?;
         let name = "nvshmemx_get_uniqueid";

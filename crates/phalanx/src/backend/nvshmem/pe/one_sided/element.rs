@@ -15,7 +15,7 @@ impl Context {
     /// `nvshmemx_uint8_p_on_stream` to `…uint64…`, in place of `nvshmem_uint8_p`, which has no timeout
     ///
     /// # Errors
-    /// [`UsageError`] if there is no such element or PE.
+    /// [`UsageError`](crate::UsageError) if there is no such element or PE.
     pub fn p<D: Shared + ?Sized>(&self, dest: &D, index: usize, value: D::Elem, pe: usize) -> Result<()> {
         self.p_as("p", dest, index, value, pe, self.host_stream())?;
         self.sync(self.host_stream())
@@ -94,7 +94,7 @@ impl Context {
     /// timeout.
     ///
     /// # Errors
-    /// [`UsageError`] if there is no such element or PE; [`Error::Unsupported`] as for [`iput`](Context::iput).
+    /// [`UsageError`](crate::UsageError) if there is no such element or PE; [`Error::Unsupported`] as for [`iput`](Context::iput).
     pub fn g<S: Shared + ?Sized>(&self, source: &S, index: usize, pe: usize) -> Result<S::Elem> {
         self.check_element("g", source, index, pe)?;
         let start = self.check_mapped("g", source.place(), pe)?;

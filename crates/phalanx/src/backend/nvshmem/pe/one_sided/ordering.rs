@@ -28,7 +28,7 @@ impl Context {
     /// this stream.
     ///
     /// # Errors
-    /// [`UsageError::Memory`] for a stream of another GPU.
+    /// [`UsageError::Memory`](crate::UsageError::Memory) for a stream of another GPU.
     pub fn quiet_on_stream(&self, stream: &CudaStream) -> Result<()> {
         let quiet = self.library.need(self.library.nvshmemx_quiet_on_stream, "nvshmemx_quiet_on_stream")?;
         self.device.check(stream)?;

@@ -19,7 +19,7 @@ impl Context {
     /// `nvshmemx_putmem_on_stream`, in place of `nvshmem_putmem`, which has no timeout
     ///
     /// # Errors
-    /// [`UsageError::Length`] if the lengths differ, [`UsageError::Rank`] if there is no such PE; those of
+    /// [`UsageError::Length`](crate::UsageError::Length) if the lengths differ, [`UsageError::Rank`](crate::UsageError::Rank) if there is no such PE; those of
     /// [`sync`](Context::sync).
     pub fn put<S, D>(&self, dest: &D, source: &S, pe: usize) -> Result<()>
     where

@@ -25,7 +25,7 @@ impl Context {
     /// [`put`](Context::put) in all else. `nvshmemx_iput8_on_stream` to `…64…`, by the width of the elements
     ///
     /// # Errors
-    /// Also [`UsageError::Setting`] for a stride of 0 or beyond 2 GiB, and [`Error::Unsupported`] if the PE's memory cannot
+    /// Also [`UsageError::Setting`] for a stride of 0 or beyond 2 GiB, and [`Error::Unsupported`](crate::Error::Unsupported) if the PE's memory cannot
     /// be reached by loads and stores: the library would end the process.
     pub fn iput<S, D>(
         &self,
