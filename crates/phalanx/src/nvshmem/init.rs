@@ -1,7 +1,7 @@
 //! NVSHMEM over a [`Comm`].
 
 use crate::api::comm::Comm;
-use crate::backend::nvshmem::pe::{Builder, Context, Control};
+use crate::backend::nvshmem::pe::{Builder, Context, PeControl};
 use crate::backend::nvshmem::{Nvshmem, NvshmemComm};
 use crate::start;
 use crate::types::error::Result;
@@ -27,32 +27,32 @@ impl Builder {
 impl Context {
     /// Makes each rank of a communicator a PE, with its rank as its number. Collective over the communicator.
     ///
-    /// The communicator, whose backend may be any, carries the unique id. Over it the PEs also compare their collective
-    /// calls, and notice who is missing. `nvshmemx_hostlib_init_attr`
+    /// The communicator may have any backend; it carries the unique id. Over it the PEs also compare their collective
+    /// calls and find missing PEs. `nvshmemx_hostlib_init_attr`
     ///
     /// # Errors
-    /// [`Error::LibraryNotFound`] where NVSHMEM or the CUDA driver is not there, [`Error::Unsupported`] without a GPU, for
-    /// ranks that are threads of one process, and for a second context; on every PE, before the library is entered.
-    /// [`Error::Unsupported`], too, if PEs share a GPU and MPS does not share it out, and if the PEs that
-    /// [`init_from_environment`](Context::init_from_environment) found before are others: the library is then finalized.
-    /// [`Error::Library`] if the library fails, [`Error::Timeout`] if it does not come back (its thread is then left
-    /// alone for ever, since nothing can end it). After these two the process cannot have a context any more.
+    /// [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) without NVSHMEM or the CUDA driver, [`Error::Unsupported`](crate::Error::Unsupported) without a GPU, for ranks
+    /// that are threads of one process, and for a second context; on every PE, before the library is entered.
+    /// [`Error::Unsupported`](crate::Error::Unsupported), too, if PEs share a GPU that MPS does not divide, and if
+    /// [`init_from_environment`](Context::init_from_environment) found other PEs before: the library is then
+    /// finalized. [`Error::Library`](crate::Error::Library) if the library fails, [`Error::Timeout`](crate::Error::Timeout) if it does not return (its thread is
+    /// then left running, since nothing can end it). After these two the process cannot have a context any more.
     pub fn init(comm: &Comm) -> Result<Context> {
         Context::builder().init(comm)
     }
 }
 
-/// What the PEs tell each other beside the library goes over channels of their own. Collective.
-fn control(comm: &Comm) -> Result<Control> {
+/// The channels on which PEs compare calls and find missing peers. Collective.
+fn control(comm: &Comm) -> Result<PeControl> {
     comm.requests.wait_for_collectives();
     let name = format!("{}/nvshmem", comm.recorder.name());
-    let of = &*comm.backend;
+    let backend = &*comm.backend;
     // SAFETY: this thread has the communicator, which is not `Sync`, and no job is under way.
-    let channels = unsafe { (start::host_channel(of)?, start::host_channel(of)?) };
-    if let (Some(meetings), Some(watched)) = channels {
-        return Ok(Control::over(meetings, watched, name));
+    let channels = unsafe { (start::host_channel(backend)?, start::host_channel(backend)?) };
+    if let (Some(host_channel), Some(watch_channel)) = channels {
+        return Ok(PeControl::over(host_channel, watch_channel, name));
     }
     // SAFETY: as above.
-    let part = unsafe { of.split(Some(0), of.rank() as i64) }?;
-    Ok(Control::without_watch(part.expect("everybody has a colour").into(), name))
+    let part = unsafe { backend.split(Some(0), backend.rank() as i64) }?;
+    Ok(PeControl::without_watch(part.expect("everybody has a colour").into(), name))
 }

@@ -14,7 +14,7 @@
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::mpi::MpiComm;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-use crate::backend::mpi::MpiMail;
+use crate::backend::mpi::MpiTransport;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 use crate::contract::hosts::HostTopology;
 use crate::contract::{Backend, Departure};
@@ -149,7 +149,7 @@ pub(crate) fn open_store_over_mpi(
             (own, None, vec![(0, other)])
         }
     };
-    let transport = Transport::start(MpiMail::new(world), carried)?;
+    let transport = Transport::start(MpiTransport::new(world), carried)?;
     let store = Store::over(own, Some(transport), &rendezvous, place.rank, place.world_size, timeout)?;
     let store = match server {
         Some(server) => store.hosting(server),

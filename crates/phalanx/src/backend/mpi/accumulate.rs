@@ -1,4 +1,4 @@
-//! Elements into accumulators, and back.
+//! Conversion of elements to accumulators, and back.
 
 use crate::reduce::arithmetic::{Avg, Combine, Number, PreMulSum, Prod, Sum};
 use crate::types::dtype::{DType, with_element};

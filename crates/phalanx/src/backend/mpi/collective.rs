@@ -1,17 +1,16 @@
-//! Collectives as MPI calls: what a call gets, the call, in its blocking or its non-blocking form, and what is left to do
-//! afterwards.
+//! Collectives as MPI calls: their arguments, the blocking or non-blocking call, and the work after it.
 
 use super::accumulate::Accumulated;
-use super::reduction::Plan;
-use super::{Failure, MpiComm, check, datatype, total};
+use super::reduction::ReductionPlan;
+use super::{MpiComm, MpiFailure, check, datatype, total};
 use crate::contract::{Blocks, Call, Operation};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
 
-/// The most that is kept of the memory below, in 16-byte words.
+/// The most scratch memory kept between operations, in 16-byte words (4 MiB).
 const KEPT: usize = (4 << 20) / 16;
 
-/// Memory that operations need besides their buffers, kept from one to the next.
+/// Scratch memory of operations, kept from one to the next.
 #[derive(Default)]
 pub(crate) struct Scratch {
     words: Vec<u128>,
@@ -20,7 +19,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// At least so many bytes, of any content.
+    /// At least `bytes` bytes, not initialised.
     pub fn bytes(&mut self, bytes: usize) -> *mut u8 {
         let words = bytes.div_ceil(16);
         if self.words.len() < words {
@@ -36,7 +35,7 @@ impl Scratch {
         }
     }
 
-    /// Lengths and offsets of blocks, as MPI has them.
+    /// Lengths and offsets of blocks, in MPI's form.
     fn blocks(&mut self, counts: &[usize]) -> (*const c_int, *const c_int) {
         self.counts.clear();
         self.offsets.clear();
@@ -50,32 +49,32 @@ impl Scratch {
     }
 }
 
-/// An MPI call: what it gets, and what is to be done when it is complete.
+/// An MPI call: its arguments, and the work after it is complete.
 pub(crate) struct Prepared {
     operation: Operation,
     send: *const c_void,
     recv: *mut c_void,
     /// Elements of this rank's block.
     count: c_int,
-    /// Those of all blocks and where they start, if they differ.
+    /// Lengths and offsets of all blocks, if the lengths differ.
     counts: *const c_int,
     offsets: *const c_int,
     datatype: Handle,
     op: Handle,
     root: c_int,
-    /// First the copy, then the results.
+    /// The work afterwards: the copy first, then the results.
     copy: Option<Copy>,
     results: Option<Results>,
 }
 
-/// Bytes that MPI cannot put where they belong.
+/// A copy to the buffer, where MPI cannot write the result itself.
 struct Copy {
     from: *const u8,
     to: *mut u8,
     bytes: usize,
 }
 
-/// Accumulators that become results.
+/// Accumulators to convert to results.
 struct Results {
     accumulated: Accumulated,
     from: *const u8,
@@ -85,7 +84,7 @@ struct Results {
 }
 
 impl Prepared {
-    /// Brings the results to where they belong.
+    /// Moves the results to the caller's buffer.
     ///
     /// # Safety
     /// The call is complete, the memory of the operation still valid; once.
@@ -104,12 +103,12 @@ impl Prepared {
 }
 
 impl MpiComm {
-    /// Does what the call says, with MPI's blocking calls.
+    /// Carries out a collective with MPI's blocking calls.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[inline]
-    pub(crate) unsafe fn carry_out(&self, call: &Call<'_>) -> Result<(), Failure> {
+    pub(crate) unsafe fn carry_out(&self, call: &Call<'_>) -> Result<(), MpiFailure> {
         // SAFETY: no other thread is inside `collective`, and the reference ends with it.
         let scratch = unsafe { &mut *self.scratch.get() };
         // SAFETY: the caller's contract.
@@ -124,7 +123,7 @@ impl MpiComm {
         }
     }
 
-    /// The same with one MPI call, whose counts fit.
+    /// Carries out a collective with one MPI call, whose counts fit.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
@@ -133,7 +132,7 @@ impl MpiComm {
         &self,
         call: &Call<'_>,
         scratch: &mut Scratch,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), MpiFailure> {
         // SAFETY: the caller's contract; the call is complete when it returns.
         unsafe {
             let prepared = self.prepare(call, scratch);
@@ -144,7 +143,7 @@ impl MpiComm {
         Ok(())
     }
 
-    /// Makes the MPI call: the blocking one, or the one that fills in a request.
+    /// Makes the MPI call: the blocking one, or with a request the non-blocking one.
     ///
     /// # Safety
     /// What the call was prepared from, the scratch memory too, is valid until the call is complete.
@@ -153,7 +152,7 @@ impl MpiComm {
         &self,
         prepared: &Prepared,
         request: Option<&mut Handle>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), MpiFailure> {
         let Prepared { operation, send, recv, count, counts, offsets, datatype: ty, op, root, .. } =
             *prepared;
         let (f, comm) = (&self.process.mpi.functions, self.comm);
@@ -213,13 +212,13 @@ impl MpiComm {
                     call!(alltoall "MPI_Alltoall", ialltoall "MPI_Ialltoall",
                         send, count, ty, recv, count, ty, comm)
                 }
-                // The ranks meet.
+                // Ranks only synchronise.
                 _ => call!(barrier "MPI_Barrier", ibarrier "MPI_Ibarrier", comm),
             }
         }
     }
 
-    /// The MPI call for an operation whose counts fit. Nothing is given to MPI, and nothing written but scratch memory.
+    /// The MPI call for an operation whose counts fit. Makes no call, and writes scratch memory only.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
@@ -308,12 +307,12 @@ impl MpiComm {
         // SAFETY: the caller's contract.
         unsafe {
             match self.process.plans[call.dtype as usize][call.reduction.code as usize] {
-                Plan::Direct { datatype, op } => self.combine(call, datatype, op, size, scratch),
-                Plan::Divided { datatype, op, accumulated } => {
+                ReductionPlan::Direct { datatype, op } => self.combine(call, datatype, op, size, scratch),
+                ReductionPlan::Divided { datatype, op, accumulated } => {
                     let prepared = self.combine(call, datatype, op, size, scratch);
                     self.with_results(prepared, call, accumulated, call.recv)
                 }
-                Plan::Accumulated { datatype, op, accumulated } => {
+                ReductionPlan::Accumulated { datatype, op, accumulated } => {
                     // All blocks, and behind them room for the result.
                     let all = match call.operation {
                         Operation::ReduceScatter | Operation::ReduceScatterV => {
@@ -337,7 +336,7 @@ impl MpiComm {
         }
     }
 
-    /// What makes results of the accumulators at `from`, on ranks that get any.
+    /// Adds the conversion of the accumulators at `from`, on ranks that receive a result.
     fn with_results(
         &self,
         prepared: Prepared,
@@ -353,7 +352,7 @@ impl MpiComm {
         Prepared { results, ..prepared }
     }
 
-    /// A reduction by MPI's types and operations, of elements of so many bytes.
+    /// A reduction by an MPI type and operation, of elements of `size` bytes.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective), with such elements.
@@ -399,7 +398,7 @@ impl MpiComm {
     }
 }
 
-/// Whether there is no data, for every rank alike: MPI libraries are not of one mind about calls without any.
+/// Whether there is no data on any rank: MPI libraries differ on empty calls, so none is made.
 #[inline]
 pub(crate) fn is_nothing(call: &Call<'_>) -> bool {
     matches!(call.blocks, Blocks::Equal(0)) && !call.operation.is_empty_handed()

@@ -1,17 +1,18 @@
-//! CUDA memory: given to an MPI that is CUDA-aware.
+//! CUDA memory: passed to a CUDA-aware MPI, or staged through host memory.
 //!
-//! A buffer's stream has done its work before MPI gets the buffer, and its context is current. MPI gets CUDA memory in
-//! messages and in those blocking calls in which phalanx itself touches nothing: its own operations and copies, and what it
-//! accumulates in other types, would be work of the host's on addresses that the host cannot read. Non-blocking
-//! collectives do not take CUDA memory in every CUDA-aware MPI (Open MPI's do not), and Intel MPI takes it in fewer calls
-//! (`aware.rs`). All else goes through host memory.
-//! Ranks need not go the same way: MPI matches the calls, and not where the buffers are.
+//! A buffer's stream is idle before MPI gets the buffer, and its context is current. MPI gets device memory in
+//! messages, and in blocking calls in which only MPI touches it. All else is staged through host memory:
+//! - reductions by our own operations and accumulators, which run on the host,
+//! - non-blocking collectives, since some CUDA-aware MPIs (Open MPI) reject device memory there,
+//! - the calls that `cuda_support.rs` excludes (Intel MPI).
+//!
+//! Ranks need not agree on this: MPI matches calls, whatever memory the buffers are in.
 
-use super::aware::Aware;
 use super::collective::Scratch;
-use super::guard::Guard;
-use super::process::Process;
-use super::reduction::Plan;
+use super::cuda_support::CudaSupport;
+use super::process::MpiProcess;
+use super::reduction::ReductionPlan;
+use super::watchdog::OperationWatch;
 use super::{MpiComm, total};
 use crate::buffer::stream::Admission;
 use crate::contract::{Call, Operation, Transfer};
@@ -23,34 +24,34 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What a communicator knows of CUDA memory.
-pub(crate) struct Gate {
-    process: &'static Process,
-    guard: Arc<Guard>,
+/// Admits CUDA buffers to a communicator: checks MPI's support and waits for the buffer's stream.
+pub(crate) struct CudaAdmission {
+    process: &'static MpiProcess,
+    watch: Arc<OperationWatch>,
     rank: usize,
-    /// The communicator's verdict.
+    /// The error of a failed communicator.
     failed: Arc<OnceLock<Error>>,
-    /// Of the last buffer.
+    /// The context of the last buffer.
     context: Mutex<Option<Arc<CudaContext>>>,
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for CudaAdmission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gate").finish_non_exhaustive()
+        f.debug_struct("CudaAdmission").finish_non_exhaustive()
     }
 }
 
-impl Gate {
+impl CudaAdmission {
     pub fn new(
-        process: &'static Process,
-        guard: Arc<Guard>,
+        process: &'static MpiProcess,
+        watch: Arc<OperationWatch>,
         rank: usize,
         failed: Arc<OnceLock<Error>>,
-    ) -> Gate {
-        Gate { process, guard, rank, failed, context: Mutex::default() }
+    ) -> CudaAdmission {
+        CudaAdmission { process, watch, rank, failed, context: Mutex::default() }
     }
 
-    /// Makes the context current in which the buffers of messages are: whichever thread moves them along.
+    /// Makes the context of the message buffers current on this thread, which may be any.
     #[cold]
     pub fn enter(&self) {
         if let Some(context) = &*lock(&self.context)
@@ -61,7 +62,7 @@ impl Gate {
     }
 }
 
-impl Admission for Gate {
+impl Admission for CudaAdmission {
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let Err(why) = &self.process.cuda else { return Ok(()) };
         Err(Error::from(UnsupportedError {
@@ -86,9 +87,9 @@ impl Admission for Gate {
                 error => return Err(DriverError(error).into()),
             }
             let waited = since.elapsed();
-            if waited >= limit.unwrap_or_else(|| self.guard.deadline()) {
+            if waited >= limit.unwrap_or_else(|| self.watch.deadline()) {
                 let operation = format!("the work of GPU {} on a buffer", context.ordinal());
-                let (sequence, reporter) = (self.guard.last() + 1, self.rank);
+                let (sequence, reporter) = (self.watch.last() + 1, self.rank);
                 let timeout = TimeoutError { operation, sequence, reporter, waited, missing: Vec::new() };
                 return Err(self.failed.get_or_init(|| timeout.into()).clone());
             }
@@ -135,7 +136,7 @@ impl MpiComm {
         Ok(())
     }
 
-    /// Whether MPI alone touches the memory of a call.
+    /// Whether only MPI touches the memory of a call, so that it can be device memory.
     fn can_give(&self, call: &Call<'_>) -> bool {
         use Operation::*;
         if self.is_polled() {
@@ -144,7 +145,7 @@ impl MpiComm {
         let is_root = call.root == self.rank;
         let in_place = call.send == call.recv.cast_const();
         let is_whole = || !self.is_large(call);
-        if call.operation.reduces() && self.process.cuda != Ok(Aware::Everywhere) {
+        if call.operation.reduces() && self.process.cuda != Ok(CudaSupport::AllCalls) {
             return false;
         }
         match call.operation {
@@ -163,19 +164,19 @@ impl MpiComm {
         }
     }
 
-    /// Whether a reduction is an operation of MPI's own.
+    /// Whether MPI's own operation does the reduction.
     fn is_of_mpi(&self, call: &Call<'_>) -> bool {
         let constants = &self.process.mpi.constants;
         let plan = self.process.plans[call.dtype as usize][call.reduction.code as usize];
-        matches!(plan, Plan::Direct { op, .. } if op == constants.sum || op == constants.prod)
+        matches!(plan, ReductionPlan::Direct { op, .. } if op == constants.sum || op == constants.prod)
     }
 
-    /// Whether a message that MPI matched is received in host memory first.
+    /// Whether a matched message is first received in host memory.
     pub(crate) fn receives_aside(&self, transfer: &Transfer) -> bool {
-        transfer.space == Space::Device && self.process.cuda != Ok(Aware::Everywhere)
+        transfer.space == Space::Device && self.process.cuda != Ok(CudaSupport::AllCalls)
     }
 
-    /// Elements that this rank reads, and those that it writes.
+    /// Number of elements that this rank reads, and that it writes.
     fn lengths(&self, call: &Call<'_>) -> [usize; 2] {
         use Operation::*;
         let at_root = |elements| if call.root == self.rank { elements } else { 0 };
@@ -194,7 +195,7 @@ impl MpiComm {
     }
 }
 
-/// Copies to a GPU, and is through when it returns.
+/// Copies to a GPU, and waits for the copy.
 ///
 /// # Safety
 /// So many bytes of a GPU's memory are there, and nobody uses them; its context is current.
@@ -204,8 +205,8 @@ pub(crate) unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
     settle_copies()
 }
 
-/// What was copied to a GPU is there. A copy that is called synchronous has but left the host's memory when it returns, and
-/// may be on its way on the default stream, for which the buffer's own stream does not wait. Intel MPI copies in this way, too.
+/// Waits until copies to a GPU have arrived. A "synchronous" copy may return while data is still on its way on the
+/// default stream, for which the buffer's stream does not wait. Intel MPI copies in this way, too.
 pub(crate) fn settle_copies() -> Result<()> {
     // SAFETY: null is the default stream of the context, which is current.
     Ok(unsafe { result::stream::synchronize(std::ptr::null_mut()) }?)

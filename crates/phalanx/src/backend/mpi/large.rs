@@ -1,37 +1,39 @@
-//! Collectives on more bytes than an MPI call takes: cut into several calls, or made of messages.
+//! Collectives larger than one MPI call: cut into several calls, or made of messages.
 //!
-//! MPI's counts are C `int`s; its functions with larger ones are missing in Open MPI. So a buffer is cut into parts;
-//! a gathering becomes a broadcast of each block, a scattered reduction a reduction of each block, and what goes
-//! from each rank to each becomes messages. all_to_all_v is always made of messages, which is how MPI libraries
-//! do it too: only its two ends know how long a block is.
+//! MPI's counts are C `int`s, and Open MPI lacks the functions with larger ones. So a buffer is cut into parts:
+//! - a gathering becomes a broadcast of each block,
+//! - a scattered reduction becomes a reduction of each block,
+//! - an exchange between all pairs becomes messages.
+//!
+//! all_to_all_v is always made of messages, as in MPI libraries: only the two ends of a block know its length.
 
 use super::collective::{Scratch, is_nothing};
-use super::{Failure, MpiComm, total};
+use super::{MpiComm, MpiFailure, total};
 use crate::contract::{Blocks, Call, Direction, Operation, OperationId, Transfer};
 use crate::types::dtype::DType;
 use crate::types::memory::Space;
 use std::ops::Range;
 
-/// A block that goes to a peer or comes from it.
-struct Part<P> {
+/// A block to send to a peer or to receive from it.
+struct PeerBlock<P> {
     peer: usize,
     start: P,
     bytes: usize,
 }
 
-/// The operations, each fit for one MPI call, of which an operation consists.
+/// Splits an operation into operations that each fit one MPI call.
 #[derive(Clone)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct CallParts<'a> {
     call: Call<'a>,
-    /// Elements of a part at most; `None` if the operation is one call.
+    /// Largest number of elements of a part; `None` if the operation is one call.
     most: Option<usize>,
-    /// The blocks that are not done; all of it is one block, unless a part is an operation on a single rank's.
+    /// The blocks left to do. A block is the whole operation, unless each rank's block is a part of its own.
     blocks: Range<usize>,
-    /// Elements of the first of them that are done.
+    /// Elements of the first of these blocks that are done.
     start: usize,
 }
 
-impl<'a> Iterator for Parts<'a> {
+impl<'a> Iterator for CallParts<'a> {
     type Item = Call<'a>;
 
     fn next(&mut self) -> Option<Call<'a>> {
@@ -59,7 +61,7 @@ impl<'a> Iterator for Parts<'a> {
                 continue;
             }
             let blocks = Blocks::Equal(most.min(count - self.start));
-            // Where the operation has no use for a pointer on this rank it may point anywhere.
+            // Where the operation ignores a pointer on this rank, it may point anywhere.
             let (send, recv) = (send.wrapping_add(self.start * size), recv.wrapping_add(self.start * size));
             self.start += most;
             return Some(Call { operation, root, send, recv, blocks, ..call });
@@ -92,7 +94,7 @@ impl MpiComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
-    pub(crate) unsafe fn parts<'a>(&self, call: &Call<'a>) -> Parts<'a> {
+    pub(crate) unsafe fn parts<'a>(&self, call: &Call<'a>) -> CallParts<'a> {
         use Operation::*;
         let size = call.dtype.size();
         let is_large = self.is_large(call);
@@ -111,7 +113,7 @@ impl MpiComm {
             _ => 0..1,
         };
         let most = is_large.then(|| self.process.max_bytes / size);
-        Parts { call: *call, most, blocks, start: 0 }
+        CallParts { call: *call, most, blocks, start: 0 }
     }
 
     /// # Safety
@@ -121,18 +123,18 @@ impl MpiComm {
         &self,
         call: &Call<'_>,
         scratch: &mut Scratch,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), MpiFailure> {
         // SAFETY: the caller's contract, for each part of the buffers, and until all messages are complete.
         unsafe {
             if self.is_of_messages(call) {
-                let tickets = self.post_blocks(call, scratch);
-                let done = self.complete(tickets);
+                let ids = self.post_blocks(call, scratch);
+                let done = self.complete(ids);
                 scratch.shrink();
                 return done;
             }
             for part in self.parts(call) {
                 self.carry_out_at_once(&part, scratch)?;
-                self.guard.beat();
+                self.watch.progress();
             }
         }
         Ok(())
@@ -156,20 +158,23 @@ impl MpiComm {
             send = copy;
         }
         let block = |blocks: Blocks<'_>, rank: usize| (blocks.offset(rank) * size, blocks.len(rank) * size);
-        let whole =
-            |start, blocks: Blocks<'_>| Part { peer: call.root, start, bytes: blocks.len(self.rank) * size };
+        let whole = |start, blocks: Blocks<'_>| PeerBlock {
+            peer: call.root,
+            start,
+            bytes: blocks.len(self.rank) * size,
+        };
         let is_root = self.rank == call.root;
         let to_each = || {
             let part = |peer| {
                 let (offset, bytes) = block(send_blocks, peer);
-                Part { peer, start: send.wrapping_add(offset), bytes }
+                PeerBlock { peer, start: send.wrapping_add(offset), bytes }
             };
             (0..self.ranks).map(part).collect::<Vec<_>>()
         };
         let from_each = || {
             let part = |peer| {
                 let (offset, bytes) = block(recv_blocks, peer);
-                Part { peer, start: call.recv.wrapping_add(offset), bytes }
+                PeerBlock { peer, start: call.recv.wrapping_add(offset), bytes }
             };
             (0..self.ranks).map(part).collect::<Vec<_>>()
         };
@@ -179,7 +184,7 @@ impl MpiComm {
             }
             Scatter | ScatterV => {
                 let recv =
-                    Part { peer: call.root, start: call.recv, bytes: send_blocks.len(self.rank) * size };
+                    PeerBlock { peer: call.root, start: call.recv, bytes: send_blocks.len(self.rank) * size };
                 (if is_root { to_each() } else { Vec::new() }, vec![recv])
             }
             _ => (to_each(), from_each()),
@@ -188,18 +193,18 @@ impl MpiComm {
         unsafe { self.exchange(&sends, &receives, call.is_on_gpu()) }
     }
 
-    /// Posts messages for all parts; what this rank gives itself is copied, by MPI if the memory is a GPU's.
+    /// Posts messages for all parts. A rank's block for itself is copied, by MPI if the memory is a GPU's.
     ///
     /// # Safety
     /// The parts can be read and written until the messages are complete; one that this rank gives itself is where it
     /// belongs or apart from it.
     unsafe fn exchange(
         &self,
-        sends: &[Part<*const u8>],
-        receives: &[Part<*mut u8>],
+        sends: &[PeerBlock<*const u8>],
+        receives: &[PeerBlock<*mut u8>],
         on_gpu: bool,
     ) -> Vec<OperationId> {
-        // The tag that no message of the application has.
+        // A tag that no message of the application has.
         let (tag, dtype) = (self.process.max_tag + 1, DType::U8);
         let space = if on_gpu { Space::Device } else { Space::Host };
         let transfer =
@@ -209,31 +214,31 @@ impl MpiComm {
             sends.iter().find(|part| is_own(part.peer)).zip(receives.iter().find(|part| is_own(part.peer)));
         let own = own.filter(|(from, to)| from.start != to.start.cast_const());
         let by_message = |peer, bytes| bytes > 0 && (!is_own(peer) || (on_gpu && own.is_some()));
-        let mut tickets = Vec::new();
+        let mut ids = Vec::new();
         // SAFETY: the caller's contract. Both ends know which parts are empty.
         unsafe {
             for part in receives.iter().filter(|part| by_message(part.peer, part.bytes)) {
                 let receive = transfer(part.peer, part.bytes, Direction::Recv(part.start));
-                tickets.push(self.post_transfer(receive));
+                ids.push(self.post_transfer(receive));
             }
             for part in sends.iter().filter(|part| by_message(part.peer, part.bytes)) {
                 let send = transfer(part.peer, part.bytes, Direction::Send(part.start));
-                tickets.push(self.post_transfer(send));
+                ids.push(self.post_transfer(send));
             }
         }
         if let Some((from, to)) = own.filter(|_| !on_gpu) {
             // SAFETY: both have the length of this rank's own block.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, to.bytes) };
         }
-        tickets
+        ids
     }
 
-    /// Waits for all messages. The deadline is the operation's, and starts anew with each that completes.
-    fn complete(&self, mut tickets: Vec<OperationId>) -> Result<(), Failure> {
+    /// Waits for all messages. The deadline starts anew with each that completes.
+    fn complete(&self, mut ids: Vec<OperationId>) -> Result<(), MpiFailure> {
         let mut outcome = Ok(());
         let mut polls = 0u32;
-        while !tickets.is_empty() {
-            if self.settle(&mut tickets, &mut outcome) {
+        while !ids.is_empty() {
+            if self.settle(&mut ids, &mut outcome) {
                 polls = 0;
             }
             polls += 1;
@@ -244,17 +249,17 @@ impl MpiComm {
         outcome
     }
 
-    /// Takes out the messages that are complete; whether there were any.
-    pub(crate) fn settle(&self, tickets: &mut Vec<OperationId>, outcome: &mut Result<(), Failure>) -> bool {
-        let before = tickets.len();
-        tickets.retain(|ticket| match self.take_if_done(*ticket) {
+    /// Removes the complete messages; `true` if there were any.
+    pub(crate) fn settle(&self, ids: &mut Vec<OperationId>, outcome: &mut Result<(), MpiFailure>) -> bool {
+        let before = ids.len();
+        ids.retain(|id| match self.take_if_done(*id) {
             Some(done) => {
-                *outcome = (*outcome).and(done.map_err(|_| Failure::ChannelFailure));
-                self.guard.beat();
+                *outcome = (*outcome).and(done.map_err(|_| MpiFailure::CommFailed));
+                self.watch.progress();
                 false
             }
             None => true,
         });
-        tickets.len() < before
+        ids.len() < before
     }
 }

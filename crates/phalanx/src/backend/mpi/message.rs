@@ -1,15 +1,14 @@
-//! Sends and receives: MPI's non-blocking calls, asked again and again.
+//! Sends and receives: MPI's non-blocking calls, polled until they are complete.
 //!
-//! A receive is not posted to MPI: its message is probed for and then received, since Open MPI writes past the end of the
-//! buffer when a long message is longer than its receive. So a length that differs is an error here and nothing
-//! else, and a receive that nothing has come for can be given up. A buffer that MPI has in its hands cannot: a
-//! wait ends when MPI has let go of it, or with the job.
+//! A receive is not posted to MPI. Its message is probed for and then received, since Open MPI writes past the end of
+//! the buffer when a message is longer than its receive. So a length mismatch is only an error, and a receive without
+//! a message can be given up. A buffer that MPI uses cannot: a wait ends when MPI has released it, or with the job.
 
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::{Failure, MpiComm, check};
-use crate::contract::{Blocks, Call, Direction, OperationId, Transfer};
-use crate::control::record::Record;
+use super::message_table::{MpiMessages, MpiTransfer, PartialReceive, TransferProgress};
+use super::{MpiComm, MpiFailure, check};
+use crate::contract::{Direction, OperationId, Transfer};
 use crate::os::sync::lock;
 use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
 #[cfg(feature = "cuda")]
@@ -18,126 +17,8 @@ use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-/// How often a waiting rank asks before it lets other threads have the core.
+/// Polls of a waiting rank before it yields the core.
 pub(crate) const SPINS: u32 = 200;
-
-/// The messages of a communicator that are under way, or done and not asked for.
-#[derive(Default)]
-pub(crate) struct Messages {
-    /// By ticket.
-    posted: Vec<Option<Posted>>,
-    free: Vec<usize>,
-    peers: Vec<Peer>,
-}
-
-/// What there is between this rank and another.
-#[derive(Default, Clone)]
-struct Peer {
-    sent: u64,
-    received: u64,
-    /// Tickets of receives whose message has not come in full, in the order of posting.
-    expected: Vec<usize>,
-}
-
-struct Posted {
-    transfer: Transfer,
-    /// Its number among the messages to or from that peer.
-    sequence: u64,
-    way: Way,
-    outcome: Result<()>,
-}
-
-/// How far a message is. A long one has several pieces.
-enum Way {
-    /// What MPI has not let go of.
-    Send {
-        first: Option<Handle>,
-        rest: Vec<Handle>,
-    },
-    Recv(Receive),
-}
-
-#[derive(Default)]
-struct Receive {
-    /// Bytes that have come.
-    received: usize,
-    /// A piece that is being received.
-    piece: Option<(Handle, usize)>,
-    /// Whether nothing more is to come.
-    complete: bool,
-    /// Where a piece goes that cannot go where it belongs: one of a wrong length, so that its sender comes free, or one for
-    /// CUDA memory that MPI does not write to.
-    aside: Vec<u8>,
-}
-
-impl Posted {
-    fn is_done(&self) -> bool {
-        match &self.way {
-            Way::Send { first, rest } => first.is_none() && rest.is_empty(),
-            Way::Recv(receive) => receive.complete && receive.piece.is_none(),
-        }
-    }
-
-    /// Whether MPI has its buffer in its hands.
-    fn is_held(&self) -> bool {
-        match &self.way {
-            Way::Send { .. } => !self.is_done(),
-            Way::Recv(receive) => receive.piece.is_some(),
-        }
-    }
-
-    fn record(&self) -> Record {
-        let operation = self.transfer.operation();
-        let Transfer { peer: root, dtype, count, .. } = self.transfer;
-        Record::of(&Call { root, dtype, blocks: Blocks::Equal(count), ..Call::empty(operation) })
-    }
-}
-
-impl Messages {
-    fn add(&mut self, posted: Posted) -> OperationId {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.posted.push(None);
-            self.posted.len() - 1
-        });
-        if let Way::Recv(_) = posted.way {
-            self.peers[posted.transfer.peer].expected.push(index);
-        }
-        self.posted[index] = Some(posted);
-        OperationId(index)
-    }
-
-    fn get(&mut self, index: usize) -> &mut Posted {
-        self.posted[index].as_mut().expect("a ticket is asked for until it is done, and not again")
-    }
-
-    fn take(&mut self, ticket: OperationId) -> Posted {
-        self.free.push(ticket.0);
-        let posted = self.posted[ticket.0].take();
-        let posted = posted.expect("a ticket is asked for until it is done, and not again");
-        self.peers[posted.transfer.peer].expected.retain(|expected| *expected != ticket.0);
-        posted
-    }
-
-    fn next_sequence(&mut self, transfer: &Transfer, ranks: usize) -> u64 {
-        self.peers.resize(ranks, Peer::default());
-        let peer = &mut self.peers[transfer.peer];
-        let count = match transfer.direction {
-            Direction::Send(_) => &mut peer.sent,
-            Direction::Recv(_) => &mut peer.received,
-        };
-        *count += 1;
-        *count
-    }
-
-    /// Whether a receive is the first of its tag: the one that the next message is for.
-    fn is_next(&self, index: usize, transfer: &Transfer) -> bool {
-        let expected = &self.peers[transfer.peer].expected;
-        let same_tag = |other: &&usize| {
-            self.posted[**other].as_ref().is_some_and(|posted| posted.transfer.tag == transfer.tag)
-        };
-        expected.iter().find(same_tag) == Some(&index)
-    }
-}
 
 impl MpiComm {
     /// # Safety
@@ -154,14 +35,19 @@ impl MpiComm {
         Ok(unsafe { self.post_transfer(transfer) })
     }
 
-    /// The same with any tag. What MPI answers is what the wait for the ticket does.
+    /// Posts a message with any tag. Errors of MPI are reported by the wait.
     ///
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
     pub(crate) unsafe fn post_transfer(&self, transfer: Transfer) -> OperationId {
         let mut messages = lock(&self.messages);
         let sequence = messages.next_sequence(&transfer, self.ranks);
-        let mut posted = Posted { transfer, sequence, way: Way::Recv(Receive::default()), outcome: Ok(()) };
+        let mut posted = MpiTransfer {
+            transfer,
+            sequence,
+            progress: TransferProgress::Recv(PartialReceive::default()),
+            outcome: Ok(()),
+        };
         if let Direction::Send(buffer) = transfer.direction {
             let (mut first, mut rest) = (None, Vec::new());
             for (start, len) in self.pieces(transfer.count * transfer.dtype.size()) {
@@ -175,12 +61,12 @@ impl MpiComm {
                     }
                 }
             }
-            posted.way = Way::Send { first, rest };
+            posted.progress = TransferProgress::Send { first, rest };
         }
         messages.add(posted)
     }
 
-    /// The pieces of so many bytes that one MPI call takes: offset and length. No bytes are one piece too.
+    /// Cuts `bytes` into pieces that one MPI call takes: offset and length. No bytes are one piece, too.
     fn pieces(&self, bytes: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let most = self.process.max_bytes;
         (0..bytes.max(1)).step_by(most).map(move |offset| (offset, most.min(bytes - offset)))
@@ -193,7 +79,7 @@ impl MpiComm {
         buffer: *const u8,
         len: usize,
         transfer: &Transfer,
-    ) -> std::result::Result<Handle, Failure> {
+    ) -> std::result::Result<Handle, MpiFailure> {
         let mpi = &self.process.mpi;
         let (peer, tag, byte) = (transfer.peer as c_int, transfer.tag as c_int, mpi.constants.byte);
         let mut request = Handle::ZERO;
@@ -205,25 +91,25 @@ impl MpiComm {
         Ok(request)
     }
 
-    pub(crate) fn wait_for_message(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+    pub(crate) fn wait_for_message(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         let others = || {
-            // The peer may wait for another one first.
+            // The peer may wait for another operation of this rank first.
             self.progress_all();
             meanwhile();
         };
         let overdue = |waited| {
-            let posted = lock(&self.messages).take(ticket);
+            let posted = lock(&self.messages).take(id);
             Err(self.overdue(&posted, waited))
         };
-        self.poll(|| self.take_if_done(ticket), others, overdue)
+        self.poll(|| self.take_if_done(id), others, overdue)
     }
 
-    /// Whether messages are posted that are not complete, as far as anybody has looked.
+    /// Whether posted messages are incomplete, as of the last poll.
     pub(crate) fn has_messages(&self) -> bool {
         lock(&self.messages).posted.iter().flatten().any(|posted| !posted.is_done())
     }
 
-    /// Waits until all messages are complete. Their tickets are not spent, and what became of them is their waits' to tell.
+    /// Waits until all messages are complete. Their outcomes stay for their own waits.
     pub(crate) fn finish_messages(&self) -> Result<()> {
         let outcome = || {
             let under_way = self.progress_messages();
@@ -241,7 +127,7 @@ impl MpiComm {
         self.poll(outcome, others, overdue)
     }
 
-    /// Asks for an outcome, and moves others along, until it is there, or until nothing has come on for the deadline.
+    /// Polls for an outcome and advances `others`. Gives up when nothing has progressed for the deadline.
     pub(crate) fn poll(
         &self,
         outcome: impl Fn() -> Option<Result<()>>,
@@ -249,11 +135,11 @@ impl MpiComm {
         overdue: impl Fn(Duration) -> Result<()>,
     ) -> Result<()> {
         let mut polls = 0u32;
-        let mut beats = self.guard.beats();
+        let mut progress_count = self.watch.progress_count();
         let mut since = None;
         loop {
             if let Err(error) = self.process.check_thread() {
-                self.guard.end_job(&format!("{error}; an operation is under way, and its buffer is in use"));
+                self.watch.end_job(&format!("{error}; an operation is under way, and its buffer is in use"));
             }
             if let Some(outcome) = outcome() {
                 return outcome;
@@ -268,37 +154,37 @@ impl MpiComm {
             if !polls.is_multiple_of(64) {
                 continue;
             }
-            let now = self.guard.beats();
-            if now != beats {
-                (beats, since) = (now, None);
+            let now = self.watch.progress_count();
+            if now != progress_count {
+                (progress_count, since) = (now, None);
             }
             let since: Instant = *since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.guard.deadline() {
+            if since.elapsed() >= self.watch.deadline() {
                 return overdue(since.elapsed());
             }
         }
     }
 
-    /// The deadline of a message has passed.
+    /// The error for a message past its deadline. Ends the job if MPI still uses the buffer.
     #[cold]
-    fn overdue(&self, posted: &Posted, waited: Duration) -> Error {
+    fn overdue(&self, posted: &MpiTransfer, waited: Duration) -> Error {
         let (operation, sequence) = (posted.record().to_string(), posted.sequence);
         if posted.is_held() {
-            self.guard.give_up(operation, sequence, waited, "");
+            self.watch.give_up(operation, sequence, waited, "");
         }
         let rank = posted.transfer.peer;
         let missing = vec![MissingRank { rank, last_seen: "its message has not come".into() }];
         self.fail(TimeoutError { operation, sequence, reporter: self.rank, waited, missing }.into())
     }
 
-    pub(crate) fn test_message(&self, ticket: OperationId) -> Result<bool> {
+    pub(crate) fn test_message(&self, id: OperationId) -> Result<bool> {
         if self.process.check_thread().is_err() {
             return Ok(false);
         }
-        self.take_if_done(ticket).map_or(Ok(false), |outcome| outcome.map(|()| true))
+        self.take_if_done(id).map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 
-    /// Moves all collectives and messages along; whether any is under way.
+    /// Advances all collectives and messages; `true` if any is under way.
     pub(crate) fn progress_all(&self) -> bool {
         self.process.check_thread().is_ok() && (self.progress_collectives() | self.progress_messages())
     }
@@ -315,29 +201,30 @@ impl MpiComm {
         under_way
     }
 
-    /// A message's outcome, if it is complete; or if the communicator has failed and MPI has not got its buffer.
-    pub(crate) fn take_if_done(&self, ticket: OperationId) -> Option<Result<()>> {
+    /// Takes a message's outcome if it is complete, or if the communicator has failed and MPI does not use its
+    /// buffer.
+    pub(crate) fn take_if_done(&self, id: OperationId) -> Option<Result<()>> {
         let mut messages = lock(&self.messages);
-        self.advance(&mut messages, ticket.0);
-        let posted = messages.get(ticket.0);
+        self.advance(&mut messages, id.0);
+        let posted = messages.get(id.0);
         if posted.is_done() {
-            return Some(messages.take(ticket).outcome);
+            return Some(messages.take(id).outcome);
         }
         let failed = self.failed.get().filter(|_| !posted.is_held())?;
-        messages.take(ticket);
+        messages.take(id);
         Some(Err(failed.clone()))
     }
 
-    /// Asks MPI what has become of a message.
-    fn advance(&self, messages: &mut Messages, index: usize) {
+    /// Advances a message as far as it can without waiting.
+    fn advance(&self, messages: &mut MpiMessages, index: usize) {
         let posted = messages.get(index);
         #[cfg(feature = "cuda")]
         if posted.transfer.space == Space::Device {
-            self.gate.enter();
+            self.admission.enter();
         }
-        let result = match &mut posted.way {
-            Way::Send { first, rest } => self.advance_send(first, rest),
-            Way::Recv(_) => self.advance_receive(messages, index),
+        let result = match &mut posted.progress {
+            TransferProgress::Send { first, rest } => self.advance_send(first, rest),
+            TransferProgress::Recv(_) => self.advance_receive(messages, index),
         };
         if let Err(failure) = result {
             let posted = messages.get(index);
@@ -349,7 +236,7 @@ impl MpiComm {
         &self,
         first: &mut Option<Handle>,
         rest: &mut Vec<Handle>,
-    ) -> std::result::Result<(), Failure> {
+    ) -> std::result::Result<(), MpiFailure> {
         let mut outcome = Ok(());
         let mut is_pending = |request: &mut Handle| match self.test_request(request) {
             Ok(done) => !done,
@@ -365,8 +252,8 @@ impl MpiComm {
         outcome
     }
 
-    /// Whether a request is complete; it then does not exist any more.
-    pub(crate) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, Failure> {
+    /// Tests a request. A complete one is freed by this.
+    pub(crate) fn test_request(&self, request: &mut Handle) -> std::result::Result<bool, MpiFailure> {
         let (mut done, mut status) = (0, Status::new());
         // SAFETY: a request that is not complete; no other thread asks for it, since what it belongs to is
         // locked.
@@ -374,11 +261,15 @@ impl MpiComm {
         check("MPI_Test", tested).map(|()| done != 0)
     }
 
-    fn advance_receive(&self, messages: &mut Messages, index: usize) -> std::result::Result<(), Failure> {
+    fn advance_receive(
+        &self,
+        messages: &mut MpiMessages,
+        index: usize,
+    ) -> std::result::Result<(), MpiFailure> {
         loop {
             let posted = messages.get(index);
             let transfer = posted.transfer;
-            let Way::Recv(receive) = &mut posted.way else { unreachable!("a receive") };
+            let TransferProgress::Recv(receive) = &mut posted.progress else { unreachable!("a receive") };
             if let Some((request, len)) = &mut receive.piece {
                 let (done, len) = (self.test_request(request), *len);
                 if !done? {
@@ -403,15 +294,17 @@ impl MpiComm {
             }
             let Some((message, len)) = self.probe(&transfer)? else { return Ok(()) };
             self.receive_piece(messages.get(index), message, len)?;
-            if let Way::Recv(Receive { complete: true, .. }) = messages.get(index).way {
-                // The next message of this tag is for another receive.
+            if let TransferProgress::Recv(PartialReceive { complete: true, .. }) =
+                messages.get(index).progress
+            {
+                // The next message of this tag belongs to another receive.
                 messages.peers[transfer.peer].expected.retain(|expected| *expected != index);
             }
         }
     }
 
-    /// The next message of the transfer's peer and tag, if it has come, and its bytes.
-    fn probe(&self, transfer: &Transfer) -> std::result::Result<Option<(Handle, usize)>, Failure> {
+    /// Probes for the next message of the transfer's peer and tag: its handle, and its length in bytes.
+    fn probe(&self, transfer: &Transfer) -> std::result::Result<Option<(Handle, usize)>, MpiFailure> {
         let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
         let (peer, tag) = (transfer.peer as c_int, transfer.tag as c_int);
         let (mut there, mut len) = (0, 0);
@@ -428,16 +321,16 @@ impl MpiComm {
         Ok(Some((message, len.max(0) as usize)))
     }
 
-    /// Receives a message that has come: where it belongs, or if it has another length than that place, elsewhere.
+    /// Receives a probed message: into its buffer, or into memory aside if its length is wrong.
     fn receive_piece(
         &self,
-        posted: &mut Posted,
+        posted: &mut MpiTransfer,
         mut message: Handle,
         len: usize,
-    ) -> std::result::Result<(), Failure> {
+    ) -> std::result::Result<(), MpiFailure> {
         let (mpi, transfer) = (&self.process.mpi, posted.transfer);
         let Direction::Recv(buffer) = transfer.direction else { unreachable!("a receive") };
-        let Way::Recv(receive) = &mut posted.way else { unreachable!("a receive") };
+        let TransferProgress::Recv(receive) = &mut posted.progress else { unreachable!("a receive") };
         let missing = transfer.count * transfer.dtype.size() - receive.received;
         let is_right = len == missing.min(self.process.max_bytes);
         #[cfg(feature = "cuda")]
@@ -468,7 +361,7 @@ impl MpiComm {
 
     /// The error for a message that has another length than its receive expects.
     #[cold]
-    fn wrong_length(&self, posted: &Posted, came: usize) -> Error {
+    fn wrong_length(&self, posted: &MpiTransfer, came: usize) -> Error {
         let Transfer { dtype, peer, .. } = posted.transfer;
         let came = match came.is_multiple_of(dtype.size()) {
             true => format!("{dtype} × {}", came / dtype.size()),

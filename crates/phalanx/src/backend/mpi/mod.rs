@@ -1,39 +1,40 @@
-//! The backend over MPI: an MPI library found at run time carries everything.
+//! The MPI backend: an MPI library found at run time moves all data.
 //!
-//! | file | what is in it |
+//! | file | what |
 //! |---|---|
-//! | `process.rs` | this process's MPI: loading, initialising, checking the world, finalising at exit |
+//! | `process.rs` | MPI in this process: loading, initialising, checking the world, finalising at exit |
 //! | `collective.rs` | collectives as MPI calls |
-//! | `started.rs` | collectives that go on meanwhile |
-//! | `large.rs` | collectives on more bytes than an MPI call takes |
-//! | `reduction.rs` | which MPI type and operation combine what; operations that MPI does not have |
-//! | `accumulate.rs` | conversion into the type that is accumulated, and back |
-//! | `message.rs` | sends and receives |
-//! | `mail.rs` | the same for the bytes of the job's store, where NCCL has the data |
-//! | `guard.rs` | deadlines |
-//! | `cuda.rs`, `aware.rs` | CUDA memory; whether MPI takes it |
+//! | `nonblocking.rs` | started collectives: MPI's non-blocking calls |
+//! | `large.rs` | collectives larger than one MPI call |
+//! | `reduction.rs` | the MPI type and operation of each reduction; operations that MPI lacks |
+//! | `accumulate.rs` | conversion to and from the accumulation type |
+//! | `message.rs`, `message_table.rs` | sends and receives; which are posted, and how far each is |
+//! | `transport.rs` | messages for the job's store, where NCCL moves the data |
+//! | `watchdog.rs` | deadlines |
+//! | `cuda.rs`, `cuda_support.rs` | CUDA memory; whether MPI accepts it |
 //!
 //! # Deadlines
 //! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the
-//! non-blocking ones costs up to three times the time. A call of either form cannot be given up, and MPI may write into
-//! the buffers of one that was; so when a deadline passes, which for blocking calls a thread watches, the rank says in
-//! what it waited, and ends the job with `MPI_Abort`. Every wait follows this one rule.
+//! non-blocking calls costs up to three times the time. MPI cannot cancel a call of either form, and may still write
+//! into its buffers. So when a deadline passes, the rank reports the operation it waited in and ends the job with
+//! `MPI_Abort`. A thread watches the deadlines of blocking calls.
 
 mod accumulate;
-mod aware;
 mod collective;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod guard;
+mod cuda_support;
 mod large;
-mod mail;
 mod message;
+mod message_table;
+mod nonblocking;
 mod process;
 mod reduction;
-mod started;
+mod transport;
+mod watchdog;
 
-pub(crate) use mail::MpiMail;
 pub(crate) use process::Launched;
+pub(crate) use transport::MpiTransport;
 
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
@@ -46,50 +47,50 @@ use crate::types::dtype::DType;
 use crate::types::error::{Error, LibraryError, Result};
 use crate::types::memory::Allocation;
 use collective::Scratch;
-use guard::Guard;
-use message::Messages;
+use message_table::MpiMessages;
+use nonblocking::Collectives;
 use phalanx_sys::mpi::{Constants, Handle, Mpi};
-use process::Process;
-use started::Collectives;
+use process::MpiProcess;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+use watchdog::OperationWatch;
 
 /// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// An MPI function's answer: which function, and its code.
-    Mpi { function: &'static str, code: c_int },
-    /// The communicator has its verdict already.
-    ChannelFailure,
+pub(crate) enum MpiFailure {
+    /// An MPI function returned an error code.
+    Call { function: &'static str, code: c_int },
+    /// The communicator has failed before; its error is kept there.
+    CommFailed,
 }
 
-/// What an MPI function answered.
+/// Turns the return code of an MPI function into a result.
 #[inline(always)]
-fn check(function: &'static str, code: c_int) -> std::result::Result<(), Failure> {
-    if code == 0 { Ok(()) } else { Err(Failure::Mpi { function, code }) }
+fn check(function: &'static str, code: c_int) -> std::result::Result<(), MpiFailure> {
+    if code == 0 { Ok(()) } else { Err(MpiFailure::Call { function, code }) }
 }
 
 /// One rank's end of an MPI communicator.
 pub(crate) struct MpiComm {
-    process: &'static Process,
+    process: &'static MpiProcess,
     comm: Handle,
     rank: usize,
     ranks: usize,
-    guard: Arc<Guard>,
-    /// Whether calls are compared before they move anything.
+    watch: Arc<OperationWatch>,
+    /// Checked mode: ranks compare their calls before any data moves.
     check: bool,
     failed: Arc<OnceLock<Error>>,
     #[cfg(feature = "cuda")]
-    gate: Arc<cuda::Gate>,
-    /// Whether plain collectives are carried out as started ones.
+    admission: Arc<cuda::CudaAdmission>,
+    /// Whether plain collectives run as non-blocking calls.
     polled: AtomicBool,
     /// Locked before `messages`.
     collectives: Mutex<Collectives>,
-    messages: Mutex<Messages>,
-    /// Touched only inside `collective`, which one thread at a time may call.
+    messages: Mutex<MpiMessages>,
+    /// Used only inside `collective`, which one thread at a time may call.
     scratch: UnsafeCell<Scratch>,
 }
 
@@ -98,15 +99,15 @@ pub(crate) struct MpiComm {
 unsafe impl Sync for MpiComm {}
 
 impl MpiComm {
-    /// The communicator of all ranks: a duplicate of `MPI_COMM_WORLD`, so that the application's own use of MPI and
-    /// this one do not meet. Waits for all ranks.
+    /// The communicator of all ranks: a duplicate of `MPI_COMM_WORLD`, so that it does not interfere with the
+    /// application's own use of MPI. Waits for all ranks.
     pub fn world(launched: &Launched, timeout: Duration, check_calls: bool) -> Result<MpiComm> {
-        let process = Process::start(launched, timeout)?;
+        let process = MpiProcess::start(launched, timeout)?;
         process.check_world(launched)?;
-        let guard = Guard::watch(Some(process.abort_of(process.world())), launched.rank, timeout)?;
+        let watch = OperationWatch::start(Some(process.abort_of(process.world())), launched.rank, timeout)?;
         let mut comm = Handle::ZERO;
         let duplicated = {
-            let _inside = guard.enter_init();
+            let _watched = watch.enter_init();
             // SAFETY: MPI is initialised; the variable takes the new handle.
             check("MPI_Comm_dup", unsafe { (process.mpi.functions.comm_dup)(process.world(), &raw mut comm) })
         };
@@ -116,13 +117,13 @@ impl MpiComm {
 
     /// A rank's end of a communicator that was just made.
     fn attach(
-        process: &'static Process,
+        process: &'static MpiProcess,
         comm: Handle,
         timeout: Duration,
         check_calls: bool,
     ) -> Result<MpiComm> {
         let (rank, ranks) = process.place_in(comm).map_err(|failure| process.error(failure, 0, "init", 0))?;
-        let guard = Guard::watch(Some(process.abort_of(comm)), rank, timeout)?;
+        let watch = OperationWatch::start(Some(process.abort_of(comm)), rank, timeout)?;
         let failed = Arc::<OnceLock<Error>>::default();
         Ok(MpiComm {
             process,
@@ -130,8 +131,8 @@ impl MpiComm {
             rank,
             ranks,
             #[cfg(feature = "cuda")]
-            gate: Arc::new(cuda::Gate::new(process, guard.clone(), rank, failed.clone())),
-            guard,
+            admission: Arc::new(cuda::CudaAdmission::new(process, watch.clone(), rank, failed.clone())),
+            watch,
             check: check_calls,
             failed,
             polled: AtomicBool::new(check_calls),
@@ -141,40 +142,40 @@ impl MpiComm {
         })
     }
 
-    /// Whether a call can be made at all: the communicator's verdict, and whether this thread may use MPI.
+    /// Checks that the communicator has not failed, and that this thread may use MPI.
     #[inline]
     fn ready(&self) -> Result<()> {
         self.check()?;
         self.process.check_thread()
     }
 
-    /// Makes an error the communicator's verdict: after one, MPI promises nothing.
+    /// Fails the communicator, with the first error that is reported: after an error, MPI guarantees nothing.
     #[cold]
     fn fail(&self, error: Error) -> Error {
         self.failed.get_or_init(|| error).clone()
     }
 
     #[cold]
-    fn failure(&self, failure: Failure, record: &Record, sequence: u64) -> Error {
-        if let (Failure::ChannelFailure, Some(error)) = (failure, self.failed.get()) {
+    fn failure(&self, failure: MpiFailure, record: &Record, sequence: u64) -> Error {
+        if let (MpiFailure::CommFailed, Some(error)) = (failure, self.failed.get()) {
             return error.clone();
         }
         self.process.leave_unfinished("a communicator has failed");
         self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
     }
 
-    /// Whether threads of phalanx's own can use it.
+    /// Whether internal threads can use it.
     pub fn is_for_all_threads(&self) -> bool {
         !self.process.main_only
     }
 
-    /// Gives bytes and gets everybody's, in rank order, while the ranks come together.
+    /// Gathers bytes of any length from all ranks, in rank order, while the ranks join.
     pub fn tell_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let _inside = self.guard.enter_init();
+        let _watched = self.watch.enter_init();
         self.gather_bytes(mine).map_err(|failure| self.process.error(failure, self.rank, "init", 0))
     }
 
-    fn gather_bytes(&self, mine: &[u8]) -> std::result::Result<Vec<Vec<u8>>, Failure> {
+    fn gather_bytes(&self, mine: &[u8]) -> std::result::Result<Vec<Vec<u8>>, MpiFailure> {
         let counts: Vec<c_int> =
             self.tell_all([mine.len() as i64])?.iter().map(|[len]| *len as c_int).collect();
         let starts: Vec<c_int> =
@@ -200,8 +201,8 @@ impl MpiComm {
         Ok(starts.iter().zip(&counts).map(part).collect())
     }
 
-    /// Everybody's numbers, as a part of an operation.
-    fn tell_all<const N: usize>(&self, own: [i64; N]) -> std::result::Result<Vec<[i64; N]>, Failure> {
+    /// Gathers `N` numbers from each rank, as a part of an operation.
+    fn tell_all<const N: usize>(&self, own: [i64; N]) -> std::result::Result<Vec<[i64; N]>, MpiFailure> {
         let mut all = vec![[0i64; N]; self.ranks];
         let (send, recv, int64) =
             (own.as_ptr().cast(), all.as_mut_ptr().cast(), self.process.mpi.constants.int64);
@@ -213,7 +214,7 @@ impl MpiComm {
         Ok(all)
     }
 
-    /// A collective on memory that MPI and the host can read, as far as they have to.
+    /// A collective on host memory, or on GPU memory that only MPI touches.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -224,15 +225,15 @@ impl MpiComm {
             return unsafe { self.carry_out_polled(call) };
         }
         let record = Record::of(call);
-        let (sequence, _inside) = (self.guard.next(), self.guard.enter(&record));
+        let (sequence, _watched) = (self.watch.next(), self.watch.enter(&record));
         // SAFETY: the caller's contract.
         let done = unsafe { self.carry_out(call) };
         done.map_err(|failure| self.failure(failure, &record, sequence))
     }
 
-    /// `MPI_Comm_split` with any colour and key. Its own are C `int`s: the first member's rank and the place among
-    /// the members are.
-    fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, Failure> {
+    /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank and the
+    /// key the position among the members.
+    fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, MpiFailure> {
         let all = self.tell_all([color.map_or(-1, i64::from), key])?;
         let own = all[self.rank][0];
         let mut members: Vec<usize> = (0..self.ranks).filter(|rank| all[*rank][0] == own).collect();
@@ -265,7 +266,7 @@ impl Backend for MpiComm {
 
     #[cfg(feature = "cuda")]
     fn lane(&self) -> Stream {
-        Stream::admitting(self.gate.clone())
+        Stream::admitting(self.admission.clone())
     }
 
     #[inline]
@@ -290,12 +291,12 @@ impl Backend for MpiComm {
         unsafe { self.post_message(transfer) }
     }
 
-    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        self.wait_for_message(ticket, meanwhile)
+    fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        self.wait_for_message(id, meanwhile)
     }
 
-    fn test(&self, ticket: OperationId) -> Result<bool> {
-        self.test_message(ticket)
+    fn test(&self, id: OperationId) -> Result<bool> {
+        self.test_message(id)
     }
 
     fn progress(&self) -> Result<bool> {
@@ -310,7 +311,7 @@ impl Backend for MpiComm {
         if !self.has_messages() {
             return self.check();
         }
-        // Another thread than MPI allows is told so; waiting there would end the job.
+        // On a thread that may not use MPI this is an error. Waiting there would end the job.
         self.ready()?;
         self.finish_messages()
     }
@@ -319,14 +320,14 @@ impl Backend for MpiComm {
         self.ready()?;
         let call = Call::empty(Operation::Split);
         if self.is_polled() {
-            // Behind what was started, and compared if calls are.
+            // After the started collectives; compared in checked mode.
             // SAFETY: the caller's contract; the call has no memory.
             unsafe { self.carry_out_polled(&call) }?;
         } else {
-            self.guard.next();
+            self.watch.next();
         }
         let record = Record::of(&call);
-        let inside = self.guard.enter(&record);
+        let inside = self.watch.enter(&record);
         let part = self.split_handle(color, key);
         let failed = |failure| self.failure(failure, &record, inside.sequence());
         let Some(part) = part.map_err(failed)? else {
@@ -341,19 +342,19 @@ impl Backend for MpiComm {
     }
 
     fn timeout(&self) -> Duration {
-        self.guard.timeout()
+        self.watch.timeout()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        self.guard.set_timeout(timeout);
+        self.watch.set_timeout(timeout);
     }
 
     fn abort(&self) {
-        self.guard.end_job(&format!("rank {} aborted the communicator", self.rank));
+        self.watch.end_job(&format!("rank {} aborted the communicator", self.rank));
     }
 
     fn depart(&self, departure: Departure) {
-        // After a failure or a panic nobody knows what MPI still does with the communicator.
+        // After a failure or a panic MPI may still use the communicator.
         if departure == Departure::Panicked || self.failed.get().is_some() || self.process.is_finalized() {
             return;
         }
@@ -362,8 +363,8 @@ impl Backend for MpiComm {
                 "an MPI communicator was dropped on a thread that may not use MPI: it is leaked"
             );
         }
-        self.guard.next();
-        let inside = self.guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
+        self.watch.next();
+        let inside = self.watch.enter(&Record::of(&Call::empty(Operation::Finalize)));
         let mut comm = self.comm;
         // SAFETY: nobody uses the handle after this. MPI keeps what pending messages need.
         let freed = unsafe { (self.process.mpi.functions.comm_free)(&raw mut comm) };
@@ -376,10 +377,10 @@ impl Backend for MpiComm {
 
 /// An error of MPI, with its text.
 #[cold]
-fn error(mpi: &Mpi, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
+fn error(mpi: &Mpi, failure: MpiFailure, rank: usize, operation: &str, sequence: u64) -> Error {
     let (function, code) = match failure {
-        Failure::Mpi { function, code } => (function, code),
-        Failure::ChannelFailure => ("an MPI function", 0),
+        MpiFailure::Call { function, code } => (function, code),
+        MpiFailure::CommFailed => ("an MPI function", 0),
     };
     LibraryError {
         library: mpi.version.clone(),
@@ -392,13 +393,13 @@ fn error(mpi: &Mpi, failure: Failure, rank: usize, operation: &str, sequence: u6
     .into()
 }
 
-impl Process {
-    fn error(&self, failure: Failure, rank: usize, operation: &str, sequence: u64) -> Error {
+impl MpiProcess {
+    fn error(&self, failure: MpiFailure, rank: usize, operation: &str, sequence: u64) -> Error {
         error(&self.mpi, failure, rank, operation, sequence)
     }
 }
 
-/// The MPI type with the values of a [`DType`]; of its size, where MPI has none.
+/// The MPI type of a [`DType`]; an integer of its size where MPI has none.
 #[inline]
 fn datatype(constants: &Constants, dtype: DType) -> Handle {
     match dtype {
@@ -415,7 +416,7 @@ fn datatype(constants: &Constants, dtype: DType) -> Handle {
     }
 }
 
-/// Elements of the whole buffer that has all blocks.
+/// Number of elements of all blocks.
 fn total(blocks: Blocks<'_>, ranks: usize) -> usize {
     match blocks {
         Blocks::Equal(count) => count * ranks,

@@ -1,14 +1,16 @@
-//! This process's MPI: one library, initialised at most once, finalised when the process ends well.
+//! MPI in this process: one library, initialised at most once, finalised when the process ends well.
 //!
 //! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is finalised when
-//! the process exits with status 0; with another status, or after a failure, it is not: the launcher then ends
-//! the other ranks, which would wait for this one. `MPI_THREAD_MULTIPLE` is asked for, since a thread moves
-//! requests along; below that level, the main thread alone may use the communicators, and does it.
+//! the process exits with status 0. With another status, or after a failure, it is not: the launcher then ends the
+//! other ranks, which would wait for this one.
+//!
+//! `MPI_THREAD_MULTIPLE` is requested, since a thread advances requests. Below that level only the main thread may
+//! use the communicators.
 
-use super::aware::Aware;
-use super::guard::{Abort, Guard};
+use super::cuda_support::CudaSupport;
 use super::reduction::{Plans, plans};
-use super::{Failure, aware, check};
+use super::watchdog::{Abort, OperationWatch};
+use super::{MpiFailure, check, cuda_support};
 use crate::contract::{Call, Operation};
 use crate::control::record::Record;
 use crate::os::sync::lock;
@@ -20,51 +22,51 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What the launcher says, to be compared with what MPI says.
+/// The launcher's view of the job, to be compared with MPI's.
 #[derive(Debug, Clone)]
 pub(crate) struct Launched {
     pub launcher: &'static str,
-    /// 0 if nobody says.
+    /// 0 if the launcher does not say.
     pub rank: usize,
     pub world_size: Option<usize>,
 }
 
-/// This process's MPI.
-pub(crate) struct Process {
+/// MPI in this process.
+pub(crate) struct MpiProcess {
     pub mpi: Mpi,
     pub plans: Plans,
     own_type: Handle,
-    /// The largest tag that messages may have; the one above is phalanx's own.
+    /// The largest tag for messages; the next one is reserved for phalanx.
     pub max_tag: u32,
-    /// Bytes that one MPI call gets at most.
+    /// Most bytes in one MPI call.
     pub max_bytes: usize,
     /// Whether only the main thread may call MPI.
     pub main_only: bool,
-    /// How many `MpiMail`s there are, which threads of phalanx's own have, ...
-    pub mails: AtomicUsize,
-    /// ... and whether they are to come to their end, since the process does.
+    /// How many `MpiTransport`s there are, each in a thread of its own, ...
+    pub transports: AtomicUsize,
+    /// ... and whether they must end, since the process does.
     pub is_ending: AtomicBool,
-    /// Whether it takes addresses of CUDA memory, or why not: the one place to ask before it gets any.
-    pub cuda: std::result::Result<Aware, String>,
-    /// Why MPI is not finalised: that could wait for somebody who is gone.
+    /// Whether MPI accepts CUDA memory, or why not. Checked before it gets any.
+    pub cuda: std::result::Result<CudaSupport, String>,
+    /// Why MPI is not finalised: finalising could wait for a dead peer.
     unfinished: OnceLock<&'static str>,
-    /// The last deadline, in nanoseconds: finalising has it too.
+    /// Nanoseconds: the last deadline, which finalising has too.
     timeout: AtomicU64,
-    /// In the world.
+    /// Rank in the world.
     rank: AtomicUsize,
 }
 
-static PROCESS: OnceLock<Process> = OnceLock::new();
+static PROCESS: OnceLock<MpiProcess> = OnceLock::new();
 
-impl Process {
+impl MpiProcess {
     /// Loads and initialises MPI, unless that was done before.
-    pub fn start(launched: &Launched, timeout: Duration) -> Result<&'static Process> {
+    pub fn start(launched: &Launched, timeout: Duration) -> Result<&'static MpiProcess> {
         static STARTING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = lock(&STARTING);
         let process = match PROCESS.get() {
             Some(process) => process,
             None => {
-                let started = Process::initialise(launched, timeout)?;
+                let started = MpiProcess::initialise(launched, timeout)?;
                 PROCESS.get_or_init(|| started)
             }
         };
@@ -78,8 +80,8 @@ impl Process {
         Ok(process)
     }
 
-    fn initialise(launched: &Launched, timeout: Duration) -> Result<Process> {
-        let (max_bytes, told_of_cuda) = (max_bytes()?, aware::told()?);
+    fn initialise(launched: &Launched, timeout: Duration) -> Result<MpiProcess> {
+        let (max_bytes, forced_cuda) = (max_bytes()?, cuda_support::from_environment()?);
         let mpi = Mpi::load().map_err(|error| match error {
             LoadError::NotFound(error) => Error::from(error),
             LoadError::MissingFunction(error) => Error::from(error),
@@ -94,15 +96,15 @@ impl Process {
                 "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators"
             );
         }
-        let process = Process {
+        let process = MpiProcess {
             plans,
             own_type,
             max_tag,
             max_bytes,
             main_only,
-            mails: AtomicUsize::new(0),
+            transports: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
-            cuda: aware::ask(&mpi, told_of_cuda),
+            cuda: cuda_support::query(&mpi, forced_cuda),
             unfinished: OnceLock::new(),
             timeout: AtomicU64::new(0),
             rank: AtomicUsize::new(launched.rank),
@@ -119,7 +121,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Sees whether the world that MPI makes is the one that the launcher started.
+    /// Checks that MPI's world is the one that the launcher started.
     pub fn check_world(&self, launched: &Launched) -> Result<()> {
         let place = self.place_in(self.world());
         let (rank, ranks) = place.map_err(|failure| self.error(failure, launched.rank, "init", 0))?;
@@ -152,9 +154,9 @@ impl Process {
         self.mpi.constants.comm_world
     }
 
-    /// This process's rank in a communicator and the number of ranks. Its errors are returned from then on, unless
-    /// it is the application's.
-    pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), Failure> {
+    /// This process's rank in a communicator, and the number of ranks. Makes the communicator return its errors,
+    /// unless it is the application's.
+    pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), MpiFailure> {
         let (functions, constants) = (&self.mpi.functions, &self.mpi.constants);
         let (mut rank, mut ranks) = (0, 0);
         // SAFETY: the communicator is alive; the variables take the answers.
@@ -202,16 +204,16 @@ impl Process {
         finalized != 0
     }
 
-    /// MPI is not to be finalised: that could wait for somebody who is gone.
+    /// Prevents that MPI is finalised: finalising could wait for a dead peer.
     pub fn leave_unfinished(&self, why: &'static str) {
         let _ = self.unfinished.set(why);
     }
 }
 
-/// Initialises MPI, unless the application has; the thread level.
-fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::Result<c_int, Failure>> {
+/// Initialises MPI, unless the application has; returns the thread level.
+fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::Result<c_int, MpiFailure>> {
     let (functions, constants) = (&mpi.functions, &mpi.constants);
-    let guard = Guard::watch(None, rank, timeout)?;
+    let watch = OperationWatch::start(None, rank, timeout)?;
     let start = || {
         let (mut initialised, mut level) = (0, 0);
         // SAFETY: may be called at any time, with a variable for the answer.
@@ -221,9 +223,9 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
             check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
             return Ok(level);
         }
-        let _inside = guard.enter_init();
+        let _watched = watch.enter_init();
         let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: MPI is not initialised, and `Process::start` lets one thread at a time in here.
+        // SAFETY: MPI is not initialised, and `MpiProcess::start` lets one thread at a time in here.
         check("MPI_Init_thread", unsafe {
             (functions.init_thread)(argc, argv, constants.thread_multiple, &raw mut level)
         })?;
@@ -238,9 +240,9 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
     Ok(start())
 }
 
-/// The largest tag that this MPI takes.
-fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, Failure> {
-    // What the standard demands at least.
+/// The largest tag of this MPI.
+fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, MpiFailure> {
+    // The least that the MPI standard allows.
     const LEAST: u32 = 32_767;
     let mut value: *const c_int = std::ptr::null();
     let mut there = 0;
@@ -257,15 +259,15 @@ fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, Failure> {
     Ok(u32::try_from(unsafe { *value }).unwrap_or(LEAST))
 }
 
-/// Bytes that one MPI call gets at most: its counts are C `int`s, and so are offsets inside of some libraries.
-/// `PHALANX_MPI_MAX_BYTES` lowers it, for tests of what is behind it.
+/// Most bytes in one MPI call: its counts are C `int`s, and so are offsets inside some libraries. Tests lower it with
+/// `PHALANX_MPI_MAX_BYTES`.
 fn max_bytes() -> Result<usize> {
     const MOST: usize = c_int::MAX as usize;
     let expected = format!("a number of bytes from 64 to {MOST}");
     Ok(number_from_environment("PHALANX_MPI_MAX_BYTES", 64..=MOST, &expected)?.unwrap_or(MOST))
 }
 
-/// Finalises MPI at the end of a process that ends well. Where the exit status is not known, a rank that fails waits in
+/// Finalises MPI when the process exits with status 0. Where the exit status is not known, a failing rank waits in
 /// `MPI_Finalize`, at most for the deadline.
 fn end(status: Option<c_int>) {
     let Some(process) = PROCESS.get() else { return };
@@ -282,13 +284,13 @@ fn end(status: Option<c_int>) {
     }
 }
 
-impl Process {
-    /// Waits until no thread of phalanx's own calls MPI any more; false if one does not come to its end.
+impl MpiProcess {
+    /// Waits until no internal thread calls MPI; `false` if one does not end.
     fn end_calls(&self) -> bool {
         self.is_ending.store(true, Ordering::Release);
-        // Longer than their last words take.
+        // Longer than `FINISHING` of the transport.
         let until = Instant::now() + Duration::from_secs(4);
-        while self.mails.load(Ordering::Acquire) > 0 {
+        while self.transports.load(Ordering::Acquire) > 0 {
             if Instant::now() >= until {
                 return false;
             }
@@ -297,10 +299,9 @@ impl Process {
         true
     }
 
-    /// A launcher ends the job of a rank that fails, and not every one says which it was. MPI is not asked for anything: it may
-    /// be in the middle of `MPI_Abort`.
+    /// Names the failing rank, which not every launcher does. Makes no call of MPI, which may be inside `MPI_Abort`.
     fn say(&self, what: &str) {
-        if !super::guard::is_ending_job() {
+        if !super::watchdog::is_ending_job() {
             eprintln!("phalanx: rank {} {what}", self.rank.load(Ordering::Relaxed));
         }
     }
@@ -312,8 +313,10 @@ impl Process {
         let timeout = Duration::from_nanos(self.timeout.load(Ordering::Relaxed));
         let Ok((rank, _)) = self.place_in(self.world()) else { return };
         // MPI_Finalize may wait for all ranks.
-        let Ok(guard) = Guard::watch(Some(self.abort_of(self.world())), rank, timeout) else { return };
-        let _inside = guard.enter(&Record::of(&Call::empty(Operation::Finalize)));
+        let Ok(watch) = OperationWatch::start(Some(self.abort_of(self.world())), rank, timeout) else {
+            return;
+        };
+        let _watched = watch.enter(&Record::of(&Call::empty(Operation::Finalize)));
         let mut own_type = self.own_type;
         // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before another.
         // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process

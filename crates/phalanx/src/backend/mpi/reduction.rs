@@ -1,21 +1,22 @@
-//! Which MPI type and operation combine what.
+//! The MPI type and operation of each reduction.
 //!
-//! MPI's own operations serve where they do what [`ReduceOp`](crate::ReduceOp) documents. Where they may not, there
-//! are operations of our own: minimum and maximum, which MPI leaves open for NaN, and for which MPICH 4.0 takes
-//! unsigned integers as signed; sum and product of 8-bit and 16-bit integers, which saturate in Open MPI with AVX. What is accumulated in another type (small floats,
-//! averages) or scaled first goes through a buffer of that type, so that it is rounded once, as documented. The
-//! order of the ranks is MPI's.
+//! MPI's own operations are used where they do what [`ReduceOp`](crate::ReduceOp) documents. The others are our own:
+//! - minimum and maximum, since MPI leaves NaN open, and MPICH 4.0 takes unsigned integers as signed;
+//! - sum and product of 8-bit and 16-bit integers, which saturate in Open MPI with AVX.
+//!
+//! Reductions that accumulate in another type (small floats, averages) or scale first go through a buffer of that
+//! type, so that the result is rounded once, as documented. The order of the ranks is MPI's.
 
 use super::accumulate::{Accumulated, add_i128};
-use super::{Failure, check, datatype};
+use super::{MpiFailure, check, datatype};
 use crate::reduce::{Reducer, Targets};
 use crate::types::dtype::DType;
 use crate::types::op::ReductionCode;
 use phalanx_sys::mpi::{Constants, Handle, Mpi, UserFunction};
 use std::ffi::{c_int, c_void};
 
-/// How each type and reduction is done.
-pub(crate) type Plans = [[Plan; CODES.len()]; DType::ALL.len()];
+/// The plan of each type and reduction.
+pub(crate) type Plans = [[ReductionPlan; CODES.len()]; DType::ALL.len()];
 
 const CODES: [ReductionCode; 6] = {
     use ReductionCode::*;
@@ -24,16 +25,16 @@ const CODES: [ReductionCode; 6] = {
 
 /// How a reduction is done.
 #[derive(Clone, Copy)]
-pub(crate) enum Plan {
+pub(crate) enum ReductionPlan {
     /// MPI combines the elements.
     Direct { datatype: Handle, op: Handle },
-    /// The same, and each result is divided by the number of ranks.
+    /// MPI combines the elements, and each result is divided by the number of ranks.
     Divided { datatype: Handle, op: Handle, accumulated: Accumulated },
     /// MPI combines accumulators.
     Accumulated { datatype: Handle, op: Handle, accumulated: Accumulated },
 }
 
-/// Operations and types that MPI does not have.
+/// Operations and types that MPI lacks.
 struct OwnOperations {
     /// By type and reduction; [`Handle::ZERO`] where there is none.
     ops: [[Handle; CODES.len()]; DType::ALL.len()],
@@ -85,8 +86,8 @@ impl Default for OwnOperations {
 }
 
 impl OwnOperations {
-    /// Makes them; they live as long as MPI.
-    fn create(mpi: &Mpi) -> Result<OwnOperations, Failure> {
+    /// Creates them; they live as long as MPI.
+    fn create(mpi: &Mpi) -> Result<OwnOperations, MpiFailure> {
         let functions = &mpi.functions;
         let create = |function: UserFunction| {
             let mut op = Handle::ZERO;
@@ -108,32 +109,34 @@ impl OwnOperations {
     }
 }
 
-/// All plans, once MPI is initialised; and the type that was made for them.
-pub(crate) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), Failure> {
+/// All plans, once MPI is initialised, and the 128-bit type made for them.
+pub(crate) fn plans(mpi: &Mpi) -> Result<(Plans, Handle), MpiFailure> {
     let own = OwnOperations::create(mpi)?;
     Ok((DType::ALL.map(|dtype| CODES.map(|code| own.plan(&mpi.constants, dtype, code))), own.int128))
 }
 
 impl OwnOperations {
-    /// How elements of a type are combined.
-    fn plan(&self, constants: &Constants, dtype: DType, code: ReductionCode) -> Plan {
+    /// The plan of one type and reduction.
+    fn plan(&self, constants: &Constants, dtype: DType, code: ReductionCode) -> ReductionPlan {
         use ReductionCode::*;
         let datatype = datatype(constants, dtype);
         let small = matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
         let own = self.ops[dtype as usize][code as usize];
         if own != Handle::ZERO {
-            return Plan::Direct { datatype, op: own };
+            return ReductionPlan::Direct { datatype, op: own };
         }
         match code {
-            Sum if !small => return Plan::Direct { datatype, op: constants.sum },
-            Prod if !small => return Plan::Direct { datatype, op: constants.prod },
+            Sum if !small => return ReductionPlan::Direct { datatype, op: constants.sum },
+            Prod if !small => return ReductionPlan::Direct { datatype, op: constants.prod },
             _ => {}
         }
         let accumulated = Accumulated::new(dtype, code);
         match (code, dtype) {
-            (Avg, DType::F32 | DType::F64) => Plan::Divided { datatype, op: constants.sum, accumulated },
+            (Avg, DType::F32 | DType::F64) => {
+                ReductionPlan::Divided { datatype, op: constants.sum, accumulated }
+            }
             (Avg, DType::I64 | DType::U64) => {
-                Plan::Accumulated { datatype: self.int128, op: self.add_int128, accumulated }
+                ReductionPlan::Accumulated { datatype: self.int128, op: self.add_int128, accumulated }
             }
             _ => {
                 let datatype = match (code, dtype) {
@@ -150,7 +153,7 @@ impl OwnOperations {
                     }
                     _ => constants.sum,
                 };
-                Plan::Accumulated { datatype, op, accumulated }
+                ReductionPlan::Accumulated { datatype, op, accumulated }
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Symmetric memory as a buffer of the front, and what only this backend has.
+//! Symmetric memory as a buffer of `Comm`, and the API that only this backend has.
 
 use super::NvshmemComm;
-use super::process::Process;
+use super::process::NvshmemProcess;
 use crate::buffer::stream::{Loan, Stream};
 use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
@@ -12,7 +12,7 @@ use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// What only the NVSHMEM backend has: [`Comm::nvshmem`](crate::Comm::nvshmem).
+/// Features of the NVSHMEM backend alone: [`Comm::nvshmem`](crate::Comm::nvshmem).
 #[derive(Clone, Copy)]
 pub struct Nvshmem<'a> {
     comm: &'a NvshmemComm,
@@ -20,7 +20,7 @@ pub struct Nvshmem<'a> {
 }
 
 impl<'a> Nvshmem<'a> {
-    /// Memory is used on a lane, unless something else is said.
+    /// `lane` is the stream on which cudarc knows the memory.
     pub(crate) fn new(comm: &'a NvshmemComm, lane: &'a Stream) -> Nvshmem<'a> {
         Nvshmem { comm, lane }
     }
@@ -47,7 +47,7 @@ impl<'a> Nvshmem<'a> {
             value: format!("{len} × {}", size_of::<T>()),
             limit: isize::MAX.to_string(),
         })?;
-        let (start, number) = self.comm.met(|_| process.allocate(bytes))?;
+        let (start, number) = self.comm.on_host_channel(|_| process.allocate(bytes))?;
         let stream = self.lane.cuda_stream().unwrap_or(&process.device.stream);
         // SAFETY: memory of `len` elements on the stream's device, zero. Every bit pattern is an element.
         let slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<T>(start, len) });
@@ -73,13 +73,14 @@ impl fmt::Debug for Nvshmem<'_> {
 
 /// Symmetric memory of a communicator's ranks, of the GPU, as [`Nvshmem::alloc`] gives it.
 ///
-/// A buffer of every operation, and of cudarc through [`view`](Buffer::view) and [`view_mut`](Buffer::view_mut). A collective
-/// of equal blocks whose buffers are this on all ranks, at the same place, is carried out by the library without a copy.
+/// A buffer of every operation, and of cudarc through [`view`](Buffer::view) and [`view_mut`](Buffer::view_mut). The
+/// library carries out a collective of equal blocks without a copy, if both buffers are of this type and at the same
+/// place on all ranks.
 ///
 /// [`free`](Buffer::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
 /// [`Comm::finalize`](crate::Comm::finalize) ends the library, with a line in the log.
 pub struct Buffer<T: Element> {
-    process: Arc<Process>,
+    process: Arc<NvshmemProcess>,
     /// cudarc's handle on memory that is not cudarc's to free.
     slice: ManuallyDrop<CudaSlice<T>>,
     start: u64,

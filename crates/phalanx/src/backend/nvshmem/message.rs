@@ -1,11 +1,11 @@
-//! Messages: a sender copies a part of the message to a slot of its own symmetric memory and tells the receiver where it is,
-//! over a channel of the host; the receiver gets it and tells back that the slot is free.
+//! Messages: a sender copies a part to a slot of its symmetric memory and sends a header over a host channel; the
+//! receiver gets the part and sends a receipt, which frees the slot.
 //!
-//! What is told is matched by the host backend, in the order of posting and by tags. A message is sent when all of it is in
-//! slots; the receiver may come later, as long as there are slots. Nobody's GPU waits for a peer.
+//! Headers are matched by the host backend, in the order of posting and by tags. A message is sent when all of it is
+//! in slots, so the receiver may come later while slots are free. No GPU waits for a peer.
 
 use super::NvshmemComm;
-use super::gpu::Event;
+use super::device::StreamEvent;
 use crate::contract::{Backend, Departure, Direction, OperationId, Transfer};
 use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
@@ -17,108 +17,108 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long an end waits for the peers to fetch what was sent to them.
+/// Time for peers to fetch sent messages before this process leaves.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// Where a part of a message is: what is sent ([`AnnouncedCall::words`]), bytes of the part, and its slot.
-pub(crate) type Header = [u64; AnnouncedCall::WORDS + 2];
+/// Header of a part: the announced call ([`AnnouncedCall::words`]), bytes of the part, and its slot.
+pub(crate) type PartHeader = [u64; AnnouncedCall::WORDS + 2];
 
 /// The messages of a communicator.
-pub(crate) struct Messages {
-    /// Headers, and what is told back.
+pub(crate) struct NvshmemMessages {
+    /// Channel of the headers, and channel of the receipts.
     pub headers: Box<dyn HostChannel>,
     pub receipts: Box<dyn HostChannel>,
-    state: Mutex<State>,
+    state: Mutex<MessageState>,
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct MessageState {
     pub next: usize,
     /// In the order of posting.
-    pub transfers: VecDeque<Moving>,
-    /// What peers were told back, and may not have taken. The words are boxed, as they must stay where they are.
-    pub returned: Vec<(OperationId, Box<Header>)>,
-    /// Slots that peers have not told back yet.
-    pub lent: Vec<(usize, OperationId, Box<u64>)>,
+    pub transfers: VecDeque<MovingTransfer>,
+    /// Receipts that peers may not have taken. The words are boxed: their address must not change.
+    pub returned: Vec<(OperationId, Box<PartHeader>)>,
+    /// Slots whose receipt has not arrived.
+    pub awaiting_receipt: Vec<(usize, OperationId, Box<u64>)>,
 }
 
 /// A transfer under way.
-pub(crate) struct Moving {
-    pub ticket: usize,
+pub(crate) struct MovingTransfer {
+    pub id: usize,
     pub transfer: Transfer,
     /// Bytes that are done.
     pub done: usize,
-    pub step: Step,
+    pub step: TransferStep,
 }
 
-pub(crate) enum Step {
+pub(crate) enum TransferStep {
     Begin,
     /// A part is copied to a slot.
     Filling {
         slot: usize,
         bytes: usize,
-        filled: Event,
+        filled: StreamEvent,
     },
-    /// The peer is told where the part is.
-    Telling {
-        ticket: OperationId,
-        _words: Box<Header>,
+    /// The header of a part is being sent.
+    SendingHeader {
+        id: OperationId,
+        _words: Box<PartHeader>,
     },
-    /// A header has to come.
-    Expecting {
-        ticket: OperationId,
-        header: Box<Header>,
+    /// Waits for a header.
+    AwaitingHeader {
+        id: OperationId,
+        header: Box<PartHeader>,
     },
-    /// It has come.
-    Told {
-        header: Box<Header>,
+    /// A header has arrived.
+    HeaderArrived {
+        header: Box<PartHeader>,
     },
     /// A part is copied from the peer's slot.
     Fetching {
         slot: usize,
         bytes: usize,
         theirs: u64,
-        fetched: Event,
+        fetched: StreamEvent,
     },
     Done,
 }
 
-impl Moving {
+impl MovingTransfer {
     pub fn bytes(&self) -> usize {
         self.transfer.count * self.transfer.dtype.size()
     }
 
-    /// What comes after a part.
-    pub fn next(&self) -> Step {
-        if self.done == self.bytes() { Step::Done } else { Step::Begin }
+    /// The step after a part.
+    pub fn next(&self) -> TransferStep {
+        if self.done == self.bytes() { TransferStep::Done } else { TransferStep::Begin }
     }
 
-    /// Messages with the same key are matched in the order of posting: one after the other.
+    /// NvshmemMessages with the same key are matched in the order of posting: one after the other.
     fn key(&self) -> (bool, usize, u32) {
         (matches!(self.transfer.direction, Direction::Send(_)), self.transfer.peer, self.transfer.tag)
     }
 }
 
-impl Messages {
-    pub fn new(headers: Box<dyn HostChannel>, receipts: Box<dyn HostChannel>) -> Messages {
-        Messages { headers, receipts, state: Mutex::default() }
+impl NvshmemMessages {
+    pub fn new(headers: Box<dyn HostChannel>, receipts: Box<dyn HostChannel>) -> NvshmemMessages {
+        NvshmemMessages { headers, receipts, state: Mutex::default() }
     }
 
     pub fn post(&self, transfer: Transfer) -> OperationId {
         let mut state = lock(&self.state);
-        let ticket = state.next;
+        let id = state.next;
         state.next += 1;
-        state.transfers.push_back(Moving { ticket, transfer, done: 0, step: Step::Begin });
-        OperationId(ticket)
+        state.transfers.push_back(MovingTransfer { id, transfer, done: 0, step: TransferStep::Begin });
+        OperationId(id)
     }
 
-    pub fn is_under_way(&self, ticket: OperationId) -> bool {
-        lock(&self.state).transfers.iter().any(|moving| moving.ticket == ticket.0)
+    pub fn is_under_way(&self, id: OperationId) -> bool {
+        lock(&self.state).transfers.iter().any(|moving| moving.id == id.0)
     }
 
-    /// The transfer that was posted first, of those under way.
+    /// The oldest transfer under way.
     fn oldest(&self) -> Option<OperationId> {
-        lock(&self.state).transfers.front().map(|moving| OperationId(moving.ticket))
+        lock(&self.state).transfers.front().map(|moving| OperationId(moving.id))
     }
 
     pub fn depart(&self, departure: Departure) {
@@ -126,34 +126,34 @@ impl Messages {
         self.receipts.depart(departure);
     }
 
-    /// Whether something was sent, or told back, that its peer has not taken.
+    /// Whether a peer has not yet fetched a message or taken a receipt.
     fn has_sent(&self) -> bool {
         let state = lock(&self.state);
-        !state.lent.is_empty()
+        !state.awaiting_receipt.is_empty()
             || !state.returned.is_empty()
             || state.transfers.iter().any(|moving| matches!(moving.transfer.direction, Direction::Send(_)))
     }
 
-    fn subject(&self, ticket: OperationId) -> Option<AnnouncedCall> {
+    fn announced(&self, id: OperationId) -> Option<AnnouncedCall> {
         let state = lock(&self.state);
-        let moving = state.transfers.iter().find(|moving| moving.ticket == ticket.0)?;
-        Some(AnnouncedCall::message(moving.ticket as u64 + 1, &moving.transfer))
+        let moving = state.transfers.iter().find(|moving| moving.id == id.0)?;
+        Some(AnnouncedCall::message(moving.id as u64 + 1, &moving.transfer))
     }
 }
 
-impl State {
-    /// Forgets what has arrived, and frees the slots that were told back.
+impl MessageState {
+    /// Drops receipts that peers have taken, and frees the slots whose receipt has arrived.
     fn settle(&mut self, receipts: &dyn HostChannel, free: impl Fn(usize)) -> Result<()> {
         let mut failed = None;
-        let mut is_done = |ticket| {
-            receipts.test(ticket).unwrap_or_else(|error| {
+        let mut is_done = |id| {
+            receipts.test(id).unwrap_or_else(|error| {
                 failed = Some(error);
                 false
             })
         };
-        self.returned.retain(|(ticket, _)| !is_done(*ticket));
-        self.lent.retain(|(slot, ticket, _)| {
-            let is_back = is_done(*ticket);
+        self.returned.retain(|(id, _)| !is_done(*id));
+        self.awaiting_receipt.retain(|(slot, id, _)| {
+            let is_back = is_done(*id);
             if is_back {
                 free(*slot);
             }
@@ -164,26 +164,25 @@ impl State {
 }
 
 impl NvshmemComm {
-    /// Tells peers what they may wait for, before this rank waits for something else.
-    pub(crate) fn drive_what_is_left(&self) -> Result<()> {
-        if self.messages.has_sent() { self.drive().map(drop) } else { Ok(()) }
+    /// Advances sent messages, which peers may wait for, before this rank waits for something else.
+    pub(crate) fn advance_sent(&self) -> Result<()> {
+        if self.messages.has_sent() { self.progress_messages().map(drop) } else { Ok(()) }
     }
 
-    /// Moves all transfers along; whether any is still under way.
-    pub(crate) fn drive(&self) -> Result<bool> {
+    /// Advances all transfers; `true` if any is under way.
+    pub(crate) fn progress_messages(&self) -> Result<bool> {
         let since = Instant::now();
         let mut state = lock(&self.messages.state);
-        // Whoever is told of a failure frees its buffers: nobody touches them from then on.
+        // A caller that sees a failure frees its buffers: they are not touched from then on.
         self.check()?;
-        let subject =
-            state.transfers.front().map(|m| AnnouncedCall::message(m.ticket as u64 + 1, &m.transfer));
-        let driven = self.drive_all(&mut state);
+        let announced = state.transfers.front().map(|m| AnnouncedCall::message(m.id as u64 + 1, &m.transfer));
+        let outcome = self.advance_all(&mut state);
         let is_busy = !state.transfers.is_empty();
         drop(state);
-        driven.map(|()| is_busy).map_err(|error| {
-            let error = match subject {
-                Some(subject) if error.is_fatal() => {
-                    self.control_channel.judge_meeting(&subject, since, error)
+        outcome.map(|()| is_busy).map_err(|error| {
+            let error = match announced {
+                Some(announced) if error.is_fatal() => {
+                    self.control_channel.judge_meeting(&announced, since, error)
                 }
                 _ => error,
             };
@@ -194,34 +193,34 @@ impl NvshmemComm {
         })
     }
 
-    fn drive_all(&self, state: &mut State) -> Result<()> {
+    fn advance_all(&self, state: &mut MessageState) -> Result<()> {
         state.settle(&*self.messages.receipts, |slot| self.process.free(slot))?;
         let mut transfers = std::mem::take(&mut state.transfers);
-        let mut driven = Ok(());
+        let mut outcome = Ok(());
         let mut seen = Vec::with_capacity(transfers.len());
         for moving in &mut transfers {
             let key = moving.key();
             if seen.contains(&key) {
                 continue;
             }
-            driven = self.advance(state, moving);
-            if driven.is_err() {
+            outcome = self.advance(state, moving);
+            if outcome.is_err() {
                 break;
             }
-            if !matches!(moving.step, Step::Done) {
+            if !matches!(moving.step, TransferStep::Done) {
                 seen.push(key);
             }
         }
-        transfers.retain(|moving| !matches!(moving.step, Step::Done));
+        transfers.retain(|moving| !matches!(moving.step, TransferStep::Done));
         state.transfers = transfers;
-        driven
+        outcome
     }
 
-    /// Whether what comes is what this rank expects.
-    pub(crate) fn compare(&self, moving: &Moving, header: &Header) -> Result<()> {
+    /// Checks a header against the receive.
+    pub(crate) fn compare(&self, moving: &MovingTransfer, header: &PartHeader) -> Result<()> {
         let theirs: [u64; AnnouncedCall::WORDS] = std::array::from_fn(|n| header[n]);
-        let own = AnnouncedCall::message(moving.ticket as u64 + 1, &moving.transfer).words();
-        // The type is the second byte; the length in elements the next word.
+        let own = AnnouncedCall::message(moving.id as u64 + 1, &moving.transfer).words();
+        // The dtype is the second byte; the number of elements the next word.
         let same = (theirs[1] >> 8 & 0xff, theirs[2]) == (own[1] >> 8 & 0xff, own[2]);
         let fits =
             header[AnnouncedCall::WORDS] as usize <= (moving.bytes() - moving.done).min(self.process.slot);
@@ -231,7 +230,7 @@ impl NvshmemComm {
         Err(self.differing((moving.transfer.peer, &theirs), (self.rank(), &own)))
     }
 
-    /// The verdict on two ranks of which one gives so many elements and the other expects another number.
+    /// The error for two ranks of which one sends another number of elements than the other expects.
     pub(crate) fn unequal(
         &self,
         dtype: DType,
@@ -259,8 +258,8 @@ impl NvshmemComm {
     }
 
     /// Waits for a transfer, with the deadline.
-    pub(crate) fn wait_for_message(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        let waited = self.await_message(ticket, meanwhile);
+    pub(crate) fn wait_for_message(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        let waited = self.await_message(id, meanwhile);
         if waited.is_err() {
             // Another thread may be in the middle of a step.
             drop(lock(&self.messages.state));
@@ -268,34 +267,37 @@ impl NvshmemComm {
         waited
     }
 
-    fn await_message(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        let mut patience = Backoff::new();
+    fn await_message(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        let mut backoff = Backoff::new();
         let _waiting = self.control_channel.waiting();
         loop {
-            self.drive()?;
-            let Some(subject) = self.messages.subject(ticket) else { return Ok(()) };
+            self.progress_messages()?;
+            let Some(announced) = self.messages.announced(id) else { return Ok(()) };
             meanwhile();
-            if patience.pause() {
-                self.look(&subject, patience.since)?;
+            if backoff.pause() {
+                self.check_peers(&announced, backoff.since)?;
             }
         }
     }
 
     /// Waits until all transfers are done, with the deadline.
     pub(crate) fn finish_messages(&self) -> Result<()> {
-        // Before the lock: another thread may hold it half-way in a process that fork has copied.
+        // Before the lock: in a forked process it may be held for ever.
         self.check()?;
-        while let Some(ticket) = self.messages.oldest() {
-            self.wait_for_message(ticket, &|| ())?;
+        while let Some(id) = self.messages.oldest() {
+            self.wait_for_message(id, &|| ())?;
         }
         Ok(())
     }
 
-    /// Waits, for a while, until the peers have fetched what was sent to them: it goes with this process.
+    /// Waits, for at most [`ENDING`], until the peers have fetched their messages: the slots go with this process.
     pub(crate) fn settle_messages(&self) {
         let since = Instant::now();
         while self.messages.has_sent() && self.check().is_ok() {
-            if since.elapsed() > ENDING || self.control_channel.has_casualties() || self.drive().is_err() {
+            if since.elapsed() > ENDING
+                || self.control_channel.has_casualties()
+                || self.progress_messages().is_err()
+            {
                 tracing::error!(rank = self.rank(), "messages were sent that their peers did not come for");
                 return;
             }

@@ -1,40 +1,42 @@
-//! The NVSHMEM backend: ranks are PEs, processes with a GPU each. It is there for programs that use symmetric memory, put
-//! and get, and want the whole front beside them; bulk collectives are NCCL's.
+//! The NVSHMEM backend: ranks are PEs, processes with one GPU each. It is for programs that use symmetric memory, put
+//! and get and want the rest of phalanx beside them. Bulk collectives are faster with NCCL.
 //!
-//! How it differs from the model: NVSHMEM waits for ever for who is missing, and what is enqueued cannot be taken back. So
-//! the ranks meet and compare each collective on the host before anything of it is enqueued, whatever `PHALANX_CHECK` says.
-//! On [symmetric memory](Buffer) that has the same place on all ranks the library's own collectives are then enqueued; all
-//! other memory goes through symmetric memory of the backend's, piece by piece: a rank copies its piece there, the ranks
-//! meet, and each gets from the others what is its own. No GPU waits for another there.
+//! How it differs from the model: NVSHMEM waits without limit for a missing rank, and enqueued work cannot be
+//! cancelled. So the ranks join and compare each collective on the host before they enqueue any of it, whatever
+//! `PHALANX_CHECK` says. If the buffers are [symmetric memory](Buffer) at the same place on all ranks, the library's
+//! own collectives are then enqueued. All other memory goes through the stage, symmetric memory of the backend's,
+//! piece by piece: a rank copies its piece to its stage, the ranks line up, and each gets its pieces from the others'
+//! stages. There no GPU waits for another.
 //!
-//! Reductions are the library's, in its order, f16 and bf16 in their own precision, where it has them and the ranks are a
-//! team; averages, pre-multiplied sums, 8-bit floats, and those of other ranks are the host backend's.
+//! Reductions are the library's, in its order, f16 and bf16 in their own precision, if it has them and the ranks form
+//! a team. Averages, pre-multiplied sums, 8-bit floats, and ranks without a team are reduced on the host.
 //!
 //! | file | what |
 //! |---|---|
-//! | `process.rs`, `gpu.rs` | what the communicators of a process share; its GPU |
-//! | `meeting.rs` | the ranks before an operation, and while one waits |
-//! | `operation.rs` | a collective as calls of the library, or as pieces |
-//! | `pieces.rs` | what goes from whom to whom, piece by piece |
-//! | `message.rs`, `steps.rs` | messages, and the steps of one |
-//! | `team.rs` | the library's names for the ranks of a part |
-//! | `memory.rs` | symmetric memory as a buffer; what only this backend has |
+//! | `process.rs`, `device.rs` | what the communicators of a process share; its GPU |
+//! | `join.rs` | the comparison of calls before an operation, and waits |
+//! | `collective.rs` | a collective as calls of the library, or as pieces |
+//! | `staging.rs` | a collective of pieces through the stage |
+//! | `message.rs`, `message_steps.rs` | messages, and the steps of one |
+//! | `team.rs` | the library's team for a communicator |
+//! | `memory.rs` | symmetric memory as a buffer; the API that only this backend has |
+//! | `pe/` | NVSHMEM's host API, safe: contexts, symmetric memory, teams, puts and gets |
 
-mod gpu;
-mod meeting;
+mod collective;
+mod device;
+mod join;
 mod memory;
 mod message;
-mod operation;
+mod message_steps;
 pub(crate) mod pe;
-mod pieces;
 mod process;
-mod steps;
+mod staging;
 mod team;
 
 pub use memory::{Buffer, Nvshmem};
 pub(crate) use process::available;
 
-use crate::backend::nvshmem::pe::{Context, Control};
+use crate::backend::nvshmem::pe::{Context, PeControl};
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::{Backend, BackendKind, Call, Departure, Operation, OperationId, Transfer};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
@@ -42,30 +44,30 @@ use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use crate::types::memory::Allocation;
-use gpu::Pinned;
-use message::Messages;
-use process::Process;
+use device::Pinned;
+use message::NvshmemMessages;
+use process::NvshmemProcess;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use team::Named;
+use team::TeamHandle;
 
 /// One rank's end of a communicator.
 pub(crate) struct NvshmemComm {
-    process: Arc<Process>,
+    process: Arc<NvshmemProcess>,
     /// The PEs of the ranks.
     pes: Vec<usize>,
-    /// The library's name for these PEs, if it has one: then their numbers there are the ranks.
-    team: Option<Named>,
-    /// Where the ranks meet.
-    control: Arc<dyn HostChannel>,
-    /// Where they see who is gone.
+    /// The library's team of these PEs, if there is one: PE numbers in it are the ranks.
+    team: Option<TeamHandle>,
+    /// The channel on which the ranks join.
+    host_channel: Arc<dyn HostChannel>,
+    /// The channel on which missing and dead ranks are found.
     control_channel: ControlChannel,
-    messages: Messages,
-    /// Number of the last collective, and what it was.
+    messages: NvshmemMessages,
+    /// Number of the last collective, and its call.
     collectives: AtomicU64,
     last: Mutex<Option<AnnouncedCall>>,
-    /// Held while the communicator is being failed.
+    /// SharedContext while the communicator is being failed.
     failing: Mutex<()>,
     failed: OnceLock<Error>,
 }
@@ -82,7 +84,7 @@ impl NvshmemComm {
     /// As for [`Backend::split`].
     pub unsafe fn host_channel(&self) -> Result<Box<dyn HostChannel>> {
         // SAFETY: the caller's contract.
-        let channel = unsafe { self.control.part(Some(0), self.rank() as i64) }?;
+        let channel = unsafe { self.host_channel.part(Some(0), self.rank() as i64) }?;
         Ok(channel.expect("everybody has a colour"))
     }
 
@@ -91,40 +93,40 @@ impl NvshmemComm {
         let topology = host.host_topology();
         // SAFETY: nobody else uses the channel yet.
         let channel = || unsafe { host.part(Some(0), host.rank() as i64) };
-        let (meetings, watched) = (channel()?, channel()?);
-        let (meetings, watched) = meetings.zip(watched).expect("everybody has a colour");
-        let control = Control::over(meetings, watched, format!("{name}/nvshmem"));
+        let (host_channel, watch_channel) = (channel()?, channel()?);
+        let (host_channel, watch_channel) = host_channel.zip(watch_channel).expect("everybody has a colour");
+        let control = PeControl::over(host_channel, watch_channel, format!("{name}/nvshmem"));
         let builder = Context::builder().timeout(host.timeout());
         let builder = gpu.into_iter().fold(builder, |builder, gpu| builder.gpu(gpu));
-        let process = Process::new(builder.init_between(control, &topology)?)?;
-        NvshmemComm::assemble(host, Arc::new(process), Some(Named::WORLD))
+        let process = NvshmemProcess::new(builder.init_between(control, &topology)?)?;
+        NvshmemComm::assemble(host, Arc::new(process), Some(TeamHandle::WORLD))
     }
 
-    /// The communicator of the ranks of `control`, which are PEs already. Collective.
+    /// The communicator of the ranks of `channel`, which are PEs already. Collective.
     fn assemble(
-        control: Box<dyn HostChannel>,
-        process: Arc<Process>,
-        team: Option<Named>,
+        channel: Box<dyn HostChannel>,
+        process: Arc<NvshmemProcess>,
+        team: Option<TeamHandle>,
     ) -> Result<NvshmemComm> {
-        let (rank, ranks) = (control.rank(), control.world_size());
+        let (rank, ranks) = (channel.rank(), channel.world_size());
         let part = || {
-            // SAFETY: nobody else uses `control` yet.
-            let part = unsafe { control.part(Some(0), rank as i64) }?;
+            // SAFETY: nobody else uses `channel` yet.
+            let part = unsafe { channel.part(Some(0), rank as i64) }?;
             Ok::<_, Error>(part.expect("everybody has a colour"))
         };
-        let (control_channel, messages) = (part()?, Messages::new(part()?, part()?));
-        let mut told = vec![[0u64; 2]; ranks];
+        let (control_channel, messages) = (part()?, NvshmemMessages::new(part()?, part()?));
+        let mut all = vec![[0u64; 2]; ranks];
         let own = [process.pe as u64, u64::from(team.is_some())];
         // SAFETY: as above.
-        unsafe { control.tell_all(&own, told.as_flattened_mut()) }?;
-        let pes: Vec<usize> = told.iter().map(|[pe, _]| *pe as usize).collect();
-        let control: Arc<dyn HostChannel> = control.into();
+        unsafe { channel.tell_all(&own, all.as_flattened_mut()) }?;
+        let pes: Vec<usize> = all.iter().map(|[pe, _]| *pe as usize).collect();
+        let host_channel: Arc<dyn HostChannel> = channel.into();
         Ok(NvshmemComm {
-            team: team.filter(|_| told.iter().all(|[_, has_team]| *has_team == 1)),
-            control_channel: ControlChannel::new(control_channel, control.clone()),
+            team: team.filter(|_| all.iter().all(|[_, has_team]| *has_team == 1)),
+            control_channel: ControlChannel::new(control_channel, host_channel.clone()),
             process,
             pes,
-            control,
+            host_channel,
             messages,
             collectives: AtomicU64::new(0),
             last: Mutex::default(),
@@ -143,16 +145,16 @@ impl NvshmemComm {
         self.process.adopt(stream)
     }
 
-    /// The error that every call answers, if the communicator has failed.
+    /// The error of a failed communicator, which every call returns.
     #[inline]
     fn check(&self) -> Result<()> {
         match self.failed.get() {
             Some(error) => Err(error.clone()),
-            None => self.control_channel.check().map_err(|verdict| self.fail(verdict)),
+            None => self.control_channel.check().map_err(|failure| self.fail(failure)),
         }
     }
 
-    /// Fails for all ranks. What is on the GPU stays there: the library cannot take it back.
+    /// Fails the communicator for all ranks. Enqueued work stays on the GPU: the library cannot cancel it.
     #[cold]
     fn fail(&self, error: Error) -> Error {
         let error = match error {
@@ -177,7 +179,7 @@ impl Backend for NvshmemComm {
     }
 
     fn rank(&self) -> usize {
-        self.control.rank()
+        self.host_channel.rank()
     }
 
     fn world_size(&self) -> usize {
@@ -199,9 +201,9 @@ impl Backend for NvshmemComm {
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         match call.operation {
             Operation::Barrier => {
-                // Not for messages: a peer may send behind the barrier.
-                self.wait_for_last()?;
-                self.meet(call).map(drop)
+                // Waits for collectives only: a peer may send after the barrier.
+                self.wait_for_last_collective()?;
+                self.join_call(call).map(drop)
             }
             Operation::Finalize => self.finalize(call),
             // SAFETY: the caller's contract.
@@ -214,30 +216,30 @@ impl Backend for NvshmemComm {
         Ok(self.messages.post(transfer))
     }
 
-    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        self.wait_for_message(ticket, meanwhile)
+    fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        self.wait_for_message(id, meanwhile)
     }
 
-    fn test(&self, ticket: OperationId) -> Result<bool> {
-        // Also if it fails, no other thread is in the middle of a step when this returns.
-        self.drive()?;
-        Ok(!self.messages.is_under_way(ticket))
+    fn test(&self, id: OperationId) -> Result<bool> {
+        // When this returns, also with an error, no other thread is inside a step.
+        self.progress_messages()?;
+        Ok(!self.messages.is_under_way(id))
     }
 
     fn progress(&self) -> Result<bool> {
-        self.drive()
+        self.progress_messages()
     }
 
     fn sync(&self) -> Result<()> {
         self.finish_messages()?;
-        self.wait_for_last()
+        self.wait_for_last_collective()
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
-        self.meet(&Call::empty(Operation::Split))?;
+        self.join_call(&Call::empty(Operation::Split))?;
         let team = self.split_team(color, key).map_err(|error| self.fail(error))?;
         // SAFETY: the caller's contract; one thread at a time is in a collective.
-        let part = self.met(|control| unsafe { control.part(color, key) })?;
+        let part = self.on_host_channel(|channel| unsafe { channel.part(color, key) })?;
         let Some(control) = part else { return Ok(None) };
         Ok(Some(Box::new(NvshmemComm::assemble(control, self.process.clone(), team)?)))
     }
@@ -254,7 +256,7 @@ impl Backend for NvshmemComm {
 
     fn set_timeout(&self, timeout: Duration) {
         self.control_channel.set_timeout(timeout);
-        self.control.set_timeout(timeout);
+        self.host_channel.set_timeout(timeout);
     }
 
     fn abort(&self) {

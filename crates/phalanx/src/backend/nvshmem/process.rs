@@ -1,11 +1,11 @@
-//! This process as a PE: its context, which all its communicators share, and the symmetric memory through which other
-//! memory goes.
+//! This process as a PE: the context that its communicators share, and the stage and slots through which other memory
+//! goes.
 //!
-//! Whoever uses the stage holds `operating`, for as long as its peers may look into this rank's part.
+//! An operation that uses the stage holds `operating`, for as long as peers may read this rank's part.
 
-use super::gpu;
-use super::gpu::{Event, Pinned};
-use super::pe::{Context, Device, Library, Limits};
+use super::device;
+use super::device::{Pinned, StreamEvent};
+use super::pe::{Context, Limits, NvshmemLibrary, PeDevice};
 use crate::buffer::stream::GpuStream;
 use crate::os::sync::lock;
 use crate::rendezvous::environment::number_from_environment;
@@ -17,19 +17,19 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Bytes of each half of the stage.
 const STAGE: usize = 16 << 20;
-/// Messages that this process has sent and the peers have not fetched, at most.
+/// Most messages sent and not yet fetched by peers.
 const OUTGOING: usize = 32;
-/// Parts of messages that it fetches at once.
+/// Most parts of messages fetched at once.
 const INCOMING: usize = 4;
 
-/// The context, for whichever thread's turn it is.
-pub(crate) struct Held(Context);
+/// The context, shared by threads that take turns.
+pub(crate) struct SharedContext(Context);
 
 // SAFETY: the library accepts calls of any thread, one at a time (NVSHMEM_THREAD_SERIALIZED); the lock around this sees
 // to that. What a context borrows out never leaves this module.
-unsafe impl Send for Held {}
+unsafe impl Send for SharedContext {}
 
-impl std::ops::Deref for Held {
+impl std::ops::Deref for SharedContext {
     type Target = Context;
 
     fn deref(&self) -> &Context {
@@ -37,12 +37,12 @@ impl std::ops::Deref for Held {
     }
 }
 
-/// See the module.
-pub(crate) struct Process {
+/// What the communicators of this process share.
+pub(crate) struct NvshmemProcess {
     /// `None` when it has been finalized.
-    context: Mutex<Option<Held>>,
-    pub library: &'static Library,
-    pub device: Device,
+    context: Mutex<Option<SharedContext>>,
+    pub library: &'static NvshmemLibrary,
+    pub device: PeDevice,
     pub limits: Limits,
     pub pe: usize,
     pub pes: usize,
@@ -51,26 +51,26 @@ pub(crate) struct Process {
     pub slot: usize,
     /// The symmetric memory: the stage's two halves, then the slots.
     start: u64,
-    /// The same on the host, for what comes from there or goes there.
+    /// Pinned memory that mirrors the stage and slots, for host buffers.
     pinned: OnceLock<Pinned>,
     pub operating: Mutex<()>,
     /// A communicator has failed: the GPU may have work that does not end.
     pub is_broken: AtomicBool,
-    /// How many teams were made for parts, and not destroyed.
+    /// Teams made for communicators and not destroyed.
     pub teams: AtomicUsize,
     free_slots: Mutex<Slots>,
-    /// The stream on which a collective of the library was enqueued last.
+    /// The stream of the last collective of the library.
     last: Mutex<Option<RawStream>>,
-    /// Streams on which something was enqueued: they live as long as this.
+    /// Streams with enqueued work: they live as long as this.
     streams: Mutex<Vec<GpuStream>>,
-    /// Symmetric memory of the user's, by its start: its length in bytes, and its number, the same on all PEs.
+    /// Symmetric memory of the user's, by its start: length in bytes, and its number, the same on all PEs.
     allocations: Mutex<BTreeMap<u64, (u64, u64)>>,
 }
 
 // SAFETY: the stream is a handle that `streams` keeps alive; the driver's calls accept it on any thread.
-unsafe impl Send for Process {}
+unsafe impl Send for NvshmemProcess {}
 // SAFETY: as above.
-unsafe impl Sync for Process {}
+unsafe impl Sync for NvshmemProcess {}
 
 struct Slots {
     outgoing: Vec<usize>,
@@ -80,15 +80,15 @@ struct Slots {
 /// Which half of the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Half {
-    /// What the peers fetch from.
+    /// Data for the peers to fetch.
     In,
-    /// What was fetched, or combined.
+    /// Data fetched or combined.
     Out,
 }
 
-impl Process {
+impl NvshmemProcess {
     /// Collective.
-    pub fn new(context: Context) -> Result<Process> {
+    pub fn new(context: Context) -> Result<NvshmemProcess> {
         let stage = stage_from_environment()?.max(context.n_pes() << 10);
         let library = context.library;
         library.need(library.nvshmemx_getmem_on_stream, "nvshmemx_getmem_on_stream")?;
@@ -100,7 +100,7 @@ impl Process {
             outgoing: (0..OUTGOING).rev().collect(),
             incoming: (OUTGOING..OUTGOING + INCOMING).rev().collect(),
         };
-        Ok(Process {
+        Ok(NvshmemProcess {
             library,
             device,
             limits: context.limits,
@@ -117,20 +117,20 @@ impl Process {
             last: Mutex::default(),
             streams,
             allocations: Mutex::default(),
-            context: Mutex::new(Some(Held(context))),
+            context: Mutex::new(Some(SharedContext(context))),
         })
     }
 
     /// This thread's turn in the library, with the device current.
-    pub fn enter(&self) -> Result<Turn<'_>> {
-        let turn = Turn(lock(&self.context));
+    pub fn enter(&self) -> Result<LibraryTurn<'_>> {
+        let turn = LibraryTurn(lock(&self.context));
         turn.context()?.enter()?;
         Ok(turn)
     }
 
     /// Ends the library in this process. Collective over all PEs.
     pub fn finalize(&self) -> Result<()> {
-        let Some(Held(context)) = lock(&self.context).take() else { return Ok(()) };
+        let Some(SharedContext(context)) = lock(&self.context).take() else { return Ok(()) };
         context.finalize()
     }
 
@@ -164,16 +164,16 @@ impl Process {
             return Ok(pinned.start);
         }
         let made = Pinned::new(&self.device, 2 * self.stage + (OUTGOING + INCOMING) * self.slot)?;
-        // Whoever comes second drops its own.
+        // The thread that comes second drops its own.
         Ok(self.pinned.get_or_init(|| made).start)
     }
 
-    /// A free slot for what goes out; none if all are under way.
+    /// A free slot for a part to send; none if all are in use.
     pub fn take_outgoing(&self) -> Option<usize> {
         lock(&self.free_slots).outgoing.pop()
     }
 
-    /// The same for what comes in.
+    /// A free slot for a part to receive; none if all are in use.
     pub fn take_incoming(&self) -> Option<usize> {
         lock(&self.free_slots).incoming.pop()
     }
@@ -188,7 +188,7 @@ impl Process {
     pub fn order(&self, stream: RawStream) -> Result<()> {
         self.device.enter()?;
         match *lock(&self.last) {
-            Some(last) if last != stream => Event::behind(last)?.hold(stream),
+            Some(last) if last != stream => StreamEvent::behind(last)?.hold(stream),
             _ => Ok(()),
         }
     }
@@ -198,7 +198,7 @@ impl Process {
         *lock(&self.last) = Some(stream);
     }
 
-    /// Keeps a stream alive on which something will be enqueued.
+    /// Keeps a stream alive on which work will be enqueued.
     pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
         let of_device = matches!(stream, GpuStream::Cuda(stream) if self.device.check(stream).is_ok());
         if !of_device {
@@ -220,7 +220,7 @@ impl Process {
         self.device.context.ordinal()
     }
 
-    /// Symmetric memory for the user: where, and its number. Collective over all PEs.
+    /// Allocates symmetric memory for the user: its start and its number. Collective over all PEs.
     pub fn allocate(&self, bytes: usize) -> Result<(u64, u64)> {
         let turn = self.enter()?;
         let context = turn.context()?;
@@ -230,14 +230,14 @@ impl Process {
         Ok((start, number))
     }
 
-    /// Gives it back. Collective over all PEs.
+    /// Frees it. Collective over all PEs.
     pub fn release(&self, start: u64, number: u64) -> Result<()> {
         let turn = self.enter()?;
         lock(&self.allocations).remove(&start);
         turn.context()?.give_back(start, number)
     }
 
-    /// What names the same place in symmetric memory on every PE; 0 for other memory.
+    /// The name of an address in symmetric memory, the same on every PE; 0 for other memory.
     pub fn place(&self, address: *const u8, bytes: usize) -> u64 {
         let address = address as u64;
         let allocations = lock(&self.allocations);
@@ -247,19 +247,19 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for NvshmemProcess {
     fn drop(&mut self) {
         if self.is_broken.load(Ordering::Relaxed) {
-            // Copies may still use it.
+            // Copies may still use the pinned memory.
             std::mem::forget(self.pinned.take());
         }
     }
 }
 
 /// A thread's turn in the library.
-pub(crate) struct Turn<'a>(MutexGuard<'a, Option<Held>>);
+pub(crate) struct LibraryTurn<'a>(MutexGuard<'a, Option<SharedContext>>);
 
-impl Turn<'_> {
+impl LibraryTurn<'_> {
     pub fn context(&self) -> Result<&Context> {
         match &*self.0 {
             Some(context) => Ok(context),
@@ -280,7 +280,7 @@ fn stage_from_environment() -> Result<usize> {
 
 /// Whether this process can be a PE; an error says what is missing.
 pub(crate) fn available() -> Result<()> {
-    if gpu::count()? == 0 {
+    if device::count()? == 0 {
         return Err(Error::from(UnsupportedError {
             what: "NVSHMEM".into(),
             why: "this process sees no GPU".into(),
@@ -290,13 +290,13 @@ pub(crate) fn available() -> Result<()> {
     super::pe::version().map(drop)
 }
 
-impl Process {
-    /// The stream that may have work of the library's.
+impl NvshmemProcess {
+    /// The stream that may have work of the library.
     pub fn last(&self) -> Option<RawStream> {
         *lock(&self.last)
     }
 
-    /// A stream's work is complete.
+    /// Notes that a stream's work is complete.
     pub fn is_done(&self, stream: RawStream) {
         let mut last = lock(&self.last);
         if *last == Some(stream) {

@@ -1,4 +1,4 @@
-//! The library's names for the ranks of a part: teams, without which it does not reduce.
+//! Teams of the library for the ranks of a communicator. Without a team the library does not reduce.
 
 use super::NvshmemComm;
 use super::pe::strided;
@@ -7,34 +7,35 @@ use crate::types::error::Result;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::sync::atomic::Ordering;
 
-/// Teams that a process has at a time, at most: the library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them. With NVLink multicast it
-/// has fewer ([`Limits::teams`](super::pe::Limits::teams)).
+/// Most teams of a process at a time. The library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them; with NVLink
+/// multicast fewer ([`Limits::teams`](super::pe::Limits::teams)).
 const MOST: usize = 16;
 
 /// A team whose PEs are the ranks, in their order.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Named {
+pub(crate) struct TeamHandle {
     pub team: nvshmem_team_t,
     /// Whether it was made for this communicator, and ends with it.
     is_own: bool,
 }
 
-impl Named {
-    pub const WORLD: Named = Named { team: team::WORLD, is_own: false };
+impl TeamHandle {
+    pub const WORLD: TeamHandle = TeamHandle { team: team::WORLD, is_own: false };
 }
 
 impl NvshmemComm {
-    /// The team for this rank's part; none where the library cannot name the part: teams are every so many of another's PEs,
-    /// in their order. Collective over this communicator, as each of the teams is made by all of its ranks.
-    pub(crate) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<Named>> {
+    /// The team for this rank's part of a split; `None` where the library cannot make one: a team is a strided subset
+    /// of its parent's PEs, in their order. Collective over this communicator, since all its ranks make each of the
+    /// teams.
+    pub(crate) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<TeamHandle>> {
         let Some(parent) = self.team else { return Ok(None) };
         let (rank, ranks) = (self.rank(), self.pes.len());
         let has = self.process.teams.load(Ordering::Relaxed);
         let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64, has as u64];
         let mut all = vec![[0u64; 4]; ranks];
         // SAFETY: one thread at a time is in a collective.
-        self.met(|control| unsafe { control.tell_all(&own, all.as_flattened_mut()) })?;
-        let mut colors: Vec<u64> = all.iter().filter(|told| told[0] == 1).map(|told| told[1]).collect();
+        self.on_host_channel(|channel| unsafe { channel.tell_all(&own, all.as_flattened_mut()) })?;
+        let mut colors: Vec<u64> = all.iter().filter(|words| words[0] == 1).map(|words| words[1]).collect();
         colors.sort_unstable();
         colors.dedup();
         let most = MOST.min(self.process.limits.teams()) as u64;
@@ -44,7 +45,7 @@ impl NvshmemComm {
             members.sort_by_key(|rank| (all[*rank][2] as i64, *rank));
             let Some(stride) = stride(&members) else { continue };
             let made = if members.len() == ranks {
-                Some(Named { is_own: false, ..parent })
+                Some(TeamHandle { is_own: false, ..parent })
             } else if members.iter().any(|rank| all[*rank][3] >= most) {
                 None
             } else {
@@ -57,14 +58,14 @@ impl NvshmemComm {
         Ok(mine)
     }
 
-    /// None for those who are not in it, and where the library has no more teams.
+    /// `None` on ranks outside the team, and where the library has no more teams.
     fn make_team(
         &self,
         parent: nvshmem_team_t,
         start: usize,
         stride: usize,
         size: usize,
-    ) -> Result<Option<Named>> {
+    ) -> Result<Option<TeamHandle>> {
         let turn = self.process.enter()?;
         let context = turn.context()?;
         context.drain()?;
@@ -73,13 +74,13 @@ impl NvshmemComm {
         let (_, team) = context.bounded("nvshmem_team_split_strided".into(), call)?;
         Ok((team != team::INVALID).then(|| {
             self.process.teams.fetch_add(1, Ordering::Relaxed);
-            Named { team, is_own: true }
+            TeamHandle { team, is_own: true }
         }))
     }
 
-    /// Gives a team of its own back. Collective.
+    /// Destroys the team, if it was made for this communicator. Collective.
     pub(crate) fn end_team(&self) -> Result<()> {
-        let Some(Named { team, is_own: true }) = self.team else { return Ok(()) };
+        let Some(TeamHandle { team, is_own: true }) = self.team else { return Ok(()) };
         let turn = self.process.enter()?;
         let context = turn.context()?;
         let library = self.process.library;
@@ -92,7 +93,7 @@ impl NvshmemComm {
     }
 }
 
-/// How far the members are apart, if that is always the same.
+/// The distance between consecutive members, if it is constant.
 fn stride(members: &[usize]) -> Option<usize> {
     let Some((first, second)) = members.first().zip(members.get(1)) else { return Some(1) };
     let stride = second.checked_sub(*first)?;

@@ -1,4 +1,4 @@
-//! The backend of a world of one: nothing has to be moved, but everything means what it means elsewhere.
+//! The backend of a world of one rank: no data moves between ranks, and every operation keeps its meaning.
 //!
 //! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
 //! kept until it is received.
@@ -16,13 +16,13 @@ use std::time::Duration;
 
 /// The only rank of a communicator.
 pub(crate) struct SoloComm {
-    messages: Mutex<Messages>,
+    messages: Mutex<SoloMessages>,
     timeout: AtomicU64,
     failed: OnceLock<Error>,
 }
 
 #[derive(Default)]
-struct Messages {
+struct SoloMessages {
     /// Sent and not received, in order.
     sent: VecDeque<(Transfer, Vec<u8>)>,
     /// Posted receives that nothing matched yet.
@@ -38,7 +38,7 @@ impl SoloComm {
         comm
     }
 
-    fn lock(&self) -> MutexGuard<'_, Messages> {
+    fn lock(&self) -> MutexGuard<'_, SoloMessages> {
         lock(&self.messages)
     }
 
@@ -46,7 +46,7 @@ impl SoloComm {
         self.failed.get_or_init(|| error).clone()
     }
 
-    /// Of a receive that is waited for, and to which nothing was sent.
+    /// The error for a receive without a send.
     fn never_comes(&self, receive: Option<Transfer>) -> Error {
         let operation =
             receive.map_or("recv".into(), |r| format!("recv({} × {}, from rank 0)", r.dtype, r.count));
@@ -62,7 +62,7 @@ impl SoloComm {
         )
     }
 
-    /// Gives a message to its receive.
+    /// Copies a message to its receive.
     fn deliver(&self, send: &Transfer, bytes: &[u8], recv: &Transfer) -> Result<()> {
         if (send.dtype, send.count) != (recv.dtype, recv.count) {
             return Err(self.fail(
@@ -117,7 +117,7 @@ impl Backend for SoloComm {
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.check()?;
         let mut messages = self.lock();
-        let ticket = OperationId(messages.next);
+        let id = OperationId(messages.next);
         messages.next += 1;
         match transfer.direction {
             Direction::Send(source) => {
@@ -134,51 +134,51 @@ impl Backend for SoloComm {
                     }
                     None => messages.sent.push_back((transfer, bytes)),
                 }
-                messages.done.push(ticket);
+                messages.done.push(id);
             }
             Direction::Recv(_) => {
                 let found = messages.sent.iter().position(|(send, _)| send.tag == transfer.tag);
                 match found.and_then(|index| messages.sent.remove(index)) {
                     Some((send, bytes)) => {
                         self.deliver(&send, &bytes, &transfer)?;
-                        messages.done.push(ticket);
+                        messages.done.push(id);
                     }
-                    None => messages.receives.push((ticket, transfer)),
+                    None => messages.receives.push((id, transfer)),
                 }
             }
         }
-        Ok(ticket)
+        Ok(id)
     }
 
     unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         begun();
         // SAFETY: the caller's contract.
-        let ticket = unsafe { self.post(transfer) }?;
-        if self.test(ticket)? {
+        let id = unsafe { self.post(transfer) }?;
+        if self.test(id)? {
             return Ok(());
         }
-        // The thread that could send it is here.
-        self.lock().receives.retain(|(waiting, _)| *waiting != ticket);
+        // Only this thread could send it, and it is here.
+        self.lock().receives.retain(|(waiting, _)| *waiting != id);
         let operation = transfer.operation().name();
         Err(UsageError::SelfExchange { operation, rank: 0 }.into())
     }
 
-    fn wait(&self, ticket: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
-        if self.test(ticket)? {
+    fn wait(&self, id: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
+        if self.test(id)? {
             return Ok(());
         }
         // Only this thread could still send, and it waits here.
         let receive = {
             let mut messages = self.lock();
-            let index = messages.receives.iter().position(|(waiting, _)| *waiting == ticket);
+            let index = messages.receives.iter().position(|(waiting, _)| *waiting == id);
             index.map(|index| messages.receives.remove(index).1)
         };
         Err(self.never_comes(receive))
     }
 
-    fn test(&self, ticket: OperationId) -> Result<bool> {
+    fn test(&self, id: OperationId) -> Result<bool> {
         let mut messages = self.lock();
-        match messages.done.iter().position(|done| *done == ticket) {
+        match messages.done.iter().position(|done| *done == id) {
             Some(index) => {
                 messages.done.swap_remove(index);
                 Ok(true)
@@ -186,7 +186,7 @@ impl Backend for SoloComm {
             None => {
                 let failed = self.check();
                 if failed.is_err() {
-                    messages.receives.retain(|(waiting, _)| *waiting != ticket);
+                    messages.receives.retain(|(waiting, _)| *waiting != id);
                 }
                 failed.map(|()| false)
             }
@@ -204,7 +204,7 @@ impl Backend for SoloComm {
     }
 
     fn progress(&self) -> Result<bool> {
-        // A message is moved when its second half is posted.
+        // A message moves when its second half is posted.
         Ok(false)
     }
 
@@ -252,8 +252,8 @@ mod tests {
             assert_eq!((sent.wait().unwrap(), received.wait().unwrap()), (vec![7; 3], vec![7; 3]));
 
             let never = comm.start_recv(vec![0u8; 3], 0).unwrap();
-            for told in [comm.sync(), comm.sync(), never.wait().map(drop)] {
-                assert!(matches!(told, Err(Error::Timeout(_))), "{told:?}");
+            for outcome in [comm.sync(), comm.sync(), never.wait().map(drop)] {
+                assert!(matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
             }
         });
         ran.unwrap();

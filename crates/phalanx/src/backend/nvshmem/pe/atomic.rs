@@ -1,8 +1,8 @@
 //! Atomic operations on single elements of a PE's memory.
 //!
-//! The library exports host functions for them, of which each prints "not implemented" and does nothing (3.4.5, 3.8.0). So
-//! they are done here, by kernels of one thread on the peer's address, with the scope of the whole system. The kernels are
-//! a few lines of PTX, which the driver compiles.
+//! The library exports host functions for them, which print "not implemented" and do nothing (3.4.5, 3.8.0). So
+//! kernels of one thread do them here, on the peer's address, in system scope. The kernels are a few lines of PTX,
+//! which the driver compiles.
 
 use super::context::Context;
 use super::device::{failed, raw};
@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::sync::Mutex;
 
-/// What an atomic operation does, as PTX says it: without the address, `%v` is the value and `%c` what is compared with.
+/// An atomic operation, as PTX names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Operation {
+enum AtomicOperation {
     Fetch,
     Swap,
     CompareSwap,
@@ -54,8 +54,8 @@ impl AtomicBits for u32 {}
 impl AtomicBits for i64 {}
 impl AtomicBits for u64 {}
 
-/// The kernels that were loaded, by the GPU's context. They stay loaded as long as the process, and contexts of the GPU do.
-static LOADED: Mutex<BTreeMap<(usize, Operation, &str), Function>> = Mutex::new(BTreeMap::new());
+/// The loaded kernels, by the GPU's context. They stay loaded as long as the process.
+static LOADED: Mutex<BTreeMap<(usize, AtomicOperation, &str), Function>> = Mutex::new(BTreeMap::new());
 
 /// A kernel.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +64,7 @@ struct Function(CUfunction);
 // SAFETY: a handle that the driver accepts on any thread.
 unsafe impl Send for Function {}
 
-impl Operation {
+impl AtomicOperation {
     /// The kernel: address, value, comparand, and where the old value goes unless that is null.
     fn ptx(self, addition: &str) -> String {
         let bits = if addition.ends_with("64") { 64 } else { 32 };
@@ -72,18 +72,18 @@ impl Operation {
         let (value, comparand, old) =
             (format!("%{register}5"), format!("%{register}6"), format!("%{register}7"));
         let action = match self {
-            Operation::Fetch => format!("atom.global.sys.or.b{bits} {old}, [%rd1], 0;"),
-            Operation::Swap => format!("atom.global.sys.exch.b{bits} {old}, [%rd1], {value};"),
-            Operation::CompareSwap => {
+            AtomicOperation::Fetch => format!("atom.global.sys.or.b{bits} {old}, [%rd1], 0;"),
+            AtomicOperation::Swap => format!("atom.global.sys.exch.b{bits} {old}, [%rd1], {value};"),
+            AtomicOperation::CompareSwap => {
                 format!("atom.global.sys.cas.b{bits} {old}, [%rd1], {comparand}, {value};")
             }
-            Operation::And => format!("atom.global.sys.and.b{bits} {old}, [%rd1], {value};"),
-            Operation::Or => format!("atom.global.sys.or.b{bits} {old}, [%rd1], {value};"),
-            Operation::Xor => format!("atom.global.sys.xor.b{bits} {old}, [%rd1], {value};"),
-            Operation::Add if addition.starts_with('f') => format!(
+            AtomicOperation::And => format!("atom.global.sys.and.b{bits} {old}, [%rd1], {value};"),
+            AtomicOperation::Or => format!("atom.global.sys.or.b{bits} {old}, [%rd1], {value};"),
+            AtomicOperation::Xor => format!("atom.global.sys.xor.b{bits} {old}, [%rd1], {value};"),
+            AtomicOperation::Add if addition.starts_with('f') => format!(
                 "mov.b{bits} %f1, {value};\natom.global.sys.add.{addition} %f2, [%rd1], %f1;\nmov.b{bits} {old}, %f2;"
             ),
-            Operation::Add => format!("atom.global.sys.add.{addition} {old}, [%rd1], {value};"),
+            AtomicOperation::Add => format!("atom.global.sys.add.{addition} {old}, [%rd1], {value};"),
         };
         format!(
             ".version 6.4\n.target sm_70\n.address_size 64\n.visible .entry {}(.param .u64 address, \
@@ -98,13 +98,13 @@ impl Operation {
 
     fn name(self, addition: &str) -> String {
         let operation = match self {
-            Operation::Fetch => "fetch",
-            Operation::Swap => "swap",
-            Operation::CompareSwap => "compare_swap",
-            Operation::Add => "add",
-            Operation::And => "and",
-            Operation::Or => "or",
-            Operation::Xor => "xor",
+            AtomicOperation::Fetch => "fetch",
+            AtomicOperation::Swap => "swap",
+            AtomicOperation::CompareSwap => "compare_swap",
+            AtomicOperation::Add => "add",
+            AtomicOperation::And => "and",
+            AtomicOperation::Or => "or",
+            AtomicOperation::Xor => "xor",
         };
         format!("phalanx_atomic_{operation}_{addition}")
     }
@@ -117,18 +117,19 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
     }
 }
 
-/// Each changes, or reads, one element of a PE's memory in one step, whoever else does so: PEs, kernels, this PE. They need
-/// memory that can be reached by loads and stores ([`Symmetric::peer`](super::Symmetric::peer)).
-/// `nvshmem_TYPE_atomic_…`, which the library itself does not do.
+/// Each changes or reads one element of a PE's memory in one step, also beside other PEs, kernels and this PE. The
+/// memory must be mapped here ([`Symmetric::peer`](super::Symmetric::peer)). `nvshmem_TYPE_atomic_…`, which the
+/// library itself does not implement.
 ///
-/// The forms that answer nothing are enqueued on the stream that is given. Those that fetch run where [`put`](Context::put) does, and
-/// are waited for with the timeout: they are ordered behind nothing that is on streams, also not behind the forms that are enqueued there.
+/// Forms without a result are enqueued on the given stream. Fetching forms run as [`put`](Context::put) does and are
+/// waited for with the timeout; they are not ordered with any stream, also not with forms enqueued there.
 ///
-/// The first use of an operation with a type loads its kernel, for which the driver may wait until all streams are idle (it
-/// is given up after the timeout). Whoever needs it while a stream waits for a peer uses it once before.
+/// The first use of an operation with a type loads its kernel, for which the driver may wait until all streams are
+/// idle (limited by the timeout). A program that needs it while a stream waits for a peer has to use it once before.
 ///
-/// All fail with [`UsageError`](crate::UsageError) if there is no such element or PE, or the stream is another GPU's, and with
-/// [`Error::Unsupported`] if the PE's memory cannot be reached; those that fetch, and first uses, also as [`sync`](Context::sync) does.
+/// All fail with [`UsageError`](crate::UsageError) for an element or PE that does not exist and for a stream of
+/// another GPU, and with [`Error::Unsupported`] if the PE's memory is not mapped here. Fetching forms and first uses
+/// also fail as [`sync`](Context::sync).
 impl Context {
     /// The element. `nvshmem_TYPE_atomic_fetch`
     pub fn atomic_fetch<D: Shared<Elem: Atomic> + ?Sized>(
@@ -137,7 +138,7 @@ impl Context {
         index: usize,
         pe: usize,
     ) -> Result<D::Elem> {
-        self.fetching(Operation::Fetch, place, index, pe, None, None)
+        self.fetching(AtomicOperation::Fetch, place, index, pe, None, None)
     }
 
     /// Sets the element. `nvshmem_TYPE_atomic_set`
@@ -149,7 +150,7 @@ impl Context {
         pe: usize,
         stream: &CudaStream,
     ) -> Result<()> {
-        self.launch(Operation::Swap, place, index, pe, [Some(value), None], 0, stream)
+        self.launch(AtomicOperation::Swap, place, index, pe, [Some(value), None], 0, stream)
     }
 
     /// Sets the element and answers what it was. `nvshmem_TYPE_atomic_swap`
@@ -160,7 +161,7 @@ impl Context {
         value: D::Elem,
         pe: usize,
     ) -> Result<D::Elem> {
-        self.fetching(Operation::Swap, place, index, pe, Some(value), None)
+        self.fetching(AtomicOperation::Swap, place, index, pe, Some(value), None)
     }
 
     /// Sets the element if it is `expected`, bit by bit, and answers what it was. `nvshmem_TYPE_atomic_compare_swap`
@@ -172,7 +173,7 @@ impl Context {
         value: D::Elem,
         pe: usize,
     ) -> Result<D::Elem> {
-        self.fetching(Operation::CompareSwap, place, index, pe, Some(value), Some(expected))
+        self.fetching(AtomicOperation::CompareSwap, place, index, pe, Some(value), Some(expected))
     }
 
     /// Adds to the element; integers wrap. With 1 it is `nvshmem_TYPE_atomic_inc`. `nvshmem_TYPE_atomic_add`
@@ -184,7 +185,7 @@ impl Context {
         pe: usize,
         stream: &CudaStream,
     ) -> Result<()> {
-        self.launch(Operation::Add, place, index, pe, [Some(value), None], 0, stream)
+        self.launch(AtomicOperation::Add, place, index, pe, [Some(value), None], 0, stream)
     }
 
     /// Adds to the element and answers what it was. With 1 it is `nvshmem_TYPE_atomic_fetch_inc`.
@@ -196,7 +197,7 @@ impl Context {
         value: D::Elem,
         pe: usize,
     ) -> Result<D::Elem> {
-        self.fetching(Operation::Add, place, index, pe, Some(value), None)
+        self.fetching(AtomicOperation::Add, place, index, pe, Some(value), None)
     }
 
     /// Keeps the bits of the element that `value` has, and answers what it was. `nvshmem_TYPE_atomic_fetch_and`, `…_and`
@@ -207,7 +208,7 @@ impl Context {
         value: D::Elem,
         pe: usize,
     ) -> Result<D::Elem> {
-        self.fetching(Operation::And, place, index, pe, Some(value), None)
+        self.fetching(AtomicOperation::And, place, index, pe, Some(value), None)
     }
 
     /// Sets the bits that `value` has, and answers what the element was. `nvshmem_TYPE_atomic_fetch_or`, `…_or`
@@ -218,7 +219,7 @@ impl Context {
         value: D::Elem,
         pe: usize,
     ) -> Result<D::Elem> {
-        self.fetching(Operation::Or, place, index, pe, Some(value), None)
+        self.fetching(AtomicOperation::Or, place, index, pe, Some(value), None)
     }
 
     /// Turns the bits that `value` has, and answers what the element was. `nvshmem_TYPE_atomic_fetch_xor`, `…_xor`
@@ -229,12 +230,12 @@ impl Context {
         value: D::Elem,
         pe: usize,
     ) -> Result<D::Elem> {
-        self.fetching(Operation::Xor, place, index, pe, Some(value), None)
+        self.fetching(AtomicOperation::Xor, place, index, pe, Some(value), None)
     }
 
     fn fetching<D: Shared<Elem: Atomic> + ?Sized>(
         &self,
-        operation: Operation,
+        operation: AtomicOperation,
         place: &D,
         index: usize,
         pe: usize,
@@ -251,7 +252,7 @@ impl Context {
     #[allow(clippy::too_many_arguments, reason = "one place for all of them")]
     fn launch<D: Shared<Elem: Atomic> + ?Sized>(
         &self,
-        operation: Operation,
+        operation: AtomicOperation,
         place: &D,
         index: usize,
         pe: usize,
@@ -298,7 +299,7 @@ impl Context {
         Ok(word)
     }
 
-    fn kernel(&self, operation: Operation, addition: &'static str) -> Result<CUfunction> {
+    fn kernel(&self, operation: AtomicOperation, addition: &'static str) -> Result<CUfunction> {
         let key = (self.device.context.cu_ctx() as usize, operation, addition);
         if let Some(Function(function)) = lock(&LOADED).get(&key) {
             return Ok(*function);
@@ -311,7 +312,7 @@ impl Context {
 }
 
 /// Loads a kernel, for good. The device is current.
-fn load(operation: Operation, addition: &'static str) -> Result<Function> {
+fn load(operation: AtomicOperation, addition: &'static str) -> Result<Function> {
     let text = |text: String| CString::new(text).expect("no NUL in it");
     let (image, name) = (text(operation.ptx(addition)), text(operation.name(addition)));
     let (mut module, mut function): (CUmodule, CUfunction) = (std::ptr::null_mut(), std::ptr::null_mut());

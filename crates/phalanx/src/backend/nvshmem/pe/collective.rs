@@ -1,7 +1,7 @@
 //! The collectives of a team, on a stream.
 
 use super::device::{copy, raw};
-use super::limits::{Asked, ROOM, Way};
+use super::limits::{ReductionMethod, ReductionQuery, TEAM_SCRATCH};
 use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
 use crate::buffer::stream::OnStream;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 const REDUCE: &str = "nvshmemx_TYPE_OP_reduce_on_stream";
 
-/// How the PEs' contributions are combined, in an order that is the library's. There is no average.
+/// How the PEs' elements are combined, in an order that the library chooses. There is no average.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TeamReduction {
@@ -53,7 +53,8 @@ impl TeamReduction {
         REDUCE_OPS[self as usize]
     }
 
-    /// Whether the library has it for a type: 8-bit floats are not reduced, and floats have no bitwise ones.
+    /// Whether the library supports it for a type: 8-bit floats are not reduced, and floats have no bitwise
+    /// operations.
     pub fn supports(self, dtype: DType) -> bool {
         let is_float = matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::Bf16);
         column(dtype).is_some() && !(is_float && self as usize >= TeamReduction::And as usize)
@@ -66,7 +67,7 @@ impl fmt::Display for TeamReduction {
     }
 }
 
-/// The place of a type in the table of functions.
+/// The column of a type in the table of functions.
 pub(crate) fn column(dtype: DType) -> Option<usize> {
     let name = match dtype {
         DType::F32 => "float",
@@ -86,11 +87,10 @@ pub(crate) fn column(dtype: DType) -> Option<usize> {
     REDUCE_TYPES.iter().position(|known| *known == name)
 }
 
-/// All of them are enqueued on a stream and take place when it gets there; [`Context::sync`](super::Context::sync) waits for
-/// a stream. Source and destination are symmetric memory, the same on all PEs of the team.
+/// All are enqueued on a stream and run when it gets there; [`Context::sync`](super::Context::sync) waits for a
+/// stream. Source and destination are symmetric memory, the same on all PEs of the team.
 impl Team<'_> {
-    /// Nobody's stream goes on before all have come here, and all that was put is where it belongs.
-    /// `nvshmemx_barrier_on_stream`
+    /// Makes each PE's stream wait for all PEs, and completes all puts. `nvshmemx_barrier_on_stream`
     ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.
@@ -103,8 +103,7 @@ impl Team<'_> {
         self.context.library.check(name, unsafe { barrier(self.handle, raw(stream)) })
     }
 
-    /// Nobody's stream goes on before all have come here; what was put may still be on its way.
-    /// `nvshmemx_team_sync_on_stream`
+    /// Makes each PE's stream wait for all PEs; puts may still be on their way. `nvshmemx_team_sync_on_stream`
     ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.
@@ -117,22 +116,24 @@ impl Team<'_> {
         self.context.library.check(name, unsafe { sync(self.handle, raw(stream)) })
     }
 
-    /// As [`barrier_on_stream`](Team::barrier_on_stream), and waits for it on the host, with the timeout. `nvshmem_barrier` waits
-    /// for ever.
+    /// As [`barrier_on_stream`](Team::barrier_on_stream), and waits for it on the host, with the timeout.
+    /// `nvshmem_barrier` has none.
     ///
-    /// It is enqueued on the context's [stream](super::Context::stream), and so waits for all that is there, whatever that is: a team is in one
-    /// operation at a time. What is on other streams it neither waits for nor completes, unless it is a `…_nbi` that was enqueued before. For
-    /// a barrier of the host beside other work, use [`barrier_on_stream`](Team::barrier_on_stream) with a stream that has none, and [`Context::sync`](super::Context::sync).
+    /// It is enqueued on the context's [stream](super::Context::stream), so it waits for all work there: a team is in
+    /// one operation at a time. It neither waits for nor completes work on other streams, except earlier `…_nbi`
+    /// operations. For a barrier beside other work, use [`barrier_on_stream`](Team::barrier_on_stream) with an idle
+    /// stream, and [`Context::sync`](super::Context::sync).
     ///
     /// # Errors
-    /// Those of [`Context::sync`](super::Context::sync): final, also if what does not end is other work on the context's stream.
+    /// Those of [`Context::sync`](super::Context::sync): final, also if other work on the context's stream does not
+    /// end.
     pub fn barrier(&self) -> Result<()> {
         self.barrier_on_stream(self.context.stream())?;
         self.context.sync(self.context.stream())
     }
 
-    /// As [`sync_on_stream`](Team::sync_on_stream), and waits for it on the host, with the timeout, behind what
-    /// [`barrier`](Team::barrier) waits for. `nvshmem_team_sync` waits for ever.
+    /// As [`sync_on_stream`](Team::sync_on_stream), and waits for it on the host, with the timeout; ordered as
+    /// [`barrier`](Team::barrier). `nvshmem_team_sync` has no timeout.
     ///
     /// # Errors
     /// As for [`barrier`](Team::barrier).
@@ -141,7 +142,7 @@ impl Team<'_> {
         self.context.sync(self.context.stream())
     }
 
-    /// `source` of the team's PE `root` comes into `dest` of all. `nvshmemx_broadcastmem_on_stream`
+    /// Copies `source` of the team's PE `root` into `dest` of all. `nvshmemx_broadcastmem_on_stream`
     ///
     /// # Errors
     /// [`UsageError`] if the lengths differ or there is no such PE.
@@ -170,11 +171,11 @@ impl Team<'_> {
         })
     }
 
-    /// `source` of every PE, in the order of their numbers in the team, comes into `dest` of all, which is that many times
-    /// as long. `nvshmemx_fcollectmem_on_stream`
+    /// Concatenates `source` of every PE, in the order of their numbers, into `dest` of all, which is as long as all
+    /// sources together. `nvshmemx_fcollectmem_on_stream`
     ///
     /// # Errors
-    /// [`UsageError::Length`] if it is not.
+    /// [`UsageError::Length`] if it has another length.
     pub fn fcollect<D, S>(&self, dest: &mut D, source: &S, stream: &Arc<CudaStream>) -> Result<()>
     where
         D: LocalMut + Shared<Elem = S::Elem> + ?Sized,
@@ -186,13 +187,13 @@ impl Team<'_> {
         self.check_parts("fcollect", "dest", dest.len(), source.len())?;
         let bytes = bytes_of(source);
         self.enqueue(dest, source, stream, |to, from, stream| {
-            // SAFETY: as above; room for that from every PE.
+            // SAFETY: as above; scratch for that from every PE.
             self.checked(name, unsafe { fcollect(self.handle, to, from, bytes, stream) })
         })
     }
 
-    /// The n-th part of every PE's `source` comes into `dest` of the team's PE n, in the order of their numbers.
-    /// `nvshmemx_alltoallmem_on_stream`
+    /// Sends the n-th part of every PE's `source` to the team's PE n, whose `dest` gets them in the order of the
+    /// senders. `nvshmemx_alltoallmem_on_stream`
     ///
     /// # Errors
     /// [`UsageError`] if the lengths differ, or the PEs cannot share them evenly.
@@ -220,10 +221,10 @@ impl Team<'_> {
         })
     }
 
-    /// All PEs' `source` combined, element by element, comes into `dest` of all. `nvshmemx_TYPE_OP_reduce_on_stream`
+    /// Combines `source` of all PEs, element by element, into `dest` of all. `nvshmemx_TYPE_OP_reduce_on_stream`
     ///
     /// # Errors
-    /// [`UsageError::Length`] if the lengths differ; [`Error::Unsupported`] for a type that the library does not reduce so.
+    /// [`UsageError::Length`] if the lengths differ; [`Error::Unsupported`] for a type without such a reduction.
     pub fn reduce<D, S>(
         &self,
         dest: &mut D,
@@ -247,8 +248,9 @@ impl Team<'_> {
         })
     }
 
-    /// As [`reduce`](Team::reduce), of one buffer. Among three PEs or more, what neither NCCL nor the switch reduces is made of
-    /// pieces of 64 KiB, since the library's own kernels are wrong in place: another buffer is faster.
+    /// As [`reduce`](Team::reduce), in place. With three or more PEs, reductions that neither NCCL nor the switch
+    /// does are made of pieces of 64 KiB, since the library's own kernels are wrong in place: a separate buffer is
+    /// faster.
     pub fn reduce_in_place<D>(
         &self,
         buffer: &mut D,
@@ -268,27 +270,28 @@ impl Team<'_> {
         let lane = OnStream::new(stream);
         let lent = buffer.lend_mut(&lane)?;
         let start: *mut u8 = lent.span().start;
-        if self.n_pes() <= 2 || self.way_of::<D::Elem>(op, false) == Way::Directly {
+        if self.n_pes() <= 2 || self.method_of::<D::Elem>(op, false) == ReductionMethod::Direct {
             let start = start.cast();
             // SAFETY: as above; the library allows source and destination to be the same.
             return self.checked(REDUCE, unsafe { reduce(self.handle, start, start, count, raw(stream)) });
         }
-        let (room, size) = (self.context.limits.room(self.handle)?, size_of::<D::Elem>());
-        for begin in (0..count).step_by(ROOM / size) {
-            let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(ROOM / size));
-            // SAFETY: within the buffer, and the team's room, whose last use was on this stream: a team has one operation at
+        let (scratch, size) = (self.context.limits.scratch(self.handle)?, size_of::<D::Elem>());
+        for begin in (0..count).step_by(TEAM_SCRATCH / size) {
+            let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(TEAM_SCRATCH / size));
+            // SAFETY: within the buffer, and the team's scratch, whose last use was on this stream: a team has one operation at
             // a time.
-            unsafe { copy(room as *mut u8, part, len * size, RawStream(raw(stream))) }?;
-            // A peer may read this PE's room, and write to its buffer, as soon as it is there itself.
+            unsafe { copy(scratch as *mut u8, part, len * size, RawStream(raw(stream))) }?;
+            // A peer may read this PE's scratch, and write to its buffer, as soon as it is there itself.
             self.sync_on_stream(stream)?;
             // SAFETY: as above; so many elements.
-            let code = unsafe { reduce(self.handle, part.cast(), room as *const c_void, len, raw(stream)) };
+            let code =
+                unsafe { reduce(self.handle, part.cast(), scratch as *const c_void, len, raw(stream)) };
             self.checked(REDUCE, code)?;
         }
         Ok(())
     }
 
-    /// All PEs' `source` combined, of which the team's PE n gets the n-th part into its `dest`.
+    /// Combines `source` of all PEs; the team's PE n gets the n-th part into its `dest`.
     /// `nvshmemx_TYPE_OP_reducescatter_on_stream`
     ///
     /// # Errors
@@ -311,26 +314,26 @@ impl Team<'_> {
         self.check_parts("reduce_scatter", "source", source.len(), dest.len())?;
         let (name, count) = ("nvshmemx_TYPE_OP_reducescatter_on_stream", dest.len());
         let (pes, size) = (self.n_pes(), size_of::<S::Elem>());
-        // What fits into the room fits into the library's own.
-        let (most, on) = ((ROOM / pes / size).max(1), &**stream);
+        // What fits into the scratch fits into the library's own.
+        let (most, on) = ((TEAM_SCRATCH / pes / size).max(1), &**stream);
         self.enqueue(dest, source, stream, |to, from, stream| {
-            match self.way_of::<S::Elem>(op, true) {
-                Way::InPieces if count > most => {}
-                Way::NotAtAll => return Err(self.not_scattered::<S::Elem>(op)),
+            match self.method_of::<S::Elem>(op, true) {
+                ReductionMethod::InPieces if count > most => {}
+                ReductionMethod::Unsupported => return Err(self.not_scattered::<S::Elem>(op)),
                 _ => {
                     // SAFETY: as above; so many elements from every PE's part.
                     return self.checked(name, unsafe { reduce(self.handle, to, from, count, stream) });
                 }
             }
-            let room = self.context.limits.room(self.handle)?;
+            let scratch = self.context.limits.scratch(self.handle)?;
             for begin in (0..count).step_by(most) {
                 let len = (count - begin).min(most);
                 for pe in 0..pes {
                     let part = from.cast::<u8>().wrapping_add((pe * count + begin) * size);
-                    // SAFETY: within the source, and the team's room, whose last use was on this stream.
+                    // SAFETY: within the source, and the team's scratch, whose last use was on this stream.
                     unsafe {
                         copy(
-                            (room as *mut u8).wrapping_add(pe * len * size),
+                            (scratch as *mut u8).wrapping_add(pe * len * size),
                             part,
                             len * size,
                             RawStream(stream),
@@ -341,17 +344,17 @@ impl Team<'_> {
                 self.sync_on_stream(on)?;
                 let to = to.wrapping_byte_add(begin * size);
                 // SAFETY: as above; so many elements from every PE's part, of the destination's.
-                let code = unsafe { reduce(self.handle, to, room as *const c_void, len, stream) };
+                let code = unsafe { reduce(self.handle, to, scratch as *const c_void, len, stream) };
                 self.checked(name, code)?;
             }
             Ok(())
         })
     }
 
-    /// How a reduction is done. See `limits.rs`.
-    fn way_of<T: Element>(&self, op: TeamReduction, scatters: bool) -> Way {
+    /// The method for a reduction. See `limits.rs`.
+    fn method_of<T: Element>(&self, op: TeamReduction, scatters: bool) -> ReductionMethod {
         let (team, pes, dtype) = (self.handle, self.n_pes(), T::DTYPE);
-        self.context.limits.way(self.context.library, Asked { team, pes, dtype, op, scatters })
+        self.context.limits.method(self.context.library, ReductionQuery { team, pes, dtype, op, scatters })
     }
 
     #[cold]

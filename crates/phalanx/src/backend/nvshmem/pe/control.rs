@@ -1,8 +1,8 @@
-//! What the PEs tell each other beside the library: who is there, and whether they call the same.
+//! Channels beside the library: PEs compare their collective calls, and find missing peers.
 //!
-//! NVSHMEM's collective functions wait for ever for a PE that is missing, and corrupt the heap if the PEs pass different
-//! arguments. So where the PEs met through a `Comm`, they meet on a communicator of their own before each of
-//! them, and a wait for the library looks at the peers meanwhile.
+//! NVSHMEM's collective functions wait without limit for a missing PE, and corrupt the heap if the PEs pass different
+//! arguments. So PEs that were made from a `Comm` compare each call on a channel of their own before they make it,
+//! and check the peers while they wait for the library.
 
 use crate::contract::{Backend, Blocks, Call, Departure, Operation};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
@@ -13,25 +13,25 @@ use crate::watch::Recorder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits of the control_channel are limited by those who wait.
+/// Waits on the control channel have no limit of their own: the waiting call has one.
 const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// One PE's end of it.
-pub(crate) struct Control {
+/// One PE's end of the channels.
+pub(crate) struct PeControl {
     backend: Arc<dyn Backend>,
     recorder: Arc<Recorder>,
-    /// Notices who is gone, where the backend has a channel of the host.
+    /// Finds dead and missing peers, where the backend has a host channel.
     control_channel: Option<ControlChannel>,
 }
 
-/// A collective call of the library, as it is compared.
+/// A collective call of the library, as compared between PEs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct CollectiveCall {
     function: u64,
     arguments: [u64; 3],
 }
 
-/// The functions that are compared, by number.
+/// The compared functions, by number.
 const FUNCTIONS: [&str; 8] = [
     "nvshmem_malloc",
     "nvshmem_align",
@@ -43,10 +43,10 @@ const FUNCTIONS: [&str; 8] = [
     "nvshmemx_hostlib_finalize",
 ];
 
-impl Step {
-    pub fn new(function: &'static str, arguments: [u64; 3]) -> Step {
+impl CollectiveCall {
+    pub fn new(function: &'static str, arguments: [u64; 3]) -> CollectiveCall {
         let number = FUNCTIONS.iter().position(|name| *name == function);
-        Step { function: number.expect("in the list") as u64, arguments }
+        CollectiveCall { function: number.expect("in the list") as u64, arguments }
     }
 
     /// The C function.
@@ -60,22 +60,26 @@ impl Step {
     }
 }
 
-impl Control {
-    /// Over two channels in host memory: one on which the PEs meet, and one that tells who is gone.
-    pub fn over(meetings: Box<dyn HostChannel>, watched: Box<dyn HostChannel>, name: String) -> Control {
-        let meetings: Arc<dyn HostChannel> = meetings.into();
-        let control_channel = ControlChannel::new(watched, meetings.clone());
+impl PeControl {
+    /// Over two host channels: `host_channel` for comparing calls, `watch_channel` for finding missing peers.
+    pub fn over(
+        host_channel: Box<dyn HostChannel>,
+        watch_channel: Box<dyn HostChannel>,
+        name: String,
+    ) -> PeControl {
+        let host_channel: Arc<dyn HostChannel> = host_channel.into();
+        let control_channel = ControlChannel::new(watch_channel, host_channel.clone());
         control_channel.set_timeout(NO_LIMIT);
-        Control {
-            recorder: Control::recorder(&*meetings, name),
-            backend: meetings,
+        PeControl {
+            recorder: PeControl::recorder(&*host_channel, name),
+            backend: host_channel,
             control_channel: Some(control_channel),
         }
     }
 
-    /// Over a backend whose ranks share no host memory.
-    pub fn without_watch(backend: Arc<dyn Backend>, name: String) -> Control {
-        Control { recorder: Control::recorder(&*backend, name), backend, control_channel: None }
+    /// Over a backend whose ranks share no host channel: missing peers are found by the timeout.
+    pub fn without_watch(backend: Arc<dyn Backend>, name: String) -> PeControl {
+        PeControl { recorder: PeControl::recorder(&*backend, name), backend, control_channel: None }
     }
 
     fn recorder(backend: &dyn Backend, name: String) -> Arc<Recorder> {
@@ -110,14 +114,14 @@ impl Control {
         self.recorder.end(record, unsafe { self.backend.collective(&call) })
     }
 
-    /// Waits until all PEs have come to the same call.
-    pub(crate) fn meet(&self, number: u64, step: &Step) -> Result<()> {
+    /// Waits until all PEs make the same call; an error if the calls differ.
+    pub(crate) fn meet(&self, number: u64, step: &CollectiveCall) -> Result<()> {
         let own = [number, step.function, step.arguments[0], step.arguments[1], step.arguments[2]];
         let mut all = vec![0u64; own.len() * self.world_size()];
         self.all_gather(&own, &mut all)?;
         let read = |pe: usize| {
             let words = &all[pe * own.len()..];
-            (words[0], Step { function: words[1], arguments: [words[2], words[3], words[4]] })
+            (words[0], CollectiveCall { function: words[1], arguments: [words[2], words[3], words[4]] })
         };
         match (1..self.world_size()).find(|pe| read(*pe) != read(0)) {
             None => Ok(()),
@@ -132,7 +136,7 @@ impl Control {
         }
     }
 
-    /// Whether all PEs could do something; an error that names the first that could not.
+    /// Whether a step succeeded on all PEs; the error names the first that failed.
     pub fn agree(&self, could: bool, what: &str) -> Result<()> {
         let mut all = vec![0u8; self.world_size()];
         self.all_gather(&[u8::from(could)], &mut all)?;
@@ -146,7 +150,7 @@ impl Control {
         }
     }
 
-    /// Gives bytes and gets everybody's, in PE order.
+    /// Gathers bytes of any length from all PEs, in their order.
     pub fn tell_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut lens = vec![0u64; self.world_size()];
         self.all_gather(&[own.len() as u64], &mut lens)?;
@@ -162,12 +166,12 @@ impl Control {
     /// An error if a peer is gone while this PE waits.
     pub fn look(&self, since: Instant) -> Result<()> {
         let Some(control_channel) = &self.control_channel else { return Ok(()) };
-        // No number: what PEs do on their streams needs no counterpart.
+        // No number: work on streams has no counterpart on other PEs.
         control_channel.look(&AnnouncedCall::call(0, &Call::empty(Operation::Init)), since)
     }
 }
 
-impl Drop for Control {
+impl Drop for PeControl {
     fn drop(&mut self) {
         let departure = if std::thread::panicking() { Departure::Panicked } else { Departure::Left };
         match &self.control_channel {

@@ -1,4 +1,4 @@
-//! This PE's GPU.
+//! The GPU of this PE.
 
 use crate::gpu::cuda::driver;
 use crate::os::sync::lock;
@@ -11,15 +11,16 @@ use std::sync::{Arc, Mutex};
 
 /// A GPU and its primary context, which NVSHMEM works in.
 #[derive(Debug, Clone)]
-pub(crate) struct Device {
+pub(crate) struct PeDevice {
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
-    /// Where what the host waits for runs: nothing on it waits for other PEs, or for other work than that of its buffers.
+    /// The stream of blocking operations: nothing on it waits for other PEs, or for other work than that of its
+    /// buffers.
     pub host_stream: Arc<CudaStream>,
     word: Word,
 }
 
-/// A word of page-locked memory, for what the GPU answers. It is never freed: the GPU may be late.
+/// A word of page-locked memory for values from the GPU. It is never freed: the GPU may write late.
 #[derive(Debug, Clone, Copy)]
 struct Word(*mut u64);
 
@@ -40,12 +41,12 @@ impl Word {
     }
 }
 
-impl Device {
-    /// The GPU with this number. NVSHMEM ends the process if it has to find out itself that there is none.
+impl PeDevice {
+    /// Opens a GPU by number. NVSHMEM ends the process if it finds that there is none.
     ///
-    /// Opened once for the process and never closed: that would wait for what may never end on it.
-    pub fn open(ordinal: usize) -> Result<Device> {
-        static OPENED: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
+    /// Opened once for the process and never closed: closing waits for work that may never end.
+    pub fn open(ordinal: usize) -> Result<PeDevice> {
+        static OPENED: Mutex<BTreeMap<usize, PeDevice>> = Mutex::new(BTreeMap::new());
         driver()?;
         let count = CudaContext::device_count()? as usize;
         if ordinal >= count {
@@ -60,11 +61,11 @@ impl Device {
             return Ok(device.clone());
         }
         let context = CudaContext::new(ordinal)?;
-        // Not the default stream: that one waits for all others of the process.
+        // Not the default stream, which waits for all others of the process.
         let (stream, host_stream) = (context.new_stream()?, context.new_stream()?);
-        // Now, since the driver may wait for all work of the GPU before it gives such memory.
+        // Allocated now, since later the driver may wait for all work of the GPU.
         let word = Word::new()?;
-        let device = Device { context, stream, host_stream, word };
+        let device = PeDevice { context, stream, host_stream, word };
         opened.insert(ordinal, device.clone());
         Ok(device)
     }
@@ -91,7 +92,7 @@ impl Device {
         .into()
     }
 
-    /// Bytes that the GPU could give out. The device is current.
+    /// Free bytes of the GPU. The device is current.
     pub fn free_memory(&self) -> Result<usize> {
         let (mut free, mut all) = (0, 0);
         // SAFETY: out-pointers on the stack.
@@ -117,7 +118,7 @@ impl Device {
     }
 }
 
-/// The error for an answer of the driver.
+/// The error for a result of the driver.
 #[cold]
 pub(crate) fn failed(function: &'static str, result: CUresult, fatal: bool) -> Error {
     let error = DriverError(result);
@@ -135,7 +136,7 @@ pub(crate) fn failed(function: &'static str, result: CUresult, fatal: bool) -> E
     .into()
 }
 
-/// Copies, behind the stream's work, wherever the two are; host memory is page-locked. The device is current.
+/// Copies behind the stream's work, between any memories; host memory is page-locked. The device is current.
 ///
 /// # Safety
 /// Both are valid for so many bytes until the stream's work is complete, and do not overlap.

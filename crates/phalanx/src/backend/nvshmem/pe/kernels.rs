@@ -20,25 +20,25 @@ impl Context {
         Module::load_with(self.cuda_context(), image, |library| Ok(Box::new(self.register_kernels(library)?)))
     }
 
-    fn register_kernels(&self, kernels: CUlibrary) -> Result<Registration<'_>> {
+    fn register_kernels(&self, kernels: CUlibrary) -> Result<KernelRegistration<'_>> {
         let library = self.library;
         let name = "nvshmemx_culibrary_init";
         let init = library.need(library.nvshmemx_culibrary_init, name)?;
         library.need(library.nvshmemx_culibrary_finalize, "nvshmemx_culibrary_finalize")?;
         // SAFETY: initialised; a library of the driver that is loaded, on the device that is current.
         library.check(name, unsafe { init(kernels.cast()) })?;
-        Ok(Registration { context: self, kernels })
+        Ok(KernelRegistration { context: self, kernels })
     }
 }
 
 /// Device code that has the state of a context, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Registration<'c> {
+pub(crate) struct KernelRegistration<'c> {
     context: &'c Context,
     kernels: CUlibrary,
 }
 
-impl Drop for Registration<'_> {
+impl Drop for KernelRegistration<'_> {
     fn drop(&mut self) {
         let library = self.context.library;
         // After a failure the library is not called any more.

@@ -1,4 +1,4 @@
-//! The loaded library, its answers as errors, and calls that are given a time limit.
+//! The loaded library, its error codes, and calls with a time limit.
 
 use crate::gpu::copies::Copies;
 use crate::os::sync::lock;
@@ -10,16 +10,16 @@ use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How often a wait for the library looks at the peers.
+/// Interval at which a wait for the library checks the peers.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// The loaded NVSHMEM.
 #[derive(Debug)]
-pub(crate) struct Library {
+pub(crate) struct NvshmemLibrary {
     api: Api,
 }
 
-impl std::ops::Deref for Library {
+impl std::ops::Deref for NvshmemLibrary {
     type Target = Api;
 
     fn deref(&self) -> &Api {
@@ -28,8 +28,8 @@ impl std::ops::Deref for Library {
 }
 
 /// Loads NVSHMEM, once for the process; a failure is not remembered.
-pub(crate) fn load() -> Result<&'static Library> {
-    static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
+pub(crate) fn load() -> Result<&'static NvshmemLibrary> {
+    static LOADED: Mutex<Option<&'static NvshmemLibrary>> = Mutex::new(None);
     static COPIES: Copies = Copies::new();
     let mut loaded = lock(&LOADED);
     if let Some(library) = *loaded {
@@ -44,7 +44,7 @@ pub(crate) fn load() -> Result<&'static Library> {
         "NVSHMEM"
     );
     COPIES.look(&NVSHMEM, api.path());
-    let library: &'static Library = Box::leak(Box::new(Library { api }));
+    let library: &'static NvshmemLibrary = Box::leak(Box::new(NvshmemLibrary { api }));
     *loaded = Some(library);
     Ok(library)
 }
@@ -76,14 +76,14 @@ pub fn path() -> Result<&'static Path> {
     Ok(load()?.path())
 }
 
-impl Library {
-    /// A function that must be there.
+impl NvshmemLibrary {
+    /// A function, or the error that it is missing.
     #[inline]
     pub fn need<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
         function.ok_or_else(|| self.api.lacks(name).into())
     }
 
-    /// The error for an answer, with what is known about it besides.
+    /// An error of the library, with a text.
     #[cold]
     pub fn error(&self, function: &'static str, code: c_int, text: impl Into<String>) -> LibraryError {
         LibraryError {
@@ -118,8 +118,8 @@ pub(crate) fn status_text(code: c_int) -> &'static str {
     }
 }
 
-/// Runs a call of the library in a thread of its own and waits for it; meanwhile looks at the peers again and again.
-/// `None` if it has not come back in time: it is then left alone for ever, since nothing can end it.
+/// Runs a call of the library in a thread of its own, waits for it, and checks the peers meanwhile. `None` if it does
+/// not return in time: the thread is then left running, since nothing can end it.
 pub(crate) fn within<R: Send + 'static>(
     function: &'static str,
     limit: Duration,
@@ -128,7 +128,7 @@ pub(crate) fn within<R: Send + 'static>(
 ) -> Result<Option<R>> {
     let (sender, receiver) = channel();
     let thread = std::thread::Builder::new().name("phalanx-nvshmem".into()).spawn(move || {
-        // Nobody listens any more if the limit has passed.
+        // There is no receiver after the limit.
         let _ = sender.send(call());
     });
     thread.map_err(|error| {

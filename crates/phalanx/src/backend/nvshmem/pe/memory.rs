@@ -1,38 +1,33 @@
 //! Symmetric memory: allocated by all PEs together, so that each can name the others' part by its own.
 
 use super::context::Context;
-use super::control::Step;
-use super::device::failed;
 use super::signal::Signal;
 use super::views::Peer;
 use crate::buffer::stream::{Loan, Stream};
 use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UsageError};
-use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
+use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ops::{Bound, RangeBounds, RangeInclusive};
-
-/// From that of a pointer, which the library asks for, to the largest step of its heap.
-const ALIGNMENTS: RangeInclusive<usize> = size_of::<*const ()>()..=2 << 30;
+use std::ops::{Bound, RangeBounds};
 
 mod sealed {
     pub trait Sealed {}
 }
 
-/// Memory of this PE that the library can read: [`Symmetric`] memory, slices of it, and [`Registered`](super::Registered)
-/// buffers.
+/// Memory of this PE that the library can read: [`Symmetric`] memory, its slices, and
+/// [`Registered`](super::Registered) buffers.
 pub trait Local: Source + sealed::Sealed {}
 
 /// Memory of this PE that the library can write.
 pub trait LocalMut: Local + Target {}
 
-/// Symmetric memory, as the name of the same place on every PE: [`Symmetric`] and its slices.
+/// Symmetric memory, as the address of the same place on every PE: [`Symmetric`] and its slices.
 pub trait Shared: Local {
-    /// Where it is on this PE: the library finds a peer's by it.
+    /// The address on this PE, by which the library finds a peer's.
     #[doc(hidden)]
     fn place(&self) -> CUdeviceptr;
 }
@@ -40,8 +35,8 @@ pub trait Shared: Local {
 /// `len` elements of symmetric memory on every PE, of the GPU.
 ///
 /// This PE's own part is a buffer for cudarc's copies and kernels ([`view`](Symmetric::view),
-/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to it at any
-/// time; what orders their writes with this PE's reads are signals and barriers.
+/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to it at
+/// any time; signals and barriers order their writes with this PE's reads.
 ///
 /// [`free`](Symmetric::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
 /// [`Context::finalize`], with a line in the log.
@@ -52,150 +47,15 @@ pub struct Symmetric<'c, T: Element> {
     start: CUdeviceptr,
     /// Its number among the context's allocations, the same on all PEs.
     number: u64,
-    origin: Origin,
+    origin: MemoryOrigin,
 }
 
-/// Where symmetric memory comes from.
+/// The origin of symmetric memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum MemoryOrigin {
     Heap,
-    /// Mapped from memory of the caller's; so many bytes.
+    /// A mapping of the user's memory, of so many bytes.
     Registered(usize),
-}
-
-impl Context {
-    /// `len` elements on every PE, zero. Collective, with the same length and type on all PEs. `nvshmem_malloc`
-    /// (`nvshmem_calloc` ends the process where there is not enough memory)
-    ///
-    /// Waits for whatever the GPU still does, as [`free`](Symmetric::free) does: the library has a barrier of all PEs in it, beside which
-    /// another operation of theirs would go wrong.
-    ///
-    /// The heap grows as needed, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB); where the GPU has no virtual memory management,
-    /// `NVSHMEM_SYMMETRIC_SIZE` is its size, chosen before initialisation.
-    ///
-    /// # Errors
-    /// [`Error::Library`] on a PE that has not enough memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`] if the PEs ask for different
-    /// sizes (where they met through a `Comm`); [`UsageError::Overflow`] for more than `isize::MAX` bytes; those of
-    /// [`sync`](Context::sync).
-    pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
-        let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
-        Ok(Symmetric::new(self, start, len, Origin::Heap))
-    }
-
-    /// As [`alloc`](Context::alloc), with contents that are not specified: faster for what is written first anyway.
-    /// `nvshmem_malloc`
-    pub fn alloc_uninit<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
-        let start = self.reserve(byte_count::<T>("alloc_uninit", len)?)?;
-        Ok(Symmetric::new(self, start, len, Origin::Heap))
-    }
-
-    /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes. `nvshmem_align`
-    ///
-    /// # Errors
-    /// Also [`UsageError::Setting`] for an alignment that is no power of two, less than 8 or more than 2 GiB.
-    pub fn alloc_aligned<T: Element>(&self, len: usize, alignment: usize) -> Result<Symmetric<'_, T>> {
-        if !alignment.is_power_of_two() || !ALIGNMENTS.contains(&alignment) {
-            return Err(UsageError::Setting {
-                name: "alloc_aligned: alignment".into(),
-                value: alignment.to_string(),
-                expected: format!("a power of two from {} to {}", ALIGNMENTS.start(), ALIGNMENTS.end()),
-            }
-            .into());
-        }
-        let bytes = byte_count::<T>("alloc_aligned", len)?;
-        let name = "nvshmem_align";
-        let align = self.library.need(self.library.nvshmem_align, name)?;
-        let step = Step::new(name, [alignment as u64, bytes as u64, 0]);
-        // SAFETY: initialised; all PEs have met here with the same size; the library accepts the alignment.
-        let start = self.obtain(step, bytes, alignment, move || unsafe { align(alignment, bytes) })?;
-        Ok(Symmetric::new(self, start, len, Origin::Heap))
-    }
-
-    /// `bytes` of symmetric memory, whose contents are not specified. Collective. `nvshmem_malloc`
-    pub(crate) fn reserve(&self, bytes: usize) -> Result<CUdeviceptr> {
-        self.malloc(bytes, false)
-    }
-
-    /// Whether zeroes will follow is compared as well.
-    fn malloc(&self, bytes: usize, zeroed: bool) -> Result<CUdeviceptr> {
-        let name = "nvshmem_malloc";
-        let malloc = self.library.need(self.library.nvshmem_malloc, name)?;
-        let step = Step::new(name, [bytes as u64, zeroed.into(), 0]);
-        // SAFETY: initialised; all PEs have met here with the same size.
-        self.obtain(step, bytes, 0, move || unsafe { malloc(bytes) })
-    }
-
-    /// The same by zeroes. Not `nvshmem_calloc`, which ends the process where a heap of fixed size is full, and lets another grow by
-    /// the size of one element only.
-    pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
-        let start = self.malloc(bytes, true)?;
-        if bytes == 0 {
-            return Ok(start);
-        }
-        let stream = self.host_stream();
-        self.enter()?;
-        // SAFETY: new memory of so many bytes, which nobody uses yet; a stream of the device, which is current.
-        match unsafe { sys::cuMemsetD8Async(start, 0, bytes, stream.cu_stream()) } {
-            CUresult::CUDA_SUCCESS => self.sync(stream)?,
-            error => return Err(self.fail(failed("cuMemsetD8Async", error, true))),
-        }
-        // Nobody puts to what is still being cleared.
-        match &self.control {
-            Some(control) => {
-                control.agree(true, "clear symmetric memory").map_err(|error| self.fail(error))?;
-            }
-            None => {
-                self.world().barrier_on_stream(stream)?;
-                self.sync(stream)?;
-            }
-        }
-        Ok(start)
-    }
-
-    /// Gives back what was reserved. Collective, behind whatever the GPU still does. `nvshmem_free`
-    pub(crate) fn give_back(&self, start: CUdeviceptr, number: u64) -> Result<()> {
-        self.release(start, number, Origin::Heap)
-    }
-
-    /// `call` is given up to the library's thread, and answers the address.
-    fn obtain(
-        &self,
-        step: Step,
-        bytes: usize,
-        alignment: usize,
-        call: impl FnOnce() -> *mut c_void + Send + 'static,
-    ) -> Result<CUdeviceptr> {
-        let function = step.function();
-        // The library has a barrier of all PEs in it, whose operations on streams, and kernels, it would run beside.
-        self.drain()?;
-        self.meet(&step)?;
-        self.enter()?;
-        let room = if bytes == 0 { 0 } else { bytes.saturating_add(alignment) };
-        self.together(self.check_room(room), "give more memory to the heap")?;
-        let start = self.bounded(step.describe(), move || call() as CUdeviceptr)?;
-        let got = if start != 0 || bytes == 0 { Ok(()) } else { Err(self.no_memory(function, bytes)) };
-        // What was allocated here and not elsewhere cannot be freed together: it stays until the end.
-        self.together(got, "allocate symmetric memory")?;
-        if bytes > 0 {
-            self.heap.borrow_mut().insert(start, bytes as u64);
-            self.has_dynamic_heap()?;
-        }
-        Ok(start)
-    }
-
-    #[cold]
-    fn no_memory(&self, function: &'static str, bytes: usize) -> Error {
-        let text = format!(
-            "no {bytes} bytes of symmetric memory are left; NVSHMEM_SYMMETRIC_SIZE (or, with virtual memory management, \
-             NVSHMEM_MAX_MEMORY_PER_GPU) is the limit"
-        );
-        let error = self.library.error(function, 0, text);
-        // A heap that could not grow was unmapped.
-        match self.has_dynamic_heap() {
-            Ok(false) => error.into(),
-            _ => self.fail(error.fatal()),
-        }
-    }
 }
 
 impl<'c, T: Element> Symmetric<'c, T> {
@@ -203,7 +63,7 @@ impl<'c, T: Element> Symmetric<'c, T> {
         context: &'c Context,
         start: CUdeviceptr,
         len: usize,
-        origin: Origin,
+        origin: MemoryOrigin,
     ) -> Symmetric<'c, T> {
         // SAFETY: memory of `len` elements on the stream's device. Every bit pattern is an element.
         let slice = ManuallyDrop::new(unsafe { context.stream().upgrade_device_ptr::<T>(start, len) });
@@ -262,8 +122,8 @@ impl<'c, T: Element> Symmetric<'c, T> {
         Ok(start.map(|start| Peer::new(start, self.len())))
     }
 
-    /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs: the
-    /// library waits for all of them, and for what they put here, before it frees. `nvshmem_free`
+    /// Waits for all work of the GPU, then frees the memory. Collective, in the same order on all PEs: before it
+    /// frees, the library waits for all PEs and for their puts to this memory. `nvshmem_free`
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the memory is then leaked.
@@ -290,32 +150,6 @@ impl Context {
         // SAFETY: initialised; a symmetric address and a PE that exists.
         let found = unsafe { find(start as *const c_void, pe) } as CUdeviceptr;
         Ok((found != 0).then_some(found))
-    }
-
-    fn release(&self, start: CUdeviceptr, number: u64, origin: Origin) -> Result<()> {
-        self.drain()?;
-        match origin {
-            Origin::Heap => {
-                self.heap.borrow_mut().remove(&start);
-                let name = "nvshmem_free";
-                let free = self.library.need(self.library.nvshmem_free, name)?;
-                // SAFETY: allocated by the library and freed once; the GPU is done with it, and the library waits for the
-                // other PEs.
-                self.collectively(Step::new(name, [number, 0, 0]), move || unsafe {
-                    free(start as *mut c_void)
-                })
-            }
-            Origin::Registered(bytes) => {
-                let name = "nvshmemx_buffer_unregister_symmetric";
-                let unregister =
-                    self.library.need(self.library.nvshmemx_buffer_unregister_symmetric, name)?;
-                let step = Step::new(name, [number, bytes as u64, 0]);
-                // SAFETY: registered by the library with so many bytes, and unregistered once; as above.
-                let code =
-                    self.collectively(step, move || unsafe { unregister(start as *mut c_void, bytes) })?;
-                self.library.check(name, code)
-            }
-        }
     }
 }
 
@@ -467,7 +301,7 @@ pub(crate) fn check_index(operation: &'static str, len: usize, index: usize) -> 
     }
 }
 
-/// The error for a buffer that has too few, or other than needed, elements.
+/// The error for a buffer of the wrong length.
 #[cold]
 pub(crate) fn too_short(
     operation: &'static str,

@@ -1,10 +1,10 @@
-//! Memory that the library did not allocate: registered for this PE alone, or as symmetric memory.
+//! Memory of the user's: registered for this PE alone, or as symmetric memory.
 
 use super::context::Context;
-use super::control::Step;
+use super::control::CollectiveCall;
 use super::device::failed;
-use super::growth::{origin, step};
-use super::memory::{Local, LocalMut, Origin, Symmetric, byte_count};
+use super::heap::{origin, step};
+use super::memory::{Local, LocalMut, MemoryOrigin, Symmetric, byte_count};
 use crate::buffer::stream::{Loan, Stream};
 use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
@@ -15,10 +15,11 @@ use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-/// A slice of cudarc's that the library can read and write on this PE: source of puts, destination of gets.
+/// A registered slice of cudarc's, which the library can read and write on this PE: a source of puts, a destination
+/// of gets.
 ///
-/// Dropping it waits for what is under way with it and gives the registration back;
-/// [`into_inner`](Registered::into_inner) also gives the slice back.
+/// Dropping it waits for operations on it and unregisters the slice; [`into_inner`](Registered::into_inner) also
+/// returns the slice.
 pub struct Registered<'c, T: Element> {
     context: &'c Context,
     slice: ManuallyDrop<CudaSlice<T>>,
@@ -26,7 +27,7 @@ pub struct Registered<'c, T: Element> {
 }
 
 impl Context {
-    /// Registers GPU memory of this PE's. Not collective. `nvshmemx_buffer_register`
+    /// Registers GPU memory of this PE. Not collective. `nvshmemx_buffer_register`
     ///
     /// # Errors
     /// [`Error::Library`] if the library refuses it (empty, or overlapping with another registration).
@@ -42,13 +43,13 @@ impl Context {
         Ok(Registered { context: self, slice: ManuallyDrop::new(slice), start })
     }
 
-    /// Makes memory that was allocated elsewhere symmetric. Collective, with the same length on all PEs; the result is a
-    /// second mapping of the same memory, whose address is the one to use. Waits for whatever the GPU still does.
+    /// Makes memory that was allocated elsewhere symmetric. Collective, with the same length on all PEs. The result
+    /// is a second mapping of the same memory: use its address. Waits for all work of the GPU.
     /// `nvshmemx_buffer_register_symmetric`
     ///
-    /// The memory has to come from `cuMemCreate`, on this PE's GPU, be exportable in the way that the library's heap is, and be
-    /// registered as a whole, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB, unless it says otherwise). A library that finds
-    /// otherwise takes its whole heap down, so this is looked at first.
+    /// The memory has to come from `cuMemCreate` on this PE's GPU, have the heap's export handles, and be registered
+    /// as a whole, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB by default). The library unmaps its whole heap on
+    /// other memory, so this is checked first.
     ///
     /// # Errors
     /// [`Error::Unsupported`] on every PE if one PE's memory is of another kind.
@@ -75,7 +76,7 @@ impl Context {
         } else {
             fit?;
         }
-        let step = Step::new(name, [bytes as u64, 0, 0]);
+        let step = CollectiveCall::new(name, [bytes as u64, 0, 0]);
         // SAFETY: initialised; all PEs have met here with the same size; the memory is of the kind that can be mapped.
         let call = move || unsafe { register(start as *mut c_void, bytes, 0) } as CUdeviceptr;
         let mapped = self.collectively(step, call)?;
@@ -84,7 +85,7 @@ impl Context {
             let text = "the memory could not be mapped; NVSHMEM_DEBUG=WARN tells more";
             return Err(self.fail(self.library.error(name, 0, text).fatal()));
         }
-        Ok(Symmetric::new(self, mapped, len, Origin::Registered(bytes)))
+        Ok(Symmetric::new(self, mapped, len, MemoryOrigin::Registered(bytes)))
     }
 
     /// Some address of the heap. Collective where there is none: a single PE's.
@@ -93,7 +94,7 @@ impl Context {
         known.map_or_else(|| self.reserve(1), Ok)
     }
 
-    /// Whether memory can be mapped a second time.
+    /// Checks that memory can be mapped a second time.
     fn check_mappable(&self, start: CUdeviceptr, bytes: usize) -> Result<()> {
         let unfit = |why: String| {
             Error::from(UnsupportedError {
@@ -139,7 +140,7 @@ impl<T: Element> Registered<'_, T> {
 
     /// For cudarc's copies and kernels.
     ///
-    /// The slice itself stays here: whoever took it out could free it while the library writes to it.
+    /// The slice itself is not given out: a caller could free it while the library writes to it.
     /// ```compile_fail,E0308
     /// # use phalanx::cudarc::driver::CudaSlice;
     /// # fn f(buffer: &mut phalanx::nvshmem::Registered<'_, f32>, other: CudaSlice<f32>) -> CudaSlice<f32> {
@@ -150,7 +151,7 @@ impl<T: Element> Registered<'_, T> {
         self.slice.as_view_mut()
     }
 
-    /// Waits for what is under way with it, and gives the registration back. `nvshmemx_buffer_unregister`
+    /// Waits for operations on the slice, and unregisters it. `nvshmemx_buffer_unregister`
     ///
     /// # Errors
     /// If the context has failed: the memory is then leaked, since the library may still use it.
@@ -164,7 +165,7 @@ impl<T: Element> Registered<'_, T> {
     fn end(&self) -> Result<()> {
         let name = "nvshmemx_buffer_unregister";
         let unregister = self.context.library.need(self.context.library.nvshmemx_buffer_unregister, name)?;
-        // Operations that were started on streams, and those that quiet completes.
+        // Operations on streams, and those that a quiet completes.
         self.context.drain()?;
         self.context.quiet()?;
         // SAFETY: registered once, unregistered once, and nothing uses it any more. The answer is no more than whether it

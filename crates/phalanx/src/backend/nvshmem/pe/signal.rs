@@ -1,4 +1,4 @@
-//! Signals: symmetric words by which a PE tells another that data has come.
+//! Signals: symmetric words by which a PE tells another that data has arrived.
 
 use super::context::Context;
 use super::device::raw;
@@ -49,7 +49,7 @@ impl SignalOp {
     }
 }
 
-/// How a variable is compared with a value: the wait ends when it holds.
+/// The comparison of a variable with a value, at which a wait ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Compare {
@@ -86,8 +86,9 @@ impl Compare {
 }
 
 impl Context {
-    /// Puts `source` into `dest` of a PE and then changes the PE's signal: whoever sees the signal sees the data. Behind
-    /// the work on a stream; complete on this PE when the stream gets there. `nvshmemx_putmem_signal_on_stream`
+    /// Puts `source` into `dest` of a PE and then changes the PE's signal: a PE that sees the signal sees the data.
+    /// Ordered behind the work on a stream; complete on this PE when the stream gets there.
+    /// `nvshmemx_putmem_signal_on_stream`
     ///
     /// # Errors
     /// [`UsageError`](crate::UsageError) for lengths that differ, a PE that does not exist, a stream of another GPU.
@@ -132,7 +133,7 @@ impl Context {
         self.put_signal_as(name, dest, source, (signal, value, op), pe, Mode::Nbi(stream))
     }
 
-    /// Puts and signals, and waits until that is done on this PE. As [`put`](Context::put) in what it is ordered behind.
+    /// Puts and signals, and waits until that is complete on this PE. Ordered as [`put`](Context::put).
     /// `nvshmemx_putmem_signal_on_stream`
     pub fn put_signal<S, D>(
         &self,
@@ -187,7 +188,7 @@ impl Context {
         })
     }
 
-    /// Changes a PE's signal, behind the work on a stream; no order with puts before it, unless a
+    /// Changes a PE's signal, behind the work on a stream. Not ordered with earlier puts, unless a
     /// [`quiet_on_stream`](Context::quiet_on_stream) is between. `nvshmemx_signal_op_on_stream`
     ///
     /// # Errors
@@ -210,9 +211,9 @@ impl Context {
         Ok(())
     }
 
-    /// The stream goes on when this PE's signal compares so with a value. `nvshmemx_signal_wait_until_on_stream`
+    /// Makes a stream wait until this PE's signal fulfils a comparison. `nvshmemx_signal_wait_until_on_stream`
     ///
-    /// If the signal never comes the stream never goes on; [`Context::sync`] then says so.
+    /// If the signal never comes, the stream never goes on; [`Context::sync`] then returns an error.
     ///
     /// # Errors
     /// [`UsageError::Memory`](crate::UsageError) for a stream of another GPU.
@@ -232,7 +233,7 @@ impl Context {
         Ok(())
     }
 
-    /// This PE's signal as it is. A copy, as in `nvshmem_signal_fetch`, which waits for CUDA's default stream and has no
+    /// Reads this PE's signal. By a copy, since `nvshmem_signal_fetch` waits for CUDA's default stream and has no
     /// timeout.
     ///
     /// # Errors
@@ -241,28 +242,28 @@ impl Context {
         self.fetch(signal.place, size_of::<u64>())
     }
 
-    /// Waits on the host, with the timeout, until this PE's signal compares so with a value; answers the signal. Nothing
-    /// is enqueued: after a timeout the context works on.
+    /// Waits on the host, with the timeout, until this PE's signal fulfils a comparison; returns the signal. Nothing
+    /// is enqueued: after a timeout the context can still be used.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error); [`Error::Peer`](crate::Error), which is final.
     pub fn signal_wait_until(&self, signal: &Signal<'_>, compare: Compare, value: u64) -> Result<u64> {
-        let mut patience = Backoff::new();
+        let mut backoff = Backoff::new();
         loop {
             let now = self.signal_fetch(signal)?;
             if compare.holds(now, value) {
                 return Ok(now);
             }
-            if patience.pause() {
-                self.look(patience.since).map_err(|error| self.fail(error))?;
-                if patience.since.elapsed() > self.timeout() {
+            if backoff.pause() {
+                self.look(backoff.since).map_err(|error| self.fail(error))?;
+                if backoff.since.elapsed() > self.timeout() {
                     return Err(self.late("signal_wait_until"));
                 }
             }
         }
     }
 
-    /// The stream goes on when an element of this PE's memory compares so with a value: for flags that peers put.
+    /// Makes a stream wait until an element of this PE's memory fulfils a comparison: for flags that peers put.
     /// `nvshmemx_TYPE_wait_until_on_stream`
     ///
     /// # Errors
@@ -282,7 +283,7 @@ impl Context {
     }
 }
 
-/// The types of variables that can be waited for: the integers of 16, 32 and 64 bits.
+/// The types of [`wait_until_on_stream`](Context::wait_until_on_stream): integers of 16, 32 and 64 bits.
 pub trait Waitable: Element {
     #[doc(hidden)]
     fn wait(

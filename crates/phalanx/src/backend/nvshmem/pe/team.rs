@@ -1,8 +1,8 @@
-//! Teams: some of the PEs, numbered anew.
+//! Teams: subsets of the PEs, with numbers of their own.
 
 use super::context::Context;
-use super::control::Step;
-use super::library::Library;
+use super::control::CollectiveCall;
+use super::library::NvshmemLibrary;
 use super::memory::Symmetric;
 use super::views::Multicast;
 use crate::types::dtype::Element;
@@ -13,11 +13,11 @@ use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-/// Some of the PEs, numbered from 0: all of them ([`Context::world`]), those near ([`Context::shared`],
-/// [`Context::node`]), or part of another team ([`SplitTeam`]).
+/// A subset of the PEs, numbered from 0: all of them ([`Context::world`]), those with mapped memory
+/// ([`Context::shared`]) or on this node ([`Context::node`]), or part of another team ([`SplitTeam`]).
 ///
-/// It carries out one operation at a time, since its PEs have one place where they tell each other how far they are: those
-/// on different streams need an order between the streams (an event).
+/// A team carries out one operation at a time, since its PEs synchronise in one place. Operations on different
+/// streams need an order between the streams (an event).
 #[derive(Debug)]
 pub struct Team<'c> {
     pub(crate) context: &'c Context,
@@ -49,7 +49,7 @@ impl<'c> Deref for SplitTeam<'c> {
 }
 
 impl Context {
-    /// An error if the library has no room for so many teams more, and would end the process.
+    /// An error if the library has not `new` teams left, where it would end the process.
     pub(crate) fn check_teams(&self, new: usize) -> Result<()> {
         let (has, most) = (self.teams.get(), self.limits.teams());
         if has + new <= most {
@@ -96,7 +96,7 @@ impl<'c> Team<'c> {
         Ok(Team { context, handle, pe: pe as usize, pes: pes as usize })
     }
 
-    /// A team that the library answered; none if this PE is no member.
+    /// Wraps a team of the library; `None` if this PE is no member.
     fn made(context: &'c Context, handle: nvshmem_team_t) -> Result<Option<SplitTeam<'c>>> {
         if handle == team::INVALID {
             return Ok(None);
@@ -120,7 +120,7 @@ impl<'c> Team<'c> {
         self.handle
     }
 
-    /// The number that one of this team's PEs has in another team; `None` if it is no member there.
+    /// Translates the number of a PE of this team to its number in another; `None` if it is no member there.
     /// `nvshmem_team_translate_pe`
     ///
     /// # Errors
@@ -135,13 +135,13 @@ impl<'c> Team<'c> {
         Ok(usize::try_from(found).ok())
     }
 
-    /// The team of `size` of this team's PEs: `start`, `start + stride`, and so on. Collective over this team; `None` for
-    /// those who are not in it. `nvshmem_team_split_strided`
+    /// Makes a team of `size` of this team's PEs: `start`, `start + stride`, and so on. Collective over this team;
+    /// `None` on PEs outside the new one. `nvshmem_team_split_strided`
     ///
     /// # Errors
-    /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for no size or no stride, or what is no `int`;
-    /// [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`); with NVLink multicast, where a team takes
-    /// 16 of them, [`Error::Unsupported`](crate::Error) before.
+    /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for a size or stride of 0, or
+    /// beyond an `int`; [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`). With
+    /// NVLink multicast a team takes 16 of them, and [`Error::Unsupported`](crate::Error) comes first.
     pub fn split_strided(&self, start: usize, stride: usize, size: usize) -> Result<Option<SplitTeam<'c>>> {
         let name = "nvshmem_team_split_strided";
         for (what, value) in [("stride", stride), ("size", size)] {
@@ -157,8 +157,8 @@ impl<'c> Team<'c> {
         // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are in it.
         let call = unsafe { strided(self.context.library, self.handle, start, stride, size) }?;
         let (code, new) =
-            self.together(Step::new(name, [start as u64, stride as u64, size as u64]), 1, call)?;
-        // Those who are left out of it get an answer that is not zero in some versions.
+            self.together(CollectiveCall::new(name, [start as u64, stride as u64, size as u64]), 1, call)?;
+        // PEs outside the team get a code that is not zero in some versions.
         let made = Team::made(self.context, new)?;
         let member = self.pe >= start && (self.pe - start).is_multiple_of(stride) && self.pe <= last;
         if made.is_none() && member {
@@ -167,7 +167,7 @@ impl<'c> Team<'c> {
         Ok(made)
     }
 
-    /// Arranges the team's PEs in rows of `width`, by their numbers: the teams of this PE's row and of its column.
+    /// Splits the team into rows of `width` PEs, by their numbers: returns the teams of this PE's row and column.
     /// Collective over this team. `nvshmem_team_split_2d`
     ///
     /// # Errors
@@ -187,18 +187,18 @@ impl<'c> Team<'c> {
             let code = unsafe { split(parent, width, default, 0, &raw mut row, default, 0, &raw mut column) };
             (code, row, column)
         };
-        let (code, row, column) = self.together(Step::new(name, [width as u64, 0, 0]), 2, call)?;
+        let (code, row, column) = self.together(CollectiveCall::new(name, [width as u64, 0, 0]), 2, call)?;
         match (Team::made(self.context, row)?, Team::made(self.context, column)?) {
             (Some(row), Some(column)) => Ok((row, column)),
             _ => Err(self.context.library.error(name, code, super::library::status_text(code)).into()),
         }
     }
 
-    /// A collective call over this team that makes `new` teams: behind all work of the GPU, which may use the team, and compared where
-    /// it is all PEs.
+    /// A collective call over this team that makes `new` teams. Waits for all work of the GPU, which may use the
+    /// team. PEs compare the call if the team has all of them.
     fn together<R: Send + 'static>(
         &self,
-        step: Step,
+        step: CollectiveCall,
         new: usize,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R> {
@@ -213,8 +213,8 @@ impl<'c> Team<'c> {
         self.context.bounded(step.describe(), call)
     }
 
-    /// Where this team's PEs can store to all parts of `memory` at once and load their sum (NVLink multicast), if they can.
-    /// `nvshmemx_mc_ptr`
+    /// The address at which this team's PEs can store to all parts of `memory` at once and load their sum (NVLink
+    /// multicast); `None` where they cannot. `nvshmemx_mc_ptr`
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error); the context's, if it has failed.
@@ -239,13 +239,13 @@ impl<'c> Team<'c> {
     }
 }
 
-/// The call that splits a team, to be made by all its PEs together: what it answers, and the new team.
+/// Prepares the call that splits a team, to be made by all its PEs together: it returns the code and the new team.
 ///
 /// # Safety
 /// The library is initialised when it is called, and the team one that exists, of which this PE is a member; it has all PEs
 /// of the new one.
 pub(crate) unsafe fn strided(
-    library: &Library,
+    library: &NvshmemLibrary,
     parent: nvshmem_team_t,
     start: usize,
     stride: usize,
@@ -262,7 +262,7 @@ pub(crate) unsafe fn strided(
 }
 
 impl SplitTeam<'_> {
-    /// Waits for whatever the GPU still does, then ends the team. Collective over it. `nvshmem_team_destroy`
+    /// Waits for all work of the GPU, then destroys the team. Collective over it. `nvshmem_team_destroy`
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error), [`Error::Peer`](crate::Error) if a PE does not come.
@@ -270,7 +270,7 @@ impl SplitTeam<'_> {
         let this = ManuallyDrop::new(self);
         let (context, handle) = (this.context, this.handle);
         let destroy = context.library.need(context.library.nvshmem_team_destroy, "nvshmem_team_destroy")?;
-        // What is on streams may still use the team.
+        // Work on streams may still use the team.
         context.drain()?;
         // SAFETY: a team that was split off; destroyed once, since `self` is consumed.
         context.bounded("nvshmem_team_destroy".into(), move || unsafe { destroy(handle) })?;

@@ -1,4 +1,4 @@
-//! Symmetric memory where kernels of this PE load and store it: a peer's part, or all parts of a team at once.
+//! Symmetric memory as kernels of this PE can load and store it: a peer's part, or all parts of a team at once.
 
 use super::memory::bounds;
 #[cfg(feature = "jit")]
@@ -48,7 +48,8 @@ macro_rules! view {
 
         #[cfg(feature = "jit")]
         impl<'l, T: Element> From<&'l $name<'_, T>> for Argument<'l> {
-            /// The address, as the kernel's parameter. No order comes with it: nobody here knows who else uses that memory.
+            /// The address, as the kernel's parameter. It implies no order: other users of the memory are not known
+            /// here.
             fn from(view: &'l $name<'_, T>) -> Argument<'l> {
                 crate::jit::value(&view.start)
             }

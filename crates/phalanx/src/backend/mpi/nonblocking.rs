@@ -1,20 +1,20 @@
-//! Collectives that go on meanwhile: MPI's non-blocking calls, moved along whenever somebody asks or waits.
+//! Started collectives: MPI's non-blocking calls, advanced whenever a rank tests or waits.
 //!
 //! # One form
-//! MPI matches a non-blocking call with non-blocking ones only, and whoever is inside of a blocking call learns nothing
-//! more. So from the first collective that is started on a communicator, which is so on all of its ranks, plain ones are
-//! carried out in the same form, and started and plain ones meet. In checked mode that holds from the beginning: whatever a
-//! rank calls is first compared.
+//! MPI matches a non-blocking call only with non-blocking ones, and a rank inside a blocking call learns of nothing
+//! else. So from the first started collective on a communicator, plain collectives use the non-blocking form too; all
+//! ranks switch at the same call. In checked mode all collectives use it from the beginning, since each is first
+//! compared.
 //!
 //! # Order
-//! MPI matches calls by their order on the communicator. A collective makes several when it is compared or cut in
-//! parts, each when the one before is complete; the next collective makes its first one when the last of the one before is
-//! made. So the order is that of the collectives on every rank, whatever is complete when, and those of one call each are all
-//! under way at once.
+//! MPI matches calls by their order on the communicator. A collective that is compared or cut into parts makes
+//! several calls, each when the one before is complete. The next collective makes its first call after the last call
+//! of the one before. So all ranks make the same calls in the same order, and collectives of one call each all run at
+//! once.
 
 use super::collective::{Prepared, Scratch};
-use super::large::Parts;
-use super::{Failure, MpiComm, check};
+use super::large::CallParts;
+use super::{MpiComm, MpiFailure, check};
 use crate::contract::{Call, OperationId, StartCollectives};
 use crate::control::record::Record;
 use crate::os::sync::lock;
@@ -25,67 +25,67 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Of a collective that is given up: why it may have met nobody.
+/// Appended to a timeout: a likely reason why no other rank took part.
 const FIRST: &str = ". It is the first that was started on this communicator, which all ranks have to start: another may have \
                      called it";
 
 #[derive(Default)]
 pub(crate) struct Collectives {
-    /// Under way, or over and not asked for, by their numbers.
-    started: BTreeMap<u64, Started>,
-    /// The number of the one with which plain collectives began to be carried out in the same form.
+    /// Under progress, or over and not asked for, by their numbers.
+    started: BTreeMap<u64, StartedCollective>,
+    /// The first started collective; from it on, plain collectives are non-blocking, too.
     first: Option<u64>,
 }
 
-struct Started {
+struct StartedCollective {
     call: Call<'static>,
     record: Record,
-    stage: Stage,
+    stage: CollectiveStage,
     scratch: Scratch,
 }
 
 // SAFETY: the buffers that it points to are in nobody else's hands until it is over, by the contract of
 // `StartCollectives::start`.
-unsafe impl Send for Started {}
+unsafe impl Send for StartedCollective {}
 
-/// How far a collective is.
-enum Stage {
-    /// One before it has calls to make.
+/// The stage that a collective is in.
+enum CollectiveStage {
+    /// An earlier collective has calls to make.
     Waiting,
-    /// The ranks tell each other what they call: the numbers and records of all, and behind them the rank's own.
+    /// The ranks compare their calls: the numbers and records of all ranks, then this rank's own.
     Comparing(Handle, Vec<[i64; 4]>),
-    /// MPI has a call.
-    Calling(Handle, Box<Made>),
-    /// It is made of messages: those that are under way, and what has become of the others.
-    Exchanging(Vec<OperationId>, std::result::Result<(), Failure>),
+    /// A call of MPI is under way.
+    Calling(Handle, Box<IssuedPart>),
+    /// Messages are under way; and the outcome of the complete ones.
+    Exchanging(Vec<OperationId>, std::result::Result<(), MpiFailure>),
     Over(Result<()>),
 }
 
-/// A call that MPI has, and the parts that come behind it.
-struct Made {
+/// A call of MPI under way, and the parts after it.
+struct IssuedPart {
     prepared: Prepared,
-    rest: Parts<'static>,
+    rest: CallParts<'static>,
 }
 
-impl Started {
-    /// Whether it makes no more calls of MPI.
+impl StartedCollective {
+    /// Whether all its calls of MPI are made.
     fn has_called(&self) -> bool {
         match &self.stage {
-            Stage::Waiting | Stage::Comparing(..) => false,
-            Stage::Calling(_, made) => made.rest.clone().next().is_none(),
-            Stage::Exchanging(..) | Stage::Over(_) => true,
+            CollectiveStage::Waiting | CollectiveStage::Comparing(..) => false,
+            CollectiveStage::Calling(_, made) => made.rest.clone().next().is_none(),
+            CollectiveStage::Exchanging(..) | CollectiveStage::Over(_) => true,
         }
     }
 }
 
 impl MpiComm {
-    /// Whether plain collectives are carried out as started ones.
+    /// Whether plain collectives run as started ones.
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
         self.polled.load(Ordering::Relaxed)
     }
 
-    /// Does what the call says, in the form of started collectives.
+    /// Carries out a plain collective in the non-blocking form.
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
@@ -98,21 +98,21 @@ impl MpiComm {
         self.wait_for_collective(number)
     }
 
-    /// Lines a collective up behind those before it; its number.
+    /// Queues a collective behind the earlier ones; returns its number.
     ///
     /// # Safety
     /// As for [`StartCollectives::start`].
     unsafe fn add(&self, call: &Call<'static>) -> u64 {
-        let number = self.guard.next();
-        let (stage, scratch) = (Stage::Waiting, Scratch::default());
-        let started = Started { call: *call, record: Record::of(call), stage, scratch };
+        let number = self.watch.next();
+        let (stage, scratch) = (CollectiveStage::Waiting, Scratch::default());
+        let started = StartedCollective { call: *call, record: Record::of(call), stage, scratch };
         let mut collectives = lock(&self.collectives);
         collectives.started.insert(number, started);
         self.advance_collectives(&mut collectives);
         number
     }
 
-    /// Moves all collectives along; whether any is under way.
+    /// Advances all collectives; `true` if any is under way.
     pub(crate) fn progress_collectives(&self) -> bool {
         self.advance_collectives(&mut lock(&self.collectives))
     }
@@ -121,27 +121,27 @@ impl MpiComm {
         let (mut is_next, mut under_way) = (true, false);
         for (number, started) in &mut collectives.started {
             if let Err(failure) = self.advance_collective(*number, started, is_next) {
-                started.stage = Stage::Over(Err(self.failure(failure, &started.record, *number)));
+                started.stage = CollectiveStage::Over(Err(self.failure(failure, &started.record, *number)));
             }
             is_next &= started.has_called();
-            under_way |= !matches!(started.stage, Stage::Over(_));
+            under_way |= !matches!(started.stage, CollectiveStage::Over(_));
         }
         under_way
     }
 
-    /// Asks MPI how far a collective is, and makes its next call; the first one when it is its turn.
+    /// Advances one collective as far as it can without waiting. Makes its first call only when it `is_next`.
     fn advance_collective(
         &self,
         number: u64,
-        started: &mut Started,
+        started: &mut StartedCollective,
         is_next: bool,
-    ) -> std::result::Result<(), Failure> {
+    ) -> std::result::Result<(), MpiFailure> {
         loop {
             match &mut started.stage {
-                Stage::Over(_) => return Ok(()),
-                Stage::Waiting => {
+                CollectiveStage::Over(_) => return Ok(()),
+                CollectiveStage::Waiting => {
                     if self.failed.get().is_some() {
-                        return Err(Failure::ChannelFailure);
+                        return Err(MpiFailure::CommFailed);
                     }
                     if !is_next {
                         return Ok(());
@@ -152,44 +152,44 @@ impl MpiComm {
                         self.begin(started)?
                     };
                 }
-                Stage::Comparing(request, calls) => {
+                CollectiveStage::Comparing(request, calls) => {
                     if !self.test_request(request)? {
                         return Ok(());
                     }
                     if let Some(mismatch) = mismatch(number, &calls[..self.ranks]) {
                         self.fail(mismatch);
-                        return Err(Failure::ChannelFailure);
+                        return Err(MpiFailure::CommFailed);
                     }
-                    self.guard.beat();
+                    self.watch.progress();
                     started.stage = self.begin(started)?;
                 }
-                Stage::Calling(request, made) => {
+                CollectiveStage::Calling(request, made) => {
                     if !self.test_request(request)? {
                         return Ok(());
                     }
                     // SAFETY: MPI says that it is complete; the next stage has another call.
                     unsafe { made.prepared.finish() };
-                    self.guard.beat();
+                    self.watch.progress();
                     started.stage = match made.rest.next() {
                         // SAFETY: the memory is valid until the collective is over.
                         Some(part) => unsafe { self.make(&part, made.rest.clone(), &mut started.scratch) }?,
-                        None => Stage::Over(Ok(())),
+                        None => CollectiveStage::Over(Ok(())),
                     };
                 }
-                Stage::Exchanging(tickets, outcome) => {
-                    self.settle(tickets, outcome);
-                    if !tickets.is_empty() {
+                CollectiveStage::Exchanging(ids, outcome) => {
+                    self.settle(ids, outcome);
+                    if !ids.is_empty() {
                         return Ok(());
                     }
                     (*outcome)?;
-                    started.stage = Stage::Over(Ok(()));
+                    started.stage = CollectiveStage::Over(Ok(()));
                 }
             }
         }
     }
 
-    /// The ranks tell each other what they call.
-    fn compare(&self, number: u64, record: &Record) -> std::result::Result<Stage, Failure> {
+    /// Starts the comparison of the ranks' calls.
+    fn compare(&self, number: u64, record: &Record) -> std::result::Result<CollectiveStage, MpiFailure> {
         let [head, count, counts] = record.words();
         let mut calls = vec![[number, head, count, counts].map(u64::cast_signed); self.ranks + 1];
         let mpi = &self.process.mpi;
@@ -202,35 +202,35 @@ impl MpiComm {
             let started = mpi.functions.iallgather;
             started(send, words, int64, recv, words, int64, self.comm, &raw mut request)
         })?;
-        Ok(Stage::Comparing(request, calls))
+        Ok(CollectiveStage::Comparing(request, calls))
     }
 
-    /// The first of a collective's own calls.
-    fn begin(&self, started: &mut Started) -> std::result::Result<Stage, Failure> {
+    /// Starts a collective's own calls.
+    fn begin(&self, started: &mut StartedCollective) -> std::result::Result<CollectiveStage, MpiFailure> {
         let call = &started.call;
         // SAFETY: the memory is valid until the collective is over, and so is the scratch memory, which nothing else uses.
         unsafe {
             if self.is_of_messages(call) {
-                return Ok(Stage::Exchanging(self.post_blocks(call, &mut started.scratch), Ok(())));
+                return Ok(CollectiveStage::Exchanging(self.post_blocks(call, &mut started.scratch), Ok(())));
             }
             let mut parts = self.parts(call);
             match parts.next() {
                 Some(part) => self.make(&part, parts, &mut started.scratch),
-                None => Ok(Stage::Over(Ok(()))),
+                None => Ok(CollectiveStage::Over(Ok(()))),
             }
         }
     }
 
-    /// Makes the call of a part, behind which these come.
+    /// Makes the call of a part; `rest` are the parts after it.
     ///
     /// # Safety
     /// The part's memory and the scratch memory are valid until the call is complete.
     unsafe fn make(
         &self,
         part: &Call<'_>,
-        rest: Parts<'static>,
+        rest: CallParts<'static>,
         scratch: &mut Scratch,
-    ) -> std::result::Result<Stage, Failure> {
+    ) -> std::result::Result<CollectiveStage, MpiFailure> {
         let mut request = Handle::ZERO;
         // SAFETY: the caller's contract.
         let prepared = unsafe {
@@ -238,19 +238,19 @@ impl MpiComm {
             self.issue(&prepared, Some(&mut request))?;
             prepared
         };
-        Ok(Stage::Calling(request, Box::new(Made { prepared, rest })))
+        Ok(CollectiveStage::Calling(request, Box::new(IssuedPart { prepared, rest })))
     }
 
-    /// A collective's outcome, if it is over. All are moved along.
+    /// Takes a collective's outcome if it is complete. Advances all collectives.
     fn take_if_over(&self, number: u64) -> Option<Result<()>> {
         let mut collectives = lock(&self.collectives);
         self.advance_collectives(&mut collectives);
         match collectives.started.get(&number)?.stage {
-            Stage::Over(_) => {}
+            CollectiveStage::Over(_) => {}
             _ => return None,
         }
         let started = collectives.started.remove(&number)?;
-        let Stage::Over(outcome) = started.stage else { unreachable!("looked at just now") };
+        let CollectiveStage::Over(outcome) = started.stage else { unreachable!("looked at just now") };
         Some(outcome)
     }
 
@@ -260,7 +260,7 @@ impl MpiComm {
             let record = collectives.started.get(&number).map(|started| started.record.to_string());
             let hint = if collectives.first == Some(number) { FIRST } else { "" };
             drop(collectives);
-            self.guard.give_up(record.unwrap_or_default(), number, waited, hint)
+            self.watch.give_up(record.unwrap_or_default(), number, waited, hint)
         };
         let others = || {
             self.progress_messages();
@@ -273,21 +273,21 @@ impl StartCollectives for MpiComm {
     unsafe fn start(&self, call: &Call<'static>) -> Result<OperationId> {
         self.ready()?;
         if !self.polled.swap(true, Ordering::Relaxed) {
-            lock(&self.collectives).first = Some(self.guard.last() + 1);
+            lock(&self.collectives).first = Some(self.watch.last() + 1);
         }
         // SAFETY: the caller's contract.
         Ok(OperationId(unsafe { self.add(call) } as usize))
     }
 
-    fn wait(&self, ticket: OperationId) -> Result<()> {
-        self.wait_for_collective(ticket.0 as u64)
+    fn wait(&self, id: OperationId) -> Result<()> {
+        self.wait_for_collective(id.0 as u64)
     }
 
-    fn test(&self, ticket: OperationId) -> Result<bool> {
+    fn test(&self, id: OperationId) -> Result<bool> {
         if self.process.check_thread().is_err() {
             return Ok(false);
         }
-        self.take_if_over(ticket.0 as u64).map_or(Ok(false), |outcome| outcome.map(|()| true))
+        self.take_if_over(id.0 as u64).map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 }
 

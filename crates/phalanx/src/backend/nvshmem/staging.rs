@@ -1,10 +1,13 @@
-//! A collective as pieces: what each rank shows the others in its part of the stage, and what it gets from theirs.
+//! A collective in pieces: what each rank puts into its stage, and what it gets from the others' stages.
 //!
-//! One step: every rank copies a piece of what it gives to its stage; they line up; each gets its pieces from the others'
-//! stages and copies them to where they belong; they line up again, after which a stage can be written to again.
+//! One step:
+//! - every rank copies a piece of its data to its stage;
+//! - the ranks line up;
+//! - each gets its pieces from the others' stages and copies them to its buffer;
+//! - they line up again, after which the stages can be overwritten.
 
 use super::process::Half;
-use super::{NvshmemComm, gpu};
+use super::{NvshmemComm, device};
 use crate::contract::{Backend, Blocks, Call, Operation};
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
@@ -13,62 +16,62 @@ use crate::types::memory::{RawStream, Space};
 /// Places in the stage are multiples of this many bytes.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// What this rank shows: bytes from an address, in a place of its stage.
+/// A block that this rank puts into its stage.
 #[derive(Debug, Clone, Copy)]
-struct Shown {
+struct StagedPiece {
     place: usize,
     start: *const u8,
     bytes: usize,
 }
 
-/// What it gets: from a rank's place to an address.
+/// A block that this rank gets from a rank's stage.
 #[derive(Debug, Clone, Copy)]
-struct Fetched {
+struct FetchedPiece {
     rank: usize,
     place: usize,
     start: *mut u8,
     bytes: usize,
 }
 
-/// One rank's part in a collective that is made of pieces.
+/// One rank's blocks in a collective of pieces.
 #[derive(Debug, Default)]
-pub(crate) struct Flow {
-    shown: Vec<Shown>,
-    fetched: Vec<Fetched>,
+pub(crate) struct StagingPlan {
+    shown: Vec<StagedPiece>,
+    fetched: Vec<FetchedPiece>,
 }
 
-impl Flow {
-    /// Reductions get the blocks that are to be combined, all to one address.
-    pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> Flow {
+impl StagingPlan {
+    /// The blocks of a call. In reductions all blocks to combine have the same target.
+    pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> StagingPlan {
         use Operation::*;
         let size = call.dtype.size();
         let at_root = rank == call.root;
         let len = |blocks: &Blocks<'_>, block| blocks.len(block) * size;
         let offset = |blocks: &Blocks<'_>, block| blocks.offset(block) * size;
         let (sends, receives) = (&call.blocks, &call.recv_blocks);
-        let own = |bytes| Shown { place: 0, start: call.send, bytes };
+        let own = |bytes| StagedPiece { place: 0, start: call.send, bytes };
         let for_each = || {
             let block = |to| {
                 let start = call.send.wrapping_add(offset(sends, to));
-                Shown { place: to, start, bytes: len(sends, to) }
+                StagedPiece { place: to, start, bytes: len(sends, to) }
             };
             (0..ranks).map(block).collect::<Vec<_>>()
         };
         let from_each = |place| {
             let block = |from| {
                 let start = call.recv.wrapping_add(offset(receives, from));
-                Fetched { rank: from, place, start, bytes: len(receives, from) }
+                FetchedPiece { rank: from, place, start, bytes: len(receives, from) }
             };
             (0..ranks).map(block).collect::<Vec<_>>()
         };
         let same_from_each = |place, bytes| {
-            (0..ranks).map(|rank| Fetched { rank, place, start: call.recv, bytes }).collect::<Vec<_>>()
+            (0..ranks).map(|rank| FetchedPiece { rank, place, start: call.recv, bytes }).collect::<Vec<_>>()
         };
-        let when = |is: bool, fetched: Vec<Fetched>| if is { fetched } else { Vec::new() };
+        let when = |is: bool, fetched: Vec<FetchedPiece>| if is { fetched } else { Vec::new() };
         let (shown, fetched) = match call.operation {
             Broadcast => {
                 let bytes = len(sends, rank);
-                let from_root = Fetched { rank: call.root, place: 0, start: call.recv, bytes };
+                let from_root = FetchedPiece { rank: call.root, place: 0, start: call.recv, bytes };
                 (if at_root { vec![own(bytes)] } else { Vec::new() }, vec![from_root])
             }
             AllReduce => (vec![own(len(sends, rank))], same_from_each(0, len(sends, rank))),
@@ -78,18 +81,18 @@ impl Flow {
             Gather | GatherV => (vec![own(len(sends, rank))], when(at_root, from_each(0))),
             Scatter | ScatterV => {
                 let bytes = len(sends, rank);
-                let from_root = Fetched { rank: call.root, place: rank, start: call.recv, bytes };
+                let from_root = FetchedPiece { rank: call.root, place: rank, start: call.recv, bytes };
                 (if at_root { for_each() } else { Vec::new() }, vec![from_root])
             }
             AllToAll | AllToAllV => (for_each(), from_each(rank)),
             Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
             | DeviceComm | Send | Recv => (Vec::new(), Vec::new()),
         };
-        Flow { shown, fetched }
+        StagingPlan { shown, fetched }
     }
 }
 
-/// How blocks that were fetched become one.
+/// How fetched blocks are combined into one.
 pub(crate) struct Combination {
     pub reducer: Reducer,
     /// Each rank's factor.
@@ -99,23 +102,23 @@ pub(crate) struct Combination {
 }
 
 impl NvshmemComm {
-    /// Bytes of a place in the stage, if it has one for each rank.
-    pub(crate) fn piece(&self) -> usize {
+    /// Bytes of a place, if the stage has one for each rank.
+    pub(crate) fn place_bytes(&self) -> usize {
         self.process.stage / self.pes.len() / ALIGNMENT * ALIGNMENT
     }
 
-    /// Carries a flow out. `longest` is the length in bytes of the longest block of any rank.
+    /// Carries a plan out. `longest` is the length in bytes of the longest block of any rank.
     ///
     /// # Safety
     /// The contract of `Backend::collective`, for the call that the flow is of; `operating` is held.
     pub(crate) unsafe fn flow(
         &self,
         call: &Call<'_>,
-        flow: &Flow,
+        flow: &StagingPlan,
         longest: usize,
         combination: Option<&Combination>,
     ) -> Result<()> {
-        let piece = self.piece();
+        let piece = self.place_bytes();
         for begin in (0..longest).step_by(piece) {
             for shown in flow.shown.iter().filter(|shown| shown.bytes > begin) {
                 let bytes = (shown.bytes - begin).min(piece);
@@ -125,35 +128,35 @@ impl NvshmemComm {
                     self.bring(shown.place * piece, source, call.spaces[0], bytes, call.stream)
                 }?;
             }
-            self.wait_for(call.stream, &self.errand())?;
-            self.line_up()?;
+            self.wait_for_stream(call.stream, &self.current_call())?;
+            self.host_barrier()?;
             // SAFETY: as above.
             unsafe { self.fetch(call, flow, begin, combination) }?;
-            self.line_up()?;
+            self.host_barrier()?;
         }
         Ok(())
     }
 
-    /// Gets this step's pieces, and brings them to where they belong; complete when it returns.
+    /// Gets the pieces of this step and copies them to the buffer; complete when it returns.
     ///
     /// # Safety
     /// As for [`flow`](NvshmemComm::flow); the peers' stages hold the step's pieces.
     unsafe fn fetch(
         &self,
         call: &Call<'_>,
-        flow: &Flow,
+        flow: &StagingPlan,
         begin: usize,
         combination: Option<&Combination>,
     ) -> Result<()> {
-        let (piece, stream, process) = (self.piece(), call.stream, &self.process);
-        // In place, what a rank gives itself is there.
-        let is_there = |fetched: &Fetched| {
-            let own = |shown: &&Shown| shown.place == fetched.place;
+        let (piece, stream, process) = (self.place_bytes(), call.stream, &self.process);
+        // In place, a rank's own block is there already.
+        let is_there = |fetched: &FetchedPiece| {
+            let own = |shown: &&StagedPiece| shown.place == fetched.place;
             combination.is_none()
                 && fetched.rank == self.rank()
                 && flow.shown.iter().find(own).is_some_and(|shown| shown.start == fetched.start.cast_const())
         };
-        let pieces: Vec<(usize, Fetched)> = flow.fetched.iter().copied().enumerate().collect();
+        let pieces: Vec<(usize, FetchedPiece)> = flow.fetched.iter().copied().enumerate().collect();
         let pieces = pieces.iter().filter(|(_, fetched)| fetched.bytes > begin && !is_there(fetched));
         let pieces: Vec<_> =
             pieces.map(|(n, fetched)| (*n, *fetched, (fetched.bytes - begin).min(piece))).collect();
@@ -185,15 +188,15 @@ impl NvshmemComm {
             // SAFETY: the caller's contract.
             unsafe {
                 if call.spaces[1] == Space::Device {
-                    gpu::copy(target, source, *bytes, stream)?;
+                    device::copy(target, source, *bytes, stream)?;
                 } else {
                     let pinned = process.on_host(Half::Out, n * piece)?;
-                    gpu::copy(pinned, source, *bytes, stream)?;
+                    device::copy(pinned, source, *bytes, stream)?;
                     returning.push((pinned, target, *bytes));
                 }
             }
         }
-        self.wait_for(stream, &self.errand())?;
+        self.wait_for_stream(stream, &self.current_call())?;
         for (pinned, target, bytes) in returning {
             // SAFETY: the caller's buffer has so many bytes, and so has the stage; the copies are complete.
             unsafe { std::ptr::copy_nonoverlapping(pinned, target, bytes) };
@@ -201,8 +204,8 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Copies to the stage, behind the stream's work; from host memory by way of pinned memory, so that a caller that gives
-    /// up can free its buffer.
+    /// Copies to the stage, behind the stream's work. Host memory goes through pinned memory, so that a caller that
+    /// gives up can free its buffer.
     ///
     /// # Safety
     /// `source` is readable for so many bytes; the place is not in use.
@@ -220,15 +223,15 @@ impl NvshmemComm {
         // SAFETY: the caller's contract; pinned memory mirrors the stage.
         unsafe {
             if space == Space::Device {
-                return gpu::copy(target, source, bytes, stream);
+                return device::copy(target, source, bytes, stream);
             }
             let pinned = process.on_host(Half::In, place)?;
             std::ptr::copy_nonoverlapping(source, pinned, bytes);
-            gpu::copy(target, pinned, bytes, stream)
+            device::copy(target, pinned, bytes, stream)
         }
     }
 
-    /// Combines what was fetched on the host, in rank order.
+    /// Combines the fetched blocks on the host, in rank order.
     ///
     /// # Safety
     /// `target` takes `count` elements; so many were fetched from each of so many ranks.
@@ -240,15 +243,15 @@ impl NvshmemComm {
         ranks: usize,
         combination: &Combination,
     ) -> Result<()> {
-        let (piece, bytes, process) = (self.piece(), count * combination.size, &self.process);
+        let (piece, bytes, process) = (self.place_bytes(), count * combination.size, &self.process);
         let mut sources = Vec::with_capacity(ranks);
         for rank in 0..ranks {
             let pinned = process.on_host(Half::Out, rank * piece)?;
             // SAFETY: the stage and its mirror; the stream has fetched before.
-            unsafe { gpu::copy(pinned, process.at(Half::Out, rank * piece), bytes, call.stream) }?;
+            unsafe { device::copy(pinned, process.at(Half::Out, rank * piece), bytes, call.stream) }?;
             sources.push(pinned.cast_const());
         }
-        self.wait_for(call.stream, &self.errand())?;
+        self.wait_for_stream(call.stream, &self.current_call())?;
         let is_host = call.spaces[1] == Space::Host;
         let result = if is_host { target } else { sources[0].cast_mut() };
         // SAFETY: every source has so many elements; the target is the caller's, or exactly the first source.
@@ -259,7 +262,7 @@ impl NvshmemComm {
             return Ok(());
         }
         // SAFETY: the caller's contract; waited for below.
-        unsafe { gpu::copy(target, result, bytes, call.stream) }?;
-        self.wait_for(call.stream, &self.errand())
+        unsafe { device::copy(target, result, bytes, call.stream) }?;
+        self.wait_for_stream(call.stream, &self.current_call())
     }
 }

@@ -1,41 +1,49 @@
-//! Whether MPI is CUDA-aware.
+//! CUDA support of the loaded MPI: which calls accept device memory.
 
 use crate::rendezvous::environment::switch_from_environment;
 use crate::types::error::Result;
 use phalanx_sys::mpi::Mpi;
 
-/// The setting for libraries that cannot be asked.
+/// The setting for libraries without a query function.
 const CUDA: &str = "PHALANX_MPI_CUDA";
 
-/// Whether Intel MPI lets processes look into each other's GPU memory. Its default does.
+/// Whether Intel MPI opens other processes' GPU memory by IPC handles. Its default does.
 const INTEL_IPC: &str = "I_MPI_OFFLOAD_IPC";
 
-/// What the user says of whether MPI is CUDA-aware.
-pub(crate) fn told() -> Result<Option<bool>> {
+/// The user's setting of `PHALANX_MPI_CUDA`.
+pub(crate) fn from_environment() -> Result<Option<bool>> {
     Ok(switch_from_environment(CUDA)?)
 }
 
-/// Where a CUDA-aware MPI takes CUDA memory.
+/// The calls in which a CUDA-aware MPI accepts device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Aware {
-    Everywhere,
-    /// Intel MPI 2021.18: not in reductions, in which it asks for handles that memory of a pool, as cudarc's is, does not have; and
-    /// not in `MPI_Imrecv`, which copies with the host's instructions.
-    MovesAndSends,
+pub(crate) enum CudaSupport {
+    AllCalls,
+    /// All but reductions and `MPI_Imrecv` (Intel MPI 2021.18). In reductions it asks for IPC handles, which memory
+    /// of a pool (cudarc's default) does not have; `MPI_Imrecv` copies with the host's instructions.
+    WithoutReductions,
 }
 
-impl Aware {
-    fn of(version: &str) -> Aware {
-        if version.starts_with("Intel(R) MPI") { Aware::MovesAndSends } else { Aware::Everywhere }
+impl CudaSupport {
+    fn of(version: &str) -> CudaSupport {
+        if version.starts_with("Intel(R) MPI") {
+            CudaSupport::WithoutReductions
+        } else {
+            CudaSupport::AllCalls
+        }
     }
 }
 
-/// Whether an initialised MPI takes addresses of CUDA memory; if not, who says so.
-pub(crate) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, String> {
+/// Queries an initialised MPI for CUDA support. The error says why there is none.
+pub(crate) fn query(mpi: &Mpi, forced: Option<bool>) -> std::result::Result<CudaSupport, String> {
     let functions = &mpi.functions;
-    let aware = Aware::of(&mpi.version);
-    let (who, answer) = if let Some(told) = told {
-        return if told { Ok(aware) } else { Err(format!("{CUDA}=0 says that {} takes none", mpi.version)) };
+    let aware = CudaSupport::of(&mpi.version);
+    let (who, answer) = if let Some(forced) = forced {
+        return if forced {
+            Ok(aware)
+        } else {
+            Err(format!("{CUDA}=0 says that {} takes none", mpi.version))
+        };
     } else if let Some(query) = functions.query_cuda_support {
         // SAFETY: MPI is initialised.
         ("MPIX_Query_cuda_support", unsafe { query() })
@@ -50,10 +58,10 @@ pub(crate) fn ask(mpi: &Mpi, told: Option<bool>) -> std::result::Result<Aware, S
     let path = mpi.library.path().display();
     match (who, answer) {
         (_, 1)
-            if aware == Aware::MovesAndSends
+            if aware == CudaSupport::WithoutReductions
                 && std::env::var_os(INTEL_IPC).is_none_or(|value| value != "0") =>
         {
-            // It asks for handles in messages, too.
+            // In messages it asks for IPC handles, too.
             Err(format!("{} takes memory of pools, which cudarc's is, only with {INTEL_IPC}=0", mpi.version))
         }
         (_, 1) => Ok(aware),

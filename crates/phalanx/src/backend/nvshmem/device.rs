@@ -1,7 +1,7 @@
-//! What the backend does on its GPU beside the library's calls. Streams are raw here: their lanes keep them alive.
+//! GPU calls of the backend: events, pinned memory, copies. Streams are raw here; the process keeps them alive.
 
 pub(crate) use super::pe::copy;
-use super::pe::{Device, device_error};
+use super::pe::{PeDevice, device_error};
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult};
@@ -16,7 +16,7 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
 
 /// Whether a stream's work is complete. The device is current.
 pub(crate) fn is_idle(stream: RawStream) -> Result<bool> {
-    // SAFETY: a stream of the device, kept alive by its lane.
+    // SAFETY: a stream of the device, which the process keeps alive.
     match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
         CUresult::CUDA_SUCCESS => Ok(true),
@@ -24,26 +24,26 @@ pub(crate) fn is_idle(stream: RawStream) -> Result<bool> {
     }
 }
 
-/// A place in a stream's work.
-pub(crate) struct Event(CUevent);
+/// A point in a stream's work.
+pub(crate) struct StreamEvent(CUevent);
 
 // SAFETY: an event may be used by any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for StreamEvent {}
 
-impl Event {
-    /// Behind what the stream has now. The device is current.
-    pub fn behind(stream: RawStream) -> Result<Event> {
+impl StreamEvent {
+    /// Records an event behind the stream's current work. The device is current.
+    pub fn behind(stream: RawStream) -> Result<StreamEvent> {
         let mut event: CUevent = std::ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: an out-pointer on the stack, written during the call.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
-        let event = Event(event);
+        let event = StreamEvent(event);
         // SAFETY: an event and a stream of the device.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, stream.0.cast()) })?;
         Ok(event)
     }
 
-    /// Whether the stream has got there.
+    /// Whether the stream has reached it.
     pub fn is_past(&self) -> Result<bool> {
         // SAFETY: an event that was recorded.
         match unsafe { sys::cuEventQuery(self.0) } {
@@ -53,14 +53,14 @@ impl Event {
         }
     }
 
-    /// What is enqueued on another stream from here on waits for it.
+    /// Makes later work of another stream wait for it.
     pub fn hold(&self, stream: RawStream) -> Result<()> {
         // SAFETY: an event and a stream of the device.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0.cast(), self.0, 0) })
     }
 }
 
-impl Drop for Event {
+impl Drop for StreamEvent {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once; the driver keeps it for those that wait for it.
         unsafe { sys::cuEventDestroy_v2(self.0) };
@@ -70,7 +70,7 @@ impl Drop for Event {
 /// Page-locked host memory, zero at first. No copy is under way when it is dropped, by the contract of the copies.
 pub(crate) struct Pinned {
     pub start: *mut u8,
-    device: Device,
+    device: PeDevice,
 }
 
 // SAFETY: an owned address; whoever uses it says so in its own contract.
@@ -79,7 +79,7 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    pub fn new(device: &Device, bytes: usize) -> Result<Pinned> {
+    pub fn new(device: &PeDevice, bytes: usize) -> Result<Pinned> {
         device.enter()?;
         let mut start: *mut c_void = std::ptr::null_mut();
         let bytes = bytes.max(1);
@@ -101,7 +101,7 @@ impl Drop for Pinned {
     }
 }
 
-/// How many GPUs this process sees.
+/// Number of GPUs that this process sees.
 pub(crate) fn count() -> Result<usize> {
     crate::gpu::cuda::driver()?;
     Ok(cudarc::driver::CudaContext::device_count()? as usize)

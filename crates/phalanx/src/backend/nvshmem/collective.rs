@@ -1,11 +1,11 @@
-//! A collective: enqueued as the library's where it can be, else as pieces.
+//! A collective: enqueued as the library's where possible, else carried out in pieces.
 
-use super::meeting::TransferCheck;
-use super::pe::{Asked, ROOM, TeamReduction, Way, column};
-use super::pieces::{ALIGNMENT, Combination, Flow};
+use super::join::CallProposal;
+use super::pe::{ReductionMethod, ReductionQuery, TEAM_SCRATCH, TeamReduction, column};
 use super::process::Half;
-use super::team::Named;
-use super::{NvshmemComm, gpu};
+use super::staging::{ALIGNMENT, Combination, StagingPlan};
+use super::team::TeamHandle;
+use super::{NvshmemComm, device};
 use crate::contract::{Backend, Blocks, Call, Operation};
 use crate::os::sync::lock;
 use crate::reduce::Reducer;
@@ -22,36 +22,36 @@ impl NvshmemComm {
     /// # Safety
     /// The contract of `Backend::collective`.
     pub(crate) unsafe fn operate(&self, call: &Call<'_>) -> Result<()> {
-        // Other communicators of this process have the same stage.
+        // The communicators of a process share the stage.
         let _operating = lock(&self.process.operating);
         let call = &Call { stream: self.stream_or_own(call.stream), ..*call };
         let places = self.places(call);
-        let offer = TransferCheck { longest: self.longest(call), places, factor: call.reduction.factor };
-        let offers = self.meet_with(call, offer)?;
-        // From here on the others wait for this rank.
+        let proposal = CallProposal { longest: self.longest(call), places, factor: call.reduction.factor };
+        let proposals = self.join_call_with(call, proposal)?;
+        // From here on the other ranks wait for this one, so every error is fatal.
         // SAFETY: the caller's contract.
-        unsafe { self.carry_out(call, places, &offers) }.map_err(|error| self.fail(error))
+        unsafe { self.carry_out(call, places, &proposals) }.map_err(|error| self.fail(error))
     }
 
-    /// The ranks have met.
+    /// Carries the collective out, after the ranks have joined.
     ///
     /// # Safety
     /// As for [`operate`](NvshmemComm::operate).
-    unsafe fn carry_out(&self, call: &Call<'_>, places: [u64; 2], offers: &[TransferCheck]) -> Result<()> {
+    unsafe fn carry_out(&self, call: &Call<'_>, places: [u64; 2], proposals: &[CallProposal]) -> Result<()> {
         if call.operation == Operation::AllToAllV {
             // SAFETY: the caller's contract.
             unsafe { self.compare_counts(call) }?;
         }
-        let longest = offers.iter().map(|offer| offer.longest).max().unwrap_or(0) as usize;
+        let longest = proposals.iter().map(|proposal| proposal.longest).max().unwrap_or(0) as usize;
         if longest == 0 {
             return Ok(());
         }
         self.process.order(call.stream)?;
-        if let Some(Named { team, .. }) = self.team {
+        if let Some(TeamHandle { team, .. }) = self.team {
             let reduce = self.reduction(call, team)?;
-            let is_symmetric = places != [0; 2] && offers.iter().all(|offer| offer.places == places);
+            let is_symmetric = places != [0; 2] && proposals.iter().all(|proposal| proposal.places == places);
             // SAFETY: the caller's contract; the buffers are symmetric memory, at the same place on all PEs.
-            if is_symmetric && unsafe { self.directly(call, team, reduce) }? {
+            if is_symmetric && unsafe { self.enqueue_collective(call, team, reduce) }? {
                 return Ok(());
             }
             if let Some(reduce) = reduce {
@@ -59,17 +59,17 @@ impl NvshmemComm {
                 return unsafe { self.reduce_in_stage(call, longest, team, reduce) };
             }
         }
-        let flow = Flow::of(call, self.rank(), self.pes.len());
+        let flow = StagingPlan::of(call, self.rank(), self.pes.len());
         let combination = call.operation.reduces().then(|| Combination {
             reducer: Reducer::new(call.dtype, call.reduction.code),
-            factors: offers.iter().map(|offer| offer.factor).collect(),
+            factors: proposals.iter().map(|proposal| proposal.factor).collect(),
             size: call.dtype.size(),
         });
         // SAFETY: the caller's contract.
         unsafe { self.flow(call, &flow, longest, combination.as_ref()) }
     }
 
-    /// Calls in host memory that were made without a stream are carried out on the communicator's.
+    /// The stream of a call; the communicator's for calls on host memory without one.
     pub(crate) fn stream_or_own(&self, stream: RawStream) -> RawStream {
         if stream == RawStream::NONE {
             RawStream(self.process.device.stream.cu_stream().cast())
@@ -82,7 +82,8 @@ impl NvshmemComm {
         (call.blocks.longest().max(call.recv_blocks.longest()) * call.dtype.size()) as u64
     }
 
-    /// What names the buffers on every PE, if the library has the operation and both are symmetric memory.
+    /// The places of the buffers, the same on every PE, if the library has the operation and both are symmetric
+    /// memory; else 0.
     fn places(&self, call: &Call<'_>) -> [u64; 2] {
         use Operation::*;
         if call.spaces != [Space::Device; 2] || !matches!(call.blocks, Blocks::Equal(_)) {
@@ -96,7 +97,7 @@ impl NvshmemComm {
             AllToAll => (ranks, ranks),
             _ => return [0; 2],
         };
-        // Of one buffer the library has reductions only.
+        // In place the library has reductions only.
         if call.operation != AllReduce && std::ptr::eq(call.send, call.recv) {
             return [0; 2];
         }
@@ -110,19 +111,27 @@ impl NvshmemComm {
     ///
     /// # Safety
     /// The buffers are symmetric memory, at the same place on all PEs, and all PEs are here with the same call.
-    unsafe fn directly(&self, call: &Call<'_>, team: nvshmem_team_t, reduce: Option<Native>) -> Result<bool> {
+    unsafe fn enqueue_collective(
+        &self,
+        call: &Call<'_>,
+        team: nvshmem_team_t,
+        reduce: Option<LibraryReduction>,
+    ) -> Result<bool> {
         let library = self.process.library;
         let (dest, source, stream) = (call.recv.cast(), call.send.cast(), call.stream.0);
         let count = call.blocks.longest();
         let bytes = count * call.dtype.size();
         let is_done = match reduce {
             None => !call.operation.reduces(),
-            Some(reduce) => reduce.way == Way::Directly || reduce.scatters && self.pes.len() * bytes <= ROOM,
+            Some(reduce) => {
+                reduce.method == ReductionMethod::Direct
+                    || reduce.scatters && self.pes.len() * bytes <= TEAM_SCRATCH
+            }
         };
         if !is_done {
             return Ok(false);
         }
-        self.get_ready(team, call.stream)?;
+        self.sync_team(team, call.stream)?;
         let turn = self.process.enter()?;
         // SAFETY: the caller's contract; a team that exists.
         let (name, code) = unsafe {
@@ -154,9 +163,9 @@ impl NvshmemComm {
         Ok(true)
     }
 
-    /// No stream goes on before all have come here: a peer writes to this rank's memory when its own stream gets there, which
-    /// may be while this one still uses it.
-    fn get_ready(&self, team: nvshmem_team_t, stream: RawStream) -> Result<()> {
+    /// Makes each stream wait for all PEs. A peer writes to this rank's memory when its own stream gets there, which
+    /// may be while this stream still uses it.
+    fn sync_team(&self, team: nvshmem_team_t, stream: RawStream) -> Result<()> {
         let (name, library) = ("nvshmemx_team_sync_on_stream", self.process.library);
         let sync = library.need(library.nvshmemx_team_sync_on_stream, name)?;
         let turn = self.process.enter()?;
@@ -166,8 +175,8 @@ impl NvshmemComm {
         library.check(name, code)
     }
 
-    /// The library's reduction, if it has it.
-    fn reduction(&self, call: &Call<'_>, team: nvshmem_team_t) -> Result<Option<Native>> {
+    /// The library's function for a reduction, if it has one.
+    fn reduction(&self, call: &Call<'_>, team: nvshmem_team_t) -> Result<Option<LibraryReduction>> {
         if !call.operation.reduces() {
             return Ok(None);
         }
@@ -188,17 +197,17 @@ impl NvshmemComm {
         };
         let pes = self.pes.len();
         let has_limits = scatters || pes > 2 && std::ptr::eq(call.send, call.recv);
-        let way = if has_limits {
+        let method = if has_limits {
             let _turn = self.process.enter()?;
-            self.process.limits.way(library, Asked { team, pes, dtype, op, scatters })
+            self.process.limits.method(library, ReductionQuery { team, pes, dtype, op, scatters })
         } else {
-            Way::Directly
+            ReductionMethod::Direct
         };
-        let function = function.filter(|_| way != Way::NotAtAll);
-        Ok(function.map(|function| Native { function, name, scatters, way }))
+        let function = function.filter(|_| method != ReductionMethod::Unsupported);
+        Ok(function.map(|function| LibraryReduction { function, name, scatters, method }))
     }
 
-    /// The library's reduction, in the stage. On device memory enqueued; on host memory complete when it returns.
+    /// A reduction by the library in the stage. On device memory enqueued; on host memory complete when it returns.
     ///
     /// # Safety
     /// The contract of `Backend::collective`; all PEs are here with the same call.
@@ -207,13 +216,15 @@ impl NvshmemComm {
         call: &Call<'_>,
         longest: usize,
         team: nvshmem_team_t,
-        reduce: Native,
+        reduce: LibraryReduction,
     ) -> Result<()> {
         let (rank, ranks, size) = (self.rank(), self.pes.len(), call.dtype.size());
         let (stream, process) = (call.stream, &self.process);
-        let (piece, parts) = match (reduce.scatters, reduce.way) {
-            (true, Way::Directly) => (self.piece(), ranks),
-            (true, _) => (self.piece().min(ROOM / ranks / ALIGNMENT * ALIGNMENT).max(ALIGNMENT), ranks),
+        let (piece, parts) = match (reduce.scatters, reduce.method) {
+            (true, ReductionMethod::Direct) => (self.place_bytes(), ranks),
+            (true, _) => {
+                (self.place_bytes().min(TEAM_SCRATCH / ranks / ALIGNMENT * ALIGNMENT).max(ALIGNMENT), ranks)
+            }
             (false, _) => (process.stage, 1),
         };
         let wanted = call.operation != Operation::Reduce || rank == call.root;
@@ -223,7 +234,7 @@ impl NvshmemComm {
                 let block = if reduce.scatters { part } else { rank };
                 let (len, offset) = (call.blocks.len(block) * size, call.blocks.offset(part) * size);
                 let source = call.send.wrapping_add(if reduce.scatters { offset } else { 0 } + begin);
-                // What is missing of a shorter block is whatever the stage holds, and nobody's.
+                // The tail of a shorter block holds old contents of the stage, whose result is not used.
                 // SAFETY: the caller's contract; what the stage held was used on this stream, or before all met.
                 unsafe {
                     self.bring(
@@ -236,7 +247,7 @@ impl NvshmemComm {
                 }?;
             }
             let (dest, source) = (process.at(Half::Out, 0), process.at(Half::In, 0));
-            self.get_ready(team, stream)?;
+            self.sync_team(team, stream)?;
             let code = {
                 let _turn = process.enter()?;
                 // SAFETY: initialised; a team that exists; symmetric memory of so many elements.
@@ -250,25 +261,25 @@ impl NvshmemComm {
             let target = call.recv.wrapping_add(begin);
             if call.spaces[1] == Space::Device && wanted {
                 // SAFETY: the caller's contract.
-                unsafe { gpu::copy(target, dest, own, stream) }?;
+                unsafe { device::copy(target, dest, own, stream) }?;
             } else if wanted {
                 let pinned = process.on_host(Half::Out, 0)?;
                 // SAFETY: pinned memory mirrors the stage; the copy is complete when it is copied from.
                 unsafe {
-                    gpu::copy(pinned, dest, own, stream)?;
-                    self.wait_for(stream, &self.errand())?;
+                    device::copy(pinned, dest, own, stream)?;
+                    self.wait_for_stream(stream, &self.current_call())?;
                     std::ptr::copy_nonoverlapping(pinned, target, own);
                 }
             }
             if call.spaces[0] == Space::Host {
-                // The mirror is filled again, by this operation or another.
-                self.wait_for(stream, &self.errand())?;
+                // The pinned mirror is refilled by the next step or operation.
+                self.wait_for_stream(stream, &self.current_call())?;
             }
         }
         Ok(())
     }
 
-    /// Whether what each rank gives in an all_to_all_v is what the other expects.
+    /// Checks that each rank sends as much in an all_to_all_v as the receiver expects.
     ///
     /// # Safety
     /// As for [`operate`](NvshmemComm::operate).
@@ -277,7 +288,7 @@ impl NvshmemComm {
         let own: Vec<u64> = (0..ranks).map(|to| call.blocks.len(to) as u64).collect();
         let mut all = vec![0u64; ranks * ranks];
         let blocks = Blocks::Equal(ranks);
-        let told = Call {
+        let exchange = Call {
             dtype: DType::U64,
             send: own.as_ptr().cast(),
             recv: all.as_mut_ptr().cast(),
@@ -286,33 +297,33 @@ impl NvshmemComm {
             ..Call::empty(Operation::AllGather)
         };
         // SAFETY: one thread at a time is in a collective; lists of so many words.
-        self.met(|control| unsafe { control.collective(&told) })?;
+        self.on_host_channel(|channel| unsafe { channel.collective(&exchange) })?;
         let differs = |from: &usize| all[from * ranks + rank] != call.recv_blocks.len(*from) as u64;
-        // Nobody goes on before all have said that theirs are right.
+        // All ranks report before any goes on.
         let wrong = (0..ranks).find(differs);
-        let told = [
+        let own_answer = [
             wrong.map_or(0, |from| from as u64 + 1),
             wrong.map_or(0, |from| call.recv_blocks.len(from) as u64),
         ];
-        let mut verdicts = vec![[0u64; 2]; ranks];
+        let mut answers = vec![[0u64; 2]; ranks];
         // SAFETY: as above.
-        self.met(|control| unsafe { control.tell_all(&told, verdicts.as_flattened_mut()) })?;
-        match verdicts.iter().position(|verdict| verdict[0] != 0) {
+        self.on_host_channel(|channel| unsafe { channel.tell_all(&own_answer, answers.as_flattened_mut()) })?;
+        match answers.iter().position(|answer| answer[0] != 0) {
             None => Ok(()),
             Some(to) => {
-                let from = verdicts[to][0] as usize - 1;
-                let (given, expected) = (all[from * ranks + to], verdicts[to][1]);
+                let from = answers[to][0] as usize - 1;
+                let (given, expected) = (all[from * ranks + to], answers[to][1]);
                 Err(self.unequal(call.dtype, (from, given), (to, expected)))
             }
         }
     }
 }
 
-/// A reduction of the library's.
+/// A reduction function of the library.
 #[derive(Clone, Copy)]
-struct Native {
+struct LibraryReduction {
     function: Reduce,
     name: &'static str,
     scatters: bool,
-    way: Way,
+    method: ReductionMethod,
 }

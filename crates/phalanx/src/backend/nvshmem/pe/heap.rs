@@ -1,7 +1,8 @@
-//! Whether the library's heap can grow.
+//! Room in the library's heap: whether it can grow for an allocation.
 //!
-//! Where the GPU has virtual memory management the heap grows when it is full, in steps of `NVSHMEM_CUMEM_GRANULARITY`. If the GPU
-//! has no room for a step, the library (3.4.5) unmaps the whole heap and goes on to use it. So that is looked at before.
+//! With virtual memory management the heap grows when it is full, in steps of `NVSHMEM_CUMEM_GRANULARITY`. If the GPU
+//! has no room for a step, the library (3.4.5) unmaps the whole heap and still uses it. So the room is checked
+//! before.
 
 use super::context::Context;
 use super::device::failed;
@@ -10,24 +11,24 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-/// The step unless `NVSHMEM_CUMEM_GRANULARITY` says otherwise, the driver's, and what the library limits it to.
+/// The default step, and the driver's and the library's limits for it, in bytes.
 const STEP: usize = 512 << 20;
 const LEAST: usize = 2 << 20;
 const MOST: usize = 2 << 30;
-/// What the library rounds an allocation up by, at most.
+/// The most by which the library rounds up an allocation, in bytes.
 const ROUNDING: usize = 4 << 10;
 
 impl Context {
-    /// An error if the heap may have to grow for so many bytes, and the GPU has no room for that.
+    /// An error if the heap may have to grow by `bytes`, and the GPU has no room for that.
     pub(crate) fn check_room(&self, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
-        // The library's first step is there since initialisation.
+        // The first step is mapped at initialisation.
         let Some(end) = self.heap.borrow().iter().map(|(start, bytes)| start + bytes).max() else {
             return Ok(());
         };
-        let (needed, free) = (growth(bytes), self.device.free_memory()?);
+        let (needed, free) = (heap(bytes), self.device.free_memory()?);
         // Behind the last allocation the heap goes on to the end of its step.
         if needed <= free || !is_dynamic(end - 1)? || is_dynamic(end + (bytes + ROUNDING) as u64)? {
             return Ok(());
@@ -45,7 +46,7 @@ impl Context {
             return Ok(*known);
         }
         let start = self.heap.borrow().first_key_value().map(|(start, _)| *start);
-        // Asked while the heap is there: one that could not grow is unmapped.
+        // ReductionQuery while the heap is there: one that could not grow is unmapped.
         start.map_or(Ok(false), |start| {
             Ok(*self.heap_is_dynamic.get_or_init(|| is_dynamic(start).unwrap_or(true)))
         })
@@ -53,17 +54,17 @@ impl Context {
 }
 
 /// By how much the heap grows for an allocation.
-fn growth(bytes: usize) -> usize {
+fn heap(bytes: usize) -> usize {
     (bytes + ROUNDING).next_multiple_of(step())
 }
 
-/// In what steps the heap grows, and memory is mapped into it.
+/// The step in bytes by which the heap grows and memory is mapped into it.
 pub(crate) fn step() -> usize {
     let step = std::env::var("NVSHMEM_CUMEM_GRANULARITY").ok().and_then(|text| size(&text));
     step.unwrap_or(STEP).clamp(LEAST, MOST)
 }
 
-/// A size as the library reads it: a number, and a unit perhaps.
+/// A size as the library parses it: a number, and perhaps a unit.
 fn size(text: &str) -> Option<usize> {
     let text = text.trim();
     let (number, unit) = match text.char_indices().last()? {
@@ -79,14 +80,14 @@ fn is_dynamic(address: CUdeviceptr) -> Result<bool> {
     origin(address).map(|origin| origin.is_some())
 }
 
-/// How memory was made by `cuMemCreate`: in what ways it can be exported, and where it is.
+/// Properties of memory from `cuMemCreate`: export handles, and location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Created {
     handle_types: u32,
     location: [u32; 2],
 }
 
-/// How the memory at an address was made, if by `cuMemCreate`. The device is current.
+/// The properties of the memory at an address, if it is from `cuMemCreate`. The device is current.
 pub(crate) fn origin(address: CUdeviceptr) -> Result<Option<Created>> {
     let mut handle = 0;
     // SAFETY: an out-pointer on the stack; the driver looks the address up.

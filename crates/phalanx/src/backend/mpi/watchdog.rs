@@ -1,7 +1,7 @@
-//! Deadlines: a thread looks at what each communicator is in the middle of.
+//! Deadlines: a thread watches the operation that each communicator is in.
 //!
-//! An operation leaves a note before it calls MPI and takes it away afterwards: a few stores, no look at the clock.
-//! The thread compares what it sees with what it saw before.
+//! An operation records itself before it calls MPI and clears the record afterwards: a few stores, no clock. The
+//! thread compares each record with what it last saw.
 
 use crate::control::record::Record;
 use crate::os::sync::lock;
@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What `MPI_Abort` gets, and what the job ends with.
+/// The code passed to `MPI_Abort`, which becomes the exit status of the job.
 const EXIT_CODE: c_int = 124;
 
-/// How long other ranks have to tell where they wait, before the first one ends the job.
+/// Time for other ranks to report where they wait, before the first rank ends the job.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
-/// How long `MPI_Abort` may take.
+/// Time limit for `MPI_Abort`.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// `MPI_Abort` and the communicator that it gets, once MPI is initialised.
+/// `MPI_Abort` and the communicator to pass to it, once MPI is initialised.
 #[derive(Clone, Copy)]
 pub(crate) struct Abort {
     pub function: unsafe extern "C" fn(Handle, c_int) -> c_int,
@@ -36,74 +36,74 @@ pub(crate) fn is_ending_job() -> bool {
     ENDING.load(Ordering::Relaxed)
 }
 
-/// The note of one communicator.
-pub(crate) struct Guard {
+/// The operation that one communicator is in, and its deadlines.
+pub(crate) struct OperationWatch {
     abort: Option<Abort>,
     rank: usize,
     /// Nanoseconds.
     timeout: AtomicU64,
-    /// The same for the operation that the communicator is inside of, if it has one of its own; else 0.
+    /// Nanoseconds: the deadline of the current operation, if it has one of its own; else 0.
     limit: AtomicU64,
     inside: AtomicBool,
-    /// Changes whenever something was achieved.
-    beat: AtomicU64,
+    /// Incremented at each step of progress; the deadline then starts anew.
+    progress: AtomicU64,
     sequence: AtomicU64,
     record: [AtomicU64; 3],
 }
 
-/// As long as it lives, its communicator is inside an operation.
-pub(crate) struct Inside<'a>(&'a Guard);
+/// Marks the communicator as inside an operation, until it is dropped.
+pub(crate) struct WatchedOperation<'a>(&'a OperationWatch);
 
-impl Inside<'_> {
+impl WatchedOperation<'_> {
     /// The operation's number on its communicator.
     pub fn sequence(&self) -> u64 {
         self.0.sequence.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for WatchedOperation<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.0.inside.store(false, Ordering::Release);
     }
 }
 
-/// A guard, and what the watching thread saw of it.
-struct Watched {
-    guard: Weak<Guard>,
-    beat: u64,
+/// A communicator's record, and what the watching thread last saw of it.
+struct WatchEntry {
+    watch: Weak<OperationWatch>,
+    progress: u64,
     since: Instant,
 }
 
-static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
-/// Told when a guard is new, or a deadline has changed.
+static WATCHED: Mutex<Vec<WatchEntry>> = Mutex::new(Vec::new());
+/// Notified of a new communicator or a changed deadline.
 static CHANGED: Condvar = Condvar::new();
 
-impl Guard {
-    /// A guard that is watched.
-    pub fn watch(abort: Option<Abort>, rank: usize, timeout: Duration) -> Result<Arc<Guard>> {
+impl OperationWatch {
+    /// Creates a record and registers it with the watching thread.
+    pub fn start(abort: Option<Abort>, rank: usize, timeout: Duration) -> Result<Arc<OperationWatch>> {
         start_watching()?;
-        let guard = Arc::new(Guard {
+        let watch = Arc::new(OperationWatch {
             abort,
             rank,
             timeout: AtomicU64::new(nanoseconds(timeout)),
             limit: AtomicU64::new(0),
             inside: AtomicBool::new(false),
-            beat: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             record: Default::default(),
         });
-        lock(&WATCHED).push(Watched { guard: Arc::downgrade(&guard), beat: 0, since: Instant::now() });
+        lock(&WATCHED).push(WatchEntry { watch: Arc::downgrade(&watch), progress: 0, since: Instant::now() });
         CHANGED.notify_all();
-        Ok(guard)
+        Ok(watch)
     }
 
-    /// The ranks begin to come together. The only note that has no record.
-    pub fn enter_init(&self) -> Inside<'_> {
+    /// The ranks begin to join. The only operation without a record.
+    pub fn enter_init(&self) -> WatchedOperation<'_> {
         self.enter_with([0; 3])
     }
 
-    /// The number of the communicator's next operation, from 1. One thread at a time asks for it.
+    /// Takes the number of the next operation, from 1. One thread at a time calls it.
     #[inline(always)]
     pub fn next(&self) -> u64 {
         let sequence = self.sequence.load(Ordering::Relaxed) + 1;
@@ -116,50 +116,50 @@ impl Guard {
         self.sequence.load(Ordering::Relaxed)
     }
 
-    /// The operation whose number was asked for last begins. One thread at a time does this.
+    /// Begins the operation that `next` numbered. One thread at a time calls it.
     #[inline(always)]
-    pub fn enter(&self, record: &Record) -> Inside<'_> {
+    pub fn enter(&self, record: &Record) -> WatchedOperation<'_> {
         self.enter_with(record.words())
     }
 
     #[inline(always)]
-    fn enter_with(&self, words: [u64; 3]) -> Inside<'_> {
+    fn enter_with(&self, words: [u64; 3]) -> WatchedOperation<'_> {
         for (word, value) in self.record.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
         let limit = deadline::limit();
         self.limit.store(limit.map_or(0, nanoseconds), Ordering::Relaxed);
-        self.beat();
+        self.progress();
         self.inside.store(true, Ordering::Release);
         if limit.is_some() {
-            // It may be shorter than the time for which the thread sleeps.
+            // The limit may be shorter than the thread's sleep.
             CHANGED.notify_all();
         }
-        Inside(self)
+        WatchedOperation(self)
     }
 
-    /// The operation has come on: its deadline starts anew.
+    /// Reports progress: the deadline starts anew.
     #[inline(always)]
-    pub fn beat(&self) {
-        // One thread at a time is inside.
-        self.beat.store(self.beat.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    pub fn progress(&self) {
+        // One thread at a time is inside, so no atomic add is needed.
+        self.progress.store(self.progress.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Changes when something that is waited for has come on.
-    pub fn beats(&self) -> u64 {
-        self.beat.load(Ordering::Relaxed)
+    /// A counter that changes with each step of progress.
+    pub fn progress_count(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
     }
 
     pub fn timeout(&self) -> Duration {
         Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
     }
 
-    /// The deadline of a wait of this thread.
+    /// The deadline for a wait of this thread.
     pub fn deadline(&self) -> Duration {
         deadline::of(self.timeout())
     }
 
-    /// The deadline of the operation that the communicator is inside of.
+    /// The deadline of the current operation.
     fn current(&self) -> Duration {
         match self.limit.load(Ordering::Relaxed) {
             0 => self.timeout(),
@@ -172,7 +172,7 @@ impl Guard {
         CHANGED.notify_all();
     }
 
-    /// A deadline has passed in this operation: tells, with what may be the reason, and ends the job.
+    /// Reports a passed deadline, with a hint at the cause, and ends the job.
     pub fn give_up(&self, operation: String, sequence: u64, waited: Duration, hint: &str) -> ! {
         let timeout = TimeoutError { operation, sequence, reporter: self.rank, waited, missing: Vec::new() };
         self.end_job(&format!(
@@ -184,7 +184,7 @@ impl Guard {
     /// Ends the job, with a reason on standard error.
     pub fn end_job(&self, reason: &str) -> ! {
         ENDING.store(true, Ordering::Relaxed);
-        // Both: whoever has no subscriber for the log still has to learn why the job ended.
+        // Both: a program without a log subscriber also needs the reason.
         tracing::error!("{reason}");
         eprintln!("phalanx: {reason}");
         std::thread::sleep(LAST_WORDS);
@@ -204,18 +204,18 @@ impl Guard {
     }
 }
 
-impl Watched {
-    /// Looks at the guard; how long the thread may sleep for it. `None`: it is gone.
+impl WatchEntry {
+    /// Checks the record, and returns how long the thread may sleep. `None`: the communicator is gone.
     fn look(&mut self, now: Instant) -> Option<Duration> {
-        let guard = self.guard.upgrade()?;
-        let inside = guard.inside.load(Ordering::Acquire);
-        let timeout = if inside { guard.current() } else { guard.timeout() };
-        let beat = guard.beat.load(Ordering::Relaxed);
-        if !inside || beat != self.beat {
-            (self.beat, self.since) = (beat, now);
+        let watch = self.watch.upgrade()?;
+        let inside = watch.inside.load(Ordering::Acquire);
+        let timeout = if inside { watch.current() } else { watch.timeout() };
+        let progress = watch.progress.load(Ordering::Relaxed);
+        if !inside || progress != self.progress {
+            (self.progress, self.since) = (progress, now);
         } else if now - self.since >= timeout {
-            let sequence = guard.sequence.load(Ordering::Relaxed);
-            guard.give_up(guard.record(), sequence, now - self.since, "");
+            let sequence = watch.sequence.load(Ordering::Relaxed);
+            watch.give_up(watch.record(), sequence, now - self.since, "");
         }
         Some((timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(500)))
     }

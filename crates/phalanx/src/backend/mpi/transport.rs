@@ -1,9 +1,9 @@
-//! Messages that carry the store's connections (`bootstrap/store/transport/`), on a communicator of their own.
+//! Transport for the store's connections: messages of MPI, on a communicator of their own.
 //!
-//! Nothing here waits: sends and receives are MPI's non-blocking calls. A peer may be dead, and then some of them never end:
-//! their memory is left to MPI, and MPI is not finalised, since that could wait for the peer.
+//! Nothing here waits: sends and receives are MPI's non-blocking calls. If a peer is dead, some of them never
+//! complete. Their memory is then leaked, and MPI is not finalised, since finalising could wait for the peer.
 
-use super::{Failure, MpiComm, check};
+use super::{MpiComm, MpiFailure, check};
 use crate::contract::{Backend, Departure};
 use crate::rendezvous::store::MessageTransport;
 use phalanx_sys::mpi::{Handle, Status};
@@ -11,56 +11,59 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often MPI is asked in vain before it is left alone: a look that finds nothing moves messages along, one of the next
-/// finds them.
+/// Probes without a result before a receive gives up for now. A probe that finds nothing still makes MPI progress, so
+/// one of the next ones may succeed.
 const LOOKS: u32 = 4;
 
-/// How long messages may take that are under way when the process exits.
+/// Time for pending messages to complete when the process exits.
 const FINISHING: Duration = Duration::from_millis(1500);
 
-/// The only kind of message.
+/// The tag of all messages.
 const TAG: c_int = 0;
 
-/// The messages of a communicator that does nothing else.
-pub(crate) struct MpiMail {
+/// The store's messages, on a communicator without other use.
+pub(crate) struct MpiTransport {
     comm: MpiComm,
-    sends: Vec<Message>,
-    /// How many of them each rank is to get.
+    sends: Vec<PendingMessage>,
+    /// Incomplete sends, per rank.
     unsent: Vec<usize>,
-    /// In the order in which they came.
-    receives: Vec<Message>,
+    /// In order of arrival.
+    receives: Vec<PendingMessage>,
     has_given_up: bool,
 }
 
-/// A message that MPI has in its hands, until the request is `None`.
-struct Message {
+/// A message that MPI is sending or receiving, until the request is `None`.
+struct PendingMessage {
     peer: c_int,
     request: Option<Handle>,
     bytes: Vec<u8>,
 }
 
-impl MpiMail {
-    pub fn new(comm: MpiComm) -> MpiMail {
-        comm.process.mails.fetch_add(1, Ordering::Relaxed);
+impl MpiTransport {
+    pub fn new(comm: MpiComm) -> MpiTransport {
+        comm.process.transports.fetch_add(1, Ordering::Relaxed);
         let unsent = vec![0; comm.ranks];
-        MpiMail { comm, unsent, sends: Vec::new(), receives: Vec::new(), has_given_up: false }
+        MpiTransport { comm, unsent, sends: Vec::new(), receives: Vec::new(), has_given_up: false }
     }
 
-    /// Calls MPI, if it is there yet.
-    fn call<T>(&mut self, call: impl FnOnce(&mut MpiMail) -> Result<T, Failure>) -> Result<T, String> {
+    /// Calls MPI, unless it is finalised.
+    fn call<T>(
+        &mut self,
+        call: impl FnOnce(&mut MpiTransport) -> Result<T, MpiFailure>,
+    ) -> Result<T, String> {
         let process = self.comm.process;
         if process.is_finalized() {
             return Err("MPI is finalised".into());
         }
         call(self).map_err(|failure| {
-            // After an error MPI promises nothing.
+            // After an error MPI guarantees nothing.
             self.give_up();
             process.error(failure, self.comm.rank, "the job's store", 0).to_string()
         })
     }
 
-    /// Accepts the next message that has come, whoever has sent it; whether there was one.
-    fn accept(&mut self) -> Result<bool, Failure> {
+    /// Starts to receive the next message from any rank; `false` if there is none.
+    fn accept(&mut self) -> Result<bool, MpiFailure> {
         let mpi = &self.comm.process.mpi;
         let (f, constants) = (&mpi.functions, &mpi.constants);
         let (mut there, mut len) = (0, 0);
@@ -82,12 +85,12 @@ impl MpiMail {
             (f.imrecv)(bytes.as_mut_ptr().cast(), len, constants.byte, &raw mut message, &raw mut request)
         })?;
         let peer = status.source(constants.status_source);
-        self.receives.push(Message { peer, request: Some(request), bytes });
+        self.receives.push(PendingMessage { peer, request: Some(request), bytes });
         Ok(true)
     }
 
-    /// Takes the first message that is complete, unless the same sender's one before is not.
-    fn take_received(&mut self) -> Result<Option<Message>, Failure> {
+    /// Takes the first complete message whose sender has no earlier incomplete one.
+    fn take_received(&mut self) -> Result<Option<PendingMessage>, MpiFailure> {
         for index in 0..self.receives.len() {
             self.comm.look_after(&mut self.receives[index])?;
             let peer = self.receives[index].peer;
@@ -99,7 +102,7 @@ impl MpiMail {
         Ok(None)
     }
 
-    fn complete_sends(&mut self) -> Result<(), Failure> {
+    fn complete_sends(&mut self) -> Result<(), MpiFailure> {
         self.sends.iter_mut().try_for_each(|send| self.comm.look_after(send))?;
         self.sends.retain(|send| {
             self.unsent[send.peer as usize] -= usize::from(send.request.is_none());
@@ -110,10 +113,10 @@ impl MpiMail {
 }
 
 impl MpiComm {
-    /// Sees whether a message is complete.
-    fn look_after(&self, message: &mut Message) -> Result<(), Failure> {
+    /// Clears the request of a message if it is complete.
+    fn look_after(&self, message: &mut PendingMessage) -> Result<(), MpiFailure> {
         if let Some(request) = &mut message.request {
-            // One thread has the mail.
+            // One thread owns the transport.
             if self.test_request(request)? {
                 message.request = None;
             }
@@ -122,19 +125,19 @@ impl MpiComm {
     }
 }
 
-impl MessageTransport for MpiMail {
+impl MessageTransport for MpiTransport {
     fn send(&mut self, to: usize, bytes: &[u8]) -> Result<(), String> {
-        self.call(|mail| {
-            let mpi = &mail.comm.process.mpi;
+        self.call(|transport| {
+            let mpi = &transport.comm.process.mpi;
             let (peer, bytes, mut request) = (to as c_int, bytes.to_vec(), Handle::ZERO);
             // SAFETY: the memory stays where it is until the request is complete: see `drop`.
             check("MPI_Isend", unsafe {
-                let (buffer, count) = (mail.comm.no_sentinel(bytes.as_ptr()), bytes.len() as c_int);
-                let (byte, comm) = (mpi.constants.byte, mail.comm.comm);
+                let (buffer, count) = (transport.comm.no_sentinel(bytes.as_ptr()), bytes.len() as c_int);
+                let (byte, comm) = (mpi.constants.byte, transport.comm.comm);
                 (mpi.functions.isend)(buffer, count, byte, peer, TAG, comm, &raw mut request)
             })?;
-            mail.sends.push(Message { peer, request: Some(request), bytes });
-            mail.unsent[to] += 1;
+            transport.sends.push(PendingMessage { peer, request: Some(request), bytes });
+            transport.unsent[to] += 1;
             Ok(())
         })
     }
@@ -144,23 +147,23 @@ impl MessageTransport for MpiMail {
     }
 
     fn flush(&mut self) -> bool {
-        self.call(MpiMail::complete_sends).is_ok() && self.sends.is_empty()
+        self.call(MpiTransport::complete_sends).is_ok() && self.sends.is_empty()
     }
 
     fn receive(&mut self) -> Result<Option<(usize, Vec<u8>)>, String> {
         if self.comm.process.is_ending.load(Ordering::Acquire) {
             return Err("this process is at its end".into());
         }
-        let received = self.call(|mail| {
-            if let Some(message) = mail.take_received()? {
+        let received = self.call(|transport| {
+            if let Some(message) = transport.take_received()? {
                 return Ok(Some(message));
             }
-            mail.complete_sends()?;
+            transport.complete_sends()?;
             let mut in_vain = 0;
             while in_vain < LOOKS {
-                in_vain += u32::from(!mail.accept()?);
+                in_vain += u32::from(!transport.accept()?);
             }
-            mail.take_received()
+            transport.take_received()
         })?;
         Ok(received.map(|message| (message.peer as usize, message.bytes)))
     }
@@ -173,16 +176,16 @@ impl MessageTransport for MpiMail {
     }
 }
 
-impl MpiMail {
-    /// The process exits: what was said last, and is being heard, is on its way, and MPI is to be finalised. Who is gone is not
-    /// waited for.
+impl MpiTransport {
+    /// Completes pending messages when the process exits, for at most [`FINISHING`]: the last words reach their
+    /// peers, and MPI can be finalised. Does not wait for a dead peer.
     fn finish(&mut self) {
         let until = Instant::now() + FINISHING;
         while !self.has_given_up && Instant::now() < until {
-            let completed = self.call(|mail| {
-                mail.complete_sends()?;
-                for index in 0..mail.receives.len() {
-                    mail.comm.look_after(&mut mail.receives[index])?;
+            let completed = self.call(|transport| {
+                transport.complete_sends()?;
+                for index in 0..transport.receives.len() {
+                    transport.comm.look_after(&mut transport.receives[index])?;
                 }
                 Ok(())
             });
@@ -195,7 +198,7 @@ impl MpiMail {
     }
 }
 
-impl Drop for MpiMail {
+impl Drop for MpiTransport {
     fn drop(&mut self) {
         if self.comm.process.is_ending.load(Ordering::Acquire) {
             self.finish();
@@ -207,6 +210,6 @@ impl Drop for MpiMail {
         } else {
             self.give_up();
         }
-        self.comm.process.mails.fetch_sub(1, Ordering::Release);
+        self.comm.process.transports.fetch_sub(1, Ordering::Release);
     }
 }
