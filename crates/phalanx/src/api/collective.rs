@@ -1,7 +1,8 @@
 //! The collectives of [`Comm`]: every check on their arguments, once, and the methods.
 
 use super::comm::Comm;
-use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
 use crate::buffer::{Source, Target};
 use crate::contract::{Blocks, Call, Operation, Shape};
 use crate::types::dtype::Element;

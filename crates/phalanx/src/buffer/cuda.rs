@@ -1,13 +1,14 @@
 //! cudarc's device memory as buffers.
 //!
-//! An operation runs on its lane's stream, which may be another than the one that the memory is used on. cudarc
+//! An operation runs on its stream's stream, which may be another than the one that the memory is used on. cudarc
 //! keeps, for each slice, an event behind its last read and its last write, so that other streams (and the
 //! slice's own end) wait for them. Where it tracks nothing (memory that was made before the context had a second
 //! stream, tracking switched off) the slice's stream itself is made to wait.
 //!
 //! An operation on the host, MPI's, begins when the slice's own stream has done its work, and is complete when it returns.
 
-use super::stream::{Loan, Stream};
+use super::loan::Loan;
+use super::stream::Stream;
 use super::{Source, Target};
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UsageError};
@@ -69,7 +70,7 @@ impl Drop for Current {
     }
 }
 
-/// How a slice is lent to a lane.
+/// How a slice is lent to a stream.
 #[derive(Debug, Clone, Copy)]
 struct Plan<'a> {
     operation: &'a CudaStream,
@@ -120,7 +121,7 @@ impl<'a> Plan<'a> {
         }
         // The one stream keeps the order.
         let (address, recording) = pointer(self.operation);
-        Ok(self.lent(address, recording))
+        Ok(self.loan(address, recording))
     }
 
     fn lend_in_order(
@@ -142,11 +143,11 @@ impl<'a> Plan<'a> {
         }
         // Those of the waits, and any before them.
         operation.context().check_err()?;
-        Ok(self.lent(address, recording))
+        Ok(self.loan(address, recording))
     }
 
     #[inline(always)]
-    fn lent(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Loan<'a> {
+    fn loan(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Loan<'a> {
         // The event is recorded by `Order`: cudarc leaves it out if it tracks nothing in the operation's own context.
         let event = event_of(recording);
         Loan::device(address, Some(Order { plan: self, event, is_lifted: false }))
@@ -253,15 +254,15 @@ pub(crate) fn gather_users<T>(
 #[cold]
 fn lend_on_host<'l>(
     slice: &Arc<CudaStream>,
-    lane: &Stream,
+    stream: &Stream,
     address: impl FnOnce() -> CUdeviceptr,
 ) -> Result<Loan<'l>> {
-    let Some(guest) = lane.guest() else {
+    let Some(access) = stream.cuda_access() else {
         return Err(wrong_memory(slice, "host memory".into()));
     };
-    guest.check(slice)?;
+    access.check(slice)?;
     let address = address();
-    guest.wait(slice)?;
+    access.wait(slice)?;
     Ok(Loan::device(address, None))
 }
 
@@ -285,10 +286,10 @@ macro_rules! device_memory {
                 DeviceSlice::len(self)
             }
             #[inline]
-            fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
-                let Some(operation) = lane.cuda_stream() else {
+            fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
+                let Some(operation) = stream.cuda_stream() else {
                     let own = DeviceSlice::stream(self).clone();
-                    return lend_on_host(&own, lane, || self.device_ptr(&own).0);
+                    return lend_on_host(&own, stream, || self.device_ptr(&own).0);
                 };
                 let own = Arc::as_ptr(DeviceSlice::stream(self));
                 // SAFETY: the stream of the slice, which is borrowed.
@@ -301,10 +302,10 @@ macro_rules! device_memory {
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<T: Element> Target for $ty {
             #[inline]
-            fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
-                let Some(operation) = lane.cuda_stream() else {
+            fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
+                let Some(operation) = stream.cuda_stream() else {
                     let own = DeviceSlice::stream(self).clone();
-                    return lend_on_host(&own, lane, || self.device_ptr_mut(&own).0);
+                    return lend_on_host(&own, stream, || self.device_ptr_mut(&own).0);
                 };
                 let own = Arc::as_ptr(DeviceSlice::stream(self));
                 // SAFETY: the stream of the slice, which is borrowed.

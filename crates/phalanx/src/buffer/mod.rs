@@ -7,10 +7,12 @@ pub(crate) mod cuda;
 #[cfg(feature = "cuda")]
 mod hip;
 pub(crate) mod host;
+pub(crate) mod loan;
 pub(crate) mod stream;
 
 use crate::buffer::host::HostBuffer;
-use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
 use crate::types::dtype::Element;
 use crate::types::error::Result;
 
@@ -34,7 +36,7 @@ pub unsafe trait Source {
     ///
     /// # Errors
     /// [`UsageError::Memory`](crate::UsageError::Memory) if that lane cannot use this memory.
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>>;
+    fn lend<'a>(&'a self, stream: &'a Stream) -> Result<Loan<'a>>;
 }
 
 /// Memory an operation can write; the counterpart of [`Source`].
@@ -43,7 +45,7 @@ pub unsafe trait Source {
 /// As for [`Source`]; moreover, during that time nobody else reads or writes the elements.
 pub unsafe trait Target: Source {
     /// Lends the elements to an operation on a lane, for writing.
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>>;
+    fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>>;
 }
 
 macro_rules! slice_like {
@@ -56,14 +58,14 @@ macro_rules! slice_like {
                 <[T]>::len(self)
             }
             #[inline]
-            fn lend<'a>(&'a self, _lane: &'a Stream) -> Result<Loan<'a>> {
+            fn lend<'a>(&'a self, _stream: &'a Stream) -> Result<Loan<'a>> {
                 Ok(Loan::host(<[T]>::as_ptr(self).cast_mut().cast()))
             }
         }
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<$($generics)*> Target for $ty {
             #[inline]
-            fn lend_mut<'a>(&'a mut self, _lane: &'a Stream) -> Result<Loan<'a>> {
+            fn lend_mut<'a>(&'a mut self, _stream: &'a Stream) -> Result<Loan<'a>> {
                 Ok(Loan::host(<[T]>::as_mut_ptr(self).cast()))
             }
         }
@@ -86,8 +88,8 @@ unsafe impl<B: Source + ?Sized> Source for &B {
         (**self).len()
     }
     #[inline]
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
-        (**self).lend(lane)
+    fn lend<'a>(&'a self, stream: &'a Stream) -> Result<Loan<'a>> {
+        (**self).lend(stream)
     }
 }
 
@@ -99,16 +101,16 @@ unsafe impl<B: Source + ?Sized> Source for &mut B {
         (**self).len()
     }
     #[inline]
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
-        (**self).lend(lane)
+    fn lend<'a>(&'a self, stream: &'a Stream) -> Result<Loan<'a>> {
+        (**self).lend(stream)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<B: Target + ?Sized> Target for &mut B {
     #[inline]
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>> {
-        (**self).lend_mut(lane)
+    fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>> {
+        (**self).lend_mut(stream)
     }
 }
 

@@ -2,12 +2,11 @@
 
 #[cfg(feature = "cuda")]
 use crate::types::error::Result;
-use crate::types::memory::{RawStream, Span};
+use crate::types::memory::RawStream;
+#[cfg(feature = "cuda")]
 use std::marker::PhantomData;
 #[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
-#[cfg(feature = "cuda")]
-use std::num::NonZeroU64;
 
 #[cfg(feature = "cuda")]
 use super::collective_config::RawCollectiveConfig;
@@ -31,21 +30,21 @@ pub struct Stream {
     config: Option<Arc<RawCollectiveConfig>>,
     /// On the host: who knows about CUDA memory, if anybody does.
     #[cfg(feature = "cuda")]
-    guest: Option<Guest>,
+    cuda_access: Option<CudaAccess>,
 }
 
 /// CUDA memory in an operation that runs on the host.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone)]
-pub(crate) struct Guest {
-    admission: Arc<dyn Admission>,
+pub(crate) struct CudaAccess {
+    support: Arc<dyn CudaMemorySupport>,
     /// The deadline of a view.
     limit: Option<Duration>,
 }
 
 /// Whoever carries out operations on the host that can be on CUDA memory.
 #[cfg(feature = "cuda")]
-pub(crate) trait Admission: std::fmt::Debug + Send + Sync {
+pub(crate) trait CudaMemorySupport: std::fmt::Debug + Send + Sync {
     /// Whether memory of this stream's GPU can be used.
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()>;
 
@@ -54,13 +53,13 @@ pub(crate) trait Admission: std::fmt::Debug + Send + Sync {
 }
 
 #[cfg(feature = "cuda")]
-impl Guest {
+impl CudaAccess {
     pub fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.admission.check(stream)
+        self.support.check(stream)
     }
 
     pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.admission.wait(stream, self.limit)
+        self.support.wait(stream, self.limit)
     }
 }
 
@@ -77,8 +76,8 @@ impl Stream {
 
     /// The host, with operations that may be on CUDA memory.
     #[cfg(feature = "cuda")]
-    pub(crate) fn admitting(admission: Arc<dyn Admission>) -> Stream {
-        Stream { guest: Some(Guest { admission, limit: None }), ..Stream::default() }
+    pub(crate) fn host_with_cuda(support: Arc<dyn CudaMemorySupport>) -> Stream {
+        Stream { cuda_access: Some(CudaAccess { support, limit: None }), ..Stream::default() }
     }
 
     /// The same lane with another stream.
@@ -100,14 +99,17 @@ impl Stream {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn guest(&self) -> Option<&Guest> {
-        self.guest.as_ref()
+    pub(crate) fn cuda_access(&self) -> Option<&CudaAccess> {
+        self.cuda_access.as_ref()
     }
 
     /// The same lane for operations with another deadline.
     #[cfg(feature = "cuda")]
     pub(crate) fn within(self, limit: Option<Duration>) -> Stream {
-        Stream { guest: self.guest.map(|guest| Guest { limit, ..guest }), ..self }
+        Stream {
+            cuda_access: self.cuda_access.map(|cuda_access| CudaAccess { limit, ..cuda_access }),
+            ..self
+        }
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -163,8 +165,8 @@ impl Stream {
 /// The lane of a stream that is borrowed: the count of those who hold it does not change.
 #[cfg(feature = "cuda")]
 pub(crate) struct OnStream<'a> {
-    lane: ManuallyDrop<Stream>,
-    stream: PhantomData<&'a Arc<CudaStream>>,
+    stream: ManuallyDrop<Stream>,
+    borrowed: PhantomData<&'a Arc<CudaStream>>,
 }
 
 #[cfg(feature = "cuda")]
@@ -173,7 +175,7 @@ impl<'a> OnStream<'a> {
     pub fn new(stream: &'a Arc<CudaStream>) -> OnStream<'a> {
         // SAFETY: the copy of the pointer is never dropped, and gone before the borrowed original can be.
         let copy = unsafe { std::ptr::read(stream) };
-        OnStream { lane: ManuallyDrop::new(Stream::gpu(GpuStream::Cuda(copy))), stream: PhantomData }
+        OnStream { stream: ManuallyDrop::new(Stream::gpu(GpuStream::Cuda(copy))), borrowed: PhantomData }
     }
 }
 
@@ -183,7 +185,7 @@ impl std::ops::Deref for OnStream<'_> {
 
     #[inline(always)]
     fn deref(&self) -> &Stream {
-        &self.lane
+        &self.stream
     }
 }
 
@@ -241,83 +243,5 @@ impl From<&Arc<CudaStream>> for GpuStream {
 impl From<&hip::Stream> for GpuStream {
     fn from(stream: &hip::Stream) -> GpuStream {
         GpuStream::Hip(stream.clone())
-    }
-}
-
-/// A buffer's memory, lent to an operation. When it is dropped, the operation has been enqueued: whoever uses
-/// the buffer afterwards is ordered behind it.
-#[derive(Debug)]
-pub struct Loan<'a> {
-    span: Span,
-    /// Number of the memory's registration with a communicator, if it has one.
-    #[cfg(feature = "cuda")]
-    registration: Option<NonZeroU64>,
-    #[cfg(feature = "cuda")]
-    order: ManuallyDrop<Option<super::cuda::Order<'a>>>,
-    buffer: PhantomData<&'a ()>,
-}
-
-#[cfg(feature = "cuda")]
-impl Drop for Loan<'_> {
-    // Host memory has none, and what says so is seen where this is inlined.
-    #[inline(always)]
-    fn drop(&mut self) {
-        if self.order.is_some() {
-            // SAFETY: it is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.order) };
-        }
-    }
-}
-
-impl<'a> Loan<'a> {
-    /// Host memory.
-    #[inline]
-    pub fn host(start: *mut u8) -> Loan<'a> {
-        Loan {
-            span: Span::host(start),
-            #[cfg(feature = "cuda")]
-            registration: None,
-            #[cfg(feature = "cuda")]
-            order: ManuallyDrop::new(None),
-            buffer: PhantomData,
-        }
-    }
-
-    #[cfg(feature = "cuda")]
-    #[inline(always)]
-    pub(crate) fn device(address: u64, order: Option<super::cuda::Order<'a>>) -> Loan<'a> {
-        Loan {
-            span: Span::device(address),
-            registration: None,
-            order: ManuallyDrop::new(order),
-            buffer: PhantomData,
-        }
-    }
-
-    /// The same memory, which a communicator knows by this number.
-    #[cfg(feature = "cuda")]
-    #[inline(always)]
-    pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Loan<'a> {
-        self.registration = number;
-        self
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn registration(&self) -> Option<NonZeroU64> {
-        self.registration
-    }
-
-    #[inline]
-    pub(crate) fn span(&self) -> Span {
-        self.span
-    }
-
-    /// The operation is complete: nobody has to be ordered behind it.
-    #[cfg(feature = "cuda")]
-    #[inline]
-    pub(crate) fn give_back(mut self) {
-        if let Some(order) = &mut *self.order {
-            order.lift();
-        }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::api::comm::{Comm, View};
 use crate::api::group::{CommGroup, Group};
-use crate::backend::nccl::{Footprint, HeldGraph, NcclComm, check_on_device};
+use crate::backend::nccl::operation::BufferSizes;
+use crate::backend::nccl::{HeldGraph, NcclComm, check_on_device};
 use crate::contract::{Blocks, Call, Direction};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
@@ -158,7 +159,7 @@ fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<
         return Ok(());
     }
     let footprint = |call: &Call<'_>| {
-        let Footprint { send, recv } = Footprint::of(call, comm.rank(), comm.world_size());
+        let BufferSizes { send, recv } = BufferSizes::of(call, comm.rank(), comm.world_size());
         [send, recv]
     };
     let mut bytes = 0;

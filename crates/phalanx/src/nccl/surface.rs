@@ -3,7 +3,7 @@
 use crate::api::comm::{Comm, View};
 use crate::backend::nccl::NcclComm;
 use crate::backend::nccl::collective_config::CollectiveConfig;
-use crate::backend::nccl::making::before_the_first;
+use crate::backend::nccl::init::before_the_first;
 use crate::backend::nccl::memory::{Buffer, GpuSlice, Registration, best};
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::{Backend, Blocks, Call, Operation};
@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy)]
 pub struct Surface<'a> {
     pub(crate) comm: &'a NcclComm,
-    pub(crate) lane: &'a Stream,
+    pub(crate) stream: &'a Stream,
     /// The communicator as the front has it.
     pub(crate) front: &'a Comm,
 }
@@ -71,7 +71,7 @@ impl<'a> Nccl<'a> {
     /// an operation is called.
     pub fn configured(&self, config: &CollectiveConfig) -> Result<View<'a>> {
         let config = config.raw(self.comm.communicator.library)?;
-        Ok(self.front.with_lane(self.lane.clone().configured(config)))
+        Ok(self.front.with_lane(self.stream.clone().configured(config)))
     }
 
     /// The GPU's context.
@@ -228,7 +228,7 @@ impl<'a> Surface<'a> {
     }
 
     pub(crate) fn registered<T: Element, S: GpuSlice<T>>(&self, slice: S) -> Result<Buffer<T, S>> {
-        let start = slice.lend(self.lane)?.span().start;
+        let start = slice.lend(self.stream)?.span().start;
         Buffer::of_slice(&self.comm.communicator, slice, start)
     }
 
@@ -255,7 +255,7 @@ impl<'a> Surface<'a> {
     }
 
     fn stream(&self) -> &'a GpuStream {
-        self.lane.gpu_stream().expect("a communicator of GPUs has a stream")
+        self.stream.gpu_stream().expect("a communicator of GPUs has a stream")
     }
 
     /// Frees GPU memory that the communicator does not need while it is not used (`ncclCommSuspend`, 2.29.7).

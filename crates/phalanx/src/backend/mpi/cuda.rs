@@ -13,7 +13,7 @@ use super::guard::Guard;
 use super::process::Process;
 use super::reduction::Plan;
 use super::{MpiComm, total};
-use crate::buffer::stream::Admission;
+use crate::buffer::stream::CudaMemorySupport;
 use crate::contract::{Call, Operation, Transfer};
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, TimeoutError, UnsupportedError};
@@ -61,7 +61,7 @@ impl Gate {
     }
 }
 
-impl Admission for Gate {
+impl CudaMemorySupport for Gate {
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let Err(why) = &self.process.cuda else { return Ok(()) };
         Err(Error::from(UnsupportedError {

@@ -265,7 +265,7 @@ impl Backend for MpiComm {
 
     #[cfg(feature = "cuda")]
     fn lane(&self) -> Stream {
-        Stream::admitting(self.gate.clone())
+        Stream::host_with_cuda(self.gate.clone())
     }
 
     #[inline]

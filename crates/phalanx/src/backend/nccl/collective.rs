@@ -340,7 +340,7 @@ impl Communicator {
     /// Gives back what was needed only until the operation was enqueued.
     pub(crate) fn release(&self, needs: &mut Needs) {
         if let (Some(op), Some(destroy)) = (needs.reduction.take(), self.library.ncclRedOpDestroy)
-            && let Ok(_turn) = self.turn()
+            && let Ok(_locked) = self.lock_library()
         {
             // SAFETY: made for one operation, which is enqueued; destroyed once.
             unsafe { destroy(op, self.handle()) };

@@ -3,15 +3,15 @@
 //! A communicator is either usable, or has failed (then it was aborted and every call answers the same error), or
 //! has ended. How it is made, waited for and ended is in `making.rs`, `waiting.rs` and `ending.rs`.
 
-use super::Footprint;
+use super::arrival::{Arrival, ConnectedKinds};
 use super::config::Config;
 use super::device::Device;
 use super::graphs::Graphs;
 use super::library::Library;
-use super::meeting::{Acquainted, Meeting};
+use super::library_lock::LibraryGuard;
 use super::memory::{Handle, free};
+use super::operation::BufferSizes;
 use super::staging::Stages;
-use super::turn::Inside;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation, Transfer};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
@@ -52,7 +52,7 @@ pub(crate) struct Communicator {
     /// The C communicator is not there, or not any more. Changes only in the device's turn.
     pub(crate) ended: Arc<AtomicBool>,
     /// How often a thread went into the library with it, and came out: odd while one is inside.
-    visits: AtomicU64,
+    library_calls: AtomicU64,
     /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
     /// split. Changes only in the device's turn, or at the end of that.
     pub(crate) queued: Arc<AtomicBool>,
@@ -95,10 +95,10 @@ pub(crate) struct Last {
     pub collectives: u64,
     pub messages: u64,
     /// The last of both that may not be complete, and where. What has no data enqueues nothing, and does not count.
-    pub subject: Option<AnnouncedCall>,
+    pub announced: Option<AnnouncedCall>,
     pub stream: RawStream,
     /// What the ranks are connected for.
-    pub acquainted: Acquainted,
+    pub connected: ConnectedKinds,
 }
 
 // SAFETY: the handle is an address that the library owns; calls with it are made in the device's turn, one
@@ -119,15 +119,15 @@ impl Drop for Communicator {
 }
 
 /// This thread's turn in the library on a device, with a communicator that is there.
-pub(crate) struct Turn<'a> {
-    _visit: Visit<'a>,
-    _inside: Inside,
+pub(crate) struct LockedLibrary<'a> {
+    _call: LibraryCall<'a>,
+    _guard: LibraryGuard,
 }
 
 /// As long as it lives, a thread is inside the library with the communicator; for the watchdog.
-pub(crate) struct Visit<'a>(&'a AtomicU64);
+pub(crate) struct LibraryCall<'a>(&'a AtomicU64);
 
-impl Drop for Visit<'_> {
+impl Drop for LibraryCall<'_> {
     #[inline]
     fn drop(&mut self) {
         // One thread at a time is inside.
@@ -164,9 +164,9 @@ impl Communicator {
             last: Mutex::new(Last {
                 collectives: 0,
                 messages: 0,
-                subject: None,
+                announced: None,
                 stream: RawStream::NONE,
-                acquainted: Acquainted::default(),
+                connected: ConnectedKinds::default(),
             }),
             streams: Mutex::default(),
             // For one rank it launches at once; and graphs come behind other operations only if it was told of both.
@@ -175,7 +175,7 @@ impl Communicator {
             revoking: Arc::default(),
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
-            visits: AtomicU64::new(0),
+            library_calls: AtomicU64::new(0),
             queued: Arc::default(),
             is_suspended: AtomicBool::new(false),
             all_leave: AtomicBool::new(false),
@@ -196,32 +196,32 @@ impl Communicator {
 
     /// Waits for this thread's turn. An error if the communicator has ended.
     #[inline]
-    pub fn turn(&self) -> Result<Turn<'_>> {
-        let inside = self.device.turn.enter().map_err(|lost| self.fail(lost))?;
+    pub fn lock_library(&self) -> Result<LockedLibrary<'_>> {
+        let guard = self.device.library_lock.acquire().map_err(|lost| self.fail(lost))?;
         if self.ended.load(Ordering::Relaxed) {
-            drop(inside);
+            drop(guard);
             return Err(self.failure());
         }
-        Ok(Turn { _visit: self.visit(), _inside: inside })
+        Ok(LockedLibrary { _call: self.begin_library_call(), _guard: guard })
     }
 
     /// A turn, if no other thread has it and the communicator is there.
-    pub fn try_turn(&self) -> Option<Turn<'_>> {
-        let inside = self.device.turn.try_enter()?;
+    pub fn try_lock_library(&self) -> Option<LockedLibrary<'_>> {
+        let guard = self.device.library_lock.try_acquire()?;
         let has_ended = self.ended.load(Ordering::Relaxed);
-        (!has_ended).then(|| Turn { _visit: self.visit(), _inside: inside })
+        (!has_ended).then(|| LockedLibrary { _call: self.begin_library_call(), _guard: guard })
     }
 
     /// This thread goes into the library with the communicator. It has the device's turn.
     #[inline]
-    pub fn visit(&self) -> Visit<'_> {
-        self.visits.store(self.visits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Visit(&self.visits)
+    pub fn begin_library_call(&self) -> LibraryCall<'_> {
+        self.library_calls.store(self.library_calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        LibraryCall(&self.library_calls)
     }
 
     /// How often a thread went in and came out.
-    pub fn visits(&self) -> u64 {
-        self.visits.load(Ordering::Acquire)
+    pub fn library_calls(&self) -> u64 {
+        self.library_calls.load(Ordering::Acquire)
     }
 
     /// Notes in this device's turn that an operation waits in an open group or that it is being split, or that this has ended.
@@ -270,7 +270,7 @@ impl Communicator {
     #[cold]
     pub(crate) fn failure(&self) -> Error {
         match self.control_channel.check() {
-            Err(verdict) => self.fail(verdict),
+            Err(failure) => self.fail(failure),
             Ok(()) => self.fail(Error::Aborted { rank: self.rank }),
         }
     }
@@ -347,33 +347,33 @@ impl Communicator {
     /// What was enqueued last and may not be complete, and where.
     pub fn last_enqueued(&self) -> Option<(AnnouncedCall, RawStream)> {
         let last = lock(&self.last);
-        last.subject.map(|subject| (subject, last.stream))
+        last.announced.map(|announced| (announced, last.stream))
     }
 
     /// Notes and announces a collective that is about to be enqueued; who has to meet before it is.
     #[inline(always)]
-    pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Meeting>) {
+    pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Arrival>) {
         let mut last = lock(&self.last);
         last.collectives += 1;
-        let subject = AnnouncedCall::call(last.collectives, call);
-        let Footprint { send, recv } = Footprint::of(call, self.rank, self.ranks);
+        let announced = AnnouncedCall::call(last.collectives, call);
+        let BufferSizes { send, recv } = BufferSizes::of(call, self.rank, self.ranks);
         if send + recv > 0 {
-            (last.subject, last.stream) = (Some(subject), call.stream);
+            (last.announced, last.stream) = (Some(announced), call.stream);
         }
-        self.control_channel.announce(&subject);
-        let meeting = self.meeting_for(call, &subject, &mut last.acquainted);
-        (subject, meeting)
+        self.control_channel.announce(&announced);
+        let arrival = self.arrival_for(call, &announced, &mut last.connected);
+        (announced, arrival)
     }
 
     /// Notes a message that is about to be enqueued.
     pub fn next_message(&self, transfer: &Transfer) -> AnnouncedCall {
         let mut last = lock(&self.last);
         last.messages += 1;
-        let subject = AnnouncedCall::message(last.messages, transfer);
+        let announced = AnnouncedCall::message(last.messages, transfer);
         if transfer.count > 0 {
-            (last.subject, last.stream) = (Some(subject), transfer.stream);
+            (last.announced, last.stream) = (Some(announced), transfer.stream);
         }
-        subject
+        announced
     }
 
     /// Number of the last collective.
@@ -382,24 +382,24 @@ impl Communicator {
     }
 
     /// What the library is asked for that is neither a collective nor a message.
-    pub(crate) fn errand(&self) -> AnnouncedCall {
+    pub(crate) fn auxiliary_call(&self) -> AnnouncedCall {
         AnnouncedCall::call(self.collectives(), &Call::empty(Operation::Init))
     }
 
     /// Notes that something was enqueued that is no collective and no message.
     pub fn used(&self, stream: RawStream) {
-        let errand = self.errand();
+        let auxiliary = self.auxiliary_call();
         let mut last = lock(&self.last);
         last.stream = stream;
-        last.subject.get_or_insert(errand);
+        last.announced.get_or_insert(auxiliary);
     }
 
     /// Notes that the stream waits for signals of these peers from now on.
     pub fn awaits(&self, stream: RawStream, peers: impl Iterator<Item = usize>) {
         self.control_channel.expect_signals(peers);
         let mut last = lock(&self.last);
-        let subject = AnnouncedCall::call(last.collectives, &Call::empty(Operation::WaitSignals));
-        (last.subject, last.stream) = (Some(subject), stream);
+        let announced = AnnouncedCall::call(last.collectives, &Call::empty(Operation::WaitSignals));
+        (last.announced, last.stream) = (Some(announced), stream);
     }
 
     /// Calls the library with the communicator, and waits until it has done it.
@@ -407,13 +407,15 @@ impl Communicator {
         self.check()?;
         let _current = self.device.enter();
         let result = {
-            let _turn = self.turn()?;
+            let _locked = self.lock_library()?;
             f(self.handle())
         };
         match result {
             // Some functions answer success while a thread of the library still works for them, and will write to
             // what they were given (ncclCommWindowRegister of 2.28).
-            ncclResult_t::Success | ncclResult_t::InProgress => self.settle(&self.errand(), Instant::now()),
+            ncclResult_t::Success | ncclResult_t::InProgress => {
+                self.settle(&self.auxiliary_call(), Instant::now())
+            }
             error => {
                 self.check()?;
                 Err(self.library.error(error, function).into())
@@ -424,7 +426,7 @@ impl Communicator {
     /// One look for an error.
     pub fn look_for_error(&self) -> Result<()> {
         self.check()?;
-        self.settle(&self.errand(), Instant::now())
+        self.settle(&self.auxiliary_call(), Instant::now())
     }
 
     /// Keeps what has to be given back before the end; answers its number, which no other registration of this process has or had.

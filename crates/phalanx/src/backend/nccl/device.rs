@@ -1,7 +1,7 @@
 //! A GPU, and what the backend does there besides the library's calls, whoever made it ([`Runtime`]).
 
+use super::library_lock::LibraryLock;
 use super::runtime::{Cuda, Hip, Runtime};
-use super::turn::Turnstile;
 use crate::buffer::stream::GpuStream;
 use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub(crate) struct Device {
     runtime: &'static dyn Runtime,
-    pub turn: &'static Turnstile,
+    pub library_lock: &'static LibraryLock,
 }
 
 /// How many GPUs this process sees; an error if there is no driver.
@@ -79,7 +79,7 @@ impl Device {
             Flavour::Nccl => Box::new(Cuda::open(ordinal)?),
             Flavour::Rccl => Box::new(Hip::open(ordinal)?),
         };
-        let device = Device { runtime: Box::leak(runtime), turn: Box::leak(Box::default()) };
+        let device = Device { runtime: Box::leak(runtime), library_lock: Box::leak(Box::default()) };
         opened.insert(number, device);
         Ok(device)
     }
@@ -157,12 +157,12 @@ impl Device {
 
     /// Waits until a stream's work is complete, without any rank in mind.
     pub fn wait_idle(&self, stream: RawStream, limit: Duration) -> Result<()> {
-        let mut patience = Backoff::new();
+        let mut backoff = Backoff::new();
         while !self.is_idle(stream)? {
-            if patience.since.elapsed() > limit {
+            if backoff.since.elapsed() > limit {
                 return Err(self.runtime.not_ready().into());
             }
-            patience.pause();
+            backoff.pause();
         }
         Ok(())
     }

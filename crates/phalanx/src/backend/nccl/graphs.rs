@@ -33,7 +33,7 @@ impl Communicator {
     pub fn launch(&self, graph: &HeldGraph) -> Result<()> {
         let _current = self.device.enter();
         let launched = {
-            let _turn = self.turn()?;
+            let _locked = self.lock_library()?;
             lock(&graph.0).as_ref().map(CudaGraph::launch)
         };
         // The communicator has failed, and its abort needs the turn.

@@ -105,8 +105,8 @@ unsafe fn text_at(start: *const std::ffi::c_char) -> String {
 
 impl LibraryError {
     /// With the operation in which it happened.
-    pub(crate) fn within(mut self, rank: usize, subject: &AnnouncedCall) -> LibraryError {
-        let (operation, sequence) = subject.describe();
+    pub(crate) fn within(mut self, rank: usize, announced: &AnnouncedCall) -> LibraryError {
+        let (operation, sequence) = announced.describe();
         self.context = Some((rank, operation, sequence));
         self
     }

@@ -3,7 +3,8 @@
 use super::context::Context;
 use super::device::{copy, raw};
 use super::memory::{Local, LocalMut, Shared, check_index, too_short};
-use crate::buffer::stream::{Loan, OnStream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::OnStream;
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::RawStream;
