@@ -7,7 +7,7 @@ use crate::gpu::hip::{HipSource, HipTarget, Slice, Stream as HipStream, View, Vi
 use crate::types::dtype::Element;
 use crate::types::error::{Result, UsageError};
 
-/// The stream's stream, if it is one of HIP.
+/// The HIP stream of `stream`, or the error for another kind.
 #[inline]
 fn hip_stream(stream: &Stream) -> Result<&HipStream> {
     stream.hip_stream().ok_or_else(|| {
@@ -26,8 +26,8 @@ fn hip_stream(stream: &Stream) -> Result<&HipStream> {
 
 macro_rules! device_memory {
     ($($ty:ty),*) => {$(
-        // SAFETY: device memory of `len` elements, borrowed until it is enqueued; the memory's next user is put behind
-        // the stream's stream.
+        // SAFETY: device memory of `len` elements, borrowed until it is enqueued; the memory's next user waits for
+        // the stream.
         unsafe impl<T: Element> Source for $ty {
             type Elem = T;
             #[inline]

@@ -9,12 +9,14 @@ use std::mem::ManuallyDrop;
 #[cfg(feature = "cuda")]
 use std::num::NonZeroU64;
 
-/// A buffer's memory, lent to an operation. When it is dropped, the operation has been enqueued: whoever uses
-/// the buffer afterwards is ordered behind it.
+/// A buffer's memory, borrowed for one operation.
+///
+/// It is dropped when the operation has been enqueued. Later uses of the buffer, on any stream, are then ordered behind
+/// the operation. [`Source::lend`](crate::Source::lend) and [`Target::lend_mut`](crate::Target::lend_mut) make it.
 #[derive(Debug)]
 pub struct Loan<'a> {
     span: Span,
-    /// Number of the memory's registration with a communicator, if it has one.
+    /// Number of the memory's registration with a communicator, if there is one.
     #[cfg(feature = "cuda")]
     registration: Option<NonZeroU64>,
     #[cfg(feature = "cuda")]
@@ -24,7 +26,7 @@ pub struct Loan<'a> {
 
 #[cfg(feature = "cuda")]
 impl Drop for Loan<'_> {
-    // Host memory has none, and what says so is seen where this is inlined.
+    // Inlined, so that the compiler sees that host memory has no order.
     #[inline(always)]
     fn drop(&mut self) {
         if self.order.is_some() {
@@ -59,7 +61,7 @@ impl<'a> Loan<'a> {
         }
     }
 
-    /// The same memory, which a communicator knows by this number.
+    /// This loan with the number of the memory's registration.
     #[cfg(feature = "cuda")]
     #[inline(always)]
     pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Loan<'a> {
@@ -77,7 +79,7 @@ impl<'a> Loan<'a> {
         self.span
     }
 
-    /// The operation is complete: nobody has to be ordered behind it.
+    /// Ends the loan of a complete operation: later uses need no ordering.
     #[cfg(feature = "cuda")]
     #[inline]
     pub(crate) fn give_back(mut self) {

@@ -1,4 +1,4 @@
-//! Where an operation runs ([`Stream`]), and a buffer's memory for the time it is used there ([`Loan`]).
+//! [`Stream`]: where an operation runs. [`GpuStream`]: a stream of CUDA or HIP.
 
 #[cfg(feature = "cuda")]
 use crate::types::error::Result;
@@ -18,9 +18,10 @@ use cudarc::driver::CudaStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where an operation runs: on the host, which is complete when the call returns, or on a stream of a GPU.
+/// Where an operation runs: on the host, or on a stream of a GPU.
 ///
-/// A communicator on GPUs has a stream of its own; `Comm::on` chooses another.
+/// An operation on the host is complete when the call returns. An operation on a GPU's stream is enqueued there and
+/// completes later. A communicator on GPUs has a stream of its own; [`Comm::on`](crate::Comm::on) chooses another.
 #[derive(Debug, Clone, Default)]
 pub struct Stream {
     #[cfg(feature = "cuda")]
@@ -28,27 +29,27 @@ pub struct Stream {
     /// Settings of the collectives on it.
     #[cfg(feature = "cuda")]
     config: Option<Arc<RawCollectiveConfig>>,
-    /// On the host: who knows about CUDA memory, if anybody does.
+    /// How operations on the host use CUDA memory, if the backend can.
     #[cfg(feature = "cuda")]
     cuda_access: Option<CudaAccess>,
 }
 
-/// CUDA memory in an operation that runs on the host.
+/// Access to CUDA memory for an operation that runs on the host.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone)]
 pub(crate) struct CudaAccess {
     support: Arc<dyn CudaMemorySupport>,
-    /// The deadline of a view.
+    /// Deadline of this view; `None` means the communicator's.
     limit: Option<Duration>,
 }
 
-/// Whoever carries out operations on the host that can be on CUDA memory.
+/// A backend whose operations run on the host and can use CUDA memory, such as a CUDA-aware MPI.
 #[cfg(feature = "cuda")]
 pub(crate) trait CudaMemorySupport: std::fmt::Debug + Send + Sync {
-    /// Whether memory of this stream's GPU can be used.
+    /// An error if memory of this stream's GPU cannot be used.
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()>;
 
-    /// Waits until the stream's work is complete, for the communicator's deadline unless there is another limit.
+    /// Waits until the stream's work is complete. The deadline is `limit`, or else the communicator's.
     fn wait(&self, stream: &Arc<CudaStream>, limit: Option<Duration>) -> Result<()>;
 }
 
@@ -80,13 +81,13 @@ impl Stream {
         Stream { cuda_access: Some(CudaAccess { support, limit: None }), ..Stream::default() }
     }
 
-    /// The same lane with another stream.
+    /// This stream with another GPU stream, and the same settings.
     #[cfg(feature = "cuda")]
     pub(crate) fn with_stream(self, stream: GpuStream) -> Stream {
         Stream { stream: Some(stream), ..self }
     }
 
-    /// The same lane with settings of the collectives on it.
+    /// This stream with settings for its collectives.
     #[cfg(feature = "cuda")]
     pub(crate) fn configured(self, config: Arc<RawCollectiveConfig>) -> Stream {
         Stream { config: Some(config), ..self }
@@ -103,7 +104,7 @@ impl Stream {
         self.cuda_access.as_ref()
     }
 
-    /// The same lane for operations with another deadline.
+    /// This stream with another deadline for operations on the host.
     #[cfg(feature = "cuda")]
     pub(crate) fn within(self, limit: Option<Duration>) -> Stream {
         Stream {
@@ -162,7 +163,7 @@ impl Stream {
     }
 }
 
-/// The lane of a stream that is borrowed: the count of those who hold it does not change.
+/// A [`Stream`] made from a borrowed `CudaStream`, without touching its reference count.
 #[cfg(feature = "cuda")]
 pub(crate) struct OnStream<'a> {
     stream: ManuallyDrop<Stream>,
@@ -189,7 +190,7 @@ impl std::ops::Deref for OnStream<'_> {
     }
 }
 
-/// A stream of a GPU, whoever made the GPU: cudarc's `Arc<CudaStream>`, or a [`hip::Stream`].
+/// A stream of a GPU: cudarc's `Arc<CudaStream>` for NVIDIA, a [`hip::Stream`] for AMD.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone)]
 pub enum GpuStream {
@@ -210,7 +211,7 @@ impl GpuStream {
         })
     }
 
-    /// Whether nobody else has it. Who had it is done with it.
+    /// Whether this is the only handle. Synchronises with threads that dropped theirs.
     pub(crate) fn is_nobody_elses(&mut self) -> bool {
         match self {
             GpuStream::Cuda(stream) => Arc::get_mut(stream).is_some(),

@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A clone is another handle of the same module, as is each of its kernels. With the last of them the module ends, when its
 /// kernels have; if they have not after 10 seconds, it stays on the GPU, with a line in the log.
 ///
-/// A module that uses NVSHMEM borrows the [`nvshmem::Context`](crate::backend::nvshmem::pe::Context) that it was
-/// [loaded with](crate::backend::nvshmem::pe::Context::load).
+/// A module that uses NVSHMEM borrows the [`nvshmem::Context`](crate::nvshmem::Context) that it was
+/// [loaded with](crate::nvshmem::Context::load).
 #[derive(Debug, Clone)]
 pub struct Module<'c> {
     loaded: Rc<Loaded<'c>>,

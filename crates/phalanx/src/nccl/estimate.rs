@@ -28,7 +28,7 @@ impl<'a> Surface<'a> {
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it; [`Error::Unsupported`](crate::Error) for anything but one of
-    /// these collectives, and on a communicator that is [non-blocking](crate::backend::nccl::Config::non_blocking), whose operations the library
+    /// these collectives, and on a communicator that is [non-blocking](crate::nccl::Config::non_blocking), whose operations the library
     /// would carry out instead; [`UsageError::Memory`](crate::UsageError) for host memory.
     pub fn estimate(
         &self,

@@ -44,10 +44,10 @@ const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 pub struct Signal {
     /// The other rank: the one that is told, where it is raised, and the one that tells, where it is waited for.
     pub peer: usize,
-    /// Which signal of the context (`sigIdx`): less than [`Config::rma_signals`](crate::backend::nccl::Config::rma_signals), of which there is one by
+    /// Which signal of the context (`sigIdx`): less than [`Config::rma_signals`](crate::nccl::Config::rma_signals), of which there is one by
     /// default.
     pub index: usize,
-    /// Which context (`ctx`): less than [`Config::rma_contexts`](crate::backend::nccl::Config::rma_contexts), of which there is one by default.
+    /// Which context (`ctx`): less than [`Config::rma_contexts`](crate::nccl::Config::rma_contexts), of which there is one by default.
     pub context: usize,
 }
 

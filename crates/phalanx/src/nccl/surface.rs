@@ -150,7 +150,7 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each.
 ///
 /// **On the thread that called this**, a rank that waits for another waits for itself. So what waits is refused there, at once, with
-/// [`Error::Unsupported`](crate::Error): operations outside of a [`group`](crate::api::group) (those of all ranks go into one), and
+/// [`Error::Unsupported`](crate::Error): operations outside of a [`group`](crate::group) (those of all ranks go into one), and
 /// `barrier`, `finalize` (drop the communicators), `split`, `shrink`, symmetric memory ([`Nccl::alloc`] gives registered memory instead),
 /// `suspend` and `resume`, signals, and capturing a [`Graph`](super::Graph). A group that leaves a rank out, or started operations that
 /// are waited for before all ranks have started theirs, end at the deadline.

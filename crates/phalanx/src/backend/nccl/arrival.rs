@@ -1,8 +1,8 @@
-//! Before ranks do something together for the first time, they meet.
+//! Arrival of all ranks before a call in which the library may block.
 //!
-//! The library connects ranks when it needs to, inside of the call, and waits there for whoever is missing, without
-//! a deadline. So the ranks see first, by what they announce, that all of them have come to the call; that costs
-//! microseconds, once for each kind of operation. What can still go wrong inside is the watchdog's.
+//! The library connects ranks inside the first call that needs the connection, and waits there without a deadline. So
+//! before the first operation of each kind, the ranks check on the control channel that all of them have announced it.
+//! That costs microseconds, once for each kind. The watchdog handles what can still go wrong inside the library.
 
 use super::collective::{Part, parts};
 use super::communicator::Communicator;
@@ -13,16 +13,16 @@ use crate::types::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-/// What the ranks have been through together.
+/// Kinds of calls for which the library has connected the ranks.
 #[derive(Default)]
 pub(crate) struct ConnectedKinds {
     kinds: BTreeSet<CallKind>,
-    /// The kind before: most programs make the same call again.
+    /// The previous kind, checked first: most programs repeat a call.
     last: CallKind,
 }
 
 impl ConnectedKinds {
-    /// Whether a kind is new; from now on it is not.
+    /// Adds a kind; true if it is new.
     #[inline]
     fn add(&mut self, kind: CallKind) -> bool {
         if kind == self.last {
@@ -42,30 +42,30 @@ struct CallKind {
     lengths: u64,
 }
 
-/// Whom to wait for before the library is called.
+/// Ranks that must arrive before the library is called.
 pub(crate) enum Arrival {
-    /// All, in this collective.
+    /// All ranks, in this collective.
     All(AnnouncedCall),
-    /// Single peers, each in what this rank exchanges with it.
+    /// Single peers, each at its end of a message with this rank.
     Peers(Vec<AwaitedPeer>),
 }
 
-/// A peer that has to come to its end of a message.
+/// A peer that must arrive at its end of a message.
 pub(crate) struct AwaitedPeer {
     announced: AnnouncedCall,
     peer: usize,
     connection: Connection,
-    /// What both ends say of the message, in checked mode, if they can: whoever has said it has come.
+    /// In checked mode, the comparison of both ends of the message. Its answer also proves arrival.
     check: Option<TransferCheck>,
 }
 
 impl Arrival {
-    /// With these peers, if there are any.
+    /// Arrival of these peers; `None` if there are none.
     pub(crate) fn with(peers: Vec<AwaitedPeer>) -> Option<Arrival> {
         (!peers.is_empty()).then_some(Arrival::Peers(peers))
     }
 
-    /// What is waited for, until it is over.
+    /// The call that waits, for diagnosis.
     fn announced(&self) -> &AnnouncedCall {
         match self {
             Arrival::All(announced) => announced,
@@ -75,7 +75,7 @@ impl Arrival {
 }
 
 impl Communicator {
-    /// The arrival before a collective, which is announced, if it is the first of its kind.
+    /// The arrival that an announced collective needs; `None` unless it is the first of its kind.
     #[inline(always)]
     pub(crate) fn arrival_for(
         &self,
@@ -98,15 +98,15 @@ impl Communicator {
         (lengths != 0 && connected.add(kind)).then_some(Arrival::All(*announced))
     }
 
-    /// Tells a peer of the first message of a connection between two ranks, which it has to come to.
+    /// Announces the first message of a connection to the peer, which must arrive at it.
     pub(crate) fn expect_first_contact(&self, announced: &AnnouncedCall, part: &Part) -> Option<AwaitedPeer> {
         let (peer, connection) = (part.peer, connection(part.direction));
         let is_new = part.bytes > 0 && peer != self.rank && self.control_channel.greet(peer, connection);
         is_new.then_some(AwaitedPeer { announced: *announced, peer, connection, check: None })
     }
 
-    /// Tells a peer what this rank calls, which it compares before either enqueues it. Where that cannot be told, it is only
-    /// greeted.
+    /// Announces a message to the peer, for comparison before either end enqueues it. Without room for that on the channel,
+    /// only the first contact is announced.
     pub(crate) fn expect_checked(&self, message: &AnnouncedCall, part: &Part) -> Result<Option<AwaitedPeer>> {
         let (since, first_contact) = (Instant::now(), self.expect_first_contact(message, part));
         let (peer, connection) = (part.peer, connection(part.direction));
@@ -120,7 +120,7 @@ impl Communicator {
         })
     }
 
-    /// What the end of a arrival means for the communicator, which the announced needed.
+    /// Turns an error of a wait into the communicator's failure, with the missing ranks named.
     #[cold]
     pub(crate) fn diagnose(&self, announced: &AnnouncedCall, since: Instant, error: Error) -> Error {
         if !error.is_fatal() {
@@ -130,13 +130,13 @@ impl Communicator {
         self.fail(error)
     }
 
-    /// Waits until all have come.
+    /// Waits until all have arrived.
     #[cold]
     pub(crate) fn wait_for_arrival(&self, arrival: &mut Arrival) -> Result<()> {
         wait_for_arrivals(vec![(self, arrival)])
     }
 
-    /// Whether all have come. An error if one calls something else.
+    /// Whether all have arrived. An error if a rank calls something else.
     fn is_complete(&self, arrival: &mut Arrival, since: Instant) -> Result<bool> {
         match arrival {
             Arrival::All(announced) => Ok(self.control_channel.have_all_arrived(announced)),
@@ -158,7 +158,7 @@ impl Communicator {
     }
 }
 
-/// Waits for the meetings of several communicators, all at once: their other ranks may come to them in another order.
+/// Waits for arrivals in several communicators at once: other ranks may reach them in another order.
 pub(crate) fn wait_for_arrivals(mut open: Vec<(&Communicator, &mut Arrival)>) -> Result<()> {
     let since = Instant::now();
     let mut backoff = Backoff::since(since);
@@ -176,7 +176,7 @@ pub(crate) fn wait_for_arrivals(mut open: Vec<(&Communicator, &mut Arrival)>) ->
     }
 }
 
-/// Forgets what is over. Every one is asked, also after an error: what has come and is not what it should be is why another does not.
+/// Removes the complete ones. All are checked even after an error: one rank's mismatch may be why another does not arrive.
 fn retain_incomplete<T>(
     open: &mut Vec<T>,
     mut is_complete: impl FnMut(&mut T) -> Result<bool>,
@@ -199,7 +199,7 @@ fn connection(direction: Direction) -> Connection {
     }
 }
 
-/// The lengths of the blocks, as a set.
+/// The set of block lengths, one bit for each power of two.
 fn lengths(blocks: &Blocks<'_>, size: usize, ranks: usize) -> u64 {
     let bit = |len: usize| if len == 0 { 0 } else { 1 << (len * size).ilog2() };
     match blocks {

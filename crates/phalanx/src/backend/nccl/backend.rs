@@ -64,7 +64,7 @@ impl Backend for NcclComm {
             // SAFETY: the caller's contract.
             return unsafe { operation::collective(&self.communicator, call) };
         }
-        // A barrier, or the end: everybody's work is complete, and everybody has come.
+        // A barrier or finalize: this rank's work is complete, and all ranks arrive.
         self.communicator.sync()?;
         let (announced, _) = self.communicator.next_collective(call);
         // SAFETY: the caller's contract.
@@ -82,7 +82,7 @@ impl Backend for NcclComm {
         Ok(id)
     }
 
-    /// Whoever takes one to carry it out takes the other, too.
+    /// Both are carried out together.
     unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<OperationId>; 2] {
         match self.communicator.check() {
             Ok(()) => self.messages.post(transfers).map(Ok),
@@ -92,13 +92,13 @@ impl Backend for NcclComm {
 
     fn wait(&self, id: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
         if !self.messages.is_complete(id) {
-            // What fails is kept for each.
+            // Errors are kept with each message.
             let _ = self.flush();
         }
         self.messages.settle(id)
     }
 
-    /// Does not wait: what is not complete is left to `progress`, but for the peers of a rank that panics, who do not come.
+    /// Does not wait: incomplete messages are left to `progress`, except in a rank that panics, whose peers will not arrive.
     fn test(&self, id: OperationId) -> Result<bool> {
         if !self.messages.is_complete(id) {
             if !std::thread::panicking() {
@@ -109,11 +109,10 @@ impl Backend for NcclComm {
         self.messages.settle(id).map(|()| true)
     }
 
-    /// Nothing moves on its own, since the order of messages and collectives is that of the rank's calls; but what somebody asks for is
-    /// carried out, as if that were a wait.
+    /// Carries out messages that a `test` asked for. Nothing else moves on its own: messages and collectives keep the order of calls.
     fn progress(&self) -> Result<bool> {
         if self.messages.are_wanted() {
-            // What fails is kept for each.
+            // Errors are kept with each message.
             let _ = self.flush();
         }
         self.communicator.check().map(|()| false)
@@ -146,7 +145,7 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         let channel = self.on_host_channel(&announced, |channel| unsafe { channel.part(color, key) })?;
         if parent.library.ncclCommSplit.is_none() {
-            // Before 2.18: a communicator like any other.
+            // Before 2.18 there is no ncclCommSplit: an independent communicator.
             let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
             let join = |channel| NcclComm::join(channel, flavour, Some(self.gpu()), settings);
             return Ok(channel.map(join).transpose()?.map(|part| Box::new(part) as _));
@@ -154,7 +153,7 @@ impl Backend for NcclComm {
         let Some(channel) = channel else {
             return parent.take_no_part(&announced, self.settings.config.raw(parent.library)?).map(|()| None);
         };
-        // The first member is in no other part: its rank is the colour.
+        // The first member's rank is unique to its part: it serves as the colour.
         let (color, key) = (Some(channel.first_member() as i32), channel.rank() as i32);
         let origin = Origin::Split { parent: parent.clone(), color, key };
         let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
@@ -187,7 +186,7 @@ impl Backend for NcclComm {
         Ok((Box::new(grown), number))
     }
 
-    /// Page-locked memory, staged like any of the host.
+    /// Page-locked memory; operations stage it like other host memory.
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let device = &self.communicator.device;
         let _current = device.enter();
@@ -213,7 +212,7 @@ impl Backend for NcclComm {
         if self.communicator.control_channel.is_copy() {
             return;
         }
-        // A rank that panics tells the others at once: they do not come to its messages.
+        // A rank that panics leaves at once: its peers will not arrive at its messages.
         if departure == Departure::Left
             && let Err(error) = self.flush()
         {

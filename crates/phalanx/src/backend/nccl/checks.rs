@@ -10,7 +10,7 @@ use crate::types::memory::Space;
 use std::time::Instant;
 
 impl NcclComm {
-    /// Compares a call with the other ranks' before anything is enqueued: NCCL itself would hang, or answer wrong data.
+    /// Compares a call with the other ranks' before anything is enqueued. NCCL itself would hang, or return wrong data.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -32,7 +32,7 @@ impl NcclComm {
         unsafe { self.compare_blocks(&own, call) }
     }
 
-    /// Compares what each rank sends to each with what that expects. All ranks come here.
+    /// Compares the length of each block between its sender and its receiver. Collective.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -45,12 +45,12 @@ impl NcclComm {
             peers.extend(communicator.expect_checked(&block, &part)?);
         }
         communicator.wait_for_arrival(&mut Arrival::Peers(peers))?;
-        // A rank whose own blocks agree learns that others' do not.
+        // Tells a rank with matching blocks about mismatches elsewhere.
         // SAFETY: the caller's contract.
         self.on_host_channel(own, |channel| unsafe { channel.collective(&Call::empty(Operation::Barrier)) })
     }
 
-    /// What comes before a collective.
+    /// Checks before a collective; carries out posted messages first.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -60,13 +60,13 @@ impl NcclComm {
             self.check_driver(call.operation)?;
         }
         self.flush()?;
-        // Whoever drives all ranks would wait for itself.
+        // A thread that drives all ranks would wait for itself.
         let is_compared = self.settings.check && !self.is_driven_here();
         // SAFETY: the caller's contract.
         if is_compared { unsafe { self.compare(call) } } else { Ok(()) }
     }
 
-    /// All ranks come to what the library does with all of them, and waits for inside without a deadline: an error says who does not.
+    /// Waits until all ranks arrive at a call in which the library blocks without a deadline. An error names missing ranks.
     pub(crate) fn gather_for(&self, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
         self.check_driver(call.operation)?;
@@ -76,13 +76,13 @@ impl NcclComm {
         self.on_host_channel(&announced, |channel| unsafe { channel.collective(call) })
     }
 
-    /// Whether this thread made all ranks, and would wait for itself where it waits for one.
+    /// Whether this thread drives all ranks, so that waiting for one would be waiting for itself.
     pub(crate) fn is_driven_here(&self) -> bool {
         let is_this_thread = |driver| driver == std::thread::current().id();
         self.settings.driver.is_some_and(is_this_thread) && self.communicator.ranks > 1
     }
 
-    /// An error for an operation in which this thread would wait for itself. Those of a group come together.
+    /// An error for an operation in which this thread would wait for itself. In a group, all ranks' operations start together.
     #[cold]
     pub(super) fn check_driver(&self, operation: Operation) -> Result<()> {
         if !operation.is_queued_in_groups() {
@@ -97,13 +97,13 @@ impl NcclComm {
         }
     }
 
-    /// An error for what no thread can do for all ranks, if this one would have to.
+    /// An error if this thread drives all ranks, for calls that no single thread can make for all of them.
     pub fn refuse_driver(&self, what: &'static str) -> Result<()> {
         let remedy = "give each communicator to a thread of its own, or make the ranks with phalanx::run";
         if self.is_driven_here() { Err(waits_for_itself(what, remedy)) } else { Ok(()) }
     }
 
-    /// A arrival of the ranks, which an operation needs.
+    /// A wait for the other ranks on the host channel. Its failure is the communicator's.
     pub(super) fn on_host_channel<R>(
         &self,
         announced: &AnnouncedCall,
@@ -114,7 +114,7 @@ impl NcclComm {
     }
 }
 
-/// An error for buffers in host memory where only those of the GPU will do.
+/// An error if a buffer is in host memory and only GPU memory will do.
 pub(crate) fn check_on_device(spaces: &[Space], wanted: &str, remedy: &'static str) -> Result<()> {
     if spaces.iter().all(|space| *space == Space::Device) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The C communicator, and what is known of it: what this rank called last, whether it has failed, whose turn it is.
+//! The C communicator and its state: the last call, failure, and the lock around the library.
 //!
 //! A communicator is either usable, or has failed (then it was aborted and every call answers the same error), or
 //! has ended. How it is made, waited for and ended is in `making.rs`, `waiting.rs` and `ending.rs`.
@@ -26,10 +26,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long the end of a communicator (of one that works, and of one that failed) may take in the library.
+/// Bound of finalize, destroy and abort in the library.
 pub(crate) const ENDING: Duration = Duration::from_secs(10);
 
-/// One rank's communicator in the library, and what belongs to it.
+/// One rank's communicator in the library, with its state.
 pub(crate) struct Communicator {
     pub library: &'static Library,
     pub device: Device,
@@ -39,10 +39,9 @@ pub(crate) struct Communicator {
     pub stages: Stages,
     pub(crate) handle: Arc<HandleCell>,
     pub(crate) last: Mutex<Last>,
-    /// Every stream on which operations may be under way, or that somebody may enqueue some on: whoever ends the communicator may have to
-    /// wait for them.
+    /// Streams that may carry operations, now or later. Ending the communicator may have to wait for them.
     streams: Mutex<Vec<GpuStream>>,
-    /// Whether the library carries operations out one behind the other, on whatever streams they are.
+    /// Whether the library runs operations one after the other across streams.
     orders_streams: bool,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
@@ -56,9 +55,9 @@ pub(crate) struct Communicator {
     /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
     /// split. Changes only in the device's turn, or at the end of that.
     pub(crate) queued: Arc<AtomicBool>,
-    /// The library has given its memory back, until it is told to take it again.
+    /// The communicator is suspended: the library has freed its GPU memory until `resume`.
     pub(crate) is_suspended: AtomicBool,
-    /// All ranks are about to leave, since they have said so to each other.
+    /// All ranks have called finalize.
     pub(crate) all_leave: AtomicBool,
     /// This rank has left, or is about to.
     pub(crate) is_departing: AtomicBool,
@@ -70,11 +69,11 @@ pub(crate) struct Communicator {
     is_one_sided: AtomicBool,
     /// Memory of windows that were dropped since. Freed when the communicator has ended.
     left_to_peers: Mutex<Vec<*mut u8>>,
-    /// What to give back to the library before the end, by number.
+    /// Registrations to end before the communicator ends, by number.
     pub(crate) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
 }
 
-/// Where the library writes the handle to, maybe late and from a thread of its own, which keeps it alive, too.
+/// The handle, which the library may write late and from a thread of its own. That thread keeps the cell alive too.
 #[derive(Default)]
 pub(crate) struct HandleCell(UnsafeCell<ncclComm_t>);
 
@@ -89,15 +88,15 @@ impl HandleCell {
     }
 }
 
-/// What this rank enqueued, the last of it above all.
+/// Counters and the last operation that this rank enqueued.
 pub(crate) struct Last {
     /// Number of the last collective, and of the last message.
     pub collectives: u64,
     pub messages: u64,
-    /// The last of both that may not be complete, and where. What has no data enqueues nothing, and does not count.
+    /// The last call that may be incomplete, and its stream. Calls without data enqueue nothing and do not count.
     pub announced: Option<AnnouncedCall>,
     pub stream: RawStream,
-    /// What the ranks are connected for.
+    /// Kinds of calls for which the ranks are connected.
     pub connected: ConnectedKinds,
 }
 
@@ -145,7 +144,7 @@ fn asleep(operation: Operation) -> Error {
 }
 
 impl Communicator {
-    /// One that is yet to be made.
+    /// State of a communicator before the library has made it.
     pub fn new(
         library: &'static Library,
         device: Device,
@@ -241,7 +240,7 @@ impl Communicator {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// The error that every call answers, if the communicator has failed.
+    /// The communicator's failure, if it has failed.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.failed.get().is_some() || self.control_channel.check().is_err() {
@@ -250,14 +249,13 @@ impl Communicator {
         Ok(())
     }
 
-    /// An error in a copy of the process, made by fork: what the library and the driver have is the original's, and another
-    /// thread may have held a lock when the copy was made.
+    /// An error in a forked copy of the process. The library's and driver's state is the original's, and locks may be held
+    /// by threads that the copy lacks.
     pub fn check_owner(&self) -> Result<()> {
         if self.control_channel.is_copy() { Err(Error::forked()) } else { Ok(()) }
     }
 
-    /// [`check`](Communicator::check), and an error for an operation while it is suspended: its kernels would read memory that is
-    /// not there.
+    /// [`check`](Communicator::check), and an error for an operation on a suspended communicator: its kernels would read freed memory.
     #[inline]
     pub fn check_awake(&self, operation: Operation) -> Result<()> {
         self.check()?;
@@ -275,8 +273,8 @@ impl Communicator {
         }
     }
 
-    /// Fails for all ranks: aborts, so that what is on the GPU ends, and answers the error for every call. Whoever
-    /// comes second waits until that is done.
+    /// Fails the communicator for all ranks: aborts it, so that work on the GPU ends, and keeps the error for every later
+    /// call. A second caller waits until that is done and gets the first error.
     #[cold]
     pub fn fail(&self, error: Error) -> Error {
         if self.control_channel.is_copy() {
@@ -315,15 +313,15 @@ impl Communicator {
         Ok(())
     }
 
-    /// Lets go of the streams that nobody else has, with nothing left to do, when there is another one. Whoever enqueues something by a
-    /// stream's handle has a lane, and with it the stream; those who only look have the handle of the last one, or find the stream here.
+    /// Drops idle streams that have no other owner. Enqueuing needs a `Stream`, which owns its GPU stream; code that only looks
+    /// uses the last stream's handle, which is kept, or finds the stream here.
     fn let_go_of_idle(&self, streams: &mut Vec<GpuStream>, other: &GpuStream) {
         if streams.is_empty() {
             return;
         }
         // The end of a stream makes its context current.
         let _current = self.device.enter();
-        // Amid a capture the driver refuses much of what it is asked.
+        // During a capture the driver refuses many queries.
         if self.device.is_captured(other.raw()).unwrap_or(true) {
             return;
         }
@@ -350,7 +348,7 @@ impl Communicator {
         last.announced.map(|announced| (announced, last.stream))
     }
 
-    /// Notes and announces a collective that is about to be enqueued; who has to meet before it is.
+    /// Records and announces a collective that is about to be enqueued. Returns the arrival that it needs first.
     #[inline(always)]
     pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Arrival>) {
         let mut last = lock(&self.last);
@@ -365,7 +363,7 @@ impl Communicator {
         (announced, arrival)
     }
 
-    /// Notes a message that is about to be enqueued.
+    /// Records a message that is about to be enqueued.
     pub fn next_message(&self, transfer: &Transfer) -> AnnouncedCall {
         let mut last = lock(&self.last);
         last.messages += 1;
@@ -381,12 +379,12 @@ impl Communicator {
         lock(&self.last).collectives
     }
 
-    /// What the library is asked for that is neither a collective nor a message.
+    /// Name for diagnosis of a library call that is neither a collective nor a message.
     pub(crate) fn auxiliary_call(&self) -> AnnouncedCall {
         AnnouncedCall::call(self.collectives(), &Call::empty(Operation::Init))
     }
 
-    /// Notes that something was enqueued that is no collective and no message.
+    /// Records enqueued work that is neither a collective nor a message.
     pub fn used(&self, stream: RawStream) {
         let auxiliary = self.auxiliary_call();
         let mut last = lock(&self.last);
@@ -394,7 +392,7 @@ impl Communicator {
         last.announced.get_or_insert(auxiliary);
     }
 
-    /// Notes that the stream waits for signals of these peers from now on.
+    /// Records that the stream waits for signals of these peers.
     pub fn awaits(&self, stream: RawStream, peers: impl Iterator<Item = usize>) {
         self.control_channel.expect_signals(peers);
         let mut last = lock(&self.last);
@@ -429,7 +427,7 @@ impl Communicator {
         self.settle(&self.auxiliary_call(), Instant::now())
     }
 
-    /// Keeps what has to be given back before the end; answers its number, which no other registration of this process has or had.
+    /// Keeps a registration until the communicator ends. Returns its number, which is unique in this process.
     pub fn keep_registration(&self, handle: Handle) -> NonZeroU64 {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let number = NonZeroU64::MIN.saturating_add(MADE.fetch_add(1, Ordering::Relaxed));
@@ -441,8 +439,8 @@ impl Communicator {
         lock(&self.registrations).get(&number).cloned()
     }
 
-    /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
-    /// until the communicator's end; so does that to which peers may write (false).
+    /// Ends a registration, unless the communicator's end already did. After an error, the memory stays registered until the
+    /// communicator ends. False if peers may still write to the memory, which then stays registered too.
     pub fn end_registration(&self, number: NonZeroU64) -> Result<bool> {
         self.check_owner()?;
         let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(true) };
@@ -459,12 +457,12 @@ impl Communicator {
         self.deregister(handle.clone()).inspect_err(|_| keep()).map(|()| true)
     }
 
-    /// A one-sided operation follows. The first is collective: no peer writes before this rank has come here.
+    /// Records that one-sided operations are used. The first is collective, so no peer writes before this rank is here.
     pub fn begin_one_sided(&self) {
         self.is_one_sided.store(true, Ordering::Relaxed);
     }
 
-    /// Takes a window's memory until the end.
+    /// Keeps a dropped window's memory until the communicator ends.
     pub fn leave_to_peers(&self, start: *mut u8) {
         lock(&self.left_to_peers).push(start);
     }

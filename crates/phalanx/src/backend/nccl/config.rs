@@ -42,7 +42,7 @@ pub struct Config {
     /// How thread blocks are given out: 0 default, 1 efficiency, 2 none (2.27).
     pub cta_policy: Option<i32>,
     /// Whether children of a shrink share the parent's resources (2.27). [`Comm::shrink`](crate::Comm::shrink) makes a communicator of its own;
-    /// this is for calls of [`raw_handle`](crate::nccl::surface::Surface::raw_handle).
+    /// this is for calls of [`raw_handle`](crate::nccl::Surface::raw_handle).
     pub shrink_share: Option<i32>,
     /// Thread blocks for NVLink SHARP (2.27).
     pub nvls_ctas: Option<i32>,
@@ -54,7 +54,7 @@ pub struct Config {
     /// overrides it). Unless mixed, NCCL does not order a launch and operations outside of it: [`Comm::sync`](crate::Comm::sync), which then waits
     /// for all streams that the communicator was used on, comes between them.
     pub graph_usage_mode: Option<i32>,
-    /// Number of contexts for put and signal, which [`Signal::context`](crate::nccl::one_sided::Signal::context) says one of (2.29; only the first is of use
+    /// Number of contexts for put and signal, which [`Signal::context`](crate::nccl::Signal::context) says one of (2.29; only the first is of use
     /// before 2.31; default 1; more by `NCCL_NUM_RMA_CTX` alone are not known here).
     pub rma_contexts: Option<i32>,
     /// Most peers for point-to-point (2.30).
@@ -64,7 +64,7 @@ pub struct Config {
     /// Whether operations of several communicators are launched in the order of the calls (2.31). Communicators of one GPU that
     /// overlap have the same.
     pub launch_order_implicit: Option<i32>,
-    /// Number of signals of each peer and context, which [`Signal::index`](crate::nccl::one_sided::Signal::index) says one of (2.31; default 1).
+    /// Number of signals of each peer and context, which [`Signal::index`](crate::nccl::Signal::index) says one of (2.31; default 1).
     pub rma_signals: Option<i32>,
     /// Whether what put and signal need is made with the communicator, and not by the first of them (2.31).
     pub rma_eager_init: Option<i32>,

@@ -1,5 +1,7 @@
-//! CUDA graphs that hold operations of a communicator. NCCL's abort waits until they are destroyed, and the thread that has one is
-//! often the one that waits for the abort: so the communicator destroys them.
+//! CUDA graphs with operations of a communicator.
+//!
+//! NCCL's abort waits until they are destroyed, and the thread that owns a graph often waits for the abort. So the
+//! communicator owns the graphs and destroys them first.
 
 use super::communicator::Communicator;
 use crate::os::sync::lock;

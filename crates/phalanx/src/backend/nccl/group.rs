@@ -49,7 +49,7 @@ pub(crate) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
     }
 }
 
-/// Leaves a level; at the outermost, starts what was queued and sees to what comes after.
+/// Leaves a level. The outermost starts the queued operations and finishes them.
 pub(crate) fn end(communicator: &Arc<Communicator>) -> Result<()> {
     let Some(end) = communicator.library.ncclGroupEnd else { return Ok(()) };
     // SAFETY: the level was entered on this thread.
@@ -105,7 +105,7 @@ fn start_all(
     }
 }
 
-/// Waits for all whom the operations need.
+/// Waits for all ranks that the operations need.
 fn wait_for_arrivals_of(started: &mut [Started]) -> Result<()> {
     let (mut open, mut outcome) = (Vec::new(), Ok(()));
     for Started { communicator, arrival, .. } in started {
@@ -144,8 +144,8 @@ impl<'a> GroupLocks<'a> {
     }
 }
 
-/// Makes the library drop what was queued, as it does after a call that it refuses: starting it would wait inside for a
-/// rank that does not come.
+/// Makes the library drop the queued operations, as it does after a rejected call. Starting them would block inside the
+/// library for a missing rank.
 fn spoil(communicator: &Communicator) {
     let Some(broadcast) = communicator.library.ncclBroadcast else { return };
     let (nothing, nowhere) = (std::ptr::null(), std::ptr::null_mut());

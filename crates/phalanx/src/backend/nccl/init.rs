@@ -1,5 +1,5 @@
-//! How a communicator is made: the library is called in a thread, so that a rank that does not come is an error here
-//! and not a wait inside the library.
+//! Initialization of a communicator: the library is called in a thread of its own, so that a missing rank becomes an error
+//! here instead of an endless wait.
 
 use super::communicator::{Communicator, ENDING, HandleCell};
 use super::config::RawConfig;
@@ -31,7 +31,7 @@ pub(crate) fn look_unless_initializing<R>(look: impl FnOnce() -> Option<R>) -> O
     if work.threads == 0 { look() } else { None }
 }
 
-/// What can be done only before the first communicator is made.
+/// Runs `f` if no communicator was made in this process yet.
 pub(crate) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
     let work = lock(&WORK);
     (!work.has_begun).then(f)
@@ -53,7 +53,7 @@ pub(crate) enum Origin {
     Split { parent: Arc<Communicator>, color: Option<i32>, key: i32 },
 }
 
-/// What the library is asked for.
+/// Arguments of the library's call.
 struct InitCall {
     library: &'static Library,
     origin: Origin,
@@ -65,7 +65,7 @@ struct InitCall {
 // SAFETY: addresses of its own (configuration, handle), or the library's, which may move between threads (parent).
 unsafe impl Send for InitCall {}
 
-/// A communicator that the library is at work on.
+/// A communicator that the library is making.
 pub(crate) struct PendingInit {
     answer: Receiver<ncclResult_t>,
     function: &'static str,
@@ -73,7 +73,7 @@ pub(crate) struct PendingInit {
     stage: Arc<AtomicU8>,
 }
 
-/// How far the thread is that calls the library: not there yet, inside (or out again); or it was told not to go.
+/// Stages of the thread that calls the library: before the call, inside (or back), or cancelled before it.
 const BEFORE: u8 = 0;
 const INSIDE: u8 = 1;
 const CANCELLED: u8 = 2;
@@ -139,7 +139,7 @@ impl InitCall {
 }
 
 impl InitCall {
-    /// As the libraries that have no settings do it.
+    /// For libraries without settings (before 2.14).
     fn carry_out_without_config(&self, handle: *mut ncclComm_t) -> ncclResult_t {
         let (rank, ranks) = (self.place.0 as i32, self.place.1 as i32);
         match (&self.origin, self.library.ncclCommInitRank) {
@@ -224,7 +224,7 @@ impl PendingInit {
         self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(announced, since))
     }
 
-    /// Fetches the thread back, or lets it be. What is split fails, too: the thread is inside of it.
+    /// Makes the thread come back, or leaves it. A parent that is being split fails too: the thread is inside it.
     fn give_up(&self, rank: usize, failure: &Error) {
         let is_out = advance(&self.stage, CANCELLED) || self.fetch();
         if !is_out {
@@ -240,7 +240,7 @@ impl PendingInit {
         }
     }
 
-    /// Makes the thread come out; false where that cannot be.
+    /// Makes the thread come back from the library; false if that is impossible.
     fn fetch(&self) -> bool {
         let Some(parent) = &self.parent else { return false };
         // The library is told once, and forgets it when it has told those who were inside.

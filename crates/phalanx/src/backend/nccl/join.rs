@@ -15,14 +15,14 @@ use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::{Arc, Mutex};
 
-/// The GPUs that a rank can use, or of them the one that it was told to; an error if they, or the library, cannot be used.
+/// The GPUs that a rank can use, or the wanted one. An error if there are none, or the library cannot be loaded.
 pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible> {
     let ids = device::ids(flavour)?;
     let library = library::load(flavour)?;
     Visible::here(ids, wanted, library.shares_gpus())
 }
 
-/// Whether so many ranks of this host can have a GPU each; an error says what is missing.
+/// An error unless this many ranks of this host can have a GPU each.
 pub(crate) fn available(flavour: Flavour, ranks: usize) -> Result<()> {
     let gpus = device::count(flavour)?;
     if gpus < ranks {
@@ -36,8 +36,9 @@ pub(crate) fn available(flavour: Flavour, ranks: usize) -> Result<()> {
 }
 
 impl NcclComm {
-    /// Makes the communicator of all ranks of a host channel, this rank on the GPU that it was told to use, or that it gets
-    /// of those which the ranks of its host see. Collective.
+    /// Makes the communicator of all ranks of a host channel. Collective.
+    ///
+    /// This rank uses `gpu`, or else a GPU that the ranks of its host agree on.
     pub fn join(
         host_channel: Box<dyn HostChannel>,
         flavour: Flavour,
@@ -86,7 +87,7 @@ impl NcclComm {
         communicator.make(origin, config)?;
         // SAFETY: as above.
         let arrived = unsafe { host_channel.collective(&Call::empty(Operation::Barrier)) };
-        // One that is not looked after, or that the others do not have, is not left behind in the library.
+        // A communicator without a watchdog, or that other ranks failed to make, must not stay in the library.
         arrived.and_then(|()| watchdog::watch(&communicator)).map_err(|error| communicator.fail(error))?;
         Ok(NcclComm {
             communicator,
@@ -100,7 +101,7 @@ impl NcclComm {
     }
 }
 
-/// Unique ids of so many ranks, evenly spread, for all. Collective.
+/// Exchanges `count` unique ids, made by evenly spread ranks. Collective.
 ///
 /// # Safety
 /// As for [`Backend::collective`].
@@ -131,14 +132,14 @@ unsafe fn exchange_ids(
         let start = id.internal.as_mut_ptr();
         let blocks = Blocks::Equal(NCCL_UNIQUE_ID_BYTES);
         let call = Call { send: start, recv: start, blocks, root, ..Call::empty(Operation::Broadcast) };
-        // Told also if it could not be made: the others wait for it.
+        // Sent even after an error: the other ranks wait for it.
         // SAFETY: the caller's contract; the id's bytes are valid, in place.
         unsafe { host_channel.collective(&call) }?;
     }
     made.map(|()| ids)
 }
 
-/// Whether all ranks could do something; an error that names the first that could not.
+/// An error that names the first rank that could not do something. Collective.
 ///
 /// # Safety
 /// As for [`Backend::collective`].

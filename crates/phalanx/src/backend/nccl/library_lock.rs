@@ -1,4 +1,4 @@
-//! One thread at a time inside the library, for each device.
+//! [`LibraryLock`]: one thread at a time inside the library, for each device.
 
 use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
@@ -6,16 +6,16 @@ use crate::types::error::{Error, Result, UnsupportedError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-/// The right to be inside the library for a device: "using different communicators of one device from several threads is not
+/// Lock that a thread holds while it is inside the library for a device: "using different communicators of one device from several threads is not
 /// safe" (NCCL's user guide, thread safety).
 #[derive(Default)]
 pub(crate) struct LibraryLock {
     inside: Mutex<()>,
-    /// What the thread inside is there for, if others give up waiting for that.
+    /// The bounded call that holds the lock, if it is one.
     bounded_call: Mutex<Option<Arc<BoundedCall>>>,
 }
 
-/// What a thread takes turns for that has a bound.
+/// A call with a bound in time. Once it is late, other threads stop waiting for the lock that it holds.
 pub(crate) struct BoundedCall {
     function: &'static str,
     is_late: AtomicBool,
@@ -26,13 +26,13 @@ impl BoundedCall {
         Arc::new(BoundedCall { function, is_late: AtomicBool::new(false) })
     }
 
-    /// It takes too long: from now on nobody waits for a turn that it has.
+    /// Marks the call as late: no thread waits any more for a lock that it holds.
     pub fn give_up(&self) {
         self.is_late.store(true, Ordering::Release);
     }
 }
 
-/// A turn, until it is dropped.
+/// The held lock.
 pub(crate) type LibraryGuard = MutexGuard<'static, ()>;
 
 /// A turn on an bounded_call.
@@ -48,20 +48,20 @@ impl Drop for BoundedGuard {
 }
 
 impl LibraryLock {
-    /// Waits until no other thread is inside. An error if one is that does not come back.
+    /// Waits until no other thread is inside. An error if the thread inside is late.
     #[inline]
     pub fn acquire(&'static self) -> Result<LibraryGuard> {
         self.try_acquire().map_or_else(|| self.wait(), Ok)
     }
 
-    /// [`acquire`](LibraryLock::acquire) on an bounded_call.
+    /// [`acquire`](LibraryLock::acquire) for a bounded call.
     pub fn acquire_for(&'static self, bounded_call: &Arc<BoundedCall>) -> Result<BoundedGuard> {
         let guard = self.acquire()?;
         *lock(&self.bounded_call) = Some(bounded_call.clone());
         Ok(BoundedGuard { lock_of: self, _guard: guard })
     }
 
-    /// A turn, if nobody has it.
+    /// The lock, if it is free.
     #[inline]
     pub fn try_acquire(&'static self) -> Option<LibraryGuard> {
         match self.inside.try_lock() {
@@ -83,7 +83,7 @@ impl LibraryLock {
         }
     }
 
-    /// An error if a thread is inside that does not come back.
+    /// An error if the thread inside is late.
     pub fn check(&self) -> Result<()> {
         match lock(&self.bounded_call).as_deref() {
             Some(bounded_call) if bounded_call.is_late.load(Ordering::Acquire) => {

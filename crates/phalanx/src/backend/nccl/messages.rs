@@ -1,8 +1,8 @@
-//! Messages between their post and their end. Those that are posted until the next operation, or wait, go together.
+//! Queue of posted messages. Messages posted up to the next operation or wait are carried out together.
 //!
-//! One thread at a time carries them out: the rank's, the one of its started collectives, or any that waits for a request. Each takes all
-//! that are there, so that messages and collectives keep the order of the calls, and the others wait for it: a message is complete
-//! only when whoever took it says so. A group carries messages out at its end, and until then nobody else does.
+//! One thread at a time carries them out: the rank's own, the thread of its started collectives, or one that waits for a
+//! request. It takes all queued messages, so that messages and collectives keep the order of calls; other threads wait. A
+//! group carries messages out at its end, and no other thread does until then.
 
 use crate::contract::{OperationId, Transfer};
 use crate::os::sync::lock;
@@ -16,11 +16,11 @@ use std::thread::ThreadId;
 #[derive(Default)]
 pub(crate) struct Messages {
     state: Mutex<State>,
-    /// Nobody carries messages out any more.
+    /// Signalled when no thread carries messages out any more.
     carried_out: Condvar,
     /// Whether some are not complete.
     are_pending: AtomicBool,
-    /// Whether somebody wants them carried out, and does not wait for it.
+    /// Whether a `test` asked for messages to be carried out.
     are_wanted: AtomicBool,
 }
 
@@ -31,7 +31,7 @@ struct State {
     next: usize,
     first_queued: usize,
     first_pending: usize,
-    /// Who carries messages out, or has a group open in which they will be.
+    /// The thread that carries messages out, or has a group open in which it will.
     sender: Option<ThreadId>,
     /// Those that wait for the end of the sender's group.
     grouped: Vec<Range<usize>>,
@@ -41,7 +41,7 @@ struct State {
 /// Messages that went together and failed.
 struct Failed {
     ids: Range<usize>,
-    /// How many of them nobody has waited for yet.
+    /// How many of them have not been waited for yet.
     unsettled: usize,
     error: Error,
 }
@@ -95,7 +95,7 @@ impl Messages {
         is_new.then(|| Carrying(self.clone()))
     }
 
-    /// Those that nobody has taken. Whoever takes them has the right to carry them out.
+    /// Takes the queued messages. The caller holds the right to carry them out.
     pub fn take(&self) -> (Vec<Transfer>, Range<usize>) {
         let mut state = lock(&self.state);
         self.are_wanted.store(false, Ordering::Release);
@@ -104,7 +104,7 @@ impl Messages {
         (std::mem::take(&mut state.queued), ids)
     }
 
-    /// They could not be carried out.
+    /// Records that messages failed.
     pub fn fail(&self, ids: Range<usize>, error: &Error) {
         lock(&self.state).fail(ids, error);
     }
@@ -114,7 +114,7 @@ impl Messages {
         lock(&self.state).grouped.push(ids);
     }
 
-    /// How a complete message fared, which is asked once.
+    /// The outcome of a complete message; asked once.
     pub fn settle(&self, id: OperationId) -> Result<()> {
         let mut state = lock(&self.state);
         let Some(index) = state.failed.iter().position(|failed| failed.ids.contains(&id.0)) else {

@@ -1,29 +1,30 @@
-//! The NCCL backend, and with it RCCL's: ranks are GPUs, one to a thread or a process.
+//! The backend of NCCL and RCCL: each rank is a GPU, driven by a thread or a process.
 //!
 //! How it differs from the model: operations on device memory are enqueued on a stream and complete later
 //! (`sync` waits for them); on host memory, which is copied to the GPU and back, they are complete when they return.
 //! Reductions are the library's: in an order of its own, and f16, bf16 and fp8 in their own precision. There
 //! are no tags. Messages are matched with the collectives in one order.
 //!
-//! Beside the library's communicator, the ranks share two channels of the host backend: one on which they set up and
-//! meet (`control`), and one on which they announce their calls (`control_channel.rs` there), by which a missing, dead
-//! or differing rank is found and named, which NCCL itself does not do. Whether the ranks share memory or are on
-//! several hosts is the channels' secret.
+//! Beside the library's communicator, the ranks share two channels. On the host channel they set up the communicator and
+//! wait for each other. On the control channel they announce their calls, so that missing, dead and differing ranks are
+//! found and named, which NCCL does not do. The channels hide whether ranks share a host.
 //!
 //! | file | what |
 //! |---|---|
 //! | `library.rs`, `config.rs`, `collective_config.rs` | the loaded library, its answers, settings of communicators and of calls |
 //! | `device.rs`, `runtime/` | the GPU, by way of CUDA's driver or HIP |
 //! | `staging.rs` | host memory on its way to the GPU |
-//! | `communicator.rs` | the C communicator, and what is known of it |
-//! | `making.rs`, `waiting.rs`, `ending.rs` | how it begins, is waited for and ends |
-//! | `operation.rs`, `group.rs`, `messages.rs` | an operation from its call to its end; several at once; what is posted |
+//! | `join.rs`, `init.rs`, `shutdown.rs` | set-up of a communicator, the library's calls for it, and its end |
+//! | `communicator.rs`, `waiting.rs` | the C communicator and its state; waits with a deadline |
+//! | `backend.rs`, `checks.rs` | the operations of `Backend`, and the checks before them |
+//! | `operation.rs`, `group.rs`, `messages.rs` | one operation from call to end; groups; posted messages |
 //! | `arrival.rs`, `watchdog.rs`, `turn.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind who does |
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |
-//! | `device_comm.rs` | what kernels of a program's own need of a communicator |
-//! | `memory.rs`, `surface.rs`, `scaled.rs`, `one_sided.rs`, `estimate.rs`, `rccl.rs` | memory that the library knows; what only NCCL and RCCL have |
+//! | `device_comm.rs` | device communicators, for kernels of the program |
+//! | `memory/` | GPU memory that the library knows |
+//! | `parameters.rs` | the library's environment variables |
 
 pub(crate) mod arrival;
 mod backend;
@@ -79,23 +80,22 @@ pub(crate) struct NcclComm {
     pub(crate) settings: Arc<NcclSettings>,
     pub(crate) messages: Arc<Messages>,
     events: Events,
-    /// The stream of the portable trait, if there is one.
+    /// The stream of `RawCommunicator`, if there is one.
     portable: Mutex<Option<GpuStream>>,
 }
 
-/// What communicators, and those split from them, are made with.
+/// Settings of a communicator, inherited by its splits.
 #[derive(Debug, Default)]
 pub(crate) struct NcclSettings {
     pub config: Config,
     /// Whether calls are compared between the ranks before anything is enqueued.
     pub check: bool,
-    /// The thread that drives all ranks, as far as is known: the one that made them (`init_all`). Where it waited for another rank,
-    /// that would never come.
+    /// The thread that made all ranks (`init_all`) and probably drives them. If it waited for another rank, it would wait forever.
     pub driver: Option<ThreadId>,
 }
 
 impl NcclSettings {
-    /// Of ranks that this thread makes, and will drive unless it gives them away.
+    /// Settings of ranks that this thread makes and drives.
     pub fn driven_here(check: bool) -> Arc<NcclSettings> {
         let driver = Some(std::thread::current().id());
         Arc::new(NcclSettings { check, driver, ..NcclSettings::default() })
@@ -154,7 +154,7 @@ impl NcclComm {
         self.communicator.adopt(stream)
     }
 
-    /// A stream of its own for the portable trait, so that communication runs beside what the application computes.
+    /// Makes a separate stream for `RawCommunicator`, so that communication overlaps the application's kernels.
     pub fn make_portable(&self) -> Result<Stream> {
         let stream = self.communicator.device.new_stream()?;
         *lock(&self.portable) = Some(stream.clone());
@@ -194,7 +194,7 @@ impl NcclComm {
         self.communicator.launch(graph)
     }
 
-    /// Carries the messages out that were posted, or waits for the thread that does.
+    /// Carries out the posted messages, or waits for the thread that does.
     #[inline(always)]
     pub fn flush(&self) -> Result<()> {
         if self.messages.are_pending() { self.flush_messages() } else { Ok(()) }

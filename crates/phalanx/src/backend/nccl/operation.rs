@@ -15,7 +15,7 @@ use std::time::Instant;
 /// An operation that the library has taken.
 pub(crate) struct Started {
     pub communicator: Arc<Communicator>,
-    /// Whom to wait for before the group's end, if it is in one.
+    /// Ranks to wait for before the group's end, if in a group.
     pub arrival: Option<Arrival>,
     announced: AnnouncedCall,
     stream: RawStream,
@@ -24,7 +24,7 @@ pub(crate) struct Started {
     returns: Vec<Return>,
 }
 
-/// What comes after operations were enqueued.
+/// Completion of enqueued operations.
 pub(crate) struct Aftermath;
 
 impl Aftermath {
@@ -60,12 +60,12 @@ impl Started {
         if self.is_simple() { Ok(()) } else { self.complete() }
     }
 
-    /// The error for what the library did not take.
+    /// The error for an operation that the library rejected.
     pub fn refused(&self, error: Error) -> Error {
         self.communicator.refused(error, &self.announced)
     }
 
-    /// On device memory, and nothing was needed: enqueued is all.
+    /// On device memory with no resources to free: nothing follows after enqueuing.
     fn is_simple(&self) -> bool {
         self.returns.is_empty() && self.needs.is_empty()
     }
@@ -115,7 +115,7 @@ impl Started {
     }
 }
 
-/// Bytes that this rank reads from `send`, writes to `recv`.
+/// Bytes that this rank reads from `send` and writes to `recv`.
 pub(crate) struct BufferSizes {
     pub send: usize,
     pub recv: usize,
@@ -180,7 +180,7 @@ pub(crate) unsafe fn collective_with(
     launch(communicator, (&announced, arrival), call.stream, &mut needs, &mut returns, enqueue)
 }
 
-/// Calls the library when it is this communicator's turn, and sees to what comes after; in a group, at its end.
+/// Waits for the arrival, calls the library under its lock, and finishes the operation; in a group, at the group's end.
 #[inline(always)]
 fn launch(
     communicator: &Arc<Communicator>,
@@ -218,7 +218,7 @@ fn launch(
     see_to(started, enqueued, grouped)
 }
 
-/// What comes after a call of the library: at once, or at the group's end.
+/// Finishes an operation at once, or leaves that to the group's end.
 #[cold]
 fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Result<()> {
     let outcome = enqueued.map(|progress| started.progress = progress).map_err(|error| {
@@ -312,7 +312,7 @@ pub(crate) unsafe fn messages(
         transfers.iter().map(|transfer| unsafe { bring_message(communicator, transfer, &mut returns) });
     // The peers would wait for this rank.
     let moved: Vec<_> = moved.collect::<Result<_>>().map_err(|error| communicator.fail(error))?;
-    // They are told of messages last: what fails before would leave them with what does not come.
+    // Messages are announced last: an earlier error would leave the peers waiting for them.
     let (mut last, mut peers) = (None, Vec::new());
     for transfer in transfers {
         let announced = communicator.next_message(transfer);

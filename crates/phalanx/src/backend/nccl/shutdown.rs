@@ -1,5 +1,4 @@
-//! How a communicator ends: a healthy one is finalized and destroyed, a failed one aborted, each in a thread of its own
-//! with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
+//! End of a communicator: a healthy one is finalized and destroyed, a failed one aborted, each in a thread with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
 //!
 //! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and does not come back if one of them aborts instead. There
 //! all ranks go the same way, which they see alike: the communicator is finalized when all have left, and aborted when it
@@ -22,7 +21,7 @@ use std::time::{Duration, Instant};
 /// `NCCL_REVOKE_DEFAULT`, the only kind there is.
 const REVOKE_DEFAULT: i32 = 0;
 
-/// Between two looks whether the others have left, at most.
+/// Longest pause between two checks whether the other ranks have left.
 const SELDOM: Duration = Duration::from_millis(50);
 
 /// How many threads are inside the library to end a communicator, and how many of them nobody waits for any more.
@@ -159,9 +158,9 @@ impl Communicator {
         true
     }
 
-    /// What all ranks can see of how the communicator ends: finalized (true), aborted (false), or not known yet.
+    /// How the communicator ends, as all ranks see it alike: finalized (true), aborted (false), or not decided yet.
     ///
-    /// A rank that fails it leaves after that, so that whoever sees all gone sees that, too.
+    /// A failing rank leaves after its failure is visible, so a rank that sees all others gone sees the failure too.
     fn outcome_of_all(&self) -> Option<bool> {
         let have_all_left = self.control_channel.have_all_left();
         let is_over = self.is_alone.load(Ordering::Acquire) || self.control_channel.check().is_err();
@@ -244,7 +243,7 @@ impl Communicator {
     }
 }
 
-/// What the end of a communicator needs. A thread that the library holds in it holds nothing else.
+/// State that the ending thread needs. A thread that the library never lets go holds only this.
 struct Shutdown {
     library: &'static Library,
     handle: Raw,
@@ -333,7 +332,7 @@ impl Shutdown {
     }
 }
 
-/// Lets some time pass; more of it the longer one has waited.
+/// Sleeps for a sixteenth of the time waited so far, within bounds.
 fn nap(since: Instant) {
     std::thread::sleep((since.elapsed() / 16).clamp(Duration::from_micros(100), SELDOM));
 }
@@ -342,7 +341,8 @@ struct Raw(ncclComm_t);
 // SAFETY: moving a communicator between threads is fine (NCCL's user guide, thread safety).
 unsafe impl Send for Raw {}
 
-/// Runs `f` in a thread of its own; whether it came back in time. What does not is leaked, and nobody waits for a turn that it has.
+/// Runs `f` in a thread of its own; true if it came back within [`ENDING`]. A late thread is leaked, and no other thread waits
+/// for a library lock that it holds.
 fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<BoundedCall>) + Send + 'static) -> bool {
     let (sender, receiver) = channel();
     let bounded_call = BoundedCall::new(what);

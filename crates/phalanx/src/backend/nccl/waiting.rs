@@ -1,4 +1,4 @@
-//! Waiting for the library, for a stream and for the other ranks: with the deadline, and an eye on the peers.
+//! Waits for the library, for streams and for other ranks, with the deadline and a watch on the peers.
 
 use super::communicator::{Communicator, LockedLibrary};
 use crate::control::control_channel::{AnnouncedCall, Waiting};
@@ -9,20 +9,20 @@ use crate::types::memory::RawStream;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::{Duration, Instant};
 
-/// How long after the library has lost a peer its end may be seen: where nothing but silence tells of it, that is 1.4 s
-/// (`PHALANX_HEARTBEAT_TIMEOUT`).
+/// Time to wait for the peer's end to show after the library lost the connection. Without any other sign, heartbeats show it
+/// after 1.4 s (`PHALANX_HEARTBEAT_TIMEOUT`).
 const BLAME: Duration = Duration::from_millis(2000);
 
-/// Who tells of what went wrong in the background.
+/// The function that reports asynchronous errors.
 pub(crate) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
 
-/// Whether the library has looked at a call's arguments, and done nothing.
+/// Whether the library rejected a call's arguments and did nothing.
 fn is_refusal(error: &LibraryError) -> bool {
     [ncclResult_t::InvalidArgument, ncclResult_t::InvalidUsage].iter().any(|answer| answer.0 == error.code)
 }
 
 impl Communicator {
-    /// What the library says of the communicator.
+    /// The communicator's asynchronous state.
     pub(crate) fn async_state(&self, _locked: &LockedLibrary<'_>) -> Result<ncclResult_t> {
         // SAFETY: a communicator that is there, or being made.
         unsafe { self.library.async_state(self.handle()) }
@@ -97,13 +97,13 @@ impl Communicator {
         self.settle(announced, since)
     }
 
-    /// Looks for a reason to give up; if there is one, fails.
+    /// Fails the communicator if a rank is missing or the deadline has passed.
     pub(crate) fn look(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
         self.control_channel.tell_wait(announced);
         self.control_channel.look(announced, since).map_err(|failure| self.fail(failure))
     }
 
-    /// A wait begins for what the other ranks have to announce, too.
+    /// Begins a wait for calls that the other ranks have to announce.
     pub(crate) fn begin_wait(&self) -> Waiting<'_> {
         self.control_channel.tell();
         self.control_channel.waiting()

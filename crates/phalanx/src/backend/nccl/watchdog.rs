@@ -1,8 +1,7 @@
-//! One thread for the process, which looks after communicators that nobody waits in.
+//! The watchdog: one thread of the process, which watches communicators without a waiting thread.
 //!
-//! It looks for three things: a thread that does not come out of the library, work on the GPU that cannot end since a
-//! peer is gone or does not come, and errors that the library reports beside its calls. Operations pay two stores
-//! for it.
+//! It looks for a thread that is stuck inside the library, for GPU work that cannot end because a peer is gone or missing,
+//! and for asynchronous errors of the library. It costs an operation two stores.
 
 use super::communicator::{Communicator, ENDING};
 use super::init::look_unless_initializing;
@@ -20,23 +19,23 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
-/// Between two rounds.
+/// Time between two rounds over all communicators.
 const ROUND: Duration = Duration::from_millis(100);
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
-/// A communicator, and what was seen of it.
+/// A communicator, with the state seen in the last round.
 struct Watched {
     communicator: Weak<Communicator>,
     /// The visit to the library that is going on, and since when.
     library_calls: u64,
     calling_since: Instant,
-    /// What was enqueued last, and since when.
+    /// The last enqueued call, and since when it is the last.
     sequence: (String, u64),
     enqueued: Instant,
 }
 
-/// Looks after a communicator from now on, to the end of the process at the latest.
+/// Watches a communicator from now on. Also registers the end of all communicators at process exit.
 pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     start()?;
     // Now, since making it loaded the last of what the library needs.
@@ -118,7 +117,7 @@ fn start() -> Result<()> {
 }
 
 impl Watched {
-    /// Looks at the communicator; false when there is nothing left to see.
+    /// Checks the communicator; false when it need not be watched any more.
     fn look(&mut self, now: Instant) -> bool {
         let Some(communicator) = self.communicator.upgrade() else { return false };
         if communicator.has_failed() || communicator.has_ended() {
@@ -169,7 +168,7 @@ impl Watched {
 }
 
 impl Communicator {
-    /// An error that the library reports beside its calls.
+    /// An asynchronous error of the library.
     fn reported_error(&self, announced: &AnnouncedCall) -> Option<Error> {
         // Whoever is inside looks for itself.
         let state = look_unless_initializing(|| self.async_state(&self.try_lock_library()?).ok())?;
@@ -179,7 +178,7 @@ impl Communicator {
         }
     }
 
-    /// Fails the communicator, for a thread that may be stuck inside of it.
+    /// Fails the communicator, in which a thread may be stuck.
     fn rescue(&self, failure: Error) {
         let library_calls = self.library_calls();
         let is_stuck = || library_calls % 2 == 1 && self.library_calls() == library_calls;

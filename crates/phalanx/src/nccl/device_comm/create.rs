@@ -168,8 +168,8 @@ impl Nccl<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MissingFunction`] if the library is too old for it; [`Error::Unsupported`] for requirements that it does not have; the library's own where
-    /// the ranks cannot have what is asked for, such as symmetric memory ([`Properties::device_api`]).
+    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it; [`Error::Unsupported`](crate::Error::Unsupported) for requirements that it does not have; the library's own where
+    /// the ranks cannot have what is asked for, such as symmetric memory ([`Properties::device_api`](crate::nccl::Properties::device_api)).
     pub fn device_comm(&self, requirements: &DeviceRequirements) -> Result<DeviceComm> {
         let communicator = &self.comm.communicator;
         let library = communicator.library;
@@ -235,10 +235,10 @@ impl Nccl<'_> {
         Ok(len)
     }
 
-    /// How many slots [`Resource::AllToAllSlots`] takes for each block, for so many elements of so many bytes at most (`ncclLLA2ACalcSlots`, 2.28.3).
+    /// How many slots [`Resource::AllToAllSlots`](crate::nccl::Resource::AllToAllSlots) takes for each block, for so many elements of so many bytes at most (`ncclLLA2ACalcSlots`, 2.28.3).
     ///
     /// # Errors
-    /// [`Error::MissingFunction`] if the library is too old for it; [`UsageError::Overflow`] for more than 2³¹ - 1.
+    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it; [`UsageError::Overflow`](crate::UsageError::Overflow) for more than 2³¹ - 1.
     pub fn all_to_all_slots(&self, elements: usize, element_size: usize) -> Result<i32> {
         let library = self.comm.communicator.library;
         let slots = library.need(library.ncclLLA2ACalcSlots, "ncclLLA2ACalcSlots")?;

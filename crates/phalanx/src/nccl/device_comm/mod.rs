@@ -29,16 +29,16 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// A communicator as kernels have it (`ncclDevComm`): they get it by value, and with it the windows, barriers and resources of all
-/// ranks. Made by [`Nccl::device_comm`].
+/// ranks. Made by [`Nccl::device_comm`](crate::nccl::Nccl::device_comm).
 ///
 /// A kernel is compiled with the headers of the very release that is loaded, since each has another layout:
 /// [`Program::nccl`](crate::jit::Program::nccl) finds them. It is launched with [`jit::device_comm`](crate::jit::device_comm), or by cudarc with
-/// [`argument`](DeviceComm::argument). A kernel with barriers waits for its like at the other ranks: all launch it, and a launch has no more
+/// [`argument`](crate::nccl::DeviceComm::argument). A kernel with barriers waits for its like at the other ranks: all launch it, and a launch has no more
 /// blocks than run at once.
 ///
 /// Dropping it waits, with a bound, for the streams that it was launched on, and gives it back (`ncclDevCommDestroy`). It may outlive its
 /// communicator, whose end gives it back, too; kernels must not be launched with it then. What NCCL cannot do is end a kernel that waits for a
-/// rank that does not come: [`sync`](DeviceComm::sync) says who that is, but the GPU is held until the process ends, unless the kernel itself
+/// rank that does not come: [`sync`](crate::nccl::DeviceComm::sync) says who that is, but the GPU is held until the process ends, unless the kernel itself
 /// gives up (barriers can, from 2.30 on).
 pub struct DeviceComm {
     communicator: Arc<Communicator>,
@@ -61,7 +61,7 @@ impl DeviceComm {
     /// `stream.launch_builder(&kernel).arg(device_comm.argument(&stream)?)`.
     ///
     /// # Errors
-    /// [`UsageError::Memory`] for a stream of another GPU, and the communicator's own if it has failed or ended.
+    /// [`UsageError::Memory`](crate::UsageError::Memory) for a stream of another GPU, and the communicator's own if it has failed or ended.
     pub fn argument(&self, stream: &Arc<CudaStream>) -> Result<&KernelArgument> {
         self.launched_on(&GpuStream::Cuda(stream.clone()))?;
         Ok(&self.held.argument)
@@ -113,12 +113,12 @@ impl DeviceComm {
         self.held.users().iter().try_for_each(|stream| self.communicator.wait_for(stream.raw(), &auxiliary))
     }
 
-    /// The handles of [`DeviceRequirements::resources`], in their order.
+    /// The handles of [`DeviceRequirements::resources`](crate::nccl::DeviceRequirements::resources), in their order.
     pub fn resources(&self) -> &[ResourceHandle] {
         &self.resources
     }
 
-    /// The multicast addresses of [`DeviceRequirements::multimem_teams`], in their order, as the kernel's `ncclMultimemHandle` has them; 0 where
+    /// The multicast addresses of [`DeviceRequirements::multimem_teams`](crate::nccl::DeviceRequirements::multimem_teams), in their order, as the kernel's `ncclMultimemHandle` has them; 0 where
     /// there is none.
     pub fn multimem(&self) -> &[u64] {
         &self.multimem

@@ -23,11 +23,11 @@ pub struct Endpoint {
 }
 
 impl DeviceComm {
-    /// Where the [`Lsa`](TeamKind::Lsa) team's multicast address of an element of a window is (`ncclGetLsaMultimemDevicePointer`, 2.29.2); `None` where
+    /// Where the [`Lsa`](crate::nccl::TeamKind::Lsa) team's multicast address of an element of a window is (`ncclGetLsaMultimemDevicePointer`, 2.29.2); `None` where
     /// there is no multicast.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it was made without [`lsa_multimem`](DeviceRequirements::lsa_multimem), since then all ranks would have to ask.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if it was made without [`lsa_multimem`](crate::nccl::DeviceRequirements::lsa_multimem), since then all ranks would have to ask.
     pub fn lsa_multimem_pointer<T: Element>(&self, buffer: &Buffer<T>, offset: usize) -> Result<Option<u64>> {
         if !self.has_lsa_multimem {
             return Err(Error::from(UnsupportedError {
@@ -43,7 +43,7 @@ impl DeviceComm {
         address(communicator, name, |start| unsafe { get(window, offset, start) })
     }
 
-    /// The same of a team of [`multimem`](DeviceComm::multimem) (`ncclGetMultimemDevicePointer`, 2.29.2), by its number there.
+    /// The same of a team of [`multimem`](crate::nccl::DeviceComm::multimem) (`ncclGetMultimemDevicePointer`, 2.29.2), by its number there.
     ///
     /// # Panics
     /// If there is no such team.
@@ -86,10 +86,10 @@ impl Nccl<'_> {
         address(communicator, name, |start| unsafe { get(window, offset, rank as c_int, start) })
     }
 
-    /// The same by the rank's number in the [`Lsa`](TeamKind::Lsa) team (`ncclGetLsaDevicePointer`, 2.29.2).
+    /// The same by the rank's number in the [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclGetLsaDevicePointer`, 2.29.2).
     ///
     /// # Errors
-    /// As of [`peer_pointer`](Nccl::peer_pointer); the library's own for a rank that is not there.
+    /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer); the library's own for a rank that is not there.
     pub fn lsa_pointer<T: Element>(&self, buffer: &Buffer<T>, offset: usize, lsa_rank: usize) -> Result<u64> {
         let (name, communicator) = ("ncclGetLsaDevicePointer", &self.comm.communicator);
         let get = communicator.library.need(communicator.library.ncclGetLsaDevicePointer, name)?;
@@ -103,7 +103,7 @@ impl Nccl<'_> {
     /// Where a window starts on this rank, as the library has it (`ncclWinGetUserPtr`, 2.29.2).
     ///
     /// # Errors
-    /// As of [`peer_pointer`](Nccl::peer_pointer).
+    /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer).
     pub fn window_start<T: Element>(&self, buffer: &Buffer<T>) -> Result<u64> {
         let (name, communicator) = ("ncclWinGetUserPtr", &self.comm.communicator);
         let get = communicator.library.need(communicator.library.ncclWinGetUserPtr, name)?;
@@ -117,7 +117,7 @@ impl Nccl<'_> {
     /// The logical endpoint of an element of a rank's part of a window (`ncclGetPeerDeviceLeInfo`, 2.31).
     ///
     /// # Errors
-    /// As of [`peer_pointer`](Nccl::peer_pointer); the library's own where there are no endpoints.
+    /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer); the library's own where there are no endpoints.
     pub fn peer_endpoint<T: Element>(
         &self,
         buffer: &Buffer<T>,
@@ -135,7 +135,7 @@ impl Nccl<'_> {
     /// The same by the rank's number in a team of logical endpoints (`ncclGetCftDeviceLeInfo`, 2.31).
     ///
     /// # Errors
-    /// As of [`peer_endpoint`](Nccl::peer_endpoint).
+    /// As of [`peer_endpoint`](crate::nccl::Nccl::peer_endpoint).
     pub fn cft_endpoint<T: Element>(
         &self,
         buffer: &Buffer<T>,
@@ -158,7 +158,7 @@ impl Nccl<'_> {
     /// The same of the multicast endpoint (`ncclGetMultimemDeviceLeInfo`, 2.31).
     ///
     /// # Errors
-    /// As of [`peer_endpoint`](Nccl::peer_endpoint).
+    /// As of [`peer_endpoint`](crate::nccl::Nccl::peer_endpoint).
     pub fn multimem_endpoint<T: Element>(&self, buffer: &Buffer<T>, offset: usize) -> Result<Endpoint> {
         let (name, communicator) = ("ncclGetMultimemDeviceLeInfo", &self.comm.communicator);
         let get = communicator.library.need(communicator.library.ncclGetMultimemDeviceLeInfo, name)?;

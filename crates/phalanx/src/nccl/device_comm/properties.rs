@@ -11,7 +11,7 @@ use std::ffi::c_int;
 pub enum GinConnection {
     /// All.
     Full,
-    /// Those of a [`Rail`](TeamKind::Rail) team (2.29.7).
+    /// Those of a [`Rail`](crate::nccl::TeamKind::Rail) team (2.29.7).
     Rail,
     /// Every so many (2.31).
     Stride(i32),
@@ -63,25 +63,25 @@ impl GinType {
 pub struct Properties {
     /// Its GPU, as NVML numbers it.
     pub nvml_gpu: i32,
-    /// Whether it can have [device communicators](Nccl::device_comm).
+    /// Whether it can have [device communicators](crate::nccl::Nccl::device_comm).
     pub device_api: bool,
     /// Whether NVLink's multicast is there.
     pub multimem: bool,
     /// How GPU-initiated networking is done between all ranks, if it is.
     pub gin: Option<GinType>,
-    /// How many [`Lsa`](TeamKind::Lsa) teams there are (2.29.7).
+    /// How many [`Lsa`](crate::nccl::TeamKind::Lsa) teams there are (2.29.7).
     pub lsa_teams: Option<usize>,
     /// Whether put and signal of the host work (2.29.7).
     pub host_rma: Option<bool>,
-    /// As `gin`, in [`Rail`](TeamKind::Rail) teams (2.29.7).
+    /// As `gin`, in [`Rail`](crate::nccl::TeamKind::Rail) teams (2.29.7).
     pub rail_gin: Option<Option<GinType>>,
     /// A number that all its ranks have, and nearly no other communicator (2.31).
     pub comm_hash: Option<u64>,
-    /// The smallest stride of [`GinConnection::Stride`] (2.31).
+    /// The smallest stride of [`GinConnection::Stride`](crate::nccl::GinConnection::Stride) (2.31).
     pub gin_min_stride: Option<i32>,
     /// Between which ranks there can be GPU-initiated networking, if between any (2.31); of a stride, `gin_min_stride` tells.
     pub gin_connection: Option<Option<GinConnection>>,
-    /// Which types can be asked for in [`DeviceRequirements::gin_type`] (2.31).
+    /// Which types can be asked for in [`DeviceRequirements::gin_type`](crate::nccl::DeviceRequirements::gin_type) (2.31).
     pub gin_types: Option<Vec<GinType>>,
     /// Whether there are logical endpoints, with multicast, and with counters (2.32).
     pub cft: Option<(bool, bool, bool)>,
@@ -103,7 +103,7 @@ impl Nccl<'_> {
     /// What the communicator can do (`ncclCommQueryProperties`, 2.29.2).
     ///
     /// # Errors
-    /// [`Error::MissingFunction`] if the library is too old for it.
+    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it.
     pub fn properties(&self) -> Result<Properties> {
         let raw = self.raw_properties()?;
         let version = self.comm.communicator.library.version();

@@ -8,7 +8,7 @@ use crate::types::error::{Error, Result, UsageError};
 use phalanx_sys::nccl::{cft_caps, gin_connection, ncclDevCommRequirements_t, version_code};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Something that a device communicator has beside what its numbers say; kernels know it by its [handle](DeviceComm::resources).
+/// Something that a device communicator has beside what its numbers say; kernels know it by its [handle](crate::nccl::DeviceComm::resources).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Resource {
@@ -28,7 +28,7 @@ pub enum Resource {
         count: i32,
     },
     /// Slots for an all-to-all with little latency (`ncclLLA2ACreateRequirement`): how many a block needs is
-    /// [`all_to_all_slots`](Nccl::all_to_all_slots).
+    /// [`all_to_all_slots`](crate::nccl::Nccl::all_to_all_slots).
     AllToAllSlots {
         /// For so many blocks.
         blocks: i32,
@@ -37,7 +37,7 @@ pub enum Resource {
     },
 }
 
-/// By what a kernel knows a [`Resource`].
+/// By what a kernel knows a [`Resource`](crate::nccl::Resource).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceHandle(pub(super) [u32; 2]);
 
@@ -53,21 +53,21 @@ impl ResourceHandle {
     }
 }
 
-/// What a [`DeviceComm`] shall have (`ncclDevCommRequirements_t`); by default nothing but the ranks' numbers and windows. All ranks ask for the same.
+/// What a [`DeviceComm`](crate::nccl::DeviceComm) shall have (`ncclDevCommRequirements_t`); by default nothing but the ranks' numbers and windows. All ranks ask for the same.
 ///
 /// A field that the loaded release does not have is an error that says with which it came.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DeviceRequirements {
-    /// Barriers of the [`Lsa`](TeamKind::Lsa) team (`ncclLsaBarrierSession`): a kernel uses one for each block, or part of the work, that waits
+    /// Barriers of the [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclLsaBarrierSession`): a kernel uses one for each block, or part of the work, that waits
     /// for its like at the other ranks.
     pub lsa_barriers: i32,
     /// Whether there are multicast addresses of the `Lsa` team (NVLink SHARP). To ask for it without
-    /// [`Properties::multimem`] is the library's error.
+    /// [`Properties::multimem`](crate::nccl::Properties::multimem) is the library's error.
     pub lsa_multimem: bool,
     /// Barriers of all ranks, over memory and the network (2.28.7).
     pub barriers: i32,
-    /// Barriers of the [`Rail`](TeamKind::Rail) team, over the network (2.28.7).
+    /// Barriers of the [`Rail`](crate::nccl::TeamKind::Rail) team, over the network (2.28.7).
     pub rail_gin_barriers: i32,
     /// Barriers of all ranks, over the network (2.30.3).
     pub world_gin_barriers: i32,
@@ -97,9 +97,9 @@ pub struct DeviceRequirements {
     pub cft_multimem: bool,
     /// Barriers by logical endpoints (2.31).
     pub cft_barriers: i32,
-    /// More, in the order of its handles in [`DeviceComm::resources`].
+    /// More, in the order of its handles in [`DeviceComm::resources`](crate::nccl::DeviceComm::resources).
     pub resources: Vec<Resource>,
-    /// Teams that shall have a multicast address, in the order of [`DeviceComm::multimem`].
+    /// Teams that shall have a multicast address, in the order of [`DeviceComm::multimem`](crate::nccl::DeviceComm::multimem).
     pub multimem_teams: Vec<Team>,
 }
 

@@ -49,7 +49,7 @@ impl Nccl<'_> {
     /// One of the communicator's teams (`ncclTeamWorld`, `ncclTeamLsa`, `ncclTeamRail`, 2.28.3; `ncclTeamCft`, `ncclTeamCftMultimem`, 2.31). Not collective.
     ///
     /// # Errors
-    /// [`Error::MissingFunction`] if the library is too old for it; [`Error::Unsupported`] if there is no such team, as where the ranks cannot
+    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it; [`Error::Unsupported`](crate::Error::Unsupported) if there is no such team, as where the ranks cannot
     /// have symmetric memory.
     pub fn team(&self, kind: TeamKind) -> Result<Team> {
         let communicator = &self.comm.communicator;
@@ -97,16 +97,16 @@ impl Nccl<'_> {
     /// The communicator's number of a rank of a team (`ncclTeamRankToWorld`, 2.28.3).
     ///
     /// # Errors
-    /// [`UsageError::Rank`] if the team has no such rank.
+    /// [`UsageError::Rank`](crate::UsageError::Rank) if the team has no such rank.
     pub fn rank_in_world(&self, team: Team, rank: usize) -> Result<usize> {
         let library = self.comm.communicator.library;
         self.rank_in(library.ncclTeamRankToWorld, "ncclTeamRankToWorld", team, rank)
     }
 
-    /// The number in the [`Lsa`](TeamKind::Lsa) team of a rank of a team that is in both (`ncclTeamRankToLsa`, 2.28.3).
+    /// The number in the [`Lsa`](crate::nccl::TeamKind::Lsa) team of a rank of a team that is in both (`ncclTeamRankToLsa`, 2.28.3).
     ///
     /// # Errors
-    /// [`UsageError::Rank`] if the team has no such rank. What is not in the `Lsa` team has no number there, and the answer is none of its ranks.
+    /// [`UsageError::Rank`](crate::UsageError::Rank) if the team has no such rank. What is not in the `Lsa` team has no number there, and the answer is none of its ranks.
     pub fn rank_in_lsa(&self, team: Team, rank: usize) -> Result<usize> {
         let library = self.comm.communicator.library;
         self.rank_in(library.ncclTeamRankToLsa, "ncclTeamRankToLsa", team, rank)

@@ -1,4 +1,4 @@
-//! [`Buffer`]: GPU memory that a communicator knows.
+//! [`Buffer`](crate::nccl::Buffer): GPU memory that a communicator knows.
 
 use super::lend::readers;
 use super::registration::{ALIGNMENT, Handle, Registration, allocate, open_window, register};
@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 /// GPU memory that a communicator knows: the library's own (`ncclMemAlloc`, zero at first), registered as far as the library can, or a
 /// slice of the program's that was [registered](crate::nccl::Nccl::register).
 ///
-/// A buffer of every operation, and of cudarc (of HIP) through [`view`](Buffer::view) and
-/// [`view_mut`](Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it; if that does not end the
+/// A buffer of every operation, and of cudarc (of HIP) through [`view`](crate::nccl::Buffer::view) and
+/// [`view_mut`](crate::nccl::Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it; if that does not end the
 /// memory is leaked, with a line in the log. It may outlive its communicator. A window that is dropped after the communicator's first
 /// one-sided operation stays, with its memory, until the communicator ends: peers may still [put](crate::nccl::Surface::put_signal)
 /// something there.
@@ -151,7 +151,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     /// work that uses it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for memory of the library's own, which goes with the buffer. If the work does not end, or the
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for memory of the library's own, which goes with the buffer. If the work does not end, or the
     /// library does not give the registration up, the memory is leaked, as when the buffer is dropped.
     pub fn into_slice(self) -> Result<S> {
         if self.owner == Owner::Library {
@@ -223,7 +223,7 @@ impl<T: Element> Buffer<T> {
     /// puts the kernel in order with its other users on this rank. Valid as long as the buffer and its communicator live.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it has none, as memory that is registered otherwise.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if it has none, as memory that is registered otherwise.
     pub fn window(&self) -> Result<u64> {
         self.window_of(&self.communicator).map(|window| window as u64)
     }

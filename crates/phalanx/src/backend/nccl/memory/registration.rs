@@ -9,7 +9,7 @@ use phalanx_sys::nccl::{NCCL_WIN_REQUIRED_ALIGNMENT, ncclResult_t, ncclWindow_t}
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// How a [`Buffer`] is known to its communicator.
+/// How a [`Buffer`](crate::nccl::Buffer) is known to its communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Registration {
