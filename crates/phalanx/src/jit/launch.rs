@@ -1,4 +1,4 @@
-//! Launching kernels.
+//! Launches of kernels, with buffers and values as arguments.
 
 use super::module::{Kernel, check};
 use crate::buffer::loan::Loan;
@@ -41,9 +41,9 @@ pub fn device_comm(comm: &impl DeviceHandle) -> Argument<'_> {
     Argument(Kind::DeviceComm(comm))
 }
 
-/// What a kernel gets by value and holds until it has ended: [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
+/// A handle that a kernel takes by value and uses until it ends: [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
 pub trait DeviceHandle: sealed::Sealed {
-    /// The value that the kernel gets.
+    /// The bytes that are passed to the kernel.
     fn as_bytes(&self) -> &[u8];
     /// Called before a kernel with this value is launched on a stream.
     fn launched_on(&self, stream: &GpuStream) -> Result<()>;
@@ -119,8 +119,8 @@ impl Argument<'_> {
 }
 
 impl Kernel<'_> {
-    /// Launches it on a stream: `cuLaunchKernel`. It runs behind the work that is on the stream, and behind whatever
-    /// else uses the buffers; what uses them afterwards comes behind it.
+    /// Launches it on a stream: `cuLaunchKernel`. It runs behind the work on the stream and behind earlier uses
+    /// of the buffers. Later uses of the buffers run behind it.
     ///
     /// # Errors
     /// [`UsageError::Kernel`](crate::UsageError::Kernel) if number or sizes of the arguments are not those of the

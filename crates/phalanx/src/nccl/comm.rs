@@ -1,4 +1,4 @@
-//! From a [`Comm`] to what only NCCL or RCCL has.
+//! From a [`Comm`] to the features of NCCL or RCCL.
 
 use super::rccl::Rccl;
 use super::surface::{Nccl, Surface};

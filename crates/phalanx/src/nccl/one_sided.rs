@@ -1,4 +1,4 @@
-//! Put and signal: what one rank does with a peer's memory while that goes on with its own work.
+//! Put and signal: one-sided operations on a peer's memory.
 
 use super::surface::Surface;
 use crate::backend::nccl::memory::{Buffer, GpuSlice};

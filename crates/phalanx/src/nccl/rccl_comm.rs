@@ -1,4 +1,4 @@
-//! [`Rccl`]: what only RCCL has, for one communicator.
+//! [`Rccl`]: RCCL's own features, for one communicator.
 
 use super::surface::Surface;
 use crate::api::comm::Comm;

@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 pub struct Surface<'a> {
     pub(crate) comm: &'a NcclComm,
     pub(crate) stream: &'a Stream,
-    /// The communicator as the front has it.
+    /// The public communicator.
     pub(crate) front: &'a Comm,
 }
 
@@ -202,7 +202,7 @@ impl<'a> Surface<'a> {
         self.comm.communicator.look_for_error()
     }
 
-    /// What the library says about its last error (`ncclGetLastError`, 2.13), of whichever communicator and thread of this process; empty
+    /// The library's account of its last error (`ncclGetLastError`, 2.13), of whichever communicator and thread of this process; empty
     /// if there was none. A [`LibraryError`](crate::LibraryError) has it in its text.
     ///
     /// # Errors
@@ -220,11 +220,11 @@ impl<'a> Surface<'a> {
         len: usize,
         registration: Registration,
     ) -> Result<Buffer<T, S>> {
-        let meet = || {
+        let arrive = || {
             let blocks = Blocks::Equal(len);
             self.gather(&Call { dtype: T::DTYPE, blocks, ..Call::empty(Operation::Alloc) })
         };
-        Buffer::new(&self.comm.communicator, self.stream(), len, registration, meet)
+        Buffer::new(&self.comm.communicator, self.stream(), len, registration, arrive)
     }
 
     pub(crate) fn registered<T: Element, S: GpuSlice<T>>(&self, slice: S) -> Result<Buffer<T, S>> {
@@ -232,7 +232,7 @@ impl<'a> Surface<'a> {
         Buffer::of_slice(&self.comm.communicator, slice, start)
     }
 
-    /// Before what is enqueued: what was started, and what was posted, comes first.
+    /// Carries out started collectives and posted messages before other work is enqueued.
     pub(crate) fn prepare(&self) -> Result<()> {
         self.front.requests().wait_for_collectives();
         self.comm.flush()
@@ -248,7 +248,7 @@ impl<'a> Surface<'a> {
         unsafe { self.comm.prepare(call) }
     }
 
-    /// All ranks come together, for what the library does with all of them.
+    /// Waits until all ranks arrive at a collective call of the library.
     pub(crate) fn gather(&self, call: &Call<'_>) -> Result<()> {
         self.prepare()?;
         self.front.recorded(call, || self.comm.gather_for(call))

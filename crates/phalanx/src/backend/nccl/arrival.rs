@@ -33,7 +33,7 @@ impl ConnectedKinds {
     }
 }
 
-/// The library chooses its connection, and with it the connections, by these.
+/// Properties of a call by which the library chooses its algorithm, and with it the connections.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct CallKind {
     /// Operation, type, reduction and root, as they are announced.

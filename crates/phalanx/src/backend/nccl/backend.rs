@@ -204,7 +204,7 @@ impl Backend for NcclComm {
     }
 
     fn abort(&self) {
-        // With it the meetings fail, not before: there is one failure.
+        // The host channel's waits fail with this and not before, so that all callers see one error.
         self.communicator.fail(Error::Aborted { rank: self.rank() });
     }
 

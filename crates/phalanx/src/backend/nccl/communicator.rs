@@ -48,12 +48,12 @@ pub(crate) struct Communicator {
     /// Held by a thread that revokes the communicator, and by one that frees it.
     pub(crate) revoking: Arc<Mutex<()>>,
     failed: OnceLock<Error>,
-    /// The C communicator is not there, or not any more. Changes only in the device's turn.
+    /// There is no C communicator, not yet or not any more. Changes only under the device's library lock.
     pub(crate) ended: Arc<AtomicBool>,
     /// How often a thread went into the library with it, and came out: odd while one is inside.
     library_calls: AtomicU64,
     /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
-    /// split. Changes only in the device's turn, or at the end of that.
+    /// split. Changes only under the device's library lock, or at the end of that.
     pub(crate) queued: Arc<AtomicBool>,
     /// The communicator is suspended: the library has freed its GPU memory until `resume`.
     pub(crate) is_suspended: AtomicBool,
@@ -100,7 +100,7 @@ pub(crate) struct Last {
     pub connected: ConnectedKinds,
 }
 
-// SAFETY: the handle is an address that the library owns; calls with it are made in the device's turn, one
+// SAFETY: the handle is an address that the library owns; calls with it are made under the device's library lock, one
 // thread at a time.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
@@ -117,7 +117,7 @@ impl Drop for Communicator {
     }
 }
 
-/// This thread's turn in the library on a device, with a communicator that is there.
+/// The held library lock, with a communicator that exists.
 pub(crate) struct LockedLibrary<'a> {
     _call: LibraryCall<'a>,
     _guard: LibraryGuard,
@@ -168,7 +168,7 @@ impl Communicator {
                 connected: ConnectedKinds::default(),
             }),
             streams: Mutex::default(),
-            // For one rank it launches at once; and graphs come behind other operations only if it was told of both.
+            // Not for one rank, where it launches at once; nor if graphs and other operations do not mix.
             orders_streams: ranks > 1 && config.mixes_graphs(),
             failing: Mutex::default(),
             revoking: Arc::default(),
@@ -193,7 +193,7 @@ impl Communicator {
         unsafe { self.handle.as_ptr().read_volatile() }
     }
 
-    /// Waits for this thread's turn. An error if the communicator has ended.
+    /// Waits for the library lock. An error if the communicator has ended.
     #[inline]
     pub fn lock_library(&self) -> Result<LockedLibrary<'_>> {
         let guard = self.device.library_lock.acquire().map_err(|lost| self.fail(lost))?;
@@ -204,14 +204,14 @@ impl Communicator {
         Ok(LockedLibrary { _call: self.begin_library_call(), _guard: guard })
     }
 
-    /// A turn, if no other thread has it and the communicator is there.
+    /// The library lock, if it is free and the communicator exists.
     pub fn try_lock_library(&self) -> Option<LockedLibrary<'_>> {
         let guard = self.device.library_lock.try_acquire()?;
         let has_ended = self.ended.load(Ordering::Relaxed);
         (!has_ended).then(|| LockedLibrary { _call: self.begin_library_call(), _guard: guard })
     }
 
-    /// This thread goes into the library with the communicator. It has the device's turn.
+    /// Marks that this thread enters the library with the communicator. It holds the library lock.
     #[inline]
     pub fn begin_library_call(&self) -> LibraryCall<'_> {
         self.library_calls.store(self.library_calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -223,7 +223,8 @@ impl Communicator {
         self.library_calls.load(Ordering::Acquire)
     }
 
-    /// Notes in this device's turn that an operation waits in an open group or that it is being split, or that this has ended.
+    /// Sets whether an operation waits in an open group, or a split is under way. Set under the library lock; cleared at the
+    /// end of the group or split.
     pub fn set_queued(&self, queued: bool) {
         self.queued.store(queued, Ordering::Release);
     }

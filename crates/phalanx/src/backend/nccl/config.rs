@@ -15,8 +15,8 @@ pub struct Config {
     /// Whether the library never holds the caller (`blocking` = 0; default false). `NCCL_COMM_BLOCKING` overrides it.
     ///
     /// NCCL then starts a thread for each operation, which costs 60 µs (docs/benchmarks/nccl.md in the repository). A
-    /// rank that is missing is an error within the deadline in either case: without this, ranks see that all have come
-    /// before they let the library connect them, and a watchdog revokes a communicator that holds a thread nevertheless
+    /// missing rank is an error within the deadline in either case: without this, ranks wait for the arrival of all before
+    /// the library connects them, and a watchdog revokes a communicator that still holds a thread
     /// (`ncclCommRevoke`, 2.28.7; with an older library it ends the process, and says why).
     pub non_blocking: bool,
     /// Over how many unique ids the ranks are spread while the communicator of all is made, from 1 to the number of ranks; the same
@@ -90,7 +90,7 @@ impl RawConfig {
 impl Config {
     /// Whether the library orders launches of CUDA graphs among its other operations.
     pub(crate) fn mixes_graphs(&self) -> bool {
-        // What the variable says counts more.
+        // The variable overrides the setting.
         match std::env::var("NCCL_GRAPH_MIXING_SUPPORT") {
             Ok(told) => told.trim() != "0",
             Err(_) => self.graph_usage_mode.is_none_or(|mode| mode == 2),

@@ -31,14 +31,14 @@ impl Communicator {
         held
     }
 
-    /// Launches a graph, in this device's turn.
+    /// Launches a graph, under the device's library lock.
     pub fn launch(&self, graph: &HeldGraph) -> Result<()> {
         let _current = self.device.enter();
         let launched = {
             let _locked = self.lock_library()?;
             lock(&graph.0).as_ref().map(CudaGraph::launch)
         };
-        // The communicator has failed, and its abort needs the turn.
+        // The communicator has failed, and its abort needs the library lock.
         launched.ok_or_else(|| self.failure())?.map_err(Error::from)
     }
 
@@ -55,7 +55,7 @@ impl Communicator {
             let _current = device.enter();
             graphs.iter().for_each(|graph| drop(lock(&graph.0).take()));
         };
-        // Without a thread they are destroyed by those who have them.
+        // If no thread starts, the graphs' owners destroy them.
         let _ = std::thread::Builder::new().name("phalanx-graphs".into()).spawn(destroy);
     }
 }

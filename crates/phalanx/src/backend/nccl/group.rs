@@ -1,7 +1,7 @@
 //! Groups: operations of one thread, over one or several communicators, that start together.
 //!
-//! GroupLocks a group the library only queues. What has to wait for the group's end (ranks to meet, host memory to bring
-//! back, `ncclInProgress` to wait for) is kept in the thread's list.
+//! Inside a group the library only queues. Work for the group's end is kept in the thread's list: arrivals of ranks, copies
+//! back to host memory, waits for `ncclInProgress`.
 
 use super::arrival::wait_for_arrivals;
 use super::communicator::{Communicator, LibraryCall};

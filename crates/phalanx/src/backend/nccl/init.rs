@@ -25,7 +25,7 @@ struct Work {
     has_begun: bool,
 }
 
-/// Looks at a communicator, unless one is being made: its thread is inside of the library, and has not taken the turn.
+/// Looks at a communicator, unless one is being made: its thread is inside the library without the library lock.
 pub(crate) fn look_unless_initializing<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
     let work = lock(&WORK);
     if work.threads == 0 { look() } else { None }
@@ -151,7 +151,7 @@ impl InitCall {
 }
 
 impl PendingInit {
-    /// Starts it. The device's turn is not taken: the library waits for other ranks, of which some may need it.
+    /// Starts the call, without the library lock: the library waits for other ranks, some of which may need the lock.
     pub fn start(
         library: &'static Library,
         device: &Device,
@@ -199,7 +199,7 @@ impl PendingInit {
     /// come back, its thread stays, and with it what is half made: nothing can end a call of NCCL that has no
     /// communicator yet.
     pub fn wait(&self, rank: &Communicator, announced: &AnnouncedCall, since: Instant) -> Result<()> {
-        // The library needs all ranks of what is split, which know who they are in that.
+        // A split needs all ranks of the parent, so the parent's control channel diagnoses.
         let (judge, announced) = match &self.parent {
             Some(parent) => {
                 (&**parent, &AnnouncedCall::call(parent.collectives(), &Call::empty(Operation::Split)))
@@ -243,7 +243,7 @@ impl PendingInit {
     /// Makes the thread come back from the library; false if that is impossible.
     fn fetch(&self) -> bool {
         let Some(parent) = &self.parent else { return false };
-        // The library is told once, and forgets it when it has told those who were inside.
+        // The library forgets a revocation once the threads inside have seen it.
         self.answer.recv_timeout(ENTRY).is_ok() || parent.revoke() && self.answer.recv_timeout(ENDING).is_ok()
     }
 }

@@ -35,7 +35,7 @@ impl BoundedCall {
 /// The held lock.
 pub(crate) type LibraryGuard = MutexGuard<'static, ()>;
 
-/// A turn on an bounded_call.
+/// The lock, held for a bounded call.
 pub(crate) struct BoundedGuard {
     lock_of: &'static LibraryLock,
     _guard: LibraryGuard,

@@ -18,7 +18,7 @@
 //! | `communicator.rs`, `waiting.rs` | the C communicator and its state; waits with a deadline |
 //! | `backend.rs`, `checks.rs` | the operations of `Backend`, and the checks before them |
 //! | `operation.rs`, `group.rs`, `messages.rs` | one operation from call to end; groups; posted messages |
-//! | `arrival.rs`, `watchdog.rs`, `turn.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind who does |
+//! | `arrival.rs`, `watchdog.rs`, `library_lock.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind another thread |
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
 //! | `streams.rs` | events between streams, for the portable trait |

@@ -62,7 +62,7 @@ impl Communicator {
             }
             let _not_revoked = lock(&revoking);
             if !ended.swap(true, Ordering::AcqRel) {
-                // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn and the lock.
+                // SAFETY: called once, since `ended` was not set; the only thread inside, by both locks.
                 unsafe { abort(handle) };
             }
         });
@@ -199,7 +199,7 @@ impl Communicator {
                 );
             }
         }
-        // Those who are gone will not take part in the end.
+        // Ranks that are gone will not take part in the end.
         if self.control_channel.has_casualties() {
             return false;
         }
@@ -284,8 +284,8 @@ impl Shutdown {
         state == ncclResult_t::Success
     }
 
-    /// In this device's turn, but not as a visit that the watchdog ends: this has a bound of its own, and the library
-    /// refuses to be revoked now.
+    /// Calls the library under the device's library lock, but hidden from the watchdog: the call has its own bound, and the
+    /// library refuses to be revoked now.
     fn call(
         &self,
         bounded_call: &Arc<BoundedCall>,
@@ -300,7 +300,7 @@ impl Shutdown {
         }
     }
 
-    /// Without the device's turn: what waits for other ranks must not keep them waiting for it, where two of them end two
+    /// Calls the library without the device's library lock, since the call waits for other ranks. Two ranks could end two
     /// communicators in different orders. Meanwhile nobody may end this one.
     fn call_beside_others(
         &self,
@@ -326,7 +326,7 @@ impl Shutdown {
         let Ok(_locked) = self.device.library_lock.acquire_for(bounded_call) else { return };
         let _not_revoked = lock(&self.revoking);
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn and the lock.
+            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by both locks.
             unsafe { destroy(self.handle.0) };
         }
     }

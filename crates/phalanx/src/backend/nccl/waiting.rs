@@ -84,7 +84,7 @@ impl Communicator {
             Error::Library(error) if !is_refusal(&error) => {
                 self.fail(error.as_ref().clone().within(self.rank, announced).fatal())
             }
-            // Another communicator of the group has failed. The others have been told of a call that does not come.
+            // Another communicator of the group has failed. The peers were announced a call that never starts.
             error if error.is_fatal() => self.fail(error),
             // What is wrong with the arguments is so on all ranks, where it counts as a call.
             error => error,

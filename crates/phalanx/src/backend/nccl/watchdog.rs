@@ -65,7 +65,7 @@ fn end(status: Option<c_int>) {
     let limit = if is_well { longest + 2 * ENDING } else { ENDING };
     let (sender, ended) = channel::<()>();
     // Ranks of one process wait for each other, so each device has a thread. On one device the last that was made comes first, on all
-    // ranks, since they wait for each other with the device's turn.
+    // ranks, since they wait for each other while they hold the library lock.
     let mut of_devices: BTreeMap<_, Vec<Arc<Communicator>>> = BTreeMap::new();
     for communicator in alive.iter().rev().filter(|one| one.is_departing() || !one.is_queued()) {
         let device = std::ptr::from_ref(communicator.device.library_lock).addr();

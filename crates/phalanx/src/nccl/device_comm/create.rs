@@ -16,7 +16,7 @@ use phalanx_sys::nccl::{
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 
-/// What the library writes to while a device communicator is made, maybe from a thread of its own: all of it stays where it is.
+/// Memory that the library writes while it creates a device communicator, possibly from its own thread. It must not move.
 struct CreateOutputs {
     comm: Words,
     handles: Vec<[u32; 2]>,
@@ -43,7 +43,7 @@ impl CreateOutputs {
         }
     }
 
-    /// Makes the lists of what is asked for, and says where the answers go.
+    /// Links the requirements into the library's lists, with the addresses for their results.
     ///
     /// # Safety
     /// `this` stays where it is until the library has done with the requirements.
@@ -84,7 +84,7 @@ impl CreateOutputs {
     }
 }
 
-/// Says what a resource needs, and where its handle goes.
+/// Fills in a resource's requirement, with the address for its handle.
 ///
 /// # Safety
 /// Both pointers are valid as long as the library has the requirement.
@@ -133,8 +133,9 @@ unsafe fn require(
 }
 
 impl Nccl<'_> {
-    /// Makes what kernels of the program's own need of this communicator (`ncclDevCommCreate`, 2.28.3). Collective: the ranks meet first, so
-    /// that one that is missing, or asks for something else, is named.
+    /// Makes a device communicator, for kernels of the program (`ncclDevCommCreate`, 2.28.3).
+    ///
+    /// Collective. All ranks arrive first, so that a rank that is missing or requests something else is named.
     ///
     /// ```no_run
     /// # fn main() -> phalanx::Result<()> {
@@ -178,7 +179,7 @@ impl Nccl<'_> {
         library.need(library.ncclDevCommDestroy, "ncclDevCommDestroy")?;
         let mut raw = requirements.raw(library)?;
         let len = self.device_comm_size(&mut raw)?;
-        // Left where it is unless the library has done with it, from whatever thread.
+        // Leaked until the library, on whatever thread, has finished with it.
         let outputs: *mut CreateOutputs = Box::into_raw(Box::new(CreateOutputs::new(requirements)));
         // SAFETY: as said.
         let linked = unsafe { CreateOutputs::link(outputs, communicator, requirements, &mut raw) };
@@ -197,7 +198,7 @@ impl Nccl<'_> {
             // `ncclDevComm` of this release.
             communicator.call(name, |comm| unsafe { create(comm, raw, (&raw mut (*outputs).comm).cast()) })
         })
-        // The others wait inside for a rank that could not.
+        // The other ranks would wait inside the library for this one.
         .map_err(|error| communicator.refused(error, &communicator.auxiliary_call()))?;
         // SAFETY: made above, and nothing is in progress any more.
         let outputs = unsafe { Box::from_raw(outputs) };
@@ -213,7 +214,7 @@ impl Nccl<'_> {
         })
     }
 
-    /// How large `ncclDevComm` is. From 2.31 on the library says so, if it is asked for its own layout.
+    /// Size of `ncclDevComm` in bytes. From 2.31 on the library reports it, if its own layout is requested.
     fn device_comm_size(&self, raw: &mut ncclDevCommRequirements_t) -> Result<usize> {
         let library = self.comm.communicator.library;
         let mut len = dev_comm_size(library.version());

@@ -28,12 +28,12 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-/// A communicator as kernels have it (`ncclDevComm`): they get it by value, and with it the windows, barriers and resources of all
-/// ranks. Made by [`Nccl::device_comm`](crate::nccl::Nccl::device_comm).
+/// A communicator for kernels (`ncclDevComm`). Kernels take it by value, and use the windows, barriers and resources of all ranks
+/// through it. Made by [`Nccl::device_comm`](crate::nccl::Nccl::device_comm).
 ///
-/// A kernel is compiled with the headers of the very release that is loaded, since each has another layout:
+/// A kernel is compiled with the headers of exactly the loaded release, since layouts differ:
 /// [`Program::nccl`](crate::jit::Program::nccl) finds them. It is launched with [`jit::device_comm`](crate::jit::device_comm), or by cudarc with
-/// [`argument`](crate::nccl::DeviceComm::argument). A kernel with barriers waits for its like at the other ranks: all launch it, and a launch has no more
+/// [`argument`](crate::nccl::DeviceComm::argument). A kernel with barriers waits for the same kernel on the other ranks: all ranks launch it, with no more
 /// blocks than run at once.
 ///
 /// Dropping it waits, with a bound, for the streams that it was launched on, and gives it back (`ncclDevCommDestroy`). It may outlive its
@@ -67,7 +67,7 @@ impl DeviceComm {
         Ok(&self.held.argument)
     }
 
-    /// A kernel is about to be launched there.
+    /// Records that a kernel is about to be launched on a stream.
     pub(crate) fn launched_on(&self, stream: &GpuStream) -> Result<()> {
         let communicator = &self.communicator;
         communicator.check_owner()?;
@@ -103,7 +103,7 @@ impl DeviceComm {
         Ok(())
     }
 
-    /// Waits for the kernels that were launched with it, and what else is on their streams, with the communicator's deadline.
+    /// Waits for the streams on which kernels with it were launched, with the communicator's deadline.
     ///
     /// # Errors
     /// The communicator's failure, as of [`Comm::sync`](crate::Comm::sync), where a rank is gone or the deadline passes.

@@ -12,7 +12,7 @@ use phalanx_sys::nccl::{ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// A logical endpoint of a peer's memory, and where in it (2.31).
+/// A logical endpoint of a peer's memory, and an offset in it (2.31).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Endpoint {
@@ -23,7 +23,7 @@ pub struct Endpoint {
 }
 
 impl DeviceComm {
-    /// Where the [`Lsa`](crate::nccl::TeamKind::Lsa) team's multicast address of an element of a window is (`ncclGetLsaMultimemDevicePointer`, 2.29.2); `None` where
+    /// Multicast address, for the [`Lsa`](crate::nccl::TeamKind::Lsa) team, of an element of a window (`ncclGetLsaMultimemDevicePointer`, 2.29.2); `None` where
     /// there is no multicast.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl DeviceComm {
 }
 
 impl Nccl<'_> {
-    /// Where an element of a rank's part of a window is in this GPU's addresses (`ncclGetPeerDevicePointer`, 2.29.2); `None` where it does not reach that
+    /// Address on this GPU of an element in a rank's part of a window (`ncclGetPeerDevicePointer`, 2.29.2); `None` where it does not reach that
     /// rank's memory. The offset is in elements. The address is for kernels, as long as the window lives.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Nccl<'_> {
         Ok(start.unwrap_or(0))
     }
 
-    /// Where a window starts on this rank, as the library has it (`ncclWinGetUserPtr`, 2.29.2).
+    /// Start of a window on this rank (`ncclWinGetUserPtr`, 2.29.2).
     ///
     /// # Errors
     /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer).
@@ -189,7 +189,7 @@ fn place<T: Element>(
     Ok((window, offset * size_of::<T>()))
 }
 
-/// An address that the library answers.
+/// An address that the library returns.
 fn address(
     communicator: &Communicator,
     name: &'static str,
@@ -200,7 +200,7 @@ fn address(
     Ok((!start.is_null()).then_some(start as u64))
 }
 
-/// An endpoint that the library answers.
+/// An endpoint that the library returns.
 fn endpoint(
     communicator: &Communicator,
     name: &'static str,

@@ -5,19 +5,19 @@ use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{gin_connection, gin_type, ncclCommProperties_t, version_code};
 use std::ffi::c_int;
 
-/// Between which ranks there is GPU-initiated networking (GIN).
+/// Ranks that GPU-initiated networking (GIN) connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinConnection {
-    /// All.
+    /// All ranks.
     Full,
-    /// Those of a [`Rail`](crate::nccl::TeamKind::Rail) team (2.29.7).
+    /// Ranks of a [`Rail`](crate::nccl::TeamKind::Rail) team (2.29.7).
     Rail,
-    /// Every so many (2.31).
+    /// Ranks at this stride (2.31).
     Stride(i32),
 }
 
-/// How GPU-initiated networking is done (`ncclGinType_t`).
+/// Implementation of GPU-initiated networking (`ncclGinType_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
@@ -57,33 +57,33 @@ impl GinType {
     }
 }
 
-/// What a communicator can do (`ncclCommProperties_t`, 2.29.2). What the loaded release does not tell is `None`.
+/// Properties of a communicator (`ncclCommProperties_t`, 2.29.2). A property that the loaded release does not report is `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Properties {
-    /// Its GPU, as NVML numbers it.
+    /// NVML's number of its GPU.
     pub nvml_gpu: i32,
-    /// Whether it can have [device communicators](crate::nccl::Nccl::device_comm).
+    /// Whether it supports [device communicators](crate::nccl::Nccl::device_comm).
     pub device_api: bool,
-    /// Whether NVLink's multicast is there.
+    /// Whether NVLink multicast is available.
     pub multimem: bool,
-    /// How GPU-initiated networking is done between all ranks, if it is.
+    /// GPU-initiated networking between all ranks; `None` if there is none.
     pub gin: Option<GinType>,
-    /// How many [`Lsa`](crate::nccl::TeamKind::Lsa) teams there are (2.29.7).
+    /// Number of [`Lsa`](crate::nccl::TeamKind::Lsa) teams (2.29.7).
     pub lsa_teams: Option<usize>,
     /// Whether put and signal of the host work (2.29.7).
     pub host_rma: Option<bool>,
     /// As `gin`, in [`Rail`](crate::nccl::TeamKind::Rail) teams (2.29.7).
     pub rail_gin: Option<Option<GinType>>,
-    /// A number that all its ranks have, and nearly no other communicator (2.31).
+    /// Hash of the communicator: equal on all its ranks, and almost surely different for other communicators (2.31).
     pub comm_hash: Option<u64>,
     /// The smallest stride of [`GinConnection::Stride`](crate::nccl::GinConnection::Stride) (2.31).
     pub gin_min_stride: Option<i32>,
-    /// Between which ranks there can be GPU-initiated networking, if between any (2.31); of a stride, `gin_min_stride` tells.
+    /// Ranks that GPU-initiated networking can connect (2.31). For a stride, see `gin_min_stride`.
     pub gin_connection: Option<Option<GinConnection>>,
-    /// Which types can be asked for in [`DeviceRequirements::gin_type`](crate::nccl::DeviceRequirements::gin_type) (2.31).
+    /// Types that can be requested in [`DeviceRequirements::gin_type`](crate::nccl::DeviceRequirements::gin_type) (2.31).
     pub gin_types: Option<Vec<GinType>>,
-    /// Whether there are logical endpoints, with multicast, and with counters (2.32).
+    /// Support of logical endpoints: at all, with multicast, with counters (2.32).
     pub cft: Option<(bool, bool, bool)>,
 }
 
@@ -100,7 +100,7 @@ impl Nccl<'_> {
         Ok(properties)
     }
 
-    /// What the communicator can do (`ncclCommQueryProperties`, 2.29.2).
+    /// Queries what the communicator supports (`ncclCommQueryProperties`, 2.29.2).
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it.

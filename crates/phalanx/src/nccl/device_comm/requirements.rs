@@ -8,54 +8,53 @@ use crate::types::error::{Error, Result, UsageError};
 use phalanx_sys::nccl::{cft_caps, gin_connection, ncclDevCommRequirements_t, version_code};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Something that a device communicator has beside what its numbers say; kernels know it by its [handle](crate::nccl::DeviceComm::resources).
+/// An additional resource of a device communicator; kernels use it by its [handle](crate::nccl::DeviceComm::resources).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Resource {
-    /// Memory of each rank, zero at first, that the others reach as that of a window: so many bytes, at a multiple of so many
-    /// (a power of two; 128 at least).
+    /// Memory on each rank, zero at first, that the other ranks reach as they reach a window.
     Buffer {
-        /// Its length.
+        /// Length in bytes.
         bytes: usize,
-        /// What its start is a multiple of.
+        /// Alignment of its start in bytes: a power of two, at least 128.
         align: usize,
     },
     /// Barriers of a team whose ranks reach each other's memory (`ncclLsaBarrierCreateRequirement`).
     LsaBarriers {
         /// The team.
         team: Team,
-        /// How many, which a kernel numbers from 0.
+        /// Number of barriers; kernels number them from 0.
         count: i32,
     },
     /// Slots for an all-to-all with little latency (`ncclLLA2ACreateRequirement`): how many a block needs is
     /// [`all_to_all_slots`](crate::nccl::Nccl::all_to_all_slots).
     AllToAllSlots {
-        /// For so many blocks.
+        /// Number of blocks.
         blocks: i32,
-        /// So many for each.
+        /// Slots for each block.
         slots: i32,
     },
 }
 
-/// By what a kernel knows a [`Resource`](crate::nccl::Resource).
+/// A kernel's handle of a [`Resource`](crate::nccl::Resource).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceHandle(pub(super) [u32; 2]);
 
 impl ResourceHandle {
-    /// Of a buffer: the kernel's `ncclDevResourceHandle`, its place in 128 bytes.
+    /// Handle of a buffer (`ncclDevResourceHandle`): its offset in units of 128 bytes.
     pub fn buffer(self) -> u32 {
         self.0[0]
     }
 
-    /// Of anything else: as the kernel's `ncclLsaBarrierHandle` or `ncclLLA2AHandle` has it. To be passed by value.
+    /// Handle of another resource (`ncclLsaBarrierHandle`, `ncclLLA2AHandle`), to be passed by value.
     pub fn words(self) -> [u32; 2] {
         self.0
     }
 }
 
-/// What a [`DeviceComm`](crate::nccl::DeviceComm) shall have (`ncclDevCommRequirements_t`); by default nothing but the ranks' numbers and windows. All ranks ask for the same.
+/// What a [`DeviceComm`](crate::nccl::DeviceComm) needs (`ncclDevCommRequirements_t`); by default only the ranks' numbers and windows. All ranks request the same.
 ///
-/// A field that the loaded release does not have is an error that says with which it came.
+/// A field that the loaded release lacks is an error that names the release with which it came.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DeviceRequirements {
@@ -73,23 +72,23 @@ pub struct DeviceRequirements {
     pub world_gin_barriers: i32,
     /// GPU-initiated networking, between these ranks (2.28.7). All else that is called `gin`, and barriers over the network, need it.
     pub gin: Option<GinConnection>,
-    /// How many contexts of it, about (2.28.7); 4 unless told.
+    /// Approximate number of GIN contexts (2.28.7); default 4.
     pub gin_contexts: Option<i32>,
-    /// How many of its signals, numbered from 0 (2.28.7).
+    /// Number of GIN signals, numbered from 0 (2.28.7).
     pub gin_signals: i32,
-    /// How many of its counters, numbered from 0 (2.28.7).
+    /// Number of GIN counters, numbered from 0 (2.28.7).
     pub gin_counters: i32,
-    /// Whether nobody else has its contexts (2.29.7).
+    /// Whether the GIN contexts are exclusive to this device communicator (2.29.7).
     pub gin_exclusive_contexts: bool,
-    /// How long its queues are (2.29.7); the library's choice unless told.
+    /// Depth of the GIN queues (2.29.7); `None` is the library's choice.
     pub gin_queue_depth: Option<i32>,
-    /// Its traffic class (2.30.3).
+    /// Traffic class of GIN (2.30.3).
     pub gin_traffic_class: Option<i32>,
     /// False if no kernel uses strong signals (2.30.7).
     pub gin_strong_signals: Option<bool>,
     /// False if no kernel signals addresses (2.30.7).
     pub gin_va_signals: Option<bool>,
-    /// How it is done (2.31); the library's choice unless told.
+    /// Implementation of GIN (2.31); `None` is the library's choice.
     pub gin_type: Option<GinType>,
     /// Whether there are logical endpoints (2.31).
     pub cft: bool,
@@ -97,16 +96,16 @@ pub struct DeviceRequirements {
     pub cft_multimem: bool,
     /// Barriers by logical endpoints (2.31).
     pub cft_barriers: i32,
-    /// More, in the order of its handles in [`DeviceComm::resources`](crate::nccl::DeviceComm::resources).
+    /// Additional resources, in the order of their handles in [`DeviceComm::resources`](crate::nccl::DeviceComm::resources).
     pub resources: Vec<Resource>,
-    /// Teams that shall have a multicast address, in the order of [`DeviceComm::multimem`](crate::nccl::DeviceComm::multimem).
+    /// Teams that need a multicast address, in the order of [`DeviceComm::multimem`](crate::nccl::DeviceComm::multimem).
     pub multimem_teams: Vec<Team>,
 }
 
 impl DeviceRequirements {
-    /// By which ranks compare what they ask for.
+    /// Fingerprint by which ranks compare their requirements.
     pub(super) fn tag(&self) -> u32 {
-        // A team is the same, whatever a rank's number in it.
+        // A rank's own number in a team does not count.
         let everybodys = |team: &Team| Team { rank: 0, ..*team };
         let resource = |resource: &Resource| match resource {
             Resource::LsaBarriers { team, count } => {
@@ -190,7 +189,7 @@ impl DeviceRequirements {
         let since = |setting, minor, patch| needs(library, setting, version_code(2, minor, patch), true);
         match self.gin {
             None => {}
-            // Before there were kinds of connections.
+            // Before 2.29.7 there were no kinds of connections.
             Some(GinConnection::Full) if library.version() < version_code(2, 29, 7) => {
                 since("gin", 28, 7)?;
                 raw.ginForceEnable = true;

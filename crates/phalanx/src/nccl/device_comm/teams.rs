@@ -6,35 +6,35 @@ use crate::types::error::{Error, Result, UnsupportedError};
 use phalanx_sys::nccl::{cft_team, ncclComm_t, ncclResult_t, ncclTeam_t};
 use std::ffi::c_int;
 
-/// Ranks, every so many of the communicator's (`ncclTeam_t`).
+/// A team: ranks of the communicator at a fixed stride (`ncclTeam_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Team {
-    /// How many there are.
+    /// Number of ranks in the team.
     pub ranks: usize,
-    /// This rank's number among them.
+    /// This rank's number in the team.
     pub rank: usize,
-    /// By how much the communicator's numbers of two neighbours differ.
+    /// Difference of two neighbours' ranks in the communicator.
     pub stride: usize,
 }
 
-/// Which of a communicator's teams.
+/// Kind of a communicator's team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TeamKind {
     /// All ranks.
     World,
-    /// Those that load from and store to each other's memory, as over NVLink.
+    /// Ranks that load from and store to each other's memory, as over NVLink.
     Lsa,
-    /// Those with the same number in their `Lsa` teams, one of each.
+    /// Ranks with the same number in their `Lsa` teams: one rank of each.
     Rail,
-    /// Those that reach each other by logical endpoints (2.31), all at once (`NCCL_CFT_TEAM_FLAT`).
+    /// Ranks that reach each other by logical endpoints, flat (`NCCL_CFT_TEAM_FLAT`, 2.31).
     Cft,
-    /// The same by multicast and then in it (`NCCL_CFT_TEAM_HIER_MULTIMEM`, 2.31).
+    /// The same, hierarchically: by multicast, then within it (`NCCL_CFT_TEAM_HIER_MULTIMEM`, 2.31).
     CftOverMultimem,
-    /// The same by `Lsa` teams (`NCCL_CFT_TEAM_HIER_LSA`, 2.31).
+    /// The same, hierarchically: by `Lsa` teams (`NCCL_CFT_TEAM_HIER_LSA`, 2.31).
     CftOverLsa,
-    /// Those that a multicast endpoint reaches (2.31).
+    /// Ranks that a multicast endpoint reaches (2.31).
     CftMultimem,
 }
 
@@ -79,7 +79,7 @@ impl Nccl<'_> {
             team = get(comm);
             ncclResult_t::Success
         })?;
-        // What the library answers instead of an error has no ranks.
+        // Instead of an error, the library returns a team without ranks.
         if team.nRanks < 1 || !(0..team.nRanks).contains(&team.rank) {
             return Err(Error::from(UnsupportedError {
                 what: format!("a team ({name})"),
@@ -94,7 +94,7 @@ impl Nccl<'_> {
         })
     }
 
-    /// The communicator's number of a rank of a team (`ncclTeamRankToWorld`, 2.28.3).
+    /// Converts a rank of a team to its rank in the communicator (`ncclTeamRankToWorld`, 2.28.3).
     ///
     /// # Errors
     /// [`UsageError::Rank`](crate::UsageError::Rank) if the team has no such rank.
@@ -103,10 +103,11 @@ impl Nccl<'_> {
         self.rank_in(library.ncclTeamRankToWorld, "ncclTeamRankToWorld", team, rank)
     }
 
-    /// The number in the [`Lsa`](crate::nccl::TeamKind::Lsa) team of a rank of a team that is in both (`ncclTeamRankToLsa`, 2.28.3).
+    /// Converts a rank of a team to its rank in the [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclTeamRankToLsa`, 2.28.3).
     ///
     /// # Errors
-    /// [`UsageError::Rank`](crate::UsageError::Rank) if the team has no such rank. What is not in the `Lsa` team has no number there, and the answer is none of its ranks.
+    /// [`UsageError::Rank`](crate::UsageError::Rank) if the team has no such rank. A rank outside of the `Lsa` team has no number
+    /// there: the result is not one of its ranks.
     pub fn rank_in_lsa(&self, team: Team, rank: usize) -> Result<usize> {
         let library = self.comm.communicator.library;
         self.rank_in(library.ncclTeamRankToLsa, "ncclTeamRankToLsa", team, rank)

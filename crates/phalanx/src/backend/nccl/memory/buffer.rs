@@ -36,12 +36,12 @@ pub struct Buffer<T: Element, S: GpuSlice<T> = CudaSlice<T>> {
     /// Its registration's number.
     pub(super) number: Option<NonZeroU64>,
     /// Streams beside the slice's own on which operations may still read it, since the last write. cudarc remembers the last reader alone,
-    /// which may be another one by now; and this memory, unlike the driver's, is freed without regard to who uses it.
+    /// which may be another one by now; and this memory, unlike the driver's, is freed without regard to its users.
     pub(super) readers: Mutex<Vec<GpuStream>>,
     elements: PhantomData<T>,
 }
 
-/// Whose memory a buffer is.
+/// Owner of a buffer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The library frees it.
@@ -56,13 +56,13 @@ unsafe impl<T: Element, S: GpuSlice<T> + Send> Send for Buffer<T, S> {}
 unsafe impl<T: Element, S: GpuSlice<T> + Sync> Sync for Buffer<T, S> {}
 
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
-    /// Collective unless `wanted` is plain; for a window the ranks `meet` when they have the memory.
+    /// Collective unless `wanted` is plain; for a window, `arrive` waits for all ranks once the memory is allocated.
     pub(crate) fn new(
         communicator: &Arc<Communicator>,
         stream: &GpuStream,
         len: usize,
         wanted: Registration,
-        meet: impl FnOnce() -> Result<()>,
+        arrive: impl FnOnce() -> Result<()>,
     ) -> Result<Buffer<T, S>> {
         communicator.check_awake(Operation::Alloc)?;
         let bytes = len
@@ -91,7 +91,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         };
         // SAFETY: allocated above; the buffer waits for the stream before it frees the memory.
         unsafe { communicator.device.clear(start, bytes, stream.raw()) }?;
-        // Users on other streams come behind that.
+        // Users on other streams wait for the zeroes.
         buffer.slice.gather_users(&[])?;
         let handle = match wanted {
             Registration::Plain => None,
@@ -103,7 +103,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
                 if is_ordered {
                     needs(library, "SymmetricOrdered of windows", version_code(2, 29, 7), true)?;
                 }
-                meet()?;
+                arrive()?;
                 let order = if is_ordered { NCCL_WIN_STRICT_ORDERING } else { 0 };
                 open_window(communicator, (start, bytes), NCCL_WIN_COLL_SYMMETRIC | order)?
             }
@@ -139,7 +139,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         Ok(buffer)
     }
 
-    /// The library may have nothing to register (one rank, an unfit transport), and says so with a null handle.
+    /// Keeps a registration. The library returns a null handle if it has nothing to register (one rank, an unfit transport).
     fn keep(&mut self, registration: Registration, handle: Option<Handle>) {
         if let Some(handle) = handle {
             self.registration = registration;
@@ -256,7 +256,7 @@ impl<T: Element> Buffer<T> {
         self.slice.slice_mut(range)
     }
 
-    /// Whoever writes by cudarc comes behind the operations that read. If that cannot be, cudarc's call answers why.
+    /// Orders writes by cudarc behind operations that read. After an error, cudarc's next call returns it.
     fn gather_readers(&mut self) {
         let readers = readers(&mut self.readers);
         if !readers.is_empty() {

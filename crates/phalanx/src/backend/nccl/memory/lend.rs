@@ -19,15 +19,14 @@ pub(super) fn readers(readers: &mut Mutex<Vec<GpuStream>>) -> &mut Vec<GpuStream
 }
 
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
-    /// Waits until neither the streams nor the library have any more to do with the memory; but peers may have (false).
+    /// Waits until neither streams nor the library use the memory. False if peers still may.
     pub(super) fn release(&mut self) -> Result<bool> {
         self.communicator.check_owner()?;
         self.wait_for_users()?;
         self.number.map_or(Ok(true), |number| self.communicator.end_registration(number))
     }
 
-    /// An operation reads it on this stream, which is not the slice's own. Where that is known it costs a lock that nobody else holds, beside
-    /// the driver's calls for the order.
+    /// Records that an operation reads the memory on a stream other than the slice's own. Costs an uncontended lock.
     #[inline(never)]
     fn keep_reader(&self, stream: &GpuStream) {
         let mut readers = lock(&self.readers);
@@ -45,7 +44,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         readers.push(stream.clone());
     }
 
-    /// Puts an operation that writes behind those that read, and whoever comes after it with that.
+    /// Orders a writing operation, and later users, behind the operations that read.
     #[cold]
     fn put_behind_readers(&mut self, on: &Stream) -> Result<()> {
         let readers = readers(&mut self.readers);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Registration {
-    /// Not at all: operations copy through the library's own memory where they have to.
+    /// Not registered: operations copy through the library's own memory where they have to.
     Plain,
     /// By this rank alone (`ncclCommRegister`, 2.19): all ranks have to register theirs, or none.
     Local,
@@ -24,7 +24,7 @@ pub enum Registration {
     SymmetricOrdered,
 }
 
-/// What a communicator has to give back.
+/// Something registered with a communicator, to be given back before its end.
 #[derive(Clone)]
 pub(crate) enum Handle {
     Local(*mut c_void),
@@ -116,10 +116,10 @@ pub(crate) unsafe fn free(library: &Library, device: &Device, start: *mut u8) {
     unsafe { free(start.cast()) };
 }
 
-/// The most that the library offers, no error if that is less than a window, for which the ranks have to be able to meet.
-pub(crate) fn best(communicator: &Communicator, can_meet: bool) -> Registration {
+/// The best registration that the library offers; a window only if all ranks can wait for each other.
+pub(crate) fn best(communicator: &Communicator, can_wait: bool) -> Registration {
     let library = communicator.library;
-    if can_meet && library.ncclCommWindowRegister.is_some() {
+    if can_wait && library.ncclCommWindowRegister.is_some() {
         Registration::Symmetric
     } else if library.ncclCommRegister.is_some() {
         Registration::Local
