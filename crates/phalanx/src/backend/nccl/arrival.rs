@@ -105,8 +105,9 @@ impl Communicator {
         is_new.then_some(AwaitedPeer { announced: *announced, peer, connection, check: None })
     }
 
-    /// Announces a message to the peer, for comparison before either end enqueues it. Without room for that on the channel,
-    /// only the first contact is announced.
+    /// Announces a message to the peer, for comparison before either end enqueues it.
+    ///
+    /// Between hosts, and for a message to itself, only the first contact is announced.
     pub(crate) fn expect_checked(&self, message: &AnnouncedCall, part: &Part) -> Result<Option<AwaitedPeer>> {
         let (since, first_contact) = (Instant::now(), self.expect_first_contact(message, part));
         let (peer, connection) = (part.peer, connection(part.direction));
