@@ -100,9 +100,10 @@ pub use api::init::{init, join, run};
 pub use api::raw::RawCommunicator;
 pub use api::request::Request;
 pub use buffer::host::HostBuffer;
+pub use buffer::loan::Loan;
 #[cfg(feature = "cuda")]
 pub use buffer::stream::GpuStream;
-pub use buffer::stream::{Loan, Stream};
+pub use buffer::stream::Stream;
 pub use buffer::{Owned, Source, Target};
 pub use contract::hosts::HostTopology;
 pub use contract::{BackendKind, StreamSyncOps};

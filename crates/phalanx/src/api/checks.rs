@@ -1,6 +1,7 @@
 //! Checks of a collective's arguments, each of which answers the checked [`Call`].
 
-use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
 use crate::contract::{Blocks, Call, Operation, Shape};
 use crate::types::dtype::Element;
 use crate::types::error::{Result, UsageError};

@@ -7,7 +7,7 @@
 
 use super::comm::Comm;
 use super::p2p::{receiving, sending, wait_all};
-use crate::buffer::stream::Loan;
+use crate::buffer::loan::Loan;
 use crate::buffer::{Source, Target};
 #[cfg(feature = "cuda")]
 use crate::contract::Direction;

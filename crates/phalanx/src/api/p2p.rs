@@ -1,7 +1,8 @@
 //! Messages from one rank to another.
 
 use super::comm::Comm;
-use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
 use crate::buffer::{Source, Target};
 use crate::contract::{Direction, Transfer};
 use crate::types::dtype::Element;

@@ -13,7 +13,7 @@ pub(crate) struct RawCollectiveConfig {
     pub algorithms: Option<CString>,
 }
 
-// SAFETY: nobody writes it, and what it points to is its own.
+// SAFETY: never written after it is made, and the text it points to is its own.
 unsafe impl Send for RawCollectiveConfig {}
 // SAFETY: as above.
 unsafe impl Sync for RawCollectiveConfig {}
@@ -23,7 +23,7 @@ impl RawCollectiveConfig {
         &raw const self.raw
     }
 
-    /// By which ranks compare settings: not 0, and the same for the same settings.
+    /// Fingerprint by which ranks compare settings: never 0, and equal for equal settings.
     pub fn tag(&self) -> u8 {
         self.tag
     }

@@ -1,13 +1,13 @@
 //! cudarc's device memory as buffers.
 //!
-//! An operation runs on its lane's stream, which may be another than the one that the memory is used on. cudarc
-//! keeps, for each slice, an event behind its last read and its last write, so that other streams (and the
-//! slice's own end) wait for them. Where it tracks nothing (memory that was made before the context had a second
-//! stream, tracking switched off) the slice's stream itself is made to wait.
+//! An operation may run on another stream than the slice's own. cudarc keeps an event behind the last read and the last
+//! write of each slice; other streams, and freeing the slice, wait for them. Where cudarc tracks nothing (memory older than
+//! the context's second stream, or tracking switched off), the slice's own stream is made to wait instead.
 //!
-//! An operation on the host, MPI's, begins when the slice's own stream has done its work, and is complete when it returns.
+//! An operation on the host (MPI) starts when the slice's own stream has done its work, and is complete when it returns.
 
-use super::stream::{Loan, Stream};
+use super::loan::Loan;
+use super::stream::Stream;
 use super::{Source, Target};
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UsageError};
@@ -20,18 +20,18 @@ use cudarc::driver::{
 };
 use std::sync::Arc;
 
-/// What orders later users of a slice behind the operation that borrowed it, when this is dropped.
+/// Dropping it orders later users of a slice behind the operation that borrowed the slice.
 #[derive(Debug)]
 pub(crate) struct Order<'a> {
     plan: Plan<'a>,
-    /// The event that cudarc keeps for uses of this kind: others wait for its latest record.
+    /// cudarc's event for this kind of access. Other streams wait for its latest record.
     event: Option<&'a CudaEvent>,
-    /// The operation is complete: nobody has to wait for it.
+    /// The operation is complete: no later use has to wait for it.
     is_lifted: bool,
 }
 
 impl Order<'_> {
-    /// The operation is complete: whoever is later need not wait for it.
+    /// Marks the operation as complete: later uses need not wait for it.
     pub fn lift(&mut self) {
         self.is_lifted = true;
     }
@@ -43,7 +43,7 @@ impl Drop for Order<'_> {
         if self.is_lifted {
             return;
         }
-        // A group's closure may have made the context's second stream since the slice was lent.
+        // A group's closure may have made the context's second stream since the loan began.
         let event = self.event.filter(|_| self.plan.is_managed());
         if event.is_some() || self.plan.must_join(event.is_some()) {
             self.plan.put_behind(event);
@@ -51,7 +51,7 @@ impl Drop for Order<'_> {
     }
 }
 
-/// The context that was current, which is so again when this is dropped: cudarc makes a stream's current to work with it.
+/// Restores the current context when dropped. cudarc makes a stream's context current to work with the stream.
 struct Current(Option<CUcontext>);
 
 impl Current {
@@ -69,7 +69,7 @@ impl Drop for Current {
     }
 }
 
-/// How a slice is lent to a lane.
+/// How a slice and the operation's stream are ordered.
 #[derive(Debug, Clone, Copy)]
 struct Plan<'a> {
     operation: &'a CudaStream,
@@ -98,40 +98,40 @@ impl<'a> Plan<'a> {
         Ok(Plan { operation, slice, access })
     }
 
-    /// Whether cudarc tracks the use of slices of its context, which need not be the operation's: a program may have one of its own.
+    /// Whether cudarc tracks uses of the slice. Its context object may differ from the operation's: a program may have its own.
     #[inline(always)]
     fn is_managed(&self) -> bool {
         self.slice.context().is_managing_stream_synchronization()
     }
 
-    /// Whether the streams wait for each other: what is not tracked, or only by a context that does not know of the other's streams,
-    /// is in order on the slice's own stream.
+    /// Whether the two streams must wait for each other. They must if the slice is not tracked, or tracked by a context object
+    /// that does not know the other's streams.
     #[inline(always)]
     fn must_join(&self, is_tracked: bool) -> bool {
         self.slice.cu_stream() != self.operation.cu_stream()
             && (!is_tracked || !Arc::ptr_eq(self.slice.context(), self.operation.context()))
     }
 
-    /// Lends what `pointer` answers for the operation's stream.
+    /// Lends the address that `pointer` returns for the operation's stream.
     #[inline(always)]
     fn lend(self, pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>)) -> Result<Loan<'a>> {
         if self.is_managed() || self.must_join(false) {
             return self.lend_in_order(pointer);
         }
-        // The one stream keeps the order.
+        // One stream: it keeps the order.
         let (address, recording) = pointer(self.operation);
-        Ok(self.lent(address, recording))
+        Ok(self.loan(address, recording))
     }
 
     fn lend_in_order(
         self,
         pointer: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Loan<'a>> {
-        // With an error that is kept, cudarc neither waits nor records.
+        // While the context keeps an error, cudarc neither waits nor records.
         self.slice.context().check_err()?;
         let _current = Current::keep();
         let operation = self.operation;
-        // Before anything is enqueued: a wait for what is outside of a capture ends it, and nobody outside can wait for what is in it.
+        // Before anything is enqueued: a captured stream cannot wait for work outside of the capture, nor the reverse.
         if is_captured(operation) && (self.is_managed() || !is_captured(self.slice)) {
             return Err(cannot_be_captured());
         }
@@ -140,30 +140,30 @@ impl<'a> Plan<'a> {
         if self.must_join(has_event && self.is_managed()) {
             operation.join(self.slice)?;
         }
-        // Those of the waits, and any before them.
+        // Errors of the waits, and earlier ones.
         operation.context().check_err()?;
-        Ok(self.lent(address, recording))
+        Ok(self.loan(address, recording))
     }
 
     #[inline(always)]
-    fn lent(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Loan<'a> {
-        // The event is recorded by `Order`: cudarc leaves it out if it tracks nothing in the operation's own context.
+    fn loan(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Loan<'a> {
+        // `Order` records the event: cudarc would not, if the operation's own context tracks nothing.
         let event = event_of(recording);
         Loan::device(address, Some(Order { plan: self, event, is_lifted: false }))
     }
 
-    /// Puts later users of the slice behind the operation. By the driver's own functions: cudarc's do nothing if the context keeps an
-    /// error of something else.
+    /// Orders later users of the slice behind the operation. Calls the driver directly: cudarc's functions do nothing while the
+    /// context keeps an unrelated error.
     #[inline(never)]
     fn put_behind(&self, event: Option<&CudaEvent>) {
         let _current = Current::keep();
         let (ours, theirs) = (self.operation.cu_stream(), self.slice.cu_stream());
-        // SAFETY: the streams and the event are alive, and of this context; an event that is destroyed is kept by the driver for who
-        // waits for it.
+        // SAFETY: the streams and the event are alive, and of this context; the driver keeps a destroyed event for streams that
+        // wait for it.
         let ordered = unsafe {
             result::ctx::set_current(self.operation.context().cu_ctx()).and_then(|()| {
                 let recorded = event.map_or(Ok(()), |event| {
-                    // A read's event forgets the read before, on whatever stream that is: it is complete when this one is.
+                    // Recording a read's event forgets the previous read, so this one first waits for it.
                     let behind_reader = match self.access {
                         Access::Read => wait(ours, event.cu_event()),
                         Access::Write => Ok(()),
@@ -174,14 +174,14 @@ impl<'a> Plan<'a> {
                 recorded.and(joined)
             })
         };
-        // Kept in the context, whose next call answers it.
+        // The context keeps the error and returns it from its next call.
         self.slice.context().record_err(ordered);
     }
 }
 
-/// Whether what is enqueued on a stream goes into a graph.
+/// Whether a stream is being captured into a graph.
 fn is_captured(stream: &CudaStream) -> bool {
-    // The default stream cannot be captured, and to ask about it is an error while one is that waits for it.
+    // The default stream cannot be captured, and querying it is an error while a blocking stream is captured.
     !stream.cu_stream().is_null()
         && matches!(stream.capture_status(), Ok(status) if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
@@ -203,12 +203,12 @@ unsafe fn wait(stream: CUstream, event: CUevent) -> std::result::Result<(), Driv
     unsafe { result::stream::wait_event(stream, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
 }
 
-/// Puts a stream behind what is enqueued on another.
+/// Makes a stream wait for the work that is enqueued on another.
 ///
 /// # Safety
 /// Both are alive, and of the current context.
 unsafe fn join(stream: CUstream, other: CUstream) -> std::result::Result<(), DriverError> {
-    // SAFETY: the caller's contract; an event that is destroyed is kept by the driver for who waits for it.
+    // SAFETY: the caller's contract; the driver keeps a destroyed event for streams that wait for it.
     unsafe {
         let behind = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
         let joined = result::event::record(behind, other).and_then(|()| wait(stream, behind));
@@ -217,7 +217,7 @@ unsafe fn join(stream: CUstream, other: CUstream) -> std::result::Result<(), Dri
     }
 }
 
-/// The event of a use that cudarc would record at its end, which does not happen: others wait for its latest record.
+/// The event that cudarc would record at the end of a use. cudarc's own recording is suppressed.
 #[inline(always)]
 fn event_of(recording: SyncOnDrop<'_>) -> Option<&CudaEvent> {
     let event = match &recording {
@@ -228,9 +228,9 @@ fn event_of(recording: SyncOnDrop<'_>) -> Option<&CudaEvent> {
     event
 }
 
-/// Puts a slice's own stream behind all users that its events know, and behind these readers; and later users behind that. By the
-/// driver's own functions: cudarc does not look at the events while the context keeps an error, or when the stream that made it do so is
-/// gone.
+/// Makes a slice's own stream wait for all users that its events know and for `readers`, and later users wait for that.
+///
+/// Calls the driver directly: cudarc ignores the events while the context keeps an error.
 pub(crate) fn gather_users<T>(
     slice: &mut CudaSlice<T>,
     readers: impl IntoIterator<Item = CUstream>,
@@ -248,20 +248,21 @@ pub(crate) fn gather_users<T>(
     }
 }
 
-/// Lends a slice to an operation on the host: when its own stream has done its work. The address is taken on that stream, so
-/// that it has come behind other users of the slice; later ones come when the operation is complete.
+/// Lends a slice to an operation on the host, when the slice's own stream has done its work.
+///
+/// The address is taken on that stream, so that it waits for other users of the slice first.
 #[cold]
 fn lend_on_host<'l>(
     slice: &Arc<CudaStream>,
-    lane: &Stream,
+    stream: &Stream,
     address: impl FnOnce() -> CUdeviceptr,
 ) -> Result<Loan<'l>> {
-    let Some(guest) = lane.guest() else {
+    let Some(access) = stream.cuda_access() else {
         return Err(wrong_memory(slice, "host memory".into()));
     };
-    guest.check(slice)?;
+    access.check(slice)?;
     let address = address();
-    guest.wait(slice)?;
+    access.wait(slice)?;
     Ok(Loan::device(address, None))
 }
 
@@ -285,10 +286,10 @@ macro_rules! device_memory {
                 DeviceSlice::len(self)
             }
             #[inline]
-            fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
-                let Some(operation) = lane.cuda_stream() else {
+            fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
+                let Some(operation) = stream.cuda_stream() else {
                     let own = DeviceSlice::stream(self).clone();
-                    return lend_on_host(&own, lane, || self.device_ptr(&own).0);
+                    return lend_on_host(&own, stream, || self.device_ptr(&own).0);
                 };
                 let own = Arc::as_ptr(DeviceSlice::stream(self));
                 // SAFETY: the stream of the slice, which is borrowed.
@@ -301,10 +302,10 @@ macro_rules! device_memory {
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<T: Element> Target for $ty {
             #[inline]
-            fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
-                let Some(operation) = lane.cuda_stream() else {
+            fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
+                let Some(operation) = stream.cuda_stream() else {
                     let own = DeviceSlice::stream(self).clone();
-                    return lend_on_host(&own, lane, || self.device_ptr_mut(&own).0);
+                    return lend_on_host(&own, stream, || self.device_ptr_mut(&own).0);
                 };
                 let own = Arc::as_ptr(DeviceSlice::stream(self));
                 // SAFETY: the stream of the slice, which is borrowed.

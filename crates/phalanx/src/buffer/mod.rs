@@ -7,10 +7,12 @@ pub(crate) mod cuda;
 #[cfg(feature = "cuda")]
 mod hip;
 pub(crate) mod host;
+pub(crate) mod loan;
 pub(crate) mod stream;
 
 use crate::buffer::host::HostBuffer;
-use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
 use crate::types::dtype::Element;
 use crate::types::error::Result;
 
@@ -18,9 +20,8 @@ use crate::types::error::Result;
 /// GPU memory (cudarc's `CudaSlice` and its views; those of `phalanx::hip`).
 ///
 /// # Safety
-/// What [`lend`](Source::lend) points to are `len` initialised elements that stay where they are, and are not
-/// written, for as long as the buffer is borrowed; if they are GPU memory, also until the work that is on the
-/// lane's stream when the `Loan` is dropped is complete.
+/// [`lend`](Source::lend) returns the address of `len` initialised elements. They neither move nor change while the buffer
+/// is borrowed. GPU memory moreover stays valid until the work is complete that is on the stream when the `Loan` is dropped.
 pub unsafe trait Source {
     /// The type of the elements.
     type Elem: Element;
@@ -30,20 +31,20 @@ pub unsafe trait Source {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Lends the elements to an operation on a lane, for reading.
+    /// Lends the elements to an operation on a stream, for reading.
     ///
     /// # Errors
-    /// [`UsageError::Memory`](crate::UsageError::Memory) if that lane cannot use this memory.
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>>;
+    /// [`UsageError::Memory`](crate::UsageError::Memory) if operations on that stream cannot use this memory.
+    fn lend<'a>(&'a self, stream: &'a Stream) -> Result<Loan<'a>>;
 }
 
 /// Memory an operation can write; the counterpart of [`Source`].
 ///
 /// # Safety
-/// As for [`Source`]; moreover, during that time nobody else reads or writes the elements.
+/// As for [`Source`]; moreover, nothing else reads or writes the elements during that time.
 pub unsafe trait Target: Source {
-    /// Lends the elements to an operation on a lane, for writing.
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>>;
+    /// Lends the elements to an operation on a stream, for writing.
+    fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>>;
 }
 
 macro_rules! slice_like {
@@ -56,14 +57,14 @@ macro_rules! slice_like {
                 <[T]>::len(self)
             }
             #[inline]
-            fn lend<'a>(&'a self, _lane: &'a Stream) -> Result<Loan<'a>> {
+            fn lend<'a>(&'a self, _stream: &'a Stream) -> Result<Loan<'a>> {
                 Ok(Loan::host(<[T]>::as_ptr(self).cast_mut().cast()))
             }
         }
         // SAFETY: as above, and `&mut self` is exclusive.
         unsafe impl<$($generics)*> Target for $ty {
             #[inline]
-            fn lend_mut<'a>(&'a mut self, _lane: &'a Stream) -> Result<Loan<'a>> {
+            fn lend_mut<'a>(&'a mut self, _stream: &'a Stream) -> Result<Loan<'a>> {
                 Ok(Loan::host(<[T]>::as_mut_ptr(self).cast()))
             }
         }
@@ -78,7 +79,7 @@ slice_like! {
     [T: Element, const N: usize] [T; N],
 }
 
-// SAFETY: what holds for the buffer behind the reference holds for the reference.
+// SAFETY: forwards to the buffer behind the reference.
 unsafe impl<B: Source + ?Sized> Source for &B {
     type Elem = B::Elem;
     #[inline]
@@ -86,12 +87,12 @@ unsafe impl<B: Source + ?Sized> Source for &B {
         (**self).len()
     }
     #[inline]
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
-        (**self).lend(lane)
+    fn lend<'a>(&'a self, stream: &'a Stream) -> Result<Loan<'a>> {
+        (**self).lend(stream)
     }
 }
 
-// SAFETY: what holds for the buffer behind the reference holds for the reference.
+// SAFETY: forwards to the buffer behind the reference.
 unsafe impl<B: Source + ?Sized> Source for &mut B {
     type Elem = B::Elem;
     #[inline]
@@ -99,16 +100,16 @@ unsafe impl<B: Source + ?Sized> Source for &mut B {
         (**self).len()
     }
     #[inline]
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
-        (**self).lend(lane)
+    fn lend<'a>(&'a self, stream: &'a Stream) -> Result<Loan<'a>> {
+        (**self).lend(stream)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<B: Target + ?Sized> Target for &mut B {
     #[inline]
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>> {
-        (**self).lend_mut(lane)
+    fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>> {
+        (**self).lend_mut(stream)
     }
 }
 

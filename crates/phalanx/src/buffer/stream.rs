@@ -1,13 +1,12 @@
-//! Where an operation runs ([`Stream`]), and a buffer's memory for the time it is used there ([`Loan`]).
+//! [`Stream`]: where an operation runs. [`GpuStream`]: a stream of CUDA or HIP.
 
 #[cfg(feature = "cuda")]
 use crate::types::error::Result;
-use crate::types::memory::{RawStream, Span};
+use crate::types::memory::RawStream;
+#[cfg(feature = "cuda")]
 use std::marker::PhantomData;
 #[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
-#[cfg(feature = "cuda")]
-use std::num::NonZeroU64;
 
 #[cfg(feature = "cuda")]
 use super::collective_config::RawCollectiveConfig;
@@ -19,9 +18,10 @@ use cudarc::driver::CudaStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where an operation runs: on the host, which is complete when the call returns, or on a stream of a GPU.
+/// Where an operation runs: on the host, or on a stream of a GPU.
 ///
-/// A communicator on GPUs has a stream of its own; `Comm::on` chooses another.
+/// An operation on the host is complete when the call returns. An operation on a GPU's stream is enqueued there and
+/// completes later. A communicator on GPUs has a stream of its own; [`Comm::on`](crate::Comm::on) chooses another.
 #[derive(Debug, Clone, Default)]
 pub struct Stream {
     #[cfg(feature = "cuda")]
@@ -29,38 +29,38 @@ pub struct Stream {
     /// Settings of the collectives on it.
     #[cfg(feature = "cuda")]
     config: Option<Arc<RawCollectiveConfig>>,
-    /// On the host: who knows about CUDA memory, if anybody does.
+    /// How operations on the host use CUDA memory, if the backend can.
     #[cfg(feature = "cuda")]
-    guest: Option<Guest>,
+    cuda_access: Option<CudaAccess>,
 }
 
-/// CUDA memory in an operation that runs on the host.
+/// Access to CUDA memory for an operation that runs on the host.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone)]
-pub(crate) struct Guest {
-    admission: Arc<dyn Admission>,
-    /// The deadline of a view.
+pub(crate) struct CudaAccess {
+    support: Arc<dyn CudaMemorySupport>,
+    /// Deadline of this view; `None` means the communicator's.
     limit: Option<Duration>,
 }
 
-/// Whoever carries out operations on the host that can be on CUDA memory.
+/// A backend whose operations run on the host and can use CUDA memory, such as a CUDA-aware MPI.
 #[cfg(feature = "cuda")]
-pub(crate) trait Admission: std::fmt::Debug + Send + Sync {
-    /// Whether memory of this stream's GPU can be used.
+pub(crate) trait CudaMemorySupport: std::fmt::Debug + Send + Sync {
+    /// An error if memory of this stream's GPU cannot be used.
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()>;
 
-    /// Waits until the stream's work is complete, for the communicator's deadline unless there is another limit.
+    /// Waits until the stream's work is complete. The deadline is `limit`, or else the communicator's.
     fn wait(&self, stream: &Arc<CudaStream>, limit: Option<Duration>) -> Result<()>;
 }
 
 #[cfg(feature = "cuda")]
-impl Guest {
+impl CudaAccess {
     pub fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.admission.check(stream)
+        self.support.check(stream)
     }
 
     pub fn wait(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.admission.wait(stream, self.limit)
+        self.support.wait(stream, self.limit)
     }
 }
 
@@ -77,17 +77,17 @@ impl Stream {
 
     /// The host, with operations that may be on CUDA memory.
     #[cfg(feature = "cuda")]
-    pub(crate) fn admitting(admission: Arc<dyn Admission>) -> Stream {
-        Stream { guest: Some(Guest { admission, limit: None }), ..Stream::default() }
+    pub(crate) fn host_with_cuda(support: Arc<dyn CudaMemorySupport>) -> Stream {
+        Stream { cuda_access: Some(CudaAccess { support, limit: None }), ..Stream::default() }
     }
 
-    /// The same lane with another stream.
+    /// This stream with another GPU stream, and the same settings.
     #[cfg(feature = "cuda")]
     pub(crate) fn with_stream(self, stream: GpuStream) -> Stream {
         Stream { stream: Some(stream), ..self }
     }
 
-    /// The same lane with settings of the collectives on it.
+    /// This stream with settings for its collectives.
     #[cfg(feature = "cuda")]
     pub(crate) fn configured(self, config: Arc<RawCollectiveConfig>) -> Stream {
         Stream { config: Some(config), ..self }
@@ -100,14 +100,17 @@ impl Stream {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn guest(&self) -> Option<&Guest> {
-        self.guest.as_ref()
+    pub(crate) fn cuda_access(&self) -> Option<&CudaAccess> {
+        self.cuda_access.as_ref()
     }
 
-    /// The same lane for operations with another deadline.
+    /// This stream with another deadline for operations on the host.
     #[cfg(feature = "cuda")]
     pub(crate) fn within(self, limit: Option<Duration>) -> Stream {
-        Stream { guest: self.guest.map(|guest| Guest { limit, ..guest }), ..self }
+        Stream {
+            cuda_access: self.cuda_access.map(|cuda_access| CudaAccess { limit, ..cuda_access }),
+            ..self
+        }
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -160,11 +163,11 @@ impl Stream {
     }
 }
 
-/// The lane of a stream that is borrowed: the count of those who hold it does not change.
+/// A [`Stream`] made from a borrowed `CudaStream`, without touching its reference count.
 #[cfg(feature = "cuda")]
 pub(crate) struct OnStream<'a> {
-    lane: ManuallyDrop<Stream>,
-    stream: PhantomData<&'a Arc<CudaStream>>,
+    stream: ManuallyDrop<Stream>,
+    borrowed: PhantomData<&'a Arc<CudaStream>>,
 }
 
 #[cfg(feature = "cuda")]
@@ -173,7 +176,7 @@ impl<'a> OnStream<'a> {
     pub fn new(stream: &'a Arc<CudaStream>) -> OnStream<'a> {
         // SAFETY: the copy of the pointer is never dropped, and gone before the borrowed original can be.
         let copy = unsafe { std::ptr::read(stream) };
-        OnStream { lane: ManuallyDrop::new(Stream::gpu(GpuStream::Cuda(copy))), stream: PhantomData }
+        OnStream { stream: ManuallyDrop::new(Stream::gpu(GpuStream::Cuda(copy))), borrowed: PhantomData }
     }
 }
 
@@ -183,11 +186,11 @@ impl std::ops::Deref for OnStream<'_> {
 
     #[inline(always)]
     fn deref(&self) -> &Stream {
-        &self.lane
+        &self.stream
     }
 }
 
-/// A stream of a GPU, whoever made the GPU: cudarc's `Arc<CudaStream>`, or a [`hip::Stream`].
+/// A stream of a GPU: cudarc's `Arc<CudaStream>` for NVIDIA, a [`hip::Stream`] for AMD.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone)]
 pub enum GpuStream {
@@ -208,7 +211,7 @@ impl GpuStream {
         })
     }
 
-    /// Whether nobody else has it. Who had it is done with it.
+    /// Whether this is the only handle. Synchronises with threads that dropped theirs.
     pub(crate) fn is_nobody_elses(&mut self) -> bool {
         match self {
             GpuStream::Cuda(stream) => Arc::get_mut(stream).is_some(),
@@ -241,83 +244,5 @@ impl From<&Arc<CudaStream>> for GpuStream {
 impl From<&hip::Stream> for GpuStream {
     fn from(stream: &hip::Stream) -> GpuStream {
         GpuStream::Hip(stream.clone())
-    }
-}
-
-/// A buffer's memory, lent to an operation. When it is dropped, the operation has been enqueued: whoever uses
-/// the buffer afterwards is ordered behind it.
-#[derive(Debug)]
-pub struct Loan<'a> {
-    span: Span,
-    /// Number of the memory's registration with a communicator, if it has one.
-    #[cfg(feature = "cuda")]
-    registration: Option<NonZeroU64>,
-    #[cfg(feature = "cuda")]
-    order: ManuallyDrop<Option<super::cuda::Order<'a>>>,
-    buffer: PhantomData<&'a ()>,
-}
-
-#[cfg(feature = "cuda")]
-impl Drop for Loan<'_> {
-    // Host memory has none, and what says so is seen where this is inlined.
-    #[inline(always)]
-    fn drop(&mut self) {
-        if self.order.is_some() {
-            // SAFETY: it is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.order) };
-        }
-    }
-}
-
-impl<'a> Loan<'a> {
-    /// Host memory.
-    #[inline]
-    pub fn host(start: *mut u8) -> Loan<'a> {
-        Loan {
-            span: Span::host(start),
-            #[cfg(feature = "cuda")]
-            registration: None,
-            #[cfg(feature = "cuda")]
-            order: ManuallyDrop::new(None),
-            buffer: PhantomData,
-        }
-    }
-
-    #[cfg(feature = "cuda")]
-    #[inline(always)]
-    pub(crate) fn device(address: u64, order: Option<super::cuda::Order<'a>>) -> Loan<'a> {
-        Loan {
-            span: Span::device(address),
-            registration: None,
-            order: ManuallyDrop::new(order),
-            buffer: PhantomData,
-        }
-    }
-
-    /// The same memory, which a communicator knows by this number.
-    #[cfg(feature = "cuda")]
-    #[inline(always)]
-    pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Loan<'a> {
-        self.registration = number;
-        self
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn registration(&self) -> Option<NonZeroU64> {
-        self.registration
-    }
-
-    #[inline]
-    pub(crate) fn span(&self) -> Span {
-        self.span
-    }
-
-    /// The operation is complete: nobody has to be ordered behind it.
-    #[cfg(feature = "cuda")]
-    #[inline]
-    pub(crate) fn give_back(mut self) {
-        if let Some(order) = &mut *self.order {
-            order.lift();
-        }
     }
 }

@@ -1,35 +1,35 @@
-//! The rhythm of a wait for what can only be asked whether it is over: work on a GPU, and libraries that do not block.
+//! [`Backoff`]: polling of GPU work and of libraries that do not block. Neither can notify us.
 
 use std::time::{Duration, Instant};
 
-/// A wait asks without a pause for so long: most operations of a few bytes are over by then.
+/// Spin this long before yielding. Most operations of a few bytes finish within it.
 const SPINNING: Duration = Duration::from_micros(200);
-/// Then it gives its core to who else wants it, for so long: a sleep takes a tenth of a millisecond, which would be noticed.
+/// Then yield the core this long before sleeping. A sleep takes about 100 µs, which short operations would notice.
 const YIELDING: Duration = Duration::from_millis(10);
-/// Then it sleeps for so long between two questions.
+/// Then sleep this long between two polls.
 const NAP: Duration = Duration::from_micros(50);
-/// How often a wait looks around, for errors and at the peers.
+/// Interval at which a wait looks for errors and checks the peers.
 pub(crate) const LOOK: Duration = Duration::from_millis(2);
 
-/// A wait, between two questions.
+/// Polls something that cannot notify us: spins for 200 µs, yields for 10 ms, then sleeps 50 µs between polls.
 pub(crate) struct Backoff {
-    /// When it began.
+    /// When the wait began.
     pub since: Instant,
     looked: Instant,
 }
 
 impl Backoff {
-    /// Of what is waited for from now on.
+    /// A wait that begins now.
     pub fn new() -> Backoff {
         Backoff::since(Instant::now())
     }
 
-    /// Of what has been waited for since then.
+    /// A wait that began earlier.
     pub fn since(since: Instant) -> Backoff {
         Backoff { since, looked: Instant::now() }
     }
 
-    /// Lets some time pass; whether it is time to look around.
+    /// Pauses between two polls. True every [`LOOK`]: time to look for errors and at the peers.
     pub fn pause(&mut self) -> bool {
         let now = Instant::now();
         match now - self.since {

@@ -1,11 +1,11 @@
-//! Several copies of one library in a process: they know nothing of each other, so communicators of the two wait for ever.
+//! A warning about several copies of one library in a process. Communicators of two copies would wait for each other forever.
 
 use crate::os::sync::lock;
 use phalanx_sys::Search;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Those that the log has named already.
+/// Copies that were logged already.
 pub(crate) struct Copies(Mutex<Vec<PathBuf>>);
 
 impl Copies {
@@ -13,7 +13,7 @@ impl Copies {
         Copies(Mutex::new(Vec::new()))
     }
 
-    /// Warns of copies beside the one that is used, each once. They may be loaded at any time: by the program, or by another library.
+    /// Warns about each copy beside the one in use, once. The program or another library may load one at any time.
     pub fn look(&self, search: &Search, used: &Path) {
         let mut named = lock(&self.0);
         for other in search.loaded_beside(used) {

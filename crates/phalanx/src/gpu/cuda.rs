@@ -6,11 +6,11 @@ use cudarc::driver::{CudaContext, result, sys};
 use phalanx_sys::{Library, cuda};
 use std::sync::OnceLock;
 
-/// The driver, which cudarc finds, too. Once it is found it stays loaded.
+/// Loads the CUDA driver, under a name by which cudarc finds it too. It stays loaded.
 ///
 /// # Errors
-/// [`Error::LibraryNotFound`] if there is none; [`Error::Unsupported`] if what is there is no driver, or if it has a name
-/// under which cudarc does not find it.
+/// [`Error::LibraryNotFound`] if there is no driver; [`Error::Unsupported`] if the file is not a driver, or if cudarc does
+/// not find it under its name.
 pub(crate) fn driver() -> Result<&'static Library> {
     static DRIVER: OnceLock<Library> = OnceLock::new();
     if let Some(driver) = DRIVER.get() {
@@ -34,7 +34,7 @@ pub(crate) fn driver() -> Result<&'static Library> {
     Ok(DRIVER.get_or_init(|| found))
 }
 
-/// What the GPUs are that this process sees, in their order. Nothing is begun on them.
+/// UUIDs of the GPUs that this process sees, in the driver's order. No context is created.
 pub(crate) fn gpu_ids() -> Result<Vec<GpuId>> {
     driver()?;
     let id = |ordinal| {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, Once};
 /// The loaded NCCL, or RCCL.
 pub(crate) struct Library {
     api: Api,
-    /// What is alive when the process exits is ended.
+    /// Registers, once, the end of all communicators when the process exits.
     pub(crate) ending: Once,
 }
 
@@ -50,7 +50,7 @@ impl Library {
     }
 }
 
-/// The version of the library that is, or would be, loaded; none if it is not there.
+/// The version of the library that is, or would be, loaded; `None` if there is none.
 #[cfg(feature = "jit")]
 pub(crate) fn loaded_version(flavour: Flavour) -> Option<u32> {
     load(flavour).ok().map(|library| library.version())

@@ -1,4 +1,4 @@
-//! NVRTC, loaded once.
+//! NVRTC, the compiler: loaded once for the process.
 
 use crate::os::sync::lock;
 use crate::types::compile_error::{BuildStep, CompileError, diagnostics};
@@ -12,23 +12,23 @@ pub(crate) struct Nvrtc {
     pub api: Api,
 }
 
-/// What is compiled.
+/// Input of the compiler.
 pub(crate) struct Task<'a> {
     pub name: &'a str,
     pub source: &'a str,
     pub options: &'a [String],
-    /// Kernels that are named by an expression: templates, names in namespaces.
+    /// Kernels named by an expression: templates, names in namespaces.
     pub expressions: &'a [String],
-    /// Headers that are in no file: their names and texts.
+    /// Headers without a file: names and texts.
     pub headers: &'a [(&'static CStr, &'static CStr)],
-    /// Said with an error.
+    /// Hints to show with a compile error.
     pub missing: &'a [String],
 }
 
-/// What comes out.
+/// Output of the compiler.
 pub(crate) struct Compiled {
     pub cubin: Vec<u8>,
-    /// The names in the cubin of the kernels that expressions name.
+    /// Lowered names, in the cubin, of the kernels named by expressions.
     pub names: BTreeMap<String, String>,
     pub log: String,
 }

@@ -1,4 +1,4 @@
-//! Whether code is all there: the driver is given its address and no length, and reads wherever the file points to.
+//! Completeness check of device code. The driver gets its address without a length, and reads wherever the file points to.
 
 /// Sections that have no bytes in the file, and those whose kind only CUDA knows.
 const NOBITS: u64 = 8;
@@ -47,7 +47,7 @@ impl File<'_> {
         start.checked_add(len).is_some_and(|end| end <= self.0.len() as u64)
     }
 
-    /// A little-endian word of so many bytes.
+    /// A little-endian word of the given number of bytes.
     fn word(&self, at: u64, bytes: usize) -> Option<u64> {
         let at = usize::try_from(at).ok()?;
         let bytes = self.0.get(at..at.checked_add(bytes)?)?;

@@ -1,7 +1,8 @@
-//! Launching kernels.
+//! Launches of kernels, with buffers and values as arguments.
 
 use super::module::{Kernel, check};
-use crate::buffer::stream::{GpuStream, Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::{GpuStream, Stream};
 use crate::buffer::{Source, Target};
 use crate::types::error::Result;
 use crate::types::memory::Space;
@@ -40,9 +41,9 @@ pub fn device_comm(comm: &impl DeviceHandle) -> Argument<'_> {
     Argument(Kind::DeviceComm(comm))
 }
 
-/// What a kernel gets by value and holds until it has ended: [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
+/// A handle that a kernel takes by value and uses until it ends: [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
 pub trait DeviceHandle: sealed::Sealed {
-    /// The value that the kernel gets.
+    /// The bytes that are passed to the kernel.
     fn as_bytes(&self) -> &[u8];
     /// Called before a kernel with this value is launched on a stream.
     fn launched_on(&self, stream: &GpuStream) -> Result<()>;
@@ -54,29 +55,29 @@ pub(crate) mod sealed {
 
 /// A [`Source`] of any type.
 trait Lends {
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>>;
+    fn lend<'a>(&'a self, on: &'a Stream) -> Result<Loan<'a>>;
 }
 
 impl<B: Source> Lends for B {
-    fn lend<'a>(&'a self, lane: &'a Stream) -> Result<Loan<'a>> {
-        Source::lend(self, lane)
+    fn lend<'a>(&'a self, on: &'a Stream) -> Result<Loan<'a>> {
+        Source::lend(self, on)
     }
 }
 
 /// A [`Target`] of any type.
 trait LendsMut {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>>;
+    fn lend_mut<'a>(&'a mut self, on: &'a Stream) -> Result<Loan<'a>>;
 }
 
 impl<B: Target> LendsMut for B {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> Result<Loan<'a>> {
-        Target::lend_mut(self, lane)
+    fn lend_mut<'a>(&'a mut self, on: &'a Stream) -> Result<Loan<'a>> {
+        Target::lend_mut(self, on)
     }
 }
 
 /// An argument in the form that the driver takes.
 enum Passed<'a> {
-    Buffer { address: *mut u8, _lent: Loan<'a> },
+    Buffer { address: *mut u8, _loan: Loan<'a> },
     Value(*const c_void),
 }
 
@@ -100,26 +101,26 @@ impl Argument<'_> {
     }
 
     /// Lends a buffer; `None` if it is not on a GPU.
-    fn pass<'l>(&'l mut self, lane: &'l Stream) -> Result<Option<Passed<'l>>> {
-        let lent = match &mut self.0 {
+    fn pass<'l>(&'l mut self, on: &'l Stream) -> Result<Option<Passed<'l>>> {
+        let loan = match &mut self.0 {
             Kind::Value { start, .. } => return Ok(Some(Passed::Value(*start))),
             Kind::DeviceComm(comm) => {
-                if let Some(stream) = lane.gpu_stream() {
+                if let Some(stream) = on.gpu_stream() {
                     comm.launched_on(stream)?;
                 }
                 return Ok(Some(Passed::Value(comm.as_bytes().as_ptr().cast())));
             }
-            Kind::Reads(buffer) => buffer.lend(lane)?,
-            Kind::Writes(buffer) => buffer.lend_mut(lane)?,
+            Kind::Reads(buffer) => buffer.lend(on)?,
+            Kind::Writes(buffer) => buffer.lend_mut(on)?,
         };
-        let span = lent.span();
-        Ok((span.space == Space::Device).then_some(Passed::Buffer { address: span.start, _lent: lent }))
+        let span = loan.span();
+        Ok((span.space == Space::Device).then_some(Passed::Buffer { address: span.start, _loan: loan }))
     }
 }
 
 impl Kernel<'_> {
-    /// Launches it on a stream: `cuLaunchKernel`. It runs behind the work that is on the stream, and behind whatever
-    /// else uses the buffers; what uses them afterwards comes behind it.
+    /// Launches it on a stream: `cuLaunchKernel`. It runs behind the work on the stream and behind earlier uses
+    /// of the buffers. Later uses of the buffers run behind it.
     ///
     /// # Errors
     /// [`UsageError::Kernel`](crate::UsageError::Kernel) if number or sizes of the arguments are not those of the
@@ -171,10 +172,10 @@ impl Kernel<'_> {
         self.check(stream, &arguments)?;
         stream.context().bind_to_thread()?;
         self.module.used_on(stream);
-        let lane = Stream::gpu(GpuStream::Cuda(stream.clone()));
+        let on = Stream::gpu(GpuStream::Cuda(stream.clone()));
         let mut passed: [Option<Passed<'_>>; N] = [const { None }; N];
         for (index, argument) in arguments.iter_mut().enumerate() {
-            passed[index] = argument.pass(&lane)?;
+            passed[index] = argument.pass(&on)?;
             if passed[index].is_none() {
                 let problem = format!("argument {index} is a buffer in host memory");
                 return Err(self.refused(problem, "copy it to the GPU, or pass a value"));

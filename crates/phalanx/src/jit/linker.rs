@@ -1,4 +1,4 @@
-//! nvJitLink, loaded once.
+//! nvJitLink, the linker: loaded once for the process.
 
 use super::compiler;
 use super::compiler::text;
@@ -94,7 +94,7 @@ impl NvJitLink {
 }
 
 impl Handle<'_> {
-    /// What the linker wrote about it, if something is wrong with its inputs; else the bare code.
+    /// The linker's log, if its inputs are wrong; else the status code.
     fn check(&self, code: nvJitLinkResult, function: &'static str) -> Result<()> {
         if code == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! An image on a GPU, and its kernels.
+//! [`Module`]: an image loaded on a GPU. [`Kernel`]: a kernel of it.
 
 use super::program::Image;
 use crate::gpu::cuda::driver;
@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Compiled code on a GPU.
 ///
-/// A clone is another handle of the same module, as is each of its kernels. With the last of them the module ends, when its
-/// kernels have; if they have not after 10 seconds, it stays on the GPU, with a line in the log.
+/// Clones and kernels are handles of the same module. Dropping the last handle waits up to 10 s for running kernels and
+/// unloads the module; if they do not end, the module stays on the GPU and the log says so.
 ///
 /// A module that uses NVSHMEM borrows the [`nvshmem::Context`](crate::nvshmem::Context) that it was
 /// [loaded with](crate::nvshmem::Context::load).
@@ -36,7 +36,7 @@ pub struct Kernel<'c> {
     pub(crate) module: Module<'c>,
     pub(crate) name: String,
     pub(crate) function: CUfunction,
-    /// Bytes of each parameter; `None` if the driver does not tell (before CUDA 12.4).
+    /// Bytes of each parameter; `None` if the driver cannot report them (before CUDA 12.4).
     pub(crate) parameters: Option<Vec<usize>>,
 }
 
@@ -45,16 +45,16 @@ struct Loaded<'c> {
     library: CUlibrary,
     gpu: Arc<CudaContext>,
     names: std::collections::BTreeMap<String, String>,
-    /// Whether the driver tells about kernels (CUDA 12.4).
+    /// Whether the driver can list kernels (CUDA 12.4).
     tells: bool,
     /// Streams on which its kernels were launched.
     streams: RefCell<Vec<Arc<CudaStream>>>,
-    /// Its registration with NVSHMEM, if it uses that.
+    /// Its registration with NVSHMEM, if it uses NVSHMEM.
     registration: ManuallyDrop<Option<Box<dyn std::fmt::Debug + 'c>>>,
 }
 
 impl Module<'static> {
-    /// Puts an image on a GPU.
+    /// Loads an image on a GPU.
     ///
     /// # Errors
     /// [`Error::Library`] if the driver refuses it: it is for another kind of GPU, or from a newer release of CUDA;
@@ -115,7 +115,7 @@ impl<'c> Module<'c> {
         &self.loaded.gpu
     }
 
-    /// Remembers that something runs on a stream.
+    /// Records a stream on which its kernels run.
     pub(crate) fn used_on(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.loaded.streams.borrow_mut();
         if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {
@@ -246,7 +246,7 @@ impl Loaded<'_> {
         )
     }
 
-    /// The names of its kernels, as far as the driver tells.
+    /// Names of its kernels, as far as the driver lists them.
     fn kernels(&self) -> Vec<String> {
         if !self.tells {
             return Vec::new();
@@ -274,7 +274,7 @@ impl Loaded<'_> {
         kernels.into_iter().filter_map(name).collect()
     }
 
-    /// Whether all its kernels have ended, after some patience.
+    /// Waits for its kernels with a bound; true if all have ended.
     fn is_idle(&self) -> bool {
         let deadline = Instant::now() + PATIENCE;
         let idle = |stream: &Arc<CudaStream>| {

@@ -1,9 +1,9 @@
-//! What NCCL's device headers need under NVRTC.
+//! Prelude for NCCL's device headers under NVRTC.
 
 use phalanx_sys::nccl::Flavour;
 use std::ffi::CStr;
 
-/// Read before a program that uses NCCL's device API.
+/// Source text put before a program that uses NCCL's device API.
 ///
 /// The headers are nvcc's, and go by names of C's library. So those come from CUDA's own beforehand (since 2.31, the headers include them
 /// where nothing but C may be), and declarations of the host's functions are read as any other. What goes over the network is left out:

@@ -1,4 +1,4 @@
-//! From source to an image.
+//! [`Program`]: CUDA C++ source. [`Image`]: compiled code.
 
 use super::compiler::Task;
 use super::nccl::{NCCL_HEADERS, NCCL_PRELUDE_NAME, loaded_nccl};
@@ -13,7 +13,7 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Read before a program that uses NVSHMEM.
+/// Source text put before a program that uses NVSHMEM.
 ///
 /// Under NVRTC, CUDA's headers make 64-bit integers `long long`. nvcc, which compiled NVSHMEM's device code, makes them
 /// `long`, and functions go by names that their parameters are part of. So headers that have such types are read
@@ -57,7 +57,7 @@ const PRELUDE_NAME: &CStr = c"phalanx_nvshmem_prelude.h";
 
 const NVSHMEM_HEADERS: &[(&CStr, &CStr)] = &[(PRELUDE_NAME, PRELUDE)];
 
-/// CUDA C++ that is to be compiled.
+/// A program in CUDA C++, to be compiled.
 #[derive(Debug, Clone)]
 pub struct Program {
     name: String,
@@ -78,7 +78,7 @@ pub struct Image {
 }
 
 impl Program {
-    /// A program; errors call it by the name, which should look like that of a file: `ring.cu`.
+    /// A program with a name for error messages, like that of a file: `ring.cu`.
     pub fn new(name: impl Into<String>, source: impl Into<String>) -> Program {
         Program {
             name: name.into(),
@@ -178,7 +178,7 @@ impl Program {
                 _ => {}
             }
         }
-        // Before seconds are spent on compiling.
+        // Checked first, since compiling takes seconds.
         let linker = self.nvshmem.then(|| linker::load(nvrtc)).transpose()?;
         let options = self.all_options(architecture, &folders);
         tracing::debug!(program = self.name, ?options, "NVRTC compiles");
@@ -251,13 +251,13 @@ impl Image {
         &self.cubin
     }
 
-    /// Code that was kept, or made by `nvcc --cubin`. Kernels that are not `extern "C"` go by their
+    /// An image of code that was kept, or compiled by `nvcc --cubin`. Kernels that are not `extern "C"` go by their
     /// [lowered names](Image::lowered_name). What is no whole file is refused when it is loaded.
     pub fn from_bytes(cubin: impl Into<Vec<u8>>) -> Image {
         Image { cubin: cubin.into(), names: BTreeMap::new(), log: String::new() }
     }
 
-    /// An error if this is no code, or not all of it.
+    /// An error if this is not a complete ELF file.
     pub(crate) fn check(&self) -> Result<()> {
         if elf::is_whole(&self.cubin) {
             return Ok(());
@@ -273,7 +273,7 @@ impl Image {
         self.names.get(kernel).map(String::as_str)
     }
 
-    /// What the compiler wrote, though it was content: its warnings.
+    /// The compiler's warnings.
     pub fn log(&self) -> &str {
         &self.log
     }

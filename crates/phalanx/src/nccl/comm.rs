@@ -1,4 +1,4 @@
-//! From a [`Comm`] to what only NCCL or RCCL has.
+//! From a [`Comm`] to the features of NCCL or RCCL.
 
 use super::rccl::Rccl;
 use super::surface::{Nccl, Surface};
@@ -19,6 +19,6 @@ impl Comm {
 
     fn surface_of(&self, kind: BackendKind) -> Option<Surface<'_>> {
         let nccl = NcclComm::of(&*self.backend).filter(|_| self.backend() == kind)?;
-        Some(Surface { comm: nccl, lane: &self.lane, front: self })
+        Some(Surface { comm: nccl, stream: &self.lane, front: self })
     }
 }

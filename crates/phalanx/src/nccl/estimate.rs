@@ -1,4 +1,4 @@
-//! How long the library believes that an operation takes: `ncclGroupSimulateEnd`.
+//! Estimates of an operation's time by the library's cost model (`ncclGroupSimulateEnd`).
 
 use super::surface::Surface;
 use crate::api::group::{CommGroup, Group};
@@ -9,8 +9,8 @@ use phalanx_sys::nccl::{ncclResult_t, ncclSimInfo_t};
 use std::time::Duration;
 
 impl<'a> Surface<'a> {
-    /// How long the library believes that a collective would take (`ncclGroupSimulateEnd`, 2.22); `None` if it has no idea. Nothing is
-    /// enqueued, and the buffers stay as they are. Collective: all ranks ask for the same, since the library connects them for it.
+    /// Estimates the time of a collective by the library's cost model (`ncclGroupSimulateEnd`, 2.22); `None` if the model has no
+    /// figure. Nothing is enqueued, and the buffers do not change. Collective: all ranks ask for the same, since the library connects them for it.
     ///
     /// It is a figure of the library's cost model, by which it chooses algorithms, of a quiet machine. It is known for `all_reduce`,
     /// `broadcast`, `reduce`, `all_gather` and `reduce_scatter`, in GPU memory.
@@ -28,7 +28,7 @@ impl<'a> Surface<'a> {
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it; [`Error::Unsupported`](crate::Error) for anything but one of
-    /// these collectives, and on a communicator that is [non-blocking](crate::backend::nccl::Config::non_blocking), whose operations the library
+    /// these collectives, and on a communicator that is [non-blocking](crate::nccl::Config::non_blocking), whose operations the library
     /// would carry out instead; [`UsageError::Memory`](crate::UsageError) for host memory.
     pub fn estimate(
         &self,

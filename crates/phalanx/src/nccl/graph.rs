@@ -1,8 +1,9 @@
-//! Operations in a CUDA graph: captured once, launched many times at the cost of one launch.
+//! [`Graph`]: operations in a CUDA graph, captured once and launched many times at the cost of one launch.
 
 use crate::api::comm::{Comm, View};
 use crate::api::group::{CommGroup, Group};
-use crate::backend::nccl::{Footprint, HeldGraph, NcclComm, check_on_device};
+use crate::backend::nccl::operation::BufferSizes;
+use crate::backend::nccl::{HeldGraph, NcclComm, check_on_device};
 use crate::contract::{Blocks, Call, Direction};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
@@ -149,26 +150,26 @@ impl<B: std::fmt::Debug, F> std::fmt::Debug for Graph<'_, B, F> {
     }
 }
 
-/// Carries the operations of a group out on memory of its own, where a capture cannot be the first to need a connection.
+/// Runs a group's operations once on scratch memory, where a capture cannot be the first to need a connection.
 fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<()> {
-    /// What every type and NCCL's own kernels are content with.
+    /// Alignment in bytes that suits every type and NCCL's kernels.
     const ALIGNMENT: usize = 512;
     let nccl = NcclComm::of(&*comm.backend).expect("a graph is made on a communicator of NCCL");
     if !nccl.is_of_threads() {
         return Ok(());
     }
-    let footprint = |call: &Call<'_>| {
-        let Footprint { send, recv } = Footprint::of(call, comm.rank(), comm.world_size());
+    let sizes = |call: &Call<'_>| {
+        let BufferSizes { send, recv } = BufferSizes::of(call, comm.rank(), comm.world_size());
         [send, recv]
     };
     let mut bytes = 0;
     let mut count = |len: usize| bytes += len.max(1).next_multiple_of(ALIGNMENT);
-    group.calls().flat_map(footprint).for_each(&mut count);
+    group.calls().flat_map(sizes).for_each(&mut count);
     group.transfers().for_each(|transfer| count(transfer.count * transfer.dtype.size()));
     let memory = stream.alloc_zeros::<u8>(bytes)?;
     let (start, _in_use) = memory.device_ptr(stream);
     let mut next = start as usize;
-    let rehearsal = group.elsewhere(footprint, |len| {
+    let rehearsal = group.elsewhere(sizes, |len| {
         let place = next;
         next += len.max(1).next_multiple_of(ALIGNMENT);
         place as *mut u8
@@ -177,7 +178,7 @@ fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<
     comm.sync()
 }
 
-/// What a graph holds of a group.
+/// The operations and registrations that a graph captured.
 #[derive(PartialEq)]
 struct Captured {
     operations: Vec<[u64; 6]>,

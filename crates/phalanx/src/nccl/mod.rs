@@ -1,4 +1,4 @@
-//! What only NCCL has: reached through [`Comm::nccl`](crate::Comm::nccl).
+//! NCCL's own features: reached through [`Comm::nccl`](crate::Comm::nccl).
 //!
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {

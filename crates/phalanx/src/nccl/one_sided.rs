@@ -1,4 +1,4 @@
-//! Put and signal: what one rank does with a peer's memory while that goes on with its own work.
+//! Put and signal: one-sided operations on a peer's memory.
 
 use super::surface::Surface;
 use crate::backend::nccl::memory::{Buffer, GpuSlice};
@@ -44,10 +44,10 @@ const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 pub struct Signal {
     /// The other rank: the one that is told, where it is raised, and the one that tells, where it is waited for.
     pub peer: usize,
-    /// Which signal of the context (`sigIdx`): less than [`Config::rma_signals`](crate::backend::nccl::Config::rma_signals), of which there is one by
+    /// Which signal of the context (`sigIdx`): less than [`Config::rma_signals`](crate::nccl::Config::rma_signals), of which there is one by
     /// default.
     pub index: usize,
-    /// Which context (`ctx`): less than [`Config::rma_contexts`](crate::backend::nccl::Config::rma_contexts), of which there is one by default.
+    /// Which context (`ctx`): less than [`Config::rma_contexts`](crate::nccl::Config::rma_contexts), of which there is one by default.
     pub context: usize,
 }
 
@@ -144,12 +144,12 @@ impl Surface<'_> {
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         // The target, too: it must not be given back before.
-        let (lent, _kept) = (source.lend(self.lane)?, target.lend(self.lane)?);
-        let source = lent.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
-        let stream = self.lane.stream().0;
+        let (loan, _kept) = (source.lend(self.stream)?, target.lend(self.stream)?);
+        let source = loan.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
+        let stream = self.stream.stream().0;
         let (bytes, offset) = (count * size_of::<T>(), offset * size_of::<T>());
         communicator.begin_one_sided();
-        communicator.used(self.lane.stream());
+        communicator.used(self.stream.stream());
         // SAFETY: the source is lent until the operation is enqueued, and the range is in it; the window holds the target
         // range on every rank.
         communicator.call(name, |comm| unsafe {
@@ -181,8 +181,8 @@ impl Surface<'_> {
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         communicator.begin_one_sided();
-        communicator.used(self.lane.stream());
-        let stream = self.lane.stream().0;
+        communicator.used(self.stream.stream());
+        let stream = self.stream.stream().0;
         // SAFETY: a usable communicator and a stream of its device.
         communicator.call("ncclSignal", |comm| unsafe { raise(peer, index, context, 0, comm, stream) })
     }
@@ -217,8 +217,8 @@ impl Surface<'_> {
         }
         communicator.check_awake(Operation::WaitSignals)?;
         communicator.begin_one_sided();
-        communicator.awaits(self.lane.stream(), descriptions.iter().map(|signals| signals.peer as usize));
-        let (count, stream) = (descriptions.len() as i32, self.lane.stream().0);
+        communicator.awaits(self.stream.stream(), descriptions.iter().map(|signals| signals.peer as usize));
+        let (count, stream) = (descriptions.len() as i32, self.stream.stream().0);
         // SAFETY: a usable communicator; the descriptions are read during the call.
         communicator
             .call("ncclWaitSignal", |comm| unsafe { wait(count, descriptions.as_mut_ptr(), comm, stream) })

@@ -1,4 +1,4 @@
-//! What only RCCL has: reached through [`Comm::rccl`](crate::Comm::rccl). Streams and memory are in [`hip`](crate::gpu::hip).
+//! RCCL's own features: reached through [`Comm::rccl`](crate::Comm::rccl). Streams and memory are in [`hip`](crate::hip).
 //!
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {

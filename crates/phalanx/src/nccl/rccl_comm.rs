@@ -1,4 +1,4 @@
-//! [`Rccl`]: what only RCCL has, for one communicator.
+//! [`Rccl`]: RCCL's own features, for one communicator.
 
 use super::surface::Surface;
 use crate::api::comm::Comm;
@@ -106,9 +106,9 @@ impl<'a> Rccl<'a> {
         let library = communicator.library;
         library.need(library.ncclAllReduceWithBias, "ncclAllReduceWithBias")?;
         let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(op);
-        let (send, recv) = (send.lend(self.lane)?, recv.lend_mut(self.lane)?);
-        let bias = bias.lend(self.lane)?;
-        let call = call.between::<S::Elem>(&send, &recv, self.lane);
+        let (send, recv) = (send.lend(self.stream)?, recv.lend_mut(self.stream)?);
+        let bias = bias.lend(self.stream)?;
+        let call = call.between::<S::Elem>(&send, &recv, self.stream);
         let [send_space, recv_space] = call.spaces;
         check_on_device(
             &[bias.span().space, send_space, recv_space],

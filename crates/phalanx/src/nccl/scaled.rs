@@ -6,7 +6,7 @@ use crate::api::group::CommGroup;
 use crate::backend::nccl::{NcclComm, check_on_device};
 use crate::buffer::Source;
 use crate::buffer::Target;
-use crate::buffer::stream::Loan;
+use crate::buffer::loan::Loan;
 use crate::contract::{Call, Operation};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
@@ -15,7 +15,7 @@ use crate::types::op::{RawReduction, ReductionCode};
 /// A call with the memory that it needs until it is enqueued.
 struct Scaled<'a> {
     call: Call<'a>,
-    lent: [Loan<'a>; 3],
+    loans: [Loan<'a>; 3],
 }
 
 impl<'a> Scaled<'a> {
@@ -42,9 +42,9 @@ impl<'a> Scaled<'a> {
             let (buffer, rule) = ("factor", "one factor");
             return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
         }
-        let lane = &comm.lane;
-        let (send, recv, factor) = (send.lend(lane)?, recv.lend_mut(lane)?, factor.lend(lane)?);
-        let call = call.between::<S::Elem>(&send, &recv, lane).configured(lane);
+        let stream = &comm.lane;
+        let (send, recv, factor) = (send.lend(stream)?, recv.lend_mut(stream)?, factor.lend(stream)?);
+        let call = call.between::<S::Elem>(&send, &recv, stream).configured(stream);
         let gets_nothing = call.operation == Operation::Reduce && call.root != comm.rank();
         let [send_space, recv_space] = call.spaces;
         check_on_device(
@@ -55,7 +55,7 @@ impl<'a> Scaled<'a> {
         let address = factor.span().start.addr() as u64;
         let reduction = RawReduction { code: ReductionCode::PreMulSum, factor: address };
         let call = Call { reduction, factor_space: Space::Device, ..call };
-        Ok(Scaled { call, lent: [send, recv, factor] })
+        Ok(Scaled { call, loans: [send, recv, factor] })
     }
 }
 
@@ -173,7 +173,7 @@ impl<'env> CommGroup<'_, 'env> {
         Ok(())
     }
 
-    fn take(&mut self, Scaled { call, lent }: Scaled<'env>) {
-        self.push(call, lent);
+    fn take(&mut self, Scaled { call, loans }: Scaled<'env>) {
+        self.push(call, loans);
     }
 }

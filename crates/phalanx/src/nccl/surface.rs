@@ -3,7 +3,7 @@
 use crate::api::comm::{Comm, View};
 use crate::backend::nccl::NcclComm;
 use crate::backend::nccl::collective_config::CollectiveConfig;
-use crate::backend::nccl::making::before_the_first;
+use crate::backend::nccl::init::before_the_first;
 use crate::backend::nccl::memory::{Buffer, GpuSlice, Registration, best};
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::{Backend, Blocks, Call, Operation};
@@ -26,8 +26,8 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy)]
 pub struct Surface<'a> {
     pub(crate) comm: &'a NcclComm,
-    pub(crate) lane: &'a Stream,
-    /// The communicator as the front has it.
+    pub(crate) stream: &'a Stream,
+    /// The public communicator.
     pub(crate) front: &'a Comm,
 }
 
@@ -71,7 +71,7 @@ impl<'a> Nccl<'a> {
     /// an operation is called.
     pub fn configured(&self, config: &CollectiveConfig) -> Result<View<'a>> {
         let config = config.raw(self.comm.communicator.library)?;
-        Ok(self.front.with_lane(self.lane.clone().configured(config)))
+        Ok(self.front.with_lane(self.stream.clone().configured(config)))
     }
 
     /// The GPU's context.
@@ -150,7 +150,7 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each.
 ///
 /// **On the thread that called this**, a rank that waits for another waits for itself. So what waits is refused there, at once, with
-/// [`Error::Unsupported`](crate::Error): operations outside of a [`group`](crate::api::group) (those of all ranks go into one), and
+/// [`Error::Unsupported`](crate::Error): operations outside of a [`group`](crate::group) (those of all ranks go into one), and
 /// `barrier`, `finalize` (drop the communicators), `split`, `shrink`, symmetric memory ([`Nccl::alloc`] gives registered memory instead),
 /// `suspend` and `resume`, signals, and capturing a [`Graph`](super::Graph). A group that leaves a rank out, or started operations that
 /// are waited for before all ranks have started theirs, end at the deadline.
@@ -202,7 +202,7 @@ impl<'a> Surface<'a> {
         self.comm.communicator.look_for_error()
     }
 
-    /// What the library says about its last error (`ncclGetLastError`, 2.13), of whichever communicator and thread of this process; empty
+    /// The library's account of its last error (`ncclGetLastError`, 2.13), of whichever communicator and thread of this process; empty
     /// if there was none. A [`LibraryError`](crate::LibraryError) has it in its text.
     ///
     /// # Errors
@@ -220,19 +220,19 @@ impl<'a> Surface<'a> {
         len: usize,
         registration: Registration,
     ) -> Result<Buffer<T, S>> {
-        let meet = || {
+        let arrive = || {
             let blocks = Blocks::Equal(len);
             self.gather(&Call { dtype: T::DTYPE, blocks, ..Call::empty(Operation::Alloc) })
         };
-        Buffer::new(&self.comm.communicator, self.stream(), len, registration, meet)
+        Buffer::new(&self.comm.communicator, self.stream(), len, registration, arrive)
     }
 
     pub(crate) fn registered<T: Element, S: GpuSlice<T>>(&self, slice: S) -> Result<Buffer<T, S>> {
-        let start = slice.lend(self.lane)?.span().start;
+        let start = slice.lend(self.stream)?.span().start;
         Buffer::of_slice(&self.comm.communicator, slice, start)
     }
 
-    /// Before what is enqueued: what was started, and what was posted, comes first.
+    /// Carries out started collectives and posted messages before other work is enqueued.
     pub(crate) fn prepare(&self) -> Result<()> {
         self.front.requests().wait_for_collectives();
         self.comm.flush()
@@ -248,14 +248,14 @@ impl<'a> Surface<'a> {
         unsafe { self.comm.prepare(call) }
     }
 
-    /// All ranks come together, for what the library does with all of them.
+    /// Waits until all ranks arrive at a collective call of the library.
     pub(crate) fn gather(&self, call: &Call<'_>) -> Result<()> {
         self.prepare()?;
         self.front.recorded(call, || self.comm.gather_for(call))
     }
 
     fn stream(&self) -> &'a GpuStream {
-        self.lane.gpu_stream().expect("a communicator of GPUs has a stream")
+        self.stream.gpu_stream().expect("a communicator of GPUs has a stream")
     }
 
     /// Frees GPU memory that the communicator does not need while it is not used (`ncclCommSuspend`, 2.29.7).

@@ -1,4 +1,4 @@
-//! Collectives and messages as calls of the library. Addresses are in device memory here.
+//! Collectives and messages as calls of the library. All addresses are in device memory.
 
 use super::communicator::Communicator;
 use super::device::StreamMemory;
@@ -19,13 +19,13 @@ pub(crate) enum Progress {
     InProgress,
 }
 
-/// What an operation needs until it is enqueued.
+/// Resources of an operation, kept until it is enqueued.
 #[derive(Default)]
 pub(crate) struct Needs {
     reduction: Option<ncclRedOp_t>,
     /// Freed behind the operation, on its stream.
     pub scratch: Option<StreamMemory>,
-    /// What an all_reduce adds to the result (`ncclAllReduceWithBias`).
+    /// The bias of an all_reduce (`ncclAllReduceWithBias`).
     bias: Option<*const c_void>,
 }
 
@@ -34,7 +34,7 @@ impl Needs {
         Needs { bias: Some(bias), ..Needs::default() }
     }
 
-    /// Whether nothing has to be given back.
+    /// Whether nothing has to be freed.
     pub fn is_empty(&self) -> bool {
         self.reduction.is_none() && self.scratch.is_none()
     }
@@ -57,7 +57,7 @@ macro_rules! collective {
 }
 
 impl Communicator {
-    /// What an answer means.
+    /// Converts a status code.
     #[inline]
     pub(crate) fn progress(&self, result: ncclResult_t, function: &'static str) -> Result<Progress> {
         match result {
@@ -70,8 +70,8 @@ impl Communicator {
     /// Enqueues a collective.
     ///
     /// # Safety
-    /// The contract of `Backend::collective`, with addresses in this device's memory; the device's turn is held, or
-    /// this is inside a group.
+    /// The contract of `Backend::collective`, with addresses in this device's memory; the device's library lock is
+    /// held, or this is inside a group.
     #[inline]
     pub(crate) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         use Operation::*;
@@ -128,7 +128,7 @@ impl Communicator {
         }
     }
 
-    /// One rank: nothing to combine, but a pre-multiplied sum multiplies, with a kernel of its own.
+    /// A reduction of one rank: a copy, except that a pre-multiplied sum multiplies with a kernel of its own.
     unsafe fn reducing_alone(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let mut call = *call;
         match call.reduction.code {
@@ -141,7 +141,7 @@ impl Communicator {
         unsafe { self.reducing(&call, needs) }
     }
 
-    /// What only moves, moves as bytes: every type can.
+    /// Collectives without arithmetic, as bytes: this works for every type.
     unsafe fn moving(&self, call: &Call<'_>) -> Result<Progress> {
         let bytes = call.blocks.longest() * call.dtype.size();
         let (send, recv, dtype) = (call.send.cast(), call.recv.cast(), ncclDataType_t::Uint8);
@@ -156,7 +156,7 @@ impl Communicator {
         }
     }
 
-    /// Operations that came with 2.28, and are messages before.
+    /// Collectives that came with 2.28; older libraries exchange messages.
     unsafe fn rearranging(&self, call: &Call<'_>) -> Result<Progress> {
         let library = self.library;
         let is_there = match call.operation {
@@ -223,7 +223,7 @@ impl Communicator {
         })
     }
 
-    /// RCCL's own, in bytes; NCCL has messages.
+    /// `ncclAlltoAllv` of RCCL, in bytes. NCCL exchanges messages.
     unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<Progress> {
         let size = call.dtype.size();
         let Some(f) = self.library.ncclAlltoAllv else {
@@ -273,7 +273,7 @@ impl Communicator {
         })
     }
 
-    /// Nothing is sent where there is nothing to send: the peer knows it too.
+    /// Enqueues one message. An empty one is skipped on both sides.
     unsafe fn message(&self, part: Part, stream: RawStream) -> Result<()> {
         let Part { direction, peer, bytes } = part;
         if bytes == 0 {
@@ -340,7 +340,7 @@ impl Communicator {
     /// Gives back what was needed only until the operation was enqueued.
     pub(crate) fn release(&self, needs: &mut Needs) {
         if let (Some(op), Some(destroy)) = (needs.reduction.take(), self.library.ncclRedOpDestroy)
-            && let Ok(_turn) = self.turn()
+            && let Ok(_locked) = self.lock_library()
         {
             // SAFETY: made for one operation, which is enqueued; destroyed once.
             unsafe { destroy(op, self.handle()) };
@@ -348,7 +348,7 @@ impl Communicator {
     }
 }
 
-/// One message of a collective: bytes that go to a peer, or come from it.
+/// One message of a collective: bytes to or from a peer.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub direction: Direction,
@@ -363,8 +363,8 @@ impl Part {
     }
 }
 
-/// This rank's messages in a collective that is made of them: for each peer what it gets, and what comes from it. What is in its place
-/// already is no message.
+/// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A block that is already in
+/// place is left out.
 pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
     use Operation::{AllGatherV, Gather, GatherV, Scatter, ScatterV};
     let size = call.dtype.size();

@@ -1,17 +1,17 @@
-//! The C communicator, and what is known of it: what this rank called last, whether it has failed, whose turn it is.
+//! The C communicator and its state: the last call, failure, and the lock around the library.
 //!
 //! A communicator is either usable, or has failed (then it was aborted and every call answers the same error), or
 //! has ended. How it is made, waited for and ended is in `making.rs`, `waiting.rs` and `ending.rs`.
 
-use super::Footprint;
+use super::arrival::{Arrival, ConnectedKinds};
 use super::config::Config;
 use super::device::Device;
 use super::graphs::Graphs;
 use super::library::Library;
-use super::meeting::{Acquainted, Meeting};
+use super::library_lock::LibraryGuard;
 use super::memory::{Handle, free};
+use super::operation::BufferSizes;
 use super::staging::Stages;
-use super::turn::Inside;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation, Transfer};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
@@ -26,10 +26,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long the end of a communicator (of one that works, and of one that failed) may take in the library.
+/// Bound of finalize, destroy and abort in the library.
 pub(crate) const ENDING: Duration = Duration::from_secs(10);
 
-/// One rank's communicator in the library, and what belongs to it.
+/// One rank's communicator in the library, with its state.
 pub(crate) struct Communicator {
     pub library: &'static Library,
     pub device: Device,
@@ -39,26 +39,25 @@ pub(crate) struct Communicator {
     pub stages: Stages,
     pub(crate) handle: Arc<HandleCell>,
     pub(crate) last: Mutex<Last>,
-    /// Every stream on which operations may be under way, or that somebody may enqueue some on: whoever ends the communicator may have to
-    /// wait for them.
+    /// Streams that may carry operations, now or later. Ending the communicator may have to wait for them.
     streams: Mutex<Vec<GpuStream>>,
-    /// Whether the library carries operations out one behind the other, on whatever streams they are.
+    /// Whether the library runs operations one after the other across streams.
     orders_streams: bool,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
     /// Held by a thread that revokes the communicator, and by one that frees it.
     pub(crate) revoking: Arc<Mutex<()>>,
     failed: OnceLock<Error>,
-    /// The C communicator is not there, or not any more. Changes only in the device's turn.
+    /// There is no C communicator, not yet or not any more. Changes only under the device's library lock.
     pub(crate) ended: Arc<AtomicBool>,
     /// How often a thread went into the library with it, and came out: odd while one is inside.
-    visits: AtomicU64,
+    library_calls: AtomicU64,
     /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
-    /// split. Changes only in the device's turn, or at the end of that.
+    /// split. Changes only under the device's library lock, or at the end of that.
     pub(crate) queued: Arc<AtomicBool>,
-    /// The library has given its memory back, until it is told to take it again.
+    /// The communicator is suspended: the library has freed its GPU memory until `resume`.
     pub(crate) is_suspended: AtomicBool,
-    /// All ranks are about to leave, since they have said so to each other.
+    /// All ranks have called finalize.
     pub(crate) all_leave: AtomicBool,
     /// This rank has left, or is about to.
     pub(crate) is_departing: AtomicBool,
@@ -70,11 +69,11 @@ pub(crate) struct Communicator {
     is_one_sided: AtomicBool,
     /// Memory of windows that were dropped since. Freed when the communicator has ended.
     left_to_peers: Mutex<Vec<*mut u8>>,
-    /// What to give back to the library before the end, by number.
+    /// Registrations to end before the communicator ends, by number.
     pub(crate) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
 }
 
-/// Where the library writes the handle to, maybe late and from a thread of its own, which keeps it alive, too.
+/// The handle, which the library may write late and from a thread of its own. That thread keeps the cell alive too.
 #[derive(Default)]
 pub(crate) struct HandleCell(UnsafeCell<ncclComm_t>);
 
@@ -89,19 +88,19 @@ impl HandleCell {
     }
 }
 
-/// What this rank enqueued, the last of it above all.
+/// Counters and the last operation that this rank enqueued.
 pub(crate) struct Last {
     /// Number of the last collective, and of the last message.
     pub collectives: u64,
     pub messages: u64,
-    /// The last of both that may not be complete, and where. What has no data enqueues nothing, and does not count.
-    pub subject: Option<AnnouncedCall>,
+    /// The last call that may be incomplete, and its stream. Calls without data enqueue nothing and do not count.
+    pub announced: Option<AnnouncedCall>,
     pub stream: RawStream,
-    /// What the ranks are connected for.
-    pub acquainted: Acquainted,
+    /// Kinds of calls for which the ranks are connected.
+    pub connected: ConnectedKinds,
 }
 
-// SAFETY: the handle is an address that the library owns; calls with it are made in the device's turn, one
+// SAFETY: the handle is an address that the library owns; calls with it are made under the device's library lock, one
 // thread at a time.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
@@ -118,16 +117,16 @@ impl Drop for Communicator {
     }
 }
 
-/// This thread's turn in the library on a device, with a communicator that is there.
-pub(crate) struct Turn<'a> {
-    _visit: Visit<'a>,
-    _inside: Inside,
+/// The held library lock, with a communicator that exists.
+pub(crate) struct LockedLibrary<'a> {
+    _call: LibraryCall<'a>,
+    _guard: LibraryGuard,
 }
 
 /// As long as it lives, a thread is inside the library with the communicator; for the watchdog.
-pub(crate) struct Visit<'a>(&'a AtomicU64);
+pub(crate) struct LibraryCall<'a>(&'a AtomicU64);
 
-impl Drop for Visit<'_> {
+impl Drop for LibraryCall<'_> {
     #[inline]
     fn drop(&mut self) {
         // One thread at a time is inside.
@@ -145,7 +144,7 @@ fn asleep(operation: Operation) -> Error {
 }
 
 impl Communicator {
-    /// One that is yet to be made.
+    /// State of a communicator before the library has made it.
     pub fn new(
         library: &'static Library,
         device: Device,
@@ -164,18 +163,18 @@ impl Communicator {
             last: Mutex::new(Last {
                 collectives: 0,
                 messages: 0,
-                subject: None,
+                announced: None,
                 stream: RawStream::NONE,
-                acquainted: Acquainted::default(),
+                connected: ConnectedKinds::default(),
             }),
             streams: Mutex::default(),
-            // For one rank it launches at once; and graphs come behind other operations only if it was told of both.
+            // Not for one rank, where it launches at once; nor if graphs and other operations do not mix.
             orders_streams: ranks > 1 && config.mixes_graphs(),
             failing: Mutex::default(),
             revoking: Arc::default(),
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
-            visits: AtomicU64::new(0),
+            library_calls: AtomicU64::new(0),
             queued: Arc::default(),
             is_suspended: AtomicBool::new(false),
             all_leave: AtomicBool::new(false),
@@ -194,37 +193,38 @@ impl Communicator {
         unsafe { self.handle.as_ptr().read_volatile() }
     }
 
-    /// Waits for this thread's turn. An error if the communicator has ended.
+    /// Waits for the library lock. An error if the communicator has ended.
     #[inline]
-    pub fn turn(&self) -> Result<Turn<'_>> {
-        let inside = self.device.turn.enter().map_err(|lost| self.fail(lost))?;
+    pub fn lock_library(&self) -> Result<LockedLibrary<'_>> {
+        let guard = self.device.library_lock.acquire().map_err(|lost| self.fail(lost))?;
         if self.ended.load(Ordering::Relaxed) {
-            drop(inside);
+            drop(guard);
             return Err(self.failure());
         }
-        Ok(Turn { _visit: self.visit(), _inside: inside })
+        Ok(LockedLibrary { _call: self.begin_library_call(), _guard: guard })
     }
 
-    /// A turn, if no other thread has it and the communicator is there.
-    pub fn try_turn(&self) -> Option<Turn<'_>> {
-        let inside = self.device.turn.try_enter()?;
+    /// The library lock, if it is free and the communicator exists.
+    pub fn try_lock_library(&self) -> Option<LockedLibrary<'_>> {
+        let guard = self.device.library_lock.try_acquire()?;
         let has_ended = self.ended.load(Ordering::Relaxed);
-        (!has_ended).then(|| Turn { _visit: self.visit(), _inside: inside })
+        (!has_ended).then(|| LockedLibrary { _call: self.begin_library_call(), _guard: guard })
     }
 
-    /// This thread goes into the library with the communicator. It has the device's turn.
+    /// Marks that this thread enters the library with the communicator. It holds the library lock.
     #[inline]
-    pub fn visit(&self) -> Visit<'_> {
-        self.visits.store(self.visits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Visit(&self.visits)
+    pub fn begin_library_call(&self) -> LibraryCall<'_> {
+        self.library_calls.store(self.library_calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        LibraryCall(&self.library_calls)
     }
 
     /// How often a thread went in and came out.
-    pub fn visits(&self) -> u64 {
-        self.visits.load(Ordering::Acquire)
+    pub fn library_calls(&self) -> u64 {
+        self.library_calls.load(Ordering::Acquire)
     }
 
-    /// Notes in this device's turn that an operation waits in an open group or that it is being split, or that this has ended.
+    /// Sets whether an operation waits in an open group, or a split is under way. Set under the library lock; cleared at the
+    /// end of the group or split.
     pub fn set_queued(&self, queued: bool) {
         self.queued.store(queued, Ordering::Release);
     }
@@ -241,7 +241,7 @@ impl Communicator {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// The error that every call answers, if the communicator has failed.
+    /// The communicator's failure, if it has failed.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.failed.get().is_some() || self.control_channel.check().is_err() {
@@ -250,14 +250,13 @@ impl Communicator {
         Ok(())
     }
 
-    /// An error in a copy of the process, made by fork: what the library and the driver have is the original's, and another
-    /// thread may have held a lock when the copy was made.
+    /// An error in a forked copy of the process. The library's and driver's state is the original's, and locks may be held
+    /// by threads that the copy lacks.
     pub fn check_owner(&self) -> Result<()> {
         if self.control_channel.is_copy() { Err(Error::forked()) } else { Ok(()) }
     }
 
-    /// [`check`](Communicator::check), and an error for an operation while it is suspended: its kernels would read memory that is
-    /// not there.
+    /// [`check`](Communicator::check), and an error for an operation on a suspended communicator: its kernels would read freed memory.
     #[inline]
     pub fn check_awake(&self, operation: Operation) -> Result<()> {
         self.check()?;
@@ -270,13 +269,13 @@ impl Communicator {
     #[cold]
     pub(crate) fn failure(&self) -> Error {
         match self.control_channel.check() {
-            Err(verdict) => self.fail(verdict),
+            Err(failure) => self.fail(failure),
             Ok(()) => self.fail(Error::Aborted { rank: self.rank }),
         }
     }
 
-    /// Fails for all ranks: aborts, so that what is on the GPU ends, and answers the error for every call. Whoever
-    /// comes second waits until that is done.
+    /// Fails the communicator for all ranks: aborts it, so that work on the GPU ends, and keeps the error for every later
+    /// call. A second caller waits until that is done and gets the first error.
     #[cold]
     pub fn fail(&self, error: Error) -> Error {
         if self.control_channel.is_copy() {
@@ -315,15 +314,15 @@ impl Communicator {
         Ok(())
     }
 
-    /// Lets go of the streams that nobody else has, with nothing left to do, when there is another one. Whoever enqueues something by a
-    /// stream's handle has a lane, and with it the stream; those who only look have the handle of the last one, or find the stream here.
+    /// Drops idle streams that have no other owner. Enqueuing needs a `Stream`, which owns its GPU stream; code that only looks
+    /// uses the last stream's handle, which is kept, or finds the stream here.
     fn let_go_of_idle(&self, streams: &mut Vec<GpuStream>, other: &GpuStream) {
         if streams.is_empty() {
             return;
         }
         // The end of a stream makes its context current.
         let _current = self.device.enter();
-        // Amid a capture the driver refuses much of what it is asked.
+        // During a capture the driver refuses many queries.
         if self.device.is_captured(other.raw()).unwrap_or(true) {
             return;
         }
@@ -347,33 +346,33 @@ impl Communicator {
     /// What was enqueued last and may not be complete, and where.
     pub fn last_enqueued(&self) -> Option<(AnnouncedCall, RawStream)> {
         let last = lock(&self.last);
-        last.subject.map(|subject| (subject, last.stream))
+        last.announced.map(|announced| (announced, last.stream))
     }
 
-    /// Notes and announces a collective that is about to be enqueued; who has to meet before it is.
+    /// Records and announces a collective that is about to be enqueued. Returns the arrival that it needs first.
     #[inline(always)]
-    pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Meeting>) {
+    pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Arrival>) {
         let mut last = lock(&self.last);
         last.collectives += 1;
-        let subject = AnnouncedCall::call(last.collectives, call);
-        let Footprint { send, recv } = Footprint::of(call, self.rank, self.ranks);
+        let announced = AnnouncedCall::call(last.collectives, call);
+        let BufferSizes { send, recv } = BufferSizes::of(call, self.rank, self.ranks);
         if send + recv > 0 {
-            (last.subject, last.stream) = (Some(subject), call.stream);
+            (last.announced, last.stream) = (Some(announced), call.stream);
         }
-        self.control_channel.announce(&subject);
-        let meeting = self.meeting_for(call, &subject, &mut last.acquainted);
-        (subject, meeting)
+        self.control_channel.announce(&announced);
+        let arrival = self.arrival_for(call, &announced, &mut last.connected);
+        (announced, arrival)
     }
 
-    /// Notes a message that is about to be enqueued.
+    /// Records a message that is about to be enqueued.
     pub fn next_message(&self, transfer: &Transfer) -> AnnouncedCall {
         let mut last = lock(&self.last);
         last.messages += 1;
-        let subject = AnnouncedCall::message(last.messages, transfer);
+        let announced = AnnouncedCall::message(last.messages, transfer);
         if transfer.count > 0 {
-            (last.subject, last.stream) = (Some(subject), transfer.stream);
+            (last.announced, last.stream) = (Some(announced), transfer.stream);
         }
-        subject
+        announced
     }
 
     /// Number of the last collective.
@@ -381,25 +380,25 @@ impl Communicator {
         lock(&self.last).collectives
     }
 
-    /// What the library is asked for that is neither a collective nor a message.
-    pub(crate) fn errand(&self) -> AnnouncedCall {
+    /// Name for diagnosis of a library call that is neither a collective nor a message.
+    pub(crate) fn auxiliary_call(&self) -> AnnouncedCall {
         AnnouncedCall::call(self.collectives(), &Call::empty(Operation::Init))
     }
 
-    /// Notes that something was enqueued that is no collective and no message.
+    /// Records enqueued work that is neither a collective nor a message.
     pub fn used(&self, stream: RawStream) {
-        let errand = self.errand();
+        let auxiliary = self.auxiliary_call();
         let mut last = lock(&self.last);
         last.stream = stream;
-        last.subject.get_or_insert(errand);
+        last.announced.get_or_insert(auxiliary);
     }
 
-    /// Notes that the stream waits for signals of these peers from now on.
+    /// Records that the stream waits for signals of these peers.
     pub fn awaits(&self, stream: RawStream, peers: impl Iterator<Item = usize>) {
         self.control_channel.expect_signals(peers);
         let mut last = lock(&self.last);
-        let subject = AnnouncedCall::call(last.collectives, &Call::empty(Operation::WaitSignals));
-        (last.subject, last.stream) = (Some(subject), stream);
+        let announced = AnnouncedCall::call(last.collectives, &Call::empty(Operation::WaitSignals));
+        (last.announced, last.stream) = (Some(announced), stream);
     }
 
     /// Calls the library with the communicator, and waits until it has done it.
@@ -407,13 +406,15 @@ impl Communicator {
         self.check()?;
         let _current = self.device.enter();
         let result = {
-            let _turn = self.turn()?;
+            let _locked = self.lock_library()?;
             f(self.handle())
         };
         match result {
             // Some functions answer success while a thread of the library still works for them, and will write to
             // what they were given (ncclCommWindowRegister of 2.28).
-            ncclResult_t::Success | ncclResult_t::InProgress => self.settle(&self.errand(), Instant::now()),
+            ncclResult_t::Success | ncclResult_t::InProgress => {
+                self.settle(&self.auxiliary_call(), Instant::now())
+            }
             error => {
                 self.check()?;
                 Err(self.library.error(error, function).into())
@@ -424,10 +425,10 @@ impl Communicator {
     /// One look for an error.
     pub fn look_for_error(&self) -> Result<()> {
         self.check()?;
-        self.settle(&self.errand(), Instant::now())
+        self.settle(&self.auxiliary_call(), Instant::now())
     }
 
-    /// Keeps what has to be given back before the end; answers its number, which no other registration of this process has or had.
+    /// Keeps a registration until the communicator ends. Returns its number, which is unique in this process.
     pub fn keep_registration(&self, handle: Handle) -> NonZeroU64 {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let number = NonZeroU64::MIN.saturating_add(MADE.fetch_add(1, Ordering::Relaxed));
@@ -439,8 +440,8 @@ impl Communicator {
         lock(&self.registrations).get(&number).cloned()
     }
 
-    /// Gives a registration back, unless the communicator has ended, which did so. After an error the memory stays registered,
-    /// until the communicator's end; so does that to which peers may write (false).
+    /// Ends a registration, unless the communicator's end already did. After an error, the memory stays registered until the
+    /// communicator ends. False if peers may still write to the memory, which then stays registered too.
     pub fn end_registration(&self, number: NonZeroU64) -> Result<bool> {
         self.check_owner()?;
         let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(true) };
@@ -457,12 +458,12 @@ impl Communicator {
         self.deregister(handle.clone()).inspect_err(|_| keep()).map(|()| true)
     }
 
-    /// A one-sided operation follows. The first is collective: no peer writes before this rank has come here.
+    /// Records that one-sided operations are used. The first is collective, so no peer writes before this rank is here.
     pub fn begin_one_sided(&self) {
         self.is_one_sided.store(true, Ordering::Relaxed);
     }
 
-    /// Takes a window's memory until the end.
+    /// Keeps a dropped window's memory until the communicator ends.
     pub fn leave_to_peers(&self, start: *mut u8) {
         lock(&self.left_to_peers).push(start);
     }

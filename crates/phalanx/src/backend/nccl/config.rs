@@ -15,8 +15,8 @@ pub struct Config {
     /// Whether the library never holds the caller (`blocking` = 0; default false). `NCCL_COMM_BLOCKING` overrides it.
     ///
     /// NCCL then starts a thread for each operation, which costs 60 µs (docs/benchmarks/nccl.md in the repository). A
-    /// rank that is missing is an error within the deadline in either case: without this, ranks see that all have come
-    /// before they let the library connect them, and a watchdog revokes a communicator that holds a thread nevertheless
+    /// missing rank is an error within the deadline in either case: without this, ranks wait for the arrival of all before
+    /// the library connects them, and a watchdog revokes a communicator that still holds a thread
     /// (`ncclCommRevoke`, 2.28.7; with an older library it ends the process, and says why).
     pub non_blocking: bool,
     /// Over how many unique ids the ranks are spread while the communicator of all is made, from 1 to the number of ranks; the same
@@ -42,7 +42,7 @@ pub struct Config {
     /// How thread blocks are given out: 0 default, 1 efficiency, 2 none (2.27).
     pub cta_policy: Option<i32>,
     /// Whether children of a shrink share the parent's resources (2.27). [`Comm::shrink`](crate::Comm::shrink) makes a communicator of its own;
-    /// this is for calls of [`raw_handle`](crate::nccl::surface::Surface::raw_handle).
+    /// this is for calls of [`raw_handle`](crate::nccl::Surface::raw_handle).
     pub shrink_share: Option<i32>,
     /// Thread blocks for NVLink SHARP (2.27).
     pub nvls_ctas: Option<i32>,
@@ -54,7 +54,7 @@ pub struct Config {
     /// overrides it). Unless mixed, NCCL does not order a launch and operations outside of it: [`Comm::sync`](crate::Comm::sync), which then waits
     /// for all streams that the communicator was used on, comes between them.
     pub graph_usage_mode: Option<i32>,
-    /// Number of contexts for put and signal, which [`Signal::context`](crate::nccl::one_sided::Signal::context) says one of (2.29; only the first is of use
+    /// Number of contexts for put and signal, which [`Signal::context`](crate::nccl::Signal::context) says one of (2.29; only the first is of use
     /// before 2.31; default 1; more by `NCCL_NUM_RMA_CTX` alone are not known here).
     pub rma_contexts: Option<i32>,
     /// Most peers for point-to-point (2.30).
@@ -64,7 +64,7 @@ pub struct Config {
     /// Whether operations of several communicators are launched in the order of the calls (2.31). Communicators of one GPU that
     /// overlap have the same.
     pub launch_order_implicit: Option<i32>,
-    /// Number of signals of each peer and context, which [`Signal::index`](crate::nccl::one_sided::Signal::index) says one of (2.31; default 1).
+    /// Number of signals of each peer and context, which [`Signal::index`](crate::nccl::Signal::index) says one of (2.31; default 1).
     pub rma_signals: Option<i32>,
     /// Whether what put and signal need is made with the communicator, and not by the first of them (2.31).
     pub rma_eager_init: Option<i32>,
@@ -90,7 +90,7 @@ impl RawConfig {
 impl Config {
     /// Whether the library orders launches of CUDA graphs among its other operations.
     pub(crate) fn mixes_graphs(&self) -> bool {
-        // What the variable says counts more.
+        // The variable overrides the setting.
         match std::env::var("NCCL_GRAPH_MIXING_SUPPORT") {
             Ok(told) => told.trim() != "0",
             Err(_) => self.graph_usage_mode.is_none_or(|mode| mode == 2),

@@ -1,7 +1,7 @@
-//! A GPU, and what the backend does there besides the library's calls, whoever made it ([`Runtime`]).
+//! [`Device`]: a GPU, through CUDA or HIP ([`Runtime`]): streams, events and memory beside the library's calls.
 
+use super::library_lock::LibraryLock;
 use super::runtime::{Cuda, Hip, Runtime};
-use super::turn::Turnstile;
 use crate::buffer::stream::GpuStream;
 use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A GPU. Opened once for the process, and never given back.
+/// A GPU. Opened once for the process, and never closed.
 #[derive(Clone, Copy)]
 pub(crate) struct Device {
     runtime: &'static dyn Runtime,
-    pub turn: &'static Turnstile,
+    pub library_lock: &'static LibraryLock,
 }
 
 /// How many GPUs this process sees; an error if there is no driver.
@@ -28,7 +28,7 @@ pub(crate) fn count(flavour: Flavour) -> Result<usize> {
     }
 }
 
-/// What the GPUs are that this process sees.
+/// Identities of the GPUs that this process sees.
 pub(crate) fn ids(flavour: Flavour) -> Result<Vec<GpuId>> {
     match flavour {
         Flavour::Nccl => crate::gpu::cuda::gpu_ids(),
@@ -44,7 +44,7 @@ pub(crate) fn hidden_by(flavour: Flavour) -> &'static str {
     }
 }
 
-/// What was current on this thread becomes so again when this is dropped.
+/// Restores the thread's current device when dropped.
 pub(crate) struct Current {
     runtime: &'static dyn Runtime,
     before: usize,
@@ -59,7 +59,7 @@ impl Drop for Current {
 }
 
 impl Device {
-    /// The GPU with this number; opened once, so that all communicators share its context and its turn.
+    /// The GPU with this number. Opened once, so that all communicators share its context and its library lock.
     pub fn open(flavour: Flavour, ordinal: usize) -> Result<Device> {
         static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
         let count = count(flavour)?;
@@ -79,7 +79,7 @@ impl Device {
             Flavour::Nccl => Box::new(Cuda::open(ordinal)?),
             Flavour::Rccl => Box::new(Hip::open(ordinal)?),
         };
-        let device = Device { runtime: Box::leak(runtime), turn: Box::leak(Box::default()) };
+        let device = Device { runtime: Box::leak(runtime), library_lock: Box::leak(Box::default()) };
         opened.insert(number, device);
         Ok(device)
     }
@@ -94,8 +94,8 @@ impl Device {
         self.runtime.cuda()
     }
 
-    /// Makes the device current until the guard is dropped. Whatever error cudarc keeps in its context, of something that could not say
-    /// so: that is for cudarc's next call to answer, and for operations that rely on cudarc's order, when they are lent their buffers.
+    /// Makes the device current until the guard is dropped. Ignores an error that cudarc keeps in its context: cudarc's next
+    /// call returns it, and so do operations that rely on cudarc's ordering, when they borrow their buffers.
     pub fn enter(&self) -> Current {
         let (runtime, before) = (self.runtime, self.runtime.current());
         if before != runtime.place() {
@@ -126,17 +126,16 @@ impl Device {
 
     /// Whether a stream's work is complete.
     pub fn is_idle(&self, stream: RawStream) -> Result<bool> {
-        // SAFETY: a stream of this device, which is current, kept alive by its lane.
+        // SAFETY: a stream of this device, which is current, kept alive by its `Stream`.
         unsafe { self.runtime.is_idle(stream) }.map_err(crate::types::error::LibraryError::fatal)
     }
 
-    /// Whether a stream has work to do. One that is captured has none, and must not be asked.
+    /// Whether a stream has work. A captured stream has none, and must not be queried.
     pub fn is_busy(&self, stream: RawStream) -> Result<bool> {
         Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)
     }
 
-    /// Whether what is enqueued on a stream goes into a graph. The default stream cannot be captured, and to ask about it is an error while
-    /// one is that waits for it.
+    /// Whether a stream is being captured. The default stream cannot be, and querying it is an error while a blocking stream is.
     pub fn is_captured(&self, stream: RawStream) -> Result<bool> {
         if stream.0.is_null() {
             return Ok(false);
@@ -145,29 +144,29 @@ impl Device {
         Ok(unsafe { self.runtime.is_captured(stream) }?)
     }
 
-    /// An error for what needs a stream's work to be carried out, which is captured instead; to ask how far it is would end the capture.
+    /// An error if the stream is being captured, for calls that wait for its work. Querying the stream would end the capture.
     pub fn refuse_captured(&self, stream: RawStream, what: &'static str, remedy: &'static str) -> Result<()> {
         let _current = self.enter();
         match self.is_captured(stream) {
             Ok(true) => Err(UsageError::Captured { what, remedy }.into()),
-            // What is wrong with the stream, whoever uses it is told.
+            // An error of the stream is reported by its next use.
             _ => Ok(()),
         }
     }
 
-    /// Waits until a stream's work is complete, without any rank in mind.
+    /// Waits until a stream's work is complete, without watching the peers.
     pub fn wait_idle(&self, stream: RawStream, limit: Duration) -> Result<()> {
-        let mut patience = Backoff::new();
+        let mut backoff = Backoff::new();
         while !self.is_idle(stream)? {
-            if patience.since.elapsed() > limit {
+            if backoff.since.elapsed() > limit {
                 return Err(self.runtime.not_ready().into());
             }
-            patience.pause();
+            backoff.pause();
         }
         Ok(())
     }
 
-    /// What is enqueued on a stream from here on waits for what is on the other.
+    /// Makes later work on `stream` wait for the work on `other`.
     pub fn join(&self, stream: &GpuStream, other: &GpuStream) -> Result<()> {
         let event = Event::new(self)?;
         event.record(other)?;
@@ -272,13 +271,13 @@ pub(crate) struct StreamMemory {
     device: Device,
 }
 
-// SAFETY: an owned address, and a stream that its lane keeps alive.
+// SAFETY: an owned address, and a stream that its `Stream` keeps alive.
 unsafe impl Send for StreamMemory {}
 
 impl StreamMemory {
     /// The device is current.
     pub fn new(device: &Device, bytes: usize, stream: RawStream) -> Result<StreamMemory> {
-        // SAFETY: a stream of this device, which is current, kept alive by its lane.
+        // SAFETY: a stream of this device, which is current, kept alive by its `Stream`.
         match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
             Some(start) => Ok(StreamMemory { start, stream, device: *device }),
             None => Err(Error::from(UnsupportedError {
@@ -323,7 +322,7 @@ impl Event {
         Ok(unsafe { self.device.runtime.record(self.raw, stream.raw()) }?)
     }
 
-    /// What is enqueued on the stream from here on waits for it.
+    /// Makes later work on the stream wait for the event.
     pub fn hold(&self, stream: &GpuStream) -> Result<()> {
         let _current = self.device.enter();
         // SAFETY: as above.
@@ -334,7 +333,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let _current = self.device.enter();
-        // SAFETY: made by `new`, destroyed once; the runtime keeps it for those that wait for it.
+        // SAFETY: made by `new`, destroyed once; the runtime keeps it for streams that wait for it.
         unsafe { self.device.runtime.destroy_event(self.raw) };
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 /// Most bytes of `ncclDevComm`. The largest of a known release has 248.
 pub(crate) const MOST: usize = 1024;
 
-/// What kernels get by value.
+/// `ncclDevComm`, which kernels take by value.
 pub(crate) type Words = [u64; MOST / 8];
 
 /// A device communicator as the library made it, which the communicator gives back to it at the latest.
@@ -34,7 +34,7 @@ impl Held {
     }
 }
 
-/// `ncclDevComm` as a kernel's parameter, for `LaunchArgs::arg` of cudarc: see [`DeviceComm::argument`].
+/// `ncclDevComm` as a kernel's parameter, for `LaunchArgs::arg` of cudarc: see [`DeviceComm::argument`](crate::nccl::DeviceComm::argument).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct KernelArgument(pub(crate) Words);

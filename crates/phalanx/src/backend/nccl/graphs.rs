@@ -1,5 +1,7 @@
-//! CUDA graphs that hold operations of a communicator. NCCL's abort waits until they are destroyed, and the thread that has one is
-//! often the one that waits for the abort: so the communicator destroys them.
+//! CUDA graphs with operations of a communicator.
+//!
+//! NCCL's abort waits until they are destroyed, and the thread that owns a graph often waits for the abort. So the
+//! communicator owns the graphs and destroys them first.
 
 use super::communicator::Communicator;
 use crate::os::sync::lock;
@@ -29,14 +31,14 @@ impl Communicator {
         held
     }
 
-    /// Launches a graph, in this device's turn.
+    /// Launches a graph, under the device's library lock.
     pub fn launch(&self, graph: &HeldGraph) -> Result<()> {
         let _current = self.device.enter();
         let launched = {
-            let _turn = self.turn()?;
+            let _locked = self.lock_library()?;
             lock(&graph.0).as_ref().map(CudaGraph::launch)
         };
-        // The communicator has failed, and its abort needs the turn.
+        // The communicator has failed, and its abort needs the library lock.
         launched.ok_or_else(|| self.failure())?.map_err(Error::from)
     }
 
@@ -53,7 +55,7 @@ impl Communicator {
             let _current = device.enter();
             graphs.iter().for_each(|graph| drop(lock(&graph.0).take()));
         };
-        // Without a thread they are destroyed by those who have them.
+        // If no thread starts, the graphs' owners destroy them.
         let _ = std::thread::Builder::new().name("phalanx-graphs".into()).spawn(destroy);
     }
 }

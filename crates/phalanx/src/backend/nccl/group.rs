@@ -1,14 +1,13 @@
 //! Groups: operations of one thread, over one or several communicators, that start together.
 //!
-//! Inside a group the library only queues. What has to wait for the group's end (ranks to meet, host memory to bring
-//! back, `ncclInProgress` to wait for) is kept in the thread's list.
+//! Inside a group the library only queues. Work for the group's end is kept in the thread's list: arrivals of ranks, copies
+//! back to host memory, waits for `ncclInProgress`.
 
-use super::communicator::{Communicator, Visit};
-use super::meeting::meet_all;
+use super::arrival::wait_for_arrivals;
+use super::communicator::{Communicator, LibraryCall};
+use super::library_lock::{LibraryGuard, LibraryLock};
 use super::messages::{Carrying, Messages};
 use super::operation::{Aftermath, Started};
-use super::turn;
-use super::turn::Turnstile;
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{ncclDataType_t, ncclResult_t};
 use std::cell::RefCell;
@@ -50,7 +49,7 @@ pub(crate) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
     }
 }
 
-/// Leaves a level; at the outermost, starts what was queued and sees to what comes after.
+/// Leaves a level. The outermost starts the queued operations and finishes them.
 pub(crate) fn end(communicator: &Arc<Communicator>) -> Result<()> {
     let Some(end) = communicator.library.ncclGroupEnd else { return Ok(()) };
     // SAFETY: the level was entered on this thread.
@@ -82,20 +81,20 @@ fn start_all(
     function: &'static str,
     end: impl FnOnce() -> ncclResult_t,
 ) -> Result<()> {
-    let met = meet(&mut started);
-    let (met, ended) = {
-        let inside = Inside::all(&started);
-        let met = met.and(inside.lost.clone().map_or(Ok(()), Err));
-        if met.is_err() {
+    let arrived = wait_for_arrivals_of(&mut started);
+    let (arrived, ended) = {
+        let inside = GroupLocks::all(&started);
+        let arrived = arrived.and(inside.lost.clone().map_or(Ok(()), Err));
+        if arrived.is_err() {
             spoil(communicator);
         }
         // Where a thread is lost inside a device, the library only forgets what was queued.
-        (met, communicator.progress(end(), function))
+        (arrived, communicator.progress(end(), function))
     };
     for one in &started {
         one.communicator.leave_group();
     }
-    match met.and(ended) {
+    match arrived.and(ended) {
         Ok(_) => Aftermath::of_all(started),
         Err(error) => {
             let error = started.iter().fold(error, |error, one| one.refused(error));
@@ -106,47 +105,47 @@ fn start_all(
     }
 }
 
-/// Waits for all whom the operations need.
-fn meet(started: &mut [Started]) -> Result<()> {
+/// Waits for all ranks that the operations need.
+fn wait_for_arrivals_of(started: &mut [Started]) -> Result<()> {
     let (mut open, mut outcome) = (Vec::new(), Ok(()));
-    for Started { communicator, meeting, .. } in started {
-        match meeting {
-            Some(meeting) => open.push((&**communicator, meeting)),
+    for Started { communicator, arrival, .. } in started {
+        match arrival {
+            Some(arrival) => open.push((&**communicator, arrival)),
             None => outcome = outcome.and(communicator.check()),
         }
     }
-    outcome.and_then(|()| meet_all(open))
+    outcome.and_then(|()| wait_for_arrivals(open))
 }
 
 /// This thread inside the library, with all communicators of a group.
-struct Inside<'a> {
-    _visits: Vec<Visit<'a>>,
-    _turns: Vec<turn::Inside>,
+struct GroupLocks<'a> {
+    _calls: Vec<LibraryCall<'a>>,
+    _guards: Vec<LibraryGuard>,
     /// Why a device could not be entered.
     lost: Option<Error>,
 }
 
-impl<'a> Inside<'a> {
+impl<'a> GroupLocks<'a> {
     /// One thread at a time inside each device, entered in one order.
-    fn all(started: &'a [Started]) -> Inside<'a> {
+    fn all(started: &'a [Started]) -> GroupLocks<'a> {
         let mut communicators: Vec<_> = started.iter().map(|one| &one.communicator).collect();
         communicators
-            .sort_by_key(|one| (std::ptr::from_ref(one.device.turn).addr(), Arc::as_ptr(one).addr()));
+            .sort_by_key(|one| (std::ptr::from_ref(one.device.library_lock).addr(), Arc::as_ptr(one).addr()));
         communicators.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        let mut turns: Vec<_> = communicators.iter().map(|one| one.device.turn).collect();
-        turns.dedup_by(|a, b| std::ptr::eq(*a, *b));
+        let mut locks: Vec<_> = communicators.iter().map(|one| one.device.library_lock).collect();
+        locks.dedup_by(|a, b| std::ptr::eq(*a, *b));
         let (entered, mut lost): (Vec<_>, Vec<_>) =
-            turns.into_iter().map(Turnstile::enter).partition(Result::is_ok);
-        Inside {
-            _visits: communicators.iter().map(|one| one.visit()).collect(),
-            _turns: entered.into_iter().flatten().collect(),
+            locks.into_iter().map(LibraryLock::acquire).partition(Result::is_ok);
+        GroupLocks {
+            _calls: communicators.iter().map(|one| one.begin_library_call()).collect(),
+            _guards: entered.into_iter().flatten().collect(),
             lost: lost.pop().and_then(Result::err),
         }
     }
 }
 
-/// Makes the library drop what was queued, as it does after a call that it refuses: starting it would wait inside for a
-/// rank that does not come.
+/// Makes the library drop the queued operations, as it does after a rejected call. Starting them would block inside the
+/// library for a missing rank.
 fn spoil(communicator: &Communicator) {
     let Some(broadcast) = communicator.library.ncclBroadcast else { return };
     let (nothing, nowhere) = (std::ptr::null(), std::ptr::null_mut());

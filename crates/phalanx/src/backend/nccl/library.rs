@@ -1,4 +1,4 @@
-//! The loaded library, and its answers as errors.
+//! The loaded library, and its status codes as errors.
 
 use crate::control::control_channel::AnnouncedCall;
 pub(crate) use crate::gpu::nccl::{Library, load};
@@ -21,14 +21,14 @@ impl Library {
         self.flavour() == Flavour::Nccl && self.version() >= version_code(2, 31, 0)
     }
 
-    /// Whether it has been told to let several processes use one GPU (since NCCL 2.30).
+    /// Whether several processes may use one GPU (`NCCL_MULTI_RANK_GPU_ENABLE`, since NCCL 2.30).
     pub fn shares_gpus(&self) -> bool {
         let told = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE");
         let is_told = told.is_ok_and(|value| value.trim().parse::<i64>().is_ok_and(|value| value != 0));
         self.flavour() == Flavour::Nccl && self.version() >= version_code(2, 30, 0) && is_told
     }
 
-    /// What the library says of a communicator (`ncclCommGetAsyncError`).
+    /// Asynchronous state of a communicator (`ncclCommGetAsyncError`).
     ///
     /// # Safety
     /// The communicator is there, or is being made, finalized or revoked.
@@ -40,7 +40,7 @@ impl Library {
         Ok(if answered == ncclResult_t::Success { state } else { answered })
     }
 
-    /// The error for an answer.
+    /// The error for a status code.
     #[cold]
     pub fn error(&self, result: ncclResult_t, function: &'static str) -> LibraryError {
         LibraryError {
@@ -57,7 +57,7 @@ impl Library {
         }
     }
 
-    /// What the library says about an answer, and about its last error.
+    /// The library's texts for a status code and for its last error.
     fn describe(&self, result: ncclResult_t) -> String {
         let mut text = match self.api().ncclGetErrorString {
             // SAFETY: any code is allowed; the text is static.
@@ -104,9 +104,9 @@ unsafe fn text_at(start: *const std::ffi::c_char) -> String {
 }
 
 impl LibraryError {
-    /// With the operation in which it happened.
-    pub(crate) fn within(mut self, rank: usize, subject: &AnnouncedCall) -> LibraryError {
-        let (operation, sequence) = subject.describe();
+    /// Adds the operation in which the error happened.
+    pub(crate) fn within(mut self, rank: usize, announced: &AnnouncedCall) -> LibraryError {
+        let (operation, sequence) = announced.describe();
         self.context = Some((rank, operation, sequence));
         self
     }

@@ -1,8 +1,8 @@
-//! Messages between their post and their end. Those that are posted until the next operation, or wait, go together.
+//! Queue of posted messages. Messages posted up to the next operation or wait are carried out together.
 //!
-//! One thread at a time carries them out: the rank's, the one of its started collectives, or any that waits for a request. Each takes all
-//! that are there, so that messages and collectives keep the order of the calls, and the others wait for it: a message is complete
-//! only when whoever took it says so. A group carries messages out at its end, and until then nobody else does.
+//! One thread at a time carries them out: the rank's own, the thread of its started collectives, or one that waits for a
+//! request. It takes all queued messages, so that messages and collectives keep the order of calls; other threads wait. A
+//! group carries messages out at its end, and no other thread does until then.
 
 use crate::contract::{OperationId, Transfer};
 use crate::os::sync::lock;
@@ -16,39 +16,39 @@ use std::thread::ThreadId;
 #[derive(Default)]
 pub(crate) struct Messages {
     state: Mutex<State>,
-    /// Nobody carries messages out any more.
+    /// Signalled when no thread carries messages out any more.
     carried_out: Condvar,
     /// Whether some are not complete.
     are_pending: AtomicBool,
-    /// Whether somebody wants them carried out, and does not wait for it.
+    /// Whether a `test` asked for messages to be carried out.
     are_wanted: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     queued: Vec<Transfer>,
-    /// Number of the next ticket; of the first that nobody has taken; of the first that is not complete.
+    /// Number of the next id; of the first that nobody has taken; of the first that is not complete.
     next: usize,
     first_queued: usize,
     first_pending: usize,
-    /// Who carries messages out, or has a group open in which they will be.
-    transport: Option<ThreadId>,
-    /// Those that wait for the end of the transport's group.
+    /// The thread that carries messages out, or has a group open in which it will.
+    sender: Option<ThreadId>,
+    /// Those that wait for the end of the sender's group.
     grouped: Vec<Range<usize>>,
     failed: Vec<Failed>,
 }
 
 /// Messages that went together and failed.
 struct Failed {
-    tickets: Range<usize>,
-    /// How many of them nobody has waited for yet.
+    ids: Range<usize>,
+    /// How many of them have not been waited for yet.
     unsettled: usize,
     error: Error,
 }
 
 impl State {
-    fn fail(&mut self, tickets: Range<usize>, error: &Error) {
-        self.failed.push(Failed { unsettled: tickets.len(), tickets, error: error.clone() });
+    fn fail(&mut self, ids: Range<usize>, error: &Error) {
+        self.failed.push(Failed { unsettled: ids.len(), ids, error: error.clone() });
     }
 }
 
@@ -69,9 +69,9 @@ impl Messages {
     }
 
     /// Has a message carried out by the thread that moves requests along, unless somebody has taken it.
-    pub fn want(&self, ticket: OperationId) {
+    pub fn want(&self, id: OperationId) {
         let state = lock(&self.state);
-        if ticket.0 >= state.first_queued {
+        if id.0 >= state.first_queued {
             self.are_wanted.store(true, Ordering::Release);
         }
     }
@@ -80,44 +80,44 @@ impl Messages {
         self.are_wanted.load(Ordering::Acquire)
     }
 
-    pub fn is_complete(&self, ticket: OperationId) -> bool {
-        ticket.0 < lock(&self.state).first_pending
+    pub fn is_complete(&self, id: OperationId) -> bool {
+        id.0 < lock(&self.state).first_pending
     }
 
     /// The right to carry messages out, when no other thread has it. `None` if this one has it already, for its group.
     pub fn carry(self: &Arc<Self>) -> Option<Carrying> {
         let me = std::thread::current().id();
         let mut state = lock(&self.state);
-        while state.transport.is_some_and(|transport| transport != me) {
+        while state.sender.is_some_and(|sender| sender != me) {
             state = self.carried_out.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let is_new = state.transport.replace(me).is_none();
+        let is_new = state.sender.replace(me).is_none();
         is_new.then(|| Carrying(self.clone()))
     }
 
-    /// Those that nobody has taken. Whoever takes them has the right to carry them out.
+    /// Takes the queued messages. The caller holds the right to carry them out.
     pub fn take(&self) -> (Vec<Transfer>, Range<usize>) {
         let mut state = lock(&self.state);
         self.are_wanted.store(false, Ordering::Release);
-        let tickets = state.first_queued..state.next;
+        let ids = state.first_queued..state.next;
         state.first_queued = state.next;
-        (std::mem::take(&mut state.queued), tickets)
+        (std::mem::take(&mut state.queued), ids)
     }
 
-    /// They could not be carried out.
-    pub fn fail(&self, tickets: Range<usize>, error: &Error) {
-        lock(&self.state).fail(tickets, error);
+    /// Records that messages failed.
+    pub fn fail(&self, ids: Range<usize>, error: &Error) {
+        lock(&self.state).fail(ids, error);
     }
 
-    /// They fare as the transport's group does.
-    pub fn leave_to_group(&self, tickets: Range<usize>) {
-        lock(&self.state).grouped.push(tickets);
+    /// They fare as the sender's group does.
+    pub fn leave_to_group(&self, ids: Range<usize>) {
+        lock(&self.state).grouped.push(ids);
     }
 
-    /// How a complete message fared, which is asked once.
-    pub fn settle(&self, ticket: OperationId) -> Result<()> {
+    /// The outcome of a complete message; asked once.
+    pub fn settle(&self, id: OperationId) -> Result<()> {
         let mut state = lock(&self.state);
-        let Some(index) = state.failed.iter().position(|failed| failed.tickets.contains(&ticket.0)) else {
+        let Some(index) = state.failed.iter().position(|failed| failed.ids.contains(&id.0)) else {
             return Ok(());
         };
         let failed = &mut state.failed[index];
@@ -137,9 +137,9 @@ impl Carrying {
     /// The group has ended, and with it the messages in it.
     pub fn end_group(self, outcome: &Result<()>) {
         let mut state = lock(&self.0.state);
-        for tickets in std::mem::take(&mut state.grouped) {
+        for ids in std::mem::take(&mut state.grouped) {
             if let Err(error) = outcome {
-                state.fail(tickets, error);
+                state.fail(ids, error);
             }
         }
     }
@@ -149,7 +149,7 @@ impl Drop for Carrying {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.first_pending = state.first_queued;
-        state.transport = None;
+        state.sender = None;
         self.0.are_pending.store(!state.queued.is_empty(), Ordering::Release);
         drop(state);
         self.0.carried_out.notify_all();
@@ -165,33 +165,33 @@ mod tests {
     fn posted() -> (Arc<Messages>, OperationId) {
         let messages = Arc::new(Messages::default());
         let transfer = Transfer::host(Direction::Send(std::ptr::null()), 1, 0, DType::U8, 0);
-        let [ticket] = messages.post([transfer]);
-        (messages, ticket)
+        let [id] = messages.post([transfer]);
+        (messages, id)
     }
 
     #[test]
     fn a_message_is_complete_when_whoever_took_it_says_so() {
-        let (messages, ticket) = posted();
+        let (messages, id) = posted();
         let carrying = messages.carry().expect("nobody else has it");
         assert_eq!(messages.take().1, 0..1);
-        assert!(messages.are_pending() && !messages.is_complete(ticket));
-        messages.want(ticket);
+        assert!(messages.are_pending() && !messages.is_complete(id));
+        messages.want(id);
         assert!(!messages.are_wanted(), "what is posted later is not meant");
         drop(carrying);
-        assert!(!messages.are_pending() && messages.is_complete(ticket));
-        messages.settle(ticket).unwrap();
+        assert!(!messages.are_pending() && messages.is_complete(id));
+        messages.settle(id).unwrap();
     }
 
     #[test]
     fn messages_of_a_group_fare_as_it_does() {
-        let (messages, ticket) = posted();
+        let (messages, id) = posted();
         let carrying = messages.carry().expect("nobody else has it");
         assert!(messages.carry().is_none(), "the group's own thread");
-        let (_, tickets) = messages.take();
-        messages.leave_to_group(tickets);
-        assert!(!messages.is_complete(ticket));
+        let (_, ids) = messages.take();
+        messages.leave_to_group(ids);
+        assert!(!messages.is_complete(id));
         carrying.end_group(&Err(Error::Aborted { rank: 3 }));
-        assert!(messages.is_complete(ticket));
-        assert!(matches!(messages.settle(ticket), Err(Error::Aborted { rank: 3 })));
+        assert!(messages.is_complete(id));
+        assert!(matches!(messages.settle(id), Err(Error::Aborted { rank: 3 })));
     }
 }

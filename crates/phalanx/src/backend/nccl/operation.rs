@@ -1,9 +1,9 @@
 //! An operation from its call to its end: host memory in, the library, host memory out.
 
+use super::arrival::Arrival;
 use super::collective::{Needs, Part, Progress};
 use super::communicator::Communicator;
 use super::group;
-use super::meeting::Meeting;
 use super::staging::{Return, Stage};
 use crate::contract::{Call, Direction, Operation, Transfer};
 use crate::control::control_channel::AnnouncedCall;
@@ -15,16 +15,16 @@ use std::time::Instant;
 /// An operation that the library has taken.
 pub(crate) struct Started {
     pub communicator: Arc<Communicator>,
-    /// Whom to wait for before the group's end, if it is in one.
-    pub meeting: Option<Meeting>,
-    subject: AnnouncedCall,
+    /// Ranks to wait for before the group's end, if in a group.
+    pub arrival: Option<Arrival>,
+    announced: AnnouncedCall,
     stream: RawStream,
     progress: Progress,
     needs: Needs,
     returns: Vec<Return>,
 }
 
-/// What comes after operations were enqueued.
+/// Completion of enqueued operations.
 pub(crate) struct Aftermath;
 
 impl Aftermath {
@@ -33,7 +33,7 @@ impl Aftermath {
         let since = Instant::now();
         let mut outcome = Ok(());
         for one in &started {
-            outcome = outcome.and(one.communicator.settle_unless_failed(&one.subject, since));
+            outcome = outcome.and(one.communicator.settle_unless_failed(&one.announced, since));
         }
         for mut one in started {
             outcome = match outcome {
@@ -52,7 +52,7 @@ impl Started {
     /// Waits for what is still to be enqueued, and for host memory.
     fn finish(mut self) -> Result<()> {
         if self.progress == Progress::InProgress
-            && let Err(error) = self.communicator.settle(&self.subject, Instant::now())
+            && let Err(error) = self.communicator.settle(&self.announced, Instant::now())
         {
             self.abandon();
             return Err(error);
@@ -60,12 +60,12 @@ impl Started {
         if self.is_simple() { Ok(()) } else { self.complete() }
     }
 
-    /// The error for what the library did not take.
+    /// The error for an operation that the library rejected.
     pub fn refused(&self, error: Error) -> Error {
-        self.communicator.refused(error, &self.subject)
+        self.communicator.refused(error, &self.announced)
     }
 
-    /// On device memory, and nothing was needed: enqueued is all.
+    /// On device memory with no resources to free: nothing follows after enqueuing.
     fn is_simple(&self) -> bool {
         self.returns.is_empty() && self.needs.is_empty()
     }
@@ -81,7 +81,7 @@ impl Started {
         let brought =
             self.returns.iter().try_for_each(|back| back.download(&communicator.device, self.stream));
         drop(current);
-        if let Err(error) = brought.and_then(|()| communicator.wait_for(self.stream, &self.subject)) {
+        if let Err(error) = brought.and_then(|()| communicator.wait_for(self.stream, &self.announced)) {
             self.abandon();
             return Err(error);
         }
@@ -93,13 +93,13 @@ impl Started {
 
     /// The library has dropped it; copies to the device may still be under way, and are waited for.
     pub fn cancel(&mut self) {
-        self.meeting = None;
+        self.arrival = None;
         if self.is_simple() {
             return;
         }
         // The library has not joined the streams.
         let mut streams = self.returns.iter().map(Return::stream).chain([self.stream]);
-        if streams.any(|stream| self.communicator.wait_for(stream, &self.subject).is_err()) {
+        if streams.any(|stream| self.communicator.wait_for(stream, &self.announced).is_err()) {
             return self.abandon();
         }
         self.communicator.release(&mut self.needs);
@@ -115,14 +115,14 @@ impl Started {
     }
 }
 
-/// Bytes that this rank reads from `send`, writes to `recv`.
-pub(crate) struct Footprint {
+/// Bytes that this rank reads from `send` and writes to `recv`.
+pub(crate) struct BufferSizes {
     pub send: usize,
     pub recv: usize,
 }
 
-impl Footprint {
-    pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> Footprint {
+impl BufferSizes {
+    pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> BufferSizes {
         use Operation::*;
         let all = |blocks: crate::contract::Blocks<'_>| blocks.offset(ranks);
         let (own, whole, at_root) = (call.blocks.len(rank), all(call.blocks), rank == call.root);
@@ -139,7 +139,7 @@ impl Footprint {
             Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
             | DeviceComm | Send | Recv => (0, 0),
         };
-        Footprint { send: send * call.dtype.size(), recv: recv * call.dtype.size() }
+        BufferSizes { send: send * call.dtype.size(), recv: recv * call.dtype.size() }
     }
 }
 
@@ -164,7 +164,7 @@ pub(crate) unsafe fn collective_with(
     mut needs: Needs,
 ) -> Result<()> {
     communicator.check_awake(call.operation)?;
-    let (subject, meeting) = communicator.next_collective(call);
+    let (announced, arrival) = communicator.next_collective(call);
     let (mut returns, brought) = (Vec::new(), &mut None);
     let call = match call.spaces {
         [Space::Device, Space::Device] => call,
@@ -177,25 +177,25 @@ pub(crate) unsafe fn collective_with(
     };
     // SAFETY: as above; the addresses are on the device now.
     let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(call, needs) };
-    launch(communicator, (&subject, meeting), call.stream, &mut needs, &mut returns, enqueue)
+    launch(communicator, (&announced, arrival), call.stream, &mut needs, &mut returns, enqueue)
 }
 
-/// Calls the library when it is this communicator's turn, and sees to what comes after; in a group, at its end.
+/// Waits for the arrival, calls the library under its lock, and finishes the operation; in a group, at the group's end.
 #[inline(always)]
 fn launch(
     communicator: &Arc<Communicator>,
-    (subject, mut meeting): (&AnnouncedCall, Option<Meeting>),
+    (announced, mut arrival): (&AnnouncedCall, Option<Arrival>),
     stream: RawStream,
     needs: &mut Needs,
     returns: &mut Vec<Return>,
     enqueue: impl FnOnce(&mut Needs) -> Result<Progress>,
 ) -> Result<()> {
     let grouped = group::is_open();
-    let met = match &mut meeting {
-        Some(meeting) if !grouped => communicator.meet(meeting),
+    let arrived = match &mut arrival {
+        Some(arrival) if !grouped => communicator.wait_for_arrival(arrival),
         _ => Ok(()),
     };
-    let enqueued = met.and_then(|()| communicator.turn()).and_then(|_turn| {
+    let enqueued = arrived.and_then(|()| communicator.lock_library()).and_then(|_locked| {
         if grouped {
             communicator.set_queued(true);
         }
@@ -208,8 +208,8 @@ fn launch(
     }
     let started = Started {
         communicator: communicator.clone(),
-        meeting,
-        subject: *subject,
+        arrival,
+        announced: *announced,
         stream,
         progress: Progress::Enqueued,
         needs: std::mem::take(needs),
@@ -218,7 +218,7 @@ fn launch(
     see_to(started, enqueued, grouped)
 }
 
-/// What comes after a call of the library: at once, or at the group's end.
+/// Finishes an operation at once, or leaves that to the group's end.
 #[cold]
 fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Result<()> {
     let outcome = enqueued.map(|progress| started.progress = progress).map_err(|error| {
@@ -235,7 +235,7 @@ fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Re
 /// An error for host memory in a collective on a stream that is captured.
 #[cold]
 pub(crate) fn check_host_memory(communicator: &Communicator, call: &Call<'_>) -> Result<()> {
-    let bytes = Footprint::of(call, communicator.rank, communicator.ranks);
+    let bytes = BufferSizes::of(call, communicator.rank, communicator.ranks);
     let used = call.spaces.into_iter().zip([bytes.send, bytes.recv]);
     match used.into_iter().any(|(space, bytes)| space == Space::Host && bytes > 0) {
         true => refuse_captured(communicator, call.stream),
@@ -259,7 +259,7 @@ unsafe fn bring<'a>(
     returns: &mut Vec<Return>,
 ) -> Result<Call<'a>> {
     let Communicator { device, stages, rank, ranks, .. } = communicator;
-    let bytes = Footprint::of(call, *rank, *ranks);
+    let bytes = BufferSizes::of(call, *rank, *ranks);
     let (send, recv) = (call.send.addr(), call.recv.addr());
     let overlap = call.spaces == [Space::Host; 2]
         && (send < recv + bytes.recv && recv < send + bytes.send || send == recv);
@@ -312,26 +312,26 @@ pub(crate) unsafe fn messages(
         transfers.iter().map(|transfer| unsafe { bring_message(communicator, transfer, &mut returns) });
     // The peers would wait for this rank.
     let moved: Vec<_> = moved.collect::<Result<_>>().map_err(|error| communicator.fail(error))?;
-    // They are told of messages last: what fails before would leave them with what does not come.
+    // Messages are announced last: an earlier error would leave the peers waiting for them.
     let (mut last, mut peers) = (None, Vec::new());
     for transfer in transfers {
-        let subject = communicator.next_message(transfer);
+        let announced = communicator.next_message(transfer);
         let part = Part::of(transfer);
         let awaited = match is_checked {
-            true => communicator.offer(&subject, &part)?,
-            false => communicator.greet(&subject, &part),
+            true => communicator.expect_checked(&announced, &part)?,
+            false => communicator.expect_first_contact(&announced, &part),
         };
         peers.extend(awaited);
         if last.is_none() || transfer.count > 0 {
             // Where nothing is enqueued, nothing would be waited for.
-            last = Some((subject, transfer.stream));
+            last = Some((announced, transfer.stream));
         }
     }
-    let Some((subject, stream)) = last else { return Ok(()) };
+    let Some((announced, stream)) = last else { return Ok(()) };
     // SAFETY: the caller's contract; the addresses are on the device now.
     let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
-    let meeting = Meeting::with(peers);
-    launch(communicator, (&subject, meeting), stream, &mut Needs::default(), &mut returns, enqueue)
+    let arrival = Arrival::with(peers);
+    launch(communicator, (&announced, arrival), stream, &mut Needs::default(), &mut returns, enqueue)
 }
 
 /// The message with an address on the device; brings host memory there.

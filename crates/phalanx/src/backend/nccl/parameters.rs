@@ -1,4 +1,4 @@
-//! What the library takes from its environment.
+//! The library's environment parameters.
 
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{Flavour, ncclResult_t};

@@ -9,21 +9,21 @@ use crate::types::error::Result;
 use crate::types::memory::RawStream;
 use std::sync::Mutex;
 
-/// Namespace for one buffer, on both sides.
+/// Staging memory for one buffer: on the device and pinned on the host.
 pub(crate) struct Stage {
     device: DeviceMemory,
     pinned: PinnedMemory,
     bytes: usize,
 }
 
-/// Stages that are not in use. Only those whose work is complete come back.
+/// Pool of free stages. A stage returns here when its work is complete.
 #[derive(Default)]
 pub(crate) struct Stages(Mutex<Vec<Stage>>);
 
 /// Smallest stage, so that few are made.
 const SMALLEST: usize = 64 * 1024;
 
-/// What has to be done after an operation on host memory.
+/// The copy back to host memory after an operation.
 pub(crate) struct Return {
     stage: Stage,
     /// What brings the caller's bytes to the device is on it.

@@ -64,7 +64,7 @@ impl StreamSyncOps for NcclComm {
     }
 
     fn stream_wait_event(&self, stream: u64, event: u64) -> Result<()> {
-        // What was to be recorded may not have been: the stream would go on at once.
+        // After a failure the event may never have been recorded, and the stream would go on at once.
         self.communicator.check()?;
         self.event(event)?.hold(&self.stream_of(stream)?)
     }

@@ -1,6 +1,6 @@
-//! Waiting for the library, for a stream and for the other ranks: with the deadline, and an eye on the peers.
+//! Waits for the library, for streams and for other ranks, with the deadline and a watch on the peers.
 
-use super::communicator::{Communicator, Turn};
+use super::communicator::{Communicator, LockedLibrary};
 use crate::control::control_channel::{AnnouncedCall, Waiting};
 use crate::gpu::backoff::{Backoff, LOOK};
 use crate::os::sync::lock;
@@ -9,38 +9,38 @@ use crate::types::memory::RawStream;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::{Duration, Instant};
 
-/// How long after the library has lost a peer its end may be seen: where nothing but silence tells of it, that is 1.4 s
-/// (`PHALANX_HEARTBEAT_TIMEOUT`).
+/// Time to wait for the peer's end to show after the library lost the connection. Without any other sign, heartbeats show it
+/// after 1.4 s (`PHALANX_HEARTBEAT_TIMEOUT`).
 const BLAME: Duration = Duration::from_millis(2000);
 
-/// Who tells of what went wrong in the background.
+/// The function that reports asynchronous errors.
 pub(crate) const ASYNC_ERROR: &str = "ncclCommGetAsyncError";
 
-/// Whether the library has looked at a call's arguments, and done nothing.
+/// Whether the library rejected a call's arguments and did nothing.
 fn is_refusal(error: &LibraryError) -> bool {
     [ncclResult_t::InvalidArgument, ncclResult_t::InvalidUsage].iter().any(|answer| answer.0 == error.code)
 }
 
 impl Communicator {
-    /// What the library says of the communicator.
-    pub(crate) fn async_state(&self, _turn: &Turn<'_>) -> Result<ncclResult_t> {
+    /// The communicator's asynchronous state.
+    pub(crate) fn async_state(&self, _locked: &LockedLibrary<'_>) -> Result<ncclResult_t> {
         // SAFETY: a communicator that is there, or being made.
         unsafe { self.library.async_state(self.handle()) }
     }
 
     /// Waits until the library has done what it answered `ncclInProgress` for.
-    pub fn settle(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
-        let mut patience = Backoff::since(since);
+    pub fn settle(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+        let mut backoff = Backoff::since(since);
         let _waiting = self.control_channel.waiting();
         loop {
-            let state = self.async_state(&self.turn()?)?;
+            let state = self.async_state(&self.lock_library()?)?;
             match state {
                 ncclResult_t::Success => return Ok(()),
                 ncclResult_t::InProgress => {}
-                error => return Err(self.fail(self.cause(error, ASYNC_ERROR, subject))),
+                error => return Err(self.fail(self.cause(error, ASYNC_ERROR, announced))),
             }
-            if patience.pause() {
-                self.look(subject, since)?;
+            if backoff.pause() {
+                self.look(announced, since)?;
             }
         }
     }
@@ -51,38 +51,40 @@ impl Communicator {
         &self,
         answer: ncclResult_t,
         function: &'static str,
-        subject: &AnnouncedCall,
+        announced: &AnnouncedCall,
     ) -> Error {
         let error = self.library.error(answer, function);
         let since = Instant::now();
         while matches!(answer, ncclResult_t::RemoteError | ncclResult_t::SystemError)
             && since.elapsed() < BLAME
         {
-            if let Err(verdict) = self.control_channel.look(subject, since) {
-                return verdict;
+            if let Err(failure) = self.control_channel.look(announced, since) {
+                return failure;
             }
             std::thread::sleep(LOOK);
         }
-        error.within(self.rank, subject).fatal()
+        error.within(self.rank, announced).fatal()
     }
 
-    /// The error for a call that the library did not take: the verdict, where the communicator has failed before or has lost a peer.
+    /// The error for a call that the library did not take: the failure, where the communicator has failed before or has lost a peer.
     ///
     /// A communicator whose call failed for other reasons than its arguments may be connected in part, and is to be aborted (NCCL's user
     /// guide, error handling); the others would wait for this rank.
     #[cold]
-    pub(crate) fn refused(&self, error: Error, subject: &AnnouncedCall) -> Error {
-        if let Err(verdict) = self.check() {
-            return verdict;
+    pub(crate) fn refused(&self, error: Error, announced: &AnnouncedCall) -> Error {
+        if let Err(failure) = self.check() {
+            return failure;
         }
-        if let Ok(lost @ ncclResult_t::RemoteError) = self.turn().and_then(|turn| self.async_state(&turn)) {
-            return self.fail(self.cause(lost, ASYNC_ERROR, subject));
+        if let Ok(lost @ ncclResult_t::RemoteError) =
+            self.lock_library().and_then(|turn| self.async_state(&turn))
+        {
+            return self.fail(self.cause(lost, ASYNC_ERROR, announced));
         }
         match error {
             Error::Library(error) if !is_refusal(&error) => {
-                self.fail(error.as_ref().clone().within(self.rank, subject).fatal())
+                self.fail(error.as_ref().clone().within(self.rank, announced).fatal())
             }
-            // Another communicator of the group has failed. The others have been told of a call that does not come.
+            // Another communicator of the group has failed. The peers were announced a call that never starts.
             error if error.is_fatal() => self.fail(error),
             // What is wrong with the arguments is so on all ranks, where it counts as a call.
             error => error,
@@ -90,18 +92,18 @@ impl Communicator {
     }
 
     /// [`settle`](Communicator::settle), or the error of a communicator that has failed.
-    pub fn settle_unless_failed(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
+    pub fn settle_unless_failed(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
         self.check()?;
-        self.settle(subject, since)
+        self.settle(announced, since)
     }
 
-    /// Looks for a reason to give up; if there is one, fails.
-    pub(crate) fn look(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
-        self.control_channel.tell_wait(subject);
-        self.control_channel.look(subject, since).map_err(|verdict| self.fail(verdict))
+    /// Fails the communicator if a rank is missing or the deadline has passed.
+    pub(crate) fn look(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+        self.control_channel.tell_wait(announced);
+        self.control_channel.look(announced, since).map_err(|failure| self.fail(failure))
     }
 
-    /// A wait begins for what the other ranks have to announce, too.
+    /// Begins a wait for calls that the other ranks have to announce.
     pub(crate) fn begin_wait(&self) -> Waiting<'_> {
         self.control_channel.tell();
         self.control_channel.waiting()
@@ -110,19 +112,19 @@ impl Communicator {
     /// Waits until this rank's operations are complete.
     pub fn sync(&self) -> Result<()> {
         self.check_owner()?;
-        let (subject, stream, collectives, messages) = {
+        let (announced, stream, collectives, messages) = {
             let last = lock(&self.last);
-            (last.subject, last.stream, last.collectives, last.messages)
+            (last.announced, last.stream, last.collectives, last.messages)
         };
-        let Some(subject) = subject else {
+        let Some(announced) = announced else {
             return self.check();
         };
-        self.wait_for(stream, &subject)?;
+        self.wait_for(stream, &announced)?;
         let beside = self.streams_beside_the_last();
-        beside.iter().try_for_each(|stream| self.wait_for(stream.raw(), &subject))?;
+        beside.iter().try_for_each(|stream| self.wait_for(stream.raw(), &announced))?;
         let mut now = lock(&self.last);
         if now.collectives == collectives && now.messages == messages {
-            now.subject = None;
+            now.announced = None;
             self.control_channel.have_signals();
         }
         self.control_channel.complete(collectives);
@@ -130,7 +132,7 @@ impl Communicator {
     }
 
     /// Waits until a stream's work is complete, with the deadline, looking for errors and at the peers.
-    pub fn wait_for(&self, stream: RawStream, subject: &AnnouncedCall) -> Result<()> {
+    pub fn wait_for(&self, stream: RawStream, announced: &AnnouncedCall) -> Result<()> {
         self.check()?;
         let _current = self.device.enter();
         self.device.refuse_captured(
@@ -139,7 +141,7 @@ impl Communicator {
             "end the capture before, or let nccl::Graph capture the operations",
         )?;
         let since = Instant::now();
-        let mut patience = Backoff::since(since);
+        let mut backoff = Backoff::since(since);
         let _waiting = self.control_channel.waiting();
         loop {
             match self.device.is_idle(stream) {
@@ -148,9 +150,9 @@ impl Communicator {
                 Ok(false) => {}
                 Err(error) => return Err(self.fail(error)),
             }
-            if patience.pause() {
-                self.settle(subject, since)?;
-                self.look(subject, since)?;
+            if backoff.pause() {
+                self.settle(announced, since)?;
+                self.look(announced, since)?;
             }
         }
     }

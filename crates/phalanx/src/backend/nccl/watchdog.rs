@@ -1,12 +1,11 @@
-//! One thread for the process, which looks after communicators that nobody waits in.
+//! The watchdog: one thread of the process, which watches communicators without a waiting thread.
 //!
-//! It looks for three things: a thread that does not come out of the library, work on the GPU that cannot end since a
-//! peer is gone or does not come, and errors that the library reports beside its calls. Operations pay two stores
-//! for it.
+//! It looks for a thread that is stuck inside the library, for GPU work that cannot end because a peer is gone or missing,
+//! and for asynchronous errors of the library. It costs an operation two stores.
 
 use super::communicator::{Communicator, ENDING};
-use super::ending::wait_until_all_are_out;
-use super::making::look_unless_making;
+use super::init::look_unless_initializing;
+use super::shutdown::wait_until_all_are_out;
 use super::waiting::ASYNC_ERROR;
 use crate::contract::Departure;
 use crate::control::control_channel::AnnouncedCall;
@@ -20,23 +19,23 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
-/// Between two rounds.
+/// Time between two rounds over all communicators.
 const ROUND: Duration = Duration::from_millis(100);
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
-/// A communicator, and what was seen of it.
+/// A communicator, with the state seen in the last round.
 struct Watched {
     communicator: Weak<Communicator>,
     /// The visit to the library that is going on, and since when.
-    visits: u64,
-    visiting: Instant,
-    /// What was enqueued last, and since when.
+    library_calls: u64,
+    calling_since: Instant,
+    /// The last enqueued call, and since when it is the last.
     sequence: (String, u64),
     enqueued: Instant,
 }
 
-/// Looks after a communicator from now on, to the end of the process at the latest.
+/// Watches a communicator from now on. Also registers the end of all communicators at process exit.
 pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     start()?;
     // Now, since making it loaded the last of what the library needs.
@@ -44,8 +43,8 @@ pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     let now = Instant::now();
     lock(&WATCHED).push(Watched {
         communicator: Arc::downgrade(communicator),
-        visits: 0,
-        visiting: now,
+        library_calls: 0,
+        calling_since: now,
         sequence: Default::default(),
         enqueued: now,
     });
@@ -66,10 +65,10 @@ fn end(status: Option<c_int>) {
     let limit = if is_well { longest + 2 * ENDING } else { ENDING };
     let (sender, ended) = channel::<()>();
     // Ranks of one process wait for each other, so each device has a thread. On one device the last that was made comes first, on all
-    // ranks, since they wait for each other with the device's turn.
+    // ranks, since they wait for each other while they hold the library lock.
     let mut of_devices: BTreeMap<_, Vec<Arc<Communicator>>> = BTreeMap::new();
     for communicator in alive.iter().rev().filter(|one| one.is_departing() || !one.is_queued()) {
-        let device = std::ptr::from_ref(communicator.device.turn).addr();
+        let device = std::ptr::from_ref(communicator.device.library_lock).addr();
         of_devices.entry(device).or_default().push(communicator.clone());
     }
     for communicators in of_devices.into_values() {
@@ -118,15 +117,15 @@ fn start() -> Result<()> {
 }
 
 impl Watched {
-    /// Looks at the communicator; false when there is nothing left to see.
+    /// Checks the communicator; false when it need not be watched any more.
     fn look(&mut self, now: Instant) -> bool {
         let Some(communicator) = self.communicator.upgrade() else { return false };
         if communicator.has_failed() || communicator.has_ended() {
             return false;
         }
-        let Some(verdict) = self.reason(&communicator, now) else { return true };
+        let Some(failure) = self.reason(&communicator, now) else { return true };
         // It may take its time.
-        let rescue = move || communicator.rescue(verdict);
+        let rescue = move || communicator.rescue(failure);
         if std::thread::Builder::new().name("phalanx-rescue".into()).spawn(rescue).is_err() {
             tracing::error!("no thread to end a communicator in: raise `ulimit -u`");
             return true;
@@ -135,64 +134,64 @@ impl Watched {
     }
 
     fn reason(&mut self, communicator: &Communicator, now: Instant) -> Option<Error> {
-        if let Err(verdict) = communicator.control_channel.check() {
-            return Some(verdict);
+        if let Err(failure) = communicator.control_channel.check() {
+            return Some(failure);
         }
         let last = communicator.last_enqueued();
-        let visits = communicator.visits();
-        if visits % 2 == 1 && visits == self.visits {
-            let subject = last.map_or_else(|| communicator.errand(), |(subject, _)| subject);
-            return communicator.control_channel.look(&subject, self.visiting).err();
+        let library_calls = communicator.library_calls();
+        if library_calls % 2 == 1 && library_calls == self.library_calls {
+            let announced = last.map_or_else(|| communicator.auxiliary_call(), |(announced, _)| announced);
+            return communicator.control_channel.look(&announced, self.calling_since).err();
         }
-        (self.visits, self.visiting) = (visits, now);
-        let (subject, stream) = last?;
-        let sequence = subject.describe();
+        (self.library_calls, self.calling_since) = (library_calls, now);
+        let (announced, stream) = last?;
+        let sequence = announced.describe();
         if sequence != self.sequence {
             (self.sequence, self.enqueued) = (sequence, now);
         }
         if communicator.is_queued() {
             return None;
         }
-        if communicator.control_channel.suspects(&subject, self.enqueued) {
+        if communicator.control_channel.suspects(&announced, self.enqueued) {
             // What the communicator has let go of meanwhile had nothing to do.
             let stream = communicator.stream_of(stream)?;
             let device = &communicator.device;
             let _current = device.enter();
             return match device.is_busy(stream.raw()) {
-                Ok(true) => communicator.control_channel.look(&subject, self.enqueued).err(),
+                Ok(true) => communicator.control_channel.look(&announced, self.enqueued).err(),
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
         }
-        communicator.reported_error(&subject)
+        communicator.reported_error(&announced)
     }
 }
 
 impl Communicator {
-    /// An error that the library reports beside its calls.
-    fn reported_error(&self, subject: &AnnouncedCall) -> Option<Error> {
+    /// An asynchronous error of the library.
+    fn reported_error(&self, announced: &AnnouncedCall) -> Option<Error> {
         // Whoever is inside looks for itself.
-        let state = look_unless_making(|| self.async_state(&self.try_turn()?).ok())?;
+        let state = look_unless_initializing(|| self.async_state(&self.try_lock_library()?).ok())?;
         match state {
             ncclResult_t::Success | ncclResult_t::InProgress => None,
-            error => Some(self.cause(error, ASYNC_ERROR, subject)),
+            error => Some(self.cause(error, ASYNC_ERROR, announced)),
         }
     }
 
-    /// Fails the communicator, for a thread that may be stuck inside of it.
-    fn rescue(&self, verdict: Error) {
-        let visits = self.visits();
-        let is_stuck = || visits % 2 == 1 && self.visits() == visits;
+    /// Fails the communicator, in which a thread may be stuck.
+    fn rescue(&self, failure: Error) {
+        let library_calls = self.library_calls();
+        let is_stuck = || library_calls % 2 == 1 && self.library_calls() == library_calls;
         if !is_stuck() || self.revoke() {
-            self.fail(verdict);
+            self.fail(failure);
         } else if !is_stuck() {
             // The revocation has not come back, but the thread has.
-            self.leak(verdict);
+            self.leak(failure);
         } else {
             // Freeing its memory while the thread runs in it is not an option.
             let name = self.library.name();
             eprintln!(
-                "phalanx: rank {}: {verdict}. {name} holds the thread that called it and cannot be made to let go \
+                "phalanx: rank {}: {failure}. {name} holds the thread that called it and cannot be made to let go \
                  of it (ncclCommRevoke came with 2.28.7), so the process ends",
                 self.rank
             );

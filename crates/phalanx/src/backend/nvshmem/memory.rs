@@ -2,7 +2,8 @@
 
 use super::NvshmemComm;
 use super::process::NvshmemProcess;
-use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
 use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};

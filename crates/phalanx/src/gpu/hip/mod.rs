@@ -19,8 +19,8 @@
 //! ```
 //!
 //! # Order
-//! A slice knows on which streams it was used. Whoever uses it next, on another stream, is put behind them: an
-//! operation, a copy, a kernel of your own through [`Slice::on`], and the end of its memory. Nothing waits on the host.
+//! A slice remembers the streams that used it. Its next use on another stream waits for them: an operation, a copy, a
+//! kernel of your own through [`Slice::on`], or freeing the memory. Nothing waits on the host.
 //!
 //! None of this has run on an AMD GPU so far: see docs/rccl.md in the repository.
 
@@ -70,17 +70,16 @@ pub fn device_count() -> Result<usize> {
     api.device_count().map_err(|error| failed(api, "hipGetDeviceCount", error).into())
 }
 
-/// What the GPUs of this process are, whatever numbers HIP gives them in it: their places on the host's buses, by which RCCL tells
-/// them apart, too.
+/// PCI addresses of the GPUs that this process sees, in HIP's order. RCCL identifies GPUs by them too.
 pub(crate) fn gpu_ids() -> Result<Vec<GpuId>> {
     let api = api()?;
     let mut ids = Vec::new();
     for number in 0..device_count()? {
         let place = api.bus_id(number).map_err(|error| failed(api, "hipDeviceGetPCIBusId", error))?;
-        // `0000:c1:00.0`; a longer one differs at its end.
+        // As `0000:c1:00.0`. Reversed, since longer addresses differ at their end.
         let mut id = [0; 16];
         place.to_lowercase().bytes().rev().zip(&mut id[1..]).for_each(|(from, to)| *to = from);
-        // Before it said which, HIP had one place for all parts of a partitioned GPU.
+        // Older releases of HIP give all parts of a partitioned GPU one address.
         id[0] = ids.iter().filter(|GpuId(other)| other[1..] == id[1..]).count() as u8;
         ids.push(GpuId(id));
     }
@@ -93,7 +92,7 @@ pub struct Device {
     ordinal: usize,
 }
 
-/// What a GPU is (`hipGetDeviceProperties`).
+/// Properties of a GPU (`hipGetDeviceProperties`).
 pub use phalanx_sys::hip::Properties;
 
 impl Device {
@@ -124,7 +123,7 @@ impl Device {
         api.properties(self.ordinal).map_err(|error| failed(api, "hipGetDeviceProperties", error).into())
     }
 
-    /// Its default stream, which waits for all blocking streams of the GPU and they for it.
+    /// Its default stream. It waits for all blocking streams of the GPU, and they wait for it.
     pub fn default_stream(self) -> Stream {
         Stream::default_of(self.ordinal)
     }
@@ -135,7 +134,7 @@ impl Device {
     }
 }
 
-/// The device that was current on this thread becomes so again when this is dropped.
+/// Guard of a current device: dropping it makes the previous device current again.
 pub(crate) struct Current {
     api: &'static Api,
     before: c_int,
@@ -165,7 +164,7 @@ pub(crate) fn enter(device: usize) -> Result<Current> {
     Ok(Current { api, before, changed })
 }
 
-/// An answer as a result.
+/// A status code as a result.
 #[inline]
 pub(crate) fn check(
     api: &Api,
@@ -175,7 +174,7 @@ pub(crate) fn check(
     if error == hipError_t::Success { Ok(()) } else { Err(failed(api, function, error)) }
 }
 
-/// The error for an answer.
+/// The error for a status code.
 #[cold]
 pub(crate) fn failed(api: &Api, function: &'static str, error: hipError_t) -> LibraryError {
     LibraryError {

@@ -1,4 +1,4 @@
-//! Memory of a GPU, and the order of its users.
+//! Memory of an AMD GPU, and the order of its uses on streams.
 
 use super::stream::{HipSource, HipTarget, Stream};
 use super::{api, check, enter};
@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory with a stream of its own, and the other streams that may use it.
 ///
-/// A use on a stream is first put behind its own stream and these, and is then one of them, until a use by an exclusive
-/// borrow of the whole, which is alone, has been put behind them all. A borrow lasts until the use is enqueued, so
-/// whoever comes next finds it on its stream.
+/// A use on a stream first waits for the memory's own stream and for `others`, and then joins `others`. An exclusive use
+/// of the whole memory waits for all of them and clears the list. A borrow lasts until its use is enqueued, so the next
+/// use finds it on its stream.
 pub(crate) struct Memory {
     start: *mut u8,
     stream: Stream,
     origin: Origin,
-    /// Whether `others` has anything; uses on the memory's own stream alone need not look there.
+    /// Whether `others` is not empty. Saves the lock when only the memory's own stream uses it.
     is_elsewhere: AtomicBool,
     others: Mutex<Vec<Stream>>,
 }
@@ -34,7 +34,7 @@ enum Origin {
     Pool,
     /// `hipMalloc`.
     Device,
-    /// It is somebody else's.
+    /// Allocated and freed by others.
     Foreign,
 }
 
@@ -48,7 +48,7 @@ impl Memory {
         Memory { start, stream, origin, is_elsewhere: AtomicBool::new(false), others: Mutex::default() }
     }
 
-    /// So many bytes on a stream, at least one.
+    /// Allocates `bytes` on a stream, at least one.
     pub(crate) fn allocate(stream: &Stream, bytes: usize) -> Result<Memory> {
         let api = api()?;
         let _current = enter(stream.device())?;
@@ -101,7 +101,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Gives it back behind all users.
+    /// Frees the memory behind all its uses.
     fn free(&mut self) -> Result<()> {
         let others = std::mem::take(&mut *lock(&self.others));
         if self.origin == Origin::Foreign {
@@ -134,7 +134,7 @@ impl Drop for Memory {
     }
 }
 
-/// One use of GPU memory on a stream: it is enqueued there as long as this lives.
+/// One use of GPU memory on a stream. Keep it until the work that uses the memory is enqueued there.
 pub struct Use<'a> {
     start: *mut u8,
     borrow: PhantomData<&'a ()>,
@@ -156,8 +156,7 @@ impl fmt::Debug for Use<'_> {
 
 /// Typed memory of an AMD GPU, on a stream; made by [`Stream::alloc_zeros`] and [`Stream::clone_htod`].
 ///
-/// A buffer of every operation of a communicator of the same GPU. When it is dropped its memory goes back behind all that
-/// uses it.
+/// A buffer for every operation of a communicator of the same GPU. Its memory is freed behind all work that uses it.
 pub struct Slice<T: Element> {
     memory: Memory,
     len: usize,
@@ -169,7 +168,7 @@ impl<T: Element> Slice<T> {
         Slice { memory, len, elements: PhantomData }
     }
 
-    /// Memory that somebody else allocated and frees.
+    /// Memory that the program allocates and frees otherwise.
     ///
     /// # Safety
     /// `start` is memory of the stream's GPU with `len` initialised elements, or such that are written before they are
@@ -193,7 +192,7 @@ impl<T: Element> Slice<T> {
         &self.memory.stream
     }
 
-    /// For one use on a stream, reading: a kernel of your own, or a call of HIP. Keep the answer until it is enqueued.
+    /// Borrows the memory to read it on a stream, in a kernel of your own or a call of HIP. Keep the [`Use`] until that is enqueued.
     ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.

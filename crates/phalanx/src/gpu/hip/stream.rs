@@ -1,4 +1,4 @@
-//! Streams, and what is enqueued on them.
+//! Streams of AMD GPUs: copies, events and waits.
 
 use super::slice::{Memory, Slice, Use};
 use super::{api, check, enter, failed};
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// A stream of an AMD GPU (`hipStream_t`); clones are the same stream.
 ///
-/// HIP may drop what is under way on a stream that is destroyed. So when the last clone is dropped, that waits for its work, with a
-/// bound; if the work does not end, the stream is leaked, with a line in the log.
+/// HIP may drop work on a stream that is destroyed. Dropping the last clone therefore waits up to 10 s for the stream's work;
+/// if that does not end, the stream is leaked and the log says so.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
@@ -44,7 +44,7 @@ impl Inner {
         }
     }
 
-    /// Waits for the work, for a while.
+    /// Waits for the work, at most [`ENDING`].
     fn drain(&self) -> Result<()> {
         let since = Instant::now();
         while !self.is_idle()? {
@@ -90,7 +90,7 @@ impl Stream {
         Stream(Arc::new(Inner { raw: std::ptr::null_mut(), device, is_ours: false }))
     }
 
-    /// A stream that somebody else made, on the device with this number.
+    /// A stream that the program made otherwise, on the device with this number.
     ///
     /// # Safety
     /// It is a stream of that device (null is the default one), and is not destroyed before the last clone of this, the
@@ -120,7 +120,7 @@ impl Stream {
         self.0.raw == other.0.raw && self.0.device == other.0.device
     }
 
-    /// What is enqueued from here on waits for what is on `other` already (`hipStreamWaitEvent`).
+    /// Makes later work on this stream wait for the work that is on `other` now (`hipStreamWaitEvent`).
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
         if self.is(other) {
             return Ok(());

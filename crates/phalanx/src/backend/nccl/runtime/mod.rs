@@ -1,6 +1,6 @@
-//! What the backend asks of a GPU's runtime: CUDA's driver, or HIP. One object for each device.
+//! [`Runtime`]: the functions of CUDA's driver or HIP that the backend needs. One object for each device.
 //!
-//! Operations on device memory go to the library alone; this is for what is around them (host memory, waits, set-up).
+//! Operations on device memory call the library alone. The runtime serves host memory, waits and set-up.
 
 mod cuda;
 mod hip;

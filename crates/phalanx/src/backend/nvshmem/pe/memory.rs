@@ -3,7 +3,8 @@
 use super::context::Context;
 use super::signal::Signal;
 use super::views::Peer;
-use crate::buffer::stream::{Loan, Stream};
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
 use crate::buffer::{Source, Target};
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UsageError};

@@ -1,5 +1,4 @@
-//! How a communicator ends: a healthy one is finalized and destroyed, a failed one aborted, each in a thread of its own
-//! with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
+//! End of a communicator: a healthy one is finalized and destroyed, a failed one aborted, each in a thread with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
 //!
 //! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and does not come back if one of them aborts instead. There
 //! all ranks go the same way, which they see alike: the communicator is finalized when all have left, and aborted when it
@@ -8,7 +7,7 @@
 use super::communicator::{Communicator, ENDING};
 use super::device::Device;
 use super::library::Library;
-use super::turn::Errand;
+use super::library_lock::BoundedCall;
 use crate::contract::Departure;
 use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
@@ -22,7 +21,7 @@ use std::time::{Duration, Instant};
 /// `NCCL_REVOKE_DEFAULT`, the only kind there is.
 const REVOKE_DEFAULT: i32 = 0;
 
-/// Between two looks whether the others have left, at most.
+/// Longest pause between two checks whether the other ranks have left.
 const SELDOM: Duration = Duration::from_millis(50);
 
 /// How many threads are inside the library to end a communicator, and how many of them nobody waits for any more.
@@ -52,18 +51,18 @@ impl Communicator {
             return;
         }
         self.destroy_graphs();
-        let (handle, turn) = (Raw(self.handle()), self.device.turn);
+        let (handle, library_lock) = (Raw(self.handle()), self.device.library_lock);
         let (ended, queued, revoking) = (self.ended.clone(), self.queued.clone(), self.revoking.clone());
-        bounded(self.rank, "ncclCommAbort", move |errand| {
+        bounded(self.rank, "ncclCommAbort", move |bounded_call| {
             let Raw(handle) = { handle };
-            let Ok(_turn) = turn.enter_on(errand) else { return };
+            let Ok(_locked) = library_lock.acquire_for(bounded_call) else { return };
             if queued.load(Ordering::Acquire) {
                 // Since this was begun.
                 return;
             }
             let _not_revoked = lock(&revoking);
             if !ended.swap(true, Ordering::AcqRel) {
-                // SAFETY: called once, since `ended` was not set; the only thread inside, by the turn and the lock.
+                // SAFETY: called once, since `ended` was not set; the only thread inside, by both locks.
                 unsafe { abort(handle) };
             }
         });
@@ -102,13 +101,13 @@ impl Communicator {
     }
 
     /// Fails a communicator that holds a thread of ours, and so must not be ended: it is leaked.
-    pub(crate) fn leak(&self, verdict: Error) {
+    pub(crate) fn leak(&self, failure: Error) {
         tracing::error!(
             rank = self.rank,
             "a communicator is leaked: a thread is still inside the library with it"
         );
         self.ended.store(true, Ordering::Release);
-        self.fail(verdict);
+        self.fail(failure);
     }
 
     /// The end: waits for the work, finalizes and destroys; aborts what does not end, or must not wait.
@@ -159,10 +158,10 @@ impl Communicator {
         true
     }
 
-    /// What all ranks can see of how the communicator ends: finalized (true), aborted (false), or not known yet.
+    /// How the communicator ends, as all ranks see it alike: finalized (true), aborted (false), or not decided yet.
     ///
-    /// A rank that fails it leaves after that, so that whoever sees all gone sees that, too.
-    fn verdict_of_all(&self) -> Option<bool> {
+    /// A failing rank leaves after its failure is visible, so a rank that sees all others gone sees the failure too.
+    fn outcome_of_all(&self) -> Option<bool> {
         let have_all_left = self.control_channel.have_all_left();
         let is_over = self.is_alone.load(Ordering::Acquire) || self.control_channel.check().is_err();
         if is_over || self.control_channel.is_one_missing() {
@@ -175,7 +174,7 @@ impl Communicator {
     fn end_with_others(&self) {
         let since = Instant::now();
         let orderly = loop {
-            match self.verdict_of_all() {
+            match self.outcome_of_all() {
                 Some(orderly) => break orderly && self.finish(),
                 None => nap(since),
             }
@@ -200,7 +199,7 @@ impl Communicator {
                 );
             }
         }
-        // Those who are gone will not take part in the end.
+        // Ranks that are gone will not take part in the end.
         if self.control_channel.has_casualties() {
             return false;
         }
@@ -210,9 +209,9 @@ impl Communicator {
             return self.finish();
         }
         if self.all_leave.load(Ordering::Acquire) {
-            self.wait_for_end(|| self.verdict_of_all().is_some());
+            self.wait_for_end(|| self.outcome_of_all().is_some());
         }
-        if let Some(orderly) = self.verdict_of_all() {
+        if let Some(orderly) = self.outcome_of_all() {
             return orderly && self.finish();
         }
         let this = self.clone();
@@ -222,7 +221,7 @@ impl Communicator {
 
     /// Finalizes and destroys; false if the communicator has to be aborted.
     fn finish(&self) -> bool {
-        let ending = Ending {
+        let shutdown = Shutdown {
             library: self.library,
             handle: Raw(self.handle()),
             device: self.device,
@@ -232,10 +231,10 @@ impl Communicator {
             rank: self.rank,
         };
         let (sender, finalized) = channel();
-        let came_back = bounded(self.rank, "the end of a communicator", move |errand| {
-            let is_finalized = ending.finalize(errand);
+        let came_back = bounded(self.rank, "the end of a communicator", move |bounded_call| {
+            let is_finalized = shutdown.finalize(bounded_call);
             if is_finalized {
-                ending.destroy(errand);
+                shutdown.destroy(bounded_call);
             }
             let _ = sender.send(is_finalized);
         });
@@ -244,8 +243,8 @@ impl Communicator {
     }
 }
 
-/// What the end of a communicator needs. A thread that the library holds in it holds nothing else.
-struct Ending {
+/// State that the ending thread needs. A thread that the library never lets go holds only this.
+struct Shutdown {
     library: &'static Library,
     handle: Raw,
     device: Device,
@@ -256,25 +255,25 @@ struct Ending {
     rank: usize,
 }
 
-impl Ending {
+impl Shutdown {
     /// Peers that have gone meanwhile do not matter any more.
-    fn finalize(&self, errand: &Arc<Errand>) -> bool {
+    fn finalize(&self, bounded_call: &Arc<BoundedCall>) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
         let _current = self.device.enter();
         // SAFETY: a communicator that is there; nothing but looking at it and destroying follows.
         let finalize = |comm| unsafe { finalize(comm) };
-        let mut patience = Backoff::new();
+        let mut backoff = Backoff::new();
         let mut state = match self.library.ends_together() {
-            true => self.call_beside_others(errand, finalize),
-            false => self.call(errand, finalize),
+            true => self.call_beside_others(bounded_call, finalize),
+            false => self.call(bounded_call, finalize),
         };
-        while state == ncclResult_t::InProgress && patience.since.elapsed() < ENDING {
-            patience.pause();
+        while state == ncclResult_t::InProgress && backoff.since.elapsed() < ENDING {
+            backoff.pause();
             let look = |comm| {
                 // SAFETY: as above.
                 unsafe { self.library.async_state(comm) }.unwrap_or(ncclResult_t::InternalError)
             };
-            state = self.call(errand, look);
+            state = self.call(bounded_call, look);
         }
         if state != ncclResult_t::Success {
             tracing::warn!(
@@ -285,28 +284,34 @@ impl Ending {
         state == ncclResult_t::Success
     }
 
-    /// In this device's turn, but not as a visit that the watchdog ends: this has a bound of its own, and the library
-    /// refuses to be revoked now.
-    fn call(&self, errand: &Arc<Errand>, call: impl FnOnce(ncclComm_t) -> ncclResult_t) -> ncclResult_t {
-        let Ok(_turn) = self.device.turn.enter_on(errand) else { return ncclResult_t::InvalidUsage };
+    /// Calls the library under the device's library lock, but hidden from the watchdog: the call has its own bound, and the
+    /// library refuses to be revoked now.
+    fn call(
+        &self,
+        bounded_call: &Arc<BoundedCall>,
+        call: impl FnOnce(ncclComm_t) -> ncclResult_t,
+    ) -> ncclResult_t {
+        let Ok(_locked) = self.device.library_lock.acquire_for(bounded_call) else {
+            return ncclResult_t::InvalidUsage;
+        };
         match self.ended.load(Ordering::Acquire) || self.queued.load(Ordering::Acquire) {
             true => ncclResult_t::InvalidUsage,
             false => call(self.handle.0),
         }
     }
 
-    /// Without the device's turn: what waits for other ranks must not keep them waiting for it, where two of them end two
+    /// Calls the library without the device's library lock, since the call waits for other ranks. Two ranks could end two
     /// communicators in different orders. Meanwhile nobody may end this one.
     fn call_beside_others(
         &self,
-        errand: &Arc<Errand>,
+        bounded_call: &Arc<BoundedCall>,
         call: impl FnOnce(ncclComm_t) -> ncclResult_t,
     ) -> ncclResult_t {
         let begin = |_| {
             self.queued.store(true, Ordering::Release);
             ncclResult_t::Success
         };
-        if self.call(errand, begin) != ncclResult_t::Success {
+        if self.call(bounded_call, begin) != ncclResult_t::Success {
             return ncclResult_t::InvalidUsage;
         }
         let result = call(self.handle.0);
@@ -315,19 +320,19 @@ impl Ending {
     }
 
     /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
-    fn destroy(&self, errand: &Arc<Errand>) {
+    fn destroy(&self, bounded_call: &Arc<BoundedCall>) {
         let Some(destroy) = self.library.ncclCommDestroy else { return };
         let _current = self.device.enter();
-        let Ok(_turn) = self.device.turn.enter_on(errand) else { return };
+        let Ok(_locked) = self.device.library_lock.acquire_for(bounded_call) else { return };
         let _not_revoked = lock(&self.revoking);
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by the turn and the lock.
+            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by both locks.
             unsafe { destroy(self.handle.0) };
         }
     }
 }
 
-/// Lets some time pass; more of it the longer one has waited.
+/// Sleeps for a sixteenth of the time waited so far, within bounds.
 fn nap(since: Instant) {
     std::thread::sleep((since.elapsed() / 16).clamp(Duration::from_micros(100), SELDOM));
 }
@@ -336,11 +341,12 @@ struct Raw(ncclComm_t);
 // SAFETY: moving a communicator between threads is fine (NCCL's user guide, thread safety).
 unsafe impl Send for Raw {}
 
-/// Runs `f` in a thread of its own; whether it came back in time. What does not is leaked, and nobody waits for a turn that it has.
-fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<Errand>) + Send + 'static) -> bool {
+/// Runs `f` in a thread of its own; true if it came back within [`ENDING`]. A late thread is leaked, and no other thread waits
+/// for a library lock that it holds.
+fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<BoundedCall>) + Send + 'static) -> bool {
     let (sender, receiver) = channel();
-    let errand = Errand::new(what);
-    let of_thread = errand.clone();
+    let bounded_call = BoundedCall::new(what);
+    let of_thread = bounded_call.clone();
     // Set by whichever comes first: the thread comes back, or is given up.
     let settled = Arc::new(AtomicBool::new(false));
     let of_both = settled.clone();
@@ -359,7 +365,7 @@ fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<Errand>) + Send 
     }
     let came_back = is_started && receiver.recv_timeout(ENDING).is_ok();
     if !came_back {
-        errand.give_up();
+        bounded_call.give_up();
         LOST.fetch_add(1, Ordering::AcqRel);
         if settled.swap(true, Ordering::AcqRel) || !is_started {
             LOST.fetch_sub(1, Ordering::AcqRel);

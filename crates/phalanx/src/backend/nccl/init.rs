@@ -1,5 +1,5 @@
-//! How a communicator is made: the library is called in a thread, so that a rank that does not come is an error here
-//! and not a wait inside the library.
+//! Initialization of a communicator: the library is called in a thread of its own, so that a missing rank becomes an error
+//! here instead of an endless wait.
 
 use super::communicator::{Communicator, ENDING, HandleCell};
 use super::config::RawConfig;
@@ -25,13 +25,13 @@ struct Work {
     has_begun: bool,
 }
 
-/// Looks at a communicator, unless one is being made: its thread is inside of the library, and has not taken the turn.
-pub(crate) fn look_unless_making<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
+/// Looks at a communicator, unless one is being made: its thread is inside the library without the library lock.
+pub(crate) fn look_unless_initializing<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
     let work = lock(&WORK);
     if work.threads == 0 { look() } else { None }
 }
 
-/// What can be done only before the first communicator is made.
+/// Runs `f` if no communicator was made in this process yet.
 pub(crate) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
     let work = lock(&WORK);
     (!work.has_begun).then(f)
@@ -53,8 +53,8 @@ pub(crate) enum Origin {
     Split { parent: Arc<Communicator>, color: Option<i32>, key: i32 },
 }
 
-/// What the library is asked for.
-struct Order {
+/// Arguments of the library's call.
+struct InitCall {
     library: &'static Library,
     origin: Origin,
     place: (usize, usize),
@@ -63,17 +63,17 @@ struct Order {
 }
 
 // SAFETY: addresses of its own (configuration, handle), or the library's, which may move between threads (parent).
-unsafe impl Send for Order {}
+unsafe impl Send for InitCall {}
 
-/// A communicator that the library is at work on.
-pub(crate) struct Making {
+/// A communicator that the library is making.
+pub(crate) struct PendingInit {
     answer: Receiver<ncclResult_t>,
     function: &'static str,
     parent: Option<Arc<Communicator>>,
     stage: Arc<AtomicU8>,
 }
 
-/// How far the thread is that calls the library: not there yet, inside (or out again); or it was told not to go.
+/// Stages of the thread that calls the library: before the call, inside (or back), or cancelled before it.
 const BEFORE: u8 = 0;
 const INSIDE: u8 = 1;
 const CANCELLED: u8 = 2;
@@ -91,7 +91,7 @@ impl Origin {
     }
 }
 
-impl Order {
+impl InitCall {
     fn is_possible(&self) -> Result<()> {
         let library = self.library;
         match &self.origin {
@@ -138,8 +138,8 @@ impl Order {
     }
 }
 
-impl Order {
-    /// As the libraries that have no settings do it.
+impl InitCall {
+    /// For libraries without settings (before 2.14).
     fn carry_out_without_config(&self, handle: *mut ncclComm_t) -> ncclResult_t {
         let (rank, ranks) = (self.place.0 as i32, self.place.1 as i32);
         match (&self.origin, self.library.ncclCommInitRank) {
@@ -150,8 +150,8 @@ impl Order {
     }
 }
 
-impl Making {
-    /// Starts it. The device's turn is not taken: the library waits for other ranks, of which some may need it.
+impl PendingInit {
+    /// Starts the call, without the library lock: the library waits for other ranks, some of which may need the lock.
     pub fn start(
         library: &'static Library,
         device: &Device,
@@ -159,17 +159,17 @@ impl Making {
         place: (usize, usize),
         config: Option<RawConfig>,
         handle: &Arc<HandleCell>,
-    ) -> Result<Making> {
+    ) -> Result<PendingInit> {
         let (function, parent) = match origin {
             Origin::Ids(_) => (origin.function(), None),
             Origin::Split { parent, .. } => (origin.function(), Some(parent.clone())),
         };
-        let order = Order { library, origin: origin.clone(), place, config, handle: handle.clone() };
+        let order = InitCall { library, origin: origin.clone(), place, config, handle: handle.clone() };
         order.is_possible()?;
-        device.turn.check()?;
+        device.library_lock.check()?;
         if let Some(parent) = &parent {
             // Nobody ends it while the library is inside.
-            let _turn = parent.turn()?;
+            let _locked = parent.lock_library()?;
             parent.set_queued(true);
         }
         let (device, (sender, answer)) = (*device, channel());
@@ -186,7 +186,7 @@ impl Making {
             let _ = sender.send(result);
         };
         match std::thread::Builder::new().name("phalanx-init".into()).spawn(work) {
-            Ok(_) => Ok(Making { answer, function, parent, stage }),
+            Ok(_) => Ok(PendingInit { answer, function, parent, stage }),
             Err(error) => {
                 parent.iter().for_each(|parent| parent.leave_group());
                 let remedy = "a communicator is made in one: raise `ulimit -u`";
@@ -198,13 +198,13 @@ impl Making {
     /// Waits until the library has done it, for `rank`, the rank of what is made. If the library does not
     /// come back, its thread stays, and with it what is half made: nothing can end a call of NCCL that has no
     /// communicator yet.
-    pub fn wait(&self, rank: &Communicator, subject: &AnnouncedCall, since: Instant) -> Result<()> {
-        // The library needs all ranks of what is split, which know who they are in that.
-        let (judge, subject) = match &self.parent {
+    pub fn wait(&self, rank: &Communicator, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+        // A split needs all ranks of the parent, so the parent's control channel diagnoses.
+        let (judge, announced) = match &self.parent {
             Some(parent) => {
                 (&**parent, &AnnouncedCall::call(parent.collectives(), &Call::empty(Operation::Split)))
             }
-            None => (rank, subject),
+            None => (rank, announced),
         };
         let result = loop {
             match self.answer.recv_timeout(LOOK) {
@@ -212,20 +212,20 @@ impl Making {
                 Err(RecvTimeoutError::Disconnected) => break ncclResult_t::UnhandledCudaError,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Err(verdict) = judge.control_channel.look(subject, since) {
-                self.give_up(rank.rank, &verdict);
-                return Err(verdict);
+            if let Err(failure) = judge.control_channel.look(announced, since) {
+                self.give_up(rank.rank, &failure);
+                return Err(failure);
             }
         };
         self.parent.iter().for_each(|parent| parent.leave_group());
         if !matches!(result, ncclResult_t::Success | ncclResult_t::InProgress) {
-            return Err(judge.cause(result, self.function, subject));
+            return Err(judge.cause(result, self.function, announced));
         }
-        self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(subject, since))
+        self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(announced, since))
     }
 
-    /// Fetches the thread back, or lets it be. What is split fails, too: the thread is inside of it.
-    fn give_up(&self, rank: usize, verdict: &Error) {
+    /// Makes the thread come back, or leaves it. A parent that is being split fails too: the thread is inside it.
+    fn give_up(&self, rank: usize, failure: &Error) {
         let is_out = advance(&self.stage, CANCELLED) || self.fetch();
         if !is_out {
             tracing::error!(rank, "{} has not come back: what it made is leaked", self.function);
@@ -233,17 +233,17 @@ impl Making {
         match &self.parent {
             Some(parent) if is_out => {
                 parent.leave_group();
-                parent.fail(verdict.clone());
+                parent.fail(failure.clone());
             }
-            Some(parent) => parent.leak(verdict.clone()),
+            Some(parent) => parent.leak(failure.clone()),
             None => {}
         }
     }
 
-    /// Makes the thread come out; false where that cannot be.
+    /// Makes the thread come back from the library; false if that is impossible.
     fn fetch(&self) -> bool {
         let Some(parent) = &self.parent else { return false };
-        // The library is told once, and forgets it when it has told those who were inside.
+        // The library forgets a revocation once the threads inside have seen it.
         self.answer.recv_timeout(ENTRY).is_ok() || parent.revoke() && self.answer.recv_timeout(ENDING).is_ok()
     }
 }
@@ -258,29 +258,29 @@ impl Communicator {
     pub(crate) fn make(&self, origin: &Origin, config: Option<RawConfig>) -> Result<()> {
         let since = Instant::now();
         // The first operation on the control_channel.
-        let subject = AnnouncedCall::call(1, &Call::empty(Operation::Init));
-        self.control_channel.announce(&subject);
+        let announced = AnnouncedCall::call(1, &Call::empty(Operation::Init));
+        self.control_channel.announce(&announced);
         let place = (self.rank, self.ranks);
-        let made = Making::start(self.library, &self.device, origin, place, config, &self.handle)
-            .and_then(|making| making.wait(self, &subject, since))
+        let made = PendingInit::start(self.library, &self.device, origin, place, config, &self.handle)
+            .and_then(|pending| pending.wait(self, &announced, since))
             .and_then(|()| {
                 self.ended.store(self.handle().is_null(), Ordering::Release);
-                self.settle(&subject, since)
+                self.settle(&announced, since)
             })
             .map_err(|error| self.fail(error));
-        self.control_channel.withdraw(&subject);
+        self.control_channel.withdraw(&announced);
         made
     }
 
     /// This rank's part in a split of its communicator that makes it no member of anything. Collective.
     pub(crate) fn take_no_part(
         self: &Arc<Self>,
-        subject: &AnnouncedCall,
+        announced: &AnnouncedCall,
         config: Option<RawConfig>,
     ) -> Result<()> {
         let origin = Origin::Split { parent: self.clone(), color: None, key: 0 };
-        Making::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
-            .and_then(|making| making.wait(self, subject, Instant::now()))
+        PendingInit::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
+            .and_then(|pending| pending.wait(self, announced, Instant::now()))
             .map_err(|error| self.fail(error))
     }
 }

@@ -1,0 +1,224 @@
+//! The operations of [`Backend`] on GPUs.
+
+use super::device::PinnedMemory;
+use super::init::Origin;
+use super::{NcclComm, group, operation};
+use crate::buffer::stream::{GpuStream, Stream};
+use crate::contract::hosts::HostTopology;
+use crate::contract::{
+    Backend, BackendKind, Call, Departure, Operation, OperationId, StreamSyncOps, Transfer,
+};
+use crate::types::error::{Error, Result};
+use crate::types::memory::{Allocation, Space};
+use phalanx_sys::nccl::Flavour;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Backend for NcclComm {
+    fn kind(&self) -> BackendKind {
+        match self.communicator.library.flavour() {
+            Flavour::Nccl => BackendKind::Nccl,
+            Flavour::Rccl => BackendKind::Rccl,
+        }
+    }
+
+    fn rank(&self) -> usize {
+        self.communicator.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.communicator.ranks
+    }
+
+    fn host_topology(&self) -> HostTopology {
+        self.host_channel.host_topology()
+    }
+
+    fn lane(&self) -> Stream {
+        Stream::gpu(self.stream.clone())
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        true
+    }
+
+    fn adopt(&self, stream: &GpuStream) -> Result<bool> {
+        NcclComm::adopt(self, stream).map(|()| true)
+    }
+
+    fn gpu(&self) -> Option<usize> {
+        Some(NcclComm::gpu(self))
+    }
+
+    fn make_portable(&self) -> Option<Result<Stream>> {
+        Some(NcclComm::make_portable(self))
+    }
+
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        if call.spaces != [Space::Device; 2] {
+            operation::check_host_memory(&self.communicator, call)?;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(call) }?;
+        if !call.operation.is_empty_handed() {
+            // SAFETY: the caller's contract.
+            return unsafe { operation::collective(&self.communicator, call) };
+        }
+        // A barrier or finalize: this rank's work is complete, and all ranks arrive.
+        self.communicator.sync()?;
+        let (announced, _) = self.communicator.next_collective(call);
+        // SAFETY: the caller's contract.
+        self.on_host_channel(&announced, |channel| unsafe { channel.collective(call) })?;
+        self.communicator.control_channel.complete(self.communicator.collectives());
+        if call.operation == Operation::Finalize {
+            self.communicator.all_leave.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
+        self.communicator.check()?;
+        let [id] = self.messages.post([transfer]);
+        Ok(id)
+    }
+
+    /// Both are carried out together.
+    unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<OperationId>; 2] {
+        match self.communicator.check() {
+            Ok(()) => self.messages.post(transfers).map(Ok),
+            Err(error) => [Err(error.clone()), Err(error)],
+        }
+    }
+
+    fn wait(&self, id: OperationId, _meanwhile: &dyn Fn()) -> Result<()> {
+        if !self.messages.is_complete(id) {
+            // Errors are kept with each message.
+            let _ = self.flush();
+        }
+        self.messages.settle(id)
+    }
+
+    /// Does not wait: incomplete messages are left to `progress`, except in a rank that panics, whose peers will not arrive.
+    fn test(&self, id: OperationId) -> Result<bool> {
+        if !self.messages.is_complete(id) {
+            if !std::thread::panicking() {
+                self.messages.want(id);
+            }
+            return Ok(false);
+        }
+        self.messages.settle(id).map(|()| true)
+    }
+
+    /// Carries out messages that a `test` asked for. Nothing else moves on its own: messages and collectives keep the order of calls.
+    fn progress(&self) -> Result<bool> {
+        if self.messages.are_wanted() {
+            // Errors are kept with each message.
+            let _ = self.flush();
+        }
+        self.communicator.check().map(|()| false)
+    }
+
+    fn stream_sync(&self) -> Option<&dyn StreamSyncOps> {
+        Some(self)
+    }
+
+    fn start_group(&self) {
+        group::start(&self.communicator, &self.messages);
+    }
+
+    fn end_group(&self) -> Result<()> {
+        let flushed = self.flush();
+        flushed.and(group::end(&self.communicator))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.flush()?;
+        self.communicator.sync()
+    }
+
+    unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+        let (parent, call) = (&self.communicator, Call::empty(Operation::Split));
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(&call) }?;
+        parent.check_awake(call.operation)?;
+        let (announced, _) = parent.next_collective(&call);
+        // SAFETY: the caller's contract.
+        let channel = self.on_host_channel(&announced, |channel| unsafe { channel.part(color, key) })?;
+        if parent.library.ncclCommSplit.is_none() {
+            // Before 2.18 there is no ncclCommSplit: an independent communicator.
+            let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
+            let join = |channel| NcclComm::join(channel, flavour, Some(self.gpu()), settings);
+            return Ok(channel.map(join).transpose()?.map(|part| Box::new(part) as _));
+        }
+        let Some(channel) = channel else {
+            return parent.take_no_part(&announced, self.settings.config.raw(parent.library)?).map(|()| None);
+        };
+        // The first member's rank is unique to its part: it serves as the colour.
+        let (color, key) = (Some(channel.first_member() as i32), channel.rank() as i32);
+        let origin = Origin::Split { parent: parent.clone(), color, key };
+        let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
+        let part = NcclComm::assemble(channel, library, device, stream, self.settings.clone(), &origin)?;
+        Ok(Some(Box::new(part)))
+    }
+
+    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        self.check_driver(Operation::Shrink)?;
+        let (channel, round) = self.communicator.control_channel.shrink()?;
+        let flavour = self.communicator.library.flavour();
+        let part = NcclComm::join(channel, flavour, Some(self.gpu()), self.settings.clone())?;
+        Ok((Box::new(part), round))
+    }
+
+    fn check_growth(&self, _joiners: usize) -> Result<()> {
+        self.check_driver(Operation::Grow)
+    }
+
+    unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        self.sync()?;
+        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
+        let (announced, _) = self.communicator.next_collective(&call);
+        // SAFETY: the caller's contract.
+        let (channel, number) =
+            self.on_host_channel(&announced, |channel| unsafe { channel.grown(joiners, self.kind()) })?;
+        self.communicator.control_channel.complete(self.communicator.collectives());
+        let flavour = self.communicator.library.flavour();
+        let grown = NcclComm::join(channel, flavour, Some(self.gpu()), self.settings.clone())?;
+        Ok((Box::new(grown), number))
+    }
+
+    /// Page-locked memory; operations stage it like other host memory.
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let device = &self.communicator.device;
+        let _current = device.enter();
+        let memory = PinnedMemory::new(device, bytes)?;
+        Ok(Allocation { start: memory.start(), keep: Box::new(memory) })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.communicator.control_channel.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.communicator.control_channel.set_timeout(timeout);
+        self.host_channel.set_timeout(timeout);
+    }
+
+    fn abort(&self) {
+        // The host channel's waits fail with this and not before, so that all callers see one error.
+        self.communicator.fail(Error::Aborted { rank: self.rank() });
+    }
+
+    fn depart(&self, departure: Departure) {
+        if self.communicator.control_channel.is_copy() {
+            return;
+        }
+        // A rank that panics leaves at once: its peers will not arrive at its messages.
+        if departure == Departure::Left
+            && let Err(error) = self.flush()
+        {
+            tracing::error!("messages were posted and not waited for, and failed: {error}");
+        }
+        self.communicator.depart(departure);
+        self.host_channel.depart(departure);
+    }
+}

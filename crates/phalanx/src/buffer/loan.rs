@@ -1,0 +1,90 @@
+//! [`Loan`]: a buffer's memory for the time that an operation uses it.
+
+#[cfg(feature = "cuda")]
+use super::cuda::Order;
+use crate::types::memory::Span;
+use std::marker::PhantomData;
+#[cfg(feature = "cuda")]
+use std::mem::ManuallyDrop;
+#[cfg(feature = "cuda")]
+use std::num::NonZeroU64;
+
+/// A buffer's memory, borrowed for one operation.
+///
+/// It is dropped when the operation has been enqueued. Later uses of the buffer, on any stream, are then ordered behind
+/// the operation. [`Source::lend`](crate::Source::lend) and [`Target::lend_mut`](crate::Target::lend_mut) make it.
+#[derive(Debug)]
+pub struct Loan<'a> {
+    span: Span,
+    /// Number of the memory's registration with a communicator, if there is one.
+    #[cfg(feature = "cuda")]
+    registration: Option<NonZeroU64>,
+    #[cfg(feature = "cuda")]
+    order: ManuallyDrop<Option<Order<'a>>>,
+    buffer: PhantomData<&'a ()>,
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for Loan<'_> {
+    // Inlined, so that the compiler sees that host memory has no order.
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.order.is_some() {
+            // SAFETY: it is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.order) };
+        }
+    }
+}
+
+impl<'a> Loan<'a> {
+    /// Host memory.
+    #[inline]
+    pub fn host(start: *mut u8) -> Loan<'a> {
+        Loan {
+            span: Span::host(start),
+            #[cfg(feature = "cuda")]
+            registration: None,
+            #[cfg(feature = "cuda")]
+            order: ManuallyDrop::new(None),
+            buffer: PhantomData,
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[inline(always)]
+    pub(crate) fn device(address: u64, order: Option<Order<'a>>) -> Loan<'a> {
+        Loan {
+            span: Span::device(address),
+            registration: None,
+            order: ManuallyDrop::new(order),
+            buffer: PhantomData,
+        }
+    }
+
+    /// This loan with the number of the memory's registration.
+    #[cfg(feature = "cuda")]
+    #[inline(always)]
+    pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Loan<'a> {
+        self.registration = number;
+        self
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn registration(&self) -> Option<NonZeroU64> {
+        self.registration
+    }
+
+    #[inline]
+    pub(crate) fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Ends the loan of a complete operation: later uses need no ordering.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn give_back(mut self) {
+        if let Some(order) = &mut *self.order {
+            order.lift();
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Device communicators: the form of a communicator that kernels of the program take (NCCL's device API, 2.28).
+//!
+//! | file | what |
+//! |---|---|
+//! | `requirements.rs`, `properties.rs` | what a program asks for, and what a communicator can do |
+//! | `create.rs` | `ncclDevCommCreate` |
+//! | `teams.rs` | teams of ranks |
+//! | `pointers.rs` | addresses and endpoints of windows |
+
+mod create;
+mod pointers;
+mod properties;
+mod requirements;
+mod teams;
+
+pub use pointers::Endpoint;
+pub use properties::{GinConnection, GinType, Properties};
+pub use requirements::{DeviceRequirements, Resource, ResourceHandle};
+pub use teams::{Team, TeamKind};
+
+use crate::backend::nccl::communicator::Communicator;
+use crate::backend::nccl::device_comm::{Held, KernelArgument};
+use crate::buffer::stream::GpuStream;
+use crate::os::sync::lock;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use cudarc::driver::CudaStream;
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+/// A communicator for kernels (`ncclDevComm`). Kernels take it by value, and use the windows, barriers and resources of all ranks
+/// through it. Made by [`Nccl::device_comm`](crate::nccl::Nccl::device_comm).
+///
+/// A kernel is compiled with the headers of exactly the loaded release, since layouts differ:
+/// [`Program::nccl`](crate::jit::Program::nccl) finds them. It is launched with [`jit::device_comm`](crate::jit::device_comm), or by cudarc with
+/// [`argument`](crate::nccl::DeviceComm::argument). A kernel with barriers waits for the same kernel on the other ranks: all ranks launch it, with no more
+/// blocks than run at once.
+///
+/// Dropping it waits, with a bound, for the streams that it was launched on, and gives it back (`ncclDevCommDestroy`). It may outlive its
+/// communicator, whose end gives it back, too; kernels must not be launched with it then. What NCCL cannot do is end a kernel that waits for a
+/// rank that does not come: [`sync`](crate::nccl::DeviceComm::sync) says who that is, but the GPU is held until the process ends, unless the kernel itself
+/// gives up (barriers can, from 2.30 on).
+pub struct DeviceComm {
+    communicator: Arc<Communicator>,
+    held: Arc<Held>,
+    number: NonZeroU64,
+    len: usize,
+    resources: Vec<ResourceHandle>,
+    multimem: Vec<u64>,
+    has_lsa_multimem: bool,
+}
+
+impl DeviceComm {
+    /// `ncclDevComm`, as large as the loaded release has it.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: words that live as long, read as bytes; there are as many.
+        unsafe { std::slice::from_raw_parts(self.held.start().cast(), self.len) }
+    }
+
+    /// The argument of a kernel that cudarc launches on this stream, which is waited for before the library gets it back:
+    /// `stream.launch_builder(&kernel).arg(device_comm.argument(&stream)?)`.
+    ///
+    /// # Errors
+    /// [`UsageError::Memory`](crate::UsageError::Memory) for a stream of another GPU, and the communicator's own if it has failed or ended.
+    pub fn argument(&self, stream: &Arc<CudaStream>) -> Result<&KernelArgument> {
+        self.launched_on(&GpuStream::Cuda(stream.clone()))?;
+        Ok(&self.held.argument)
+    }
+
+    /// Records that a kernel is about to be launched on a stream.
+    pub(crate) fn launched_on(&self, stream: &GpuStream) -> Result<()> {
+        let communicator = &self.communicator;
+        communicator.check_owner()?;
+        communicator.check()?;
+        let device = communicator.device;
+        if communicator.has_ended() {
+            return Err(Error::from(UnsupportedError {
+                what: "a kernel with a device communicator".into(),
+                why: "its communicator has ended, and took it back".into(),
+                remedy: "keep the communicator as long as kernels are launched".into(),
+            }));
+        }
+        if !device.has(stream) {
+            return Err(UsageError::Memory {
+                memory: format!("a stream of {}", stream.describe()),
+                wanted: format!("GPU {} of the device communicator", device.ordinal()),
+                remedy: "launch the kernel on the communicator's GPU (Comm::gpu)",
+            }
+            .into());
+        }
+        let mut users = lock(&self.held.users);
+        if users.iter().any(|known| known.raw() == stream.raw()) {
+            return Ok(());
+        }
+        // A program may make a stream for each of its steps.
+        let _current = device.enter();
+        let is_done = |user: &GpuStream| {
+            matches!(device.is_captured(user.raw()), Ok(false))
+                && matches!(device.is_idle(user.raw()), Ok(true))
+        };
+        users.retain(|user| !is_done(user));
+        users.push(stream.clone());
+        Ok(())
+    }
+
+    /// Waits for the streams on which kernels with it were launched, with the communicator's deadline.
+    ///
+    /// # Errors
+    /// The communicator's failure, as of [`Comm::sync`](crate::Comm::sync), where a rank is gone or the deadline passes.
+    pub fn sync(&self) -> Result<()> {
+        self.communicator.check_owner()?;
+        let auxiliary = self.communicator.auxiliary_call();
+        self.held.users().iter().try_for_each(|stream| self.communicator.wait_for(stream.raw(), &auxiliary))
+    }
+
+    /// The handles of [`DeviceRequirements::resources`](crate::nccl::DeviceRequirements::resources), in their order.
+    pub fn resources(&self) -> &[ResourceHandle] {
+        &self.resources
+    }
+
+    /// The multicast addresses of [`DeviceRequirements::multimem_teams`](crate::nccl::DeviceRequirements::multimem_teams), in their order, as the kernel's `ncclMultimemHandle` has them; 0 where
+    /// there is none.
+    pub fn multimem(&self) -> &[u64] {
+        &self.multimem
+    }
+}
+
+impl Drop for DeviceComm {
+    fn drop(&mut self) {
+        if let Err(error) = self.communicator.end_registration(self.number) {
+            tracing::warn!(
+                rank = self.communicator.rank,
+                "a device communicator is left to the library until its communicator ends: {error}"
+            );
+        }
+    }
+}
+
+impl fmt::Debug for DeviceComm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceComm").field("rank", &self.communicator.rank).field("bytes", &self.len).finish()
+    }
+}
+
+#[cfg(feature = "jit")]
+impl crate::jit::sealed::Sealed for DeviceComm {}
+
+#[cfg(feature = "jit")]
+impl crate::jit::DeviceHandle for DeviceComm {
+    fn as_bytes(&self) -> &[u8] {
+        DeviceComm::as_bytes(self)
+    }
+
+    fn launched_on(&self, stream: &GpuStream) -> Result<()> {
+        DeviceComm::launched_on(self, stream)
+    }
+}
