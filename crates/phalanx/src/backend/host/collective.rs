@@ -24,7 +24,7 @@
 //! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
 //! rank order.
 
-mod flow;
+pub(super) mod flow;
 mod grid_rounds;
 mod kernel_copy;
 mod pairwise;
@@ -33,14 +33,17 @@ mod slots;
 mod trial;
 mod two_phase;
 
+use super::choose::{Algorithm, Bulk, Topology, choose};
 use super::exchange::Copies;
 use super::grid::Grid;
-use crate::contract::{Call, Operation, OperationId};
+use super::tunables::BLOCK_LINES_BETWEEN_HOSTS;
+use crate::contract::{Call, OperationId};
 use crate::control::endpoint::Endpoint;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
-use crate::control::layout::{MOST_CHUNKS, MOST_LINES, RINGS, SLOTS};
+use crate::control::layout::{RINGS, SLOTS};
 use crate::control::prefetch;
 use crate::control::record::Record;
+use crate::control::tunables::MOST_CHUNKS;
 use crate::control::world::{Location, Mapped};
 use crate::reduce;
 use crate::types::error::Result;
@@ -48,19 +51,18 @@ use crate::types::op::ReductionCode;
 use flow::{Flow, Who};
 use pairwise::Place;
 use push::OPEN_TO_PUSHES;
-use slots::Form;
 use trial::AlgorithmTrial;
 
 pub(crate) use pairwise::partner;
 
 /// Payload of a slot's opening that is not taken by the fingerprint and the factor.
-const INLINE: usize = PAIR_PAYLOAD - 16;
+pub(super) const INLINE: usize = PAIR_PAYLOAD - 16;
 
 /// The part of it that lies in the first of its two lines.
-const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
+pub(super) const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
 
 /// The most bytes of a block in stamped lines.
-const LINES_BYTES: usize = MOST_LINES * LINE_PAYLOAD;
+const LINES_BYTES: usize = BLOCK_LINES_BETWEEN_HOSTS * LINE_PAYLOAD;
 
 /// What a reader waits for, and has fetched meanwhile, of a writer's slot.
 #[derive(Clone, Copy)]
@@ -140,7 +142,7 @@ impl State {
             places: [Place::default(); MOST_CHUNKS],
             fetches: kernel_copy::trial(),
             pushes: push::trial(),
-            grid: grid_rounds::grid(endpoint.rank, ranks, endpoint.crowded),
+            grid: Topology::of(endpoint).has_grid().then(|| Grid::new(endpoint.rank, ranks)),
             scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
@@ -199,15 +201,15 @@ impl<'a> Collective<'a> {
         let flow = Flow::of(call);
         // SAFETY: the caller's contract.
         unsafe {
-            match this.small_form(&flow) {
-                _ if this.goes_in_rounds(call, &flow) => this.rounds(call)?,
-                Some(Form::Bytes(_)) | None if !endpoint.shares_memory() => {
-                    // Nothing was opened, and nobody waits for this rank's part of it.
+            match choose(call, &flow, this.topology()) {
+                Algorithm::Grid => this.grid(call)?,
+                Algorithm::Slots(form) => this.slots(call, &flow, form)?,
+                Algorithm::Bulk(bulk) => this.bulk(call, &flow, bulk)?,
+                Algorithm::Refused => {
+                    // Nothing was opened, and no peer waits for this rank's part of it.
                     this.complete();
                     return Err(endpoint.too_long());
                 }
-                Some(form) => this.small(call, &flow, form)?,
-                None => this.bulk(call, &flow)?,
             }
         }
         this.complete();
@@ -219,6 +221,11 @@ impl<'a> Collective<'a> {
     fn complete(&self) {
         self.endpoint.own().done_operation.set(self.state.sequence);
         self.endpoint.announce_progress();
+    }
+
+    #[inline(always)]
+    fn topology(&self) -> Topology<'a> {
+        Topology::of(self.endpoint)
     }
 
     fn begin(&mut self, record: &Record) {
@@ -242,12 +249,6 @@ impl<'a> Collective<'a> {
             self.state.heard = needed;
         }
         Ok(())
-    }
-
-    /// Bytes that a writer shows in all, at most: the same on every rank.
-    #[inline(always)]
-    fn given(&self, flow: &Flow<'_>) -> usize {
-        if flow.scattered { flow.send_len(0, self.endpoint.ranks) } else { flow.longest() }
     }
 
     /// Opens this rank's slot for all to see, with up to 104 bytes of data.
@@ -342,7 +343,7 @@ impl<'a> Collective<'a> {
 
     /// # Safety
     /// As for `run`.
-    unsafe fn bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+    unsafe fn bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>, bulk: Bulk) -> Result<()> {
         (self.begun)();
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
         let writes = flow.writers.includes(rank);
@@ -353,30 +354,34 @@ impl<'a> Collective<'a> {
             if !in_place_exchange {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
                 if !send.is_readable()
-                    && self.may_be_fetched(flow)
+                    && matches!(bulk, Bulk::AllToAll { kernel_copy: true, .. })
                     && !self.state.fetches.is_settled(flow.longest())
                 {
                     send = self.offer(call.send, flow);
                 }
             }
             let mut recv = Location::NOWHERE;
-            if call.operation == Operation::AllReduce {
-                recv = self.endpoint.world.locate(call.recv, flow.longest());
+            let mut word = 0;
+            match bulk {
+                Bulk::AllReduce { push, .. } => {
+                    recv = self.endpoint.world.locate(call.recv, flow.longest());
+                    if push && self.can_take_pushes(call, flow, recv) {
+                        word = OPEN_TO_PUSHES;
+                    }
+                }
+                Bulk::AllToAll { kernel_copy: true, .. } => {
+                    word = kernel_copy::word(self.state.fetches.next(flow.longest()));
+                }
+                Bulk::AllToAll { .. } | Bulk::Other => {}
             }
-            let mut data = [send.segment, send.offset, recv.segment, recv.offset, 0];
-            if self.can_take_pushes(call, flow, recv) {
-                data[4] = OPEN_TO_PUSHES;
-            }
-            if self.may_be_fetched(flow) {
-                data[4] = kernel_copy::word(self.state.fetches.next(flow.longest()));
-            }
+            let data = [send.segment, send.offset, recv.segment, recv.offset, word];
             self.wait_slot_free()?;
             // SAFETY: as many bytes; the slot is free.
             unsafe { self.open(call.reduction.factor, data.as_ptr().cast(), size_of_val(&data)) };
         }
         // SAFETY: the caller's contract.
-        let outcome = unsafe { self.move_bulk(call, flow, send) };
-        if outcome.is_err() && self.takes_pushes(call, flow) {
+        let outcome = unsafe { self.move_bulk(call, flow, bulk, send) };
+        if outcome.is_err() && self.takes_pushes(bulk) {
             // A peer that is stopped while it writes here, and goes on later, must not find this memory.
             self.endpoint.world.withdraw(call.recv, flow.longest());
         }
@@ -385,7 +390,13 @@ impl<'a> Collective<'a> {
 
     /// # Safety
     /// As for `bulk`, after the openings.
-    unsafe fn move_bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+    unsafe fn move_bulk(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        bulk: Bulk,
+        send: Location,
+    ) -> Result<()> {
         let rank = self.endpoint.rank;
         if flow.readers.includes(rank) {
             self.hear_all(flow.writers, Awaited::FirstLine)?;
@@ -394,16 +405,17 @@ impl<'a> Collective<'a> {
         // All ranks choose alike: they have heard the same openings.
         // SAFETY: the caller's contract.
         unsafe {
-            match call.operation {
-                Operation::AllReduce if self.takes_pushes(call, flow) && self.all_take_pushes() => {
-                    self.push(call, flow)?;
-                }
-                // In one phase everybody reads all of everybody's contribution, which may be in place.
-                Operation::AllReduce if !self.one_phase_pays(flow.longest()) || self.any_readable(0) => {
+            match bulk {
+                Bulk::AllReduce { push: true, .. } if self.all_take_pushes() => self.push(call, flow)?,
+                // In one phase every rank reads all contributions to the end, also where the result goes in place.
+                Bulk::AllReduce { one_phase, .. } if !one_phase || self.any_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
-                _ if self.may_be_fetched(flow) => self.fetch_or_pass(call, flow, send)?,
-                _ => self.pass(call, flow, send)?,
+                Bulk::AllToAll { kernel_copy: true, pairwise } => {
+                    self.fetch_or_pass(call, flow, pairwise, send)?
+                }
+                Bulk::AllToAll { pairwise, .. } => self.pass(call, flow, pairwise, send)?,
+                Bulk::AllReduce { .. } | Bulk::Other => self.one_phase(call, flow, send)?,
             }
         }
         if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_readable) {
@@ -413,16 +425,23 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Moves blocks as they are, through the region or from memory that peers can reach.
+    /// Carries out an all_to_all through the region, or from memory that peers can reach.
     ///
     /// # Safety
-    /// As for `bulk`, after the openings, for what reduces nothing or in one phase.
-    unsafe fn pass(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+    /// As for `bulk`, after the openings, for an all_to_all.
+    unsafe fn pass(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        pairwise: bool,
+        send: Location,
+    ) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe {
-            match call.operation {
-                Operation::AllToAll if self.goes_in_pairs(flow) => self.pairs(call, flow),
-                _ => self.one_phase(call, flow, send),
+            if pairwise && !self.any_readable(0) {
+                self.pairs(call, flow)
+            } else {
+                self.one_phase(call, flow, send)
             }
         }
     }

@@ -4,14 +4,12 @@
 //! of every peer, and tells whether it could. Memory is offered once all could; until then, and where some cannot, blocks go through the
 //! region as ever.
 
+use super::tunables::KERNEL_COPY_STEP;
 use crate::control::endpoint::Endpoint;
 use crate::os;
 use crate::os::sync::Ordering;
 use crate::types::error::{Error, Result};
 use std::sync::OnceLock;
-
-/// Bytes that are read before this rank looks whether somebody has given up.
-const STEP: usize = 1 << 20;
 
 /// A number that no other process has; 0 if there is none.
 fn own_mark() -> &'static u64 {
@@ -71,8 +69,8 @@ impl Endpoint {
     /// # Safety
     /// `len` bytes are writable at `target`.
     pub unsafe fn fetch(&self, peer: usize, source: u64, target: *mut u8, len: usize) -> Result<()> {
-        for start in (0..len).step_by(STEP) {
-            let step = (len - start).min(STEP);
+        for start in (0..len).step_by(KERNEL_COPY_STEP) {
+            let step = (len - start).min(KERNEL_COPY_STEP);
             let mut read = Ok(());
             self.inside(0, || {
                 // SAFETY: the caller's contract, for a part of it.

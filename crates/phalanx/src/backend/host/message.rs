@@ -8,13 +8,17 @@
 //! aside on the heap, so that a later receive finds it and the mailbox never blocks.
 
 use super::chunks::Chunks;
+use super::tunables::{
+    MESSAGE_COPIED, MESSAGE_POLLS, MESSAGE_POLLS_CROWDED, MESSAGE_PREFETCH, MESSAGE_STEP, MESSAGE_STREAMING,
+};
 use crate::contract::{Direction, Operation, OperationId, Transfer};
 use crate::control::endpoint::{Endpoint, PendingOperation};
 use crate::control::failure::ChannelFailure;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
-use crate::control::layout::{Layout, MAIL_SLOTS, Mailbox};
+use crate::control::layout::{Layout, Mailbox};
 use crate::control::prefetch;
 use crate::control::record::Record;
+use crate::control::tunables::MAIL_SLOTS;
 use crate::control::world::{Location, Mapped};
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
@@ -29,22 +33,6 @@ const INLINE: usize = PAIR_PAYLOAD - 16;
 
 /// The part of it that lies in the first of its two lines.
 const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
-
-/// Of a message of up to so many bytes in a chunk the lines are fetched while its opening is awaited. (Of longer ones they would be taken away
-/// from who is still writing them.)
-const FETCHED_AHEAD: usize = 256;
-
-/// A message of up to so many bytes is copied even if its receiver could read the sender's buffer: the sender need not wait.
-const SHORT: usize = 4 << 10;
-
-/// A readable buffer is copied in pieces of this size, so that giving up is noticed.
-const PIECE: usize = 256 << 10;
-
-/// A message from this size on is stored past the caches.
-const STREAMING: usize = 8 << 20;
-
-/// Polls before a wait is a long one.
-const POLLS: u32 = 200;
 
 /// Whose message it is: users' and the library's own (all_to_all_v) never match each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,7 +229,7 @@ impl Messages {
     /// As for [`Backend::recorded_transfer`](crate::contract::Backend::recorded_transfer).
     pub unsafe fn transfer(&self, endpoint: &Endpoint, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         endpoint.check()?;
-        if transfer.count * transfer.dtype.size() > SHORT {
+        if transfer.count * transfer.dtype.size() > MESSAGE_COPIED {
             begun();
         }
         let mut inner = self.lock();
@@ -303,7 +291,7 @@ impl Messages {
         ticket: OperationId,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
-        let polls = if endpoint.crowded { 4 } else { POLLS };
+        let polls = if endpoint.crowded { MESSAGE_POLLS_CROWDED } else { MESSAGE_POLLS };
         let lines = inner.awaited_lines(endpoint, ticket);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);
@@ -470,7 +458,7 @@ impl Inner {
             return None;
         };
         let (bytes, state) = (count * dtype.size(), &self.peers[peer]);
-        if bytes <= IN_ONE_LINE || bytes > FETCHED_AHEAD {
+        if bytes <= IN_ONE_LINE || bytes > MESSAGE_PREFETCH {
             None
         } else if bytes <= INLINE {
             let opening = endpoint.channel.mailbox(peer, endpoint.rank).slot(state.received);
@@ -521,7 +509,7 @@ impl Inner {
             (Way::Inline, [0; 2])
         } else {
             let location =
-                if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
+                if bytes > MESSAGE_COPIED { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
             if location.is_readable() {
                 (Way::Direct, [location.segment, location.offset])
             } else if bytes <= endpoint.channel.layout.mail_piece {
@@ -714,7 +702,7 @@ impl Inner {
         let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
         let target = target(&self.posted, &mut arriving.destination);
         let bytes = arriving.header.bytes as usize;
-        let streaming = bytes >= STREAMING;
+        let streaming = bytes >= MESSAGE_STREAMING;
         match arriving.location {
             None => {
                 let layout = &endpoint.channel.layout;
@@ -738,7 +726,7 @@ impl Inner {
                 let source = endpoint.world.resolve(location, &mut state.mapped);
                 let source = source.map_err(|error| endpoint.fail_refused(&error))?;
                 while arriving.moved < bytes {
-                    let len = (bytes - arriving.moved).min(PIECE);
+                    let len = (bytes - arriving.moved).min(MESSAGE_STEP);
                     // SAFETY: the sender keeps its buffer until the message is taken, or until it has
                     // failed and this rank has left the gate; in bounds of the target.
                     endpoint.inside(1, || unsafe {

@@ -20,12 +20,14 @@
 //! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
 //! | `control_channel.rs` | the words without the data, for backends whose library does not notice who is missing |
 
+mod choose;
 mod chunks;
 mod collective;
 mod exchange;
 mod fetch;
 mod grid;
 mod message;
+mod tunables;
 
 #[cfg(all(test, target_os = "linux"))]
 mod relay_tests;

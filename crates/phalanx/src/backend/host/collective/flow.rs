@@ -85,6 +85,12 @@ impl<'a> Flow<'a> {
         self.blocks.longest() * self.size
     }
 
+    /// Bytes that a writer gives in all, at most: the same on every rank.
+    #[inline(always)]
+    pub fn given(&self, ranks: usize) -> usize {
+        if self.scattered { self.send_len(0, ranks) } else { self.longest() }
+    }
+
     /// Bytes of `send` on a writer.
     pub fn send_len(&self, rank: usize, ranks: usize) -> usize {
         if self.scattered {

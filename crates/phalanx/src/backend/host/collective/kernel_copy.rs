@@ -9,25 +9,21 @@ use super::Collective;
 use super::flow::Flow;
 use super::trial::{AlgorithmTrial, Candidate, Choice};
 use super::two_phase::copy_own;
+use crate::backend::host::choose;
+use crate::backend::host::tunables::KERNEL_COPY;
 use crate::contract::Call;
 use crate::control::world::Location;
 use crate::types::error::Result;
 use std::time::Instant;
-
-/// Blocks from this size on may be fetched: shorter ones nowhere gained by it.
-const FETCHED: usize = 256 << 10;
 
 /// A word of rank 0's opening: what the kernel can copy it is to copy; or all goes through the region, this time, or for good.
 pub(crate) const TO_TRY_PASSING: u64 = 0;
 pub(crate) const TO_FETCH: u64 = 2;
 pub(crate) const TO_PASS: u64 = 3;
 
-/// Own blocks from this size on are stored past the caches.
-const STREAMING_OWN: usize = 4 << 20;
-
 /// Rank 0 finds out which way is faster; the usual one is the region.
 pub(crate) fn trial() -> AlgorithmTrial {
-    AlgorithmTrial::new(FETCHED, u32::MAX)
+    AlgorithmTrial::new(KERNEL_COPY, u32::MAX)
 }
 
 /// What rank 0 says of an all_to_all that may be fetched.
@@ -40,11 +36,6 @@ pub(crate) fn word(choice: Choice) -> u64 {
 }
 
 impl Collective<'_> {
-    /// Whether it is an all_to_all whose blocks are long enough.
-    pub(crate) fn may_be_fetched(&self, flow: &Flow<'_>) -> bool {
-        flow.scattered && flow.gathered && flow.longest() >= FETCHED
-    }
-
     /// Where peers can fetch this rank's blocks, if all can fetch.
     pub(crate) fn offer(&self, send: *const u8, flow: &Flow<'_>) -> Location {
         let len = flow.send_len(self.endpoint.rank, self.endpoint.ranks);
@@ -57,6 +48,7 @@ impl Collective<'_> {
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,
+        pairwise: bool,
         send: Location,
     ) -> Result<()> {
         // All ranks choose alike: they have heard the same openings.
@@ -65,7 +57,7 @@ impl Collective<'_> {
         if choice == TO_PASS {
             self.state.fetches.settle(flow.longest());
             // SAFETY: the caller's contract.
-            return unsafe { self.pass(call, flow, send) };
+            return unsafe { self.pass(call, flow, pairwise, send) };
         }
         // Told before the first is fetched; all are there to be looked into.
         self.endpoint.try_fetching();
@@ -77,7 +69,7 @@ impl Collective<'_> {
             if fetched {
                 self.fetch_blocks(call, flow)?;
             } else {
-                self.pass(call, flow, send)?;
+                self.pass(call, flow, pairwise, send)?;
             }
         }
         if send.is_to_fetch() {
@@ -100,7 +92,7 @@ impl Collective<'_> {
             }
         }
         // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
-        unsafe { copy_own(call, flow, rank, 0, usize::MAX, flow.longest() >= STREAMING_OWN) };
+        unsafe { copy_own(call, flow, rank, 0, usize::MAX, choose::streams_beside_kernel_copy(flow)) };
         self.complete();
         self.wait_until_read(flow)
     }

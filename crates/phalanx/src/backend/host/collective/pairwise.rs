@@ -9,14 +9,12 @@
 
 use super::Collective;
 use super::flow::{Flow, Who};
-use super::two_phase::{LONG_STEP_OF_TWO, STREAMING, Steps, copy_own};
+use super::two_phase::{Steps, copy_own};
+use crate::backend::host::choose;
 use crate::contract::Call;
 use crate::control::layout::CONTRIBUTIONS;
 use crate::reduce;
 use crate::types::error::Result;
-
-/// Bytes of a block that a step moves, at most, among more than two ranks. With 128 KiB what is under way does not stay in the caches.
-const PART: usize = 32 << 10;
 
 /// Whose memory a chunk's writers use, as of late: `rank`'s is that of the rank `offset + rank`, or `offset - rank`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,17 +44,12 @@ pub(crate) fn partner(rank: usize, round: usize, ranks: usize) -> usize {
 }
 
 impl Collective<'_> {
-    /// Whether an all_to_all does: if its blocks go through the rings, in several steps of a piece of every block.
-    pub(crate) fn goes_in_pairs(&self, flow: &Flow<'_>) -> bool {
-        flow.longest() > self.step_len(CONTRIBUTIONS, true, flow.longest()) && !self.any_readable(0)
-    }
-
     /// # Safety
     /// As for `bulk`, after the openings, for an all_to_all.
     pub(crate) unsafe fn pairs(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
         let rank = self.endpoint.rank;
         let exchange = Exchange::new(self, flow.longest());
-        let (steps, lead) = (exchange.steps(), self.lead());
+        let (steps, lead) = (exchange.steps(), self.topology().lead());
         for i in 0..steps + lead {
             if i < steps {
                 if i < self.chunks() {
@@ -93,7 +86,7 @@ impl Collective<'_> {
         i: usize,
     ) -> Result<()> {
         let (rank, step) = (self.endpoint.rank, &exchange.step);
-        let streaming = flow.longest() >= STREAMING;
+        let streaming = choose::streams(flow);
         let (partner, offset, len) = exchange.part(rank, i);
         if partner == rank {
             // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
@@ -137,8 +130,7 @@ struct Exchange {
 
 impl Exchange {
     fn new(collective: &Collective<'_>, block: usize) -> Exchange {
-        let part = if collective.endpoint.ranks == 2 { LONG_STEP_OF_TWO } else { PART };
-        let chunk = part.min(collective.endpoint.channel.layout.chunk[CONTRIBUTIONS]);
+        let chunk = collective.topology().pairwise_step();
         let first = collective.state.next_chunk[CONTRIBUTIONS];
         let step = Steps { ring: CONTRIBUTIONS, first, chunk };
         Exchange { ranks: collective.endpoint.ranks, block, parts: block.div_ceil(chunk), step }

@@ -1,15 +1,10 @@
 //! Two ways of doing the same thing, of which one is faster on one machine and the other on another: both are tried on the first
 //! operations of each length, and the faster one is kept.
 
+use crate::backend::host::tunables::{TRIAL_CLASSES, TRIAL_STRETCH};
 use std::time::Duration;
 
-/// How often a way is tried at a stretch: the usual one, the other, and the usual one again, since all of them get faster in the first
-/// milliseconds of a buffer, and each finds in the caches what the one before has left there.
-pub(crate) const STRETCH: u32 = 10;
-const TRIALS: u32 = 3 * STRETCH;
-
-/// Lengths between two powers of two are one class, and all that are longer than 2¹² times the shortest.
-const CLASSES: usize = 13;
+const TRIALS: u32 = 3 * TRIAL_STRETCH;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Candidate {
@@ -38,7 +33,7 @@ pub(crate) struct AlgorithmTrial {
     shortest: usize,
     /// The other way is worth it if it saves more than one part in so many.
     parts: u32,
-    classes: [Trials; CLASSES],
+    classes: [Trials; TRIAL_CLASSES],
 }
 
 #[derive(Default, Clone, Copy)]
@@ -54,11 +49,11 @@ impl AlgorithmTrial {
     /// For lengths from `shortest` on.
     pub const fn new(shortest: usize, parts: u32) -> AlgorithmTrial {
         const NONE: Trials = Trials { tried: 0, best: [None; 2], settled: false };
-        AlgorithmTrial { shortest, parts, classes: [NONE; CLASSES] }
+        AlgorithmTrial { shortest, parts, classes: [NONE; TRIAL_CLASSES] }
     }
 
     fn class(&self, len: usize) -> usize {
-        ((len / self.shortest).max(1).ilog2() as usize).min(CLASSES - 1)
+        ((len / self.shortest).max(1).ilog2() as usize).min(TRIAL_CLASSES - 1)
     }
 
     /// How the next operation of this length goes.
@@ -66,7 +61,7 @@ impl AlgorithmTrial {
         match self.classes[self.class(len)] {
             Trials { settled: true, .. } => Choice::Keep(Candidate::Usual),
             Trials { tried, .. } if tried < TRIALS => {
-                Choice::Try([Candidate::Usual, Candidate::Other][usize::from(tried / STRETCH == 1)])
+                Choice::Try([Candidate::Usual, Candidate::Other][usize::from(tried / TRIAL_STRETCH == 1)])
             }
             Trials { best: [Some(usual), Some(other)], .. } if other + usual / self.parts < usual => {
                 Choice::Keep(Candidate::Other)
@@ -119,7 +114,7 @@ mod tests {
         const SHORTEST: usize = 1000;
         let mut ways = AlgorithmTrial::new(SHORTEST, u32::MAX);
         let tries = [Candidate::Usual, Candidate::Other, Candidate::Usual]
-            .map(|way| [Choice::Try(way); STRETCH as usize])
+            .map(|way| [Choice::Try(way); TRIAL_STRETCH as usize])
             .concat();
         let kept = |way| [&tries[..], &[Choice::Keep(way); 2]].concat();
         assert_eq!(choices(&mut ways, SHORTEST, [90, 50]), kept(Candidate::Other));
