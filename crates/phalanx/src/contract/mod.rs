@@ -5,10 +5,12 @@
 //! in the portable trait. A backend trusts its [`Call`]; what it alone can see (other ranks' calls,
 //! deadlines, the operating system) it reports.
 
+mod flow;
 pub(crate) mod hosts;
 mod shape;
 mod stream_sync;
 
+pub(crate) use flow::{Flow, Who};
 pub(crate) use shape::Shape;
 pub use stream_sync::StreamSyncOps;
 

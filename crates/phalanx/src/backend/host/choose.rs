@@ -3,10 +3,9 @@
 //! [`choose`] alone compares sizes and ranks to pick one. An example: an all_reduce of 40 KiB among 5 processes has each rank read
 //! 4 × 40 KiB, more than slots (16 KiB) and one phase (64 KiB) are for, and less than is pushed (1 MiB): it goes in two phases.
 
-use super::collective::flow::{Flow, Who};
 use super::collective::{IN_ONE_LINE, INLINE};
 use super::tunables::*;
-use crate::contract::{Call, Operation};
+use crate::contract::{Call, Flow, Operation, Who};
 use crate::control::endpoint::Endpoint;
 use crate::control::flags::LINE_PAYLOAD;
 use crate::control::layout::{CONTRIBUTIONS, Layout};
@@ -205,7 +204,7 @@ mod tests {
         let call = Call { blocks: Blocks::Equal(bytes), ..Call::empty(operation) };
         let layout = Layout::new(ranks);
         let topology = Topology { ranks, crowded, shares_memory: true, layout: &layout };
-        choose(&call, &Flow::of(&call), topology)
+        choose(&call, &call.flow(), topology)
     }
 
     fn is_grid(ranks: usize, crowded: bool, bytes: usize) -> bool {

@@ -1,30 +1,18 @@
-//! The collectives: one description of who gives what to whom ([`Flow`]), and six ways to carry it out.
+//! Collectives: one pattern for each ([`Flow`]), and the algorithms that carry it out. [`choose`](super::choose::choose) picks one.
 //!
-//! *Small* ([`slots`]; up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
-//! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening, up to 40 if many read the
-//! same from each other.
+//! - **Slots** ([`slots`]): every writer puts its blocks into its slot, every reader takes them out. One transfer and no closing barrier: two
+//!   slots alternate. Up to 104 bytes travel in the slot's opening.
+//! - **Grid** ([`grid_rounds`]): a few hundred bytes of an all_reduce among many ranks. Each reads from the ranks of its row and of its column.
+//! - **One-phase, two-phase** ([`two_phase`]): in steps of a chunk. A reader takes each writer's chunk from the writer's own buffer if that can
+//!   be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into which the writer copies it ahead of time. A writer
+//!   whose buffer is read waits at the end until all have read it. Two phases are reduce-scatter and all-gather, chunk by chunk.
+//! - **Push** ([`push`]): all_reduces of buffers that all can reach. Each rank stores its part of the result in every buffer.
+//! - **Pairwise** ([`pairwise`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
+//! - **Kernel copy** ([`kernel_copy`]): the longest of those between processes. The kernel copies blocks to their place.
 //!
-//! *Rounds* ([`grid_rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
-//! of its row and of its column.
-//!
-//! *Bulk* ([`two_phase`]): in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
-//! buffer if that can be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into
-//! which the writer copies it ahead of time. A writer whose buffer is read waits at the end until all have
-//! read it. All_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk.
-//!
-//! *Pushed* ([`push`]): all_reduces of buffers that all can reach, in one and a half phases. Each rank stores its part of the result
-//! everywhere.
-//!
-//! *Pairs* ([`pairwise`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
-//!
-//! *Fetched* ([`kernel_copy`]): the longest of those between processes. Each rank has the kernel copy the others' blocks to their place, where it
-//! lets them and that is faster.
-//!
-//! But for pushed all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
-//! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
-//! rank order.
+//! But for push, no rank writes into another's buffers: a rank that is stopped half-way, and continues after its peers gave up, can spoil only
+//! its own result. Reductions combine the contributions in rank order.
 
-pub(super) mod flow;
 mod grid_rounds;
 mod kernel_copy;
 mod pairwise;
@@ -37,7 +25,7 @@ use super::choose::{Algorithm, Bulk, Topology, choose};
 use super::exchange::Copies;
 use super::grid::Grid;
 use super::tunables::BLOCK_LINES_BETWEEN_HOSTS;
-use crate::contract::{Call, OperationId};
+use crate::contract::{Call, Flow, OperationId, Who};
 use crate::control::endpoint::Endpoint;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{RINGS, SLOTS};
@@ -48,7 +36,6 @@ use crate::control::world::{Location, Mapped};
 use crate::reduce;
 use crate::types::error::Result;
 use crate::types::op::ReductionCode;
-use flow::{Flow, Who};
 use pairwise::Place;
 use push::OPEN_TO_PUSHES;
 use trial::AlgorithmTrial;
@@ -198,7 +185,7 @@ impl<'a> Collective<'a> {
         endpoint.check()?;
         let mut this = Collective { endpoint, state, begun };
         this.begin(&Record::of(call));
-        let flow = Flow::of(call);
+        let flow = call.flow();
         // SAFETY: the caller's contract.
         unsafe {
             match choose(call, &flow, this.topology()) {

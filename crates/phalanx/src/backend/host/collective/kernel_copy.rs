@@ -6,12 +6,11 @@
 //! to be asked. (What everybody gets from everybody is staged once and read by all, which is as fast or faster everywhere.)
 
 use super::Collective;
-use super::flow::Flow;
 use super::trial::{AlgorithmTrial, Candidate, Choice};
 use super::two_phase::copy_own;
 use crate::backend::host::choose;
 use crate::backend::host::tunables::KERNEL_COPY;
-use crate::contract::Call;
+use crate::contract::{Call, Flow};
 use crate::control::world::Location;
 use crate::types::error::Result;
 use std::time::Instant;

@@ -8,10 +8,9 @@
 //! nobody's leave, but where another collective wrote before.
 
 use super::Collective;
-use super::flow::{Flow, Who};
 use super::two_phase::{Steps, copy_own};
 use crate::backend::host::choose;
-use crate::contract::Call;
+use crate::contract::{Call, Flow, Who};
 use crate::control::layout::CONTRIBUTIONS;
 use crate::reduce;
 use crate::types::error::Result;

@@ -3,12 +3,11 @@
 //! Each rank reduces its part of all contributions, which it reads where they are, and stores it in everybody's `recv`. So all buffers have to be
 //! within everybody's reach: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
 
-use super::flow::Flow;
 use super::trial::{AlgorithmTrial, Candidate, Choice};
 use super::{Collective, State};
 use crate::backend::host::choose::{self, Bulk, PushStores};
 use crate::backend::host::tunables::{PUSH_STEP, PUSH_STREAMING, PUSH_STREAMING_SAVING};
-use crate::contract::Call;
+use crate::contract::{Call, Flow};
 use crate::control::world::Location;
 use crate::os::LINE;
 use crate::reduce::{Reducer, Targets};

@@ -1,10 +1,9 @@
 //! Small operations: every writer puts its blocks into its slot, and every reader takes them out.
 
-use super::flow::Flow;
 use super::two_phase::copy_own;
 use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
 use crate::backend::host::choose::Form;
-use crate::contract::{Blocks, Call};
+use crate::contract::{Blocks, Call, Flow};
 use crate::control::flags::LINE_PAYLOAD;
 use crate::reduce;
 use crate::reduce::{Reducer, Targets};

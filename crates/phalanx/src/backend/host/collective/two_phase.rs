@@ -1,10 +1,9 @@
 //! Bulk: blocks in steps of a chunk, in one phase or two.
 
-use super::flow::{Flow, Who};
 use super::{Collective, State};
 use crate::backend::host::choose;
 use crate::backend::host::tunables::LEAD_CROWDED;
-use crate::contract::Call;
+use crate::contract::{Call, Flow, Who};
 use crate::control::layout::{CONTRIBUTIONS, ONE_WAY, RESULTS};
 use crate::control::tunables::FEWEST_CHUNKS;
 use crate::control::world::Location;
