@@ -34,10 +34,6 @@ impl Collective<'_> {
         let lead = if reads { self.topology().lead() } else { 0 };
         let streaming = choose::streams(flow);
         let copies_own = reads && flow.writers.includes(rank) && !flow.reduced;
-        let own_target = call.recv.wrapping_add(flow.target_offset(rank));
-        // A long block is read once for both: its way past the caches does not take the ring's place there.
-        let copies_while_staging =
-            copies_own && stages && !flow.scattered && streaming && call.send != own_target.cast_const();
         // Peers that read a block where it is take its lines away: it is copied to its own place before they have got far.
         let copies_first = copies_own && !stages;
         if copies_first {
@@ -58,12 +54,7 @@ impl Collective<'_> {
                         }
                     } else {
                         let (offset, len) = range(rank);
-                        let (chunk, source) = (self.chunk(rank, &step, i), call.send.add(offset));
-                        if copies_while_staging {
-                            reduce::copy_twice(chunk, own_target.add(offset), source, len);
-                        } else {
-                            reduce::copy(chunk, source, len, false);
-                        }
+                        reduce::copy(self.chunk(rank, &step, i), call.send.add(offset), len, false);
                     }
                 }
                 self.publish(&step, i);
@@ -71,7 +62,7 @@ impl Collective<'_> {
             if reads && i >= lead {
                 // SAFETY: the caller's contract.
                 unsafe { self.read_step(call, flow, &step, i - lead, streaming) }?;
-                if copies_own && !copies_first && !copies_while_staging {
+                if copies_own && !copies_first {
                     // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
                     unsafe { copy_own(call, flow, rank, (i - lead) * chunk, chunk, streaming) };
                 }
