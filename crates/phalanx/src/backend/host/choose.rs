@@ -147,7 +147,7 @@ impl<'a> Topology<'a> {
         let chunk = self.layout.chunk[ring];
         match self.ranks {
             ranks if scattered => (chunk / ranks) & !63,
-            2 if longest <= 2 * LONG_STEP_OF_TWO || longest >= LONG_BLOCK => chunk.min(LONG_STEP_OF_TWO),
+            2 if longest <= 2 * LONG_STEP_OF_TWO => chunk.min(LONG_STEP_OF_TWO),
             2 => chunk.min(STEP_OF_TWO),
             _ => chunk,
         }

@@ -45,9 +45,8 @@ pub(crate) const LEAD_CROWDED: usize = 3;
 /// Bytes of a step of two ranks, for a block that is the same for all.
 pub(crate) const STEP_OF_TWO: usize = 32 << 10;
 
-/// Bytes of a step of two ranks, for blocks of up to two steps, blocks from `LONG_BLOCK` on, and pairwise exchanges.
+/// Bytes of a step of two ranks, for blocks of up to two steps, and pairwise exchanges.
 pub(crate) const LONG_STEP_OF_TWO: usize = 64 << 10;
-pub(crate) const LONG_BLOCK: usize = 4 << 20;
 
 /// Results from this size on are stored past the caches: the last-level cache would only pass them on.
 pub(crate) const STREAMING: usize = 8 << 20;
