@@ -781,11 +781,11 @@ impl Inner {
     }
 }
 
-/// How much of a message of so many bytes is told of at once, behind what was told before: little at first, so that its receiver can begin,
-/// but each piece costs as much as copying some KiB, between cores that share no cache.
-fn piece_len(layout: &Layout, bytes: usize, told: usize) -> usize {
-    let most = (bytes / 16).next_power_of_two().max(2 * layout.mail_piece).min(layout.mail_chunk);
-    told.clamp(layout.mail_piece, most).min(bytes - told)
+/// Bytes of the next piece of a message in chunks, of which `moved` are moved: a sixteenth of the message, as a power of two, since each piece
+/// costs as much as copying some KiB between cores that share no cache.
+fn piece_len(layout: &Layout, bytes: usize, moved: usize) -> usize {
+    let piece = (bytes / 16).next_power_of_two().clamp(layout.mail_piece, layout.mail_chunk);
+    piece.min(bytes - moved)
 }
 
 /// Where a message is written.
