@@ -9,7 +9,7 @@
 
 use super::chunks::Chunks;
 use super::tunables::{
-    MESSAGE_COPIED, MESSAGE_POLLS, MESSAGE_POLLS_CROWDED, MESSAGE_PREFETCH, MESSAGE_STEP, MESSAGE_STREAMING,
+    MESSAGE_COPIED, MESSAGE_POLLS, MESSAGE_POLLS_CROWDED, MESSAGE_STEP, MESSAGE_STREAMING,
 };
 use crate::contract::{Direction, Operation, OperationId, Transfer};
 use crate::control::endpoint::{Endpoint, PendingOperation};
@@ -148,8 +148,6 @@ struct Peer {
     /// Of the sent ones, those that are known to be taken.
     taken: u64,
     chunks: Chunks,
-    /// The one in which this rank sent its last message that took no more than one.
-    last_chunk: Option<u16>,
     /// Where the last message that was read in the peer's own memory lay.
     mapped: Mapped,
 }
@@ -170,7 +168,6 @@ impl Peer {
             received: 0,
             taken: 0,
             chunks,
-            last_chunk: None,
             mapped: Mapped::NONE,
         }
     }
@@ -292,15 +289,15 @@ impl Messages {
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
         let polls = if endpoint.crowded { MESSAGE_POLLS_CROWDED } else { MESSAGE_POLLS };
-        let lines = inner.awaited_lines(endpoint, ticket);
+        let line = inner.awaited_line(endpoint, ticket);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);
             if inner.settle(ticket, outcome)? {
                 return Ok(());
             }
             meanwhile();
-            if let Some((start, bytes)) = lines {
-                crate::os::first_lines(start, bytes);
+            if let Some(line) = line {
+                crate::os::prefetch(line);
             }
             // Who looks too often takes the lines away from the sender, who is still writing them.
             std::hint::spin_loop();
@@ -449,24 +446,18 @@ impl Inner {
         Ok(())
     }
 
-    /// What the message that a receive waits for takes besides the first line of its opening, if it is short: the second line, or lines of the
-    /// chunk in which it will come if its sender answers this rank's last one (it fills what it has just emptied).
-    fn awaited_lines(&self, endpoint: &Endpoint, ticket: OperationId) -> Option<(*const u8, usize)> {
+    /// The second line of the opening that a receive waits for, if its message is expected to reach into it.
+    fn awaited_line(&self, endpoint: &Endpoint, ticket: OperationId) -> Option<*const u8> {
         let Transfer { direction: Direction::Recv(_), peer, dtype, count, .. } =
             self.posted(ticket.0).transfer
         else {
             return None;
         };
-        let (bytes, state) = (count * dtype.size(), &self.peers[peer]);
-        if bytes <= IN_ONE_LINE || bytes > MESSAGE_PREFETCH {
-            None
-        } else if bytes <= INLINE {
-            let opening = endpoint.channel.mailbox(peer, endpoint.rank).slot(state.received);
-            Some((prefetch::second_line(opening), 1))
-        } else {
-            let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.last_chunk?);
-            Some((chunk.cast_const(), bytes))
-        }
+        let bytes = count * dtype.size();
+        (IN_ONE_LINE + 1..=INLINE).contains(&bytes).then(|| {
+            let opening = endpoint.channel.mailbox(peer, endpoint.rank).slot(self.peers[peer].received);
+            prefetch::second_line(opening)
+        })
     }
 
     // --- sending --------------------------------------------------------------------------------------
@@ -517,7 +508,6 @@ impl Inner {
                 let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
                 // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
                 unsafe { crate::reduce::copy(target, source, bytes, false) };
-                state.last_chunk = Some(chunk);
                 (Way::Chunk, [chunk.into(), 0])
             } else {
                 (Way::Chunks, [0; 2])

@@ -95,10 +95,6 @@ pub(crate) const TRIAL_CLASSES: usize = 13;
 
 // --- messages ----------------------------------------------------------------------------------------
 
-/// Bytes of a message in a chunk, at most, whose lines are prefetched while its opening is awaited. Lines of longer ones would be taken away
-/// from a sender that is still writing them.
-pub(crate) const MESSAGE_PREFETCH: usize = 256;
-
 /// Bytes of a message, at most, that is copied even if its receiver can read the sender's buffer: the sender need not wait.
 pub(crate) const MESSAGE_COPIED: usize = 4 << 10;
 
