@@ -51,7 +51,7 @@ pub(super) const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
 /// The most bytes of a block in stamped lines.
 const LINES_BYTES: usize = BLOCK_LINES_BETWEEN_HOSTS * LINE_PAYLOAD;
 
-/// What a reader waits for, and has fetched meanwhile, of a writer's slot.
+/// Lines of a writer's slot for which a reader waits, and which it prefetches meanwhile.
 #[derive(Clone, Copy)]
 enum Awaited {
     /// The first line of its opening.
@@ -76,22 +76,22 @@ pub(crate) struct State {
     drained: [u64; RINGS],
     /// Where the chunks of exchanges in pairs lie.
     places: [Place; MOST_CHUNKS],
-    /// Which way was faster for long all_to_alls between processes.
+    /// Trial of kernel copy for long all_to_alls between processes.
     fetches: AlgorithmTrial,
-    /// Which way was faster to store this rank's part of long all_reduces in peers' buffers.
+    /// Trial of stores past the caches, for pushes.
     pushes: AlgorithmTrial,
-    /// Where this rank stands if small all_reduces go in rounds.
+    /// This rank's place, if short all_reduces go in a grid.
     grid: Option<Grid>,
-    /// Namespace for what small reductions read from each rank's lines.
+    /// Memory for what reductions by slots read from each rank's lines.
     scratch: Vec<u8>,
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
     factors: Vec<u64>,
     /// Where `send` and `recv` of each peer lay, when they were last read there.
     mapped: Vec<[Mapped; 2]>,
-    /// Of the messages that an all_to_all_v goes as.
+    /// Messages of an all_to_all_v.
     pub tickets: Vec<OperationId>,
-    /// Of what such a one sends in place.
+    /// Copies of the blocks that an all_to_all_v sends in place.
     pub copies: Copies,
 }
 
@@ -168,7 +168,7 @@ impl State {
 pub(crate) struct Collective<'a> {
     endpoint: &'a Endpoint,
     state: &'a mut State,
-    /// Told as soon as a wait or much work comes next.
+    /// Called before the first wait or the first long copy.
     begun: &'a dyn Fn(),
 }
 
@@ -203,7 +203,7 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Says that this rank is done with the operation.
+    /// Publishes that this rank is done with the operation.
     #[inline(always)]
     fn complete(&self) {
         self.endpoint.own().done_operation.set(self.state.sequence);
@@ -259,20 +259,20 @@ impl<'a> Collective<'a> {
         self.endpoint.announce_progress();
     }
 
-    /// What a rank's opening says. It was heard, or is this rank's own; it stays until this rank has completed the operation.
+    /// Opening of a rank: one that was heard, or this rank's own. It stays until this rank has completed the operation.
     #[inline(always)]
     fn opening(&self, rank: usize) -> *const Opening {
         self.endpoint.channel.slot(rank, self.state.sequence).opening.payload().cast()
     }
 
-    /// Where a rank's buffers lie, says its opening.
+    /// Locations of a rank's buffers, from its opening.
     #[inline(always)]
     fn locations(&self, rank: usize) -> [Location; 2] {
         // SAFETY: as `opening` says; any bytes are an opening.
         unsafe { &*self.opening(rank) }.locations()
     }
 
-    /// Waits for a writer's opening and compares histories. What else is needed is under way at the same time.
+    /// Waits for a writer's opening and compares histories. The other awaited lines are loaded at the same time.
     #[inline(always)]
     fn hear(&mut self, writer: usize, awaited: Awaited) -> Result<()> {
         let sequence = self.state.sequence;
@@ -433,7 +433,7 @@ impl<'a> Collective<'a> {
         }
     }
 
-    /// Where peers read this rank's memory it must not return before they are done.
+    /// Waits until peers have read this rank's memory.
     fn wait_until_read(&self, flow: &Flow<'_>) -> Result<()> {
         let sequence = self.state.sequence;
         for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {

@@ -1,8 +1,7 @@
 //! Reading a peer's private memory: the kernel copies it, once, from process to process (`process_vm_readv`, "cross-memory attach").
 //!
-//! Not every system allows that (Yama's `ptrace_scope`, seccomp, containers with processes of their own), so each rank first reads a mark
-//! of every peer, and tells whether it could. Memory is offered once all could; until then, and where some cannot, blocks go through the
-//! region as ever.
+//! Not every system allows that (Yama's `ptrace_scope`, seccomp, containers with processes of their own). Each rank first reads a mark of every
+//! peer, and publishes whether it could. Memory is offered once all could; before, and if some cannot, blocks go through the region.
 
 use super::tunables::KERNEL_COPY_STEP;
 use crate::control::endpoint::Endpoint;
@@ -27,7 +26,7 @@ impl Endpoint {
         }
     }
 
-    /// Tries to read the marks of all peers, which are there, and tells them how that went. The first call counts.
+    /// Tries to read the marks of all peers, and publishes whether all can be read. Only the first call does.
     pub fn try_fetching(&self) {
         self.tried_fetching.get_or_init(|| {
             let reads_all = self.world.is_processes() && self.peers().all(|peer| self.reads_mark(peer));
@@ -60,7 +59,7 @@ impl Endpoint {
             // SAFETY: there is room for a byte.
             unsafe { os::read_process(own, start as u64 + at as u64, &mut byte, 1) }.is_ok()
         };
-        // Whose first and last byte can be read is one allocation.
+        // Memory with a readable first and last byte is taken for one allocation.
         self.all_fetch() && is_read(0) && is_read(len - 1)
     }
 
@@ -80,7 +79,7 @@ impl Endpoint {
             })?;
             match read {
                 Ok(()) => {}
-                // Its memory is gone before it is: the wait tells who that was.
+                // The process is ending: the wait reports the rank.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => return self.wait(peer, || false),
                 Err(e) => {
                     return Err(Error::system(

@@ -1,14 +1,14 @@
 //! All_reduces of a few hundred bytes among many ranks.
 //!
-//! Where everybody reads everybody's block, the time grows with the number of ranks, n. Here they stand in a [`Grid`], the block is
-//! cut into a slice for each column, and in each of three rounds a rank reads from about √n others, √n, n and √n slices:
+//! If every rank reads every block, the time grows with the number of ranks, n. Here ranks form a [`Grid`], the block is cut into a slice for
+//! each column, and in each of three rounds a rank reads from about √n others: √n, n and √n slices.
 //!
 //! 1. A rank takes its column's slice of its row's contributions, and shows them one behind the other.
 //! 2. It takes what the other ranks of its column show, so that it has the slice of all ranks, reduces it and shows the result.
 //! 3. It takes the other slices' results from its row.
 //!
-//! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
-//! reduction goes: the bits are the same, and for small floats there is one rounding.
+//! So every row calculates all of the result, each element from all contributions in rank order, as by every other
+//! algorithm: the bits are the same, and for small floats there is one rounding.
 
 use super::{Awaited, Collective, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
@@ -43,11 +43,11 @@ impl Slices {
 
 impl Collective<'_> {
     /// # Safety
-    /// As for `run`, for a call that goes in rounds.
-    // The ways of few ranks are shorter without it in their midst.
+    /// As for `run`, for a call that goes in a grid.
+    // Apart, so that the code of the other algorithms stays short.
     #[inline(never)]
     pub(crate) unsafe fn grid(&mut self, call: &Call<'_>) -> Result<()> {
-        let grid = self.state.grid.expect("it goes in rounds");
+        let grid = self.state.grid.expect("it goes in a grid");
         let slices = Slices::new(call.blocks.len(0), call.dtype.size(), &grid);
         let own = slices.of(grid.column);
         self.wait_slot_free()?;
@@ -169,7 +169,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Namespace for LINES_BYTES of a rank, and of those that follow.
+    /// Memory for LINES_BYTES of a rank, and of the ranks behind it.
     #[inline(always)]
     fn scratch_of(&mut self, rank: usize) -> *mut u8 {
         self.state.scratch.as_mut_ptr().wrapping_add(rank * LINES_BYTES)

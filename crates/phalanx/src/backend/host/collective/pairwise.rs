@@ -1,11 +1,11 @@
-//! All_to_alls of long blocks, pair by pair.
+//! Pairwise exchange: all_to_alls of long blocks.
 //!
 //! In round `k` of n, ranks whose numbers add up to `k` (modulo n) exchange their blocks; where a number alone does, that rank copies its
-//! own. So every rank moves one block at a time, from and to addresses that follow each other, through as few chunks as one pair needs;
-//! moving a piece of every block in each step takes up to twice the time with many ranks.
+//! own. Every rank moves one block at a time, between consecutive addresses, through as few chunks as one pair needs.
+//! Moving a piece of every block in each step takes up to twice the time with many ranks.
 //!
-//! The chunks change hands here too: a rank writes the next round's where it has read the last one's, whoever wrote it. So it needs
-//! nobody's leave, but where another collective wrote before.
+//! Chunks are swapped: a rank writes the next round's data where it has read the last round's. It waits for a chunk to be free only where
+//! another collective wrote before.
 
 use super::Collective;
 use super::two_phase::{Steps, copy_own};
@@ -15,7 +15,7 @@ use crate::control::layout::CONTRIBUTIONS;
 use crate::reduce;
 use crate::types::error::Result;
 
-/// Whose memory a chunk's writers use, as of late: `rank`'s is that of the rank `offset + rank`, or `offset - rank`.
+/// Owners of the memory that a chunk's writers use: `rank` writes to that of the rank `offset + rank`, or `offset - rank`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     offset: usize,
@@ -29,14 +29,14 @@ impl Place {
         (self.offset + rank) % ranks
     }
 
-    /// When every rank has what was its partner's.
+    /// The place after every rank has taken over its partner's memory.
     fn exchanged(self, round: usize, ranks: usize) -> Place {
         let moved = if self.mirrored { ranks - round } else { round };
         Place { offset: (self.offset + moved) % ranks, mirrored: !self.mirrored }
     }
 }
 
-/// With whom a rank exchanges in a round; itself, if it is to copy its own block.
+/// Partner of a rank in a round; the rank itself, if it copies its own block.
 #[inline(always)]
 pub(crate) fn partner(rank: usize, round: usize, ranks: usize) -> usize {
     (round + ranks - rank) % ranks
@@ -73,7 +73,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Takes what the partner of a step gives.
+    /// Reads what the partner of a step has written.
     ///
     /// # Safety
     /// As for `pairs`; steps are read in their order.
@@ -110,7 +110,7 @@ impl Collective<'_> {
         self.endpoint.channel.layout.ring_chunks[CONTRIBUTIONS]
     }
 
-    /// Where what a rank gives in a step lies.
+    /// Chunk in which a rank writes in a step.
     fn exchanged_chunk(&self, writer: usize, step: &Steps, i: usize) -> *mut u8 {
         let number = step.number(i);
         let owner = self.state.places[number as usize % self.chunks()].owner(writer, self.endpoint.ranks);
@@ -144,7 +144,7 @@ impl Exchange {
         (i / self.parts + 1) % self.ranks
     }
 
-    /// With whom a rank exchanges what of their blocks: offset and length.
+    /// Partner of a rank in step `i`, and the offset and length of the part that both exchange.
     fn part(&self, rank: usize, i: usize) -> (usize, usize, usize) {
         let (offset, len) = self.step.range(i % self.parts, self.block);
         (partner(rank, self.round(i), self.ranks), offset, len)

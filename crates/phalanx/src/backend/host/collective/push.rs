@@ -1,7 +1,7 @@
-//! All_reduces whose ranks store results where they are wanted.
+//! Push: all_reduces in which each rank stores its part of the result in every rank's `recv`.
 //!
-//! Each rank reduces its part of all contributions, which it reads where they are, and stores it in everybody's `recv`. So all buffers have to be
-//! within everybody's reach: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
+//! Each rank reads its part of all contributions in place, reduces it and stores it everywhere. That saves the transfer of the all-gather, and a
+//! wait. All ranks must reach all buffers: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
 
 use super::trial::{AlgorithmTrial, Candidate, Choice};
 use super::{Collective, State};
@@ -14,10 +14,10 @@ use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use std::time::Instant;
 
-/// A word of the opening: peers may write to `recv`.
+/// Flag in the opening: peers may write to `recv`.
 pub(crate) const OPEN_TO_PUSHES: u64 = 1;
 
-/// The usual way is through the caches.
+/// Trial of stores past the caches; the usual ones go through them.
 pub(crate) fn trial() -> AlgorithmTrial {
     AlgorithmTrial::new(PUSH_STREAMING, PUSH_STREAMING_SAVING)
 }
@@ -57,7 +57,7 @@ impl Collective<'_> {
         let stores = choose::push_stores(bytes);
         let choice = (stores == PushStores::Tried).then(|| self.state.pushes.next(bytes));
         // Targets that are stored to through the caches: the own one first.
-        let through = match (stores, choice.map(Choice::way)) {
+        let through = match (stores, choice.map(Choice::candidate)) {
             (PushStores::Streaming, _) => 0,
             (_, Some(Candidate::Other)) => 1,
             _ => ranks,
@@ -94,7 +94,7 @@ impl Collective<'_> {
             targets.iter_mut().for_each(|target| *target = target.wrapping_add(len));
         }
         if let (Some(choice), Some(began)) = (choice, began) {
-            self.state.pushes.took(bytes, choice.way(), began.elapsed());
+            self.state.pushes.took(bytes, choice.candidate(), began.elapsed());
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Small operations: every writer puts its blocks into its slot, and every reader takes them out.
+//! Slots: every writer puts its blocks into its slot, and every reader takes them out.
 
 use super::two_phase::copy_own;
 use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
@@ -11,7 +11,7 @@ use crate::types::error::Result;
 
 impl Collective<'_> {
     /// # Safety
-    /// As for `run`; the flow is small, of this form.
+    /// As for `run`; the blocks fit in slots, in this form.
     #[inline]
     pub(crate) unsafe fn slots(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
@@ -22,7 +22,7 @@ impl Collective<'_> {
         }
         if flow.readers.includes(rank) {
             (self.begun)();
-            // What needs no peer is done while their openings are on their way.
+            // Work that needs no peer is done while openings arrive.
             let reducer = flow.reduced.then(|| {
                 self.place_sources(call, flow, form);
                 Reducer::new(call.dtype, call.reduction.code)

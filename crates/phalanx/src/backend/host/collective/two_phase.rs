@@ -1,4 +1,4 @@
-//! Bulk: blocks in steps of a chunk, in one phase or two.
+//! One-phase and two-phase algorithms: blocks in steps of a chunk.
 
 use super::{Collective, State};
 use crate::backend::host::choose;
@@ -72,7 +72,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Takes one step's chunk of every other writer.
+    /// Reads the chunk of every other writer in a step.
     ///
     /// # Safety
     /// As for `one_phase`.
