@@ -4,6 +4,7 @@
 //! Lengths, roots, peers and counts are checked once, in `api` (`checks.rs`, `p2p.rs`, `raw/`). A backend trusts its
 //! [`Call`]; it reports what it alone can see: other ranks' calls, deadlines, and errors of the operating system.
 
+mod flow;
 mod backend;
 mod call;
 pub(crate) mod hosts;
@@ -13,6 +14,7 @@ mod shape;
 mod stream_sync;
 mod transfer;
 
+pub(crate) use flow::{Flow, Who};
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};
 pub use kind::BackendKind;

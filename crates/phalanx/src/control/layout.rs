@@ -14,6 +14,7 @@
 //! The file is sparse: pages that were never touched cost nothing.
 
 use super::flags::{Counter, Gate, NumberedWords, Park, StampedLine, StampedPair, StampedWord};
+use super::tunables::*;
 #[cfg(feature = "cuda")]
 use crate::os::sync::Ordering;
 use crate::os::sync::{AtomicU32, AtomicU64};
@@ -25,46 +26,12 @@ use std::sync::Arc;
 /// has completed the one in between has heard that every peer completed this one.
 pub(crate) const SLOTS: usize = 2;
 
-/// Stamped lines of a slot behind its opening.
-pub(crate) const SLOT_LINES: usize = 144;
-
-/// Plain bytes of a slot behind its lines.
-pub(crate) const SLOT_BYTES: usize = 8 << 10;
-
-/// A block for one reader travels in stamped lines if so many hold it: that spares the reader a second wait. With more, plain bytes and one
-/// stamp win, since a reader that polls lines takes them away from the writer. Between ranks that share no memory there is nothing but lines.
-pub(crate) const FEW_LINES: usize = 1;
-pub(crate) const MOST_LINES: usize = 9;
-
 /// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
 /// nothing.
 pub(crate) const CONTRIBUTIONS: usize = 0;
 pub(crate) const RESULTS: usize = 1;
 pub(crate) const ONE_WAY: usize = 2;
 pub(crate) const RINGS: usize = 3;
-
-/// Chunks of a ring: with fewer than four its writer waits for its readers, with more than these it does not stay in the caches when it
-/// changes hands.
-pub(crate) const FEWEST_CHUNKS: usize = 4;
-pub(crate) const MOST_CHUNKS: usize = 8;
-
-/// Bytes of such a ring.
-const EXCHANGED_BYTES: usize = 512 << 10;
-
-/// Memory behind a chunk that nobody writes. A processor that reads the end of a chunk fetches some pages of what comes next, and would
-/// take the next chunk away from the rank that is about to write it. (Of what goes one way, it is what the reader wants next.)
-const GAP: usize = 8 << 10;
-
-/// Bytes of a ring for one way, and of a mailbox's, among few ranks. There a writer gets lines back from its readers' caches, unless the
-/// ring is larger than those: then it finds them in one that both share.
-const ONE_WAY_BYTES: usize = 2 << 20;
-
-/// All such rings together, and the memory of a rank's mailboxes: each shrinks as the ranks grow.
-const RINGS_BYTES: usize = 64 << 20;
-const MAIL_BYTES: usize = 8 << 20;
-
-/// The fewest chunks of a mailbox, which both directions between two ranks share.
-const FEWEST_MAIL_CHUNKS: usize = 4;
 
 /// The queues of a mailbox: of the chunks in which messages come, and of those that come back empty.
 pub(crate) const FULL: usize = 0;
@@ -75,10 +42,6 @@ const QUEUES: usize = 2;
 fn queue_len(entries: usize) -> usize {
     (entries * size_of::<StampedWord>()).next_multiple_of(2 * LINE)
 }
-
-/// Message slots of a mailbox: a sender looks how many are free when it has filled them, since looking takes the word away from the
-/// receiver.
-pub(crate) const MAIL_SLOTS: usize = 16;
 
 /// Remembered calls of each rank.
 pub(crate) const RECORDS: usize = 16;
@@ -253,22 +216,19 @@ impl Layout {
     pub fn new(ranks: usize) -> Layout {
         debug_assert!((1..=MAX_RANKS).contains(&ranks));
         let power = ranks.next_power_of_two();
-        // Steps of a scattering operation move chunk/n bytes to each peer: keep that from getting small.
-        let piece = power * 2048;
-        // Two ranks have pieces of 64 KiB: each step costs as much as copying some KiB, between cores that share no cache.
-        let exchanged = if ranks <= 2 { 128 << 10 } else { piece.clamp(64 << 10, 128 << 10) };
-        let exchanged_chunks = (EXCHANGED_BYTES / exchanged).clamp(FEWEST_CHUNKS, MOST_CHUNKS);
-        // Shorter ones, since its readers have nothing else to do until the first is there.
-        let one_way = piece.clamp(32 << 10, 128 << 10);
-        let one_way_chunks = (RINGS_BYTES / power).clamp(MOST_CHUNKS * one_way, ONE_WAY_BYTES) / one_way;
+        let piece = power * CHUNK_PER_RANK;
+        let exchanged =
+            if ranks <= 2 { EXCHANGE_CHUNK[1] } else { piece.clamp(EXCHANGE_CHUNK[0], EXCHANGE_CHUNK[1]) };
+        let exchanged_chunks = (EXCHANGE_RING / exchanged).clamp(FEWEST_CHUNKS, MOST_CHUNKS);
+        let one_way = piece.clamp(ONE_WAY_CHUNK[0], ONE_WAY_CHUNK[1]);
+        let one_way_chunks = (ONE_WAY_RINGS / power).clamp(MOST_CHUNKS * one_way, ONE_WAY_RING) / one_way;
         let ring_chunks = [exchanged_chunks, exchanged_chunks, one_way_chunks];
         let chunk = [exchanged, exchanged, one_way];
-        let stride = [exchanged + GAP, exchanged + GAP, one_way];
-        // Mailboxes are n².
-        let mail_piece = ((1 << 20) / power).clamp(4 << 10, 16 << 10);
-        let mail_chunk = ((512 << 10) / power).clamp(mail_piece, 128 << 10);
+        let stride = [exchanged + CHUNK_GAP, exchanged + CHUNK_GAP, one_way];
+        let mail_piece = (MAIL_PIECES / power).clamp(MAIL_PIECE[0], MAIL_PIECE[1]);
+        let mail_chunk = (MAIL_CHUNKS / power).clamp(mail_piece, MAIL_CHUNK);
         let mail_chunks =
-            2 * (MAIL_BYTES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, ONE_WAY_BYTES) / mail_chunk;
+            2 * (MAILBOXES / power).clamp(FEWEST_MAIL_CHUNKS * mail_chunk, ONE_WAY_RING) / mail_chunk;
         let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
         let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
         let mut mailboxes = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);

@@ -14,4 +14,5 @@ pub(crate) mod prefetch;
 pub(crate) mod record;
 pub(crate) mod relay;
 pub(crate) mod shrink;
+pub(crate) mod tunables;
 pub(crate) mod world;

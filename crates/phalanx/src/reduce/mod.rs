@@ -345,55 +345,27 @@ unsafe fn copy_piece<const N: usize>(target: *mut u8, source: *const u8, at: usi
     unsafe { target.add(at).cast::<[u8; N]>().write(source.add(at).cast::<[u8; N]>().read()) }
 }
 
-/// Copies to two places with one reading: to `target`, and to `past`, past the caches.
-///
-/// # Safety
-/// As for [`copy`], of both; they do not overlap each other.
-pub(crate) unsafe fn copy_twice(target: *mut u8, past: *mut u8, source: *const u8, len: usize) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        copy_lines::<true>(past, target, source, len);
-    }
-    streaming_fence();
-}
-
 /// Copies with stores that do not go through the caches. Follow with [`streaming_fence`].
 ///
 /// # Safety
 /// As for [`copy`].
-#[inline(always)]
-unsafe fn copy_streaming(target: *mut u8, source: *const u8, len: usize) {
-    // SAFETY: the caller's contract; there is no second copy.
-    unsafe { copy_lines::<false>(target, std::ptr::null_mut(), source, len) }
-}
-
-/// Copies line by line to `past`, past the caches; if `TWICE`, to `target` through them, too.
-///
-/// # Safety
-/// As for [`copy`], of each place that is written.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn copy_lines<const TWICE: bool>(past: *mut u8, target: *mut u8, source: *const u8, len: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_storeu_si128, _mm_stream_si128};
-    // SAFETY: the head brings `past` to a line's start, the body keeps in bounds. SSE2 is part of x86-64.
+unsafe fn copy_streaming(target: *mut u8, source: *const u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    // SAFETY: the head brings `target` to a line's start, the body keeps in bounds. SSE2 is part of x86-64.
     unsafe {
         let edge = |at: usize, len: usize| {
-            std::ptr::copy_nonoverlapping(source.add(at), past.add(at), len);
-            if TWICE {
-                std::ptr::copy_nonoverlapping(source.add(at), target.add(at), len);
-            }
+            std::ptr::copy_nonoverlapping(source.add(at), target.add(at), len);
         };
-        let head = past.align_offset(64).min(len);
+        let head = target.align_offset(64).min(len);
         edge(0, head);
         let lines = (len - head) / 64;
         for line in 0..lines {
             for part in 0..4 {
                 let at = head + line * 64 + part * 16;
                 let value = _mm_loadu_si128(source.add(at).cast::<__m128i>());
-                if TWICE {
-                    _mm_storeu_si128(target.add(at).cast::<__m128i>(), value);
-                }
-                _mm_stream_si128(past.add(at).cast::<__m128i>(), value);
+                _mm_stream_si128(target.add(at).cast::<__m128i>(), value);
             }
         }
         let done = head + lines * 64;
@@ -403,15 +375,11 @@ unsafe fn copy_lines<const TWICE: bool>(past: *mut u8, target: *mut u8, source: 
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-unsafe fn copy_lines<const TWICE: bool>(past: *mut u8, target: *mut u8, source: *const u8, len: usize) {
+unsafe fn copy_streaming(target: *mut u8, source: *const u8, len: usize) {
     // SAFETY: the caller's contract.
-    unsafe {
-        std::ptr::copy_nonoverlapping(source, past, len);
-        if TWICE {
-            std::ptr::copy_nonoverlapping(source, target, len);
-        }
-    }
+    unsafe { std::ptr::copy_nonoverlapping(source, target, len) }
 }
+
 /// Orders streaming stores before the flags that announce them.
 #[inline(always)]
 fn streaming_fence() {
@@ -466,17 +434,15 @@ mod tests {
     }
 
     #[test]
-    fn both_copies_are_whole_at_any_alignment() {
+    fn long_copies_are_whole_at_any_alignment() {
         let source: Vec<u8> = (0..10_000).map(|i| (i * 7 % 251) as u8).collect();
         for (start, len) in [(0, 0), (1, 1), (5, 4095), (64, 4096), (3, 4097), (17, 9000)] {
-            let [mut target, mut past] = [vec![0u8; 10_000], vec![0u8; 10_000]];
-            // SAFETY: start + len is in bounds of all.
-            unsafe {
-                copy_twice(target.as_mut_ptr().add(start), past.as_mut_ptr().add(start), source.as_ptr(), len)
-            };
-            for copy in [target, past] {
-                assert_eq!(copy[start..start + len], source[..len]);
-                assert!(copy[..start].iter().chain(&copy[start + len..]).all(|byte| *byte == 0));
+            for streaming in [false, true] {
+                let mut target = vec![0u8; 10_000];
+                // SAFETY: start + len is in bounds of both.
+                unsafe { copy(target.as_mut_ptr().add(start), source.as_ptr(), len, streaming) };
+                assert_eq!(target[start..start + len], source[..len]);
+                assert!(target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0));
             }
         }
     }

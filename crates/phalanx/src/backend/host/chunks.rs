@@ -1,8 +1,8 @@
-//! The memory that long messages go through: chunks that change hands with them.
+//! Chunks of memory that long messages go through, and that change hands with them.
 //!
-//! Each of two ranks begins with half of their chunks. Who sends fills one, tells of it piece by piece, and gives it away; who receives
-//! empties it and keeps it for a message of its own: a rank writes best where it has just read, since the lines are its core's (see
-//! `layout.rs`). Who receives more than it sends gives the oldest back, so that a sender never loses more than half of its own for good.
+//! Each of two ranks begins with half of their chunks. A sender fills one, publishes it piece by piece, and gives it away. The receiver empties
+//! it and keeps it for a message of its own: a rank writes best where it has just read, since its core owns the lines (`layout.rs`). A rank
+//! that receives more than it sends gives the oldest back, so that a sender never loses more than half of its chunks for good.
 
 use crate::control::layout::{Channel, EMPTY, FULL};
 use std::collections::VecDeque;
@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 pub(crate) struct Chunks {
     rank: usize,
     peer: usize,
-    /// Those that it has emptied, the last one last.
+    /// Chunks that it has emptied, the last one last.
     warm: VecDeque<u16>,
-    /// Those that it had from the beginning or got back.
+    /// Chunks that it had from the beginning or got back.
     cold: VecDeque<u16>,
-    /// More are given back.
+    /// Chunks that it keeps, at most.
     most: usize,
     /// Entries of the queues so far: written and read, of full chunks and of empty ones.
     written: [u64; 2],
@@ -23,7 +23,7 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// As they are before the first message between `rank` and `peer`, who share so many.
+    /// Chunks of `rank` before its first message with `peer`, of so many that both share.
     pub fn new(rank: usize, peer: usize, chunks: usize) -> Chunks {
         let half = chunks as u16 / 2;
         let mut cold = VecDeque::with_capacity(chunks);
@@ -39,13 +39,13 @@ impl Chunks {
         own.or_else(|| self.arrived(channel, EMPTY))
     }
 
-    /// Tells the peer of one: that it is full, or of a piece of it more.
+    /// Publishes a chunk to the peer: it is full, or has one piece more.
     #[inline]
     pub fn give(&mut self, channel: &Channel, chunk: u16) {
         self.write(channel, FULL, chunk);
     }
 
-    /// The one of which the peer has told next.
+    /// The chunk of the peer's next piece.
     #[inline]
     pub fn full(&mut self, channel: &Channel) -> Option<u16> {
         self.arrived(channel, FULL)
@@ -66,7 +66,7 @@ impl Chunks {
         }
     }
 
-    /// What both ranks have told each other so far.
+    /// Entries that both ranks have written so far.
     pub fn moved(&self) -> u64 {
         self.written.iter().chain(&self.read).sum()
     }

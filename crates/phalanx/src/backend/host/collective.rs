@@ -1,30 +1,18 @@
-//! The collectives: one description of who gives what to whom ([`Flow`]), and six ways to carry it out.
+//! Collectives: one pattern for each ([`Flow`]), and the algorithms that carry it out. [`choose`](super::choose::choose) picks one.
 //!
-//! *Small* ([`slots`]; up to 8 KiB of a writer): every writer puts its blocks into its slot, every reader takes them out. One
-//! transfer and no closing barrier: two slots alternate. Up to 104 bytes travel in the slot's opening, up to 40 if many read the
-//! same from each other.
+//! - **Slots** ([`slots`]): every writer puts its blocks into its slot, every reader takes them out. One transfer and no closing barrier: two
+//!   slots alternate. Up to 104 bytes travel in the slot's opening.
+//! - **Grid** ([`grid_rounds`]): a few hundred bytes of an all_reduce among many ranks. Each reads from the ranks of its row and of its column.
+//! - **One-phase, two-phase** ([`two_phase`]): in steps of a chunk. A reader takes each writer's chunk from the writer's own buffer if that can
+//!   be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into which the writer copies it ahead of time. A writer
+//!   whose buffer is read waits at the end until all have read it. Two phases are reduce-scatter and all-gather, chunk by chunk.
+//! - **Push** ([`push`]): all_reduces of buffers that all can reach. Each rank stores its part of the result in every buffer.
+//! - **Pairwise** ([`pairwise`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
+//! - **Kernel copy** ([`kernel_copy`]): the longest of those between processes. The kernel copies blocks to their place.
 //!
-//! *Rounds* ([`grid_rounds`]): a few hundred bytes of an all_reduce among many ranks. Nobody reads from everybody, but from the ranks
-//! of its row and of its column.
-//!
-//! *Bulk* ([`two_phase`]): in steps of a chunk. A reader takes each writer's chunk from where it is: from the writer's own
-//! buffer if that can be read (thread ranks; memory from `Comm::alloc`), else from the writer's ring, into
-//! which the writer copies it ahead of time. A writer whose buffer is read waits at the end until all have
-//! read it. All_reduces go in two phases, reduce-scatter and all-gather, chunk by chunk.
-//!
-//! *Pushed* ([`push`]): all_reduces of buffers that all can reach, in one and a half phases. Each rank stores its part of the result
-//! everywhere.
-//!
-//! *Pairs* ([`pairwise`]): long all_to_alls of private buffers. Each rank exchanges with one other at a time.
-//!
-//! *Fetched* ([`kernel_copy`]): the longest of those between processes. Each rank has the kernel copy the others' blocks to their place, where it
-//! lets them and that is faster.
-//!
-//! But for pushed all_reduces no rank writes into another's buffers, so a rank that is stopped half-way and
-//! continues after its peers gave up can spoil only its own result. Reductions combine the contributions in
-//! rank order.
+//! But for push, no rank writes into another's buffers: a rank that is stopped half-way, and continues after its peers gave up, can spoil only
+//! its own result. Reductions combine the contributions in rank order.
 
-mod flow;
 mod grid_rounds;
 mod kernel_copy;
 mod pairwise;
@@ -33,36 +21,37 @@ mod slots;
 mod trial;
 mod two_phase;
 
+use super::choose::{Algorithm, Bulk, Topology, choose};
 use super::exchange::Copies;
 use super::grid::Grid;
-use crate::contract::{Call, Operation, OperationId};
+use super::tunables::BLOCK_LINES_BETWEEN_HOSTS;
+use crate::contract::{Call, Flow, OperationId, Who};
 use crate::control::endpoint::Endpoint;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
-use crate::control::layout::{MOST_CHUNKS, MOST_LINES, RINGS, SLOTS};
+use crate::control::layout::{RINGS, SLOTS};
 use crate::control::prefetch;
 use crate::control::record::Record;
+use crate::control::tunables::MOST_CHUNKS;
 use crate::control::world::{Location, Mapped};
 use crate::reduce;
 use crate::types::error::Result;
 use crate::types::op::ReductionCode;
-use flow::{Flow, Who};
 use pairwise::Place;
 use push::OPEN_TO_PUSHES;
-use slots::Form;
 use trial::AlgorithmTrial;
 
 pub(crate) use pairwise::partner;
 
 /// Payload of a slot's opening that is not taken by the fingerprint and the factor.
-const INLINE: usize = PAIR_PAYLOAD - 16;
+pub(super) const INLINE: usize = PAIR_PAYLOAD - 16;
 
 /// The part of it that lies in the first of its two lines.
-const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
+pub(super) const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
 
 /// The most bytes of a block in stamped lines.
-const LINES_BYTES: usize = MOST_LINES * LINE_PAYLOAD;
+const LINES_BYTES: usize = BLOCK_LINES_BETWEEN_HOSTS * LINE_PAYLOAD;
 
-/// What a reader waits for, and has fetched meanwhile, of a writer's slot.
+/// Lines of a writer's slot for which a reader waits, and which it prefetches meanwhile.
 #[derive(Clone, Copy)]
 enum Awaited {
     /// The first line of its opening.
@@ -87,22 +76,22 @@ pub(crate) struct State {
     drained: [u64; RINGS],
     /// Where the chunks of exchanges in pairs lie.
     places: [Place; MOST_CHUNKS],
-    /// Which way was faster for long all_to_alls between processes.
+    /// Trial of kernel copy for long all_to_alls between processes.
     fetches: AlgorithmTrial,
-    /// Which way was faster to store this rank's part of long all_reduces in peers' buffers.
+    /// Trial of stores past the caches, for pushes.
     pushes: AlgorithmTrial,
-    /// Where this rank stands if small all_reduces go in rounds.
+    /// This rank's place, if short all_reduces go in a grid.
     grid: Option<Grid>,
-    /// Namespace for what small reductions read from each rank's lines.
+    /// Memory for what reductions by slots read from each rank's lines.
     scratch: Vec<u8>,
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
     factors: Vec<u64>,
     /// Where `send` and `recv` of each peer lay, when they were last read there.
     mapped: Vec<[Mapped; 2]>,
-    /// Of the messages that an all_to_all_v goes as.
+    /// Messages of an all_to_all_v.
     pub tickets: Vec<OperationId>,
-    /// Of what such a one sends in place.
+    /// Copies of the blocks that an all_to_all_v sends in place.
     pub copies: Copies,
 }
 
@@ -140,7 +129,7 @@ impl State {
             places: [Place::default(); MOST_CHUNKS],
             fetches: kernel_copy::trial(),
             pushes: push::trial(),
-            grid: grid_rounds::grid(endpoint.rank, ranks, endpoint.crowded),
+            grid: Topology::of(endpoint).has_grid().then(|| Grid::new(endpoint.rank, ranks)),
             scratch: vec![0; ranks * LINES_BYTES],
             sources: Vec::with_capacity(ranks),
             targets: Vec::with_capacity(ranks),
@@ -179,7 +168,7 @@ impl State {
 pub(crate) struct Collective<'a> {
     endpoint: &'a Endpoint,
     state: &'a mut State,
-    /// Told as soon as a wait or much work comes next.
+    /// Called before the first wait or the first long copy.
     begun: &'a dyn Fn(),
 }
 
@@ -196,29 +185,34 @@ impl<'a> Collective<'a> {
         endpoint.check()?;
         let mut this = Collective { endpoint, state, begun };
         this.begin(&Record::of(call));
-        let flow = Flow::of(call);
+        let flow = call.flow();
         // SAFETY: the caller's contract.
         unsafe {
-            match this.small_form(&flow) {
-                _ if this.goes_in_rounds(call, &flow) => this.rounds(call)?,
-                Some(Form::Bytes(_)) | None if !endpoint.shares_memory() => {
-                    // Nothing was opened, and nobody waits for this rank's part of it.
+            match choose(call, &flow, this.topology()) {
+                Algorithm::Grid => this.grid(call)?,
+                Algorithm::Slots(form) => this.slots(call, &flow, form)?,
+                Algorithm::Bulk(bulk) => this.bulk(call, &flow, bulk)?,
+                Algorithm::Refused => {
+                    // Nothing was opened, and no peer waits for this rank's part of it.
                     this.complete();
                     return Err(endpoint.too_long());
                 }
-                Some(form) => this.small(call, &flow, form)?,
-                None => this.bulk(call, &flow)?,
             }
         }
         this.complete();
         Ok(())
     }
 
-    /// Says that this rank is done with the operation.
+    /// Publishes that this rank is done with the operation.
     #[inline(always)]
     fn complete(&self) {
         self.endpoint.own().done_operation.set(self.state.sequence);
         self.endpoint.announce_progress();
+    }
+
+    #[inline(always)]
+    fn topology(&self) -> Topology<'a> {
+        Topology::of(self.endpoint)
     }
 
     fn begin(&mut self, record: &Record) {
@@ -244,12 +238,6 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Bytes that a writer shows in all, at most: the same on every rank.
-    #[inline(always)]
-    fn given(&self, flow: &Flow<'_>) -> usize {
-        if flow.scattered { flow.send_len(0, self.endpoint.ranks) } else { flow.longest() }
-    }
-
     /// Opens this rank's slot for all to see, with up to 104 bytes of data.
     ///
     /// # Safety
@@ -271,20 +259,20 @@ impl<'a> Collective<'a> {
         self.endpoint.announce_progress();
     }
 
-    /// What a rank's opening says. It was heard, or is this rank's own; it stays until this rank has completed the operation.
+    /// Opening of a rank: one that was heard, or this rank's own. It stays until this rank has completed the operation.
     #[inline(always)]
     fn opening(&self, rank: usize) -> *const Opening {
         self.endpoint.channel.slot(rank, self.state.sequence).opening.payload().cast()
     }
 
-    /// Where a rank's buffers lie, says its opening.
+    /// Locations of a rank's buffers, from its opening.
     #[inline(always)]
     fn locations(&self, rank: usize) -> [Location; 2] {
         // SAFETY: as `opening` says; any bytes are an opening.
         unsafe { &*self.opening(rank) }.locations()
     }
 
-    /// Waits for a writer's opening and compares histories. What else is needed is under way at the same time.
+    /// Waits for a writer's opening and compares histories. The other awaited lines are loaded at the same time.
     #[inline(always)]
     fn hear(&mut self, writer: usize, awaited: Awaited) -> Result<()> {
         let sequence = self.state.sequence;
@@ -342,7 +330,7 @@ impl<'a> Collective<'a> {
 
     /// # Safety
     /// As for `run`.
-    unsafe fn bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+    unsafe fn bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>, bulk: Bulk) -> Result<()> {
         (self.begun)();
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
         let writes = flow.writers.includes(rank);
@@ -353,30 +341,34 @@ impl<'a> Collective<'a> {
             if !in_place_exchange {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
                 if !send.is_readable()
-                    && self.may_be_fetched(flow)
+                    && matches!(bulk, Bulk::AllToAll { kernel_copy: true, .. })
                     && !self.state.fetches.is_settled(flow.longest())
                 {
                     send = self.offer(call.send, flow);
                 }
             }
             let mut recv = Location::NOWHERE;
-            if call.operation == Operation::AllReduce {
-                recv = self.endpoint.world.locate(call.recv, flow.longest());
+            let mut word = 0;
+            match bulk {
+                Bulk::AllReduce { push, .. } => {
+                    recv = self.endpoint.world.locate(call.recv, flow.longest());
+                    if push && self.can_take_pushes(call, flow, recv) {
+                        word = OPEN_TO_PUSHES;
+                    }
+                }
+                Bulk::AllToAll { kernel_copy: true, .. } => {
+                    word = kernel_copy::word(self.state.fetches.next(flow.longest()));
+                }
+                Bulk::AllToAll { .. } | Bulk::Other => {}
             }
-            let mut data = [send.segment, send.offset, recv.segment, recv.offset, 0];
-            if self.can_take_pushes(call, flow, recv) {
-                data[4] = OPEN_TO_PUSHES;
-            }
-            if self.may_be_fetched(flow) {
-                data[4] = kernel_copy::word(self.state.fetches.next(flow.longest()));
-            }
+            let data = [send.segment, send.offset, recv.segment, recv.offset, word];
             self.wait_slot_free()?;
             // SAFETY: as many bytes; the slot is free.
             unsafe { self.open(call.reduction.factor, data.as_ptr().cast(), size_of_val(&data)) };
         }
         // SAFETY: the caller's contract.
-        let outcome = unsafe { self.move_bulk(call, flow, send) };
-        if outcome.is_err() && self.takes_pushes(call, flow) {
+        let outcome = unsafe { self.move_bulk(call, flow, bulk, send) };
+        if outcome.is_err() && self.takes_pushes(bulk) {
             // A peer that is stopped while it writes here, and goes on later, must not find this memory.
             self.endpoint.world.withdraw(call.recv, flow.longest());
         }
@@ -385,7 +377,13 @@ impl<'a> Collective<'a> {
 
     /// # Safety
     /// As for `bulk`, after the openings.
-    unsafe fn move_bulk(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+    unsafe fn move_bulk(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        bulk: Bulk,
+        send: Location,
+    ) -> Result<()> {
         let rank = self.endpoint.rank;
         if flow.readers.includes(rank) {
             self.hear_all(flow.writers, Awaited::FirstLine)?;
@@ -394,16 +392,17 @@ impl<'a> Collective<'a> {
         // All ranks choose alike: they have heard the same openings.
         // SAFETY: the caller's contract.
         unsafe {
-            match call.operation {
-                Operation::AllReduce if self.takes_pushes(call, flow) && self.all_take_pushes() => {
-                    self.push(call, flow)?;
-                }
-                // In one phase everybody reads all of everybody's contribution, which may be in place.
-                Operation::AllReduce if !self.one_phase_pays(flow.longest()) || self.any_readable(0) => {
+            match bulk {
+                Bulk::AllReduce { push: true, .. } if self.all_take_pushes() => self.push(call, flow)?,
+                // In one phase every rank reads all contributions to the end, also where the result goes in place.
+                Bulk::AllReduce { one_phase, .. } if !one_phase || self.any_readable(0) => {
                     self.two_phases(call, flow, send)?;
                 }
-                _ if self.may_be_fetched(flow) => self.fetch_or_pass(call, flow, send)?,
-                _ => self.pass(call, flow, send)?,
+                Bulk::AllToAll { kernel_copy: true, pairwise } => {
+                    self.fetch_or_pass(call, flow, pairwise, send)?
+                }
+                Bulk::AllToAll { pairwise, .. } => self.pass(call, flow, pairwise, send)?,
+                Bulk::AllReduce { .. } | Bulk::Other => self.one_phase(call, flow, send)?,
             }
         }
         if flow.writers.includes(rank) && self.locations(rank).into_iter().any(Location::is_readable) {
@@ -413,21 +412,28 @@ impl<'a> Collective<'a> {
         Ok(())
     }
 
-    /// Moves blocks as they are, through the region or from memory that peers can reach.
+    /// Carries out an all_to_all through the region, or from memory that peers can reach.
     ///
     /// # Safety
-    /// As for `bulk`, after the openings, for what reduces nothing or in one phase.
-    unsafe fn pass(&mut self, call: &Call<'_>, flow: &Flow<'_>, send: Location) -> Result<()> {
+    /// As for `bulk`, after the openings, for an all_to_all.
+    unsafe fn pass(
+        &mut self,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        pairwise: bool,
+        send: Location,
+    ) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe {
-            match call.operation {
-                Operation::AllToAll if self.goes_in_pairs(flow) => self.pairs(call, flow),
-                _ => self.one_phase(call, flow, send),
+            if pairwise && !self.any_readable(0) {
+                self.pairs(call, flow)
+            } else {
+                self.one_phase(call, flow, send)
             }
         }
     }
 
-    /// Where peers read this rank's memory it must not return before they are done.
+    /// Waits until peers have read this rank's memory.
     fn wait_until_read(&self, flow: &Flow<'_>) -> Result<()> {
         let sequence = self.state.sequence;
         for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {

@@ -8,23 +8,18 @@
 use super::HostComm;
 use super::collective::{State, partner};
 use super::message::Plane;
+use super::tunables::{EXCHANGE_COPIES, EXCHANGE_KEPT};
 use crate::contract::{Call, Direction, OperationId, Transfer};
 use crate::reduce;
 use crate::types::error::{Error, Result};
 
-/// Bytes of copies that are under way at once, at least.
-const COPIES: usize = 1 << 20;
-
-/// The most bytes that are kept for the next call.
-const KEPT: usize = 4 << 20;
-
-/// Namespace for the blocks that are sent from copies.
+/// Memory for the blocks that are sent from copies.
 #[derive(Default)]
 pub(crate) struct Copies(Vec<u8>);
 
 impl Copies {
-    /// Namespace for so many bytes, of any content. What was there before is no longer used.
-    fn room(&mut self, bytes: usize) -> Result<*mut u8> {
+    /// Memory of so many bytes, of any content. What was there before is no longer used.
+    fn reserve(&mut self, bytes: usize) -> Result<*mut u8> {
         self.0.try_reserve_exact(bytes).map_err(|_| {
             let why = format!(
                 "an all_to_all_v in place needs {bytes} bytes for copies of what it sends: free memory, or use all_to_all_v with \
@@ -36,7 +31,7 @@ impl Copies {
     }
 
     fn shrink(&mut self) {
-        if self.0.capacity() > KEPT {
+        if self.0.capacity() > EXCHANGE_KEPT {
             self.0 = Vec::new();
         }
     }
@@ -86,8 +81,8 @@ impl HostComm {
     unsafe fn exchange_in_place(&self, call: &Call<'_>, state: &mut State) -> Result<()> {
         let (rank, ranks, size) = (self.endpoint.rank, self.endpoint.ranks, call.dtype.size());
         let all = call.blocks.offset(ranks) * size;
-        let room = all.min(COPIES.max(call.blocks.longest() * size));
-        let copies = state.copies.room(room)?;
+        let room = all.min(EXCHANGE_COPIES.max(call.blocks.longest() * size));
+        let copies = state.copies.reserve(room)?;
         let mut used = 0;
         for peer in
             (1..ranks).chain([0]).map(|round| partner(rank, round, ranks)).filter(|peer| *peer != rank)

@@ -1,17 +1,14 @@
 //! Reading a peer's private memory: the kernel copies it, once, from process to process (`process_vm_readv`, "cross-memory attach").
 //!
-//! Not every system allows that (Yama's `ptrace_scope`, seccomp, containers with processes of their own), so each rank first reads a mark
-//! of every peer, and tells whether it could. Memory is offered once all could; until then, and where some cannot, blocks go through the
-//! region as ever.
+//! Not every system allows that (Yama's `ptrace_scope`, seccomp, containers with processes of their own). Each rank first reads a mark of every
+//! peer, and publishes whether it could. Memory is offered once all could; before, and if some cannot, blocks go through the region.
 
+use super::tunables::KERNEL_COPY_STEP;
 use crate::control::endpoint::Endpoint;
 use crate::os;
 use crate::os::sync::Ordering;
 use crate::types::error::{Error, Result};
 use std::sync::OnceLock;
-
-/// Bytes that are read before this rank looks whether somebody has given up.
-const STEP: usize = 1 << 20;
 
 /// A number that no other process has; 0 if there is none.
 fn own_mark() -> &'static u64 {
@@ -29,7 +26,7 @@ impl Endpoint {
         }
     }
 
-    /// Tries to read the marks of all peers, which are there, and tells them how that went. The first call counts.
+    /// Tries to read the marks of all peers, and publishes whether all can be read. Only the first call does.
     pub fn try_fetching(&self) {
         self.tried_fetching.get_or_init(|| {
             let reads_all = self.world.is_processes() && self.peers().all(|peer| self.reads_mark(peer));
@@ -62,7 +59,7 @@ impl Endpoint {
             // SAFETY: there is room for a byte.
             unsafe { os::read_process(own, start as u64 + at as u64, &mut byte, 1) }.is_ok()
         };
-        // Whose first and last byte can be read is one allocation.
+        // Memory with a readable first and last byte is taken for one allocation.
         self.all_fetch() && is_read(0) && is_read(len - 1)
     }
 
@@ -71,8 +68,8 @@ impl Endpoint {
     /// # Safety
     /// `len` bytes are writable at `target`.
     pub unsafe fn fetch(&self, peer: usize, source: u64, target: *mut u8, len: usize) -> Result<()> {
-        for start in (0..len).step_by(STEP) {
-            let step = (len - start).min(STEP);
+        for start in (0..len).step_by(KERNEL_COPY_STEP) {
+            let step = (len - start).min(KERNEL_COPY_STEP);
             let mut read = Ok(());
             self.inside(0, || {
                 // SAFETY: the caller's contract, for a part of it.
@@ -82,7 +79,7 @@ impl Endpoint {
             })?;
             match read {
                 Ok(()) => {}
-                // Its memory is gone before it is: the wait tells who that was.
+                // The process is ending: the wait reports the rank.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => return self.wait(peer, || false),
                 Err(e) => {
                     return Err(Error::system(

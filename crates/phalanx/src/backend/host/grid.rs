@@ -1,4 +1,4 @@
-//! The ranks in rows and columns, for operations in which nobody hears everybody.
+//! Ranks in rows and columns, for operations in which no rank hears all others.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use std::ops::Range;
 pub(crate) struct Grid {
     ranks: usize,
     pub rows: usize,
-    /// Those in which every row has a rank.
+    /// Columns in which every row has a rank.
     pub columns: usize,
-    /// The place of the rank whose grid it is. The last column of a longer row is not counted in `columns`.
+    /// This rank's place. The last column of a longer row is not counted in `columns`.
     pub row: usize,
     pub column: usize,
 }

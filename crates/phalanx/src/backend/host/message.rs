@@ -1,24 +1,27 @@
-//! Messages between two ranks: posted transfers that are moved along by whoever waits.
+//! Messages between two ranks: posted transfers, which every wait moves along.
 //!
-//! Each ordered pair of ranks has a mailbox. A message opens a slot of it; up to 104 bytes travel in the
-//! opening itself, more in chunks of memory (`chunks.rs`), or not at all if the receiver can read the
-//! sender's buffer: then the sender waits until it has.
+//! Each ordered pair of ranks has a mailbox. A message opens a slot of it (`message/send.rs`). Up to 104 bytes travel in the opening, more in
+//! chunks of memory (`chunks.rs`). If the receiver can read the sender's buffer nothing is copied before, and the sender waits until it is
+//! read.
 //!
-//! A receiver takes a mailbox's messages in order. One that no posted receive matches (by tag) is put
-//! aside on the heap, so that a later receive finds it and the mailbox never blocks.
+//! A receiver takes the messages of a mailbox in order (`message/receive.rs`). One that no posted receive matches (by tag) is put aside on the
+//! heap, so that a later receive finds it and the mailbox never blocks.
+
+mod receive;
+mod send;
 
 use super::chunks::Chunks;
+use super::tunables::{MESSAGE_COPIED, MESSAGE_POLLS, MESSAGE_POLLS_CROWDED};
 use crate::contract::{Direction, Operation, OperationId, Transfer};
 use crate::control::endpoint::{Endpoint, PendingOperation};
-use crate::control::failure::ChannelFailure;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
-use crate::control::layout::{Layout, MAIL_SLOTS, Mailbox};
+use crate::control::layout::{Layout, Mailbox};
 use crate::control::prefetch;
 use crate::control::record::Record;
+use crate::control::tunables::MAIL_SLOTS;
 use crate::control::world::{Location, Mapped};
 use crate::os::sync::lock;
-use crate::types::dtype::DType;
-use crate::types::error::{Error, Result, UsageError};
+use crate::types::error::{Result, UsageError};
 use crate::types::op::ReductionCode;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -30,23 +33,7 @@ const INLINE: usize = PAIR_PAYLOAD - 16;
 /// The part of it that lies in the first of its two lines.
 const IN_ONE_LINE: usize = LINE_PAYLOAD - 16;
 
-/// Of a message of up to so many bytes in a chunk the lines are fetched while its opening is awaited. (Of longer ones they would be taken away
-/// from who is still writing them.)
-const FETCHED_AHEAD: usize = 256;
-
-/// A message of up to so many bytes is copied even if its receiver could read the sender's buffer: the sender need not wait.
-const SHORT: usize = 4 << 10;
-
-/// A readable buffer is copied in pieces of this size, so that giving up is noticed.
-const PIECE: usize = 256 << 10;
-
-/// A message from this size on is stored past the caches.
-const STREAMING: usize = 8 << 20;
-
-/// Polls before a wait is a long one.
-const POLLS: u32 = 200;
-
-/// Whose message it is: users' and the library's own (all_to_all_v) never match each other.
+/// Origin of a message. Messages of the user and of the library (all_to_all_v) never match each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Plane {
@@ -77,7 +64,7 @@ impl Way {
     }
 }
 
-/// What a message is, says its opening.
+/// Description of a message, in its opening.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Header {
@@ -89,7 +76,7 @@ struct Header {
     bytes: u64,
 }
 
-/// A message's opening: written and read where it lies, in a slot of the mailbox.
+/// Opening of a message, written and read in a slot of the mailbox.
 #[repr(C)]
 struct Opening {
     header: Header,
@@ -114,10 +101,10 @@ impl Posted {
     }
 }
 
-/// Of a message that nobody expected: written when it has arrived.
+/// Bytes of a message without a receive, written once it has arrived.
 type Memory = Vec<MaybeUninit<u8>>;
 
-/// Where an arriving message goes.
+/// Place of an arriving message.
 enum Destination {
     Posted(usize),
     Aside(Memory),
@@ -126,7 +113,7 @@ enum Destination {
 /// A message that is received in pieces.
 struct Arriving {
     header: Header,
-    /// Where its receiver reads it, if it does not come in chunks.
+    /// The sender's buffer, unless the message comes in chunks.
     location: Option<Location>,
     destination: Destination,
     moved: usize,
@@ -160,8 +147,6 @@ struct Peer {
     /// Of the sent ones, those that are known to be taken.
     taken: u64,
     chunks: Chunks,
-    /// The one in which this rank sent its last message that took no more than one.
-    last_chunk: Option<u16>,
     /// Where the last message that was read in the peer's own memory lay.
     mapped: Mapped,
 }
@@ -182,7 +167,6 @@ impl Peer {
             received: 0,
             taken: 0,
             chunks,
-            last_chunk: None,
             mapped: Mapped::NONE,
         }
     }
@@ -241,7 +225,7 @@ impl Messages {
     /// As for [`Backend::recorded_transfer`](crate::contract::Backend::recorded_transfer).
     pub unsafe fn transfer(&self, endpoint: &Endpoint, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
         endpoint.check()?;
-        if transfer.count * transfer.dtype.size() > SHORT {
+        if transfer.count * transfer.dtype.size() > MESSAGE_COPIED {
             begun();
         }
         let mut inner = self.lock();
@@ -303,18 +287,18 @@ impl Messages {
         ticket: OperationId,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
-        let polls = if endpoint.crowded { 4 } else { POLLS };
-        let lines = inner.awaited_lines(endpoint, ticket);
+        let polls = if endpoint.crowded { MESSAGE_POLLS_CROWDED } else { MESSAGE_POLLS };
+        let line = inner.awaited_line(endpoint, ticket);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);
             if inner.settle(ticket, outcome)? {
                 return Ok(());
             }
             meanwhile();
-            if let Some((start, bytes)) = lines {
-                crate::os::first_lines(start, bytes);
+            if let Some(line) = line {
+                crate::os::prefetch(line);
             }
-            // Who looks too often takes the lines away from the sender, who is still writing them.
+            // Polling more often would take the lines away from a sender that is still writing them.
             std::hint::spin_loop();
         }
         let waited_for = inner.posted(ticket.0);
@@ -430,7 +414,7 @@ impl Inner {
         if done { Ok(true) } else { outcome.map(|()| false) }
     }
 
-    /// Whether this rank has sent itself nothing that a receive can get: the thread that could send it waits for the receive.
+    /// Whether a receive from this rank itself can never complete: no send is posted, and the thread that could post one waits here.
     fn never_comes(&mut self, endpoint: &Endpoint, ticket: OperationId) -> bool {
         while self.progress(endpoint).is_ok() && !self.is_done(ticket) && !endpoint.has_failed() {
             let own = &self.peers[endpoint.rank];
@@ -441,7 +425,7 @@ impl Inner {
         false
     }
 
-    /// What is under way, if anything is.
+    /// A transfer that is under way, if there is one.
     fn under_way(&self) -> Option<PendingOperation> {
         self.posted.iter().flatten().find(|posted| !posted.done).map(Posted::subject)
     }
@@ -461,371 +445,26 @@ impl Inner {
         Ok(())
     }
 
-    /// What the message that a receive waits for takes besides the first line of its opening, if it is short: the second line, or lines of the
-    /// chunk in which it will come if its sender answers this rank's last one (it fills what it has just emptied).
-    fn awaited_lines(&self, endpoint: &Endpoint, ticket: OperationId) -> Option<(*const u8, usize)> {
+    /// The second line of the opening that a receive waits for, if its message is expected to reach into it.
+    fn awaited_line(&self, endpoint: &Endpoint, ticket: OperationId) -> Option<*const u8> {
         let Transfer { direction: Direction::Recv(_), peer, dtype, count, .. } =
             self.posted(ticket.0).transfer
         else {
             return None;
         };
-        let (bytes, state) = (count * dtype.size(), &self.peers[peer]);
-        if bytes <= IN_ONE_LINE || bytes > FETCHED_AHEAD {
-            None
-        } else if bytes <= INLINE {
-            let opening = endpoint.channel.mailbox(peer, endpoint.rank).slot(state.received);
-            Some((prefetch::second_line(opening), 1))
-        } else {
-            let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, state.last_chunk?);
-            Some((chunk.cast_const(), bytes))
-        }
-    }
-
-    // --- sending --------------------------------------------------------------------------------------
-
-    /// Writes as much to a peer as its mailbox takes.
-    fn write(&mut self, endpoint: &Endpoint, peer: usize) {
-        let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
-        while let Some((number, index)) = self.peers[peer].unread.front().copied() {
-            if mailbox.taken_messages.get() < number {
-                break;
-            }
-            self.peers[peer].unread.pop_front();
-            self.finish(index);
-        }
-        while let Some(index) = self.peers[peer].sends.front().copied() {
-            // A send that was given up may have stopped half-way: nothing comes behind it.
-            if endpoint.has_failed() || !self.write_message(endpoint, peer, index) {
-                break;
-            }
-            self.peers[peer].sends.pop_front();
-        }
-    }
-
-    /// Writes a message, or what there is room for; whether it is all written.
-    fn write_message(&mut self, endpoint: &Endpoint, peer: usize, index: usize) -> bool {
-        let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
-        let posted = self.posted(index);
-        let (plane, Transfer { direction, tag, dtype, count, .. }) = (posted.plane, posted.transfer);
-        let Direction::Send(source) = direction else { unreachable!("the queue holds sends") };
         let bytes = count * dtype.size();
-        let state = &mut self.peers[peer];
-
-        if state.opened {
-            return self.write_chunks(endpoint, peer, index, source, bytes);
-        }
-        if !state.has_slot(mailbox) {
-            return false;
-        }
-        let (way, data) = if bytes <= INLINE {
-            (Way::Inline, [0; 2])
-        } else {
-            let location =
-                if bytes > SHORT { endpoint.world.locate(source, bytes) } else { Location::NOWHERE };
-            if location.is_readable() {
-                (Way::Direct, [location.segment, location.offset])
-            } else if bytes <= endpoint.channel.layout.mail_piece {
-                let Some(chunk) = state.chunks.take(&endpoint.channel) else { return false };
-                let target = endpoint.channel.mail_chunk(endpoint.rank, peer, chunk);
-                // SAFETY: the chunk is this rank's; the posted buffer has `bytes` bytes.
-                unsafe { crate::reduce::copy(target, source, bytes, false) };
-                state.last_chunk = Some(chunk);
-                (Way::Chunk, [chunk.into(), 0])
-            } else {
-                (Way::Chunks, [0; 2])
-            }
-        };
-        let header = Header {
-            tag,
-            plane: plane as u8,
-            dtype: dtype as u8,
-            way: way as u8,
-            unused: 0,
-            bytes: bytes as u64,
-        };
-        let slot = mailbox.slot(state.sent);
-        state.sent += 1;
-        // SAFETY: the slot is free, since the receiver has taken its last message; an opening is what its lines have room for, and so is
-        // an inline message.
-        unsafe {
-            slot.fill(state.sent, |line| {
-                let opening = line.cast::<Opening>();
-                (&raw mut (*opening).header).write(header);
-                let room = (&raw mut (*opening).data).cast::<u64>();
-                if way == Way::Inline {
-                    crate::reduce::copy_small(room.cast(), source, bytes);
-                } else {
-                    room.cast::<[u64; 2]>().write(data);
-                }
-            });
-        }
-        match way {
-            Way::Inline | Way::Chunk => {}
-            Way::Direct => {
-                let number = state.sent;
-                state.unread.push_back((number, index));
-                endpoint.announce_progress();
-                return true;
-            }
-            Way::Chunks => {
-                state.opened = true;
-                return self.write_chunks(endpoint, peer, index, source, bytes);
-            }
-        }
-        endpoint.announce_progress();
-        self.finish(index);
-        true
-    }
-
-    /// Writes what there are chunks for; whether the message is all written.
-    fn write_chunks(
-        &mut self,
-        endpoint: &Endpoint,
-        peer: usize,
-        index: usize,
-        source: *const u8,
-        bytes: usize,
-    ) -> bool {
-        let state = &mut self.peers[peer];
-        let layout = &endpoint.channel.layout;
-        while state.written < bytes {
-            let at = state.written % layout.mail_chunk;
-            if at == 0 {
-                let Some(chunk) = state.chunks.take(&endpoint.channel) else {
-                    endpoint.announce_progress();
-                    return false;
-                };
-                state.filled = chunk;
-            }
-            let target = endpoint.channel.mail_chunk(endpoint.rank, peer, state.filled);
-            let len = piece_len(layout, bytes, state.written);
-            // SAFETY: the chunk is this rank's, behind `at`; the posted buffer has `bytes` bytes.
-            unsafe { crate::reduce::copy(target.add(at), source.add(state.written), len, false) };
-            state.written += len;
-            state.chunks.give(&endpoint.channel, state.filled);
-        }
-        endpoint.announce_progress();
-        state.opened = false;
-        state.written = 0;
-        self.finish(index);
-        true
-    }
-
-    // --- receiving ------------------------------------------------------------------------------------
-
-    /// Takes what a peer has written, as long as a receive is posted.
-    fn read(&mut self, endpoint: &Endpoint, peer: usize) -> Result<()> {
-        let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
-        loop {
-            if self.peers[peer].arriving.is_some() {
-                if !self.read_arriving(endpoint, peer)? {
-                    return Ok(());
-                }
-                continue;
-            }
-            let state = &mut self.peers[peer];
-            if state.receives.is_empty() {
-                return Ok(());
-            }
-            let slot = mailbox.slot(state.received);
-            // After a failure it may be the message of a receive that was given up, and never of the next one.
-            if !slot.is(state.received + 1) || endpoint.has_failed() {
-                return Ok(());
-            }
-            let opening = slot.payload().cast::<Opening>();
-            // SAFETY: stamped with this message, and the sender's again only when it is taken; any value is valid.
-            let header = unsafe { (*opening).header };
-            // SAFETY: as above.
-            let data = unsafe { &(*opening).data };
-            if header.way == Way::Chunk as u8 {
-                // Its bytes come while their receive is looked for.
-                let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, data[0] as u16);
-                crate::os::first_lines(chunk, header.bytes as usize);
-            }
-            let mut destination = self.destination(endpoint, peer, &header)?;
-            let (target, bytes) = (target(&self.posted, &mut destination), header.bytes as usize);
-            match Way::from_code(header.way) {
-                Way::Inline => {
-                    // SAFETY: the target has as many bytes, checked or allocated so; they fit the opening.
-                    unsafe { crate::reduce::copy_small(target, data.as_ptr().cast(), bytes) }
-                }
-                Way::Chunk => {
-                    let chunk = data[0] as u16;
-                    let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let len = bytes.min(endpoint.channel.layout.mail_piece);
-                    // SAFETY: written before the opening, and this rank's since; the target has as many bytes.
-                    unsafe { crate::reduce::copy(target, source, len, false) };
-                    self.peers[peer].chunks.keep(&endpoint.channel, chunk);
-                }
-                way @ (Way::Chunks | Way::Direct) => {
-                    let location =
-                        (way == Way::Direct).then(|| Location { segment: data[0], offset: data[1] });
-                    self.peers[peer].arriving = Some(Arriving { header, location, destination, moved: 0 });
-                    continue;
-                }
-            }
-            self.arrived(endpoint, peer, header, destination)?;
-        }
-    }
-
-    /// The receive that a message is for, or memory to put it aside.
-    fn destination(&mut self, endpoint: &Endpoint, peer: usize, header: &Header) -> Result<Destination> {
-        match self.take_receive(peer, header) {
-            Some(index) => {
-                self.check_match(endpoint, peer, index, header)?;
-                Ok(Destination::Posted(index))
-            }
-            None => Ok(Destination::Aside(memory_for(endpoint, peer, header.bytes as usize)?)),
-        }
-    }
-
-    /// The first of the posted receives that a message matches.
-    fn take_receive(&mut self, peer: usize, header: &Header) -> Option<usize> {
-        let position = self.peers[peer].receives.iter().position(|index| {
-            let posted = self.posted(*index);
-            matches(header, posted.plane, posted.transfer.tag)
-        });
-        self.peers[peer].receives.remove(position?)
-    }
-
-    /// The receive must expect what was sent.
-    fn check_match(&self, endpoint: &Endpoint, peer: usize, index: usize, header: &Header) -> Result<()> {
-        let Posted { transfer, plane, number, .. } = self.posted(index);
-        let same_type = header.dtype == transfer.dtype as u8;
-        if same_type && header.bytes == (transfer.count * transfer.dtype.size()) as u64 {
-            return Ok(());
-        }
-        let dtype = DType::from_code(header.dtype).unwrap_or(DType::U8);
-        let sent = Transfer {
-            direction: Direction::Send(std::ptr::null()),
-            peer: endpoint.rank,
-            dtype,
-            count: header.bytes as usize / dtype.size(),
-            ..*transfer
-        };
-        let (ours, theirs) = ((endpoint.rank, record(transfer, *plane)), (peer, record(&sent, *plane)));
-        let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
-        Err(endpoint.fail(&ChannelFailure::Mismatch { sequence: *number, lower, higher }))
-    }
-
-    /// Takes what there is of the arriving message; whether that was all.
-    fn read_arriving(&mut self, endpoint: &Endpoint, peer: usize) -> Result<bool> {
-        let state = &mut self.peers[peer];
-        let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
-        let target = target(&self.posted, &mut arriving.destination);
-        let bytes = arriving.header.bytes as usize;
-        let streaming = bytes >= STREAMING;
-        match arriving.location {
-            None => {
-                let layout = &endpoint.channel.layout;
-                while arriving.moved < bytes {
-                    let Some(chunk) = state.chunks.full(&endpoint.channel) else { return Ok(false) };
-                    let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let at = arriving.moved % layout.mail_chunk;
-                    let len = piece_len(layout, bytes, arriving.moved);
-                    // SAFETY: the sender has written this piece of the chunk, which is this rank's since; in bounds of the target.
-                    unsafe {
-                        crate::reduce::copy(target.add(arriving.moved), source.add(at), len, streaming)
-                    };
-                    arriving.moved += len;
-                    if at + len == layout.mail_chunk || arriving.moved == bytes {
-                        state.chunks.keep(&endpoint.channel, chunk);
-                    }
-                    endpoint.announce_progress();
-                }
-            }
-            Some(location) => {
-                let source = endpoint.world.resolve(location, &mut state.mapped);
-                let source = source.map_err(|error| endpoint.fail_refused(&error))?;
-                while arriving.moved < bytes {
-                    let len = (bytes - arriving.moved).min(PIECE);
-                    // SAFETY: the sender keeps its buffer until the message is taken, or until it has
-                    // failed and this rank has left the gate; in bounds of the target.
-                    endpoint.inside(1, || unsafe {
-                        let source = source.add(arriving.moved);
-                        crate::reduce::copy(target.add(arriving.moved), source, len, streaming);
-                    })?;
-                    arriving.moved += len;
-                }
-            }
-        }
-        let arrived = state.arriving.take().expect("asked by the caller");
-        self.arrived(endpoint, peer, arrived.header, arrived.destination)?;
-        Ok(true)
-    }
-
-    /// A message is all there: its receive is done, or it waits for one.
-    #[inline]
-    fn arrived(
-        &mut self,
-        endpoint: &Endpoint,
-        peer: usize,
-        header: Header,
-        destination: Destination,
-    ) -> Result<()> {
-        let state = &mut self.peers[peer];
-        state.received += 1;
-        endpoint.channel.mailbox(peer, endpoint.rank).taken_messages.set(state.received);
-        endpoint.announce_progress();
-        match destination {
-            Destination::Posted(index) => self.finish(index),
-            Destination::Aside(bytes) => {
-                let message = Unexpected { header, bytes };
-                // Its receive may have been posted while it came.
-                match self.take_receive(peer, &header) {
-                    Some(index) => self.deliver_unexpected(endpoint, index, &message)?,
-                    None => self.peers[peer].unexpected.push_back(message),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives a message that was put aside to its receive.
-    fn deliver_unexpected(&mut self, endpoint: &Endpoint, ticket: usize, message: &Unexpected) -> Result<()> {
-        let transfer = self.posted(ticket).transfer;
-        self.check_match(endpoint, transfer.peer, ticket, &message.header)?;
-        let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
-        // SAFETY: the target has as many bytes as were sent, just checked; the message has arrived.
-        unsafe { crate::reduce::copy(target, message.bytes.as_ptr().cast(), message.bytes.len(), false) };
-        self.finish(ticket);
-        Ok(())
+        (IN_ONE_LINE + 1..=INLINE).contains(&bytes).then(|| {
+            let opening = endpoint.channel.mailbox(peer, endpoint.rank).slot(self.peers[peer].received);
+            prefetch::second_line(opening)
+        })
     }
 }
 
-/// How much of a message of so many bytes is told of at once, behind what was told before: little at first, so that its receiver can begin,
-/// but each piece costs as much as copying some KiB, between cores that share no cache.
-fn piece_len(layout: &Layout, bytes: usize, told: usize) -> usize {
-    let most = (bytes / 16).next_power_of_two().max(2 * layout.mail_piece).min(layout.mail_chunk);
-    told.clamp(layout.mail_piece, most).min(bytes - told)
-}
-
-/// Where a message is written.
-fn target(posted: &[Option<Posted>], destination: &mut Destination) -> *mut u8 {
-    match destination {
-        Destination::Aside(bytes) => bytes.as_mut_ptr().cast(),
-        Destination::Posted(index) => {
-            match posted[*index].as_ref().expect("queues hold posted transfers").transfer.direction {
-                Direction::Recv(target) => target,
-                Direction::Send(_) => unreachable!("the queue holds receives"),
-            }
-        }
-    }
-}
-
-/// Namespace for a message that nobody expects.
-fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<Memory> {
-    let mut memory = Memory::new();
-    memory.try_reserve_exact(bytes).map_err(|_| {
-        let why = format!(
-            "a message of {bytes} bytes from rank {peer} has come before its receive: post the receive first, send less at \
-             once, or free memory"
-        );
-        endpoint.fail_refused(&Error::system("memory for a message", std::io::ErrorKind::OutOfMemory.into(), why))
-    })?;
-    // SAFETY: there is room, and bytes that may be anything need not be written.
-    unsafe { memory.set_len(bytes) };
-    Ok(memory)
+/// Bytes of the next piece of a message in chunks, of which `moved` are moved: a sixteenth of the message, as a power of two, since each piece
+/// costs as much as copying some KiB between cores that share no cache.
+fn piece_len(layout: &Layout, bytes: usize, moved: usize) -> usize {
+    let piece = (bytes / 16).next_power_of_two().clamp(layout.mail_piece, layout.mail_chunk);
+    piece.min(bytes - moved)
 }
 
 /// A transfer as errors show it: a message, or a block of the collective that it carries out.

@@ -1,31 +1,27 @@
 //! The host backend: ranks are threads of one process or processes of one host, over one shared region.
 //!
-//! How it differs from the model: operations are complete when they return, so there is nothing but messages to
-//! synchronise with; mismatched calls are always detected; a root may return before the others have
-//! arrived (as MPI allows), so that its part in a mismatch may come to light in its next call.
+//! Operations are complete when they return, so only messages need synchronising. Mismatched calls are always detected. A root may return
+//! before the others have arrived, as MPI allows: its part in a mismatch is then reported by its next call.
 //!
 //! | file | what |
 //! |---|---|
-//! | `protocol.rs` | the words through which ranks talk |
-//! | `layout.rs`, `world.rs` | where they lie, and the memory they lie in |
-//! | `endpoint.rs` | waiting, noticing who is gone, giving up |
-//! | `record.rs`, `verdict.rs`, `blame.rs` | who called what, why the communicator failed, and who is at fault |
+//! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
+//! | `collective.rs`, `collective/` | the algorithms; `collective.rs` lists them |
+//! | `grid.rs` | ranks in rows and columns |
 //! | `fetch.rs` | reading the private memory of another process |
-//! | `liveness.rs`, `shrink.rs` | peers that are stopped; going on without those who are gone |
-//! | `collective.rs`, `reduce.rs`, `arithmetic.rs` | collectives, and what they do with elements |
-//! | `collective/pairs.rs`, `collective/fetched.rs` | long all_to_alls |
-//! | `collective/rounds.rs`, `grid.rs` | small all_reduces of many ranks, in rows and columns |
-//! | `message.rs`, `chunks.rs` | point to point |
+//! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
-//! | `relay/` | ranks of several hosts, which share no memory: the words without the data |
-//! | `control_channel.rs` | the words without the data, for backends whose library does not notice who is missing |
+//!
+//! The shared memory itself, waiting, and failures are in `control/`.
 
+mod choose;
 mod chunks;
 mod collective;
 mod exchange;
 mod fetch;
 mod grid;
 mod message;
+mod tunables;
 
 #[cfg(all(test, target_os = "linux"))]
 mod relay_tests;
@@ -66,8 +62,8 @@ impl HostComm {
         HostComm { endpoint, state, messages }
     }
 
-    /// Before an error that ends the communicator reaches the caller, who may then free the buffers. What the
-    /// operating system refuses in the middle of an operation ends it, too: the peers cannot complete it.
+    /// Closes the buffers to peers before a fatal error reaches the caller, which may then free them. A refusal of the operating system in the
+    /// middle of an operation is fatal, too: the peers cannot complete it.
     #[cold]
     fn closing(&self, error: Error) -> Error {
         let error = match error {

@@ -3,7 +3,8 @@
 use super::copies::Open;
 use super::{Content, Line, Message, OPENING, Shared, Update};
 use crate::control::flags::Stamped;
-use crate::control::layout::{RECORDS, SLOT_LINES, SLOTS};
+use crate::control::layout::{RECORDS, SLOTS};
+use crate::control::tunables::SLOT_LINES;
 use crate::control::world::SegmentId;
 use crate::os::sync::{Ordering, lock};
 use std::sync::Arc;

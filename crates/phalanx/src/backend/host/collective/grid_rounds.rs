@@ -1,45 +1,22 @@
 //! All_reduces of a few hundred bytes among many ranks.
 //!
-//! Where everybody reads everybody's block, the time grows with the number of ranks, n. Here they stand in a [`Grid`], the block is
-//! cut into a slice for each column, and in each of three rounds a rank reads from about √n others, √n, n and √n slices:
+//! If every rank reads every block, the time grows with the number of ranks, n. Here ranks form a [`Grid`], the block is cut into a slice for
+//! each column, and in each of three rounds a rank reads from about √n others: √n, n and √n slices.
 //!
 //! 1. A rank takes its column's slice of its row's contributions, and shows them one behind the other.
 //! 2. It takes what the other ranks of its column show, so that it has the slice of all ranks, reduces it and shows the result.
 //! 3. It takes the other slices' results from its row.
 //!
-//! So every row calculates all of the result, each element from all contributions in rank order, as in every other way that a
-//! reduction goes: the bits are the same, and for small floats there is one rounding.
+//! So every row calculates all of the result, each element from all contributions in rank order, as by every other
+//! algorithm: the bits are the same, and for small floats there is one rounding.
 
-use super::flow::Flow;
-use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
+use super::{Awaited, Collective, LINES_BYTES, State};
 use crate::backend::host::grid::Grid;
-use crate::contract::{Call, Operation};
+use crate::contract::Call;
 use crate::control::flags::LINE_PAYLOAD;
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
-use crate::types::op::ReductionCode;
 use std::ops::Range;
-
-/// With fewer ranks than this, the two rounds more take longer than reading from the ranks that they spare: 16 take 1.7 µs for 256 bytes
-/// if all read from all, 3.0 in rounds.
-const RANKS: usize = 24;
-
-/// The most bytes of the block for each rank. More are better reduced in plain bytes, of which the hardware fetches the next ahead.
-const BYTES_PER_RANK: usize = 32;
-
-/// The most bytes of the block: what all rounds show must fit in a slot's lines.
-const BYTES: usize = 2 << 10;
-
-/// The grid of a rank if it has cores to itself: a round more is a turn more for each of the ranks that share a core.
-pub(crate) fn grid(rank: usize, ranks: usize, crowded: bool) -> Option<Grid> {
-    (ranks >= RANKS && !crowded).then(|| Grid::new(rank, ranks))
-}
-
-/// Whether a block of so many bytes is long enough, and short enough. What has room in one line of an opening is read from all.
-#[inline(always)]
-fn pays(ranks: usize, bytes: usize) -> bool {
-    (IN_ONE_LINE + 1..=BYTES.min(ranks * BYTES_PER_RANK)).contains(&bytes)
-}
 
 /// How a block is cut, and in which lines of a slot the parts lie; the block itself starts in the first.
 struct Slices {
@@ -65,22 +42,12 @@ impl Slices {
 }
 
 impl Collective<'_> {
-    /// Whether a call takes this way: the same on every rank. The factors of a pre-multiplied sum, which are in the openings, would
-    /// need a way of their own.
-    #[inline(always)]
-    pub(crate) fn goes_in_rounds(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
-        self.state.grid.is_some()
-            && call.operation == Operation::AllReduce
-            && pays(self.endpoint.ranks, flow.longest())
-            && call.reduction.code != ReductionCode::PreMulSum
-    }
-
     /// # Safety
-    /// As for `run`, for a call that goes in rounds.
-    // The ways of few ranks are shorter without it in their midst.
+    /// As for `run`, for a call that goes in a grid.
+    // Apart, so that the code of the other algorithms stays short.
     #[inline(never)]
-    pub(crate) unsafe fn rounds(&mut self, call: &Call<'_>) -> Result<()> {
-        let grid = self.state.grid.expect("it goes in rounds");
+    pub(crate) unsafe fn grid(&mut self, call: &Call<'_>) -> Result<()> {
+        let grid = self.state.grid.expect("it goes in a grid");
         let slices = Slices::new(call.blocks.len(0), call.dtype.size(), &grid);
         let own = slices.of(grid.column);
         self.wait_slot_free()?;
@@ -202,7 +169,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Namespace for LINES_BYTES of a rank, and of those that follow.
+    /// Memory for LINES_BYTES of a rank, and of the ranks behind it.
     #[inline(always)]
     fn scratch_of(&mut self, rank: usize) -> *mut u8 {
         self.state.scratch.as_mut_ptr().wrapping_add(rank * LINES_BYTES)
@@ -211,27 +178,18 @@ impl Collective<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::IN_ONE_LINE;
     use super::*;
-    use crate::control::layout::SLOT_LINES;
+    use crate::backend::host::tunables::{GRID_BYTES, GRID_BYTES_PER_RANK, GRID_RANKS};
+    use crate::control::tunables::SLOT_LINES;
     use crate::types::MAX_RANKS;
 
     #[test]
-    fn many_ranks_with_cores_of_their_own_take_it_for_short_blocks() {
-        assert!(grid(3, RANKS, false).is_some() && grid(3, MAX_RANKS, false).is_some());
-        assert!(grid(3, RANKS - 1, false).is_none() && grid(3, RANKS, true).is_none());
-        assert_eq!(
-            [IN_ONE_LINE, IN_ONE_LINE + 1, 768, 769].map(|bytes| pays(24, bytes)),
-            [false, true, true, false]
-        );
-        assert_eq!([2048, 2049].map(|bytes| pays(64, bytes)), [true, false]);
-    }
-
-    #[test]
     fn all_rounds_fit_in_a_slot_and_in_the_scratch() {
-        for ranks in RANKS..=MAX_RANKS {
+        for ranks in GRID_RANKS..=MAX_RANKS {
             let grid = Grid::new(0, ranks);
             for size in [1, 2, 4, 8] {
-                for count in IN_ONE_LINE / size..=BYTES.min(ranks * BYTES_PER_RANK) / size {
+                for count in IN_ONE_LINE / size..=GRID_BYTES.min(ranks * GRID_BYTES_PER_RANK) / size {
                     let slices = Slices::new(count, size, &grid);
                     let lines = slices.result + slices.slice.div_ceil(LINE_PAYLOAD);
                     assert!(lines <= SLOT_LINES, "{lines} lines for {count} × {size} bytes of {ranks} ranks");

@@ -1,36 +1,31 @@
-//! All_to_alls of long blocks between processes, which the kernel copies from one to the other (`fetch.rs`).
+//! Kernel copy: all_to_alls of long blocks between processes, which the kernel copies from one to the other (`fetch.rs`).
 //!
-//! That copies once where the region copies twice, but has more to do for each page. What is faster depends on the machine: two cores of a
-//! Xeon take a fifth less by the kernel, two that share a small cache on an EPYC half as much again. So rank 0 tries both ways a few times
-//! for each length, and then keeps to the faster one; if that is the region, nobody offers such blocks any more, for which the kernel has
-//! to be asked. (What everybody gets from everybody is staged once and read by all, which is as fast or faster everywhere.)
+//! The kernel copies once where the region copies twice, but has more to do for each page. The faster one depends on the machine: two cores
+//! of a Xeon take a fifth less by the kernel, two that share a small cache on an EPYC half as much again. Rank 0 times both for each size
+//! class and keeps the faster one. If that is the region, ranks no longer offer such blocks, which takes system calls. (An all_gather is
+//! staged once and read by all, which is as fast or faster everywhere.)
 
 use super::Collective;
-use super::flow::Flow;
 use super::trial::{AlgorithmTrial, Candidate, Choice};
 use super::two_phase::copy_own;
-use crate::contract::Call;
+use crate::backend::host::choose;
+use crate::backend::host::tunables::KERNEL_COPY;
+use crate::contract::{Call, Flow};
 use crate::control::world::Location;
 use crate::types::error::Result;
 use std::time::Instant;
 
-/// Blocks from this size on may be fetched: shorter ones nowhere gained by it.
-const FETCHED: usize = 256 << 10;
-
-/// A word of rank 0's opening: what the kernel can copy it is to copy; or all goes through the region, this time, or for good.
+/// Rank 0's choice, in its opening: kernel copy if all blocks are offered, or the region, this time or for good.
 pub(crate) const TO_TRY_PASSING: u64 = 0;
 pub(crate) const TO_FETCH: u64 = 2;
 pub(crate) const TO_PASS: u64 = 3;
 
-/// Own blocks from this size on are stored past the caches.
-const STREAMING_OWN: usize = 4 << 20;
-
-/// Rank 0 finds out which way is faster; the usual one is the region.
+/// Trial of rank 0; the usual algorithm is the region.
 pub(crate) fn trial() -> AlgorithmTrial {
-    AlgorithmTrial::new(FETCHED, u32::MAX)
+    AlgorithmTrial::new(KERNEL_COPY, u32::MAX)
 }
 
-/// What rank 0 says of an all_to_all that may be fetched.
+/// Rank 0's choice as it stands in its opening.
 pub(crate) fn word(choice: Choice) -> u64 {
     match choice {
         Choice::Try(Candidate::Other) | Choice::Keep(Candidate::Other) => TO_FETCH,
@@ -40,12 +35,7 @@ pub(crate) fn word(choice: Choice) -> u64 {
 }
 
 impl Collective<'_> {
-    /// Whether it is an all_to_all whose blocks are long enough.
-    pub(crate) fn may_be_fetched(&self, flow: &Flow<'_>) -> bool {
-        flow.scattered && flow.gathered && flow.longest() >= FETCHED
-    }
-
-    /// Where peers can fetch this rank's blocks, if all can fetch.
+    /// Address from which peers can have this rank's blocks copied, if all ranks can.
     pub(crate) fn offer(&self, send: *const u8, flow: &Flow<'_>) -> Location {
         let len = flow.send_len(self.endpoint.rank, self.endpoint.ranks);
         if self.endpoint.can_offer(send, len) { Location::to_fetch(send) } else { Location::NOWHERE }
@@ -57,6 +47,7 @@ impl Collective<'_> {
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,
+        pairwise: bool,
         send: Location,
     ) -> Result<()> {
         // All ranks choose alike: they have heard the same openings.
@@ -65,7 +56,7 @@ impl Collective<'_> {
         if choice == TO_PASS {
             self.state.fetches.settle(flow.longest());
             // SAFETY: the caller's contract.
-            return unsafe { self.pass(call, flow, send) };
+            return unsafe { self.pass(call, flow, pairwise, send) };
         }
         // Told before the first is fetched; all are there to be looked into.
         self.endpoint.try_fetching();
@@ -77,12 +68,12 @@ impl Collective<'_> {
             if fetched {
                 self.fetch_blocks(call, flow)?;
             } else {
-                self.pass(call, flow, send)?;
+                self.pass(call, flow, pairwise, send)?;
             }
         }
         if send.is_to_fetch() {
-            let way = if fetched { Candidate::Other } else { Candidate::Usual };
-            self.state.fetches.took(flow.longest(), way, began.elapsed());
+            let candidate = if fetched { Candidate::Other } else { Candidate::Usual };
+            self.state.fetches.took(flow.longest(), candidate, began.elapsed());
         }
         Ok(())
     }
@@ -100,7 +91,7 @@ impl Collective<'_> {
             }
         }
         // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
-        unsafe { copy_own(call, flow, rank, 0, usize::MAX, flow.longest() >= STREAMING_OWN) };
+        unsafe { copy_own(call, flow, rank, 0, usize::MAX, choose::streams_beside_kernel_copy(flow)) };
         self.complete();
         self.wait_until_read(flow)
     }

@@ -1,24 +1,21 @@
-//! All_to_alls of long blocks, pair by pair.
+//! Pairwise exchange: all_to_alls of long blocks.
 //!
 //! In round `k` of n, ranks whose numbers add up to `k` (modulo n) exchange their blocks; where a number alone does, that rank copies its
-//! own. So every rank moves one block at a time, from and to addresses that follow each other, through as few chunks as one pair needs;
-//! moving a piece of every block in each step takes up to twice the time with many ranks.
+//! own. Every rank moves one block at a time, between consecutive addresses, through as few chunks as one pair needs.
+//! Moving a piece of every block in each step takes up to twice the time with many ranks.
 //!
-//! The chunks change hands here too: a rank writes the next round's where it has read the last one's, whoever wrote it. So it needs
-//! nobody's leave, but where another collective wrote before.
+//! Chunks are swapped: a rank writes the next round's data where it has read the last round's. It waits for a chunk to be free only where
+//! another collective wrote before.
 
 use super::Collective;
-use super::flow::{Flow, Who};
-use super::two_phase::{LONG_STEP_OF_TWO, STREAMING, Steps, copy_own};
-use crate::contract::Call;
+use super::two_phase::{Steps, copy_own};
+use crate::backend::host::choose;
+use crate::contract::{Call, Flow, Who};
 use crate::control::layout::CONTRIBUTIONS;
 use crate::reduce;
 use crate::types::error::Result;
 
-/// Bytes of a block that a step moves, at most, among more than two ranks. With 128 KiB what is under way does not stay in the caches.
-const PART: usize = 32 << 10;
-
-/// Whose memory a chunk's writers use, as of late: `rank`'s is that of the rank `offset + rank`, or `offset - rank`.
+/// Owners of the memory that a chunk's writers use: `rank` writes to that of the rank `offset + rank`, or `offset - rank`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     offset: usize,
@@ -32,31 +29,26 @@ impl Place {
         (self.offset + rank) % ranks
     }
 
-    /// When every rank has what was its partner's.
+    /// The place after every rank has taken over its partner's memory.
     fn exchanged(self, round: usize, ranks: usize) -> Place {
         let moved = if self.mirrored { ranks - round } else { round };
         Place { offset: (self.offset + moved) % ranks, mirrored: !self.mirrored }
     }
 }
 
-/// With whom a rank exchanges in a round; itself, if it is to copy its own block.
+/// Partner of a rank in a round; the rank itself, if it copies its own block.
 #[inline(always)]
 pub(crate) fn partner(rank: usize, round: usize, ranks: usize) -> usize {
     (round + ranks - rank) % ranks
 }
 
 impl Collective<'_> {
-    /// Whether an all_to_all does: if its blocks go through the rings, in several steps of a piece of every block.
-    pub(crate) fn goes_in_pairs(&self, flow: &Flow<'_>) -> bool {
-        flow.longest() > self.step_len(CONTRIBUTIONS, true, flow.longest()) && !self.any_readable(0)
-    }
-
     /// # Safety
     /// As for `bulk`, after the openings, for an all_to_all.
     pub(crate) unsafe fn pairs(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
         let rank = self.endpoint.rank;
         let exchange = Exchange::new(self, flow.longest());
-        let (steps, lead) = (exchange.steps(), self.lead());
+        let (steps, lead) = (exchange.steps(), self.topology().lead());
         for i in 0..steps + lead {
             if i < steps {
                 if i < self.chunks() {
@@ -81,7 +73,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Takes what the partner of a step gives.
+    /// Reads what the partner of a step has written.
     ///
     /// # Safety
     /// As for `pairs`; steps are read in their order.
@@ -93,7 +85,7 @@ impl Collective<'_> {
         i: usize,
     ) -> Result<()> {
         let (rank, step) = (self.endpoint.rank, &exchange.step);
-        let streaming = flow.longest() >= STREAMING;
+        let streaming = choose::streams(flow);
         let (partner, offset, len) = exchange.part(rank, i);
         if partner == rank {
             // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
@@ -118,7 +110,7 @@ impl Collective<'_> {
         self.endpoint.channel.layout.ring_chunks[CONTRIBUTIONS]
     }
 
-    /// Where what a rank gives in a step lies.
+    /// Chunk in which a rank writes in a step.
     fn exchanged_chunk(&self, writer: usize, step: &Steps, i: usize) -> *mut u8 {
         let number = step.number(i);
         let owner = self.state.places[number as usize % self.chunks()].owner(writer, self.endpoint.ranks);
@@ -137,8 +129,7 @@ struct Exchange {
 
 impl Exchange {
     fn new(collective: &Collective<'_>, block: usize) -> Exchange {
-        let part = if collective.endpoint.ranks == 2 { LONG_STEP_OF_TWO } else { PART };
-        let chunk = part.min(collective.endpoint.channel.layout.chunk[CONTRIBUTIONS]);
+        let chunk = collective.topology().pairwise_step();
         let first = collective.state.next_chunk[CONTRIBUTIONS];
         let step = Steps { ring: CONTRIBUTIONS, first, chunk };
         Exchange { ranks: collective.endpoint.ranks, block, parts: block.div_ceil(chunk), step }
@@ -153,7 +144,7 @@ impl Exchange {
         (i / self.parts + 1) % self.ranks
     }
 
-    /// With whom a rank exchanges what of their blocks: offset and length.
+    /// Partner of a rank in step `i`, and the offset and length of the part that both exchange.
     fn part(&self, rank: usize, i: usize) -> (usize, usize, usize) {
         let (offset, len) = self.step.range(i % self.parts, self.block);
         (partner(rank, self.round(i), self.ranks), offset, len)

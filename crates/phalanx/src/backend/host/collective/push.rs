@@ -1,58 +1,36 @@
-//! All_reduces whose ranks store results where they are wanted.
+//! Push: all_reduces in which each rank stores its part of the result in every rank's `recv`.
 //!
-//! Each rank reduces its part of all contributions, which it reads where they are, and stores it in everybody's `recv`. So all buffers have to be
-//! within everybody's reach: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
+//! Each rank reads its part of all contributions in place, reduces it and stores it everywhere. That saves the transfer of the all-gather, and a
+//! wait. All ranks must reach all buffers: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
 
-use super::flow::Flow;
 use super::trial::{AlgorithmTrial, Candidate, Choice};
-use super::two_phase::STREAMING;
 use super::{Collective, State};
-use crate::contract::{Call, Operation};
+use crate::backend::host::choose::{self, Bulk, PushStores};
+use crate::backend::host::tunables::{PUSH_STEP, PUSH_STREAMING, PUSH_STREAMING_SAVING};
+use crate::contract::{Call, Flow};
 use crate::control::world::Location;
 use crate::os::LINE;
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use std::time::Instant;
 
-/// An all_reduce of readable buffers from this size on stores results where they are wanted: the transfer of the all-gather is saved, and a
-/// wait. Among more than two ranks shorter results are better in their reader's cache.
-const PUSHED: usize = 1 << 20;
-const PUSHED_OF_TWO: usize = 64 << 10;
-
-/// From this size on they may be stored past the caches. That spares getting their lines from peers, which saves much where the ranks' cores
-/// share no cache and little or nothing where they do; what is stored so their readers have to get from memory, so it must be worth that.
-const PUSHED_PAST: usize = 1 << 20;
-const WORTH_PUSHING_PAST: u32 = 16;
-
-/// Bytes that a rank pushes before it looks whether its peers have given up.
-const PUSH_STEP: usize = 512 << 10;
-
-/// A word of the opening: peers may write to `recv`.
+/// Flag in the opening: peers may write to `recv`.
 pub(crate) const OPEN_TO_PUSHES: u64 = 1;
 
-/// The usual way is through the caches.
+/// Trial of stores past the caches; the usual ones go through them.
 pub(crate) fn trial() -> AlgorithmTrial {
-    AlgorithmTrial::new(PUSHED_PAST, WORTH_PUSHING_PAST)
+    AlgorithmTrial::new(PUSH_STREAMING, PUSH_STREAMING_SAVING)
 }
 
 impl Collective<'_> {
-    /// Whether peers may write to this rank's `recv`.
+    /// Whether peers may write to this rank's `recv`, for an all_reduce that is long enough to be pushed.
     pub(crate) fn can_take_pushes(&self, call: &Call<'_>, flow: &Flow<'_>, recv: Location) -> bool {
-        recv.is_readable()
-            && self.is_pushed(flow.longest())
-            && self.endpoint.world.can_withdraw(call.recv, flow.longest())
+        recv.is_readable() && self.endpoint.world.can_withdraw(call.recv, flow.longest())
     }
 
     /// Whether this rank's opening said that peers may write to its `recv`.
-    pub(crate) fn takes_pushes(&self, call: &Call<'_>, flow: &Flow<'_>) -> bool {
-        call.operation == Operation::AllReduce
-            && self.is_pushed(flow.longest())
-            && self.is_open_to_pushes(self.endpoint.rank)
-    }
-
-    /// Whether an all_reduce is long enough to be.
-    fn is_pushed(&self, bytes: usize) -> bool {
-        bytes >= if self.endpoint.ranks == 2 { PUSHED_OF_TWO } else { PUSHED }
+    pub(crate) fn takes_pushes(&self, bulk: Bulk) -> bool {
+        matches!(bulk, Bulk::AllReduce { push: true, .. }) && self.is_open_to_pushes(self.endpoint.rank)
     }
 
     pub(crate) fn all_take_pushes(&self) -> bool {
@@ -76,11 +54,12 @@ impl Collective<'_> {
         let part = bytes.div_ceil(ranks).next_multiple_of(LINE);
         let start = (rank * part).min(bytes);
         let end = (start + part).min(bytes);
-        let choice = (PUSHED_PAST..STREAMING).contains(&bytes).then(|| self.state.pushes.next(bytes));
-        // How many targets: the own one first.
-        let through = match choice.map(Choice::way) {
-            _ if bytes >= STREAMING => 0,
-            Some(Candidate::Other) => 1,
+        let stores = choose::push_stores(bytes);
+        let choice = (stores == PushStores::Tried).then(|| self.state.pushes.next(bytes));
+        // Targets that are stored to through the caches: the own one first.
+        let through = match (stores, choice.map(Choice::candidate)) {
+            (PushStores::Streaming, _) => 0,
+            (_, Some(Candidate::Other)) => 1,
             _ => ranks,
         };
         self.state.sources.clear();
@@ -115,7 +94,7 @@ impl Collective<'_> {
             targets.iter_mut().for_each(|target| *target = target.wrapping_add(len));
         }
         if let (Some(choice), Some(began)) = (choice, began) {
-            self.state.pushes.took(bytes, choice.way(), began.elapsed());
+            self.state.pushes.took(bytes, choice.candidate(), began.elapsed());
         }
         Ok(())
     }

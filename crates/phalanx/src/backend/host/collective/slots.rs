@@ -1,79 +1,28 @@
-//! Small operations: every writer puts its blocks into its slot, and every reader takes them out.
+//! Slots: every writer puts its blocks into its slot, and every reader takes them out.
 
-use super::flow::{Flow, Who};
-use super::two_phase::{ONE_PHASE, copy_own};
-use super::{Awaited, Collective, IN_ONE_LINE, INLINE, LINES_BYTES, State};
-use crate::contract::{Blocks, Call};
+use super::two_phase::copy_own;
+use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
+use crate::backend::host::choose::Form;
+use crate::contract::{Blocks, Call, Flow};
 use crate::control::flags::LINE_PAYLOAD;
-use crate::control::layout::{FEW_LINES, MOST_LINES, SLOT_BYTES, SLOT_LINES};
-use crate::os::LINE;
 use crate::reduce;
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 
-/// So many ranks can poll both lines of each other's openings; among 8 bytes behind one line take half the time.
-const FEW_READERS: usize = 5;
-
-/// The most bytes a rank with a core of its own reads from its peers in a small all_reduce.
-const SMALL_READS: usize = 16 << 10;
-
-/// How a small operation's data travels.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// In the slot's opening: what is for all, or every reader's block.
-    Inline,
-    /// In stamped lines behind it; so many for each block.
-    Lines(usize),
-    /// In the slot's plain bytes; blocks start so many bytes apart.
-    Bytes(usize),
-}
-
 impl Collective<'_> {
-    /// How the data travels if it is small: the same on every rank.
-    #[inline(always)]
-    pub(crate) fn small_form(&self, flow: &Flow<'_>) -> Option<Form> {
-        let longest = flow.longest();
-        let blocks = if flow.scattered { self.endpoint.ranks } else { 1 };
-        if self.given(flow) <= self.most_inline(flow) {
-            return Some(Form::Inline);
-        }
-        let shares_memory = self.endpoint.shares_memory();
-        // Many ranks that reduce everything for themselves read more than if each reduced a part.
-        let most = if self.endpoint.crowded { ONE_PHASE } else { SMALL_READS };
-        let all_read_all = flow.reduced && flow.readers == Who::All && !flow.scattered;
-        if shares_memory && all_read_all && (self.endpoint.ranks - 1) * longest > most {
-            return None;
-        }
-        let lines = longest.div_ceil(LINE_PAYLOAD);
-        let few = if shares_memory { FEW_LINES } else { MOST_LINES };
-        if lines <= few && blocks * lines <= SLOT_LINES {
-            return Some(Form::Lines(lines));
-        }
-        let stride = longest.next_multiple_of(LINE);
-        (stride <= SLOT_BYTES / blocks).then_some(Form::Bytes(stride))
-    }
-
-    /// The most bytes that go in the opening. Where many read the same from each other, they had better poll one line of each.
-    #[inline(always)]
-    fn most_inline(&self, flow: &Flow<'_>) -> usize {
-        let all_read_all = flow.writers == Who::All && flow.readers == Who::All && !flow.scattered;
-        let many = all_read_all && self.endpoint.ranks > FEW_READERS;
-        if many && self.endpoint.shares_memory() { IN_ONE_LINE } else { INLINE }
-    }
-
     /// # Safety
-    /// As for `run`; the flow is small, of this form.
+    /// As for `run`; the blocks fit in slots, in this form.
     #[inline]
-    pub(crate) unsafe fn small(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
+    pub(crate) unsafe fn slots(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
         if flow.writers.includes(rank) {
             self.wait_slot_free()?;
             // SAFETY: the caller's contract; the slot is free.
-            unsafe { self.write_small(call, flow, form) };
+            unsafe { self.write_slot(call, flow, form) };
         }
         if flow.readers.includes(rank) {
             (self.begun)();
-            // What needs no peer is done while their openings are on their way.
+            // Work that needs no peer is done while openings arrive.
             let reducer = flow.reduced.then(|| {
                 self.place_sources(call, flow, form);
                 Reducer::new(call.dtype, call.reduction.code)
@@ -84,15 +33,15 @@ impl Collective<'_> {
                     let first = if flow.scattered { rank * per_block } else { 0 };
                     Awaited::LinesBehind { first, last: first + per_block - 1 }
                 }
-                Form::Inline if self.given(flow) > IN_ONE_LINE => Awaited::BothLines,
+                Form::Inline if flow.given(self.endpoint.ranks) > IN_ONE_LINE => Awaited::BothLines,
                 _ => Awaited::FirstLine,
             };
             self.hear_all(flow.writers, awaited)?;
             // SAFETY: the caller's contract.
             unsafe {
                 match reducer {
-                    Some(reducer) => self.small_reduce(call, flow, form, reducer),
-                    None => self.small_copy(call, flow, form),
+                    Some(reducer) => self.reduce_slots(call, flow, form, reducer),
+                    None => self.copy_slots(call, flow, form),
                 }
             }?;
         }
@@ -102,7 +51,7 @@ impl Collective<'_> {
     /// # Safety
     /// The call's blocks are readable, and `wait_slot_free` was called.
     #[inline(always)]
-    unsafe fn write_small(&self, call: &Call<'_>, flow: &Flow<'_>, form: Form) {
+    unsafe fn write_slot(&self, call: &Call<'_>, flow: &Flow<'_>, form: Form) {
         let rank = self.endpoint.rank;
         // SAFETY: the call's block is readable, and fits the opening if it goes with it; the slot is free.
         let open = |len| unsafe { self.open(call.reduction.factor, call.send, len) };
@@ -119,7 +68,7 @@ impl Collective<'_> {
             }
             Form::Bytes(stride) => {
                 self.each_block(call, flow, |reader, source, len| {
-                    let target = self.small_bytes(flow, stride, rank, reader);
+                    let target = self.slot_bytes(flow, stride, rank, reader);
                     // SAFETY: the form says that all blocks fit; the slot is free.
                     unsafe { reduce::copy(target, source, len, false) };
                 });
@@ -196,7 +145,7 @@ impl Collective<'_> {
 
     /// Where a writer's block for a reader lies in plain bytes.
     #[inline(always)]
-    fn small_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize, reader: usize) -> *mut u8 {
+    fn slot_bytes(&self, flow: &Flow<'_>, stride: usize, writer: usize, reader: usize) -> *mut u8 {
         let (channel, sequence) = (&self.endpoint.channel, self.state.sequence);
         if flow.scattered {
             channel.slot_piece(writer, reader, sequence, stride)
@@ -215,16 +164,16 @@ impl Collective<'_> {
                 _ if writer == rank => call.send.wrapping_add(flow.source_offset(rank)),
                 Form::Inline => self.inline_data(flow, writer),
                 Form::Lines(_) => self.state.scratch.as_ptr().wrapping_add(writer * LINES_BYTES),
-                Form::Bytes(stride) => self.small_bytes(flow, stride, writer, rank),
+                Form::Bytes(stride) => self.slot_bytes(flow, stride, writer, rank),
             };
             self.state.sources.push(source);
         }
     }
 
     /// # Safety
-    /// As for `small`, on a reader that has placed its sources and then heard all.
+    /// As for `slots`, on a reader that has placed its sources and then heard all.
     #[inline(always)]
-    unsafe fn small_reduce(
+    unsafe fn reduce_slots(
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,
@@ -249,8 +198,8 @@ impl Collective<'_> {
     }
 
     /// # Safety
-    /// As for `small`, on a reader that has heard all.
-    unsafe fn small_copy(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
+    /// As for `slots`, on a reader that has heard all.
+    unsafe fn copy_slots(&mut self, call: &Call<'_>, flow: &Flow<'_>, form: Form) -> Result<()> {
         let rank = self.endpoint.rank;
         for writer in self.endpoint.peers().filter(|writer| flow.writers.includes(*writer)) {
             let target = call.recv.wrapping_add(flow.target_offset(writer));
@@ -261,7 +210,7 @@ impl Collective<'_> {
                     Form::Inline => reduce::copy_small(target, self.inline_data(flow, writer), len),
                     Form::Lines(per_block) => self.read_block(flow, per_block, writer, target)?,
                     Form::Bytes(stride) => {
-                        reduce::copy(target, self.small_bytes(flow, stride, writer, rank), len, false);
+                        reduce::copy(target, self.slot_bytes(flow, stride, writer, rank), len, false);
                     }
                 }
             }

@@ -1,15 +1,9 @@
-//! Two ways of doing the same thing, of which one is faster on one machine and the other on another: both are tried on the first
-//! operations of each length, and the faster one is kept.
+//! Picks between two algorithms by timing both on the first calls of each size class and keeping the faster.
 
+use crate::backend::host::tunables::{TRIAL_CLASSES, TRIAL_STRETCH};
 use std::time::Duration;
 
-/// How often a way is tried at a stretch: the usual one, the other, and the usual one again, since all of them get faster in the first
-/// milliseconds of a buffer, and each finds in the caches what the one before has left there.
-pub(crate) const STRETCH: u32 = 10;
-const TRIALS: u32 = 3 * STRETCH;
-
-/// Lengths between two powers of two are one class, and all that are longer than 2¹² times the shortest.
-const CLASSES: usize = 13;
+const TRIALS: u32 = 3 * TRIAL_STRETCH;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Candidate {
@@ -17,36 +11,36 @@ pub(crate) enum Candidate {
     Other,
 }
 
-/// How an operation is to go.
+/// Algorithm of the next operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// And what it takes is to be told.
+    /// A trial: its time is to be passed to `took`.
     Try(Candidate),
     Keep(Candidate),
 }
 
 impl Choice {
-    pub fn way(self) -> Candidate {
+    pub fn candidate(self) -> Candidate {
         match self {
-            Choice::Try(way) | Choice::Keep(way) => way,
+            Choice::Try(candidate) | Choice::Keep(candidate) => candidate,
         }
     }
 }
 
-/// How long each way took.
+/// Times of two algorithms, by size class.
 pub(crate) struct AlgorithmTrial {
     shortest: usize,
-    /// The other way is worth it if it saves more than one part in so many.
+    /// The other algorithm must save more than one part of the time in so many.
     parts: u32,
-    classes: [Trials; CLASSES],
+    classes: [Trials; TRIAL_CLASSES],
 }
 
 #[derive(Default, Clone, Copy)]
 struct Trials {
     tried: u32,
-    /// The shortest time of each way.
+    /// The shortest time of each algorithm.
     best: [Option<Duration>; 2],
-    /// The usual way is kept, whatever was measured.
+    /// The usual algorithm is kept, whatever was measured.
     settled: bool,
 }
 
@@ -54,19 +48,19 @@ impl AlgorithmTrial {
     /// For lengths from `shortest` on.
     pub const fn new(shortest: usize, parts: u32) -> AlgorithmTrial {
         const NONE: Trials = Trials { tried: 0, best: [None; 2], settled: false };
-        AlgorithmTrial { shortest, parts, classes: [NONE; CLASSES] }
+        AlgorithmTrial { shortest, parts, classes: [NONE; TRIAL_CLASSES] }
     }
 
     fn class(&self, len: usize) -> usize {
-        ((len / self.shortest).max(1).ilog2() as usize).min(CLASSES - 1)
+        ((len / self.shortest).max(1).ilog2() as usize).min(TRIAL_CLASSES - 1)
     }
 
-    /// How the next operation of this length goes.
+    /// The algorithm of the next operation of this length.
     pub fn next(&self, len: usize) -> Choice {
         match self.classes[self.class(len)] {
             Trials { settled: true, .. } => Choice::Keep(Candidate::Usual),
             Trials { tried, .. } if tried < TRIALS => {
-                Choice::Try([Candidate::Usual, Candidate::Other][usize::from(tried / STRETCH == 1)])
+                Choice::Try([Candidate::Usual, Candidate::Other][usize::from(tried / TRIAL_STRETCH == 1)])
             }
             Trials { best: [Some(usual), Some(other)], .. } if other + usual / self.parts < usual => {
                 Choice::Keep(Candidate::Other)
@@ -75,17 +69,17 @@ impl AlgorithmTrial {
         }
     }
 
-    /// What an operation took.
-    pub fn took(&mut self, len: usize, way: Candidate, time: Duration) {
+    /// Notes the time of an operation.
+    pub fn took(&mut self, len: usize, candidate: Candidate, time: Duration) {
         let Trials { tried, best, .. } = &mut self.classes[self.class(len)];
         if *tried < TRIALS {
-            let best = &mut best[way as usize];
+            let best = &mut best[candidate as usize];
             *best = Some(best.map_or(time, |best| best.min(time)));
             *tried += 1;
         }
     }
 
-    /// Somebody else has chosen the usual way for all.
+    /// Keeps to the usual algorithm, since another rank has chosen it for all.
     pub fn settle(&mut self, len: usize) {
         self.classes[self.class(len)].settled = true;
     }
@@ -104,37 +98,37 @@ impl AlgorithmTrial {
 mod tests {
     use super::*;
 
-    /// What is chosen for operations of `len` that take so many microseconds in either way.
-    fn choices(ways: &mut AlgorithmTrial, len: usize, times: [u64; 2]) -> Vec<Choice> {
+    /// Choices for operations of `len` that take so many microseconds by either algorithm.
+    fn choices(trial: &mut AlgorithmTrial, len: usize, times: [u64; 2]) -> Vec<Choice> {
         let mut run = || {
-            let choice = ways.next(len);
-            ways.took(len, choice.way(), Duration::from_micros(times[choice.way() as usize]));
+            let choice = trial.next(len);
+            trial.took(len, choice.candidate(), Duration::from_micros(times[choice.candidate() as usize]));
             choice
         };
         (0..TRIALS + 2).map(|_| run()).collect()
     }
 
     #[test]
-    fn the_faster_way_is_kept_for_each_length() {
+    fn the_faster_algorithm_is_kept_for_each_length() {
         const SHORTEST: usize = 1000;
-        let mut ways = AlgorithmTrial::new(SHORTEST, u32::MAX);
+        let mut trial = AlgorithmTrial::new(SHORTEST, u32::MAX);
         let tries = [Candidate::Usual, Candidate::Other, Candidate::Usual]
-            .map(|way| [Choice::Try(way); STRETCH as usize])
+            .map(|way| [Choice::Try(way); TRIAL_STRETCH as usize])
             .concat();
         let kept = |way| [&tries[..], &[Choice::Keep(way); 2]].concat();
-        assert_eq!(choices(&mut ways, SHORTEST, [90, 50]), kept(Candidate::Other));
-        assert_eq!(choices(&mut ways, 2 * SHORTEST, [50, 90]), kept(Candidate::Usual));
-        let tried = choices(&mut ways, 2 * SHORTEST - 1, [50, 90]);
+        assert_eq!(choices(&mut trial, SHORTEST, [90, 50]), kept(Candidate::Other));
+        assert_eq!(choices(&mut trial, 2 * SHORTEST, [50, 90]), kept(Candidate::Usual));
+        let tried = choices(&mut trial, 2 * SHORTEST - 1, [50, 90]);
         assert_eq!(tried, [Choice::Keep(Candidate::Other); TRIALS as usize + 2], "of a class that was tried");
-        assert_eq!(choices(&mut ways, usize::MAX, [9, 5]), kept(Candidate::Other));
+        assert_eq!(choices(&mut trial, usize::MAX, [9, 5]), kept(Candidate::Other));
     }
 
     #[test]
-    fn the_other_way_has_to_save_its_part() {
+    fn the_other_algorithm_has_to_save_its_part() {
         for (other, way) in [(87, Candidate::Other), (88, Candidate::Usual)] {
-            let mut ways = AlgorithmTrial::new(1, 8);
+            let mut trial = AlgorithmTrial::new(1, 8);
             assert_eq!(
-                choices(&mut ways, 1, [100, other]).last(),
+                choices(&mut trial, 1, [100, other]).last(),
                 Some(&Choice::Keep(way)),
                 "{other} of 100"
             );

@@ -1,36 +1,18 @@
-//! Bulk: blocks in steps of a chunk, in one phase or two.
+//! One-phase and two-phase algorithms: blocks in steps of a chunk.
 
-use super::flow::{Flow, Who};
 use super::{Collective, State};
-use crate::contract::Call;
-use crate::control::layout::{CONTRIBUTIONS, FEWEST_CHUNKS, ONE_WAY, RESULTS};
+use crate::backend::host::choose;
+use crate::backend::host::tunables::LEAD_CROWDED;
+use crate::contract::{Call, Flow, Who};
+use crate::control::layout::{CONTRIBUTIONS, ONE_WAY, RESULTS};
+use crate::control::tunables::FEWEST_CHUNKS;
 use crate::control::world::Location;
 use crate::os::LINE;
 use crate::reduce;
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 
-/// Chunks that are copied into the ring before the first is needed: enough for peers to find work. A ring has more, so that
-/// what is written last needs only what was read an iteration before.
-const LEAD: usize = 1;
-const LEAD_CROWDED: usize = 3;
 const _: () = assert!(LEAD_CROWDED < FEWEST_CHUNKS);
-
-/// The most bytes that two ranks, whose chunks are long, move in a step of blocks that are for all. Long steps are for blocks that two of them
-/// move, and for long ones.
-const STEP_OF_TWO: usize = 32 << 10;
-pub(crate) const LONG_STEP_OF_TWO: usize = 64 << 10;
-const LONG_BLOCK: usize = 4 << 20;
-
-/// Results from this size on are stored past the caches: the last-level cache would only pass them on. Where memory goes one way, only
-/// longer ones: the loads of such copies leave their lines with the reader, and its writer has to get them back.
-pub(crate) const STREAMING: usize = 8 << 20;
-const STREAMING_ONE_WAY: usize = 16 << 20;
-
-/// An all_reduce in which ranks read at most this many bytes from their peers is done in one phase, every
-/// rank reducing everything; beyond [`SMALL_READS`](super::slots::SMALL_READS) only if two phases spare them no more than so many, or they share cores.
-pub(crate) const ONE_PHASE: usize = 64 << 10;
-const SPARED: usize = 8 << 10;
 
 impl Collective<'_> {
     /// # Safety
@@ -46,16 +28,12 @@ impl Collective<'_> {
         let reads = flow.readers.includes(rank);
         let both_ways = flow.writers == Who::All && flow.readers == Who::All;
         let ring = if both_ways { CONTRIBUTIONS } else { ONE_WAY };
-        let chunk = self.step_len(ring, flow.scattered, flow.longest());
+        let chunk = self.topology().step(ring, flow.scattered, flow.longest());
         let steps = flow.longest().div_ceil(chunk);
         let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
-        let lead = if reads { self.lead() } else { 0 };
-        let streaming = flow.longest() >= if both_ways { STREAMING } else { STREAMING_ONE_WAY };
+        let lead = if reads { self.topology().lead() } else { 0 };
+        let streaming = choose::streams(flow);
         let copies_own = reads && flow.writers.includes(rank) && !flow.reduced;
-        let own_target = call.recv.wrapping_add(flow.target_offset(rank));
-        // A long block is read once for both: its way past the caches does not take the ring's place there.
-        let copies_while_staging =
-            copies_own && stages && !flow.scattered && streaming && call.send != own_target.cast_const();
         // Peers that read a block where it is take its lines away: it is copied to its own place before they have got far.
         let copies_first = copies_own && !stages;
         if copies_first {
@@ -76,12 +54,7 @@ impl Collective<'_> {
                         }
                     } else {
                         let (offset, len) = range(rank);
-                        let (chunk, source) = (self.chunk(rank, &step, i), call.send.add(offset));
-                        if copies_while_staging {
-                            reduce::copy_twice(chunk, own_target.add(offset), source, len);
-                        } else {
-                            reduce::copy(chunk, source, len, false);
-                        }
+                        reduce::copy(self.chunk(rank, &step, i), call.send.add(offset), len, false);
                     }
                 }
                 self.publish(&step, i);
@@ -89,7 +62,7 @@ impl Collective<'_> {
             if reads && i >= lead {
                 // SAFETY: the caller's contract.
                 unsafe { self.read_step(call, flow, &step, i - lead, streaming) }?;
-                if copies_own && !copies_first && !copies_while_staging {
+                if copies_own && !copies_first {
                     // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.
                     unsafe { copy_own(call, flow, rank, (i - lead) * chunk, chunk, streaming) };
                 }
@@ -99,7 +72,7 @@ impl Collective<'_> {
         Ok(())
     }
 
-    /// Takes one step's chunk of every other writer.
+    /// Reads the chunk of every other writer in a step.
     ///
     /// # Safety
     /// As for `one_phase`.
@@ -245,12 +218,12 @@ impl Collective<'_> {
         let part_len = |rank: usize| bytes.saturating_sub(rank * part).min(part);
         let recv = self.locations(rank)[1];
         let staged = !self.all_readable(0);
-        let chunk = self.step_len(CONTRIBUTIONS, staged, flow.longest());
+        let chunk = self.topology().step(CONTRIBUTIONS, staged, flow.longest());
         let steps = part.div_ceil(chunk);
         let gives = Steps { ring: CONTRIBUTIONS, first: self.state.next_chunk[CONTRIBUTIONS], chunk };
         let results = Steps { ring: RESULTS, first: self.state.next_chunk[RESULTS], chunk };
-        let streaming = bytes >= STREAMING;
-        let lead = self.lead();
+        let streaming = choose::streams(flow);
+        let lead = self.topology().lead();
         for i in 0..steps + 2 * lead {
             if i < steps && !send.is_readable() {
                 self.wait_ring_free(&gives, i, Who::All)?;
@@ -304,29 +277,6 @@ impl Collective<'_> {
         self.finish_steps(&gives, steps);
         self.finish_steps(&results, steps);
         Ok(())
-    }
-
-    /// Whether reading everything from everybody is less work than waiting for each other once more, for which a rank that shares its core
-    /// needs another turn.
-    pub(crate) fn one_phase_pays(&self, bytes: usize) -> bool {
-        let ranks = self.endpoint.ranks;
-        let (one, two) = ((ranks - 1) * bytes, 2 * (ranks - 1) * bytes / ranks);
-        one <= ONE_PHASE && (self.endpoint.crowded || one - two <= SPARED)
-    }
-
-    pub(crate) fn lead(&self) -> usize {
-        if self.endpoint.crowded { LEAD_CROWDED } else { LEAD }
-    }
-
-    /// Bytes of a block of so many that one step moves; a chunk of the ring holds a piece for each rank if scattered.
-    pub(crate) fn step_len(&self, ring: usize, scattered: bool, block: usize) -> usize {
-        let chunk = self.endpoint.channel.layout.chunk[ring];
-        match self.endpoint.ranks {
-            ranks if scattered => (chunk / ranks) & !63,
-            2 if block <= 2 * LONG_STEP_OF_TWO || block >= LONG_BLOCK => chunk.min(LONG_STEP_OF_TWO),
-            2 => chunk.min(STEP_OF_TWO),
-            _ => chunk,
-        }
     }
 
     /// Waits until what was given in the place of step `i`'s chunk is no longer needed, whoever gave it.

@@ -1,8 +1,8 @@
-//! What a collective is: who gives what to whom.
+//! Pattern of a collective: the ranks that give, the ranks that get, and the blocks between them.
 
-use crate::contract::{Blocks, Call, Operation};
+use super::{Blocks, Call, Operation};
 
-/// Who takes part in one role.
+/// Ranks in one role of a collective.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Who {
     All,
@@ -15,26 +15,29 @@ impl Who {
     }
 }
 
-/// Who gives what to whom.
+/// Pattern of a collective, by its operation and root. An example: in a gather all ranks write a block, and the root reads them to places of
+/// their own (`gathered`).
 #[derive(Clone, Copy)]
 pub(crate) struct Flow<'a> {
     pub writers: Who,
     pub readers: Who,
-    /// Each reader gets a block of its own (else all get the same).
+    /// Each reader gets a block of its own; else all get the same.
     pub scattered: bool,
-    /// Each writer's block has a place of its own in `recv` (else there is one).
+    /// Each writer's block has a place of its own in `recv`; else there is one place.
     pub gathered: bool,
-    /// Blocks are combined (else copied).
+    /// Blocks are combined; else copied.
     pub reduced: bool,
     pub blocks: Blocks<'a>,
+    /// Bytes of an element.
     pub size: usize,
 }
 
-impl<'a> Flow<'a> {
-    pub fn of(call: &Call<'a>) -> Flow<'a> {
+impl<'a> Call<'a> {
+    /// Pattern of the collective. Its blocks are empty if the data goes as messages (all_to_all_v).
+    pub fn flow(&self) -> Flow<'a> {
         use Operation::*;
-        let root = Who::Only(call.root);
-        let (writers, readers, scattered, gathered, reduced) = match call.operation {
+        let root = Who::Only(self.root);
+        let (writers, readers, scattered, gathered, reduced) = match self.operation {
             AllReduce => (Who::All, Who::All, false, false, true),
             Reduce => (Who::All, root, false, false, true),
             Broadcast => (root, Who::All, false, false, false),
@@ -43,18 +46,20 @@ impl<'a> Flow<'a> {
             ReduceScatter | ReduceScatterV => (Who::All, Who::All, true, false, true),
             AllToAll => (Who::All, Who::All, true, true, false),
             Scatter | ScatterV => (root, Who::All, true, false, false),
-            // Nothing to give, but everybody opens and hears everybody.
+            // There is nothing to give, but every rank waits for every other.
             Barrier | Finalize | Alloc | Suspend | Resume | DeviceComm | AllToAllV => {
                 (Who::All, Who::All, false, false, false)
             }
             Send | Recv | Init | Shrink | WaitSignals => unreachable!("not collectives"),
         };
-        let size = call.dtype.size();
+        let size = self.dtype.size();
         // The data of an all_to_all_v goes as messages, and an alloc has none; here the ranks only agree.
-        let blocks = if matches!(call.operation, AllToAllV | Alloc) { Blocks::Equal(0) } else { call.blocks };
+        let blocks = if matches!(self.operation, AllToAllV | Alloc) { Blocks::Equal(0) } else { self.blocks };
         Flow { writers, readers, scattered, gathered, reduced, blocks, size }
     }
+}
 
+impl Flow<'_> {
     /// Bytes that `writer` gives to `reader`.
     #[inline(always)]
     pub fn block_len(&self, writer: usize, reader: usize) -> usize {
@@ -80,9 +85,16 @@ impl<'a> Flow<'a> {
         if self.gathered { self.blocks.offset(writer) * self.size } else { 0 }
     }
 
+    /// Bytes of the longest block.
     #[inline(always)]
     pub fn longest(&self) -> usize {
         self.blocks.longest() * self.size
+    }
+
+    /// Bytes that a writer gives in all, at most: the same on every rank.
+    #[inline(always)]
+    pub fn given(&self, ranks: usize) -> usize {
+        if self.scattered { self.send_len(0, ranks) } else { self.longest() }
     }
 
     /// Bytes of `send` on a writer.
