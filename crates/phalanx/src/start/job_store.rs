@@ -87,7 +87,7 @@ fn host(
 /// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its
 /// own, and tells the others when they meet.
 fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: Duration) -> Result<Store> {
-    let host = super::join(place, &[], timeout)?.0;
+    let host = super::processes::join(place, &[], timeout)?.0;
     let mut told = vec![0; 128];
     let mut begun = None;
     if place.rank == 0 {
