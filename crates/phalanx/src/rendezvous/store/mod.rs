@@ -4,18 +4,17 @@
 //! connected. Under MPI there is no port: MPI carries the bytes. The store keeps small values, gathers one from each (`exchange`), and watches: a connection
 //! that closes without a goodbye, or says nothing for longer than the limit, means a lost member, and all others are
 //! told. What members tell each other beside that arrives everywhere in one order: so the ranks of several hosts agree on what
-//! has become of a communicator (`backend/host/relay/`). Data never goes through it.
+//! has become of a communicator (`control/relay/`). Data never goes through it.
 //!
 //! | file | what it has |
 //! |---|---|
 //! | `protocol/` | messages and their bytes |
 //! | `session.rs` | token, keys, authenticated frames |
 //! | `cipher.rs` | encryption, if the job wants it |
-//! | `watch.rs` | the silence of others, and one's own sleep |
-//! | `room/` | values, exchanges, who is there: without sockets and clocks |
+//! | `stall.rs` | pauses of this process, which are no silence of the others |
+//! | `namespace/` | values, exchanges, who is there: without sockets and clocks |
 //! | `server/` | the listener's thread |
 //! | `client/` | a member's end |
-//! | `wire.rs` | what a connection goes over |
 //! | `transport/` | connections whose bytes travel as messages of something else |
 //!
 //! What it defends against, and what not: `docs/security.md`.
@@ -26,8 +25,8 @@ mod namespace;
 pub mod protocol;
 pub mod server;
 pub mod session;
+mod stall;
 mod transport;
-mod watch;
 
 pub use client::{Audience, Member, Store};
 pub use protocol::Role;

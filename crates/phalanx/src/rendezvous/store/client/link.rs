@@ -7,7 +7,7 @@ use crate::os::sync::lock;
 use crate::rendezvous::store::cipher::Cipher;
 use crate::rendezvous::store::protocol::{End, MAX_REPLY, Malformed, Reply, Request};
 use crate::rendezvous::store::session::Key;
-use crate::rendezvous::store::watch::Watch;
+use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::{Host, Lost, Rendezvous};
 use crate::types::error::{BootstrapError, Error, PeerEvent, Result};
 use std::collections::HashMap;
@@ -254,10 +254,10 @@ impl Link {
         let mut bytes = vec![0; 64 << 10];
         let interval = self.silence / 8;
         let mut heard = Instant::now();
-        let mut watch = Watch::new(self.silence);
+        let mut stalls = StallDetector::new(self.silence);
         let mut leaving = None;
         loop {
-            heard += watch.held_up(Instant::now());
+            heard += stalls.held_up(Instant::now());
             match self.take_in(&mut key, &mut input) {
                 Ok(true) => heard = Instant::now(),
                 Ok(false) => {}

@@ -11,7 +11,7 @@ use crate::rendezvous::store::cipher::Identity;
 use crate::rendezvous::store::namespace::{Namespace, Outbox};
 use crate::rendezvous::store::protocol::{End, Reply, Role};
 use crate::rendezvous::store::session::Token;
-use crate::rendezvous::store::watch::Watch;
+use crate::rendezvous::store::stall::StallDetector;
 use crate::types::error::{Error, Result, UsageError};
 use connection::{Connection, Step};
 use std::collections::{BTreeMap, HashMap};
@@ -227,12 +227,12 @@ struct Service {
 
 impl Service {
     fn run(mut self) {
-        let mut watch = Watch::new(self.settings.silence);
+        let mut stalls = StallDetector::new(self.settings.silence);
         loop {
             let ready = self.wait();
             // Judged is what was known when waiting ended, and only time in which this thread was awake.
             let now = Instant::now();
-            let held_up = watch.held_up(now);
+            let held_up = stalls.held_up(now);
             self.connections.values_mut().for_each(|connection| connection.pardon(held_up));
             self.waker.clear();
             while let Ok(command) = self.commands.try_recv() {
