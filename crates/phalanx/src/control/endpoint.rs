@@ -7,7 +7,8 @@ use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, 
 use super::liveness::Liveness;
 use super::record::Record;
 use super::relay::{Decision, Link};
-use super::world::{Kind, Segment, World};
+use super::segment::Segment;
+use super::world::{Kind, World};
 use crate::contract::Departure;
 use crate::contract::hosts::HostTopology;
 use crate::os::sync::{AtomicU32, Ordering, fence, lock};

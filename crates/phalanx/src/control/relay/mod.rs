@@ -8,25 +8,22 @@
 //! - What several ranks may write, the first one counting (a verdict, a step of `shrink`), counts in the order of the store,
 //!   which is the same everywhere, and only when it comes back from there.
 //!
-//! When it is told: at once if others wait for it ([`Link::tell`]); else when a thread finds it changed (`telling.rs`). What the
-//! others tell is in `copies.rs`.
+//! When it is told: at once if others wait for it ([`Link::tell`]); else when a thread finds it changed (`publisher.rs`). What the
+//! others tell is in `replicas.rs`.
 
-mod copies;
-mod telling;
+mod publisher;
+mod replicas;
 
 use crate::contract::hosts::HostTopology;
 use crate::control::failure::ChannelFailure;
 use crate::control::layout::Channel;
+use crate::control::segment::{Segment, SegmentId};
 use crate::control::world::RankStatus;
-use crate::control::world::Segment;
-use crate::control::world::SegmentId;
 use crate::os::Mapping;
 use crate::os::sync::Ordering;
 use crate::rendezvous::store::Store;
-use crate::types::error::Error;
-use crate::types::error::PeerEvent;
-use crate::types::error::Result;
-use copies::{Copies, Open};
+use crate::types::error::{Error, PeerEvent, Result};
+use replicas::{OpenChannel, Replicas};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -111,22 +108,22 @@ struct Shared {
     /// In the world.
     rank: usize,
     store: Store,
-    copies: Arc<Copies>,
+    replicas: Arc<Replicas>,
 }
 
 /// An endpoint's way to the others.
 pub(crate) struct Link {
     shared: Arc<Shared>,
-    open: Arc<Open>,
+    open: Arc<OpenChannel>,
 }
 
 impl Relay {
     /// The world of the members of a store.
     pub fn new(store: Store, rank: usize, topology: HostTopology) -> Result<Relay> {
         let ranks = topology.world_size();
-        let copies = Arc::new(Copies::new(ranks));
-        store.set_audience(copies.clone());
-        let shared = Arc::new(Shared { rank, store, copies });
+        let replicas = Arc::new(Replicas::new(ranks));
+        store.set_audience(replicas.clone());
+        let shared = Arc::new(Shared { rank, store, replicas });
         let interval = (Duration::from_secs((ranks * ranks) as u64) / MESSAGES).clamp(OFTEN, SELDOM);
         let (stop, stopped) = channel();
         let of_thread = Arc::downgrade(&shared);
@@ -151,7 +148,7 @@ impl Relay {
     }
 
     pub fn standing(&self, world_rank: usize) -> &RankStatus {
-        self.shared.copies.standing(world_rank)
+        self.shared.replicas.standing(world_rank)
     }
 
     /// The segment of the channel with which the world begins.
@@ -171,13 +168,13 @@ impl Relay {
     }
 
     pub fn close_segment(&self, id: SegmentId) {
-        self.shared.copies.close(id);
+        self.shared.replicas.close(id);
     }
 
     /// Takes `rank`'s place in a channel: from now on its words are told, and those of the others come.
     pub fn open(&self, id: SegmentId, channel: Channel, rank: usize, members: &[usize]) -> Link {
-        let open = Arc::new(Open::new(id, channel, rank, members.to_vec()));
-        self.shared.copies.open(&open);
+        let open = Arc::new(OpenChannel::new(id, channel, rank, members.to_vec()));
+        self.shared.replicas.open(&open);
         Link { shared: self.shared.clone(), open }
     }
 }
@@ -217,7 +214,7 @@ impl Link {
 
     /// Why a rank is not there any more, as the store has found.
     pub fn lost(&self, world_rank: usize) -> Option<PeerEvent> {
-        self.shared.copies.lost(world_rank)
+        self.shared.replicas.lost(world_rank)
     }
 
     /// Fails the channel; if there is nobody to ask, for this process alone.
@@ -226,13 +223,13 @@ impl Link {
         let header = self.open.channel.header();
         let is_decided = || header.verdict.load(Ordering::Acquire) != 0;
         if !self.decide(Decision::ChannelFailure(verdict.words()), is_decided) {
-            self.shared.copies.fail(&self.open, verdict);
+            self.shared.replicas.fail(&self.open, verdict);
         }
     }
 
     /// Whether there is nothing over which ranks could tell anything.
     pub fn has_ended(&self) -> bool {
-        self.shared.copies.has_ended()
+        self.shared.replicas.has_ended()
     }
 
     /// Makes a decision, unless another one is first; false if that could not be found out.

@@ -1,10 +1,10 @@
 //! This rank's words on their way to the others.
 
-use super::copies::Open;
+use super::replicas::OpenChannel;
 use super::{Content, Line, Message, OPENING, Shared, Update};
 use crate::control::flags::Stamped;
 use crate::control::layout::{RECORDS, SLOT_LINES, SLOTS};
-use crate::control::world::SegmentId;
+use crate::control::segment::SegmentId;
 use crate::os::sync::{Ordering, lock};
 use std::sync::Arc;
 
@@ -37,12 +37,12 @@ impl Shared {
 
     /// The same, without a channel that is told of next.
     pub fn tell_changes_but(&self, id: SegmentId) {
-        let open: Vec<Arc<Open>> = self.copies.channels();
+        let open: Vec<Arc<OpenChannel>> = self.replicas.channels();
         open.iter().filter(|open| open.id != id).for_each(|open| self.tell(open, false));
     }
 
     /// Tells the others of a channel what has changed in this rank's words.
-    pub fn tell(&self, open: &Open, with_slots: bool) {
+    pub fn tell(&self, open: &OpenChannel, with_slots: bool) {
         if open.others.is_empty() {
             return;
         }
@@ -60,13 +60,13 @@ impl Shared {
         let _ = self.store.tell(to, &bytes);
     }
 
-    fn changes(&self, open: &Open, told: &mut Told, with_slots: bool) -> Option<Update> {
+    fn changes(&self, open: &OpenChannel, told: &mut Told, with_slots: bool) -> Option<Update> {
         let state = open.channel.state(open.rank);
         // In the order of reading: who has left has written all before.
         let mut update = Update {
             life: state.life.state.load(Ordering::Acquire),
             pid: state.life.pid.load(Ordering::Acquire),
-            waits_for: self.copies.standing(self.rank).waits_for.load(Ordering::Acquire),
+            waits_for: self.replicas.standing(self.rank).waits_for.load(Ordering::Acquire),
             done: state.done_operation.get(),
             joined: state.shrink.joined.load(Ordering::Acquire),
             ..Update::default()
@@ -100,7 +100,7 @@ impl Shared {
 }
 
 /// The lines of this rank's slots that were written and not told.
-fn new_lines(open: &Open, told: &mut [u64]) -> Vec<Line> {
+fn new_lines(open: &OpenChannel, told: &mut [u64]) -> Vec<Line> {
     let Some((sequence, _)) = open.channel.state(open.rank).last_announced() else { return Vec::new() };
     let slot = open.channel.slot(open.rank, sequence);
     let place = sequence as usize % SLOTS;

@@ -1,11 +1,12 @@
 //! The others' words in this process.
 
-use super::telling::Told;
+use super::publisher::Told;
 use super::{Content, Decision, Line, Message, OPENING, Update};
 use crate::control::failure::{ChannelFailure, Context};
 use crate::control::flags::Stamped;
 use crate::control::layout::{Channel, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED};
-use crate::control::world::{RankStatus, SegmentId};
+use crate::control::segment::SegmentId;
+use crate::control::world::RankStatus;
 use crate::os::sync::{AtomicU64, Ordering, lock};
 use crate::rendezvous::store::{Audience, Lost};
 use crate::types::error::PeerEvent;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 /// The copies of what the others wrote: this process's channels, and what is known of the ranks.
-pub(crate) struct Copies {
+pub(crate) struct Replicas {
     standings: Box<[RankStatus]>,
     table: Mutex<Table>,
     /// How many are in the list: looking is cheap.
@@ -25,14 +26,14 @@ pub(crate) struct Copies {
 
 #[derive(Default)]
 struct Table {
-    open: HashMap<SegmentId, Arc<Open>>,
+    open: HashMap<SegmentId, Arc<OpenChannel>>,
     /// What was told of channels that this rank has not opened yet.
     early: HashMap<SegmentId, Vec<(usize, Content)>>,
     closed: HashSet<SegmentId>,
 }
 
 /// A channel of this process.
-pub(crate) struct Open {
+pub(crate) struct OpenChannel {
     pub id: SegmentId,
     pub channel: Channel,
     pub rank: usize,
@@ -44,9 +45,9 @@ pub(crate) struct Open {
     pub told: Mutex<Told>,
 }
 
-impl Copies {
-    pub fn new(ranks: usize) -> Copies {
-        Copies {
+impl Replicas {
+    pub fn new(ranks: usize) -> Replicas {
+        Replicas {
             standings: (0..ranks).map(|_| RankStatus::default()).collect(),
             table: Mutex::default(),
             num_lost: AtomicUsize::new(0),
@@ -65,12 +66,12 @@ impl Copies {
     }
 
     /// The channels that are open.
-    pub fn channels(&self) -> Vec<Arc<Open>> {
+    pub fn channels(&self) -> Vec<Arc<OpenChannel>> {
         lock(&self.table).open.values().cloned().collect()
     }
 
     /// Takes in what the others tell of a channel, and have told before.
-    pub fn open(&self, open: &Arc<Open>) {
+    pub fn open(&self, open: &Arc<OpenChannel>) {
         let mut table = lock(&self.table);
         for (from, content) in table.early.remove(&open.id).unwrap_or_default() {
             self.write(open, from, content);
@@ -87,7 +88,7 @@ impl Copies {
     }
 
     /// Fails a channel in this process, which has nobody to ask.
-    pub fn fail(&self, open: &Open, verdict: &ChannelFailure) {
+    pub fn fail(&self, open: &OpenChannel, verdict: &ChannelFailure) {
         let _table = lock(&self.table);
         open.fail(verdict);
     }
@@ -101,7 +102,7 @@ impl Copies {
     }
 
     /// Writes what a rank of the world has told into the copies. The table is locked.
-    fn write(&self, open: &Open, from: usize, content: Content) {
+    fn write(&self, open: &OpenChannel, from: usize, content: Content) {
         let Some(rank) = open.members.iter().position(|member| *member == from) else { return };
         match content {
             Content::Update(update) if rank != open.rank => self.write_update(open, rank, &update),
@@ -111,7 +112,7 @@ impl Copies {
         open.channel.state(open.rank).park.wake();
     }
 
-    fn write_update(&self, open: &Open, rank: usize, update: &Update) {
+    fn write_update(&self, open: &OpenChannel, rank: usize, update: &Update) {
         let state = open.channel.state(rank);
         for (place, word) in &update.greetings {
             if let Some(target) = state.greeting_words().nth(usize::from(*place)) {
@@ -154,12 +155,12 @@ unsafe fn copy_line<const PAYLOAD: usize>(target: &Stamped<PAYLOAD>, line: &Line
     }
 }
 
-impl Open {
-    pub fn new(id: SegmentId, channel: Channel, rank: usize, members: Vec<usize>) -> Open {
+impl OpenChannel {
+    pub fn new(id: SegmentId, channel: Channel, rank: usize, members: Vec<usize>) -> OpenChannel {
         let own = members[rank];
         let others = members.iter().filter(|member| **member != own).map(|member| *member as u32).collect();
         let told = Mutex::new(Told::new(channel.state(rank).greeting_words().count()));
-        Open { id, channel, rank, members, others, told }
+        OpenChannel { id, channel, rank, members, others, told }
     }
 
     /// All members, as the store knows them.
@@ -194,7 +195,7 @@ impl Open {
     }
 }
 
-impl Audience for Copies {
+impl Audience for Replicas {
     fn told(&self, from: usize, value: &[u8]) {
         let Ok(Message { channel, content }) = postcard::from_bytes(value) else {
             tracing::warn!(
@@ -223,7 +224,7 @@ impl Audience for Copies {
     }
 }
 
-impl Open {
+impl OpenChannel {
     /// Fails the channel in this process. The table is locked.
     fn fail(&self, verdict: &ChannelFailure) {
         if self.channel.header().verdict.load(Ordering::Acquire) == 0 {
