@@ -39,7 +39,7 @@ pub struct Choice {
 pub fn choose() -> Result<Choice> {
     let environment = Environment::current();
     let choice = Choice::from(&environment, None)?;
-    choice.check_meeting(&environment)?;
+    choice.check_rendezvous(&environment)?;
     check_settings(&environment)?;
     Ok(choice)
 }
@@ -75,7 +75,7 @@ impl Choice {
     }
 
     /// The error that `init` meets on its way if the launcher, or the user, has not said what the ranks need to find each other.
-    fn check_meeting(&self, environment: &Environment) -> Result<()> {
+    fn check_rendezvous(&self, environment: &Environment) -> Result<()> {
         let without_us = matches!(self.backend, BackendKind::Solo | BackendKind::Mpi);
         let launcher = self.launcher.as_ref().filter(|launcher| {
             let is_alone = launcher.world_size == Some(1) && launcher.is_one_host();
@@ -120,7 +120,7 @@ impl Ranks {
     }
 }
 
-/// Which backend carries a communicator, and why.
+/// Chooses the backend of a communicator, with the reason.
 pub(super) fn decide(
     environment: &Environment,
     wanted: Option<BackendKind>,

@@ -33,21 +33,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a communicator is made with.
+/// Settings of a new communicator.
 pub(crate) struct Settings {
     pub environment: Environment,
     pub timeout: Duration,
     pub backend: Option<BackendKind>,
     pub gpu: Option<usize>,
-    /// Whether calls are compared before they move anything.
+    /// Checked mode: calls are compared before they move data.
     pub check: bool,
-    /// What rank 0 listens on, if its id does.
+    /// The listener of rank 0's `UniqueId`, if it has one.
     pub listener: Option<TcpListener>,
     #[cfg(feature = "cuda")]
     pub nccl: Arc<crate::backend::nccl::NcclSettings>,
 }
 
-/// A communicator that was made: its backend, and its name in flight records, the same on all its ranks.
+/// A new communicator: its backend, and its name in flight records, the same on all its ranks.
 pub(crate) struct NewComm {
     pub backend: Arc<dyn Backend>,
     pub name: String,

@@ -62,8 +62,7 @@ pub(crate) fn init(mut settings: Settings) -> Result<NewComm> {
     }
 }
 
-/// The communicator of processes that share a host's memory. What carries their data they agree on when they meet, if they have
-/// not done so before.
+/// The communicator of processes that share a host's memory. They agree on a backend during the join, unless `agreed` is given.
 fn on_one_host(
     agreed: Option<BackendKind>,
     launcher: &Launcher,
@@ -71,17 +70,17 @@ fn on_one_host(
     settings: &Settings,
 ) -> Result<NewComm> {
     let place = launcher.place(environment)?;
-    let word = match agreed {
+    let payload = match agreed {
         Some(_) => Vec::new(),
         None => introduction(environment, settings)?.to_bytes(),
     };
-    let (host, words) = join(&place, &word, settings.timeout)?;
+    let (host, payloads) = join(&place, &payload, settings.timeout)?;
     let backend = match agreed {
         Some(backend) => backend,
         None => {
             let topology = HostTopology::one_host(place.world_size);
             let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
-            let backend = agreement::agree(&agreement::heard(&words)?, &topology, otherwise)?;
+            let backend = agreement::agree(&agreement::decode(&payloads)?, &topology, otherwise)?;
             tracing::info!(backend = backend.name(), "the ranks have agreed");
             backend
         }
@@ -113,9 +112,9 @@ fn on_hosts(
     let own = introduction(environment, settings)?;
     let store = job_store::open_store(environment, &place, listener, timeout)?;
     let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
-    let told = agreement::heard(&store.exchange("phalanx/hosts", &own.to_bytes(), timeout)?)?;
-    let topology = agreement::topology(&told);
-    let backend = agreement::agree(&told, &topology, otherwise)?;
+    let introductions = agreement::decode(&store.exchange("phalanx/hosts", &own.to_bytes(), timeout)?)?;
+    let topology = agreement::topology(&introductions);
+    let backend = agreement::agree(&introductions, &topology, otherwise)?;
     tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed");
     if backend == BackendKind::Mpi {
         drop(store);
@@ -130,13 +129,13 @@ fn on_hosts(
     across_hosts(backend, store, topology, place, settings)
 }
 
-/// What this rank says of itself to the others.
+/// This rank's introduction.
 fn introduction(environment: &Environment, settings: &Settings) -> Result<agreement::Introduction> {
     let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
     Ok(agreement::Introduction::own(wanted, settings.gpu, visible_gpus))
 }
 
-/// Whether a backend's ranks can be on several hosts. The same answer on all.
+/// An error if a backend cannot span several hosts. The same on all ranks.
 fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> Result<()> {
     match backend {
         BackendKind::Host => crate::os::check_process_ranks().and_then(|()| topology.check_one_host()),
@@ -149,7 +148,7 @@ fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> Result<()> 
     }
 }
 
-/// The communicator of ranks with GPUs on several hosts, which have met in a store.
+/// The communicator of ranks with GPUs on several hosts, which have joined a store.
 fn across_hosts(
     backend: BackendKind,
     store: store::Store,
@@ -178,15 +177,15 @@ fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm
     MpiComm::world(&launched, settings.timeout, settings.check)
 }
 
-/// The communicator of the ranks of MPI that may be on several hosts. They tell each other over MPI where they are and what
-/// they have; those of NCCL then meet in a store whose connections MPI carries.
+/// The communicator of MPI ranks on possibly several hosts. They exchange introductions over MPI. For NCCL they then join a store whose
+/// connections MPI carries.
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<NewComm> {
     let own = introduction(environment, settings)?;
     let world = mpi_world(Some(launcher), settings)?;
-    let told = agreement::heard(&world.tell_bytes(&own.to_bytes())?)?;
-    let topology = agreement::topology(&told);
-    let backend = agreement::agree(&told, &topology, BackendKind::Mpi)?;
+    let introductions = agreement::decode(&world.tell_bytes(&own.to_bytes())?)?;
+    let topology = agreement::topology(&introductions);
+    let backend = agreement::agree(&introductions, &topology, BackendKind::Mpi)?;
     tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
     let launcher = launcher.with_world_size(world.world_size());
     if topology.num_hosts() == 1 && backend != BackendKind::Mpi {
@@ -255,19 +254,21 @@ fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
     on_gpu(BackendKind::Nvshmem, host, name, settings)
 }
 
-/// Meets the other processes of this host, tells them a word, and takes this rank's place in their region. Answers what all have
-/// told, too.
-pub(super) fn join(place: &Place, word: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
+/// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all ranks.
+pub(super) fn join(place: &Place, payload: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
     crate::os::check_process_ranks()?;
     // Said before anybody is kept waiting.
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
-    let met = rendezvous::meet(place, word, timeout)?;
+    let joined = rendezvous::meet(place, payload, timeout)?;
     let members = (0..place.world_size).collect();
-    Ok((HostComm::new(Endpoint::attach(met.world, met.channel, place.rank, members, timeout)), met.words))
+    Ok((
+        HostComm::new(Endpoint::attach(joined.world, joined.channel, place.rank, members, timeout)),
+        joined.payloads,
+    ))
 }
 
-/// What [`join`](crate::join) answers to the environment of this process.
+/// [`join`](crate::join): becomes a rank of the job's growing communicator.
 pub(crate) fn join_grown(settings: Settings) -> Result<NewComm> {
     let environment = &settings.environment;
     let Some(launcher) = environment.launcher()? else {
@@ -280,21 +281,21 @@ pub(crate) fn join_grown(settings: Settings) -> Result<NewComm> {
     crate::os::check_process_ranks()?;
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
-    let met = rendezvous::join(&place, settings.timeout)?;
-    let (rank, members) = (met.rank, (0..met.world_size).collect());
-    let host = HostComm::new(Endpoint::attach(met.world, met.channel, rank, members, settings.timeout));
-    let backend = backend_of_members(&met.words[0], environment, &settings)?;
+    let joined = rendezvous::join(&place, settings.timeout)?;
+    let (rank, members) = (joined.rank, (0..joined.world_size).collect());
+    let host = HostComm::new(Endpoint::attach(joined.world, joined.channel, rank, members, settings.timeout));
+    let backend = backend_of_members(&joined.payloads[0], environment, &settings)?;
     tracing::info!(backend = backend.name(), rank, "joined a communicator");
-    let name = grown_name(met.number);
+    let name = grown_name(joined.number);
     match backend {
         BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, &settings),
         _ => Ok(NewComm::new(Arc::new(host), name)),
     }
 }
 
-/// What carries the data of a communicator that was joined: what its members say.
-fn backend_of_members(word: &[u8], environment: &Environment, settings: &Settings) -> Result<BackendKind> {
-    let name = String::from_utf8_lossy(word);
+/// The backend of a joined communicator, from its members' payload.
+fn backend_of_members(payload: &[u8], environment: &Environment, settings: &Settings) -> Result<BackendKind> {
+    let name = String::from_utf8_lossy(payload);
     let kinds = [BackendKind::Host, BackendKind::Nccl, BackendKind::Rccl];
     let Some(backend) = kinds.into_iter().find(|kind| kind.name() == name) else {
         return Err(Error::bootstrap(

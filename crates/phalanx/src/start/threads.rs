@@ -54,7 +54,7 @@ pub(crate) fn run_threads<R: Send>(
             let name = format!("rank {}", host.rank());
             let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, move || body(host));
             // On an error the communicators of the ranks that were not started are dropped, and those that
-            // were are told that these have left.
+            // were see that these have left.
             threads.push(thread.map_err(|e| {
                 let remedy = format!("{ranks} threads are needed: raise `ulimit -u` or use fewer ranks");
                 Error::system("starting a thread", e, remedy)
