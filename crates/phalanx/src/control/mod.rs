@@ -1,4 +1,5 @@
-//! What ranks tell each other beside the data, whichever backend moves it.
+//! The control plane: what ranks exchange beside the data, whichever backend moves it. Liveness, announcements of calls, diagnosis,
+//! failure, shrink.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod control_channel;

@@ -9,7 +9,7 @@ use crate::os::sync::{Ordering, lock};
 use crate::types::error::{Error, Result};
 use std::sync::Arc;
 
-/// A piece of shared memory: how all ranks call it, and where it is in this process.
+/// A piece of shared memory: its id, the same for all ranks, and its mapping in this process.
 #[derive(Clone)]
 pub(crate) struct Segment {
     pub id: SegmentId,
@@ -23,10 +23,10 @@ pub(crate) type SegmentId = u64;
 /// Segments start and end at multiples of this.
 pub(super) const GRAIN: u64 = 1 << 16;
 
-/// The longest segment: more than a host has, and little enough for many to fit a file's offsets.
+/// The longest segment in bytes (16 TiB): more than a host has, and many fit a file's offsets.
 const LARGEST: u64 = 1 << 44;
 
-/// Where a buffer lies, in words that mean the same to every rank.
+/// Where a buffer lies, in numbers that mean the same to every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Location {
     /// The segment, [`SAME_MEMORY`], [`OTHER_PROCESS`], or [`PRIVATE`].
@@ -60,8 +60,8 @@ impl Location {
     }
 }
 
-/// A peer's segment that this process has mapped, or none. Who keeps the one that it used last need not look for it the next time, which
-/// takes a lock. It is of use as long as there is the world that mapped it.
+/// A peer's segment that this process has mapped, or none. Keeping the one used last saves a lookup, which
+/// takes a lock. Valid as long as the world that mapped it.
 #[derive(Clone, Copy)]
 pub(crate) struct Mapped {
     pub(super) id: SegmentId,
@@ -91,7 +91,7 @@ impl ProcessWorld {
             ));
         }
         let len = (len as u64).max(GRAIN).next_power_of_two();
-        // Before it takes a place, which is given out once.
+        // Checked first: offsets are given out once.
         self.file.check_limit(self.next().load(Ordering::Relaxed) + len)?;
         let offset = self.next().fetch_add(len, Ordering::Relaxed);
         let mapped = self.file.extend_to(offset + len).and_then(|()| self.file.map(offset, len as usize));
@@ -99,7 +99,7 @@ impl ProcessWorld {
         Ok(Segment { id: offset | u64::from(len.trailing_zeros()), memory })
     }
 
-    /// Where a segment of a peer's is in this process, for as long as the world.
+    /// Maps a peer's segment, for as long as the world lives.
     pub(super) fn map(&self, segment: SegmentId) -> Result<Mapped> {
         let mut peers = lock(&self.peers);
         let memory = match peers.get(&segment) {

@@ -1,4 +1,4 @@
-//! The ranks that one region connects, and how they reach each other: as threads, as processes of a host, or over the store.
+//! The ranks of one region, and how they reach each other: as threads, as processes of a host, or over the store.
 
 use super::heap::{Arena, HeapBlock, Place};
 use super::liveness::STOPPED;
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Hosts(Relay),
 }
 
-/// What a rank tells all ranks of the world, whichever communicator they share.
+/// State that a rank publishes to all ranks of the world, across communicators.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct RankStatus {
@@ -42,16 +42,16 @@ pub(crate) struct RankStatus {
 }
 
 pub(crate) struct ThreadWorld {
-    standings: Box<[RankStatus]>,
+    statuses: Box<[RankStatus]>,
     segments: Mutex<HashMap<SegmentId, Weak<Mapping>>>,
     next: std::sync::atomic::AtomicU64,
 }
 
 pub(crate) struct ProcessWorld {
     pub(super) file: SharedFile,
-    /// The first segment of the file: where the next one goes, and the ranks' standings.
+    /// The first segment of the file: the offset of the next one, and the ranks' statuses.
     header: Mapping,
-    /// What the ranks of the job have in common.
+    /// The job's id.
     job: String,
     /// Every rank's process, by world rank.
     pub processes: Vec<Process>,
@@ -63,8 +63,8 @@ pub(crate) struct ProcessWorld {
 
 impl World {
     pub fn threads() -> Result<World> {
-        let standings = (0..MAX_RANKS).map(|_| RankStatus::default()).collect();
-        let kind = Kind::Threads(ThreadWorld { standings, segments: Mutex::default(), next: 1.into() });
+        let statuses = (0..MAX_RANKS).map(|_| RankStatus::default()).collect();
+        let kind = Kind::Threads(ThreadWorld { statuses, segments: Mutex::default(), next: 1.into() });
         let counted = || std::thread::available_parallelism().map_or(1, usize::from);
         let cores = crate::rendezvous::environment::cores_from_environment()?.unwrap_or_else(counted);
         Ok(World { kind, cores, stopped_timeout: STOPPED })
@@ -86,7 +86,7 @@ impl World {
         Ok(World { kind: Kind::Processes(world), cores, stopped_timeout })
     }
 
-    /// The world of the ranks that have met in a store, on several hosts; and the segment of its first channel.
+    /// The world of ranks on several hosts, which have joined a store; and the segment of its first channel.
     pub(crate) fn hosts(
         store: Store,
         rank: usize,
@@ -95,7 +95,7 @@ impl World {
     ) -> Result<(World, Segment)> {
         let relay = Relay::new(store, rank, topology)?;
         let segment = relay.first_segment(first)?;
-        // What they wait for takes its time: they need no core meanwhile.
+        // Waits over the network are long: ranks need no core meanwhile.
         Ok((World { kind: Kind::Hosts(relay), cores: 0, stopped_timeout: STOPPED }, segment))
     }
 
@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    /// This world, now that its processes are known.
+    /// This world with the handles of its processes.
     pub fn with_processes(mut self, processes: Vec<Process>) -> World {
         if let Kind::Processes(world) = &mut self.kind {
             world.processes = processes;
@@ -121,7 +121,7 @@ impl World {
         matches!(self.kind, Kind::Threads(_))
     }
 
-    /// What the ranks of the job have in common, if they are processes.
+    /// The job's id, if the ranks are processes.
     pub fn job(&self) -> Option<&str> {
         match &self.kind {
             Kind::Processes(world) => Some(&world.job),
@@ -133,12 +133,12 @@ impl World {
         matches!(self.kind, Kind::Processes(_))
     }
 
-    /// What a rank of the world tells all others.
-    pub(crate) fn standing(&self, world_rank: usize) -> &RankStatus {
+    /// A rank's published status.
+    pub(crate) fn status(&self, world_rank: usize) -> &RankStatus {
         match &self.kind {
-            Kind::Threads(world) => &world.standings[world_rank],
-            Kind::Processes(world) => world.standing(world_rank),
-            Kind::Hosts(relay) => relay.standing(world_rank),
+            Kind::Threads(world) => &world.statuses[world_rank],
+            Kind::Processes(world) => world.status(world_rank),
+            Kind::Hosts(relay) => relay.status(world_rank),
         }
     }
 
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// Opens a segment that a peer has made; an error if none holds it any more and that can be told.
+    /// Opens a segment that a peer created; an error if it is known to be closed.
     pub(crate) fn open_segment(&self, id: SegmentId) -> Result<Segment> {
         match &self.kind {
             Kind::Threads(world) => {
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// Forgets a segment. `last` says that no rank uses it any more.
+    /// Closes a segment. `last`: no rank uses it any more.
     pub(crate) fn close_segment(&self, segment: &Segment, last: bool) {
         match &self.kind {
             Kind::Threads(world) => {
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// Where `len` bytes at `start` can be found by peers, if they can.
+    /// The location of `len` bytes at `start` for peers, if they can reach them.
     pub(crate) fn locate(&self, start: *const u8, len: usize) -> Location {
         match &self.kind {
             Kind::Threads(_) => Location { segment: SAME_MEMORY, offset: start as u64 },
@@ -213,7 +213,7 @@ impl World {
     }
 
     /// Puts private memory in the place of a block whose peers may still write to it, although this rank has
-    /// given up on them. Its contents are lost; what peers write later, nobody sees.
+    /// given up on them. Its contents are lost; later writes of peers go to the old pages.
     #[cold]
     pub(crate) fn withdraw(&self, start: *const u8, len: usize) {
         if let Kind::Processes(world) = &self.kind {
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// The address, in this process, of what a peer has located. `mapped` is the segment of which it was the last time.
+    /// The address of a peer's location in this process. `mapped` caches the segment that was used last.
     #[inline]
     pub(crate) fn resolve(&self, location: Location, mapped: &mut Mapped) -> Result<*const u8> {
         match &self.kind {
@@ -255,15 +255,15 @@ impl ProcessWorld {
         unsafe { &*self.header.as_ptr().cast::<AtomicU64>() }
     }
 
-    fn standing(&self, world_rank: usize) -> &RankStatus {
+    fn status(&self, world_rank: usize) -> &RankStatus {
         assert!(world_rank < MAX_RANKS);
-        // SAFETY: at STANDINGS is an array of MAX_RANKS standings, for every process, of which
+        // SAFETY: at STATUSES is an array of MAX_RANKS statuses, for every process, of which
         // zeroes are valid; the mapping lives as long as self.
-        unsafe { &*self.header.as_ptr().add(STANDINGS).cast::<RankStatus>().add(world_rank) }
+        unsafe { &*self.header.as_ptr().add(STATUSES).cast::<RankStatus>().add(world_rank) }
     }
 }
 
-/// Where the standings are in the header; before them is the counter of places.
-const STANDINGS: usize = 4096;
+/// Offset of the statuses in the header; before them is the offset of the next segment.
+const STATUSES: usize = 4096;
 
-const _: () = assert!(STANDINGS + MAX_RANKS * size_of::<RankStatus>() <= GRAIN as usize);
+const _: () = assert!(STATUSES + MAX_RANKS * size_of::<RankStatus>() <= GRAIN as usize);

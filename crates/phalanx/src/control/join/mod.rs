@@ -1,11 +1,11 @@
-//! How the processes of one host find each other: over a Unix socket that rank 0 opens.
+//! Join: the processes of one host find each other over a Unix socket that rank 0 opens.
 //!
-//! Each rank says who it is, has a word for all others, and hands over a handle to its process; when all have come, rank 0
-//! gives each the region's file, the handles and the words of all. The socket's name is derived from the job's id, is abstract
-//! (no file), and belongs to a user: both sides check with the kernel who is at the other end.
+//! Each rank sends a hello, a payload for all others, and a handle to its process. When all have come, rank 0 gives each the region's file,
+//! the handles and all payloads. The socket's name is derived from the job's id and the user, and is abstract (no file). Both sides check
+//! with the kernel which user is at the other end.
 //!
-//! A communicator that grows meets in the same way once more, at an address of its own: its members come as the ranks that
-//! they are, and to those who join rank 0 gives numbers.
+//! A communicator that grows joins in the same way again, at an address of its own. Its members come with their ranks; rank 0 gives ranks to
+//! the joiners.
 
 mod peer;
 mod rank0;
@@ -25,28 +25,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::{Hello, JOINER};
 
-/// How often waiting ranks look around.
+/// Time between two polls of a waiting rank.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What a rank gets from the rendezvous.
-pub(crate) struct Met {
+/// The result of a join.
+pub(crate) struct Joined {
     pub world: Arc<World>,
     pub channel: NewChannel,
     pub rank: usize,
     pub world_size: usize,
-    /// Of this meeting: no other has it.
+    /// Number of this join, unique in the job.
     pub number: u64,
-    /// What each rank has told all.
-    pub words: Vec<Vec<u8>>,
+    /// The payload of each rank.
+    pub payloads: Vec<Vec<u8>>,
 }
 
-/// What the members of a job meet for.
-struct Meeting<'a> {
+/// The parameters of a join.
+struct JoinParameters<'a> {
     job: &'a str,
-    /// Who sent the members here, for errors.
+    /// The launcher or communicator behind the join, for errors.
     sent_by: &'a str,
     address: Address,
-    /// What members say, and what joiners say, to show that they belong here.
+    /// Keys that members, and joiners, show to be let in.
     members_key: u128,
     joiners_key: Option<u128>,
     rank: usize,
@@ -54,8 +54,8 @@ struct Meeting<'a> {
     /// The last ranks are given to joiners.
     members: usize,
     number: u64,
-    /// What this rank tells all.
-    word: &'a [u8],
+    /// This rank's payload for all others.
+    payload: &'a [u8],
 }
 
 fn address_of(key: u128) -> Result<Address> {
@@ -63,7 +63,7 @@ fn address_of(key: u128) -> Result<Address> {
     Address::new(&name).map_err(|e| refused("making the rendezvous address", e))
 }
 
-/// Where joiners and those who grow meet.
+/// Key of the address at which a growing communicator and its joiners meet.
 fn growth_key(job: &str) -> u128 {
     hash(format!("{job} grows").as_bytes())
 }
@@ -71,7 +71,7 @@ fn growth_key(job: &str) -> u128 {
 /// A communicator that takes in new ranks.
 pub(crate) struct Growth {
     pub job: String,
-    /// What carries its data, which joiners are told.
+    /// Its backend, which joiners are told.
     pub backend: BackendKind,
     pub number: u64,
     pub rank: usize,
@@ -81,9 +81,9 @@ pub(crate) struct Growth {
 
 impl Growth {
     /// Meets the other members, and the joiners.
-    pub fn meet(&self, timeout: Duration) -> Result<Met> {
+    pub fn meet(&self, timeout: Duration) -> Result<Joined> {
         let key = growth_key(&self.job);
-        let meeting = Meeting {
+        let parameters = JoinParameters {
             job: &self.job,
             sent_by: "the communicator that grows",
             address: address_of(key)?,
@@ -93,31 +93,31 @@ impl Growth {
             world_size: self.members + self.joiners,
             members: self.members,
             number: self.number,
-            word: self.backend.name().as_bytes(),
+            payload: self.backend.name().as_bytes(),
         };
-        meeting.attend(timeout)
+        parameters.run(timeout)
     }
 }
 
 /// Waits for a communicator of the job that grows, and becomes a rank of it.
-pub(crate) fn join(place: &Place, timeout: Duration) -> Result<Met> {
+pub(crate) fn join(place: &Place, timeout: Duration) -> Result<Joined> {
     let key = growth_key(&place.job);
     let deadline = after(Instant::now(), timeout);
     let hello = Hello { job: key, rank: JOINER, world_size: 0, cpus: usable_cpus() };
-    let nobody = || {
+    let no_rank0 = || {
         Error::bootstrap(
             format!("for {timeout:.1?} no communicator of this job has asked for joiners"),
             "the others call grow or rebuild; see that this process has the variables of their job, on the same host \
              and of the same user (PHALANX_JOB, and after a restart those of the new attempt)",
         )
     };
-    join_rank0(&place.job, hello, &[], &address_of(key)?, deadline, nobody)
+    join_rank0(&place.job, hello, &[], &address_of(key)?, deadline, no_rank0)
 }
 
-/// Meets the other ranks of the job, and tells them a word.
-pub(crate) fn meet(place: &Place, word: &[u8], timeout: Duration) -> Result<Met> {
+/// Joins the other ranks of the job, and exchanges a payload with them.
+pub(crate) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<Joined> {
     let key = hash(place.job.as_bytes());
-    let meeting = Meeting {
+    let parameters = JoinParameters {
         job: &place.job,
         sent_by: place.launcher,
         address: address_of(key)?,
@@ -127,20 +127,20 @@ pub(crate) fn meet(place: &Place, word: &[u8], timeout: Duration) -> Result<Met>
         world_size: place.world_size,
         members: place.world_size,
         number: 0,
-        word,
+        payload,
     };
-    meeting.attend(timeout)
+    parameters.run(timeout)
 }
 
-impl Meeting<'_> {
-    fn attend(&self, timeout: Duration) -> Result<Met> {
+impl JoinParameters<'_> {
+    fn run(&self, timeout: Duration) -> Result<Joined> {
         let deadline = after(Instant::now(), timeout);
         if self.rank == 0 {
             return accept_ranks(self, timeout, deadline);
         }
         let (rank, world_size) = (self.rank as u32, self.world_size as u32);
         let hello = Hello { job: self.members_key, rank, world_size, cpus: usable_cpus() };
-        join_rank0(self.job, hello, self.word, &self.address, deadline, || {
+        join_rank0(self.job, hello, self.payload, &self.address, deadline, || {
             BootstrapError {
                 problem: format!("after {timeout:.1?} rank 0 has not come"),
                 remedy: "see whether it was started on this host, by this user, with the same job id".into(),
@@ -185,14 +185,14 @@ mod tests {
         let [first, second] = [0, 1].map(|rank| {
             let place = place(rank);
             std::thread::spawn(move || {
-                meet(&place, &[rank as u8; 3], timeout).map(|met| (met.rank, met.words))
+                meet(&place, &[rank as u8; 3], timeout).map(|joined| (joined.rank, joined.payloads))
             })
         });
         // Rank 1 has come to it (or, on a slow machine, is late for it), and rank 0 cannot begin its own.
         std::thread::sleep(Duration::from_secs(1));
         drop(before);
-        let words = vec![vec![0; 3], vec![1; 3]];
-        let met = [first, second].map(|rank| rank.join().unwrap().unwrap());
-        assert_eq!(met, [(0, words.clone()), (1, words)]);
+        let payloads = vec![vec![0; 3], vec![1; 3]];
+        let joined = [first, second].map(|rank| rank.join().unwrap().unwrap());
+        assert_eq!(joined, [(0, payloads.clone()), (1, payloads)]);
     }
 }

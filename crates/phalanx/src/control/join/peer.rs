@@ -1,7 +1,7 @@
 //! The other ranks' side of a join: connect to rank 0, introduce themselves and map the region.
 
-use super::wire::{Hello, framed, receive_id, receive_word, refusal};
-use super::{Met, TICK, refused};
+use super::wire::{Hello, framed, receive_id, receive_payload, refusal};
+use super::{Joined, TICK, refused};
 use crate::control::endpoint::NewChannel;
 use crate::control::world::World;
 use crate::os::{Address, Connection, Process, user_id};
@@ -11,24 +11,24 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How much longer the others wait than rank 0, which may have come later than they.
+/// How much longer the others wait than rank 0, which may have started later.
 const GRACE: Duration = Duration::from_millis(700);
 
-/// `nobody` is the error when no rank 0 has been there.
+/// Joins over rank 0's socket. `no_rank0` is the error if rank 0 does not appear.
 pub(super) fn join_rank0(
     job: &str,
     hello: Hello,
-    word: &[u8],
+    payload: &[u8],
     address: &Address,
     deadline: Instant,
-    nobody: impl Fn() -> Error,
-) -> Result<Met> {
+    no_rank0: impl Fn() -> Error,
+) -> Result<Joined> {
     let own = Process::current()?;
     let (connection, id) = loop {
-        let connection = connect(address, deadline, &nobody)?;
-        match introduce(&connection, hello, word, &own, deadline) {
+        let connection = connect(address, deadline, &no_rank0)?;
+        match introduce(&connection, hello, payload, &own, deadline) {
             Ok(id) => break (connection, id),
-            // The meeting that it came to ended before it was heard: that of the job's communicator before this one.
+            // It reached the join of the job's previous communicator, which was just ending.
             Err(e)
                 if matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
                     && Instant::now() < deadline =>
@@ -48,14 +48,14 @@ pub(super) fn join_rank0(
     if rank >= world_size || world_size > MAX_RANKS {
         return Err(lost(io::ErrorKind::InvalidData.into()));
     }
-    let words =
-        (0..world_size).map(|_| receive_word(&connection)).collect::<io::Result<_>>().map_err(lost)?;
+    let payloads =
+        (0..world_size).map(|_| receive_payload(&connection)).collect::<io::Result<_>>().map_err(lost)?;
     let (file, processes) = connection.receive_world(world_size).map_err(lost)?;
     // All have been given it.
     accepted(receive_id(&connection).map_err(lost)?)?;
     let world = Arc::new(World::processes(job, file, processes, cores)?);
     let channel = NewChannel::open(&world, id)?;
-    Ok(Met { world, channel, rank, world_size, number: number(3), words })
+    Ok(Joined { world, channel, rank, world_size, number: number(3), payloads })
 }
 
 fn lost(e: io::Error) -> Error {
@@ -65,7 +65,7 @@ fn lost(e: io::Error) -> Error {
     )
 }
 
-fn connect(address: &Address, deadline: Instant, nobody: &impl Fn() -> Error) -> Result<Connection> {
+fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) -> Result<Connection> {
     let connection = loop {
         match address.connect() {
             Ok(connection) => break connection,
@@ -75,7 +75,7 @@ fn connect(address: &Address, deadline: Instant, nobody: &impl Fn() -> Error) ->
             {
                 std::thread::sleep(TICK);
             }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Err(nobody()),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Err(no_rank0()),
             Err(e) => return Err(refused("connecting to rank 0", e)),
         }
     };
@@ -89,17 +89,17 @@ fn connect(address: &Address, deadline: Instant, nobody: &impl Fn() -> Error) ->
     Ok(connection)
 }
 
-/// Says who this is, and waits for the first word of the answer.
+/// Sends the hello, and waits for the first word of the answer.
 fn introduce(
     connection: &Connection,
     hello: Hello,
-    word: &[u8],
+    payload: &[u8],
     own: &Process,
     deadline: Instant,
 ) -> io::Result<u64> {
     // A little longer than rank 0 waits, so that its reason arrives.
     connection.set_timeout(deadline.saturating_duration_since(Instant::now()) + GRACE)?;
-    connection.send(&[&hello.to_bytes()[..], &framed(word)].concat())?;
+    connection.send(&[&hello.to_bytes()[..], &framed(payload)].concat())?;
     connection.send_handles(None, &[own], deadline)?;
     receive_id(connection)
 }

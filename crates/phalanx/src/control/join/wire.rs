@@ -8,16 +8,16 @@ use std::io;
 /// First word of every message: the protocol and its version.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x04");
 
-/// The longest reason for a refusal.
+/// The longest reason for a refusal, in bytes.
 pub(super) const MAX_REASON: usize = 4096;
 
-/// The longest word of a rank.
-pub(super) const MAX_WORD: usize = 1 << 16;
+/// The longest payload of a rank, in bytes.
+pub(super) const MAX_PAYLOAD: usize = 1 << 16;
 
-/// In the place of a rank: whoever says it wants to be given one.
+/// Rank of a joiner in its hello: rank 0 gives it one.
 pub(super) const JOINER: u32 = u32::MAX;
 
-/// What a rank says of itself.
+/// The first message of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) job: u128,
@@ -56,22 +56,22 @@ impl Hello {
     }
 }
 
-/// A word as it is sent: its length, and its bytes.
-pub(super) fn framed(word: &[u8]) -> Vec<u8> {
-    assert!(word.len() <= MAX_WORD, "a word of {} bytes", word.len());
-    [&(word.len() as u32).to_le_bytes(), word].concat()
+/// A payload as it is sent: its length, and its bytes.
+pub(super) fn framed(payload: &[u8]) -> Vec<u8> {
+    assert!(payload.len() <= MAX_PAYLOAD, "a payload of {} bytes", payload.len());
+    [&(payload.len() as u32).to_le_bytes(), payload].concat()
 }
 
-pub(super) fn receive_word(connection: &Connection) -> io::Result<Vec<u8>> {
+pub(super) fn receive_payload(connection: &Connection) -> io::Result<Vec<u8>> {
     let mut len = [0; 4];
     connection.receive(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;
-    if len > MAX_WORD {
+    if len > MAX_PAYLOAD {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut word = vec![0; len];
-    connection.receive(&mut word)?;
-    Ok(word)
+    let mut payload = vec![0; len];
+    connection.receive(&mut payload)?;
+    Ok(payload)
 }
 
 /// A refusal: a zero, the reason, and the ranks that are missing.

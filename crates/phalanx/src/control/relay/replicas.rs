@@ -1,6 +1,6 @@
-//! The others' words in this process.
+//! Replicas: this process's copies of the state of all other ranks.
 
-use super::publisher::Told;
+use super::publisher::Published;
 use super::{Content, Decision, Line, Message, OPENING, Update};
 use crate::control::failure::{ChannelFailure, Context};
 use crate::control::flags::Stamped;
@@ -14,11 +14,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
-/// The copies of what the others wrote: this process's channels, and what is known of the ranks.
+/// The channels of this process, and the state of their ranks.
 pub(crate) struct Replicas {
-    standings: Box<[RankStatus]>,
+    statuses: Box<[RankStatus]>,
     table: Mutex<Table>,
-    /// How many are in the list: looking is cheap.
+    /// Length of `lost`, readable without the lock.
     num_lost: AtomicUsize,
     lost: Mutex<Vec<(usize, PeerEvent)>>,
     has_ended: AtomicBool,
@@ -27,28 +27,28 @@ pub(crate) struct Replicas {
 #[derive(Default)]
 struct Table {
     open: HashMap<SegmentId, Arc<OpenChannel>>,
-    /// What was told of channels that this rank has not opened yet.
-    early: HashMap<SegmentId, Vec<(usize, Content)>>,
+    /// Updates of channels that this rank has not opened yet.
+    before_open: HashMap<SegmentId, Vec<(usize, Content)>>,
     closed: HashSet<SegmentId>,
 }
 
-/// A channel of this process.
+/// An open channel of this process.
 pub(crate) struct OpenChannel {
     pub id: SegmentId,
     pub channel: Channel,
     pub rank: usize,
-    /// As the world counts them.
+    /// World ranks of the members.
     members: Vec<usize>,
-    /// The other members, as the store knows them.
+    /// The other members, as ranks of the store.
     pub others: Vec<u32>,
-    /// Held by whoever tells of it, so that nothing newer overtakes it.
-    pub told: Mutex<Told>,
+    /// Locked while an update is sent, so that no newer one overtakes it.
+    pub published: Mutex<Published>,
 }
 
 impl Replicas {
     pub fn new(ranks: usize) -> Replicas {
         Replicas {
-            standings: (0..ranks).map(|_| RankStatus::default()).collect(),
+            statuses: (0..ranks).map(|_| RankStatus::default()).collect(),
             table: Mutex::default(),
             num_lost: AtomicUsize::new(0),
             lost: Mutex::default(),
@@ -56,8 +56,8 @@ impl Replicas {
         }
     }
 
-    pub fn standing(&self, world_rank: usize) -> &RankStatus {
-        &self.standings[world_rank]
+    pub fn status(&self, world_rank: usize) -> &RankStatus {
+        &self.statuses[world_rank]
     }
 
     /// Whether the connection has ended.
@@ -70,10 +70,10 @@ impl Replicas {
         lock(&self.table).open.values().cloned().collect()
     }
 
-    /// Takes in what the others tell of a channel, and have told before.
+    /// Registers a channel and applies the updates that came before.
     pub fn open(&self, open: &Arc<OpenChannel>) {
         let mut table = lock(&self.table);
-        for (from, content) in table.early.remove(&open.id).unwrap_or_default() {
+        for (from, content) in table.before_open.remove(&open.id).unwrap_or_default() {
             self.write(open, from, content);
         }
         table.open.insert(open.id, open.clone());
@@ -81,19 +81,19 @@ impl Replicas {
 
     pub fn close(&self, id: SegmentId) {
         let mut table = lock(&self.table);
-        table.early.remove(&id);
+        table.before_open.remove(&id);
         if table.open.remove(&id).is_some() {
             table.closed.insert(id);
         }
     }
 
-    /// Fails a channel in this process, which has nobody to ask.
-    pub fn fail(&self, open: &OpenChannel, verdict: &ChannelFailure) {
+    /// Fails a channel in this process alone.
+    pub fn fail(&self, open: &OpenChannel, failure: &ChannelFailure) {
         let _table = lock(&self.table);
-        open.fail(verdict);
+        open.fail(failure);
     }
 
-    /// What has become of a rank, as the store says.
+    /// Why a rank is lost, if the store reported it.
     pub fn lost(&self, world_rank: usize) -> Option<PeerEvent> {
         if self.num_lost.load(Ordering::Acquire) == 0 {
             return None;
@@ -101,7 +101,7 @@ impl Replicas {
         lock(&self.lost).iter().find(|(rank, _)| *rank == world_rank).map(|(_, event)| *event)
     }
 
-    /// Writes what a rank of the world has told into the copies. The table is locked.
+    /// Applies an update or decision of a world rank. The table is locked.
     fn write(&self, open: &OpenChannel, from: usize, content: Content) {
         let Some(rank) = open.members.iter().position(|member| *member == from) else { return };
         match content {
@@ -140,7 +140,7 @@ impl Replicas {
         }
         state.shrink.joined.store(update.joined, Ordering::Release);
         state.done_operation.set(update.done);
-        self.standings[open.members[rank]].waits_for.store(update.waits_for, Ordering::Release);
+        self.statuses[open.members[rank]].waits_for.store(update.waits_for, Ordering::Release);
         state.life.pid.store(update.pid, Ordering::Release);
         state.life.state.store(update.life, Ordering::Release);
     }
@@ -159,11 +159,11 @@ impl OpenChannel {
     pub fn new(id: SegmentId, channel: Channel, rank: usize, members: Vec<usize>) -> OpenChannel {
         let own = members[rank];
         let others = members.iter().filter(|member| **member != own).map(|member| *member as u32).collect();
-        let told = Mutex::new(Told::new(channel.state(rank).greeting_words().count()));
-        OpenChannel { id, channel, rank, members, others, told }
+        let published = Mutex::new(Published::new(channel.state(rank).greeting_words().count()));
+        OpenChannel { id, channel, rank, members, others, published }
     }
 
-    /// All members, as the store knows them.
+    /// All members, as ranks of the store.
     pub fn everybody(&self) -> Vec<u32> {
         self.members.iter().map(|member| *member as u32).collect()
     }
@@ -176,9 +176,9 @@ impl OpenChannel {
         };
         match decision {
             Decision::ChannelFailure(words) => {
-                if header.verdict.load(Ordering::Acquire) == 0 {
-                    put(&state.verdict, words);
-                    header.verdict.store(rank as u32 + 1, Ordering::Release);
+                if header.failure.load(Ordering::Acquire) == 0 {
+                    put(&state.failure, words);
+                    header.failure.store(rank as u32 + 1, Ordering::Release);
                 }
             }
             Decision::Round(round, words) => {
@@ -207,7 +207,7 @@ impl Audience for Replicas {
         if let Some(open) = table.open.get(&channel) {
             self.write(open, from, content);
         } else if !table.closed.contains(&channel) {
-            table.early.entry(channel).or_default().push((from, content));
+            table.before_open.entry(channel).or_default().push((from, content));
         }
     }
 
@@ -226,13 +226,13 @@ impl Audience for Replicas {
 
 impl OpenChannel {
     /// Fails the channel in this process. The table is locked.
-    fn fail(&self, verdict: &ChannelFailure) {
-        if self.channel.header().verdict.load(Ordering::Acquire) == 0 {
-            verdict.propose(self.channel.header(), self.channel.state(self.rank), self.rank);
+    fn fail(&self, failure: &ChannelFailure) {
+        if self.channel.header().failure.load(Ordering::Acquire) == 0 {
+            failure.propose(self.channel.header(), self.channel.state(self.rank), self.rank);
         }
     }
 
-    /// The store is gone, and with it whoever had it, or else this process is cut off: nobody can be asked.
+    /// Fails the channel after the connection to the store has ended, naming a lost member.
     fn fail_of(&self, lost: &[Lost]) {
         let is_here = |rank: &usize| {
             let life = self.channel.state(*rank).life.state.load(Ordering::Acquire);
