@@ -1,5 +1,5 @@
-//! A channel on which nothing is moved: the ranks of another backend's communicator tell each other here what
-//! they call, see who is gone, and give up together, with one verdict.
+//! Control channel for backends that move data elsewhere (MPI, NCCL, NVSHMEM): ranks announce their calls here, so that mismatches and
+//! missing ranks are found, and a failure is the same on every rank.
 
 mod transfer_check;
 
@@ -21,29 +21,28 @@ use std::time::{Duration, Instant};
 /// A peer that left may have done its part of what this rank still waits for; after this time it has not.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// One rank's end of it.
+/// One rank's end of a control channel.
 pub(crate) struct ControlChannel {
     endpoint: Endpoint,
-    /// Where the ranks meet: it fails with this channel, and its failures are judged here, so that there is one verdict.
-    meetings: Arc<dyn HostChannel>,
-    /// Held by whoever looks for a reason to give up: a rank has one place for its verdict.
-    judging: Mutex<Liveness>,
-    /// Whose signals this rank has asked for since its work was complete: all ranks may have made the same calls, and one of
-    /// these be who holds it up.
+    /// Moves bytes between the ranks. It fails with this channel, and its failures are reported here, so that there is one failure.
+    host_channel: Arc<dyn HostChannel>,
+    /// Held while a reason to give up is looked for: a rank has one place for its proposal of a failure.
+    failing_lock: Mutex<Liveness>,
+    /// Peers whose signals this rank waits for. One of them may block it although all ranks have made the same calls.
     signals: Mutex<Vec<usize>>,
 }
 
-/// As long as it lives, the rank waits: others that wait for it find out for whom.
+/// Guard of a wait: clears the published rank that this one waits for.
 pub(crate) struct Waiting<'a>(&'a Endpoint);
 
 impl Drop for Waiting<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.standing(self.0.rank).waits_for.store(0, Ordering::Release);
+        self.0.status(self.0.rank).waits_for.store(0, Ordering::Release);
     }
 }
 
-/// Which way messages go between two ranks: each way is a connection.
+/// Direction of the messages between two ranks; each direction is a connection of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Connection {
     Out,
@@ -60,7 +59,7 @@ impl Connection {
     }
 }
 
-/// What a rank waits in.
+/// The call or message that a rank has announced, with its number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnnouncedCall {
     sequence: u64,
@@ -90,10 +89,10 @@ impl AnnouncedCall {
         AnnouncedCall { record, ..*self }
     }
 
-    /// How many words a subject has on its way to the other ranks.
+    /// 64-bit words of an announcement.
     pub const WORDS: usize = 4;
 
-    /// What is called, with type, reduction and root, in one word.
+    /// Operation, type, reduction and root in one word.
     pub fn call_word(&self) -> u64 {
         self.record.words()[0]
     }
@@ -107,7 +106,7 @@ impl AnnouncedCall {
         Record::from_words([head, count, counts]).map(|record| AnnouncedCall { sequence, record })
     }
 
-    /// The error for what two ranks call under one number.
+    /// The error for two ranks that call different operations under one number.
     pub fn mismatch(
         lower: (usize, &[u64; AnnouncedCall::WORDS]),
         higher: (usize, &[u64; AnnouncedCall::WORDS]),
@@ -137,28 +136,28 @@ impl AnnouncedCall {
 }
 
 impl ControlChannel {
-    pub fn new(channel: Box<dyn HostChannel>, meetings: Arc<dyn HostChannel>) -> ControlChannel {
+    pub fn new(channel: Box<dyn HostChannel>, host_channel: Arc<dyn HostChannel>) -> ControlChannel {
         ControlChannel {
             endpoint: channel.into_endpoint(),
-            meetings,
-            judging: Mutex::new(Liveness::new()),
+            host_channel,
+            failing_lock: Mutex::new(Liveness::new()),
             signals: Mutex::default(),
         }
     }
 
-    /// Says what this rank calls, before it does anything else. Collectives are numbered from 1, by all ranks alike.
+    /// Announces a call, before anything of it is done. Collectives are numbered from 1, by all ranks alike.
     #[inline]
-    pub fn announce(&self, subject: &AnnouncedCall) {
-        self.endpoint.own().announce(subject.sequence, &subject.record);
+    pub fn announce(&self, announced: &AnnouncedCall) {
+        self.endpoint.own().announce(announced.sequence, &announced.record);
     }
 
-    /// Takes back what was announced: its number is free again.
-    pub fn withdraw(&self, subject: &AnnouncedCall) {
-        self.endpoint.own().withdraw(subject.sequence);
+    /// Withdraws an announcement: its number is free again.
+    pub fn withdraw(&self, announced: &AnnouncedCall) {
+        self.endpoint.own().withdraw(announced.sequence);
         self.endpoint.tell();
     }
 
-    /// Says that a collective, and all before it, is complete.
+    /// Publishes that a collective, and all before it, are complete.
     pub fn complete(&self, sequence: u64) {
         self.endpoint.own().done_operation.set(sequence);
     }
@@ -168,19 +167,19 @@ impl ControlChannel {
         self.endpoint.is_copy()
     }
 
-    /// The verdict, if there is one.
+    /// The channel's failure, if it has failed.
     #[inline]
     pub fn check(&self) -> Result<()> {
         self.endpoint.check()
     }
 
-    /// A wait begins, in which the rank [tells](ControlChannel::tell_wait) for whom.
+    /// Begins a wait; [`tell_wait`](ControlChannel::tell_wait) publishes which rank it is for.
     #[inline]
     pub fn waiting(&self) -> Waiting<'_> {
         Waiting(&self.endpoint)
     }
 
-    /// This rank's work goes on when signals of these peers have come.
+    /// Records that this rank's work needs signals of these peers.
     pub fn expect_signals(&self, peers: impl Iterator<Item = usize>) {
         let mut signals = lock(&self.signals);
         for peer in peers {
@@ -190,43 +189,43 @@ impl ControlChannel {
         }
     }
 
-    /// All work of this rank is complete.
+    /// Clears the expected signals: all work of this rank is complete.
     pub fn have_signals(&self) {
         lock(&self.signals).clear();
     }
 
-    /// Lets ranks that share no memory know at once what this one has announced.
+    /// Publishes announcements at once to ranks that share no memory.
     pub fn tell(&self) {
         self.endpoint.tell();
     }
 
-    /// Tells the others whom this rank waits for.
-    pub fn tell_wait(&self, subject: &AnnouncedCall) {
+    /// Publishes which rank this one waits for.
+    pub fn tell_wait(&self, announced: &AnnouncedCall) {
         let endpoint = &self.endpoint;
-        let awaited = match subject.peer() {
+        let awaited = match announced.peer() {
             Some(peer) => Some(peer),
             None => {
-                let absent = endpoint.peers().find(|rank| !self.has_arrived(*rank, subject));
+                let absent = endpoint.peers().find(|rank| !self.has_arrived(*rank, announced));
                 absent.or_else(|| lock(&self.signals).first().copied())
             }
         };
         if let Some(rank) = awaited {
             let awaited = endpoint.members()[rank] as u32 + 1;
-            endpoint.standing(endpoint.rank).waits_for.store(awaited, Ordering::Release);
+            endpoint.status(endpoint.rank).waits_for.store(awaited, Ordering::Release);
         }
     }
 
-    /// The verdict on a meeting that failed, which the subject needed.
+    /// Fails the channel after an exchange that the announced call needed has failed.
     #[cold]
-    pub fn judge_meeting(&self, subject: &AnnouncedCall, since: Instant, error: Error) -> Error {
-        if let Err(verdict) = self.look(subject, since) {
-            return verdict;
+    pub fn judge_meeting(&self, announced: &AnnouncedCall, since: Instant, error: Error) -> Error {
+        if let Err(failure) = self.look(announced, since) {
+            return failure;
         }
         let endpoint = &self.endpoint;
-        let (sequence, record) = (subject.sequence, subject.record);
+        let (sequence, record) = (announced.sequence, announced.record);
         let context = Context { reporter: endpoint.rank, sequence, record, waited: since.elapsed() };
-        // Seen there first; the ranks have the same numbers here.
-        let verdict = match &error {
+        // The host channel failed first; ranks have the same numbers here.
+        let failure = match &error {
             Error::Peer(peer) => ChannelFailure::Peer { rank: peer.rank, event: peer.event, context },
             Error::Timeout(timeout) => ChannelFailure::Timeout {
                 missing: timeout.missing.iter().map(|rank| rank.rank).collect(),
@@ -234,30 +233,30 @@ impl ControlChannel {
             },
             _ => return error,
         };
-        let _judging = lock(&self.judging);
-        endpoint.fail(&verdict)
+        let _judging = lock(&self.failing_lock);
+        endpoint.fail(&failure)
     }
 
-    /// Looks for a reason to give up waiting for work that was enqueued; if there is one, gives up for all
-    /// ranks and answers the verdict.
-    pub fn look(&self, subject: &AnnouncedCall, since: Instant) -> Result<()> {
+    /// Looks for a reason to give up waiting for enqueued work. If there is one, fails the channel for all ranks and returns the
+    /// failure.
+    pub fn look(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
         let endpoint = &self.endpoint;
-        let mut liveness = lock(&self.judging);
+        let mut liveness = lock(&self.failing_lock);
         endpoint.check()?;
         let waited = since.elapsed();
         let context = || Context {
             reporter: endpoint.rank,
-            sequence: subject.sequence,
-            record: subject.record,
+            sequence: announced.sequence,
+            record: announced.record,
             waited,
         };
-        let awaited: Vec<usize> = match subject.peer() {
+        let awaited: Vec<usize> = match announced.peer() {
             Some(peer) => vec![peer],
             None => endpoint.peers().collect(),
         };
-        if subject.peer().is_none() {
-            let first = subject.sequence.saturating_sub(RECORDS as u64 - 1).max(1);
-            for sequence in first..=subject.sequence {
+        if announced.peer().is_none() {
+            let first = announced.sequence.saturating_sub(RECORDS as u64 - 1).max(1);
+            for sequence in first..=announced.sequence {
                 if let Some(mismatch) = endpoint.peers().find_map(|p| endpoint.compare_records(p, sequence)) {
                     return Err(endpoint.fail(&mismatch));
                 }
@@ -265,65 +264,64 @@ impl ControlChannel {
         }
         for &rank in &awaited {
             match endpoint.gone(rank) {
-                Some(PeerEvent::Left) if self.may_have_done(rank, subject, waited) => {}
+                Some(PeerEvent::Left) if self.may_have_done(rank, announced, waited) => {}
                 Some(event) => {
                     return Err(endpoint.fail(&ChannelFailure::Peer { rank, event, context: context() }));
                 }
                 None => {}
             }
         }
-        // Also one that has enqueued its part: what carries the data may be a thread of its process.
+        // A rank that has enqueued its part counts too: a thread of its process may move the data.
         if let Some(rank) = liveness.look(endpoint, &awaited) {
             let event = PeerEvent::Stopped;
             return Err(endpoint.fail(&ChannelFailure::Peer { rank, event, context: context() }));
         }
         if waited >= endpoint.deadline() {
             let signals = lock(&self.signals);
-            let is_for_signals = subject.record.operation == Operation::WaitSignals && !signals.is_empty();
+            let is_for_signals = announced.record.operation == Operation::WaitSignals && !signals.is_empty();
             let suspects = if is_for_signals { &*signals } else { &awaited };
-            let missing = endpoint.missing(suspects, subject.sequence, &subject.record);
+            let missing = endpoint.missing(suspects, announced.sequence, &announced.record);
             return Err(endpoint.fail(&ChannelFailure::Timeout { missing, context: context() }));
         }
         Ok(())
     }
 
-    /// Whether a peer that left may have done its part: nobody leaves before what it called is complete. What has no number
-    /// needs all to be there.
-    fn may_have_done(&self, rank: usize, subject: &AnnouncedCall, waited: Duration) -> bool {
-        match subject.peer() {
+    /// Whether a peer that left may have done its part: ranks leave after their calls are complete. A call without a number needs all ranks.
+    fn may_have_done(&self, rank: usize, announced: &AnnouncedCall, waited: Duration) -> bool {
+        match announced.peer() {
             Some(_) => waited < GRACE,
-            None => subject.sequence > 0 && self.has_arrived(rank, subject),
+            None => announced.sequence > 0 && self.has_arrived(rank, announced),
         }
     }
 
-    fn has_arrived(&self, rank: usize, subject: &AnnouncedCall) -> bool {
-        self.endpoint.channel.state(rank).has_come_to(subject.sequence)
+    fn has_arrived(&self, rank: usize, announced: &AnnouncedCall) -> bool {
+        self.endpoint.channel.state(rank).has_come_to(announced.sequence)
     }
 
     /// Whether all ranks have announced a collective, or a later one.
-    pub fn have_all_arrived(&self, subject: &AnnouncedCall) -> bool {
-        self.endpoint.peers().all(|rank| self.has_arrived(rank, subject))
+    pub fn have_all_arrived(&self, announced: &AnnouncedCall) -> bool {
+        self.endpoint.peers().all(|rank| self.has_arrived(rank, announced))
     }
 
-    /// Tells a peer that this rank is about to exchange messages with it, this way; false if it was told before.
+    /// Publishes that this rank is about to use a connection with a peer; false if that was published before.
     pub fn greet(&self, peer: usize, way: Connection) -> bool {
         self.endpoint.own().greetings[way as usize].add(peer)
     }
 
-    /// Whether a peer has said the same, for the other end of the way.
+    /// Whether the peer has published the same for its end of the connection.
     pub fn is_greeted_by(&self, peer: usize, way: Connection) -> bool {
         let endpoint = &self.endpoint;
         endpoint.channel.state(peer).greetings[way.reverse() as usize].has(endpoint.rank)
     }
 
-    /// Whether there may be a reason to give up, for work that nobody waits for: it costs little to ask.
-    pub fn suspects(&self, subject: &AnnouncedCall, since: Instant) -> bool {
+    /// Cheap check for a possible reason to give up, for work that no thread waits for.
+    pub fn suspects(&self, announced: &AnnouncedCall, since: Instant) -> bool {
         let endpoint = &self.endpoint;
         let is_late = since.elapsed() >= endpoint.timeout();
         endpoint.peers().any(|rank| match endpoint.gone(rank) {
-            Some(PeerEvent::Left) => !self.may_have_done(rank, subject, since.elapsed()),
+            Some(PeerEvent::Left) => !self.may_have_done(rank, announced, since.elapsed()),
             Some(_) => true,
-            None => is_late && subject.peer().is_none() && !self.has_arrived(rank, subject),
+            None => is_late && announced.peer().is_none() && !self.has_arrived(rank, announced),
         })
     }
 
@@ -333,24 +331,24 @@ impl ControlChannel {
         endpoint.peers().any(|rank| endpoint.gone(rank).is_some_and(|event| event != PeerEvent::Left))
     }
 
-    /// Whether all other ranks have left, each after what it called was complete, and are there for what ends them together.
+    /// Whether all other ranks have left after completing their calls, and take part in the common shutdown.
     pub fn have_all_left(&self) -> bool {
         let endpoint = &self.endpoint;
         endpoint.peers().all(|rank| endpoint.gone(rank) == Some(PeerEvent::Left))
     }
 
-    /// Whether a rank is not there for what ends all together: it has left without, or its process is over.
+    /// Whether a rank will miss the common shutdown: it left alone, or its process has ended.
     pub fn is_one_missing(&self) -> bool {
         let endpoint = &self.endpoint;
         endpoint.peers().any(|rank| endpoint.is_alone(rank)) || self.has_casualties()
     }
 
-    /// This rank leaves, and is not there for what ends all together.
+    /// Leaves without taking part in the common shutdown.
     pub fn depart_alone(&self) {
         self.endpoint.depart_alone();
     }
 
-    /// The verdict on what the ranks call under one number, told in their order, if it is not the same.
+    /// Fails with a mismatch unless all ranks made the same call under one number; `calls` is in rank order.
     pub fn compare(&self, calls: &[[u64; AnnouncedCall::WORDS]]) -> Result<()> {
         match calls.iter().position(|theirs| *theirs != calls[0]) {
             None => Ok(()),
@@ -358,7 +356,7 @@ impl ControlChannel {
         }
     }
 
-    /// The verdict on two ranks that call different things under one number; all ranks find the same two.
+    /// Fails with the mismatch of two ranks; all ranks find the same two.
     pub fn differ(
         &self,
         lower: (usize, &[u64; AnnouncedCall::WORDS]),
@@ -371,7 +369,7 @@ impl ControlChannel {
     }
 
     fn reject(&self, lower: (usize, AnnouncedCall), higher: (usize, AnnouncedCall)) -> Error {
-        let _judging = lock(&self.judging);
+        let _judging = lock(&self.failing_lock);
         self.endpoint.fail(&ChannelFailure::Mismatch {
             sequence: lower.1.sequence,
             lower: (lower.0, lower.1.record),
@@ -379,23 +377,23 @@ impl ControlChannel {
         })
     }
 
-    /// Gives up for all ranks, because this one failed; answers the verdict that holds.
+    /// Aborts the channel for all ranks; returns the failure that counts.
     pub fn give_up(&self) -> Error {
         if self.is_copy() {
             // Another thread may have held the lock when the copy was made.
             return Error::forked();
         }
-        let _judging = lock(&self.judging);
+        let _judging = lock(&self.failing_lock);
         let endpoint = &self.endpoint;
-        let verdict = endpoint.fail(&ChannelFailure::Aborted { rank: endpoint.rank });
-        self.meetings.abort();
-        verdict
+        let failure = endpoint.fail(&ChannelFailure::Aborted { rank: endpoint.rank });
+        self.host_channel.abort();
+        failure
     }
 
-    /// The channel of those who are still there, and the number of this shrinking.
+    /// A host channel of the surviving ranks, and the number of this shrink.
     pub fn shrink(&self) -> Result<(Box<dyn HostChannel>, u64)> {
         let (endpoint, number) = self.endpoint.shrink()?;
-        Ok((self.meetings.over(endpoint), number))
+        Ok((self.host_channel.over(endpoint), number))
     }
 
     pub fn timeout(&self) -> Duration {
@@ -408,6 +406,6 @@ impl ControlChannel {
 
     pub fn depart(&self, departure: Departure) {
         self.endpoint.depart(departure);
-        self.meetings.depart(departure);
+        self.host_channel.depart(departure);
     }
 }

@@ -1,4 +1,4 @@
-//! Who is to blame for a wait: who is missing, whom that rank waits for itself, and what a rank was last seen doing.
+//! Finds the rank that blocks an operation: a rank that has not arrived, or the end of a chain of ranks that wait for each other.
 
 use super::endpoint::Endpoint;
 use super::record::Record;
@@ -8,8 +8,8 @@ use crate::os::sync::Ordering;
 use crate::types::MAX_RANKS;
 
 impl Endpoint {
-    /// Who holds everybody up: those who have not called the collective, or the ranks that are awaited; and if
-    /// such a rank waits for another itself, the one at the end of the chain.
+    /// The ranks that block an operation: those that have not called the collective, else the awaited ones. A rank that waits itself
+    /// is replaced by the end of its chain.
     pub fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
         let is_absent =
             |rank: &usize| self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence);
@@ -23,7 +23,7 @@ impl Endpoint {
         missing.sort_unstable();
         missing.dedup();
         if self.world.is_processes() {
-            // Those that are stopped hold up the others, who may only be late.
+            // Stopped ranks are the cause; the others may only be late.
             let stopped = missing.iter().copied().filter(|rank| crate::os::halt(self.pid(*rank)).is_some());
             let stopped: Vec<usize> = stopped.collect();
             if !stopped.is_empty() {
@@ -33,8 +33,8 @@ impl Endpoint {
         missing
     }
 
-    /// Follows who waits for whom, in whichever communicator, to a rank that does not wait, or was stopped while it
-    /// did; `None` if the chain is a circle. Of ranks that are not in this channel, the one that waits for them.
+    /// Follows the chain of waits, across communicators, to a rank that does not wait or is stopped; `None` if the chain is a circle.
+    /// For a chain that leaves this channel, its last rank inside.
     pub fn end_of_chain(&self, rank: usize) -> Option<usize> {
         let (mut end, mut world_rank) = (rank, self.members()[rank]);
         let mut seen = [0u64; MAX_RANKS / 64];
@@ -43,12 +43,12 @@ impl Endpoint {
             if let Some(member) = self.members().iter().position(|member| *member == world_rank) {
                 end = member;
             }
-            let standing = self.world.standing(world_rank);
-            let pid = standing.pid.load(Ordering::Relaxed);
+            let status = self.world.status(world_rank);
+            let pid = status.pid.load(Ordering::Relaxed);
             if self.world.is_processes() && crate::os::halt(pid).is_some() {
                 return Some(end);
             }
-            match standing.waits_for.load(Ordering::Acquire) {
+            match status.waits_for.load(Ordering::Acquire) {
                 0 => return Some(end),
                 next => world_rank = next as usize - 1,
             }
@@ -59,11 +59,11 @@ impl Endpoint {
         None
     }
 
-    pub fn standing(&self, rank: usize) -> &RankStatus {
-        self.world.standing(self.members()[rank])
+    pub fn status(&self, rank: usize) -> &RankStatus {
+        self.world.status(self.members()[rank])
     }
 
-    /// What a rank was last seen doing, for error messages.
+    /// A rank's last call and the state of its process, for error messages.
     pub fn last_seen(&self, rank: usize) -> String {
         let state = self.channel.state(rank);
         let pid = self.pid(rank);

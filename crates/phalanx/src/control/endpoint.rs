@@ -1,4 +1,4 @@
-//! One rank's end of a channel: who the others are, waiting for them, and giving up.
+//! One rank's end of a channel: its peers, waiting for them, and failing the channel.
 
 use super::diagnosis::is_message;
 use super::failure::{ChannelFailure, Context};
@@ -7,7 +7,8 @@ use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, 
 use super::liveness::Liveness;
 use super::record::Record;
 use super::relay::{Decision, Link};
-use super::world::{Kind, Segment, World};
+use super::segment::Segment;
+use super::world::{Kind, World};
 use crate::contract::Departure;
 use crate::contract::hosts::HostTopology;
 use crate::os::sync::{AtomicU32, Ordering, fence, lock};
@@ -49,10 +50,10 @@ pub(crate) struct Endpoint {
     polls: u32,
     timeout: AtomicU64,
     fork: crate::os::ForkMark,
-    /// To ranks that share no memory.
+    /// Connection to ranks that share no memory.
     link: Option<Link>,
-    /// Held by the thread that writes this rank's verdict.
-    failing: Mutex<()>,
+    /// Held by the thread that writes this rank's proposal of a failure.
+    failing_lock: Mutex<()>,
     /// What the operating system refused this rank in the middle of an operation.
     refusal: OnceLock<String>,
     /// Whether this rank has looked into the processes of all others.
@@ -77,12 +78,12 @@ impl NewChannel {
     }
 }
 
-/// What a rank waits in, for errors: the number of the operation and what it is.
+/// The operation that a rank waits in, for errors: its number and its record.
 pub(crate) type PendingOperation = (u64, Record);
 
 impl Endpoint {
-    /// The place of a rank among those that have met in a store, on several hosts. It can meet and tell them a few words:
-    /// what another backend needs to set up and to watch.
+    /// The endpoint of a rank whose peers are on several hosts and have joined a store. It can exchange a few words: enough to set up
+    /// another backend and to watch its ranks.
     pub fn over(store: Store, rank: usize, topology: HostTopology, timeout: Duration) -> Result<Endpoint> {
         let ranks = topology.world_size();
         let (world, segment) = World::hosts(store, rank, topology, Layout::new(ranks).total())?;
@@ -121,18 +122,18 @@ impl Endpoint {
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
             link,
-            failing: Mutex::default(),
+            failing_lock: Mutex::default(),
             refusal: OnceLock::new(),
             tried_fetching: OnceLock::new(),
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
-        endpoint.standing(rank).pid.store(pid, Ordering::Relaxed);
+        endpoint.status(rank).pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.pid.store(pid, Ordering::Relaxed);
         endpoint.show_mark();
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         if endpoint.link.is_some() {
-            // Somebody always waits for this rank, as far as can be known.
+            // Whether a peer waits for this rank cannot be seen here: assume that one does.
             endpoint.own().park.add_sleeper();
             endpoint.tell();
         }
@@ -153,11 +154,11 @@ impl Endpoint {
         })
     }
 
-    /// Tells ranks that share no memory what has changed; others see it.
+    /// Publishes changes to ranks that share no memory; others see them.
     #[inline]
     pub fn tell(&self) {
         if let Some(link) = &self.link {
-            link.tell();
+            link.publish();
         }
     }
 
@@ -203,7 +204,7 @@ impl Endpoint {
     #[cold]
     fn tell_progress(&self) {
         match &self.link {
-            Some(link) => link.tell_with_slots(),
+            Some(link) => link.publish_with_slots(),
             None => self.wake_peers(),
         }
     }
@@ -218,7 +219,7 @@ impl Endpoint {
     /// Whether the channel has failed.
     #[inline(always)]
     pub fn has_failed(&self) -> bool {
-        self.channel.header().verdict.load(Ordering::Acquire) != 0
+        self.channel.header().failure.load(Ordering::Acquire) != 0
     }
 
     /// An error if the channel has failed, or is not this process's.
@@ -229,7 +230,7 @@ impl Endpoint {
 
     #[cold]
     fn refusal(&self) -> Error {
-        if self.fork.is_copy() { Error::forked() } else { self.verdict() }
+        if self.fork.is_copy() { Error::forked() } else { self.failure() }
     }
 
     /// Whether this process is a copy, made by fork, of the one that has the rank. It must leave what they
@@ -244,12 +245,12 @@ impl Endpoint {
         if self.is_copy() { Err(Error::forked()) } else { Ok(()) }
     }
 
-    /// The ranks that the channel's verdict, if there is one, says are gone or did not come.
+    /// The ranks that the channel's failure, if there is one, names as gone or missing.
     pub fn lost(&self) -> Vec<usize> {
-        match self.channel.header().verdict.load(Ordering::Acquire) {
+        match self.channel.header().failure.load(Ordering::Acquire) {
             0 => Vec::new(),
             winner => ChannelFailure::read(self.channel.state(winner as usize - 1))
-                .map_or(Vec::new(), |verdict| verdict.lost().to_vec()),
+                .map_or(Vec::new(), |failure| failure.lost().to_vec()),
         }
     }
 
@@ -263,43 +264,42 @@ impl Endpoint {
     }
 
     #[cold]
-    fn verdict(&self) -> Error {
-        let winner = self.channel.header().verdict.load(Ordering::Acquire) as usize - 1;
-        let verdict = ChannelFailure::read(self.channel.state(winner))
+    fn failure(&self) -> Error {
+        let winner = self.channel.header().failure.load(Ordering::Acquire) as usize - 1;
+        let failure = ChannelFailure::read(self.channel.state(winner))
             .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)));
-        match verdict {
+        match failure {
             Error::Peer(mut peer) if peer.event == PeerEvent::Refused && peer.rank == self.rank => {
-                // The words of a verdict have no room for it.
+                // A failure's words have no room for the text.
                 peer.refusal = self.refusal.get().cloned();
                 Error::Peer(peer)
             }
-            verdict => verdict,
+            failure => failure,
         }
     }
 
-    /// Fails the channel for all ranks, and answers with the verdict that holds (another rank's, if it was
-    /// first).
+    /// Fails the channel for all ranks, and returns the failure that counts: another rank's, if that was first.
     #[cold]
-    pub fn fail(&self, verdict: &ChannelFailure) -> Error {
+    pub fn fail(&self, failure: &ChannelFailure) -> Error {
         if self.is_copy() {
             return Error::forked();
         }
-        let failing = lock(&self.failing);
+        let failing_lock = lock(&self.failing_lock);
         if !self.has_failed() {
             match &self.link {
-                Some(link) => link.fail(verdict),
-                None => verdict.propose(self.channel.header(), self.own(), self.rank),
+                Some(link) => link.fail(failure),
+                None => failure.propose(self.channel.header(), self.own(), self.rank),
             }
-            tracing::error!(rank = self.rank, "the communicator has failed: {}", self.verdict());
+            tracing::error!(rank = self.rank, "the communicator has failed: {}", self.failure());
         }
-        drop(failing);
+        drop(failing_lock);
         self.wake_peers();
-        self.verdict()
+        self.failure()
     }
 
     /// Waits until no peer is inside this rank's memory. Called after the channel has failed and before the
     /// error is returned: from then on the caller may free its buffers. A peer that enters later sees the
-    /// verdict and turns back. Process ranks see only memory of the region, which outlives this rank.
+    /// failure and turns back. Process ranks see only memory of the region, which outlives this rank.
     #[cold]
     pub fn close_buffers(&self) {
         if self.world.is_processes() {
@@ -337,8 +337,8 @@ impl Endpoint {
                 return Ok(());
             }
         }
-        let subject = || self.own().last_announced().expect("a rank that waits has announced why");
-        self.wait_long(&mut || Ok(ready()), &|| vec![peer], &|| vec![peer], &subject)
+        let pending = || self.own().last_announced().expect("a rank that waits has announced why");
+        self.wait_long(&mut || Ok(ready()), &|| vec![peer], &|| vec![peer], &pending)
     }
 
     /// Waits until `ready`, which needs all of `awaited`; polls, yields and then sleeps, until any of `wakers` has done
@@ -349,7 +349,7 @@ impl Endpoint {
         ready: &mut dyn FnMut() -> Result<bool>,
         wakers: &dyn Fn() -> Vec<usize>,
         awaited: &dyn Fn() -> Vec<usize>,
-        subject: &dyn Fn() -> PendingOperation,
+        pending: &dyn Fn() -> PendingOperation,
     ) -> Result<()> {
         if !self.crowded {
             for _ in 0..PAUSES {
@@ -367,7 +367,7 @@ impl Endpoint {
             }
             self.check()?;
         }
-        self.sleep_until(ready, wakers, awaited, subject, since)
+        self.sleep_until(ready, wakers, awaited, pending, since)
     }
 
     fn sleep_until(
@@ -375,13 +375,13 @@ impl Endpoint {
         ready: &mut dyn FnMut() -> Result<bool>,
         wakers: &dyn Fn() -> Vec<usize>,
         awaited: &dyn Fn() -> Vec<usize>,
-        subject: &dyn Fn() -> PendingOperation,
+        pending: &dyn Fn() -> PendingOperation,
         mut since: Instant,
     ) -> Result<()> {
         let mut slice = FIRST_SLEEP;
         let (mut logged, mut looked) = (since, since);
         let mut liveness = Liveness::new();
-        let mut waiting = Waiting { word: &self.standing(self.rank).waits_for, said: 0 };
+        let mut waiting = Waiting { word: &self.status(self.rank).waits_for, said: 0 };
         loop {
             let (wakers, peers) = (wakers(), awaited());
             let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
@@ -405,14 +405,14 @@ impl Endpoint {
                 since += held_up;
             }
             looked = Instant::now();
-            if let Some(verdict) = self.find_reason(&awaited(), subject, since, &mut liveness) {
+            if let Some(failure) = self.find_reason(&awaited(), pending, since, &mut liveness) {
                 // It may have become ready while the reason was found: a peer that has left had done its part.
-                return if ready()? { Ok(()) } else { Err(self.fail(&verdict)) };
+                return if ready()? { Ok(()) } else { Err(self.fail(&failure)) };
             }
             slice = (slice * 2).min(LAST_SLEEP);
             if logged.elapsed() > LOG_INTERVAL {
                 logged = Instant::now();
-                let (sequence, record) = subject();
+                let (sequence, record) = pending();
                 let seen: Vec<_> =
                     peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
                 tracing::warn!(
@@ -425,15 +425,15 @@ impl Endpoint {
         }
     }
 
-    /// Whether there is a reason to give up.
+    /// A reason to give up the wait, if there is one.
     fn find_reason(
         &self,
         awaited: &[usize],
-        subject: &dyn Fn() -> PendingOperation,
+        pending: &dyn Fn() -> PendingOperation,
         since: Instant,
         liveness: &mut Liveness,
     ) -> Option<ChannelFailure> {
-        let (sequence, record) = subject();
+        let (sequence, record) = pending();
         let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
         if !is_message(&record)
             && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
@@ -455,7 +455,7 @@ impl Endpoint {
         None
     }
 
-    /// Whether a rank that left is not there for what ends all together: it said so, or its process is over.
+    /// Whether a rank that left will miss the common shutdown: it said so, or its process has ended.
     #[cfg(feature = "cuda")]
     pub fn is_alone(&self, rank: usize) -> bool {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
@@ -468,7 +468,7 @@ impl Endpoint {
         }
     }
 
-    /// This rank has left, and is not there for what ends all together.
+    /// Leaves without taking part in the common shutdown.
     #[cfg(feature = "cuda")]
     pub fn depart_alone(&self) {
         if !self.is_copy() {
@@ -491,7 +491,7 @@ impl Endpoint {
         }
     }
 
-    /// The verdict if this rank and `peer` announced different calls under the same number.
+    /// The mismatch, if this rank and `peer` announced different calls under the same number.
     pub fn compare_records(&self, peer: usize, sequence: u64) -> Option<ChannelFailure> {
         let own = self.own().announced(sequence)?;
         let theirs = self.channel.state(peer).announced(sequence)?;
@@ -506,9 +506,9 @@ impl Endpoint {
     #[cold]
     pub fn fail_mismatch(&self, peer: usize, sequence: u64) -> Error {
         let first = sequence.saturating_sub(RECORDS as u64 - 1).max(1);
-        let verdict = (first..=sequence).find_map(|s| self.compare_records(peer, s));
-        match verdict {
-            Some(verdict) => self.fail(&verdict),
+        let failure = (first..=sequence).find_map(|s| self.compare_records(peer, s));
+        match failure {
+            Some(failure) => self.fail(&failure),
             // The call that differed is longer ago than calls are remembered: name the present one.
             None => {
                 let own = self.own().announced(sequence).expect("announced by this call");
@@ -544,7 +544,7 @@ impl Endpoint {
         let _ = state.compare_exchange(open, outcome, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// An error if the ranks have nothing left over which they could agree.
+    /// An error if the ranks have lost the store over which they would agree.
     pub fn check_connected(&self) -> Result<()> {
         if self.link.as_ref().is_none_or(|link| !link.has_ended()) {
             return Ok(());
@@ -570,7 +570,7 @@ impl Endpoint {
     }
 }
 
-/// For whom a thread of this rank waits, told to the world as long as it does.
+/// Publishes which rank a thread of this rank waits for, until dropped.
 struct Waiting<'a> {
     word: &'a AtomicU32,
     said: u32,
@@ -585,7 +585,7 @@ impl Waiting<'_> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        // Another thread of the rank may have said something else since.
+        // Another thread of the rank may have published another rank since.
         let _ = self.word.compare_exchange(self.said, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
@@ -596,10 +596,10 @@ impl Drop for Endpoint {
             return;
         }
         if self.own().life.state.load(Ordering::Relaxed) == LIFE_ACTIVE {
-            // Given up on its way into a communicator: nobody else would tell the others.
+            // Set-up failed: the others learn it from this.
             self.depart(Departure::Left);
         }
-        // Counted by those who have closed it: who comes late finds the others' last words.
+        // Counts the ranks that have closed the channel: a late one still finds the state of the others.
         let last = self.channel.header().closed.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.ranks;
         self.world.close_segment(&self.segment, last);
     }

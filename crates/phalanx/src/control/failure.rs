@@ -1,9 +1,9 @@
-//! Why a communicator has failed: written once, and the same for every rank.
+//! Why a communicator has failed: one failure per channel, the same for every rank.
 //!
-//! A rank that finds a reason writes it into its own state and then tries to make it *the* verdict, by a
-//! compare-and-swap of the channel's header. Whoever loses takes the winner's.
+//! A rank that finds a reason writes it into its own state and proposes it with a compare-and-swap of the channel's header. The first
+//! proposal counts; a rank that loses reads the winner's.
 
-use super::layout::{ChannelHeader, RankState, VERDICT_WORDS};
+use super::layout::{ChannelHeader, FAILURE_WORDS, RankState};
 use super::record::Record;
 use crate::contract::{Call, Operation};
 use crate::os::sync::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::types::MAX_RANKS;
 use crate::types::error::{Error, MismatchError, MissingRank, PeerError, PeerEvent, TimeoutError};
 use std::time::Duration;
 
-/// What a rank was doing when it found the reason.
+/// The operation in which a rank found the failure, and how long it had waited.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Context {
     pub reporter: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// In what this rank was last.
+    /// The last call that this rank announced.
     pub fn of_last(state: &RankState, reporter: usize) -> Context {
         let call = || (0, Record::of(&Call::empty(Operation::Barrier)));
         let (sequence, record) = state.last_announced().unwrap_or_else(call);
@@ -29,7 +29,7 @@ impl Context {
     }
 }
 
-/// The reason.
+/// The reason of a failure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ChannelFailure {
     Mismatch { sequence: u64, lower: (usize, Record), higher: (usize, Record) },
@@ -43,22 +43,22 @@ const PEER: u64 = 2;
 const TIMEOUT: u64 = 3;
 const ABORTED: u64 = 4;
 
-/// Where the bit set of missing ranks starts in a verdict's words.
+/// Where the bit set of missing ranks starts in a failure's words.
 const MASK: usize = 16;
 
 const NO_RECORD: [u64; 3] = [0; 3];
 
 impl ChannelFailure {
-    /// Makes this the channel's verdict, if it has none yet.
+    /// Makes this the channel's failure, if it has none yet.
     pub fn propose(&self, header: &ChannelHeader, own: &RankState, rank: usize) {
-        // The own words are free: this rank has proposed nothing, or it would have stopped then.
-        self.write(&own.verdict);
-        let _ = header.verdict.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
+        // The own words are unused: a rank stops after its first proposal.
+        self.write(&own.failure);
+        let _ = header.failure.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The words of this verdict.
+    /// The failure as words of shared memory.
     pub fn words(&self) -> Vec<u64> {
-        let words = [const { AtomicU64::new(0) }; VERDICT_WORDS];
+        let words = [const { AtomicU64::new(0) }; FAILURE_WORDS];
         self.write(&words);
         words.into_iter().map(AtomicU64::into_inner).collect()
     }
@@ -105,7 +105,7 @@ impl ChannelFailure {
 
     /// Reads the winning rank's words.
     pub fn read(state: &RankState) -> Option<ChannelFailure> {
-        let get = |index: usize| state.verdict[index].load(Ordering::Relaxed);
+        let get = |index: usize| state.failure[index].load(Ordering::Relaxed);
         let record = |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
         let context = || {
             Some(Context {
@@ -144,7 +144,7 @@ impl ChannelFailure {
         })
     }
 
-    /// The ranks that it says are gone or did not come.
+    /// The ranks that this failure names as gone or missing.
     pub fn lost(&self) -> &[usize] {
         match self {
             ChannelFailure::Peer { rank, .. } => std::slice::from_ref(rank),
@@ -153,7 +153,7 @@ impl ChannelFailure {
         }
     }
 
-    /// The error that every rank answers. `last_seen` says what a rank was doing.
+    /// The error that every rank returns. `last_seen` describes a missing rank.
     pub fn into_error(self, last_seen: impl Fn(usize) -> String) -> Error {
         match self {
             ChannelFailure::Mismatch { sequence, lower, higher } => MismatchError {

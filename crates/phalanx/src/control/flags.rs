@@ -1,10 +1,8 @@
-//! The words through which ranks talk: stamped lines, counters, and how to sleep and be woken.
+//! Shared-memory primitives between ranks: sequence-stamped cache lines, counters, and futex sleep and wake.
 //!
-//! Every word has **one writer** (the rank it belongs to), with the exception of `Park::sleepers`. A
-//! reader waits for a value that the writer stores with release ordering and then reads, with no further
-//! synchronisation, the data that was written before. The test kit compiles this file again, on loom's atomics, and
-//! explores every interleaving of these protocols (`crates/phalanx-testkit/tests/loom.rs`), and on shuttle's, and tries many of
-//! more ranks (`shuttle.rs` there).
+//! Every word has **one writer** (the rank it belongs to), except `Park::sleepers`. A reader waits for a value that the writer stores with
+//! release ordering, and then reads the data written before without further synchronisation. The test kit compiles this file again with
+//! loom's and shuttle's atomics (`crates/phalanx-testkit/tests/loom.rs`, `shuttle.rs`) to explore the interleavings.
 
 use crate::os::sync::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
@@ -16,8 +14,8 @@ pub(crate) const PAIR_PAYLOAD: usize = 2 * LINE - STAMP;
 
 const STAMP: usize = size_of::<u64>();
 
-/// Lines of a cache that say themselves which operation their payload belongs to: no separate flag has
-/// to be read, and no fence is needed (NCCL's LL128 protocol rests on the same idea).
+/// Cache lines stamped with the operation that their payload belongs to: no separate flag and no fence is needed (NCCL's LL128 protocol
+/// rests on the same idea).
 #[repr(C, align(64))]
 pub(crate) struct Stamped<const PAYLOAD: usize> {
     stamp: AtomicU64,
@@ -126,8 +124,8 @@ impl Counter {
     }
 }
 
-/// A word of a queue of numbers: it says itself which entry of the queue it holds. One rank puts entries in, another takes them out.
-/// The queue has a word for each entry that can be under way.
+/// A word of a single-producer, single-consumer queue, stamped with the number of its entry. The queue has a word for each entry that
+/// can be under way.
 #[repr(transparent)]
 pub(crate) struct StampedWord(AtomicU64);
 
@@ -144,7 +142,7 @@ impl StampedWord {
         self.0.store(number << 16 | u64::from(value), Ordering::Release);
     }
 
-    /// What entry number `number` says, once it is there.
+    /// The value of entry number `number`, once it is there.
     #[inline(always)]
     pub fn get(&self, number: u64) -> Option<u16> {
         let word = self.0.load(Ordering::Acquire);
@@ -152,7 +150,7 @@ impl StampedWord {
     }
 }
 
-/// Words that one writer changes whenever it likes: a reader gets those of the number that it asks for, or learns that they are gone.
+/// Words under a sequence number, as in a seqlock: a reader gets the words of the number it asks for, or learns that they are gone.
 #[repr(C, align(64))]
 pub(crate) struct NumberedWords {
     /// 0 while there are none, and while they change.
@@ -178,7 +176,7 @@ impl NumberedWords {
         self.number.store(number, Ordering::Release);
     }
 
-    /// Takes the words back.
+    /// Withdraws the words.
     #[allow(dead_code, reason = "for backends on GPUs")]
     pub fn withdraw(&self) {
         self.number.store(0, Ordering::Release);
@@ -230,7 +228,7 @@ impl Fences {
     }
 }
 
-/// Where a rank's threads sleep, and where others say that they sleep until this rank makes progress.
+/// A rank's futex, and the count of peers' threads that sleep until this rank makes progress.
 #[repr(C, align(128))]
 pub(crate) struct Park {
     /// How many threads of others sleep until this rank announces progress.
@@ -260,7 +258,7 @@ impl Park {
         self.sleepers.load(Ordering::Acquire) != 0
     }
 
-    /// Counts somebody who always wants to be told of progress.
+    /// Counts a sleeper that is never removed: progress always wakes.
     pub fn add_sleeper(&self) {
         self.sleepers.fetch_add(1, Ordering::Release);
     }
@@ -304,7 +302,7 @@ impl Park {
     }
 }
 
-/// Says whether a rank is inside a peer's memory, so that a peer that gives up can wait until it has left.
+/// Flag of a rank that is inside a peer's memory: a peer that gives up waits until it has left.
 #[repr(C, align(64))]
 pub(crate) struct Gate(AtomicU32);
 

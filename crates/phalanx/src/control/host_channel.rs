@@ -1,4 +1,4 @@
-//! The channel over which another backend's ranks set up and meet.
+//! The communicator in host memory that other backends use for set-up and control: small exchanges, split, grow.
 
 #[cfg(feature = "cuda")]
 use super::endpoint::Endpoint;

@@ -1,15 +1,14 @@
-//! Where everything lies in a communicator's channel: the part of the region its ranks share.
+//! Memory layout of a communicator's channel: the part of the region its ranks share.
 //!
 //! A channel holds, for n ranks:
-//! - a header with the verdict, and a [`RankState`] for each rank: its counters, its records, its sleep;
+//! - a header with the failure, and a [`RankState`] for each rank: counters, records, futex;
 //! - for each rank two *slots* (small operations, and the opening of every operation);
-//! - for each rank three *rings* of chunks (contributions, results of two-phase reductions, and what goes one way);
+//! - for each rank three *rings* of chunks (contributions, results of two-phase reductions, one-way data);
 //! - for each ordered pair of ranks a mailbox (messages).
 //!
-//! **Plain memory changes hands.** Whoever reads a line takes it into its core's cache, and on some processors becomes its owner: then
-//! the next one to write it pays for getting it back, several times what the reading took if the two cores share no cache. So a rank that
-//! comes to a piece of a slot or ring again does not write where it wrote before, but where its neighbour wrote and it has read. (Lines
-//! that are polled stay with their writers: whoever polls takes them away again in any case.)
+//! **Buffer swapping.** On some processors, reading a line moves its ownership to the reader's cache, and writing it again costs several
+//! times a read. Each rank therefore writes into the buffers that it last read: after one pass, two neighbours swap halves. Lines that are
+//! polled stay with their writers, since polling takes them away again in any case.
 //!
 //! The file is sparse: pages that were never touched cost nothing.
 
@@ -23,7 +22,7 @@ use crate::types::MAX_RANKS;
 use std::sync::Arc;
 
 /// Slots of a rank. With two, an operation's slot is written again two operations later, and a rank that
-/// has completed the one in between has heard that every peer completed this one.
+/// has completed the one in between knows that every peer completed this one.
 pub(crate) const SLOTS: usize = 2;
 
 /// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
@@ -46,8 +45,8 @@ fn queue_len(entries: usize) -> usize {
 /// Remembered calls of each rank.
 pub(crate) const RECORDS: usize = 16;
 
-/// Words of a verdict: see `verdict.rs`.
-pub(crate) const VERDICT_WORDS: usize = 16 + MAX_RANKS / 64;
+/// Words of a failure: see `failure.rs`.
+pub(crate) const FAILURE_WORDS: usize = 16 + MAX_RANKS / 64;
 
 /// Words of a proposal.
 pub(crate) const PROPOSAL_WORDS: usize = 1 + MAX_RANKS / 64;
@@ -55,8 +54,8 @@ pub(crate) const PROPOSAL_WORDS: usize = 1 + MAX_RANKS / 64;
 /// What the whole channel shares.
 #[repr(C, align(128))]
 pub(crate) struct ChannelHeader {
-    /// 0, or one more than the rank whose verdict counts. Set once.
-    pub verdict: AtomicU32,
+    /// 0, or one more than the rank whose failure counts. Set once.
+    pub failure: AtomicU32,
     /// Ranks that have had the channel open and have closed it.
     pub closed: AtomicU32,
     /// Of a channel made by `shrink`: whether it counts (see `shrink.rs`).
@@ -65,7 +64,7 @@ pub(crate) struct ChannelHeader {
     pub decided: AtomicU64,
 }
 
-/// What one rank tells about itself. Everything has this rank as its only writer, but `park`.
+/// State that one rank publishes. This rank is the only writer of everything but `park`.
 #[repr(C, align(128))]
 pub(crate) struct RankState {
     /// Chunks written to each ring.
@@ -82,8 +81,8 @@ pub(crate) struct RankState {
     pub records: [NumberedWords; RECORDS],
     /// Messages, as far as errors tell of them: the last and the one before.
     pub messages: [NumberedWords; 2],
-    pub verdict: [AtomicU64; VERDICT_WORDS],
-    /// Of a control_channel: the peers to whom, and from whom, this rank is about to move messages.
+    pub failure: [AtomicU64; FAILURE_WORDS],
+    /// Of a control channel: the peers to which, and from which, this rank is about to move messages.
     pub greetings: [RankSet; 2],
     pub shrink: ShrinkWords,
 }
@@ -114,7 +113,7 @@ impl RankSet {
     }
 }
 
-/// One rank's part in the agreement on who goes on: see `shrink.rs`.
+/// One rank's part in a shrink: see `shrink.rs`.
 #[repr(C, align(128))]
 pub(crate) struct ShrinkWords {
     /// The round this rank has come to.
@@ -124,7 +123,7 @@ pub(crate) struct ShrinkWords {
     pub proposals: [[AtomicU64; PROPOSAL_WORDS]; 2],
 }
 
-/// Who a rank is and whether it is there.
+/// A rank's process and whether it is alive.
 #[repr(C, align(128))]
 pub(crate) struct Life {
     /// One of the `LIFE_` values.
@@ -133,7 +132,7 @@ pub(crate) struct Life {
     pub fetching: FetchWords,
 }
 
-/// What a process tells about reading its peers' private memory, and they its own: see `fetch.rs`.
+/// Whether processes can read each other's private memory: see `fetch.rs`.
 #[repr(C)]
 pub(crate) struct FetchWords {
     /// A number that no other process has, and its address. Peers try to read it.
@@ -146,7 +145,7 @@ pub(crate) struct FetchWords {
 pub(crate) const LIFE_ACTIVE: u32 = 1;
 pub(crate) const LIFE_LEFT: u32 = 2;
 pub(crate) const LIFE_PANICKED: u32 = 3;
-/// Left, and not there for what ends all together.
+/// Left without taking part in the common shutdown.
 pub(crate) const LIFE_ALONE: u32 = 4;
 
 /// One rank's part of one small operation: the lines that open it, and where its data goes.
@@ -326,8 +325,8 @@ impl Channel {
         unsafe { self.at(self.layout.slots + index * size_of::<Slot>()) }
     }
 
-    /// Address of the plain bytes that `writer` gives to all in an operation. Who may touch them when is told by the slot's opening and by
-    /// `done_operation`.
+    /// Address of the plain bytes that `writer` gives to all in an operation. The slot's opening and
+    /// `done_operation` say when they may be touched.
     #[inline(always)]
     pub fn slot_bytes(&self, writer: usize, sequence: u64) -> *mut u8 {
         let owner = self.layout.owner(writer, sequence as usize / SLOTS);
@@ -347,7 +346,7 @@ impl Channel {
         self.slot(owner, sequence).bytes.0.with_mut(|bytes| bytes.cast())
     }
 
-    /// Address of a chunk that `writer` gives to all. Who may touch it when is told by `published` and `done_chunk`.
+    /// Address of a chunk that `writer` gives to all. `published` and `done_chunk` say when it may be touched.
     #[inline(always)]
     pub fn ring_chunk(&self, writer: usize, ring: usize, number: u64) -> *mut u8 {
         let owner = self.layout.owner(writer, self.lap(ring, number));

@@ -1,21 +1,21 @@
-//! Peers that are there and do nothing: a process that was stopped (SIGSTOP, Ctrl-Z, a debugger).
+//! Stopped peers: processes halted by SIGSTOP, Ctrl-Z or a debugger.
 //!
-//! It is an error within two seconds, unless `PHALANX_STOPPED_TIMEOUT` allows for more: then it is named in the log, and
-//! waited for. A process that a debugger holds is never an error before the deadline: somebody is looking at it.
+//! A stopped peer is an error within two seconds, unless `PHALANX_STOPPED_TIMEOUT` allows more: then the log names it and the wait goes on.
+//! A process that a debugger holds is no error before the deadline.
 
 use super::endpoint::Endpoint;
 use crate::os::Halt;
 use std::time::{Duration, Instant};
 
-/// How often is looked.
+/// Time between two checks.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Stopped for this long is an error, or else worth a warning: with what it takes to notice, less than two seconds.
+/// A peer stopped for this long is an error, or a warning. Noticing included, that is less than two seconds.
 pub(crate) const STOPPED: Duration = Duration::from_millis(900);
 
-/// What a rank that waits has seen of stopped peers.
+/// The stopped peer that a waiting rank has seen, if any.
 #[derive(Debug)]
 pub(crate) struct Liveness {
-    looked: Instant,
+    last_look: Instant,
     stopped: Option<Stopped>,
 }
 
@@ -23,24 +23,24 @@ pub(crate) struct Liveness {
 struct Stopped {
     rank: usize,
     since: Instant,
-    told: bool,
+    warned: bool,
 }
 
 impl Liveness {
     pub fn new() -> Liveness {
-        Liveness { looked: Instant::now(), stopped: None }
+        Liveness { last_look: Instant::now(), stopped: None }
     }
 
-    /// A rank that holds this one up and has been stopped for longer than it may be. Warns of one that is stopped.
+    /// The blocking rank, if it has been stopped longer than allowed. Warns of one that is stopped.
     pub fn look(&mut self, endpoint: &Endpoint, awaited: &[usize]) -> Option<usize> {
-        if !endpoint.world.is_processes() || self.looked.elapsed() < INTERVAL {
+        if !endpoint.world.is_processes() || self.last_look.elapsed() < INTERVAL {
             return None;
         }
-        if self.looked.elapsed() > 2 * INTERVAL {
-            // This process was stopped itself, or did not wait: what it saw before is nothing to go by.
+        if self.last_look.elapsed() > 2 * INTERVAL {
+            // This process was stopped itself, or did not wait: earlier observations are void.
             self.stopped = None;
         }
-        self.looked = Instant::now();
+        self.last_look = Instant::now();
         let at_fault = awaited.iter().map(|rank| endpoint.end_of_chain(*rank).unwrap_or(*rank));
         let Some((rank, pid, halt)) = at_fault
             .map(|rank| (rank, endpoint.pid(rank)))
@@ -51,7 +51,7 @@ impl Liveness {
         };
         let stopped = match &mut self.stopped {
             Some(stopped) if stopped.rank == rank => stopped,
-            other => other.insert(Stopped { rank, since: self.looked, told: false }),
+            other => other.insert(Stopped { rank, since: self.last_look, warned: false }),
         };
         let since = stopped.since.elapsed();
         let limit = match halt {
@@ -61,8 +61,8 @@ impl Liveness {
         if since >= limit {
             return Some(rank);
         }
-        if !stopped.told && since >= STOPPED {
-            stopped.told = true;
+        if !stopped.warned && since >= STOPPED {
+            stopped.warned = true;
             let how = match halt {
                 Halt::Stopped => "is stopped (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)",
                 Halt::Traced => "is held by a debugger",

@@ -1,4 +1,5 @@
-//! What ranks tell each other beside the data, whichever backend moves it.
+//! The control plane: what ranks exchange beside the data, whichever backend moves it. Liveness, announcements of calls, diagnosis,
+//! failure, shrink.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod control_channel;
@@ -6,6 +7,7 @@ pub(crate) mod diagnosis;
 pub(crate) mod endpoint;
 pub(crate) mod failure;
 pub(crate) mod flags;
+mod heap;
 pub(crate) mod host_channel;
 pub(crate) mod join;
 pub(crate) mod layout;
@@ -13,6 +15,7 @@ pub(crate) mod liveness;
 pub(crate) mod prefetch;
 pub(crate) mod record;
 pub(crate) mod relay;
+mod segment;
 pub(crate) mod shrink;
 pub(crate) mod tunables;
 pub(crate) mod world;

@@ -1,4 +1,4 @@
-//! Prefetching of flag lines.
+//! Prefetching the second cache line of a stamped pair.
 
 use super::flags::StampedPair;
 use crate::os::{LINE, prefetch};

@@ -1,4 +1,4 @@
-//! Calls as the ranks announce them: for comparison, and to say in an error who called what.
+//! Records of calls: what all ranks must agree on, for comparison and for error messages.
 
 use super::flags::NumberedWords;
 use super::layout::{RECORDS, RankState};

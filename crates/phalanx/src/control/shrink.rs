@@ -1,13 +1,12 @@
-//! Going on without those who are gone: how the survivors of a channel agree on who they are.
+//! Shrink: the surviving ranks of a channel agree on a new channel.
 //!
-//! In *rounds*, over the words of the channel that they share already. A rank joins a round and waits until every
-//! rank of the round before (at first, of the channel) has joined, too, or is gone. Then one of them, the first that
-//! is there, makes a new channel and proposes it with the set of its ranks; a compare-and-swap of the channel's
-//! header makes one proposal the decision. Who finds itself outside of the set was left behind.
+//! They agree in *rounds*, in the memory of the old channel. A rank joins a round and waits until every rank of the round before (at first,
+//! of the channel) has joined or is gone. The first of them creates a new channel and proposes it with the set of its ranks. A
+//! compare-and-swap of the channel's header makes one proposal the decision. A rank outside of the set was left behind.
 //!
-//! A rank can be lost between its joining and its coming to the new channel. So that channel counts only when
-//! somebody has seen all of its ranks there and *confirmed* it; if a rank is gone, or the deadline passes, somebody
-//! *discards* it instead, again by one compare-and-swap, and all go into the next round.
+//! A rank can be lost between joining the round and opening the new channel. The new channel therefore counts only when a rank has seen all
+//! its ranks there and *confirmed* it. If a rank is gone, or the deadline passes, it is *discarded*, again by one compare-and-swap, and all
+//! go into the next round.
 
 use super::endpoint::{Endpoint, NewChannel};
 use super::failure::{ChannelFailure, Context};
@@ -27,7 +26,7 @@ const OPEN: u32 = 0;
 const CONFIRMED: u32 = 1;
 const DISCARDED: u32 = 2;
 
-/// How often waiting ranks look around.
+/// Time between two polls of a waiting rank, at first and later.
 const TICK: Duration = Duration::from_micros(200);
 const LONG_TICK: Duration = Duration::from_millis(5);
 
@@ -38,7 +37,7 @@ struct Decision {
 }
 
 impl Endpoint {
-    /// The place of this rank in a channel of the survivors, and the number of this shrinking.
+    /// This rank's endpoint in a channel of the survivors, and the number of this shrink.
     pub fn shrink(&self) -> Result<(Endpoint, u64)> {
         self.check_owner()?;
         self.check_connected()?;
@@ -92,7 +91,7 @@ fn decided(endpoint: &Endpoint) -> u64 {
     endpoint.channel.header().decided.load(Ordering::Acquire) >> 16
 }
 
-/// Takes part in a round until it is decided. Answers the channel that this rank has made for it, if it has.
+/// Takes part in a round until it is decided. Returns the channel that this rank created for it, if any.
 fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<NewChannel>> {
     let lost = endpoint.lost();
     if lost.contains(&endpoint.rank) {
@@ -113,14 +112,14 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
         if decided(endpoint) >= round {
             return Ok(None);
         }
-        // One look at each, so that nobody who comes just now is neither.
+        // One look at each, so that a rank that joins just now is counted.
         let waited_for = before.iter().copied().filter(|rank| !is_gone(*rank));
         let (there, missing): (Vec<usize>, Vec<usize>) = waited_for.partition(|rank| has_joined(*rank));
         let late = since.elapsed() >= endpoint.deadline();
         // At the deadline everybody proposes: the first may be stopped.
         if late || (missing.is_empty() && there.first() == Some(&endpoint.rank)) {
             if !missing.is_empty() {
-                tell_missing(endpoint, &missing, round, since.elapsed());
+                fail_missing(endpoint, &missing, round, since.elapsed());
             }
             let made = NewChannel::create(&endpoint.world, there.len())?;
             propose(endpoint, round, &there, made.id());
@@ -130,8 +129,8 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
     }
 }
 
-/// Those who come later find the communicator failed, and for which reason.
-fn tell_missing(endpoint: &Endpoint, missing: &[usize], round: u64, waited: Duration) {
+/// Fails the old channel with a timeout that names the missing ranks: a late rank finds it.
+fn fail_missing(endpoint: &Endpoint, missing: &[usize], round: u64, waited: Duration) {
     let record = Record::of(&Call::empty(Operation::Shrink));
     let context = Context { reporter: endpoint.rank, sequence: round, record, waited };
     endpoint.fail(&ChannelFailure::Timeout { missing: missing.to_vec(), context });

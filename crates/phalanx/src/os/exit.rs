@@ -1,13 +1,13 @@
-//! What is to be done when the process exits.
+//! Handlers that run when the process exits.
 
 use super::sync::lock;
 use std::ffi::c_int;
 use std::sync::Mutex;
 
-/// Gets the exit status, where the system tells it.
+/// A handler; its argument is the exit status, where the system provides it.
 pub(crate) type Handler = fn(Option<c_int>);
 
-/// What is to be done, and in which process: copies that fork makes of it do not.
+/// Handlers, each with the process that registered it: forks do not run it.
 static HANDLERS: Mutex<Vec<(Handler, u32)>> = Mutex::new(Vec::new());
 
 /// Calls `handler` when the process exits, in the thread that calls `exit`: before what was registered earlier, which includes

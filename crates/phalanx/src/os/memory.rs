@@ -1,4 +1,4 @@
-//! How much memory this process can still get. Linux gives pages away that it does not have, and ends whoever uses them.
+//! Available memory of this process. Linux overcommits: it hands out pages that it does not have, and kills the process that uses them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

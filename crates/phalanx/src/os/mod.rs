@@ -1,8 +1,7 @@
-//! Everything that is specific to an operating system, and nothing else: memory that can be shared,
-//! sleeping on a word, memory barriers across processes, and watching a process.
+//! The operating system: shared memory, futexes, memory barriers across processes, other processes, sockets, signals.
 //!
-//! `linux` is complete. `portable` serves every other system: thread ranks work on it, process ranks
-//! answer [`Error::Unsupported`](crate::Error::Unsupported). Both files offer the same names.
+//! `linux/` is complete. `portable.rs` serves every other system: thread ranks work on it, process ranks return
+//! [`Error::Unsupported`](crate::Error::Unsupported). Both offer the same names.
 
 #[cfg(target_os = "linux")]
 mod linux;

@@ -1,4 +1,4 @@
-//! Waiting for many sockets at once.
+//! Polling many sockets at once.
 
 #[cfg(target_os = "linux")]
 pub(crate) use linux::*;

@@ -1,4 +1,4 @@
-//! Any other system: ranks are threads; what needs more answers a typed error.
+//! Systems other than Linux: ranks are threads, and process ranks return a typed error.
 
 use crate::types::error::{Error, Result, UnsupportedError};
 use std::alloc::Layout;

@@ -1,4 +1,4 @@
-//! Fetching lines before they are read, so that they need not be asked for one after the other.
+//! Prefetching cache lines, so that several are loaded at once.
 
 use super::LINE;
 

@@ -1,4 +1,4 @@
-//! Signals that a program may have for what it likes.
+//! User signals: SIGUSR1 and SIGUSR2.
 
 #[cfg(unix)]
 pub(crate) use unix::*;

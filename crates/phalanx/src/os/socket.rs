@@ -1,5 +1,4 @@
-//! What a connection of the store goes over: TCP, or, where something else carries its bytes (`transport/`), a pair of
-//! sockets inside of this process.
+//! The byte stream under a connection of the store: TCP, or a socket pair inside this process for a `transport/`.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,4 +1,4 @@
-//! Where a process is: under which kernel, in which namespaces.
+//! The kernel, namespaces and user of a process: what processes need in common to share memory.
 
 use serde::{Deserialize, Serialize};
 

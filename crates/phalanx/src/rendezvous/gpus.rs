@@ -1,7 +1,7 @@
-//! Which GPU each rank uses.
+//! Assigns a GPU to each rank.
 //!
-//! The ranks of a host tell each other which GPUs they see, by what these are: a launcher may show each process all of them, in
-//! whatever order, or only one. Each rank gets one that no other has, if it can the one with its own number on the host.
+//! The ranks of a host exchange the ids of the GPUs they see: a launcher may show each process all of them, in any order, or only one. Each
+//! rank gets a GPU of its own, if possible the one with its number on the host.
 
 use crate::contract::hosts::HostTopology;
 #[cfg(any(feature = "cuda", test))]
@@ -47,17 +47,20 @@ impl Visible {
     }
 }
 
-/// What a rank says of its GPUs, or why it has none.
-pub(crate) type Told = std::result::Result<Visible, String>;
+/// The GPUs of a rank, or why it has none.
+pub(crate) type GpuReport = std::result::Result<Visible, String>;
 
 /// The number of each rank's GPU, as its process knows it; else a rank that has none.
-pub(crate) fn share_out(told: &[&Told], topology: &HostTopology) -> std::result::Result<Vec<usize>, usize> {
-    let mut numbers = vec![0; told.len()];
+pub(crate) fn share_out(
+    reports: &[&GpuReport],
+    topology: &HostTopology,
+) -> std::result::Result<Vec<usize>, usize> {
+    let mut numbers = vec![0; reports.len()];
     for host in 0..topology.num_hosts() {
         let ranks = topology.ranks_of(host);
         let mut seen = Vec::with_capacity(ranks.len());
         for rank in ranks {
-            seen.push(told[*rank].as_ref().map_err(|_| *rank)?);
+            seen.push(reports[*rank].as_ref().map_err(|_| *rank)?);
         }
         let shared = share_out_on_host(&seen).map_err(|index| ranks[index])?;
         ranks.iter().zip(shared).for_each(|(rank, number)| numbers[*rank] = number);
@@ -79,7 +82,7 @@ fn share_out_on_host(seen: &[&Visible]) -> std::result::Result<Vec<usize>, usize
     Ok(seen.iter().enumerate().map(number_of).collect())
 }
 
-/// Finds a GPU for a rank; who has it already looks for another (an augmenting path of a bipartite matching).
+/// Finds a GPU for a rank; its holder looks for another one (an augmenting path of a bipartite matching).
 fn find(
     rank: usize,
     seen: &[&Visible],
@@ -106,9 +109,9 @@ fn shared(seen: &[&Visible]) -> Option<Vec<usize>> {
 }
 
 /// The error for a rank that has no GPU.
-pub(crate) fn lacking(library: &str, told: &[&Told], topology: &HostTopology, rank: usize) -> Error {
+pub(crate) fn lacking(library: &str, reports: &[&GpuReport], topology: &HostTopology, rank: usize) -> Error {
     let host = topology.host_of(rank);
-    let why = match told[rank] {
+    let why = match reports[rank] {
         Ok(visible) => {
             let numbers: Vec<String> = visible.gpus.iter().map(|(number, _)| number.to_string()).collect();
             let which = if numbers.is_empty() { String::new() } else { format!(" ({})", numbers.join(", ")) };
@@ -118,7 +121,7 @@ pub(crate) fn lacking(library: &str, told: &[&Told], topology: &HostTopology, ra
         Err(why) => why.clone(),
     };
     Error::from(UnsupportedError {
-        what: format!("{library} for {} ranks", told.len()),
+        what: format!("{library} for {} ranks", reports.len()),
         why: format!("rank {rank} on {} has no GPU of its own: {why}", topology.name_of(host)),
         remedy: "start as many ranks on each host as it has GPUs (`phalanx doctor` there says what it finds), let processes \
                  share them (NCCL does from 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1), or do without: \
@@ -134,26 +137,26 @@ pub(crate) use together::settle;
 mod together {
     use super::*;
 
-    /// The number of this rank's GPU. `tell` gives what a rank says and gets what all say. Collective; an error is the same on
+    /// The number of this rank's GPU. `exchange` gathers the reports of all ranks. Collective; an error is the same on
     /// all ranks, but for its own on one that cannot say which GPUs it sees.
     pub(crate) fn settle(
         library: &str,
         own: Result<Visible>,
         (rank, topology): (usize, &HostTopology),
-        tell: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+        exchange: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<usize> {
-        let (told, failed) = match own {
+        let (reports, failed) = match own {
             Ok(visible) => (Ok(visible), None),
             Err(error) => (Err(error.to_string()), Some(error)),
         };
-        let all = tell(&postcard::to_allocvec::<Told>(&told).expect("plain data"))?;
+        let all = exchange(&postcard::to_allocvec::<GpuReport>(&reports).expect("plain data"))?;
         if let Some(error) = failed {
             return Err(error);
         }
         let unclear = |_| Err("what it says of its GPUs cannot be understood".to_owned());
-        let all: Vec<Told> =
-            all.iter().map(|told| postcard::from_bytes(told).unwrap_or_else(unclear)).collect();
-        let all: Vec<&Told> = all.iter().collect();
+        let all: Vec<GpuReport> =
+            all.iter().map(|reports| postcard::from_bytes(reports).unwrap_or_else(unclear)).collect();
+        let all: Vec<&GpuReport> = all.iter().collect();
         share_out(&all, topology)
             .map(|numbers| numbers[rank])
             .map_err(|rank| lacking(library, &all, topology, rank))
@@ -164,13 +167,13 @@ mod together {
 mod tests {
     use super::*;
 
-    fn rank(process: u32, gpus: &[u8], shares: bool) -> Told {
+    fn rank(process: u32, gpus: &[u8], shares: bool) -> GpuReport {
         let gpus = gpus.iter().enumerate().map(|(number, id)| (number, GpuId([*id; 16]))).collect();
         Ok(Visible { gpus, process, shares })
     }
 
-    fn on_one_host(told: &[Told]) -> std::result::Result<Vec<usize>, usize> {
-        share_out(&told.iter().collect::<Vec<_>>(), &HostTopology::one_host(told.len()))
+    fn on_one_host(reports: &[GpuReport]) -> std::result::Result<Vec<usize>, usize> {
+        share_out(&reports.iter().collect::<Vec<_>>(), &HostTopology::one_host(reports.len()))
     }
 
     #[test]
@@ -181,8 +184,8 @@ mod tests {
         assert_eq!(on_one_host(&[rank(0, &[7], false), rank(1, &[8], false)]), Ok(vec![0, 0]));
         assert_eq!(on_one_host(&[rank(0, &[7, 8], false), rank(1, &[8, 7], false)]), Ok(vec![0, 0]));
         // Who came first gives way.
-        let told = [rank(0, &[7, 8], false), rank(1, &[7], false), rank(2, &[9, 8, 7], false)];
-        assert_eq!(on_one_host(&told), Ok(vec![1, 0, 0]));
+        let reports = [rank(0, &[7, 8], false), rank(1, &[7], false), rank(2, &[9, 8, 7], false)];
+        assert_eq!(on_one_host(&reports), Ok(vec![1, 0, 0]));
         // More than ranks.
         assert_eq!(on_one_host(&[rank(0, &[1, 2, 3], false), rank(1, &[1, 2, 3], false)]), Ok(vec![0, 1]));
     }
@@ -192,9 +195,9 @@ mod tests {
         assert_eq!(on_one_host(&[rank(0, &[7], false), rank(1, &[7], false)]), Err(1));
         assert_eq!(on_one_host(&[rank(0, &[7, 8], false), rank(1, &[], false)]), Err(1));
         assert_eq!(on_one_host(&[rank(0, &[7, 8], false), Err("no driver".into())]), Err(1));
-        let told = [rank(0, &[7], false), rank(1, &[7], false)];
+        let reports = [rank(0, &[7], false), rank(1, &[7], false)];
         let error =
-            lacking("nccl", &told.iter().collect::<Vec<_>>(), &HostTopology::one_host(2), 1).to_string();
+            lacking("nccl", &reports.iter().collect::<Vec<_>>(), &HostTopology::one_host(2), 1).to_string();
         assert!(error.contains("rank 1") && error.contains("may use 1 (0), and 2 ranks"), "{error}");
     }
 

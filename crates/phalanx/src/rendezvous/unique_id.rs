@@ -1,4 +1,4 @@
-//! What ranks have in common that no launcher of ours started: [`UniqueId`].
+//! [`UniqueId`]: the shared secret and address of ranks that no launcher of phalanx started.
 
 use super::store::server::{bind, check_reachable};
 use super::store::session::hex;

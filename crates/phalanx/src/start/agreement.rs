@@ -1,29 +1,28 @@
-//! Processes agree on a backend: each says where it is, what it was told and which GPUs it sees, and all come to the same
-//! answer.
+//! Agreement on a backend: each rank introduces its host, its settings and its GPUs, and all come to the same choice.
 
 use crate::contract::BackendKind;
 use crate::contract::hosts::{HostTopology, Identity};
-use crate::rendezvous::gpus::{Told, Visible, lacking, share_out};
+use crate::rendezvous::gpus::{GpuReport, Visible, lacking, share_out};
 use crate::types::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// The backends on GPUs, in the order of preference.
 const ON_GPUS: [BackendKind; 2] = [BackendKind::Nccl, BackendKind::Rccl];
 
-/// What a rank says of itself.
+/// What a rank contributes to the agreement.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Introduction {
     identity: Identity,
-    /// The name of the backend that it was told to use.
+    /// Name of the backend set by the user.
     wanted: Option<String>,
     /// The GPUs that it could use with each of [`ON_GPUS`], or why none.
-    gpus: [Told; ON_GPUS.len()],
-    /// Whether it was told which GPU to use, where there are some for each of [`ON_GPUS`].
+    gpus: [GpuReport; ON_GPUS.len()],
+    /// Whether the user set its GPU, and there are GPUs, for each of [`ON_GPUS`].
     insists: [bool; ON_GPUS.len()],
 }
 
 impl Introduction {
-    /// Of this process, which may have been told its GPU. It looks for GPUs only if they may be used: `gpus` answers all of them, or
+    /// The introduction of this process. It looks for GPUs only if they may be used: `gpus` returns all of them, or
     /// that one.
     pub fn own(
         wanted: Option<BackendKind>,
@@ -50,8 +49,8 @@ impl Introduction {
     }
 }
 
-/// What all ranks have said, in rank order.
-pub(crate) fn heard(words: &[Vec<u8>]) -> Result<Vec<Introduction>> {
+/// Decodes the introductions of all ranks, in rank order.
+pub(crate) fn decode(words: &[Vec<u8>]) -> Result<Vec<Introduction>> {
     let read = |(rank, word): (usize, &Vec<u8>)| {
         postcard::from_bytes(word).map_err(|_| {
             Error::bootstrap(
@@ -63,20 +62,20 @@ pub(crate) fn heard(words: &[Vec<u8>]) -> Result<Vec<Introduction>> {
     words.iter().enumerate().map(read).collect()
 }
 
-/// Where the ranks are, by what they say.
+/// The hosts of the ranks, from their introductions.
 pub(crate) fn topology(all: &[Introduction]) -> HostTopology {
     let identities: Vec<Identity> = all.iter().map(|one| one.identity.clone()).collect();
     HostTopology::of(&identities)
 }
 
-/// What carries the ranks' data: what they were told to use (all of them, if they are on several hosts); a backend on GPUs if each
+/// The common backend: the one set by the user (on all ranks, if they are on several hosts); a backend on GPUs if each
 /// rank has one; else `otherwise`. The same on all ranks, as is an error.
 pub(crate) fn agree(
     all: &[Introduction],
     topology: &HostTopology,
     otherwise: BackendKind,
 ) -> Result<BackendKind> {
-    // On one host those that were told nothing do as the others.
+    // On one host, ranks without a setting follow the others.
     let first = match topology.num_hosts() {
         1 => all.iter().position(|one| one.wanted.is_some()).unwrap_or(0),
         _ => 0,
@@ -96,14 +95,14 @@ pub(crate) fn agree(
             "set PHALANX_BACKEND to the same for all ranks, and Builder::backend in all of them",
         ));
     }
-    let told = |index: usize| all.iter().map(|one| &one.gpus[index]).collect::<Vec<&Told>>();
-    let without = |index: usize| share_out(&told(index), topology).err();
+    let reports = |index: usize| all.iter().map(|one| &one.gpus[index]).collect::<Vec<&GpuReport>>();
+    let without = |index: usize| share_out(&reports(index), topology).err();
     let wants = |backend: BackendKind| wanted.as_ref().is_none_or(|wanted| wanted == backend.name());
     let candidates = (0..ON_GPUS.len()).filter(|index| wants(ON_GPUS[*index]));
     if let Some(index) = candidates.clone().find(|index| without(*index).is_none()) {
         return Ok(ON_GPUS[index]);
     }
-    // Some have GPUs, or all were told to use them: going on without would be a surprise.
+    // Some have GPUs, or the user asked for them: going on without would be a surprise.
     let has_any =
         |index: &usize| all.iter().any(|one| one.gpus[*index].as_ref().is_ok_and(|gpus| !gpus.is_empty()));
     let insist = |index: &usize| all.iter().any(|one| one.insists[*index]);
@@ -112,12 +111,12 @@ pub(crate) fn agree(
     match meant {
         None => {
             let others = [BackendKind::Nvshmem, BackendKind::Host, BackendKind::Mpi];
-            let told = others.into_iter().find(|other| wanted.as_deref() == Some(other.name()));
-            Ok(told.unwrap_or(otherwise))
+            let reports = others.into_iter().find(|other| wanted.as_deref() == Some(other.name()));
+            Ok(reports.unwrap_or(otherwise))
         }
         Some(index) => {
             let rank = without(index).expect("or it had been chosen");
-            Err(lacking(ON_GPUS[index].name(), &told(index), topology, rank))
+            Err(lacking(ON_GPUS[index].name(), &reports(index), topology, rank))
         }
     }
 }
@@ -129,7 +128,7 @@ mod tests {
     use crate::types::memory::GpuId;
 
     /// So many GPUs, the same for all.
-    fn seen(gpus: std::result::Result<usize, &str>) -> Told {
+    fn seen(gpus: std::result::Result<usize, &str>) -> GpuReport {
         let ids = |gpus| (0..gpus).map(|number| GpuId([number as u8; 16])).collect();
         let seen = gpus.map(|gpus| Visible::here(ids(gpus), None, false).unwrap());
         seen.map_err(str::to_owned)

@@ -1,12 +1,12 @@
-//! Where the job's store is, and joining it.
+//! Finds the job's store and joins it.
 //!
 //! | started by | the store is in | its address | its token |
 //! |---|---|---|---|
 //! | `phalanx launch` | the (first) launcher | `PHALANX_STORE` | `PHALANX_TOKEN`, set by the launcher |
-//! | torchrun, one host | rank 0 | told over the Unix socket of `rendezvous.rs` | made there, told with it |
+//! | torchrun, one host | rank 0 | sent over the Unix socket of `control/join/` | made there, sent with it |
 //! | torchrun, several hosts | rank 0 | `MASTER_ADDR` and `MASTER_PORT` + 1000 | `PHALANX_TOKEN` or `PHALANX_TOKEN_FILE`, by the user |
 //! | the program, with a `UniqueId` | rank 0 | in the id | in the id |
-//! | MPI's, several hosts | rank 0 | no port: MPI carries the bytes | made there, told over MPI |
+//! | MPI's, several hosts | rank 0 | no port: MPI carries the bytes | made there, sent over MPI |
 //!
 //! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
 //! host. `PHALANX_STORE` names another address for any launcher.
@@ -87,29 +87,29 @@ fn host(
 /// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its
 /// own, and tells the others when they meet.
 fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: Duration) -> Result<Store> {
-    let host = super::join(place, &[], timeout)?.0;
-    let mut told = vec![0; 128];
-    let mut begun = None;
+    let host = super::processes::join(place, &[], timeout)?.0;
+    let mut announcement = vec![0; 128];
+    let mut hosted = None;
     if place.rank == 0 {
         let token =
             Token::random().map_err(|e| Error::system("getrandom", e, "the store needs a random token"))?;
         let settings = Settings { encrypted, ..settings(place, silence) };
         let server = Server::start("127.0.0.1:0", token.clone(), settings)?;
         let text = format!("{} {}", server.address(), token.reveal());
-        told[..text.len()].copy_from_slice(text.as_bytes());
-        begun = Some(server);
+        announcement[..text.len()].copy_from_slice(text.as_bytes());
+        hosted = Some(server);
     }
     // SAFETY: this thread alone has the channel.
-    told = unsafe { host.tell_bytes(&told) }?.swap_remove(0);
+    announcement = unsafe { host.tell_bytes(&announcement) }?.swap_remove(0);
     host.depart(Departure::Left);
-    let text = String::from_utf8_lossy(&told);
+    let text = String::from_utf8_lossy(&announcement);
     let (address, token) = text.trim_end_matches('\0').split_once(' ').unwrap_or_default();
     let token = Token::new(token)
         .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
     let rendezvous =
         Rendezvous { address: address.to_owned(), token, epoch: 0, host: Host::Rank(0), encrypted };
     let store = Store::connect(&rendezvous, place.rank, place.world_size, timeout)?;
-    Ok(match begun {
+    Ok(match hosted {
         Some(server) => store.hosting(server),
         None => store,
     })
@@ -128,34 +128,34 @@ pub(crate) fn open_store_over_mpi(
     let encrypted = environment.encrypted()?;
     // Nobody but the job's ranks can connect, so they may take their time.
     let settings = Settings { encrypted, patience: timeout, ..settings(place, silence) };
-    let begun = (place.rank == 0).then(|| StoreEnds::begin(place.world_size, settings)).transpose();
-    let mut told = vec![u8::from(world.is_for_all_threads())];
-    if let Ok(Some(begun)) = &begun {
-        told.extend(begun.token.reveal().bytes());
+    let hosted = (place.rank == 0).then(|| StoreEnds::begin(place.world_size, settings)).transpose();
+    let mut announcement = vec![u8::from(world.is_for_all_threads())];
+    if let Ok(Some(hosted)) = &hosted {
+        announcement.extend(hosted.token.reveal().bytes());
     }
-    let all = world.tell_bytes(&told)?;
-    let begun = begun?;
-    if let Some(rank) = all.iter().position(|told| told[0] == 0) {
+    let all = world.tell_bytes(&announcement)?;
+    let hosted = hosted?;
+    if let Some(rank) = all.iter().position(|announcement| announcement[0] == 0) {
         return Err(too_few_threads(rank, topology));
     }
     let token = Token::new(&String::from_utf8_lossy(&all[0][1..]))
         .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
     let address = "rank 0 (over MPI)".to_owned();
     let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0), encrypted };
-    let (own, server, carried) = match begun {
-        Some(ends) => (ends.own, Some(ends.server), ends.carried),
+    let (own, server, remote_ends) = match hosted {
+        Some(ends) => (ends.own, Some(ends.server), ends.remote_ends),
         None => {
             let (own, other) = Wire::pair().map_err(no_wire)?;
             (own, None, vec![(0, other)])
         }
     };
-    let transport = Transport::start(MpiTransport::new(world), carried)?;
+    let transport = Transport::start(MpiTransport::new(world), remote_ends)?;
     let store = Store::over(own, Some(transport), &rendezvous, place.rank, place.world_size, timeout)?;
     let store = match server {
         Some(server) => store.hosting(server),
         None => store,
     };
-    // What is told to a member that has not joined is lost.
+    // A message to a member that has not joined is lost.
     store.exchange("phalanx/joined", &[], timeout)?;
     Ok(store)
 }
@@ -166,7 +166,7 @@ struct StoreEnds {
     server: Server,
     token: Token,
     own: Wire,
-    carried: Vec<(usize, Wire)>,
+    remote_ends: Vec<(usize, Wire)>,
 }
 
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
@@ -175,13 +175,13 @@ impl StoreEnds {
         let token =
             Token::random().map_err(|e| Error::system("getrandom", e, "the store needs a random token"))?;
         let (served, own) = Wire::pair().map_err(no_wire)?;
-        let (mut all, mut carried) = (vec![("rank 0".to_owned(), served)], Vec::new());
+        let (mut all, mut remote_ends) = (vec![("rank 0".to_owned(), served)], Vec::new());
         for rank in 1..ranks {
             let (served, other) = Wire::pair().map_err(no_wire)?;
             all.push((format!("rank {rank}"), served));
-            carried.push((rank, other));
+            remote_ends.push((rank, other));
         }
-        Ok(StoreEnds { server: Server::over(all, token.clone(), settings)?, token, own, carried })
+        Ok(StoreEnds { server: Server::over(all, token.clone(), settings)?, token, own, remote_ends })
     }
 }
 

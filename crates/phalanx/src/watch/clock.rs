@@ -1,8 +1,7 @@
-//! Times for records: the processor's time stamp counter where it can be trusted, which takes a third of the
-//! time of a call of the system's clock; else that clock.
+//! Timestamps of records: the processor's time stamp counter where it is reliable, which takes a third of the time of a system call; else the
+//! system's clock.
 //!
-//! Ticks become nanoseconds of the system's monotonic clock only when a record is written out, by a line through
-//! two moments at which both were read.
+//! Ticks become nanoseconds of the monotonic clock only when a record is written out, by a line through two moments at which both were read.
 
 /// What records hold: ticks of this process's [`Clock`].
 pub(crate) type Ticks = u64;

@@ -1,7 +1,6 @@
 //! Deadlines of single operations: see [`Comm::within`](crate::Comm::within).
 //!
-//! A wait is made by the thread that calls, so the deadline that differs from the communicator's is the thread's, for as
-//! long as the call takes. Whatever waits asks [`of`].
+//! The calling thread waits, so a deadline of its own is kept per thread for the length of the call. Every wait reads it with [`of`].
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -28,7 +27,7 @@ pub(crate) fn after(since: Instant, timeout: Duration) -> Instant {
     since.checked_add(timeout).unwrap_or_else(|| since + CENTURY)
 }
 
-/// As long as it lives, this thread's waits have a deadline of their own.
+/// Guard: until dropped, waits of this thread have this deadline.
 pub(crate) struct Limited {
     before: Option<Duration>,
     of_this_thread: PhantomData<*const ()>,

@@ -1,12 +1,12 @@
-//! Watching a communicator: the flight recorder, and where its records go.
+//! Watching a communicator: flight recorder, deadlines, and records as files.
 //!
 //! | file | what |
 //! |---|---|
 //! | `recorder.rs` | the ring of a communicator's last operations, always on |
-//! | `clock.rs` | times that cost a few nanoseconds |
-//! | `dump.rs` | a ring as a file |
+//! | `clock.rs` | timestamps at a few nanoseconds each |
+//! | `dump.rs` | a flight record as a JSON file |
 //! | `deadline.rs` | deadlines of single operations |
-//! | `signal.rs` | files on a signal |
+//! | `signal.rs` | flight records on a signal |
 //!
 //! The front calls [`Recorder::begin`] and [`Recorder::end`] around what it hands to a backend, so every backend
 //! is recorded in the same way. Of what is short it calls [`Recorder::open`], and the backend says when it has

@@ -1,4 +1,4 @@
-//! The flight recorder: the last operations of one rank's end of a communicator, in a ring that is always on.
+//! Flight recorder: a ring of the last operations of one rank in a communicator, always on.
 //!
 //! # Who writes
 //! A new record is written by the thread that has the `Comm` in hand; it is not `Sync`, so that is one thread at a
@@ -58,7 +58,7 @@ const JUST_NOW: Ticks = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RecordId(u64);
 
-/// How far an operation has come.
+/// State of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -85,7 +85,7 @@ impl State {
 /// Where the state is in a record's head.
 const STATE: u32 = 24;
 
-/// A record as it was read.
+/// A consistent copy of a record.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Record {
     pub number: u64,

@@ -1,4 +1,4 @@
-//! Flight records on a signal: of a job that hangs, without stopping it.
+//! Flight records on a signal, for a job that hangs.
 //!
 //! A library that took a signal uninvited would break the program that uses it for something else, so this is off
 //! unless `PHALANX_TRACE_SIGNAL` names one. Nothing but a byte in a pipe happens in the handler; a thread does the

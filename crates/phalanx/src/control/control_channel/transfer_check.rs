@@ -1,28 +1,28 @@
-//! Checked mode: both ends of a message tell each other what they call, before either of them enqueues it.
+//! Checked mode: both ends of a message exchange their announcements before either enqueues the transfer.
 
 use super::{AnnouncedCall, Connection, ControlChannel};
 use crate::contract::{Direction, Operation, OperationId, Transfer};
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 
-/// What goes each way.
+/// An announcement as it is sent.
 type Words = [u64; AnnouncedCall::WORDS];
 
-/// One end of a message, which has told the other what it calls, and is told the same by it.
+/// One end of a message: its exchange of announcements with the other end, under way.
 pub(crate) struct TransferCheck {
     peer: usize,
     /// Ours and theirs, in a box: the transfers have it until both are done, and keep it if they fail.
     words: *mut [Words; 2],
-    /// Of the halves that are under way.
-    tickets: [Option<OperationId>; 2],
+    /// The send and the receive, while they are under way.
+    operations: [Option<OperationId>; 2],
 }
 
 impl ControlChannel {
-    /// Tells a peer of a message with it, and lets it tell; does not wait. Both offer their messages with each other in one order.
+    /// Starts the exchange of announcements for a message; does not wait. Both ends start their messages in the same order.
     ///
-    /// `None` for a message to oneself, and between hosts, where ranks tell each other a few words, and tell them to all.
+    /// `None` for a message to oneself, and for ranks that share no memory: they can only publish a few words to all.
     pub fn offer(&self, own: &AnnouncedCall, way: Connection) -> Result<Option<TransferCheck>> {
-        let (endpoint, peer) = (self.meetings.endpoint(), own.record.root as usize);
+        let (endpoint, peer) = (self.host_channel.endpoint(), own.record.root as usize);
         if peer == endpoint.rank || !endpoint.shares_memory() {
             return Ok(None);
         }
@@ -34,30 +34,30 @@ impl ControlChannel {
         let half =
             |direction, end| Transfer::host(direction, peer, tag(end), DType::U64, AnnouncedCall::WORDS);
         // SAFETY: nobody else has the box until both are done.
-        let tickets = unsafe {
+        let operations = unsafe {
             [
-                Some(self.meetings.post(half(Direction::Send(ours.cast_const()), way))?),
-                Some(self.meetings.post(half(Direction::Recv(theirs), way.reverse()))?),
+                Some(self.host_channel.post(half(Direction::Send(ours.cast_const()), way))?),
+                Some(self.host_channel.post(half(Direction::Recv(theirs), way.reverse()))?),
             ]
         };
-        Ok(Some(TransferCheck { peer, words, tickets }))
+        Ok(Some(TransferCheck { peer, words, operations }))
     }
 
-    /// Whether the other end has said what it calls: the verdict if that is another type or count. Moves all offers of this
-    /// communicator along; it is not asked about the same one again after it has.
+    /// Whether the other end's announcement has arrived; the failure if its type or count differs. Makes progress on all exchanges of
+    /// this communicator. Must not be called again for one that has completed.
     pub fn settle(&self, offer: &mut TransferCheck) -> Result<bool> {
-        for ticket in &mut offer.tickets {
-            if let Some(under_way) = *ticket {
-                if !self.meetings.test(under_way)? {
+        for operation in &mut offer.operations {
+            if let Some(id) = *operation {
+                if !self.host_channel.test(id)? {
                     return Ok(false);
                 }
-                *ticket = None;
+                *operation = None;
             }
         }
         // SAFETY: `offer` made the box, and both transfers are done with it; nobody asks again.
-        let subjects = unsafe { Box::from_raw(offer.words) }.map(AnnouncedCall::from_words);
-        let [Some(ours), Some(theirs)] = subjects else { return Ok(true) };
-        let arguments = |subject: &AnnouncedCall| (subject.record.dtype, subject.record.count);
+        let announced_calls = unsafe { Box::from_raw(offer.words) }.map(AnnouncedCall::from_words);
+        let [Some(ours), Some(theirs)] = announced_calls else { return Ok(true) };
+        let arguments = |announced: &AnnouncedCall| (announced.record.dtype, announced.record.count);
         if arguments(&ours) == arguments(&theirs) {
             return Ok(true);
         }

@@ -1,32 +1,29 @@
-//! Ranks that share no memory, as those of several hosts: each process has its channels to itself, and what a rank writes
-//! there for the others is told to them over the job's store, and written into theirs.
+//! Relay: control state of ranks that share no memory, as on several hosts.
 //!
-//! All that reads these words stays as it is: a word has one writer, so that a copy of it is right, if late. Three rules keep
-//! the copies in order:
-//! - What a rank writes is told in the order in which it wrote it, over all channels: the store keeps it.
-//! - What announces something is read before, and written after, what it announces.
-//! - What several ranks may write, the first one counting (a verdict, a step of `shrink`), counts in the order of the store,
-//!   which is the same everywhere, and only when it comes back from there.
+//! Each process has a replica of every channel. A rank publishes changes of its own state over the job's store; the other processes write
+//! them into their replicas. Code that reads a channel is the same in both cases: each word has one writer, so a replica is late but never
+//! wrong. Three rules keep replicas in order:
+//! - A rank's changes are published in the order in which they were written, over all channels; the store keeps that order.
+//! - A word that announces something is read before it, and written after it.
+//! - A word that several ranks may write (a failure, a step of `shrink`) takes the first value in the order of the store, which is the same
+//!   everywhere, and only when it comes back from there.
 //!
-//! When it is told: at once if others wait for it ([`Link::tell`]); else when a thread finds it changed (`telling.rs`). What the
-//! others tell is in `copies.rs`.
+//! Changes that peers wait for are published at once ([`Link::publish`]); a thread publishes the others (`publisher.rs`). `replicas.rs`
+//! writes what other ranks publish.
 
-mod copies;
-mod telling;
+mod publisher;
+mod replicas;
 
 use crate::contract::hosts::HostTopology;
 use crate::control::failure::ChannelFailure;
 use crate::control::layout::Channel;
+use crate::control::segment::{Segment, SegmentId};
 use crate::control::world::RankStatus;
-use crate::control::world::Segment;
-use crate::control::world::SegmentId;
 use crate::os::Mapping;
 use crate::os::sync::Ordering;
 use crate::rendezvous::store::Store;
-use crate::types::error::Error;
-use crate::types::error::PeerEvent;
-use crate::types::error::Result;
-use copies::{Copies, Open};
+use crate::types::error::{Error, PeerEvent, Result};
+use replicas::{OpenChannel, Replicas};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -34,22 +31,22 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a rank tells what nobody waits for, at most and at least; in between, so that the store has this many messages
-/// a second to pass on.
+/// Shortest and longest interval at which a rank publishes changes that no peer waits for. It grows with the ranks, so that the store
+/// forwards about this many messages a second.
 const OFTEN: Duration = Duration::from_millis(20);
 const SELDOM: Duration = Duration::from_secs(2);
 const MESSAGES: u32 = 5000;
 
-/// How long the store may take to pass a decision on. One that does not is noticed sooner, by its silence.
+/// How long the store may take to forward a decision. A store that is gone is noticed sooner.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long the rank that has the store waits at the end for others that may still need it.
+/// How long the rank that hosts the store waits at the end for ranks that may still need it.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// The slot's opening among its lines.
+/// Line number of a slot's opening.
 const OPENING: u16 = u16::MAX;
 
-/// What ranks tell each other.
+/// A message between relays.
 #[derive(Serialize, Deserialize)]
 struct Message {
     channel: SegmentId,
@@ -62,7 +59,7 @@ enum Content {
     Decision(Decision),
 }
 
-/// What has changed in the words of a rank.
+/// Changes of a rank's state in a channel.
 #[derive(Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Update {
     life: u32,
@@ -85,18 +82,18 @@ struct Line {
     payload: Vec<u64>,
 }
 
-/// What counts if it is the first.
+/// A proposal of which the first in the store's order counts.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Decision {
-    /// Why the channel has failed: the words of it.
+    /// Words of a failure.
     ChannelFailure(Vec<u64>),
-    /// A proposal for a round of `shrink`: its words.
+    /// Round of `shrink`, and the words of a proposal.
     Round(u64, Vec<u64>),
     /// Whether the channel counts.
     Outcome(u32),
 }
 
-/// The world of ranks that tell each other.
+/// The world of ranks that share no memory.
 pub(crate) struct Relay {
     shared: Arc<Shared>,
     segments: AtomicU64,
@@ -111,35 +108,35 @@ struct Shared {
     /// In the world.
     rank: usize,
     store: Store,
-    copies: Arc<Copies>,
+    replicas: Arc<Replicas>,
 }
 
-/// An endpoint's way to the others.
+/// An endpoint's connection to the other ranks.
 pub(crate) struct Link {
     shared: Arc<Shared>,
-    open: Arc<Open>,
+    open: Arc<OpenChannel>,
 }
 
 impl Relay {
     /// The world of the members of a store.
     pub fn new(store: Store, rank: usize, topology: HostTopology) -> Result<Relay> {
         let ranks = topology.world_size();
-        let copies = Arc::new(Copies::new(ranks));
-        store.set_audience(copies.clone());
-        let shared = Arc::new(Shared { rank, store, copies });
+        let replicas = Arc::new(Replicas::new(ranks));
+        store.set_audience(replicas.clone());
+        let shared = Arc::new(Shared { rank, store, replicas });
         let interval = (Duration::from_secs((ranks * ranks) as u64) / MESSAGES).clamp(OFTEN, SELDOM);
         let (stop, stopped) = channel();
-        let of_thread = Arc::downgrade(&shared);
-        let tell = move || {
+        let weak = Arc::downgrade(&shared);
+        let publish = move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                let Some(shared) = Weak::upgrade(&of_thread) else { return };
-                shared.tell_changes();
+                let Some(shared) = Weak::upgrade(&weak) else { return };
+                shared.publish_changes();
             }
         };
         let thread = std::thread::Builder::new().name("phalanx-relay".into());
         let refused = "ranks of several hosts need one: raise `ulimit -u`";
         let thread =
-            thread.spawn(tell).map_err(|error| Error::system("starting a thread", error, refused))?;
+            thread.spawn(publish).map_err(|error| Error::system("starting a thread", error, refused))?;
         // The first segment is everybody's first channel: see `first_segment`.
         let segments = AtomicU64::new(1);
         let fork = crate::os::ForkMark::of_this_process();
@@ -150,8 +147,8 @@ impl Relay {
         &self.topology
     }
 
-    pub fn standing(&self, world_rank: usize) -> &RankStatus {
-        self.shared.copies.standing(world_rank)
+    pub fn status(&self, world_rank: usize) -> &RankStatus {
+        self.shared.replicas.status(world_rank)
     }
 
     /// The segment of the channel with which the world begins.
@@ -171,13 +168,13 @@ impl Relay {
     }
 
     pub fn close_segment(&self, id: SegmentId) {
-        self.shared.copies.close(id);
+        self.shared.replicas.close(id);
     }
 
-    /// Takes `rank`'s place in a channel: from now on its words are told, and those of the others come.
+    /// Opens a channel as `rank`: from now on its state is published and the replicas are updated.
     pub fn open(&self, id: SegmentId, channel: Channel, rank: usize, members: &[usize]) -> Link {
-        let open = Arc::new(Open::new(id, channel, rank, members.to_vec()));
-        self.shared.copies.open(&open);
+        let open = Arc::new(OpenChannel::new(id, channel, rank, members.to_vec()));
+        self.shared.replicas.open(&open);
         Link { shared: self.shared.clone(), open }
     }
 }
@@ -197,48 +194,48 @@ impl Drop for Relay {
     }
 }
 
-/// Who made a segment, its number among those, and the logarithm of its length.
+/// A segment's id: the rank that made it, its number there, and the logarithm of its length.
 fn segment_id(rank: usize, number: u64, len: usize) -> SegmentId {
     (rank as u64 + 1) << 48 | number << 8 | u64::from(len.next_power_of_two().trailing_zeros())
 }
 
 impl Link {
-    /// Tells the others at once what has changed.
-    pub fn tell(&self) {
-        self.shared.tell_changes();
+    /// Publishes changes at once.
+    pub fn publish(&self) {
+        self.shared.publish_changes();
     }
 
-    /// The same, with this rank's slots. Called by the thread that writes them.
+    /// [`publish`](Link::publish) with this rank's slots. Called by the thread that writes them.
     #[cold]
-    pub fn tell_with_slots(&self) {
-        self.shared.tell_changes_but(self.open.id);
-        self.shared.tell(&self.open, true);
+    pub fn publish_with_slots(&self) {
+        self.shared.publish_changes_except(self.open.id);
+        self.shared.publish(&self.open, true);
     }
 
     /// Why a rank is not there any more, as the store has found.
     pub fn lost(&self, world_rank: usize) -> Option<PeerEvent> {
-        self.shared.copies.lost(world_rank)
+        self.shared.replicas.lost(world_rank)
     }
 
-    /// Fails the channel; if there is nobody to ask, for this process alone.
+    /// Fails the channel; for this process alone, if the store is gone.
     #[cold]
-    pub fn fail(&self, verdict: &ChannelFailure) {
+    pub fn fail(&self, failure: &ChannelFailure) {
         let header = self.open.channel.header();
-        let is_decided = || header.verdict.load(Ordering::Acquire) != 0;
-        if !self.decide(Decision::ChannelFailure(verdict.words()), is_decided) {
-            self.shared.copies.fail(&self.open, verdict);
+        let is_decided = || header.failure.load(Ordering::Acquire) != 0;
+        if !self.decide(Decision::ChannelFailure(failure.words()), is_decided) {
+            self.shared.replicas.fail(&self.open, failure);
         }
     }
 
-    /// Whether there is nothing over which ranks could tell anything.
+    /// Whether the connection to the store has ended.
     pub fn has_ended(&self) -> bool {
-        self.shared.copies.has_ended()
+        self.shared.replicas.has_ended()
     }
 
-    /// Makes a decision, unless another one is first; false if that could not be found out.
+    /// Proposes a decision and waits for the first one; false if none came.
     #[cold]
     pub fn decide(&self, decision: Decision, is_decided: impl Fn() -> bool) -> bool {
-        self.shared.tell_changes();
+        self.shared.publish_changes();
         self.shared.send(&self.open.everybody(), self.open.id, Content::Decision(decision));
         let since = Instant::now();
         while !is_decided() {

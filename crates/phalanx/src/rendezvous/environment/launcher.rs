@@ -1,4 +1,4 @@
-//! Who started this process: one table of launchers, and what their variables say.
+//! Launchers: one table of how each is recognised, and which variables name the rank, the world size and the job.
 
 use super::{Environment, place, setting};
 use crate::types::MAX_RANKS;

@@ -1,4 +1,4 @@
-//! The variables that launchers set, and our own.
+//! Environment variables: those of launchers, and `PHALANX_*`.
 
 mod launcher;
 

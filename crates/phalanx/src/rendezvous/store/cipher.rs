@@ -1,11 +1,10 @@
-//! Encryption of a connection, if the job wants it: TLS 1.3 (rustls) between the greetings and the frames.
+//! Optional encryption of a connection: TLS 1.3 (rustls) between the greetings and the frames.
 //!
-//! Nobody needs certificates. The store shows a key of its own that it made when it began, and the client takes any: who
-//! it talks to is proved by the token. For that, the keys of the frames are made of what the two ends of this very TLS
-//! session share ([`Cipher::binding`], RFC 9266), so that someone in the middle, who has two sessions, cannot pass
-//! frames from one to the other.
+//! There are no certificates. The store shows a key that it made at its start, and the client takes any: the token authenticates both sides.
+//! For that, the keys of the frames depend on secrets of this very TLS session ([`Cipher::binding`], RFC 9266), so that a man in the middle,
+//! with two sessions, cannot pass frames from one to the other.
 //!
-//! It only turns bytes into bytes; whoever has the socket moves them.
+//! This module only turns bytes into bytes; the owner of the socket moves them.
 
 use crate::rendezvous::environment::switch;
 use crate::types::error::Result;

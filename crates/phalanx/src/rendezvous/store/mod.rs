@@ -1,24 +1,26 @@
-//! The store: where the members of a job meet when they do not share memory.
+//! The store: where the members of a job meet when they share no memory.
 //!
-//! One process (the launcher, or rank 0) listens on a TCP port; everybody else connects to it and stays
-//! connected. Under MPI there is no port: MPI carries the bytes. The store keeps small values, gathers one from each (`exchange`), and watches: a connection
-//! that closes without a goodbye, or says nothing for longer than the limit, means a lost member, and all others are
-//! told. What members tell each other beside that arrives everywhere in one order: so the ranks of several hosts agree on what
-//! has become of a communicator (`backend/host/relay/`). Data never goes through it.
+//! One process (the launcher, or rank 0) listens on a TCP port; all others connect to it and stay connected. Under MPI there is no port:
+//! MPI carries the bytes. The store has these functions:
+//! - It keeps small values, and gathers one from each member (`exchange`).
+//! - It detects loss: a connection that closes without a goodbye, or is silent for too long, is a lost member, and all others are notified.
+//! - It forwards messages between members in one order, the same everywhere. Ranks of several hosts use that to agree on the state of a
+//!   communicator (`control/relay/`).
 //!
-//! | file | what it has |
+//! Data never goes through the store.
+//!
+//! | file | what |
 //! |---|---|
 //! | `protocol/` | messages and their bytes |
 //! | `session.rs` | token, keys, authenticated frames |
-//! | `cipher.rs` | encryption, if the job wants it |
-//! | `watch.rs` | the silence of others, and one's own sleep |
-//! | `room/` | values, exchanges, who is there: without sockets and clocks |
-//! | `server/` | the listener's thread |
-//! | `client/` | a member's end |
-//! | `wire.rs` | what a connection goes over |
+//! | `cipher.rs` | optional encryption |
+//! | `stall.rs` | pauses of this process |
+//! | `namespace/` | values, exchanges and members, without sockets and clocks |
+//! | `server/` | the server: one thread |
+//! | `client/` | a member's connection |
 //! | `transport/` | connections whose bytes travel as messages of something else |
 //!
-//! What it defends against, and what not: `docs/security.md`.
+//! Threat model: `docs/security.md`.
 
 pub mod cipher;
 pub mod client;
@@ -26,8 +28,8 @@ mod namespace;
 pub mod protocol;
 pub mod server;
 pub mod session;
+mod stall;
 mod transport;
-mod watch;
 
 pub use client::{Audience, Member, Store};
 pub use protocol::Role;
@@ -41,19 +43,19 @@ use std::time::Instant;
 /// How to find a job's store.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
-    /// `host:port`; of a store that has no port, what it is called in messages.
+    /// `host:port`; for a store without a port, its name in messages.
     pub address: String,
-    /// The job's.
+    /// The job's token.
     pub token: Token,
     /// How often the job was restarted.
     pub epoch: u32,
-    /// In whose process it is.
+    /// The process that runs it.
     pub host: Host,
     /// Whether its connections are encrypted; the same for all.
     pub encrypted: bool,
 }
 
-/// In whose process a store is.
+/// The process that runs a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Host {
     /// `phalanx launch`.
@@ -65,11 +67,11 @@ pub enum Host {
 /// A member that is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
-    /// Which.
+    /// Its rank.
     pub rank: usize,
-    /// What became of it, ...
+    /// What happened to it.
     pub event: PeerEvent,
-    /// ... in more words.
+    /// The same as text, with details.
     pub why: String,
     /// When this member learned of it.
     pub since: Instant,

@@ -1,4 +1,4 @@
-//! From an address to an authenticated connection: retries, the greeting, and who refused whom.
+//! Connecting to the store: retries, the greeting, and the errors of a refusal.
 
 use super::Member;
 use crate::os::Wire;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// How long to wait between attempts, at most.
 const PAUSE: Duration = Duration::from_millis(200);
-/// A store that closes the connection so often in the greeting means it.
+/// Attempts that end with a closed connection before joining fails for good.
 const CLOSURES: u32 = 3;
 
 /// An authenticated connection.
@@ -30,16 +30,16 @@ pub struct Session {
 }
 
 /// Why an attempt failed.
-enum Failed {
-    /// Nobody is there, yet.
+enum AttemptError {
+    /// Nothing answers yet.
     Absent(io::Error),
     /// The connection was closed before the welcome.
     Closed(io::Error),
-    /// It will not get better.
+    /// Retrying is useless.
     Final(Error),
 }
 
-/// Connects and joins; tries again until `deadline` while nobody answers.
+/// Connects and joins; retries until `deadline` while nothing answers.
 pub fn join(rendezvous: &Rendezvous, member: Member, deadline: Instant) -> Result<Session> {
     join_in_attempts(rendezvous, member, deadline, ATTEMPT)
 }
@@ -56,8 +56,8 @@ fn join_in_attempts(
     loop {
         let (problem, remedy) = match attempt(rendezvous, member, deadline, longest) {
             Ok(session) => return Ok(session),
-            Err(Failed::Final(error)) => return Err(error),
-            Err(Failed::Closed(e)) => {
+            Err(AttemptError::Final(error)) => return Err(error),
+            Err(AttemptError::Closed(e)) => {
                 closures += 1;
                 (
                     format!(
@@ -68,7 +68,7 @@ fn join_in_attempts(
                      (or token file) and PHALANX_STORE",
                 )
             }
-            Err(Failed::Absent(e)) => (
+            Err(AttemptError::Absent(e)) => (
                 format!(
                     "after {:.1?} the store at {} cannot be reached ({e})",
                     started.elapsed(),
@@ -90,21 +90,21 @@ fn attempt(
     member: Member,
     deadline: Instant,
     longest: Duration,
-) -> std::result::Result<Session, Failed> {
-    let patience = || {
+) -> std::result::Result<Session, AttemptError> {
+    let timeout_left = || {
         let left = deadline.saturating_duration_since(Instant::now());
         left.min(longest).max(Duration::from_millis(10))
     };
-    let stream = open(&rendezvous.address, patience).map_err(Failed::Absent)?;
-    greet(stream, rendezvous, member, patience())
+    let stream = open(&rendezvous.address, timeout_left).map_err(AttemptError::Absent)?;
+    greet(stream, rendezvous, member, timeout_left())
 }
 
-/// Joins over a wire that is there.
+/// Joins over an existing connection.
 pub fn join_over(wire: Wire, rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Session> {
-    let patience = timeout.max(Duration::from_millis(10));
-    greet(wire, rendezvous, member, patience).map_err(|failed| match failed {
-        Failed::Final(error) => error,
-        Failed::Absent(e) | Failed::Closed(e) => Error::bootstrap(
+    let timeout_left = timeout.max(Duration::from_millis(10));
+    greet(wire, rendezvous, member, timeout_left).map_err(|failed| match failed {
+        AttemptError::Final(error) => error,
+        AttemptError::Absent(e) | AttemptError::Closed(e) => Error::bootstrap(
             format!("the store at {} does not answer ({e})", rendezvous.address),
             "see what became of that rank: its own output",
         ),
@@ -115,14 +115,14 @@ fn greet(
     stream: Wire,
     rendezvous: &Rendezvous,
     member: Member,
-    patience: Duration,
-) -> std::result::Result<Session, Failed> {
+    timeout_left: Duration,
+) -> std::result::Result<Session, AttemptError> {
     stream
-        .set_read_timeout(Some(patience))
-        .and_then(|()| stream.set_write_timeout(Some(patience)))
-        .map_err(Failed::Closed)?;
+        .set_read_timeout(Some(timeout_left))
+        .and_then(|()| stream.set_write_timeout(Some(timeout_left)))
+        .map_err(AttemptError::Closed)?;
 
-    let nonce = session::nonce().map_err(Failed::Closed)?;
+    let nonce = session::nonce().map_err(AttemptError::Closed)?;
     let encrypted = rendezvous.encrypted;
     let ours = Greeting { side: Side::Client, version: VERSION, encrypted, nonce };
     let mut bytes = [0; Greeting::LEN];
@@ -130,13 +130,13 @@ fn greet(
         match e.kind() {
             // The kernel accepts connections to a store that is bound and does not run yet: that of a `UniqueId`.
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                Failed::Absent(io::Error::new(ErrorKind::TimedOut, "it is connected, and says nothing"))
+                AttemptError::Absent(io::Error::new(ErrorKind::TimedOut, "it is connected, and says nothing"))
             }
-            _ => Failed::Closed(e),
+            _ => AttemptError::Closed(e),
         }
     })?;
     let stranger = |Malformed(why): Malformed| {
-        Failed::Final(Error::bootstrap(
+        AttemptError::Final(Error::bootstrap(
             format!("what answers at {} is no store of phalanx: {why}", rendezvous.address),
             "another program has the port: choose another (PHALANX_STORE)",
         ))
@@ -146,7 +146,7 @@ fn greet(
         return Err(stranger(Malformed("it is a client, too")));
     }
     if theirs.version != VERSION {
-        return Err(Failed::Final(Error::bootstrap(
+        return Err(AttemptError::Final(Error::bootstrap(
             format!(
                 "the store at {} speaks version {} of the protocol, this {} version {VERSION}",
                 rendezvous.address,
@@ -158,26 +158,26 @@ fn greet(
     }
     if theirs.encrypted != encrypted {
         let (it, this) = if encrypted { ("does not encrypt", "does") } else { ("encrypts", "does not") };
-        return Err(Failed::Final(Error::bootstrap(
+        return Err(AttemptError::Final(Error::bootstrap(
             format!("the store at {} {it}, and this {} {this}", rendezvous.address, member.role.name()),
             "set PHALANX_STORE_TLS to the same (0 or 1) for all processes of the job, launchers included",
         )));
     }
     let mut rest = Vec::new();
-    let (mut cipher, binding) = encryption(&stream, encrypted, &mut rest).map_err(Failed::Closed)?;
+    let (mut cipher, binding) = encryption(&stream, encrypted, &mut rest).map_err(AttemptError::Closed)?;
     let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs, &binding);
     let Member { role, rank, size } = member;
     let join = Request::Join { role, rank, size, epoch: rendezvous.epoch };
     let mut wire = Vec::new();
     let sealed = cipher.seal(&to.seal(&join.encode()), &mut wire);
-    sealed.and_then(|()| (&stream).write_all(&wire)).map_err(Failed::Closed)?;
+    sealed.and_then(|()| (&stream).write_all(&wire)).map_err(AttemptError::Closed)?;
 
     let reply = first_reply(&stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
     match reply {
         Reply::Welcome { silence } => {
             Ok(Session { stream, cipher, to, from, silence: Duration::from_millis(silence.into()), rest })
         }
-        Reply::Refused { reason, .. } => Err(Failed::Final(Error::bootstrap(
+        Reply::Refused { reason, .. } => Err(AttemptError::Final(Error::bootstrap(
             format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, role.name()),
             "give each process a number of its own, and all the same size, job and restart count",
         ))),
@@ -185,10 +185,10 @@ fn greet(
     }
 }
 
-fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<Wire> {
+fn open(address: &str, timeout_left: impl Fn() -> Duration) -> io::Result<Wire> {
     let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, patience()) {
+        match TcpStream::connect_timeout(&address, timeout_left()) {
             // While nobody listens on a port, the kernel may give that very port to the client, which then
             // is connected to itself and keeps the store from binding it.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
@@ -201,7 +201,7 @@ fn open(address: &str, patience: impl Fn() -> Duration) -> io::Result<Wire> {
     Err(failed)
 }
 
-/// Agrees on the encryption, if there is to be one. What the store has said behind that is appended to `input`.
+/// Performs the TLS handshake, if the job encrypts. Bytes received after it are appended to `input`.
 fn encryption(mut stream: &Wire, encrypted: bool, input: &mut Vec<u8>) -> io::Result<(Cipher, Binding)> {
     let mut cipher = if encrypted { Cipher::client()? } else { Cipher::NONE };
     let mut wire = Vec::new();
@@ -223,20 +223,20 @@ fn read_some<'a>(mut stream: &Wire, bytes: &'a mut [u8]) -> io::Result<&'a [u8]>
     }
 }
 
-/// The first reply; what came behind it stays in `input`.
+/// The first reply; bytes after it stay in `input`.
 fn first_reply(
     mut stream: &Wire,
     cipher: &mut Cipher,
     from: &mut Key,
     input: &mut Vec<u8>,
     rendezvous: &Rendezvous,
-) -> std::result::Result<Reply, Failed> {
+) -> std::result::Result<Reply, AttemptError> {
     let mut wire = Vec::new();
     loop {
         let mut bytes = [0; 4096];
         let read = read_some(stream, &mut bytes);
         let opened = read.and_then(|bytes| cipher.open(bytes, input, &mut wire));
-        opened.and_then(|()| stream.write_all(&wire)).map_err(Failed::Closed)?;
+        opened.and_then(|()| stream.write_all(&wire)).map_err(AttemptError::Closed)?;
         wire.clear();
         let opened = from.open(input, MAX_REPLY).and_then(|opened| {
             opened.map(|opened| Ok((Reply::decode(opened.message)?, opened.taken))).transpose()
@@ -248,7 +248,7 @@ fn first_reply(
                 return Ok(reply);
             }
             Err(Malformed(why)) => {
-                return Err(Failed::Final(Error::bootstrap(
+                return Err(AttemptError::Final(Error::bootstrap(
                     format!(
                         "what answers at {} does not prove that it is this job's store: {why}",
                         rendezvous.address

@@ -1,4 +1,4 @@
-//! The connection behind a [`Store`](super::Store): what it sends, and the thread that listens.
+//! The connection behind a [`Store`](super::Store): sending, and the thread that receives.
 
 use super::connect::Session;
 use super::{Audience, Member};
@@ -7,7 +7,7 @@ use crate::os::sync::lock;
 use crate::rendezvous::store::cipher::Cipher;
 use crate::rendezvous::store::protocol::{End, MAX_REPLY, Malformed, Reply, Request};
 use crate::rendezvous::store::session::Key;
-use crate::rendezvous::store::watch::Watch;
+use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::{Host, Lost, Rendezvous};
 use crate::types::error::{BootstrapError, Error, PeerEvent, Result};
 use std::collections::HashMap;
@@ -18,13 +18,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long leaving in good order may take.
+/// How long the goodbye may take.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// What a store and its thread share.
+/// State that a store and its thread share.
 pub struct Link {
     pub member: Member,
-    /// The process that joined. A fork of it has the descriptor, and nothing to say.
+    /// The process that joined. A fork has the descriptor and must not use it.
     process: u32,
     rendezvous: Rendezvous,
     silence: Duration,
@@ -32,15 +32,15 @@ pub struct Link {
     sender: Mutex<Sender>,
     state: Mutex<State>,
     changed: Condvar,
-    /// How many are in `State::lost`: looking is cheap.
+    /// Length of `State::lost`, readable without the lock.
     lost: AtomicUsize,
     leaving: AtomicBool,
-    told: Mutex<Told>,
+    inbox: Mutex<Inbox>,
 }
 
-/// What members told, while nobody wants to hear it; and who hears it.
+/// Messages of members that came before there was an audience, and the audience.
 #[derive(Default)]
-struct Told {
+struct Inbox {
     kept: Vec<(usize, Vec<u8>)>,
     audience: Option<Arc<dyn Audience>>,
 }
@@ -58,12 +58,12 @@ struct State {
     /// Requests under way, and their answers.
     answers: HashMap<u64, Option<Reply>>,
     lost: Vec<Lost>,
-    /// Why the connection is no more.
+    /// Why the connection has ended.
     ended: Option<String>,
 }
 
 impl Link {
-    /// Begins to listen.
+    /// Starts the receiving thread.
     pub fn start(
         rendezvous: &Rendezvous,
         member: Member,
@@ -85,12 +85,12 @@ impl Link {
             changed: Condvar::new(),
             lost: AtomicUsize::new(0),
             leaving: AtomicBool::new(false),
-            told: Mutex::default(),
+            inbox: Mutex::default(),
         });
         let thread = std::thread::Builder::new().name("phalanx-store-client".into());
-        let of_thread = link.clone();
+        let shared = link.clone();
         let listener = thread
-            .spawn(move || of_thread.listen(read_half, from, rest))
+            .spawn(move || shared.listen(read_half, from, rest))
             .map_err(system("starting the store's thread"))?;
         Ok((link, listener))
     }
@@ -133,34 +133,35 @@ impl Link {
 
     /// See [`Store::set_audience`](super::Store::set_audience).
     pub fn set_audience(&self, audience: Arc<dyn Audience>) {
-        let mut told = lock(&self.told);
-        for (from, value) in told.kept.drain(..) {
+        let mut inbox = lock(&self.inbox);
+        for (from, value) in inbox.kept.drain(..) {
             audience.told(from, &value);
         }
-        told.audience = Some(audience);
-        drop(told);
-        self.tell_losses();
+        inbox.audience = Some(audience);
+        drop(inbox);
+        self.report_losses();
     }
 
-    fn hand_over(&self, from: usize, value: Vec<u8>) {
-        let mut told = lock(&self.told);
-        match &told.audience {
+    fn deliver(&self, from: usize, value: Vec<u8>) {
+        let mut inbox = lock(&self.inbox);
+        match &inbox.audience {
             Some(audience) => audience.told(from, &value),
-            None => told.kept.push((from, value)),
+            None => inbox.kept.push((from, value)),
         }
     }
 
-    fn tell_losses(&self) {
+    fn report_losses(&self) {
         let (lost, has_ended) = {
             let state = lock(&self.state);
             (state.lost.clone(), state.ended.is_some())
         };
-        if let Some(audience) = lock(&self.told).audience.as_ref().filter(|_| has_ended || !lost.is_empty()) {
+        if let Some(audience) = lock(&self.inbox).audience.as_ref().filter(|_| has_ended || !lost.is_empty())
+        {
             audience.bereaved(&lost, has_ended);
         }
     }
 
-    /// Leaves in good order: the thread ends soon.
+    /// Says goodbye: the thread ends soon.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.send(&Request::Goodbye);
@@ -186,13 +187,13 @@ impl Link {
             id
         };
         self.send(&request(id));
-        let patience = timeout.saturating_add(self.silence);
+        let answer_timeout = timeout.saturating_add(self.silence);
         let mut state = lock(&self.state);
         loop {
             if let Some(Some(_)) = state.answers.get(&id) {
                 return Ok(state.answers.remove(&id).flatten().expect("it was there just now"));
             }
-            let left = patience.saturating_sub(started.elapsed());
+            let left = answer_timeout.saturating_sub(started.elapsed());
             if state.ended.is_some() || left.is_zero() {
                 state.answers.remove(&id);
                 let ended = state.ended.clone();
@@ -209,7 +210,7 @@ impl Link {
         }
     }
 
-    /// The error that an answer without the wanted means.
+    /// The error for a reply that is not the expected one.
     pub fn unexpected(&self, what: &str, timeout: Duration, reply: Reply) -> Error {
         let member = self.member.role.name();
         let (problem, remedy, missing) = match reply {
@@ -249,17 +250,17 @@ impl Link {
         }
     }
 
-    /// The thread: takes in what the store says until the connection ends, and shows signs of life.
+    /// The thread: receives until the connection ends, and sends heartbeats.
     fn listen(&self, stream: Wire, mut key: Key, mut input: Vec<u8>) {
         let mut bytes = vec![0; 64 << 10];
         let interval = self.silence / 8;
-        let mut heard = Instant::now();
-        let mut watch = Watch::new(self.silence);
+        let mut last_received = Instant::now();
+        let mut stalls = StallDetector::new(self.silence);
         let mut leaving = None;
         loop {
-            heard += watch.held_up(Instant::now());
+            last_received += stalls.held_up(Instant::now());
             match self.take_in(&mut key, &mut input) {
-                Ok(true) => heard = Instant::now(),
+                Ok(true) => last_received = Instant::now(),
                 Ok(false) => {}
                 Err(Malformed(why)) => {
                     return self
@@ -275,7 +276,7 @@ impl Link {
                 self.send(&Request::Heartbeat);
             }
             // To the point at which silence becomes a loss.
-            let left = self.silence.saturating_sub(heard.elapsed()).min(interval);
+            let left = self.silence.saturating_sub(last_received.elapsed()).min(interval);
             let _ = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
             match (&stream).read(&mut bytes) {
                 Ok(0) => return self.ended("it closed the connection", PeerEvent::Died),
@@ -286,7 +287,7 @@ impl Link {
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    let silent = heard.elapsed();
+                    let silent = last_received.elapsed();
                     if silent >= self.silence {
                         // The other direction may work.
                         self.send(&Request::Deaf);
@@ -299,14 +300,14 @@ impl Link {
         }
     }
 
-    /// Appends what came to `input`, as it was before it was encrypted.
+    /// Decrypts received bytes and appends them to `input`.
     fn decipher(&self, bytes: &[u8], input: &mut Vec<u8>) -> std::io::Result<()> {
         let (mut sender, mut wire) = (lock(&self.sender), Vec::new());
         sender.cipher.open(bytes, input, &mut wire)?;
         (&self.stream).write_all(&wire)
     }
 
-    /// Uses up the complete messages of `input`; whether there was one.
+    /// Handles the complete messages of `input`; whether there was one.
     fn take_in(&self, key: &mut Key, input: &mut Vec<u8>) -> std::result::Result<bool, Malformed> {
         let mut used = 0;
         while let Some(opened) = key.open(&input[used..], MAX_REPLY)? {
@@ -315,7 +316,7 @@ impl Link {
             let mut is_loss = false;
             let reply = match reply {
                 Reply::Told { from, value } => {
-                    self.hand_over(from as usize, value);
+                    self.deliver(from as usize, value);
                     continue;
                 }
                 reply => reply,
@@ -342,7 +343,7 @@ impl Link {
             self.changed.notify_all();
             drop(state);
             if is_loss {
-                self.tell_losses();
+                self.report_losses();
             }
         }
         input.drain(..used);
@@ -357,8 +358,8 @@ impl Link {
         }
     }
 
-    /// The connection is no more. If it did not end in good order, somebody is lost: the rank that hosts the
-    /// store, or, if that is a launcher, this member, which the others cannot reach either.
+    /// Records the end of the connection. Without a goodbye, a member is lost: the rank that hosts the store, or, if a launcher hosts it,
+    /// this member, which is cut off from the others.
     fn ended(&self, why: &str, event: PeerEvent) {
         let mut state = lock(&self.state);
         let cut_off = state.lost.iter().any(|lost| lost.rank == self.member.rank as usize);
@@ -382,6 +383,6 @@ impl Link {
         let _ = self.stream.shutdown(Shutdown::Both);
         self.changed.notify_all();
         drop(state);
-        self.tell_losses();
+        self.report_losses();
     }
 }

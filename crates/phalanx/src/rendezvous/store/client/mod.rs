@@ -1,4 +1,4 @@
-//! A member's end of the store: requests with deadlines, and a thread that listens and shows signs of life.
+//! A member's connection to the store: requests with deadlines, and a thread that receives and sends heartbeats.
 
 mod connect;
 mod link;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Who a client is.
+/// Identity of a client.
 #[derive(Debug, Clone, Copy)]
 pub struct Member {
     /// Rank or node.
@@ -33,24 +33,24 @@ impl Member {
     }
 }
 
-/// Who hears at once what the store tells unasked, from the thread that listens: it must not wait.
+/// Receives notifications of the store, on the receiving thread: it must not block.
 pub trait Audience: Send + Sync {
-    /// Another member, or this one, told something.
+    /// A message of a member, possibly this one.
     fn told(&self, from: usize, value: &[u8]);
     /// A member is lost, or the connection has ended.
     fn bereaved(&self, lost: &[Lost], has_ended: bool);
 }
 
-/// A member's connection to the store. Dropping it leaves in good order.
+/// A member's connection to the store. Dropping it says goodbye.
 ///
 /// Any thread may use it. After the connection has failed every call answers at once, with the reason.
 pub struct Store {
     link: Arc<Link>,
     listener: Option<JoinHandle<()>>,
-    /// If the store lives in this process: it ends after this member has left.
+    /// The server, if this process hosts it. It ends after this member has left.
     server: Option<Server>,
-    /// If something else than TCP has its bytes: it ends after both.
-    _carrier: Option<Transport>,
+    /// The transport, if something other than TCP carries the bytes. It ends after both.
+    _transport: Option<Transport>,
 }
 
 impl Store {
@@ -80,14 +80,14 @@ impl Store {
         let member = Member::of_ranks(rank, world_size);
         let session = connect::join_over(wire, rendezvous, member, timeout)?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
-        Ok(Store { link, listener: Some(listener), server: None, _carrier: transport })
+        Ok(Store { link, listener: Some(listener), server: None, _transport: transport })
     }
 
     /// Joins the store as any member.
     pub fn join(rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Store> {
         let session = connect::join(rendezvous, member, after(Instant::now(), timeout))?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
-        Ok(Store { link, listener: Some(listener), server: None, _carrier: None })
+        Ok(Store { link, listener: Some(listener), server: None, _transport: None })
     }
 
     /// Keeps the store itself in this member, until it has left.
@@ -153,8 +153,8 @@ impl Store {
         }
     }
 
-    /// Tells other members something; does not wait. What is told arrives everywhere in one order, at the teller too, if it
-    /// is named or `to` is empty (then all that are connected are meant).
+    /// Sends a message to other members; does not wait. Messages arrive everywhere in one order. An empty `to` means all connected
+    /// members, the sender included.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] if the value is too long, or the connection has ended.
@@ -163,19 +163,19 @@ impl Store {
         self.link.tell(Request::Tell { to: to.to_vec(), value })
     }
 
-    /// Who hears what members tell from now on, and before: it was kept.
+    /// Sets the receiver of messages; earlier messages were kept and are delivered now.
     pub fn set_audience(&self, audience: Arc<dyn Audience>) {
         self.link.set_audience(audience);
     }
 
-    /// What a member does last: one that hosts the store waits, for so long at most, until the others have come to this,
-    /// or are lost, so that they have it to their end.
-    pub fn finish(&self, patience: Duration) {
+    /// A member's last call. The member that hosts the store waits, at most for the timeout, until the others have called it or are
+    /// lost, so that they have the store to their end.
+    pub fn finish(&self, timeout: Duration) {
         const KEY: &str = "phalanx/finish";
         if self.server.is_some() {
-            let _ = self.exchange(KEY, &[], patience);
+            let _ = self.exchange(KEY, &[], timeout);
         } else {
-            let wait = millis(patience);
+            let wait = millis(timeout);
             let _ = self.link.tell(Request::Exchange { id: 0, key: KEY.into(), value: Vec::new(), wait });
         }
     }

@@ -1,51 +1,51 @@
-//! What the store knows of the ranks, or of the nodes: who is there, the values, and who waits for what.
+//! A namespace of the store: members of one role (ranks or nodes), their values, and their pending requests.
 //!
-//! No sockets and no clocks: requests and the time come in, replies go out. So it is tested without either.
+//! It has no sockets and no clocks, so it is tested without either: requests and the time come in, replies go out.
 
 use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-/// The most bytes a room keeps, keys included.
+/// Most bytes that a namespace stores, keys included.
 const MAX_STORED: usize = 64 << 20;
-/// The most members of a room.
+/// Most members of a namespace.
 const MAX_MEMBERS: u32 = 4096;
-/// What a key costs beside its bytes.
+/// Bytes counted for a key beside its own.
 const KEY_COST: usize = 128;
 
-/// Replies, and for whom they are.
+/// Replies, each with the rank it is for.
 pub type Outbox = Vec<(u32, Reply)>;
 
-/// The store's part for one role.
+/// The store's state for one role.
 pub struct Namespace {
     role: Role,
-    /// How many members there are: said when the room was made, or by the first who joined.
+    /// Number of members: given at the start, or by the first to join.
     size: Option<u32>,
-    members: BTreeMap<u32, RankStatus>,
-    /// Two members that cannot both be right, seen before all had come: nobody shall wait for the rest.
+    members: BTreeMap<u32, MemberStatus>,
+    /// A contradiction between two members, found before all had joined: no request waits any more.
     conflict: Option<String>,
     values: HashMap<String, Vec<u8>>,
     exchanges: HashMap<String, Exchange>,
-    /// Who waits for a value.
-    readers: Vec<Waiting>,
+    /// Pending `Get` requests.
+    readers: Vec<Waiter>,
     stored: usize,
 }
 
-/// What is known of a member that has come.
+/// Status of a member that has joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RankStatus {
+enum MemberStatus {
     Here,
     Ended(End),
 }
 
-struct Waiting {
+struct Waiter {
     rank: u32,
     id: u64,
     key: String,
     until: Option<Instant>,
 }
 
-impl Waiting {
+impl Waiter {
     fn is_late(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| until <= now)
     }
@@ -54,22 +54,22 @@ impl Waiting {
 #[derive(Default)]
 struct Exchange {
     given: BTreeMap<u32, Vec<u8>>,
-    waiting: Vec<Waiting>,
-    /// Why it failed. It stays for those who come late: all get the same answer.
-    failed: Option<Failed>,
+    waiting: Vec<Waiter>,
+    /// Why it failed. Kept for late members: all get the same answer.
+    failed: Option<ExchangeFailure>,
 }
 
 #[derive(Clone)]
-enum Failed {
+enum ExchangeFailure {
     TimedOut(Vec<u32>),
     Gone(u32, End),
 }
 
-impl Failed {
+impl ExchangeFailure {
     fn reply(&self, id: u64) -> Reply {
         match self {
-            Failed::TimedOut(missing) => Reply::TimedOut { id, missing: missing.clone() },
-            Failed::Gone(rank, end) => Reply::Gone { id, rank: *rank, end: *end },
+            ExchangeFailure::TimedOut(missing) => Reply::TimedOut { id, missing: missing.clone() },
+            ExchangeFailure::Gone(rank, end) => Reply::Gone { id, rank: *rank, end: *end },
         }
     }
 }
@@ -88,13 +88,13 @@ impl Namespace {
         }
     }
 
-    /// Lets a member in, or says why not. Those who wait learn of it in `out` if it means that the room
-    /// will never be complete.
+    /// Admits a member, or returns why not. If the namespace can then never be complete, pending exchanges are refused in
+    /// `out`.
     pub fn join(&mut self, rank: u32, size: u32, out: &mut Outbox) -> Result<(), String> {
         let problem = self.problem_with(rank, size);
         let Some(problem) = problem else {
             self.size.get_or_insert(size);
-            self.members.insert(rank, RankStatus::Here);
+            self.members.insert(rank, MemberStatus::Here);
             return Ok(());
         };
         // Once all have come, a stray process disturbs nobody.
@@ -126,8 +126,8 @@ impl Namespace {
         }
         match self.members.get(&rank) {
             None => None,
-            Some(RankStatus::Here) => Some(format!("two processes claim to be {member} {rank}")),
-            Some(RankStatus::Ended(end)) => {
+            Some(MemberStatus::Here) => Some(format!("two processes claim to be {member} {rank}")),
+            Some(MemberStatus::Ended(end)) => {
                 Some(format!("{member} {rank} was here already, and is gone: {end}"))
             }
         }
@@ -139,29 +139,29 @@ impl Namespace {
 
     /// The members that are connected.
     pub fn present(&self) -> impl Iterator<Item = u32> {
-        let here = self.members.iter().filter(|(_, standing)| **standing == RankStatus::Here);
+        let here = self.members.iter().filter(|(_, status)| **status == MemberStatus::Here);
         here.map(|(rank, _)| *rank)
     }
 
-    /// The members that are lost. Those who left in good order are not.
+    /// The members that are lost, without those that said goodbye.
     pub fn lost(&self) -> impl Iterator<Item = (u32, End)> {
-        self.members.iter().filter_map(|(rank, standing)| match standing {
-            RankStatus::Here | RankStatus::Ended(End::Left) => None,
-            RankStatus::Ended(end) => Some((*rank, *end)),
+        self.members.iter().filter_map(|(rank, status)| match status {
+            MemberStatus::Here | MemberStatus::Ended(End::Left) => None,
+            MemberStatus::Ended(end) => Some((*rank, *end)),
         })
     }
 
-    /// A member has left or is lost. Everybody is told of a loss, the lost one too, if it can still hear.
+    /// Records that a member has left or is lost. All are notified of a loss, the lost one included, if it is still connected.
     pub fn ended(&mut self, rank: u32, end: End, out: &mut Outbox) {
         if end != End::Left {
             out.extend(self.present().map(|present| (present, Reply::Lost { rank, end })));
         }
-        self.members.insert(rank, RankStatus::Ended(end));
+        self.members.insert(rank, MemberStatus::Ended(end));
         self.readers.retain(|waiting| waiting.rank != rank);
         for exchange in self.exchanges.values_mut() {
             exchange.waiting.retain(|waiting| waiting.rank != rank);
             if !exchange.given.contains_key(&rank) {
-                exchange.fail(Failed::Gone(rank, end), out);
+                exchange.fail(ExchangeFailure::Gone(rank, end), out);
             }
         }
     }
@@ -182,7 +182,7 @@ impl Namespace {
             }
             Request::Get { id, key, wait } => match self.values.get(&key) {
                 Some(value) => out.push((rank, Reply::Value { id, value: value.clone() })),
-                None => self.readers.push(Waiting { rank, id, key, until: until(wait) }),
+                None => self.readers.push(Waiter { rank, id, key, until: until(wait) }),
             },
             Request::Add { id, key, amount } => {
                 let reply = match self.add(&key, amount, out) {
@@ -192,16 +192,16 @@ impl Namespace {
                 out.push((rank, reply));
             }
             Request::Exchange { id, key, value, wait } => {
-                let waiting = Waiting { rank, id, key, until: until(wait) };
+                let waiting = Waiter { rank, id, key, until: until(wait) };
                 if let Err(reason) = self.exchange(waiting, value, out) {
                     out.push((rank, Reply::Refused { id, reason }));
                 }
             }
             Request::Tell { to, value } => {
-                let is_here = |member: &u32| self.members.get(member) == Some(&RankStatus::Here);
+                let is_here = |member: &u32| self.members.get(member) == Some(&MemberStatus::Here);
                 let all = if to.is_empty() { self.present().collect() } else { to };
-                let told = |member| (member, Reply::Told { from: rank, value: value.clone() });
-                out.extend(all.into_iter().filter(is_here).map(told));
+                let message = |member| (member, Reply::Told { from: rank, value: value.clone() });
+                out.extend(all.into_iter().filter(is_here).map(message));
             }
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}
         }
@@ -245,7 +245,7 @@ impl Namespace {
         Ok(sum)
     }
 
-    fn exchange(&mut self, waiting: Waiting, value: Vec<u8>, out: &mut Outbox) -> Result<(), String> {
+    fn exchange(&mut self, waiting: Waiter, value: Vec<u8>, out: &mut Outbox) -> Result<(), String> {
         if let Some(conflict) = &self.conflict {
             return Err(conflict.clone());
         }
@@ -270,14 +270,14 @@ impl Namespace {
         exchange.given.insert(rank, value);
         exchange.waiting.push(waiting);
 
-        let absent = self.members.iter().find_map(|(rank, standing)| match standing {
-            RankStatus::Ended(end) if !exchange.given.contains_key(rank) => Some((*rank, *end)),
+        let absent = self.members.iter().find_map(|(rank, status)| match status {
+            MemberStatus::Ended(end) if !exchange.given.contains_key(rank) => Some((*rank, *end)),
             _ => None,
         });
         if let Some(failed) = exchange.failed.clone() {
             exchange.fail(failed, out);
         } else if let Some((rank, end)) = absent {
-            exchange.fail(Failed::Gone(rank, end), out);
+            exchange.fail(ExchangeFailure::Gone(rank, end), out);
         }
         if exchange.given.len() == size {
             // Nobody comes late any more: the key may be used again.
@@ -291,7 +291,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Answers those whose time is up.
+    /// Answers the requests that have timed out.
     pub fn expire(&mut self, now: Instant, out: &mut Outbox) {
         self.readers.retain(|waiting| {
             let late = waiting.is_late(now);
@@ -304,7 +304,7 @@ impl Namespace {
         for exchange in self.exchanges.values_mut() {
             if exchange.waiting.iter().any(|waiting| waiting.is_late(now)) {
                 let missing = (0..size).filter(|rank| !exchange.given.contains_key(rank)).collect();
-                exchange.fail(Failed::TimedOut(missing), out);
+                exchange.fail(ExchangeFailure::TimedOut(missing), out);
             }
         }
     }
@@ -317,8 +317,8 @@ impl Namespace {
 }
 
 impl Exchange {
-    /// Gives everybody who waits the same bad news; the first reason stays.
-    fn fail(&mut self, reason: Failed, out: &mut Outbox) {
+    /// Fails all pending requests of the exchange; the first reason stays.
+    fn fail(&mut self, reason: ExchangeFailure, out: &mut Outbox) {
         let failed = self.failed.get_or_insert(reason);
         for waiting in self.waiting.drain(..) {
             out.push((waiting.rank, failed.reply(waiting.id)));

@@ -1,22 +1,22 @@
 use super::*;
 
 struct Bench {
-    room: Namespace,
+    namespace: Namespace,
     now: Instant,
 }
 
 impl Bench {
     fn of(size: u32) -> Bench {
-        let mut room = Namespace::new(Role::Rank, Some(size));
+        let mut namespace = Namespace::new(Role::Rank, Some(size));
         for rank in 0..size {
-            room.join(rank, size, &mut Vec::new()).unwrap();
+            namespace.join(rank, size, &mut Vec::new()).unwrap();
         }
-        Bench { room, now: Instant::now() }
+        Bench { namespace, now: Instant::now() }
     }
 
     fn ask(&mut self, rank: u32, request: Request) -> Outbox {
         let mut out = Vec::new();
-        self.room.handle(rank, request, self.now, &mut out);
+        self.namespace.handle(rank, request, self.now, &mut out);
         out
     }
 
@@ -27,7 +27,7 @@ impl Bench {
     fn after(&mut self, ms: u64) -> Outbox {
         self.now += Duration::from_millis(ms);
         let mut out = Vec::new();
-        self.room.expire(self.now, &mut out);
+        self.namespace.expire(self.now, &mut out);
         out
     }
 }
@@ -42,8 +42,8 @@ fn an_exchange_answers_all_at_once_in_rank_order_and_can_be_repeated() {
         let all = |rank: u32| (rank, Reply::All { id: rank.into(), values: values.clone() });
         assert_eq!(bench.exchange(1, b"b", 10), [all(2), all(0), all(1)]);
     }
-    assert_eq!(bench.room.stored, 0);
-    assert_eq!(bench.room.next_deadline(), None);
+    assert_eq!(bench.namespace.stored, 0);
+    assert_eq!(bench.namespace.next_deadline(), None);
 }
 
 #[test]
@@ -53,9 +53,9 @@ fn what_a_member_tells_goes_to_those_it_names() {
     let tell = |to: &[u32]| Request::Tell { to: to.into(), value: b"v".into() };
     assert_eq!(bench.ask(1, tell(&[2, 1])), [told(2), told(1)]);
     assert_eq!(bench.ask(1, tell(&[])), [told(0), told(1), told(2)]);
-    bench.room.ended(2, End::Left, &mut Vec::new());
+    bench.namespace.ended(2, End::Left, &mut Vec::new());
     assert_eq!(bench.ask(1, tell(&[2, 0])), [told(0)]);
-    assert_eq!(bench.room.stored, 0);
+    assert_eq!(bench.namespace.stored, 0);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_late_rank_gets_the_verdict_of_the_others() {
     let timed_out = |rank: u32| (rank, Reply::TimedOut { id: rank.into(), missing: vec![1] });
     assert_eq!(bench.after(1), [timed_out(0), timed_out(2)]);
     assert_eq!(bench.exchange(1, b"", 1000), [timed_out(1)]);
-    // All have heard of it: the next one is a new one.
+    // All have the answer: the next one is a new one.
     assert_eq!(bench.exchange(1, b"", 1000), []);
 }
 
@@ -77,7 +77,7 @@ fn a_rank_that_ends_fails_what_it_owes_and_nothing_else() {
     bench.exchange(0, b"", 1000);
     bench.exchange(1, b"", 1000);
     let mut out = Vec::new();
-    bench.room.ended(1, End::Closed, &mut out);
+    bench.namespace.ended(1, End::Closed, &mut out);
     // It had given its value: the exchange goes on without its attention.
     let lost = |to: u32, rank: u32| (to, Reply::Lost { rank, end: End::Closed });
     assert_eq!(out, [lost(0, 1), lost(1, 1), lost(2, 1)]);
@@ -87,7 +87,7 @@ fn a_rank_that_ends_fails_what_it_owes_and_nothing_else() {
     // The next one needs it.
     let gone = |rank: u32| (rank, Reply::Gone { id: rank.into(), rank: 1, end: End::Closed });
     assert_eq!(bench.exchange(0, b"", 1000), [gone(0)]);
-    assert_eq!(bench.room.lost().collect::<Vec<_>>(), [(1, End::Closed)]);
+    assert_eq!(bench.namespace.lost().collect::<Vec<_>>(), [(1, End::Closed)]);
 }
 
 #[test]
@@ -95,9 +95,9 @@ fn leaving_is_no_loss_but_ends_waiting() {
     let mut bench = Bench::of(2);
     bench.exchange(0, b"", 1000);
     let mut out = Vec::new();
-    bench.room.ended(1, End::Left, &mut out);
+    bench.namespace.ended(1, End::Left, &mut out);
     assert_eq!(out, [(0, Reply::Gone { id: 0, rank: 1, end: End::Left })]);
-    assert_eq!(bench.room.lost().count(), 0);
+    assert_eq!(bench.namespace.lost().count(), 0);
 }
 
 #[test]
@@ -147,19 +147,19 @@ fn memory_is_bounded() {
 
 #[test]
 fn those_who_cannot_be_right_are_refused_and_nobody_waits_for_them() {
-    let mut room = Namespace::new(Role::Rank, None);
+    let mut namespace = Namespace::new(Role::Rank, None);
     let mut out = Vec::new();
-    room.join(0, 3, &mut out).unwrap();
+    namespace.join(0, 3, &mut out).unwrap();
     let now = Instant::now();
-    room.handle(0, Request::Exchange { id: 5, key: "k".into(), value: vec![], wait: 9 }, now, &mut out);
+    namespace.handle(0, Request::Exchange { id: 5, key: "k".into(), value: vec![], wait: 9 }, now, &mut out);
     assert_eq!(out, []);
-    let reason = room.join(1, 4, &mut out).unwrap_err();
+    let reason = namespace.join(1, 4, &mut out).unwrap_err();
     assert!(reason.contains("4 ranks") && reason.contains("expects 3"), "{reason}");
     assert_eq!(out, [(0, Reply::Refused { id: 5, reason })]);
 
     let mut bench = Bench::of(2);
     for (rank, size, says) in [(1, 2, "two processes claim to be rank 1"), (2, 2, "no rank 2")] {
-        let reason = bench.room.join(rank, size, &mut out).unwrap_err();
+        let reason = bench.namespace.join(rank, size, &mut out).unwrap_err();
         assert!(reason.contains(says), "{reason}");
     }
     // Those who were complete go on.

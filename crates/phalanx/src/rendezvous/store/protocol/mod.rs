@@ -1,4 +1,4 @@
-//! What the store and its clients say to each other, as bytes.
+//! The store's wire protocol: greetings, requests and replies as bytes.
 //!
 //! A connection begins with two greetings of fixed length, in the clear; after them everything is a frame
 //! (`session.rs`) that holds one [`Request`] or one [`Reply`]. Each type has one function that makes a value
@@ -14,7 +14,7 @@ pub const VERSION: u8 = 2;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
-/// The longest value, in bytes: ids, addresses and verdicts go through the store, never data.
+/// The longest value, in bytes: ids, addresses and failures go through the store, never data.
 pub const MAX_VALUE: usize = 64 << 10;
 /// The most that an exchange gives to a rank, in bytes over all ranks.
 pub const MAX_EXCHANGE: usize = 8 << 20;
@@ -112,7 +112,7 @@ impl Greeting {
     }
 }
 
-/// What a client asks for. `id` comes back in the answer.
+/// A request of a client. `id` comes back in the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// The first request: who this is.
@@ -121,7 +121,7 @@ pub enum Request {
         role: Role,
         /// Its number.
         rank: u32,
-        /// How many there are, as this client was told.
+        /// How many there are, by the client's settings.
         size: u32,
         /// How often the job was restarted.
         epoch: u32,
@@ -176,13 +176,13 @@ pub enum Request {
     },
     /// Still alive.
     Heartbeat,
-    /// Has heard nothing for too long, and gives up.
+    /// Has received nothing for too long, and gives up.
     Deaf,
     /// Leaves in good order.
     Goodbye,
 }
 
-/// What the store answers, or tells unasked.
+/// A reply or a notification of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// To `Join`: welcome.
@@ -234,7 +234,7 @@ pub enum Reply {
         /// What became of it.
         end: End,
     },
-    /// What a member told.
+    /// A member's message.
     Told {
         /// Which.
         from: u32,
@@ -263,14 +263,14 @@ pub enum End {
     Closed,
     /// It sent nothing for so many milliseconds.
     Silent(u32),
-    /// It gave up because it heard nothing from the store.
+    /// It gave up because it received nothing from the store.
     Deaf,
     /// It sent what no client sends.
     Broken,
 }
 
 impl End {
-    /// The same as those who use a communicator are told of it.
+    /// The same as an event of a communicator.
     pub fn event(self) -> PeerEvent {
         match self {
             End::Left => PeerEvent::Left,

@@ -1,4 +1,4 @@
-//! One connection of the store's server: what it has proved, and its bytes in both directions.
+//! One connection of the store's server: its authentication, and its bytes in both directions.
 
 use super::{Settings, is_not_now};
 use crate::os::Wire;
@@ -12,25 +12,25 @@ use crate::watch::deadline::after;
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
-/// The most that waits to be sent to a member that does not read: two of the longest replies.
+/// Most bytes queued for a member that does not read: two of the longest replies.
 const MAX_UNSENT: usize = 2 * MAX_REPLY;
 
 pub struct Connection {
     stream: Wire,
-    /// Who it is, for messages.
+    /// Its name in log messages.
     peer: String,
     phase: Phase,
-    /// With encryption: what the greetings are followed by.
+    /// The store's TLS key, if the job encrypts.
     identity: Option<Identity>,
     cipher: Cipher,
-    /// Received, and not used yet: never more than the longest frame and what one call reads.
+    /// Received and not yet handled: at most the longest frame and one read.
     input: Vec<u8>,
     /// To be sent, as it goes over the wire.
     output: Vec<u8>,
     opened: Instant,
     /// When the last message came.
-    heard: Instant,
-    sent: Instant,
+    last_received: Instant,
+    last_sent: Instant,
     end: Option<End>,
 }
 
@@ -45,7 +45,7 @@ enum Phase {
     Proved { from: Key, to: Key, member: Option<(Role, u32)> },
 }
 
-/// What a connection wants.
+/// The next action for a connection.
 pub enum Step {
     /// Nothing yet.
     Nothing,
@@ -79,8 +79,8 @@ impl Connection {
             input: Vec::new(),
             output: Vec::new(),
             opened: now,
-            heard: now,
-            sent: now,
+            last_received: now,
+            last_sent: now,
             end: None,
         })
     }
@@ -89,7 +89,7 @@ impl Connection {
         &self.peer
     }
 
-    /// Who it is, once it was let in.
+    /// The member, once it was admitted.
     pub fn member(&self) -> Option<(Role, u32)> {
         match &self.phase {
             Phase::Proved { member, .. } => *member,
@@ -108,12 +108,12 @@ impl Connection {
         }
     }
 
-    /// Ends it, at the next sweep.
+    /// Marks it as ended; the next sweep removes it.
     pub fn break_off(&mut self, end: End) {
         self.end.get_or_insert(end);
     }
 
-    /// Takes in what has come.
+    /// Reads from the socket.
     pub fn receive(&mut self) {
         let mut bytes = [0; 16 << 10];
         match (&self.stream).read(&mut bytes) {
@@ -132,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// The next thing it wants of those that have come.
+    /// The next request that has arrived.
     pub fn next_step(&mut self, token: &Token, now: Instant) -> Step {
         loop {
             match self.advance(token, now) {
@@ -149,7 +149,7 @@ impl Connection {
         }
     }
 
-    /// Uses up one message; `None` if none is complete.
+    /// Handles one message; `None` if none is complete.
     fn advance(&mut self, token: &Token, now: Instant) -> Result<Option<Step>, Malformed> {
         match &mut self.phase {
             Phase::New => {
@@ -168,7 +168,7 @@ impl Connection {
                 self.phase = Phase::Greeted { theirs, ours };
                 self.output.extend_from_slice(&ours.encode());
                 self.flush();
-                // It has been told ours, and can say so.
+                // It has received ours, and can report the difference.
                 if theirs.version != VERSION {
                     return Err(Malformed("it speaks another version"));
                 }
@@ -199,7 +199,7 @@ impl Connection {
                 };
                 let taken = opened.taken;
                 self.input.drain(..taken);
-                self.heard = now;
+                self.last_received = now;
                 let Phase::Keyed { from, to } = std::mem::replace(&mut self.phase, Phase::New) else {
                     unreachable!("the phase was matched above");
                 };
@@ -225,21 +225,21 @@ impl Connection {
                     request => Step::Ask { role: *role, rank: *rank, request },
                 };
                 self.input.drain(..taken);
-                self.heard = now;
+                self.last_received = now;
                 Ok(Some(step))
             }
             Phase::Proved { .. } => Ok(None),
         }
     }
 
-    /// Puts a reply behind what is to be sent; [`flush`](Connection::flush) sends it.
+    /// Queues a reply; [`flush`](Connection::flush) sends it.
     pub fn send(&mut self, reply: &Reply) {
         if let Phase::Proved { to, .. } = &mut self.phase {
             let frame = to.seal(&reply.encode());
             if self.cipher.seal(&frame, &mut self.output).is_err() {
                 self.break_off(End::Broken);
             }
-            self.sent = Instant::now();
+            self.last_sent = Instant::now();
         }
     }
 
@@ -259,29 +259,29 @@ impl Connection {
         self.output.drain(..done);
     }
 
-    /// Says that the store is alive, if it has said nothing for `interval`.
+    /// Sends a heartbeat if nothing was sent for `interval`.
     pub fn keep_alive(&mut self, now: Instant, interval: Duration) {
-        if self.member().is_some() && now.saturating_duration_since(self.sent) >= interval {
+        if self.member().is_some() && now.saturating_duration_since(self.last_sent) >= interval {
             self.send(&Reply::Heartbeat);
         }
     }
 
-    /// Takes time off its silence in which nobody could have heard it.
-    pub fn pardon(&mut self, held_up: Duration) {
-        self.heard += held_up;
+    /// Does not count time as silence in which the server itself did not run.
+    pub fn extend_silence(&mut self, held_up: Duration) {
+        self.last_received += held_up;
     }
 
-    /// When it needs attention by itself.
+    /// When it must be looked at without new input.
     pub fn next_deadline(&self, settings: &Settings) -> Instant {
         match self.member() {
-            Some(_) => (self.sent + settings.silence / 8).min(self.heard + settings.silence),
+            Some(_) => (self.last_sent + settings.silence / 8).min(self.last_received + settings.silence),
             None => after(self.opened, settings.patience),
         }
     }
 
-    /// Whether it has ended, or must end.
-    pub fn verdict(&self, now: Instant, settings: &Settings) -> Option<End> {
-        let silent = now.saturating_duration_since(self.heard);
+    /// Why it has ended or must end.
+    pub fn reason_to_end(&self, now: Instant, settings: &Settings) -> Option<End> {
+        let silent = now.saturating_duration_since(self.last_received);
         if self.end.is_some() {
             self.end
         } else if self.member().is_none() {

@@ -1,8 +1,7 @@
-//! The store's server: one thread, one listener (or connections that it was given), and a connection for each member.
+//! The store's server: one thread, one listener (or given connections), and a connection for each member.
 //!
-//! A connection is cut off when it does not prove in time that it knows the token, sends what nobody sends,
-//! falls silent, or does not read what it is sent. None of that disturbs the others, except that they are
-//! told which member is lost.
+//! A connection is cut off when it does not prove in time that it knows the token, sends malformed messages, falls silent, or does not read
+//! its replies. The others are only notified which member is lost.
 
 mod connection;
 
@@ -11,7 +10,7 @@ use crate::rendezvous::store::cipher::Identity;
 use crate::rendezvous::store::namespace::{Namespace, Outbox};
 use crate::rendezvous::store::protocol::{End, Reply, Role};
 use crate::rendezvous::store::session::Token;
-use crate::rendezvous::store::watch::Watch;
+use crate::rendezvous::store::stall::StallDetector;
 use crate::types::error::{Error, Result, UsageError};
 use connection::{Connection, Step};
 use std::collections::{BTreeMap, HashMap};
@@ -39,7 +38,7 @@ pub struct Settings {
     pub encrypted: bool,
 }
 
-/// Silence that means loss: with what it takes to notice and to tell, less than two seconds.
+/// Silence that means loss. Detection and notification included, less than two seconds.
 pub const SILENCE: Duration = Duration::from_millis(1400);
 
 /// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
@@ -65,7 +64,7 @@ impl Default for Settings {
 /// Connections that may be open without having proved anything, beside those that are expected: one more
 /// takes the place of the oldest.
 const STRANGERS: usize = 64;
-/// How long the last words may take to get out.
+/// How long the last replies may take to be sent.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 
 /// A store that runs until it is dropped.
@@ -74,7 +73,7 @@ pub struct Server {
     commands: Sender<Command>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
-    /// The process that began it.
+    /// The process that started it.
     process: u32,
 }
 
@@ -92,14 +91,14 @@ impl Server {
         Server::on(bind(address)?, token, settings)
     }
 
-    /// Listens where somebody has begun to.
+    /// Serves an existing listener.
     pub(crate) fn on(listener: TcpListener, token: Token, settings: Settings) -> Result<Server> {
         listener.set_nonblocking(true).map_err(refused("preparing the store's listener"))?;
         let bound = listener.local_addr().map_err(refused("asking for the store's address"))?;
         Server::run(Some(bound), Some(listener), Vec::new(), token, settings)
     }
 
-    /// Serves those at the other ends of these wires, who are called so in messages, and nobody else.
+    /// Serves only the given connections, each with its name for messages.
     pub(crate) fn over(wires: Vec<(String, Wire)>, token: Token, settings: Settings) -> Result<Server> {
         Server::run(None, None, wires, token, settings)
     }
@@ -208,13 +207,13 @@ pub(crate) fn bind(address: &str) -> Result<TcpListener> {
     })
 }
 
-/// What the thread owns.
+/// State of the server's thread.
 struct Service {
     listener: Option<TcpListener>,
     waker: Arc<Waker>,
     commands: Receiver<Command>,
     token: Token,
-    /// With encryption.
+    /// The TLS key, if the job encrypts.
     identity: Option<Identity>,
     settings: Settings,
     ranks: Namespace,
@@ -227,13 +226,13 @@ struct Service {
 
 impl Service {
     fn run(mut self) {
-        let mut watch = Watch::new(self.settings.silence);
+        let mut stalls = StallDetector::new(self.settings.silence);
         loop {
             let ready = self.wait();
-            // Judged is what was known when waiting ended, and only time in which this thread was awake.
+            // Silence is measured up to the end of the wait, without time in which this thread did not run.
             let now = Instant::now();
-            let held_up = watch.held_up(now);
-            self.connections.values_mut().for_each(|connection| connection.pardon(held_up));
+            let held_up = stalls.held_up(now);
+            self.connections.values_mut().for_each(|connection| connection.extend_silence(held_up));
             self.waker.clear();
             while let Ok(command) = self.commands.try_recv() {
                 match command {
@@ -247,14 +246,14 @@ impl Service {
             self.accept(now);
             for role in [Role::Rank, Role::Node] {
                 let mut out = Vec::new();
-                self.room(role).expire(now, &mut out);
+                self.namespace(role).expire(now, &mut out);
                 self.deliver(role, out);
             }
             let interval = self.settings.silence / 8;
             for connection in self.connections.values_mut() {
                 connection.keep_alive(now, interval);
             }
-            // What a round has brought goes out with one write for each connection, however much it is.
+            // One write for each connection and round.
             self.flush();
             self.sweep(now);
         }
@@ -264,21 +263,21 @@ impl Service {
         self.connections.values_mut().for_each(Connection::flush);
     }
 
-    /// Waits for something to do; answers which connections have something to read.
+    /// Waits for events; returns the connections that can be read.
     fn wait(&self) -> Vec<u64> {
         let now = Instant::now();
-        let rooms = [self.ranks.next_deadline(), self.nodes.next_deadline()];
+        let namespaces = [self.ranks.next_deadline(), self.nodes.next_deadline()];
         let connections =
             self.connections.values().map(|connection| connection.next_deadline(&self.settings));
-        let next = rooms.into_iter().flatten().chain(connections).min();
-        // Somebody to watch means looking around; and nobody has been there long when the first comes.
+        let next = namespaces.into_iter().flatten().chain(connections).min();
+        // With a connection to watch, poll eight times per silence.
         let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
         let streams: Vec<_> = self.connections.values().map(Connection::interest).collect();
         let ready = poll_sockets(self.listener.as_ref(), &self.waker, &streams, timeout);
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
     }
 
-    fn room(&mut self, role: Role) -> &mut Namespace {
+    fn namespace(&mut self, role: Role) -> &mut Namespace {
         match role {
             Role::Rank => &mut self.ranks,
             Role::Node => &mut self.nodes,
@@ -323,7 +322,7 @@ impl Service {
         Ok(())
     }
 
-    /// Reads what a connection has sent, and does what it asks for.
+    /// Reads a connection, and carries out its requests.
     fn read(&mut self, id: u64, now: Instant) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.receive();
@@ -335,7 +334,7 @@ impl Service {
                 Step::Join { role, rank, size, epoch } => self.join(id, role, rank, size, epoch),
                 Step::Ask { role, rank, request } => {
                     let mut out = Vec::new();
-                    self.room(role).handle(rank, request, now, &mut out);
+                    self.namespace(role).handle(rank, request, now, &mut out);
                     self.deliver(role, out);
                 }
             }
@@ -351,7 +350,7 @@ impl Service {
                 role = role.name()
             ))
         } else {
-            self.room(role).join(rank, size, &mut out)
+            self.namespace(role).join(rank, size, &mut out)
         };
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -362,8 +361,8 @@ impl Service {
                 let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
                 connection.admit(role, rank);
                 connection.send(&Reply::Welcome { silence });
-                // It hears of those that were lost before it came.
-                let lost: Vec<_> = self.room(role).lost().collect();
+                // Notify it of members lost before it joined.
+                let lost: Vec<_> = self.namespace(role).lost().collect();
                 out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
             }
             Err(reason) => {
@@ -384,11 +383,11 @@ impl Service {
         }
     }
 
-    /// Removes the connections that have ended or must end. Telling the others may end more.
+    /// Removes the connections that have ended or must end. Notifying the others may end more.
     fn sweep(&mut self, now: Instant) {
         loop {
             let doomed = self.connections.iter().find_map(|(id, connection)| {
-                connection.verdict(now, &self.settings).map(|end| (*id, connection.member(), end))
+                connection.reason_to_end(now, &self.settings).map(|end| (*id, connection.member(), end))
             });
             let Some((id, member, end)) = doomed else {
                 return;
@@ -398,7 +397,7 @@ impl Service {
                     tracing::warn!("{} {rank} is lost: {end}", role.name());
                 }
                 let mut out = Vec::new();
-                self.room(role).ended(rank, end, &mut out);
+                self.namespace(role).ended(rank, end, &mut out);
                 self.deliver(role, out);
                 self.flush();
                 self.members.remove(&(role, rank));

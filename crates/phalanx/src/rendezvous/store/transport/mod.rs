@@ -1,9 +1,9 @@
-//! Connections whose bytes travel as messages of something that connects the ranks already (MPI: `backend/mpi/mail.rs`), so that
-//! the store needs no port.
+//! Transports: connections to the store whose bytes travel as messages of something that already connects the ranks (MPI), so that the store
+//! needs no port.
 //!
-//! The store's ends are as ever; each has a socket in its own process, and a thread there, the transport, has the other end of it.
-//! What it reads from the socket it sends to the peer's transport, which writes it into the peer's socket; a message without bytes
-//! is the end of that direction. A rank has a line to the rank with the store, and that one has a line to each.
+//! Each end of the store has a socket in its own process; the transport's thread has the other end. It sends what it reads from the socket to
+//! the peer's transport, which writes it into the peer's socket. An empty message ends a direction. A rank has a line to the rank that hosts
+//! the store, and that rank has a line to each.
 
 use crate::os::{Waker, Wire, poll_sockets};
 use crate::types::error::{Error, Result};
@@ -14,41 +14,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of a message, at most: so short that whoever carries it need not ask the receiver first.
+/// Most bytes of a message: short enough to be sent eagerly, without a rendezvous with the receiver.
 const PIECE: usize = 4096;
 
 /// Messages to one peer that are under way, at most. Then its socket fills up, and the store sees that it does not read.
 const MOST_UNSENT: usize = 256;
 
-/// Messages cannot wake anybody: how soon a transport looks again after something has come or gone, and when nothing does.
-const SOON: Duration = Duration::from_micros(20);
-const LATER: Duration = Duration::from_millis(2);
+/// Pauses between polls, at least and at most, since messages cannot wake the thread.
+const MIN_PAUSE: Duration = Duration::from_micros(20);
+const MAX_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long the last words may take, to a peer that may be gone: nothing was heard from it for this time, ...
-const LAST_WORDS: Duration = Duration::from_secs(2);
-/// ... or, from one that is still heard, for this time.
-const LAST_WORDS_HEARD: Duration = Duration::from_secs(10);
+/// How long the last bytes may take to a peer that is silent ...
+const FLUSH_SILENT: Duration = Duration::from_secs(2);
+/// ... and to one that still answers.
+const FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
-/// What has the messages. Nothing here waits. Messages of one sender arrive in order.
+/// Messages between ranks. No method blocks. Messages of one sender arrive in order.
 pub trait MessageTransport: Send + 'static {
     /// Sends a message. An error means that this peer is out of reach.
     fn send(&mut self, to: usize, bytes: &[u8]) -> std::result::Result<(), String>;
-    /// How many messages to a peer were not on their way when it was looked last.
+    /// Unsent messages to a peer at the last progress.
     fn unsent(&self, to: usize) -> usize;
-    /// Looks whether all messages are on their way.
+    /// Makes progress; whether all messages are sent.
     fn flush(&mut self) -> bool;
-    /// Looks after what is sent, and for a message that has come: what it is, and from whom. An error means that no more will
-    /// come; the last words can be sent yet.
+    /// Makes progress, and returns a message that has arrived, with its sender. After an error no more arrive; the last messages can
+    /// still be sent.
     fn receive(&mut self) -> std::result::Result<Option<(usize, Vec<u8>)>, String>;
-    /// The last call, if not all has been said and heard: somebody may be gone.
+    /// The last call, if some messages were not exchanged: a peer may be gone.
     fn give_up(&mut self);
 }
 
-/// A thread that carries the bytes of connections. Dropped, it ends when these have ended, or soon.
+/// A thread that carries the bytes of connections. After the drop it ends with them, or after a timeout.
 pub struct Transport {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// The process that began it.
+    /// The process that started it.
     process: u32,
 }
 
@@ -57,37 +57,44 @@ struct Shared {
     waker: Waker,
 }
 
-/// One connection: a socket of this process, and whose the other end is.
+/// One connection: a socket of this process, and the rank at the other end.
 struct Line {
     peer: usize,
     wire: Wire,
-    /// Came from the peer, and is not written yet.
+    /// Received from the peer and not yet written to the socket.
     input: Vec<u8>,
-    /// When something came last.
-    heard: Instant,
-    /// Whether this end has said all, ...
-    has_said_all: bool,
-    /// ... and the peer.
-    has_heard_all: bool,
+    /// When the last message arrived.
+    last_received: Instant,
+    /// The socket has ended: nothing more goes to the peer.
+    has_socket_ended: bool,
+    /// The peer has ended: nothing more goes to the socket.
+    has_peer_ended: bool,
 }
 
 impl Transport {
-    /// Begins to carry what these wires have for and from those peers, which are in order.
-    pub fn start(mail: impl MessageTransport, wires: Vec<(usize, Wire)>) -> Result<Transport> {
+    /// Starts to carry the bytes of these connections; `wires` is sorted by peer.
+    pub fn start(messages: impl MessageTransport, wires: Vec<(usize, Wire)>) -> Result<Transport> {
         let refused =
             |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
         let waker = Waker::new().map_err(refused("preparing the store's transport"))?;
         let shared = Arc::new(Shared { is_ending: AtomicBool::new(false), waker });
         let line = |(peer, wire): (usize, Wire)| {
             wire.set_nonblocking(true)?;
-            let heard = Instant::now();
-            Ok(Line { peer, wire, input: Vec::new(), heard, has_said_all: false, has_heard_all: false })
+            let last_received = Instant::now();
+            Ok(Line {
+                peer,
+                wire,
+                input: Vec::new(),
+                last_received,
+                has_socket_ended: false,
+                has_peer_ended: false,
+            })
         };
         let lines: io::Result<Vec<Line>> = wires.into_iter().map(line).collect();
         let lines = lines.map_err(refused("preparing the store's transport"))?;
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("phalanx-transport".into());
-        let thread = thread.spawn(move || carry(mail, lines, &of_thread));
+        let thread = thread.spawn(move || carry(messages, lines, &of_thread));
         let thread = Some(thread.map_err(refused("starting the store's transport"))?);
         Ok(Transport { shared, thread, process: std::process::id() })
     }
@@ -109,21 +116,21 @@ impl Drop for Transport {
 }
 
 /// The thread.
-fn carry(mut mail: impl MessageTransport, mut lines: Vec<Line>, shared: &Shared) {
-    let mut pause = SOON;
+fn carry(mut messages: impl MessageTransport, mut lines: Vec<Line>, shared: &Shared) {
+    let mut pause = MIN_PAUSE;
     let mut ending = None;
     let mut late = Vec::new();
     while !lines.iter().all(Line::is_over) {
         if shared.is_ending.load(Ordering::Acquire) {
             let since = *ending.get_or_insert_with(Instant::now);
-            // The others have their time yet.
+            // The others still have time.
             for line in lines.iter_mut().filter(|line| line.is_late(since)) {
                 line.break_off();
                 late.push(line.peer);
             }
         }
-        let received = deliver(&mut mail, &mut lines);
-        let sent: usize = lines.iter_mut().map(|line| line.collect(&mut mail)).sum();
+        let received = deliver(&mut messages, &mut lines);
+        let sent: usize = lines.iter_mut().map(|line| line.collect(&mut messages)).sum();
         let moved = match received {
             Ok(received) => received + sent > 0,
             Err(why) => {
@@ -132,36 +139,37 @@ fn carry(mut mail: impl MessageTransport, mut lines: Vec<Line>, shared: &Shared)
                 break;
             }
         };
-        pause = if moved { SOON } else { (pause * 2).min(LATER) };
-        let open = lines.iter().filter(|line| !line.has_said_all && mail.unsent(line.peer) < MOST_UNSENT);
+        pause = if moved { MIN_PAUSE } else { (pause * 2).min(MAX_PAUSE) };
+        let open =
+            lines.iter().filter(|line| !line.has_socket_ended && messages.unsent(line.peer) < MOST_UNSENT);
         let sockets: Vec<(&Wire, bool)> = open.map(|line| (&line.wire, !line.input.is_empty())).collect();
         poll_sockets(None, &shared.waker, &sockets, Some(pause));
         shared.waker.clear();
     }
-    // What was said last may still be under way.
-    let until = Instant::now() + LAST_WORDS;
+    // The last messages may still be under way.
+    let until = Instant::now() + FLUSH_SILENT;
     let is_awaited = |line: &Line| !late.contains(&line.peer);
-    while !mail.flush() && lines.iter().any(|line| is_awaited(line) && mail.unsent(line.peer) > 0) {
+    while !messages.flush() && lines.iter().any(|line| is_awaited(line) && messages.unsent(line.peer) > 0) {
         if Instant::now() >= until {
-            return mail.give_up();
+            return messages.give_up();
         }
-        std::thread::sleep(SOON);
+        std::thread::sleep(MIN_PAUSE);
     }
     if !late.is_empty() {
         tracing::warn!("the store's connections did not end in good order: ranks {late:?}");
-        mail.give_up();
+        messages.give_up();
     }
 }
 
-/// Gives their lines what has come: how many messages.
-fn deliver(mail: &mut impl MessageTransport, lines: &mut [Line]) -> std::result::Result<usize, String> {
+/// Receives messages into their lines; returns how many.
+fn deliver(messages: &mut impl MessageTransport, lines: &mut [Line]) -> std::result::Result<usize, String> {
     let mut received = 0;
-    while let Some((from, bytes)) = mail.receive()? {
+    while let Some((from, bytes)) = messages.receive()? {
         received += 1;
         if let Ok(index) = lines.binary_search_by_key(&from, |line| line.peer) {
             let line = &mut lines[index];
-            line.heard = Instant::now();
-            line.has_heard_all |= bytes.is_empty();
+            line.last_received = Instant::now();
+            line.has_peer_ended |= bytes.is_empty();
             line.input.extend(bytes);
         }
     }
@@ -173,16 +181,16 @@ fn deliver(mail: &mut impl MessageTransport, lines: &mut [Line]) -> std::result:
 
 impl Line {
     fn is_over(&self) -> bool {
-        self.has_said_all && self.has_heard_all && self.input.is_empty()
+        self.has_socket_ended && self.has_peer_ended && self.input.is_empty()
     }
 
-    /// Whether the peer has had its time for the last words, since the end began.
+    /// Whether the peer's time for the last bytes is over.
     fn is_late(&self, since: Instant) -> bool {
-        let is_silent = since.max(self.heard).elapsed() >= LAST_WORDS;
-        !self.is_over() && (is_silent || since.elapsed() >= LAST_WORDS_HEARD)
+        let is_silent = since.max(self.last_received).elapsed() >= FLUSH_SILENT;
+        !self.is_over() && (is_silent || since.elapsed() >= FLUSH_LIMIT)
     }
 
-    /// Writes to the socket what it takes.
+    /// Writes to the socket without blocking.
     fn write(&mut self) {
         let mut done = 0;
         while done < self.input.len() {
@@ -194,24 +202,24 @@ impl Line {
             }
         }
         self.input.drain(..done);
-        if self.has_heard_all && self.input.is_empty() {
+        if self.has_peer_ended && self.input.is_empty() {
             // The end of this direction; the other may have more to say.
             let _ = self.wire.shutdown(Shutdown::Write);
         }
     }
 
-    /// Sends to the peer what the socket has: how many messages.
-    fn collect(&mut self, mail: &mut impl MessageTransport) -> usize {
+    /// Sends bytes of the socket to the peer; returns the number of messages.
+    fn collect(&mut self, messages: &mut impl MessageTransport) -> usize {
         let (mut sent, mut bytes) = (0, [0; PIECE]);
-        while !self.has_said_all && mail.unsent(self.peer) < MOST_UNSENT {
+        while !self.has_socket_ended && messages.unsent(self.peer) < MOST_UNSENT {
             let read = match (&self.wire).read(&mut bytes) {
                 Ok(read) => read,
                 Err(e) if is_not_now(&e) => break,
                 Err(_) => 0,
             };
             sent += 1;
-            self.has_said_all = read == 0;
-            if let Err(why) = mail.send(self.peer, &bytes[..read]) {
+            self.has_socket_ended = read == 0;
+            if let Err(why) = messages.send(self.peer, &bytes[..read]) {
                 tracing::warn!("rank {} is out of reach: {why}", self.peer);
                 self.break_off();
             }
@@ -219,9 +227,9 @@ impl Line {
         sent
     }
 
-    /// It is over: this end finds the connection closed.
+    /// Ends the line: this end finds the connection closed.
     fn break_off(&mut self) {
-        (self.has_said_all, self.has_heard_all) = (true, true);
+        (self.has_socket_ended, self.has_peer_ended) = (true, true);
         self.input.clear();
         let _ = self.wire.shutdown(Shutdown::Both);
     }

@@ -1,11 +1,12 @@
-//! The others' words in this process.
+//! Replicas: this process's copies of the state of all other ranks.
 
-use super::telling::Told;
+use super::publisher::Published;
 use super::{Content, Decision, Line, Message, OPENING, Update};
 use crate::control::failure::{ChannelFailure, Context};
 use crate::control::flags::Stamped;
 use crate::control::layout::{Channel, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED};
-use crate::control::world::{RankStatus, SegmentId};
+use crate::control::segment::SegmentId;
+use crate::control::world::RankStatus;
 use crate::os::sync::{AtomicU64, Ordering, lock};
 use crate::rendezvous::store::{Audience, Lost};
 use crate::types::error::PeerEvent;
@@ -13,11 +14,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
-/// The copies of what the others wrote: this process's channels, and what is known of the ranks.
-pub(crate) struct Copies {
-    standings: Box<[RankStatus]>,
+/// The channels of this process, and the state of their ranks.
+pub(crate) struct Replicas {
+    statuses: Box<[RankStatus]>,
     table: Mutex<Table>,
-    /// How many are in the list: looking is cheap.
+    /// Length of `lost`, readable without the lock.
     num_lost: AtomicUsize,
     lost: Mutex<Vec<(usize, PeerEvent)>>,
     has_ended: AtomicBool,
@@ -25,29 +26,29 @@ pub(crate) struct Copies {
 
 #[derive(Default)]
 struct Table {
-    open: HashMap<SegmentId, Arc<Open>>,
-    /// What was told of channels that this rank has not opened yet.
-    early: HashMap<SegmentId, Vec<(usize, Content)>>,
+    open: HashMap<SegmentId, Arc<OpenChannel>>,
+    /// Updates of channels that this rank has not opened yet.
+    before_open: HashMap<SegmentId, Vec<(usize, Content)>>,
     closed: HashSet<SegmentId>,
 }
 
-/// A channel of this process.
-pub(crate) struct Open {
+/// An open channel of this process.
+pub(crate) struct OpenChannel {
     pub id: SegmentId,
     pub channel: Channel,
     pub rank: usize,
-    /// As the world counts them.
+    /// World ranks of the members.
     members: Vec<usize>,
-    /// The other members, as the store knows them.
+    /// The other members, as ranks of the store.
     pub others: Vec<u32>,
-    /// Held by whoever tells of it, so that nothing newer overtakes it.
-    pub told: Mutex<Told>,
+    /// Locked while an update is sent, so that no newer one overtakes it.
+    pub published: Mutex<Published>,
 }
 
-impl Copies {
-    pub fn new(ranks: usize) -> Copies {
-        Copies {
-            standings: (0..ranks).map(|_| RankStatus::default()).collect(),
+impl Replicas {
+    pub fn new(ranks: usize) -> Replicas {
+        Replicas {
+            statuses: (0..ranks).map(|_| RankStatus::default()).collect(),
             table: Mutex::default(),
             num_lost: AtomicUsize::new(0),
             lost: Mutex::default(),
@@ -55,8 +56,8 @@ impl Copies {
         }
     }
 
-    pub fn standing(&self, world_rank: usize) -> &RankStatus {
-        &self.standings[world_rank]
+    pub fn status(&self, world_rank: usize) -> &RankStatus {
+        &self.statuses[world_rank]
     }
 
     /// Whether the connection has ended.
@@ -65,14 +66,14 @@ impl Copies {
     }
 
     /// The channels that are open.
-    pub fn channels(&self) -> Vec<Arc<Open>> {
+    pub fn channels(&self) -> Vec<Arc<OpenChannel>> {
         lock(&self.table).open.values().cloned().collect()
     }
 
-    /// Takes in what the others tell of a channel, and have told before.
-    pub fn open(&self, open: &Arc<Open>) {
+    /// Registers a channel and applies the updates that came before.
+    pub fn open(&self, open: &Arc<OpenChannel>) {
         let mut table = lock(&self.table);
-        for (from, content) in table.early.remove(&open.id).unwrap_or_default() {
+        for (from, content) in table.before_open.remove(&open.id).unwrap_or_default() {
             self.write(open, from, content);
         }
         table.open.insert(open.id, open.clone());
@@ -80,19 +81,19 @@ impl Copies {
 
     pub fn close(&self, id: SegmentId) {
         let mut table = lock(&self.table);
-        table.early.remove(&id);
+        table.before_open.remove(&id);
         if table.open.remove(&id).is_some() {
             table.closed.insert(id);
         }
     }
 
-    /// Fails a channel in this process, which has nobody to ask.
-    pub fn fail(&self, open: &Open, verdict: &ChannelFailure) {
+    /// Fails a channel in this process alone.
+    pub fn fail(&self, open: &OpenChannel, failure: &ChannelFailure) {
         let _table = lock(&self.table);
-        open.fail(verdict);
+        open.fail(failure);
     }
 
-    /// What has become of a rank, as the store says.
+    /// Why a rank is lost, if the store reported it.
     pub fn lost(&self, world_rank: usize) -> Option<PeerEvent> {
         if self.num_lost.load(Ordering::Acquire) == 0 {
             return None;
@@ -100,8 +101,8 @@ impl Copies {
         lock(&self.lost).iter().find(|(rank, _)| *rank == world_rank).map(|(_, event)| *event)
     }
 
-    /// Writes what a rank of the world has told into the copies. The table is locked.
-    fn write(&self, open: &Open, from: usize, content: Content) {
+    /// Applies an update or decision of a world rank. The table is locked.
+    fn write(&self, open: &OpenChannel, from: usize, content: Content) {
         let Some(rank) = open.members.iter().position(|member| *member == from) else { return };
         match content {
             Content::Update(update) if rank != open.rank => self.write_update(open, rank, &update),
@@ -111,7 +112,7 @@ impl Copies {
         open.channel.state(open.rank).park.wake();
     }
 
-    fn write_update(&self, open: &Open, rank: usize, update: &Update) {
+    fn write_update(&self, open: &OpenChannel, rank: usize, update: &Update) {
         let state = open.channel.state(rank);
         for (place, word) in &update.greetings {
             if let Some(target) = state.greeting_words().nth(usize::from(*place)) {
@@ -139,7 +140,7 @@ impl Copies {
         }
         state.shrink.joined.store(update.joined, Ordering::Release);
         state.done_operation.set(update.done);
-        self.standings[open.members[rank]].waits_for.store(update.waits_for, Ordering::Release);
+        self.statuses[open.members[rank]].waits_for.store(update.waits_for, Ordering::Release);
         state.life.pid.store(update.pid, Ordering::Release);
         state.life.state.store(update.life, Ordering::Release);
     }
@@ -154,15 +155,15 @@ unsafe fn copy_line<const PAYLOAD: usize>(target: &Stamped<PAYLOAD>, line: &Line
     }
 }
 
-impl Open {
-    pub fn new(id: SegmentId, channel: Channel, rank: usize, members: Vec<usize>) -> Open {
+impl OpenChannel {
+    pub fn new(id: SegmentId, channel: Channel, rank: usize, members: Vec<usize>) -> OpenChannel {
         let own = members[rank];
         let others = members.iter().filter(|member| **member != own).map(|member| *member as u32).collect();
-        let told = Mutex::new(Told::new(channel.state(rank).greeting_words().count()));
-        Open { id, channel, rank, members, others, told }
+        let published = Mutex::new(Published::new(channel.state(rank).greeting_words().count()));
+        OpenChannel { id, channel, rank, members, others, published }
     }
 
-    /// All members, as the store knows them.
+    /// All members, as ranks of the store.
     pub fn everybody(&self) -> Vec<u32> {
         self.members.iter().map(|member| *member as u32).collect()
     }
@@ -175,9 +176,9 @@ impl Open {
         };
         match decision {
             Decision::ChannelFailure(words) => {
-                if header.verdict.load(Ordering::Acquire) == 0 {
-                    put(&state.verdict, words);
-                    header.verdict.store(rank as u32 + 1, Ordering::Release);
+                if header.failure.load(Ordering::Acquire) == 0 {
+                    put(&state.failure, words);
+                    header.failure.store(rank as u32 + 1, Ordering::Release);
                 }
             }
             Decision::Round(round, words) => {
@@ -194,7 +195,7 @@ impl Open {
     }
 }
 
-impl Audience for Copies {
+impl Audience for Replicas {
     fn told(&self, from: usize, value: &[u8]) {
         let Ok(Message { channel, content }) = postcard::from_bytes(value) else {
             tracing::warn!(
@@ -206,7 +207,7 @@ impl Audience for Copies {
         if let Some(open) = table.open.get(&channel) {
             self.write(open, from, content);
         } else if !table.closed.contains(&channel) {
-            table.early.entry(channel).or_default().push((from, content));
+            table.before_open.entry(channel).or_default().push((from, content));
         }
     }
 
@@ -223,15 +224,15 @@ impl Audience for Copies {
     }
 }
 
-impl Open {
+impl OpenChannel {
     /// Fails the channel in this process. The table is locked.
-    fn fail(&self, verdict: &ChannelFailure) {
-        if self.channel.header().verdict.load(Ordering::Acquire) == 0 {
-            verdict.propose(self.channel.header(), self.channel.state(self.rank), self.rank);
+    fn fail(&self, failure: &ChannelFailure) {
+        if self.channel.header().failure.load(Ordering::Acquire) == 0 {
+            failure.propose(self.channel.header(), self.channel.state(self.rank), self.rank);
         }
     }
 
-    /// The store is gone, and with it whoever had it, or else this process is cut off: nobody can be asked.
+    /// Fails the channel after the connection to the store has ended, naming a lost member.
     fn fail_of(&self, lost: &[Lost]) {
         let is_here = |rank: &usize| {
             let life = self.channel.state(*rank).life.state.load(Ordering::Acquire);

@@ -1,0 +1,115 @@
+//! Segments: pieces of the region, each known to all ranks by its id; and locations of buffers in them.
+//!
+//! Thread ranks find a segment in a table. Process ranks map it from the region's file. The file is sparse: its offsets are
+//! given out once and never again, and the pages of a closed segment go back to the system.
+
+use super::world::ProcessWorld;
+use crate::os::Mapping;
+use crate::os::sync::{Ordering, lock};
+use crate::types::error::{Error, Result};
+use std::sync::Arc;
+
+/// A piece of shared memory: its id, the same for all ranks, and its mapping in this process.
+#[derive(Clone)]
+pub(crate) struct Segment {
+    pub id: SegmentId,
+    pub memory: Arc<Mapping>,
+}
+
+/// A segment's place in the region's file (a multiple of the page size) with the logarithm of its length in the
+/// lowest bits; in a world of threads, a number from a counter. Never 0.
+pub(crate) type SegmentId = u64;
+
+/// Segments start and end at multiples of this.
+pub(super) const GRAIN: u64 = 1 << 16;
+
+/// The longest segment in bytes (16 TiB): more than a host has, and many fit a file's offsets.
+const LARGEST: u64 = 1 << 44;
+
+/// Where a buffer lies, in numbers that mean the same to every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Location {
+    /// The segment, [`SAME_MEMORY`], [`OTHER_PROCESS`], or [`PRIVATE`].
+    pub segment: SegmentId,
+    /// Offset in the segment, or address.
+    pub offset: u64,
+}
+
+/// Peers cannot reach it.
+pub(crate) const PRIVATE: SegmentId = 0;
+/// All ranks share one address space.
+pub(crate) const SAME_MEMORY: SegmentId = u64::MAX;
+/// It is the private memory of a process; peers can have the kernel copy it.
+pub(crate) const OTHER_PROCESS: SegmentId = u64::MAX - 1;
+
+impl Location {
+    pub const NOWHERE: Location = Location { segment: PRIVATE, offset: 0 };
+
+    /// Memory of this process that the kernel copies for peers.
+    pub fn to_fetch(start: *const u8) -> Location {
+        Location { segment: OTHER_PROCESS, offset: start as u64 }
+    }
+
+    pub fn is_to_fetch(self) -> bool {
+        self.segment == OTHER_PROCESS
+    }
+
+    /// Whether peers can read it where it lies.
+    pub fn is_readable(self) -> bool {
+        self.segment != PRIVATE && !self.is_to_fetch()
+    }
+}
+
+/// A peer's segment that this process has mapped, or none. Keeping the one used last saves a lookup, which
+/// takes a lock. Valid as long as the world that mapped it.
+#[derive(Clone, Copy)]
+pub(crate) struct Mapped {
+    pub(super) id: SegmentId,
+    pub(super) start: *const u8,
+    pub(super) len: usize,
+}
+
+impl Mapped {
+    pub const NONE: Mapped = Mapped { id: PRIVATE, start: std::ptr::null(), len: 0 };
+}
+
+// SAFETY: an address and no more; who reads there says why that may be read.
+unsafe impl Send for Mapped {}
+
+/// The place and length of a segment of the file.
+pub(super) fn place(id: SegmentId) -> (u64, u64) {
+    (id & !(GRAIN - 1), 1 << (id & (GRAIN - 1)))
+}
+
+impl ProcessWorld {
+    pub(super) fn create_segment(&self, len: usize) -> Result<Segment> {
+        if len as u64 > LARGEST {
+            return Err(Error::system(
+                "memfd",
+                std::io::ErrorKind::OutOfMemory.into(),
+                format!("{len} bytes of shared memory were asked for, {LARGEST} are the most at once"),
+            ));
+        }
+        let len = (len as u64).max(GRAIN).next_power_of_two();
+        // Checked first: offsets are given out once.
+        self.file.check_limit(self.next().load(Ordering::Relaxed) + len)?;
+        let offset = self.next().fetch_add(len, Ordering::Relaxed);
+        let mapped = self.file.extend_to(offset + len).and_then(|()| self.file.map(offset, len as usize));
+        let memory = Arc::new(mapped.inspect_err(|_| self.file.release(offset, len))?);
+        Ok(Segment { id: offset | u64::from(len.trailing_zeros()), memory })
+    }
+
+    /// Maps a peer's segment, for as long as the world lives.
+    pub(super) fn map(&self, segment: SegmentId) -> Result<Mapped> {
+        let mut peers = lock(&self.peers);
+        let memory = match peers.get(&segment) {
+            Some(memory) => memory,
+            None => {
+                let (offset, len) = place(segment);
+                let memory = Arc::new(self.file.map(offset, len as usize)?);
+                peers.entry(segment).or_insert(memory)
+            }
+        };
+        Ok(Mapped { id: segment, start: memory.as_ptr(), len: memory.len() })
+    }
+}

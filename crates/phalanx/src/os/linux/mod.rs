@@ -1,0 +1,78 @@
+//! Linux: memory that processes share, sleeping and waking, other processes, and Unix sockets that carry file descriptors.
+//!
+//! | file | what |
+//! |---|---|
+//! | `memory.rs` | mappings and memfd |
+//! | `futex.rs` | futex and membarrier |
+//! | `process.rs` | pidfd, reading another process's memory, stopped processes, forks |
+//! | `connection.rs` | abstract Unix sockets |
+
+mod connection;
+mod futex;
+mod memory;
+mod process;
+
+pub(crate) use connection::{Address, Connection, Listener, write_socket};
+pub(crate) use futex::{asymmetric_barriers, futex_wait, futex_wake, heavy_barrier};
+pub(crate) use memory::{Mapping, SharedFile, page_size};
+pub(crate) use process::{ForkMark, Halt, Process, halt, read_process};
+
+use crate::types::error::Result;
+use rustix::event::Timespec;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+/// An error where processes of a host cannot share a region.
+pub(crate) fn check_process_ranks() -> Result<()> {
+    Ok(())
+}
+
+/// The cores this thread may use, as a bit set.
+pub(crate) type CpuSet = [u64; 16];
+
+/// The cores this thread may use.
+pub(crate) fn usable_cpus() -> CpuSet {
+    let mut set = [0; 16];
+    if let Ok(affinity) = rustix::thread::sched_getaffinity(None) {
+        for cpu in
+            (0..rustix::thread::CpuSet::MAX_CPU.min(64 * set.len())).filter(|cpu| affinity.is_set(*cpu))
+        {
+            set[cpu / 64] |= 1 << (cpu % 64);
+        }
+    }
+    set
+}
+
+/// Nanoseconds of a clock that all processes of the host share and that is never set.
+pub(crate) fn monotonic_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// An error if this process cannot make files in a folder.
+pub(crate) fn check_writable(folder: &Path) -> io::Result<()> {
+    use rustix::fs::{Access, access};
+    if !folder.metadata()?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
+}
+
+/// What changes when the host starts again: processes with the same one have one monotonic clock.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// The user this process runs as.
+pub(crate) fn user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// A timeout as the kernel takes it.
+fn timespec(timeout: Duration) -> Timespec {
+    Timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    }
+}

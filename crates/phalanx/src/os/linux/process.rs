@@ -1,0 +1,128 @@
+//! Other processes of the host: whether one has ended or is stopped, its memory, and whether this one is a fork.
+
+use super::Mapping;
+use crate::types::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::PidfdFlags;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A process that can be watched: a pidfd, immune to the reuse of process ids.
+#[derive(Debug)]
+pub(crate) struct Process(pub(super) OwnedFd);
+
+impl Process {
+    pub fn current() -> Result<Process> {
+        rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(Process).map_err(
+            |e| {
+                Error::system(
+                    "pidfd_open",
+                    e.into(),
+                    "process ranks need Linux 5.3 and a file descriptor for each rank: raise `ulimit -n`, \
+                     or run the ranks as threads",
+                )
+            },
+        )
+    }
+
+    /// Another handle to the same process.
+    pub fn try_clone(&self) -> Result<Process> {
+        self.0.try_clone().map(Process).map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
+    }
+
+    /// Whether the process has ended.
+    pub fn has_exited(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+    }
+}
+
+/// Copies bytes out of another process's memory, as far as the system lets this one look into it: `process_vm_readv`, the kernel's
+/// "cross-memory attach". A process that has ended, or is about to, is
+/// [`NotFound`](io::ErrorKind::NotFound).
+///
+/// # Safety
+/// `len` bytes are writable at `target`.
+pub(crate) unsafe fn read_process(pid: u32, source: u64, target: *mut u8, len: usize) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let left = len - done;
+        let theirs = libc::iovec { iov_base: (source as usize + done) as *mut libc::c_void, iov_len: left };
+        // SAFETY: the kernel writes to the rest of the target at most, and looks at the source itself: what cannot be read is an error.
+        let read = unsafe {
+            let ours = libc::iovec { iov_base: target.add(done).cast(), iov_len: left };
+            libc::process_vm_readv(pid as libc::pid_t, &ours, 1, &theirs, 1, 0)
+        };
+        match read {
+            -1 => return Err(not_there(io::Error::last_os_error())),
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => done += read as usize,
+        }
+    }
+    Ok(())
+}
+
+/// "No such process" has no kind of its own.
+fn not_there(e: io::Error) -> io::Error {
+    if e.raw_os_error() == Some(libc::ESRCH) { io::ErrorKind::NotFound.into() } else { e }
+}
+
+/// Why a process does not run, although it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Halt {
+    /// By a signal: SIGSTOP, Ctrl-Z.
+    Stopped,
+    /// By a debugger.
+    Traced,
+}
+
+/// Whether a process is stopped, where that can be seen.
+pub(crate) fn halt(pid: u32) -> Option<Halt> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    match stat.rsplit_once(')')?.1.trim_start().chars().next() {
+        Some('T') => Some(Halt::Stopped),
+        Some('t') => Some(Halt::Traced),
+        _ => None,
+    }
+}
+
+/// Tells a process from its copies: a page that the system clears in what fork makes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkMark {
+    mark: Option<&'static AtomicU32>,
+    generation: u32,
+}
+
+impl ForkMark {
+    pub fn of_this_process() -> ForkMark {
+        static PAGE: OnceLock<Option<Mapping>> = OnceLock::new();
+        static GENERATIONS: AtomicU32 = AtomicU32::new(0);
+        let page = PAGE.get_or_init(|| {
+            let page = Mapping::anonymous(4096).ok()?;
+            // SAFETY: the advice is for this page, which holds nothing but the mark.
+            let advised = unsafe {
+                rustix::mm::madvise(page.as_ptr().cast(), page.len(), rustix::mm::Advice::LinuxWipeOnFork)
+            };
+            advised.ok()?;
+            Some(page)
+        });
+        // SAFETY: the page is never unmapped, and zeroes are an atomic.
+        let mark = page.as_ref().map(|page| unsafe { &*page.as_ptr().cast::<AtomicU32>() });
+        let generation = mark.map_or(0, |mark| {
+            let next = GENERATIONS.load(Ordering::Relaxed) + 1;
+            match mark.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => GENERATIONS.fetch_max(next, Ordering::Relaxed).max(next),
+                Err(present) => present,
+            }
+        });
+        ForkMark { mark, generation }
+    }
+
+    /// Whether this process is a copy of the one whose mark it is.
+    #[inline(always)]
+    pub fn is_copy(self) -> bool {
+        self.mark.is_some_and(|mark| mark.load(Ordering::Relaxed) != self.generation)
+    }
+}

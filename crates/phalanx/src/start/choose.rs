@@ -1,0 +1,214 @@
+//! Chooses the backend of this process: what the user asks for, else what its GPUs and its launcher allow.
+
+use crate::contract::BackendKind;
+use crate::rendezvous::environment::{
+    Environment, Launcher, check_from_environment, cores_from_environment, stopped_timeout_from_environment,
+    timeout_from_environment,
+};
+use crate::rendezvous::store;
+#[cfg(not(feature = "cuda"))]
+use crate::types::error::{Error, UnsupportedError};
+use crate::types::error::{Result, UsageError};
+#[cfg(feature = "cuda")]
+use phalanx_sys::nccl::Flavour;
+
+/// What [`init`](crate::init) does, and why: see [`choose`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Choice {
+    /// What would carry the data.
+    pub backend: BackendKind,
+    /// Why this backend.
+    pub reason: String,
+    /// The launcher that started this process.
+    pub launcher: Option<Launcher>,
+}
+
+/// What [`init`](crate::init) would do in this process: no rank is waited for. For diagnoses.
+///
+/// The launchers that are recognised, in the order in which they count (a program that says its
+/// [`place`](crate::Builder::place) itself comes before all): `phalanx launch`, torchrun, Open MPI, Cray
+/// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
+/// this host has a GPU (the driver and NCCL are loaded to find out; ranks that see other GPUs, if MPI did not start them, or are on other hosts
+/// are asked at the start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
+/// MPI launcher started; else the memory of the host.
+///
+/// # Errors
+/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing; [`Error::Bootstrap`]: ranks of several hosts have no
+/// token by which they know each other.
+pub fn choose() -> Result<Choice> {
+    let environment = Environment::current();
+    let choice = Choice::from(&environment, None)?;
+    choice.check_rendezvous(&environment)?;
+    check_settings(&environment)?;
+    Ok(choice)
+}
+
+/// The error that `init` meets on its way if another setting makes no sense.
+fn check_settings(environment: &Environment) -> Result<()> {
+    timeout_from_environment()?;
+    stopped_timeout_from_environment()?;
+    cores_from_environment()?;
+    check_from_environment()?;
+    store::server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    environment.encrypted()?;
+    crate::watch::check_settings()
+}
+
+impl Choice {
+    pub(super) fn from(environment: &Environment, wanted: Option<BackendKind>) -> Result<Choice> {
+        let launcher = environment.launcher()?;
+        let world_size = launcher.as_ref().map_or(Some(1), |launcher| launcher.world_size);
+        let is_mpi = launcher.as_ref().is_some_and(Launcher::starts_mpi);
+        let may_be_elsewhere =
+            |launcher: &&Launcher| !launcher.is_one_host() || launcher.world_size.is_none();
+        let elsewhere = launcher.as_ref().filter(may_be_elsewhere);
+        let ranks = Ranks {
+            all: world_size,
+            here: elsewhere.map_or(world_size, |launcher| launcher.local_world_size).unwrap_or(1),
+            may_be_elsewhere: elsewhere.is_some(),
+            are_of_mpi: is_mpi,
+            are_threads: false,
+        };
+        let (backend, reason) = decide(environment, wanted, &ranks)?;
+        Ok(Choice { backend, reason, launcher })
+    }
+
+    /// The error that `init` meets on its way if the launcher, or the user, has not said what the ranks need to find each other.
+    fn check_rendezvous(&self, environment: &Environment) -> Result<()> {
+        let without_us = matches!(self.backend, BackendKind::Solo | BackendKind::Mpi);
+        let launcher = self.launcher.as_ref().filter(|launcher| {
+            let is_alone = launcher.world_size == Some(1) && launcher.is_one_host();
+            !(without_us || is_alone || launcher.meets_over_mpi(environment))
+        });
+        let Some(launcher) = launcher else { return Ok(()) };
+        let place = launcher.place(environment)?;
+        if place.one_host { Ok(()) } else { environment.rendezvous(&place).map(drop) }
+    }
+}
+
+/// What a process with these variables takes itself for: its rank, and how many there are (`None`: only MPI knows). For the
+/// fuzzer of all that is decoded of them.
+pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usize>)>> {
+    let environment = Environment::of(variables);
+    environment.backend()?;
+    let Some(launcher) = environment.launcher()? else { return Ok(None) };
+    if launcher.world_size.is_some() {
+        let place = launcher.place(&environment)?;
+        environment.rendezvous(&place)?;
+    }
+    Ok(Some((launcher.rank, launcher.world_size)))
+}
+
+/// The ranks of a communicator that is to be made, as far as a process knows before it meets the others.
+pub(super) struct Ranks {
+    /// How many there are; `None` if only MPI knows.
+    all: Option<usize>,
+    /// How many there are on this host.
+    here: usize,
+    /// Whether some may be on other hosts, with whom the backend is yet to be agreed.
+    may_be_elsewhere: bool,
+    are_of_mpi: bool,
+    /// Whether they are threads of this process, which see what it sees.
+    are_threads: bool,
+}
+
+impl Ranks {
+    /// So many threads of this process.
+    pub(super) fn threads(ranks: usize) -> Ranks {
+        Ranks { all: Some(ranks), here: ranks, may_be_elsewhere: false, are_of_mpi: false, are_threads: true }
+    }
+}
+
+/// Chooses the backend of a communicator, with the reason.
+pub(super) fn decide(
+    environment: &Environment,
+    wanted: Option<BackendKind>,
+    ranks: &Ranks,
+) -> Result<(BackendKind, String)> {
+    let forced = match wanted {
+        Some(backend) => Some((backend, "Builder::backend")),
+        None => environment.backend()?.map(|backend| (backend, "PHALANX_BACKEND")),
+    };
+    let gpus = |backend: BackendKind| gpus_for(backend, ranks.here);
+    let (nccl, rccl, nvshmem) = (BackendKind::Nccl, BackendKind::Rccl, BackendKind::Nvshmem);
+    match forced {
+        Some((BackendKind::Solo, name)) if ranks.all != Some(1) => {
+            let expected = "another, since there are more ranks than this one".into();
+            Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
+        }
+        // Several processes say which GPUs they see when they meet.
+        Some((backend, name))
+            if [nccl, rccl, nvshmem].contains(&backend) && (ranks.are_threads || ranks.all == Some(1)) =>
+        {
+            gpus(backend).map(|()| (backend, format!("{name} asks for it")))
+        }
+        Some((backend, name)) => Ok((backend, format!("{name} asks for it"))),
+        None => Ok(match gpus(nccl) {
+            Ok(()) if ranks.may_be_elsewhere => {
+                let over_mpi = ranks.are_of_mpi && environment.get("PHALANX_STORE").is_none();
+                let way = if over_mpi { ", over MPI" } else { "" };
+                (
+                    nccl,
+                    format!("each rank of this host has a GPU; the other hosts are asked at the start{way}"),
+                )
+            }
+            Ok(()) => (nccl, "each rank has a GPU".to_owned()),
+            Err(_) if gpus(rccl).is_ok() => (rccl, "each rank has an AMD GPU".to_owned()),
+            Err(_) if ranks.all == Some(1) => (BackendKind::Solo, "there is one rank".to_owned()),
+            Err(_) if ranks.are_of_mpi => {
+                (BackendKind::Mpi, "an MPI launcher started the ranks, and not each has a GPU".to_owned())
+            }
+            Err(why) if !ranks.are_threads && gpus_for(nccl, 1).is_ok() => (
+                BackendKind::Host,
+                format!(
+                    "several ranks, and {why}; NCCL if the others see other GPUs, which they are asked at the start"
+                ),
+            ),
+            Err(why) => (
+                BackendKind::Host,
+                format!("several ranks without GPUs, not started as those of MPI ({why})"),
+            ),
+        }),
+    }
+}
+
+/// Which library of GPUs a backend is.
+#[cfg(feature = "cuda")]
+pub(super) fn flavour(backend: BackendKind) -> Flavour {
+    if backend == BackendKind::Rccl { Flavour::Rccl } else { Flavour::Nccl }
+}
+
+#[cfg(feature = "cuda")]
+pub(super) fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
+    match backend {
+        BackendKind::Nvshmem => crate::backend::nvshmem::available(),
+        _ => crate::backend::nccl::available(flavour(backend), ranks),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn gpus_for(backend: BackendKind, _ranks: usize) -> Result<()> {
+    Err(Error::from(UnsupportedError {
+        what: format!("the backend {backend}"),
+        why: "phalanx was built without its feature `cuda`".into(),
+        remedy: "build it with the feature".into(),
+    }))
+}
+
+/// The GPUs that this process could use with a backend, or of them the one with this number.
+#[cfg(feature = "cuda")]
+pub(super) fn visible_gpus(
+    backend: BackendKind,
+    wanted: Option<usize>,
+) -> Result<crate::rendezvous::gpus::Visible> {
+    crate::backend::nccl::visible(flavour(backend), wanted)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn visible_gpus(
+    backend: BackendKind,
+    _wanted: Option<usize>,
+) -> Result<crate::rendezvous::gpus::Visible> {
+    gpus_for(backend, 1).map(|()| unreachable!("an error"))
+}
