@@ -4,9 +4,9 @@
 //! Lengths, roots, peers and counts are checked once, in `api` (`checks.rs`, `p2p.rs`, `raw/`). A backend trusts its
 //! [`Call`]; it reports what it alone can see: other ranks' calls, deadlines, and errors of the operating system.
 
-mod flow;
 mod backend;
 mod call;
+mod flow;
 pub(crate) mod hosts;
 mod kind;
 mod operation;
@@ -14,9 +14,9 @@ mod shape;
 mod stream_sync;
 mod transfer;
 
-pub(crate) use flow::{Flow, Who};
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};
+pub(crate) use flow::{Flow, Who};
 pub use kind::BackendKind;
 pub(crate) use operation::Operation;
 pub(crate) use shape::Shape;

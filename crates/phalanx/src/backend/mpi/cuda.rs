@@ -14,7 +14,7 @@ use super::process::MpiProcess;
 use super::reduction::ReductionPlan;
 use super::watchdog::OperationWatch;
 use super::{MpiComm, total};
-use crate::buffer::stream::Admission;
+use crate::buffer::stream::CudaMemorySupport;
 use crate::contract::{Call, Operation, Transfer};
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, TimeoutError, UnsupportedError};
@@ -62,7 +62,7 @@ impl CudaAdmission {
     }
 }
 
-impl Admission for CudaAdmission {
+impl CudaMemorySupport for CudaAdmission {
     fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let Err(why) = &self.process.cuda else { return Ok(()) };
         Err(Error::from(UnsupportedError {

@@ -266,7 +266,7 @@ impl Backend for MpiComm {
 
     #[cfg(feature = "cuda")]
     fn lane(&self) -> Stream {
-        Stream::admitting(self.admission.clone())
+        Stream::host_with_cuda(self.admission.clone())
     }
 
     #[inline]
