@@ -8,7 +8,7 @@ use phalanx_sys::mpi::Handle;
 /// Messages that are under way, or complete and not taken.
 #[derive(Default)]
 pub(crate) struct MpiMessages {
-    /// By id.
+    /// Indexed by operation id.
     pub posted: Vec<Option<MpiTransfer>>,
     free: Vec<usize>,
     pub peers: Vec<PeerMessages>,

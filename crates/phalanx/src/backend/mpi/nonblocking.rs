@@ -31,7 +31,7 @@ const FIRST: &str = ". It is the first that was started on this communicator, wh
 
 #[derive(Default)]
 pub(crate) struct Collectives {
-    /// Under progress, or over and not asked for, by their numbers.
+    /// Under way, or complete and not taken, by their numbers.
     started: BTreeMap<u64, StartedCollective>,
     /// The first started collective; from it on, plain collectives are non-blocking, too.
     first: Option<u64>,
